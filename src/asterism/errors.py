@@ -1,0 +1,54 @@
+"""The errors a user can meet.
+
+Every message says what was asked, what was seen, which rule decides, and what to do. The first line stands alone: it
+is what the command line prints. `exit_code` is the status with which the command line ends.
+"""
+
+import difflib
+from collections.abc import Iterable
+
+
+class AsterismError(Exception):
+    """Base of every error raised on purpose by this library."""
+
+    exit_code = 1
+
+
+class PatternError(AsterismError, ValueError):
+    """A pattern, its text form, or its use is wrong."""
+
+    exit_code = 2
+
+
+class ConfigurationError(AsterismError, ValueError):
+    """A model or run is configured in a way that cannot work."""
+
+    exit_code = 2
+
+
+class DataError(AsterismError):
+    """Data are missing, unreadable, empty or too short."""
+
+    exit_code = 3
+
+
+class CheckpointError(AsterismError):
+    """A run folder or checkpoint is missing, damaged, or would be overwritten."""
+
+    exit_code = 4
+
+
+class NonFiniteLossError(AsterismError):
+    """The loss or a gradient is not finite; the optimiser did not step."""
+
+    exit_code = 5
+
+
+class KernelError(AsterismError, ValueError):
+    """The tensors given to a kernel do not fit each other, the pattern, or the implementation."""
+
+
+def nearest(name: str, choices: Iterable[str]) -> str:
+    """The clause " Did you mean 'x'?" for the choice most like `name`, or an empty string."""
+    matches = difflib.get_close_matches(name, list(choices), n=1)
+    return f" Did you mean {matches[0]!r}?" if matches else ""

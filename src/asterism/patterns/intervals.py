@@ -1,0 +1,82 @@
+"""Sets of half-open integer intervals, one set per row, with vectorised union and intersection.
+
+A row's intervals are laid on one line, row r occupying [r * (width + 1), r * (width + 1) + width), so that the set
+operations of many rows are the set operations of one sorted list. The gap between rows keeps neighbours from merging.
+"""
+
+from dataclasses import dataclass
+from typing import Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+Integers = NDArray[np.int64]
+
+
+@dataclass(frozen=True, eq=False)
+class Intervals:
+    """Sorted, disjoint, non-empty intervals of `rows` rows over positions [0, width)."""
+
+    starts: Integers
+    stops: Integers
+    rows: int
+    width: int
+
+    @classmethod
+    def build(cls, row: Integers, start: Integers, stop: Integers, rows: int, width: int) -> Self:
+        """Intervals from any list of (row, start, stop); they are clipped, empty ones dropped, touching ones merged."""
+        start, stop = np.maximum(start, 0), np.minimum(stop, width)
+        kept = start < stop
+        base = row[kept] * (width + 1)
+        return cls._merged(base + start[kept], base + stop[kept], rows, width)
+
+    @classmethod
+    def one_each(cls, start: Integers, stop: Integers, width: int) -> Self:
+        """One interval per row."""
+        return cls.build(np.arange(len(start)), start, stop, len(start), width)
+
+    @classmethod
+    def everything(cls, rows: int, width: int) -> Self:
+        return cls.one_each(np.zeros(rows, np.int64), np.full(rows, width), width)
+
+    @classmethod
+    def nothing(cls, rows: int, width: int) -> Self:
+        return cls.one_each(np.zeros(rows, np.int64), np.zeros(rows, np.int64), width)
+
+    @classmethod
+    def _merged(cls, starts: Integers, stops: Integers, rows: int, width: int) -> Self:
+        order = np.argsort(starts, kind="stable")
+        starts, stops = starts[order], np.maximum.accumulate(stops[order])
+        opens = np.ones(len(starts), bool)
+        opens[1:] = starts[1:] > stops[:-1]
+        closes = np.append(opens[1:], True)[: len(starts)]
+        return cls(starts[opens], stops[closes], rows, width)
+
+    def __or__(self, other: Self) -> Self:
+        return self._merged(
+            np.concatenate([self.starts, other.starts]),
+            np.concatenate([self.stops, other.stops]),
+            self.rows,
+            self.width,
+        )
+
+    def __and__(self, other: Self) -> Self:
+        position = np.concatenate([self.starts, other.starts, self.stops, other.stops])
+        opening = np.ones(len(position), np.int64)
+        opening[len(position) // 2 :] = -1
+        order = np.lexsort((opening, position))
+        position, covering = position[order], np.cumsum(opening[order])
+        both = np.flatnonzero(covering == 2)
+        return type(self)(position[both], position[both + 1], self.rows, self.width)
+
+    def triples(self) -> tuple[Integers, Integers, Integers]:
+        """Row, start and stop of every interval."""
+        row = self.starts // (self.width + 1)
+        return row, self.starts - row * (self.width + 1), self.stops - row * (self.width + 1)
+
+    def points(self) -> tuple[Integers, Integers]:
+        """Row and position of every point covered."""
+        row, start, stop = self.triples()
+        counts = stop - start
+        within = np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)
+        return np.repeat(row, counts), np.repeat(start, counts) + within

@@ -1,0 +1,470 @@
+"""What a pattern is: an immutable value that says which query may attend to which key, and its algebra.
+
+A pattern holds no length; the length comes with each question. Three questions can be asked of it: `allows` is the rule
+itself; `spans` and `verdict` are cheap summaries over ranges of tokens, from which the compiler finds the tiles worth
+keeping without looking at every pair. Spans compose by interval arithmetic and verdicts by three-valued logic, so a
+composition is as fast as its parts. Two laws bind them: spans are a superset of what the rule allows, and a verdict
+never contradicts it.
+
+A pattern is its text: two patterns are equal when their texts are, and `parse(str(p)) == p`.
+"""
+
+import dataclasses
+import operator
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from enum import IntEnum
+from functools import reduce
+from typing import ClassVar, NamedTuple, NoReturn
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from asterism.errors import PatternError
+from asterism.patterns.intervals import Integers, Intervals
+
+Booleans = NDArray[np.bool_]
+Verdicts = NDArray[np.int8]
+
+
+class Verdict(IntEnum):
+    """What is known of a rectangle of (query, key) pairs: none, not known, some but not all, all allowed."""
+
+    EMPTY = 0
+    UNKNOWN = 1
+    MIXED = 2
+    FULL = 3
+
+
+class Tokens(NamedTuple):
+    """Many sets of tokens, each described by its first and last member.
+
+    `step` is 1 for contiguous sets, s for arithmetic progressions of step s, and 0 when the members between the first
+    and the last are not known.
+    """
+
+    first: Integers
+    last: Integers
+    step: int
+
+
+def verdicts(full: Booleans, empty: Booleans, otherwise: Verdict | Verdicts) -> Verdicts:
+    """FULL and EMPTY where they hold, else `otherwise`."""
+    undecided = np.asarray(otherwise, dtype=np.int8)
+    return np.where(empty, np.int8(Verdict.EMPTY), np.where(full, np.int8(Verdict.FULL), undecided))
+
+
+def verdict_not(verdict: Verdicts) -> Verdicts:
+    """Kleene negation: FULL and EMPTY change places."""
+    flipped = np.array([Verdict.FULL, Verdict.UNKNOWN, Verdict.MIXED, Verdict.EMPTY], np.int8)
+    return flipped[verdict]
+
+
+def verdict_and(left: Verdicts, right: Verdicts) -> Verdicts:
+    """Kleene conjunction: the lesser; but two mixed rectangles need not share a pair, so they give UNKNOWN."""
+    both_mixed = (left == Verdict.MIXED) & (right == Verdict.MIXED)
+    return np.where(both_mixed, np.int8(Verdict.UNKNOWN), np.minimum(left, right))
+
+
+class Pattern(ABC):
+    """Who may attend to whom. Subclasses are frozen dataclasses; build them through `asterism.patterns`."""
+
+    keyword: ClassVar[str]
+    text: str
+    heads: int
+    """1 when all heads share the rule, else how many heads have a rule of their own."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "text", self._write())
+        object.__setattr__(self, "heads", self._count_heads())
+
+    # --- the questions -------------------------------------------------------------------------------------------
+
+    def allows(self, queries: ArrayLike, keys: ArrayLike, length: int, head: int = 0) -> Booleans:
+        """Whether each query may attend to each key.
+
+        `queries` and `keys` are positions in [0, length) that broadcast against each other.
+        """
+        q, k = np.broadcast_arrays(np.asarray(queries, np.int64), np.asarray(keys, np.int64))
+        return np.broadcast_to(self._allows(q, k, length, head), q.shape)
+
+    def dense(self, n_queries: int, n_keys: int | None = None, query_offset: int | None = None) -> Booleans:
+        """The rule as a boolean array [heads, n_queries, n_keys]; True means may attend.
+
+        The queries stand at positions query_offset, query_offset + 1, ...; by default they are the last ones.
+        Raises PatternError when there are more queries than positions.
+        """
+        n_keys, query_offset = resolve_lengths(n_queries, n_keys, query_offset)
+        queries = np.arange(query_offset, query_offset + n_queries)[:, None]
+        keys = np.arange(n_keys)[None, :]
+        picture = [self.allows(queries, keys, n_keys, head) for head in range(self.heads)]
+        return np.stack(picture)
+
+    def spans(self, query_range: tuple[int, int], length: int, head: int = 0) -> Integers:
+        """Key intervals [m, 2], half-open, sorted and disjoint, that hold every key readable from the query range."""
+        start, stop = query_range
+        tokens = Tokens(np.array([start]), np.array([stop - 1]), 1)
+        _, starts, stops = self.find_spans(tokens, length, head).triples()
+        return np.stack([starts, stops], axis=1)
+
+    def verdict(
+        self, query_range: tuple[int, int], key_range: tuple[int, int], length: int, head: int = 0
+    ) -> Verdict:
+        """What is known of the rectangle query_range x key_range, both half-open and not empty."""
+        (q_start, q_stop), (k_start, k_stop) = query_range, key_range
+        queries = Tokens(np.array([q_start]), np.array([q_stop - 1]), 1)
+        keys = Tokens(np.array([k_start]), np.array([k_stop - 1]), 1)
+        return Verdict(int(self.judge(queries, keys, length, head)[0]))
+
+    # --- what each kind of pattern answers, for many ranges at once -------------------------------------------------
+
+    @abstractmethod
+    def _allows(self, q: Integers, k: Integers, length: int, head: int) -> Booleans:
+        """The rule on two int64 arrays of one shape."""
+
+    @abstractmethod
+    def judge(self, q: Tokens, k: Tokens, length: int, head: int) -> Verdicts:
+        """One verdict per pair of token sets."""
+
+    @abstractmethod
+    def find_spans(self, q: Tokens, length: int, head: int) -> Intervals:
+        """Per set of queries, intervals that hold every readable key."""
+
+    def find_complement_spans(self, q: Tokens, length: int, head: int) -> Intervals:
+        """Per set of queries, intervals that hold every key that some query of the set may *not* read."""
+        return Intervals.everything(len(q.first), length)
+
+    def signature(self, q_first: Integers, k_first: Integers) -> Integers | None:
+        """A number per pair of tiles: tiles of equal shape with equal numbers have equal masks. None: no such number."""
+        return None
+
+    @property
+    def children(self) -> tuple["Pattern", ...]:
+        """The patterns that this one is made of."""
+        return ()
+
+    def rebuild(self, children: tuple["Pattern", ...]) -> "Pattern":
+        """The same composition of other parts."""
+        return self
+
+    @property
+    def is_causal(self) -> bool:
+        """True when the pattern provably reads no future: every allowed key has k <= q."""
+        return False
+
+    def unstable_part(self) -> "Pattern | None":
+        """The part whose answer for a fixed pair (q, k) can change as the sequence grows; None when there is none."""
+        parts = (child.unstable_part() for child in self.children)
+        return next((part for part in parts if part is not None), None)
+
+    def walk(self) -> Iterator["Pattern"]:
+        """This pattern and everything it is made of, parents first."""
+        yield self
+        for child in self.children:
+            yield from child.walk()
+
+    # --- the value -----------------------------------------------------------------------------------------------
+
+    def _write(self) -> str:
+        """The canonical text: the call that builds the pattern, arguments at their defaults left out."""
+        fields = dataclasses.fields(self)  # type: ignore[arg-type]  # every subclass is a dataclass
+        arguments = {f.name: (getattr(self, f.name), f.default) for f in fields}
+        return write_call(self.keyword, {n: value for n, (value, default) in arguments.items() if value != default})
+
+    def _count_heads(self) -> int:
+        counts = sorted({child.heads for child in self.children} - {1})
+        if len(counts) > 1:
+            raise PatternError(f"{self.text} combines patterns of {counts[0]} and {counts[1]} heads: use equal numbers")
+        return counts[0] if counts else 1
+
+    def __str__(self) -> str:
+        return self.text
+
+    def __repr__(self) -> str:
+        return self.text
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Pattern) and self.text == other.text
+
+    def __hash__(self) -> int:
+        return hash(self.text)
+
+    def __or__(self, other: "Pattern") -> "Pattern":
+        return Or(_flatten(Or, (self, other))) if isinstance(other, Pattern) else NotImplemented
+
+    def __and__(self, other: "Pattern") -> "Pattern":
+        return And(_flatten(And, (self, other))) if isinstance(other, Pattern) else NotImplemented
+
+    def __invert__(self) -> "Pattern":
+        return Not(self)
+
+    def __bool__(self) -> NoReturn:
+        raise PatternError(
+            f"the truth value of the pattern {self.text} was asked for; `and`, `or` and `not` do not work on patterns:"
+            " write p & q, p | q and ~p"
+        )
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Or(Pattern):
+    """A pair is allowed when any part allows it, and is attended to once."""
+
+    parts: tuple[Pattern, ...]
+
+    def _allows(self, q: Integers, k: Integers, length: int, head: int) -> Booleans:
+        return np.logical_or.reduce([part._allows(q, k, length, head) for part in self.parts])
+
+    def judge(self, q: Tokens, k: Tokens, length: int, head: int) -> Verdicts:
+        return verdict_not(reduce(verdict_and, [verdict_not(part.judge(q, k, length, head)) for part in self.parts]))
+
+    def find_spans(self, q: Tokens, length: int, head: int) -> Intervals:
+        return reduce(operator.or_, [part.find_spans(q, length, head) for part in self.parts])
+
+    def find_complement_spans(self, q: Tokens, length: int, head: int) -> Intervals:
+        return reduce(operator.and_, [part.find_complement_spans(q, length, head) for part in self.parts])
+
+    @property
+    def children(self) -> tuple[Pattern, ...]:
+        return self.parts
+
+    def rebuild(self, children: tuple[Pattern, ...]) -> Pattern:
+        return reduce(operator.or_, children)
+
+    @property
+    def is_causal(self) -> bool:
+        return all(part.is_causal for part in self.parts)
+
+    def _write(self) -> str:
+        return " | ".join(part.text for part in self.parts)
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class And(Pattern):
+    """A pair is allowed when every part allows it."""
+
+    parts: tuple[Pattern, ...]
+
+    def _allows(self, q: Integers, k: Integers, length: int, head: int) -> Booleans:
+        return np.logical_and.reduce([part._allows(q, k, length, head) for part in self.parts])
+
+    def judge(self, q: Tokens, k: Tokens, length: int, head: int) -> Verdicts:
+        return reduce(verdict_and, [part.judge(q, k, length, head) for part in self.parts])
+
+    def find_spans(self, q: Tokens, length: int, head: int) -> Intervals:
+        return reduce(operator.and_, [part.find_spans(q, length, head) for part in self.parts])
+
+    def find_complement_spans(self, q: Tokens, length: int, head: int) -> Intervals:
+        return reduce(operator.or_, [part.find_complement_spans(q, length, head) for part in self.parts])
+
+    @property
+    def children(self) -> tuple[Pattern, ...]:
+        return self.parts
+
+    def rebuild(self, children: tuple[Pattern, ...]) -> Pattern:
+        return reduce(operator.and_, children)
+
+    @property
+    def is_causal(self) -> bool:
+        return any(part.is_causal for part in self.parts)
+
+    def _write(self) -> str:
+        return " & ".join(f"({part.text})" if isinstance(part, Or) else part.text for part in self.parts)
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Not(Pattern):
+    """A pair is allowed when the part forbids it."""
+
+    part: Pattern
+
+    def _allows(self, q: Integers, k: Integers, length: int, head: int) -> Booleans:
+        return ~self.part._allows(q, k, length, head)
+
+    def judge(self, q: Tokens, k: Tokens, length: int, head: int) -> Verdicts:
+        return verdict_not(self.part.judge(q, k, length, head))
+
+    def find_spans(self, q: Tokens, length: int, head: int) -> Intervals:
+        return self.part.find_complement_spans(q, length, head)
+
+    def find_complement_spans(self, q: Tokens, length: int, head: int) -> Intervals:
+        return self.part.find_spans(q, length, head)
+
+    @property
+    def children(self) -> tuple[Pattern, ...]:
+        return (self.part,)
+
+    def rebuild(self, children: tuple[Pattern, ...]) -> Pattern:
+        return ~children[0]
+
+    def __invert__(self) -> Pattern:
+        return self.part
+
+    def _write(self) -> str:
+        return f"~({self.part.text})" if isinstance(self.part, (Or, And)) else f"~{self.part.text}"
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class PerHead(Pattern):
+    """Head h follows the h-th part."""
+
+    keyword: ClassVar[str] = "per_head"
+    patterns: tuple[Pattern, ...]
+
+    def _allows(self, q: Integers, k: Integers, length: int, head: int) -> Booleans:
+        return self.patterns[head]._allows(q, k, length, head)
+
+    def judge(self, q: Tokens, k: Tokens, length: int, head: int) -> Verdicts:
+        return self.patterns[head].judge(q, k, length, head)
+
+    def find_spans(self, q: Tokens, length: int, head: int) -> Intervals:
+        return self.patterns[head].find_spans(q, length, head)
+
+    def find_complement_spans(self, q: Tokens, length: int, head: int) -> Intervals:
+        return self.patterns[head].find_complement_spans(q, length, head)
+
+    def _count_heads(self) -> int:
+        return len(self.patterns)
+
+    @property
+    def children(self) -> tuple[Pattern, ...]:
+        return self.patterns
+
+    def rebuild(self, children: tuple[Pattern, ...]) -> Pattern:
+        return PerHead(children)
+
+    @property
+    def is_causal(self) -> bool:
+        return all(part.is_causal for part in self.patterns)
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Shifted(Pattern):
+    """The pattern on the tokens from `by` on: its position 0 is token `by`. Earlier tokens neither read nor are read."""
+
+    keyword: ClassVar[str] = "shifted"
+    pattern: Pattern
+    by: int
+
+    def _allows(self, q: Integers, k: Integers, length: int, head: int) -> Booleans:
+        inside = (q >= self.by) & (k >= self.by)
+        if not inside.any():
+            return inside
+        q, k = np.maximum(q - self.by, 0), np.maximum(k - self.by, 0)
+        return inside & self.pattern._allows(q, k, length - self.by, head)
+
+    def judge(self, q: Tokens, k: Tokens, length: int, head: int) -> Verdicts:
+        outside = (q.last < self.by) | (k.last < self.by)
+        if outside.all():
+            return np.zeros(outside.shape, np.int8)
+        straddles = (q.first < self.by) | (k.first < self.by)
+        inner = self.pattern.judge(self._inner(q), self._inner(k), length - self.by, head)
+        inner = np.where(straddles & (inner != Verdict.EMPTY), np.int8(Verdict.UNKNOWN), inner)
+        return np.where(outside, np.int8(Verdict.EMPTY), inner)
+
+    def find_spans(self, q: Tokens, length: int, head: int) -> Intervals:
+        inside = np.flatnonzero(q.last >= self.by)
+        if length <= self.by or not len(inside):
+            return Intervals.nothing(len(q.first), length)
+        tokens = Tokens(q.first[inside], q.last[inside], q.step)
+        row, start, stop = self.pattern.find_spans(self._inner(tokens), length - self.by, head).triples()
+        return Intervals.build(inside[row], start + self.by, stop + self.by, len(q.first), length)
+
+    def _inner(self, tokens: Tokens) -> Tokens:
+        step = tokens.step if tokens.step == 1 or (tokens.first >= self.by).all() else 0
+        return Tokens(np.maximum(tokens.first - self.by, 0), np.maximum(tokens.last - self.by, 0), step)
+
+    @property
+    def children(self) -> tuple[Pattern, ...]:
+        return (self.pattern,)
+
+    def rebuild(self, children: tuple[Pattern, ...]) -> Pattern:
+        return Shifted(children[0], self.by)
+
+    @property
+    def is_causal(self) -> bool:
+        return self.pattern.is_causal
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Named(Pattern):
+    """A composition that is known under a name of its own: `body` is what it means, `parts` the factors it is made of."""
+
+    call: str
+    body: Pattern
+    parts: tuple[Pattern, ...]
+
+    def _allows(self, q: Integers, k: Integers, length: int, head: int) -> Booleans:
+        return self.body._allows(q, k, length, head)
+
+    def judge(self, q: Tokens, k: Tokens, length: int, head: int) -> Verdicts:
+        return self.body.judge(q, k, length, head)
+
+    def find_spans(self, q: Tokens, length: int, head: int) -> Intervals:
+        return self.body.find_spans(q, length, head)
+
+    def find_complement_spans(self, q: Tokens, length: int, head: int) -> Intervals:
+        return self.body.find_complement_spans(q, length, head)
+
+    @property
+    def children(self) -> tuple[Pattern, ...]:
+        return (self.body,)
+
+    def rebuild(self, children: tuple[Pattern, ...]) -> Pattern:
+        return children[0]
+
+    @property
+    def is_causal(self) -> bool:
+        return self.body.is_causal
+
+    def _write(self) -> str:
+        return self.call
+
+
+# --- helpers ---------------------------------------------------------------------------------------------------------
+
+
+def resolve_lengths(n_queries: int, n_keys: int | None, query_offset: int | None) -> tuple[int, int]:
+    """n_keys and query_offset with their defaults: as many keys as queries, and queries at the end."""
+    n_keys = n_queries if n_keys is None else n_keys
+    if n_queries < 0 or n_keys < 0:
+        raise PatternError(f"lengths must not be negative: {n_queries=}, {n_keys=}")
+    offset = n_keys - n_queries if query_offset is None else query_offset
+    if offset < 0 or offset + n_queries > n_keys:
+        raise PatternError(
+            f"{n_queries} queries do not fit among {n_keys} positions (first query at {offset}):"
+            " queries are positions of the same sequence as the keys"
+        )
+    return n_keys, offset
+
+
+def write_call(name: str, arguments: dict[str, object]) -> str:
+    """The text of a call with keyword arguments."""
+    return f"{name}({', '.join(f'{key}={_write_value(value)}' for key, value in arguments.items())})"
+
+
+def _write_value(value: object) -> str:
+    if isinstance(value, tuple):
+        return f"({', '.join(_write_value(item) for item in value)}{',' if len(value) == 1 else ''})"
+    return value.text if isinstance(value, Pattern) else repr(value)
+
+
+def check_integer(call: str, name: str, value: object, minimum: int | None = None) -> int:
+    """`value` as an int, or a PatternError that names the argument and the rule."""
+    if isinstance(value, (bool, np.bool_)) or not hasattr(value, "__index__"):
+        raise PatternError(f"{call}: {name} must be a whole number, got {value!r}")
+    number = operator.index(value)  # type: ignore[arg-type]  # checked above
+    if minimum is not None and number < minimum:
+        raise PatternError(f"{call}: {name} must be at least {minimum}, got {number}")
+    return number
+
+
+def check_pattern(call: str, name: str, value: object) -> Pattern:
+    """`value`, or a PatternError when it is not a pattern."""
+    if not isinstance(value, Pattern):
+        raise PatternError(f"{call}: {name} must be a pattern, got {value!r}")
+    return value
+
+
+def _flatten(kind: type[Or] | type[And], patterns: Sequence[Pattern]) -> tuple[Pattern, ...]:
+    return tuple(part for p in patterns for part in (p.parts if isinstance(p, kind) else (p,)))

@@ -1,0 +1,683 @@
+"""The primitive patterns, from which all others are composed.
+
+Every function documents its rule in terms of a query position q and a key position k, both 0-based; a True rule means
+*may attend*.
+"""
+
+from abc import abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import ClassVar
+
+import numpy as np
+
+from asterism.errors import PatternError
+from asterism.patterns.intervals import Integers, Intervals
+from asterism.patterns.pattern import (
+    Booleans,
+    Named,
+    Pattern,
+    PerHead,
+    Shifted,
+    Tokens,
+    Verdict,
+    Verdicts,
+    check_integer,
+    check_pattern,
+    verdicts,
+    write_call,
+)
+
+# --- everything, the past, neighbours --------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Dense(Pattern):
+    keyword: ClassVar[str] = "dense"
+
+    def _allows(self, q: Integers, k: Integers, length: int, head: int) -> Booleans:
+        return np.ones(q.shape, bool)
+
+    def judge(self, q: Tokens, k: Tokens, length: int, head: int) -> Verdicts:
+        return np.full(np.broadcast_shapes(q.first.shape, k.first.shape), Verdict.FULL, np.int8)
+
+    def find_spans(self, q: Tokens, length: int, head: int) -> Intervals:
+        return Intervals.everything(len(q.first), length)
+
+    def find_complement_spans(self, q: Tokens, length: int, head: int) -> Intervals:
+        return Intervals.nothing(len(q.first), length)
+
+    def signature(self, q_first: Integers, k_first: Integers) -> Integers:
+        return np.zeros_like(q_first)
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Causal(Pattern):
+    keyword: ClassVar[str] = "causal"
+
+    def _allows(self, q: Integers, k: Integers, length: int, head: int) -> Booleans:
+        return k <= q
+
+    def judge(self, q: Tokens, k: Tokens, length: int, head: int) -> Verdicts:
+        return verdicts(k.last <= q.first, k.first > q.last, Verdict.MIXED)
+
+    def find_spans(self, q: Tokens, length: int, head: int) -> Intervals:
+        return Intervals.one_each(np.zeros_like(q.first), q.last + 1, length)
+
+    def find_complement_spans(self, q: Tokens, length: int, head: int) -> Intervals:
+        return Intervals.one_each(q.first + 1, np.full_like(q.first, length), length)
+
+    def signature(self, q_first: Integers, k_first: Integers) -> Integers:
+        return q_first - k_first
+
+    @property
+    def is_causal(self) -> bool:
+        return True
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Window(Pattern):
+    keyword: ClassVar[str] = "window"
+    left: int = 0
+    right: int = 0
+
+    def _allows(self, q: Integers, k: Integers, length: int, head: int) -> Booleans:
+        distance = q - k
+        return (distance >= -self.right) & (distance <= self.left)
+
+    def judge(self, q: Tokens, k: Tokens, length: int, head: int) -> Verdicts:
+        nearest, furthest = q.first - k.last, q.last - k.first
+        full = (nearest >= -self.right) & (furthest <= self.left)
+        empty = (furthest < -self.right) | (nearest > self.left)
+        return verdicts(full, empty, _mixed_if_contiguous(q, k))
+
+    def find_spans(self, q: Tokens, length: int, head: int) -> Intervals:
+        return Intervals.one_each(q.first - self.left, q.last + self.right + 1, length)
+
+    def find_complement_spans(self, q: Tokens, length: int, head: int) -> Intervals:
+        before = Intervals.one_each(np.zeros_like(q.first), q.last - self.left, length)
+        return before | Intervals.one_each(q.first + self.right + 1, np.full_like(q.first, length), length)
+
+    def signature(self, q_first: Integers, k_first: Integers) -> Integers:
+        return q_first - k_first
+
+    @property
+    def is_causal(self) -> bool:
+        return self.right == 0
+
+
+def dense() -> Pattern:
+    """Everything attends to everything."""
+    return Dense()
+
+
+def causal() -> Pattern:
+    """The past and the token itself: k <= q."""
+    return Causal()
+
+
+def window(left: int = 0, right: int = 0, dilation: int = 1) -> Pattern:
+    """Neighbours: -right * dilation <= q - k <= left * dilation and (q - k) % dilation == 0.
+
+    `left` and `right` count the keys read on each side; the token itself is counted apart, so `window(left=255)` reads
+    256 keys and `window()` only the token itself. Raises PatternError for negative sizes and for dilation < 1.
+    """
+    left, right = check_integer("window", "left", left, 0), check_integer("window", "right", right, 0)
+    dilation = check_integer("window", "dilation", dilation, 1)
+    if dilation == 1:
+        return Window(left, right)
+    arguments = {"left": left, "right": right}
+    text = write_call("window", {name: size for name, size in arguments.items() if size} | {"dilation": dilation})
+    body = Window(left * dilation, right * dilation) & Stride(dilation)
+    return Named(text, body, (body,))
+
+
+# --- periodic patterns -----------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Stride(Pattern):
+    keyword: ClassVar[str] = "stride"
+    period: int
+
+    def _allows(self, q: Integers, k: Integers, length: int, head: int) -> Booleans:
+        return (q - k) % self.period == 0
+
+    def judge(self, q: Tokens, k: Tokens, length: int, head: int) -> Verdicts:
+        nearest, furthest = q.first - k.last, q.last - k.first
+        multiples = furthest // self.period - (nearest - 1) // self.period
+        uniform = nearest == furthest
+        if q.step and k.step and q.step % self.period == 0 and k.step % self.period == 0:
+            uniform = np.ones_like(uniform)
+        same_residue = (q.first - k.first) % self.period == 0
+        full = (uniform & same_residue) if self.period > 1 else np.ones_like(uniform)
+        return verdicts(full, (multiples == 0) | (uniform & ~same_residue), _mixed_if_contiguous(q, k))
+
+    def find_spans(self, q: Tokens, length: int, head: int) -> Intervals:
+        return Intervals.everything(len(q.first), length)
+
+    def signature(self, q_first: Integers, k_first: Integers) -> Integers:
+        return (q_first - k_first) % self.period
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Blocks(Pattern):
+    keyword: ClassVar[str] = "blocks"
+    size: int
+    left: int = 0
+    right: int = 0
+
+    def _allows(self, q: Integers, k: Integers, length: int, head: int) -> Booleans:
+        distance = q // self.size - k // self.size
+        return (distance >= -self.right) & (distance <= self.left)
+
+    def judge(self, q: Tokens, k: Tokens, length: int, head: int) -> Verdicts:
+        nearest = q.first // self.size - k.last // self.size
+        furthest = q.last // self.size - k.first // self.size
+        full = (nearest >= -self.right) & (furthest <= self.left)
+        empty = (furthest < -self.right) | (nearest > self.left)
+        return verdicts(full, empty, _mixed_if_contiguous(q, k))
+
+    def find_spans(self, q: Tokens, length: int, head: int) -> Intervals:
+        start = (q.first // self.size - self.left) * self.size
+        return Intervals.one_each(start, (q.last // self.size + self.right + 1) * self.size, length)
+
+    def find_complement_spans(self, q: Tokens, length: int, head: int) -> Intervals:
+        stop_before = (q.last // self.size - self.left) * self.size
+        start_after = (q.first // self.size + self.right + 1) * self.size
+        before = Intervals.one_each(np.zeros_like(q.first), stop_before, length)
+        return before | Intervals.one_each(start_after, np.full_like(q.first, length), length)
+
+    def signature(self, q_first: Integers, k_first: Integers) -> Integers:
+        return (q_first - k_first) * self.size + q_first % self.size
+
+
+def stride(period: int) -> Pattern:
+    """Tokens of the same residue: (q - k) % period == 0 (Child 2019 section 4, the strided A(2), before causality).
+
+    Raises PatternError for period < 1.
+    """
+    return Stride(check_integer("stride", "period", period, 1))
+
+
+def blocks(size: int, left: int = 0, right: int = 0) -> Pattern:
+    """Tokens of the same block, of `left` blocks before it and `right` after: -right <= q // size - k // size <= left.
+
+    `blocks(size)` is the fixed A(1) of Child 2019 section 4, before causality. The last block may be partial. Raises
+    PatternError for size < 1 and negative left or right.
+    """
+    return Blocks(
+        check_integer("blocks", "size", size, 1),
+        check_integer("blocks", "left", left, 0),
+        check_integer("blocks", "right", right, 0),
+    )
+
+
+# --- sets of tokens on one side --------------------------------------------------------------------------------------
+
+
+class OneSided(Pattern):
+    """A rule that looks at one side of the pair only: whether the query, or the key, belongs to a set of tokens."""
+
+    @abstractmethod
+    def contains(self, tokens: Integers, length: int) -> Booleans:
+        """Whether each token belongs to the set."""
+
+    @abstractmethod
+    def count_below(self, tokens: Integers, length: int) -> Integers:
+        """How many members of the set are smaller than each token."""
+
+    @abstractmethod
+    def members(self, length: int) -> Integers:
+        """The set, sorted."""
+
+    def judge_side(self, tokens: Tokens, length: int) -> Verdicts:
+        inside = self.count_below(tokens.last + 1, length) - self.count_below(tokens.first, length)
+        full = inside == tokens.last - tokens.first + 1
+        return verdicts(full, inside == 0, Verdict.MIXED if tokens.step == 1 else Verdict.UNKNOWN)
+
+
+class KeySet(OneSided):
+    """Keys that every query may read."""
+
+    def _allows(self, q: Integers, k: Integers, length: int, head: int) -> Booleans:
+        return self.contains(k, length)
+
+    def judge(self, q: Tokens, k: Tokens, length: int, head: int) -> Verdicts:
+        verdict = self.judge_side(k, length)
+        return np.broadcast_to(verdict, np.broadcast_shapes(q.first.shape, verdict.shape))
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Columns(KeySet):
+    keyword: ClassVar[str] = "columns"
+    period: int
+    first: int = 0
+    count: int = 1
+
+    def contains(self, tokens: Integers, length: int) -> Booleans:
+        residue = tokens % self.period
+        return (residue >= self.first) & (residue < self.first + self.count)
+
+    def count_below(self, tokens: Integers, length: int) -> Integers:
+        return tokens // self.period * self.count + np.clip(tokens % self.period - self.first, 0, self.count)
+
+    def members(self, length: int) -> Integers:
+        cells = np.arange(-(-length // self.period))[:, None] * self.period + self.first + np.arange(self.count)
+        return cells[cells < length]
+
+    def judge(self, q: Tokens, k: Tokens, length: int, head: int) -> Verdicts:
+        if not k.step or k.step % self.period:
+            return super().judge(q, k, length, head)
+        inside = np.broadcast_to(
+            self.contains(k.first, length), np.broadcast_shapes(q.first.shape, k.first.shape)
+        )
+        return verdicts(inside, ~inside, Verdict.UNKNOWN)
+
+    def find_spans(self, q: Tokens, length: int, head: int) -> Intervals:
+        return Intervals.everything(len(q.first), length)
+
+    def signature(self, q_first: Integers, k_first: Integers) -> Integers:
+        return k_first % self.period
+
+
+class TokenSet(OneSided):
+    """Tokens, or blocks of tokens, named by position; negative positions count from the end."""
+
+    positions: tuple[int, ...]
+    block: int
+
+    def contains(self, tokens: Integers, length: int) -> Booleans:
+        starts, stops, _ = self._intervals(length)
+        at = np.searchsorted(starts, tokens, side="right") - 1
+        return (at >= 0) & (tokens < np.append(stops, 0)[at])
+
+    def count_below(self, tokens: Integers, length: int) -> Integers:
+        starts, stops, before = self._intervals(length)
+        at = np.searchsorted(starts, tokens, side="right") - 1
+        inside = np.minimum(tokens, np.append(stops, 0)[at]) - np.append(starts, 0)[at]
+        return np.where(at >= 0, np.append(before, 0)[at] + inside, 0)
+
+    def members(self, length: int) -> Integers:
+        starts, stops, _ = self._intervals(length)
+        return Intervals.build(np.zeros_like(starts), starts, stops, 1, length).points()[1]
+
+    def unstable_part(self) -> Pattern | None:
+        return self if any(position < 0 for position in self.positions) else None
+
+    def _intervals(self, length: int) -> tuple[Integers, Integers, Integers]:
+        """Starts and stops of the members' runs, and how many members stand before each run."""
+        n_blocks = -(-length // self.block)
+        numbers = np.unique(np.asarray(self.positions, np.int64))
+        numbers = np.unique(np.where(numbers < 0, numbers + n_blocks, numbers))
+        starts = numbers[(numbers >= 0) & (numbers < n_blocks)] * self.block
+        stops = np.minimum(starts + self.block, length)
+        return starts, stops, np.cumsum(stops - starts) - (stops - starts)
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class GlobalKeys(TokenSet, KeySet):
+    keyword: ClassVar[str] = "global_keys"
+    positions: tuple[int, ...]
+    block: int = 1
+
+    def find_spans(self, q: Tokens, length: int, head: int) -> Intervals:
+        starts, stops, _ = self._intervals(length)
+        rows = len(q.first)
+        if len(starts) > _MANY_RUNS:
+            return Intervals.one_each(np.full(rows, starts[0]), np.full(rows, stops[-1]), length)
+        row = np.repeat(np.arange(rows), len(starts))
+        return Intervals.build(row, np.tile(starts, rows), np.tile(stops, rows), rows, length)
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class GlobalQueries(TokenSet):
+    keyword: ClassVar[str] = "global_queries"
+    positions: tuple[int, ...]
+    block: int = 1
+
+    def _allows(self, q: Integers, k: Integers, length: int, head: int) -> Booleans:
+        return self.contains(q, length)
+
+    def judge(self, q: Tokens, k: Tokens, length: int, head: int) -> Verdicts:
+        verdict = self.judge_side(q, length)
+        return np.broadcast_to(verdict, np.broadcast_shapes(verdict.shape, k.first.shape))
+
+    def find_spans(self, q: Tokens, length: int, head: int) -> Intervals:
+        some = self.count_below(q.last + 1, length) > self.count_below(q.first, length)
+        return Intervals.one_each(np.zeros_like(q.first), np.where(some, length, 0), length)
+
+    def find_complement_spans(self, q: Tokens, length: int, head: int) -> Intervals:
+        inside = self.count_below(q.last + 1, length) - self.count_below(q.first, length)
+        return Intervals.one_each(np.zeros_like(q.first), np.where(inside <= q.last - q.first, length, 0), length)
+
+
+def columns(period: int, first: int = 0, count: int = 1) -> Pattern:
+    """Keys at fixed places of each period: first <= k % period < first + count, for every query.
+
+    `columns(l, first=l - c, count=c)` is the fixed A(2) of Child 2019 section 4, before causality. (The paper writes the
+    residues as l - c, ..., l; residue l does not occur.) Raises PatternError when the places do not fit the period.
+    """
+    period = check_integer("columns", "period", period, 1)
+    first, count = check_integer("columns", "first", first, 0), check_integer("columns", "count", count, 1)
+    if first + count > period:
+        raise PatternError(f"columns: first + count must be at most the period, got {first} + {count} > {period}")
+    return Columns(period, first, count)
+
+
+def global_keys(positions: int | Sequence[int], block: int = 1) -> Pattern:
+    """Keys that every query reads. Positions count blocks of `block` tokens; negative ones from the end.
+
+    A position beyond the sequence names no token. Raises PatternError for positions that are not whole numbers.
+    """
+    return GlobalKeys(*_positions("global_keys", positions, block))
+
+
+def global_queries(positions: int | Sequence[int], block: int = 1) -> Pattern:
+    """Queries that read every key; the arguments are those of `global_keys`."""
+    return GlobalQueries(*_positions("global_queries", positions, block))
+
+
+def global_tokens(positions: int | Sequence[int], block: int = 1) -> Pattern:
+    """Tokens that read everything and that everything reads (BigBird section 2, Longformer section 3.1).
+
+    The arguments are those of `global_keys`. With `block` > 1 the last block may be partial.
+    """
+    positions, block = _positions("global_tokens", positions, block)
+    rows, keys = GlobalQueries(positions, block), GlobalKeys(positions, block)
+    arguments: dict[str, object] = {"positions": positions}
+    return Named(write_call("global_tokens", arguments | ({"block": block} if block > 1 else {})), rows | keys, (rows, keys))
+
+
+def _positions(call: str, positions: int | Sequence[int], block: int) -> tuple[tuple[int, ...], int]:
+    items = tuple(positions) if isinstance(positions, (Sequence, range, np.ndarray)) else (positions,)
+    if isinstance(positions, str):
+        raise PatternError(f"{call}: positions must be whole numbers, got {positions!r}")
+    numbers = tuple(check_integer(call, "positions", item) for item in items)
+    return numbers, check_integer(call, "block", block, 1)
+
+
+# --- random blocks ---------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class RandomBlocks(Pattern):
+    keyword: ClassVar[str] = "random_blocks"
+    block: int
+    count: int
+    seed: int = 0
+    n_heads: int = 1
+    earlier: bool = False
+    window: int = -1
+    avoid: tuple[int, ...] = ()
+
+    def drawn(self, length: int, head: int) -> Integers:
+        """The key blocks drawn for each query block, int64 [query blocks, count], sorted, -1 where there are none."""
+        n_blocks = -(-length // self.block)
+        return _draw_blocks(self, n_blocks, head % self.n_heads)
+
+    def _allows(self, q: Integers, k: Integers, length: int, head: int) -> Booleans:
+        drawn, key_block = self.drawn(length, head), k // self.block
+        result = np.zeros(q.shape, bool)
+        for choice in range(self.count):
+            result |= drawn[:, choice][q // self.block] == key_block
+        return result
+
+    def judge(self, q: Tokens, k: Tokens, length: int, head: int) -> Verdicts:
+        drawn = self.drawn(length, head)
+        first, last = np.broadcast_arrays(q.first // self.block, q.last // self.block, k.first)[:2]
+        k_first, k_last = k.first // self.block, k.last // self.block
+        hits = np.zeros(first.shape, np.int64)
+        for offset in range(int((last - first).max(initial=-1)) + 1):
+            chosen = drawn[np.minimum(first + offset, last)]
+            inside = (chosen >= k_first[..., None]) & (chosen <= k_last[..., None])
+            hits += np.where(first + offset <= last, inside.sum(-1), 0)
+        area = (last - first + 1) * (k_last - k_first + 1)
+        return verdicts(hits == area, hits == 0, _mixed_if_contiguous(q, k))
+
+    def find_spans(self, q: Tokens, length: int, head: int) -> Intervals:
+        drawn = self.drawn(length, head)
+        row, query_block = Intervals.one_each(q.first // self.block, q.last // self.block + 1, len(drawn)).points()
+        chosen = drawn[query_block]
+        start = chosen.ravel() * self.block
+        stop = np.where(start < 0, start, start + self.block)
+        return Intervals.build(np.repeat(row, self.count), start, stop, len(q.first), length)
+
+    def _count_heads(self) -> int:
+        return self.n_heads
+
+    def _write(self) -> str:
+        return super()._write().replace("n_heads=", "heads=")
+
+    @property
+    def is_causal(self) -> bool:
+        return self.earlier
+
+    def unstable_part(self) -> Pattern | None:
+        return None if self.earlier and all(number >= 0 for number in self.avoid) else self
+
+
+@lru_cache(maxsize=64)
+def _draw_blocks(pattern: RandomBlocks, n_blocks: int, head: int) -> Integers:
+    """Draw without replacement, all rows at once.
+
+    Row r owns the raw numbers r * width, ..., r * width + width - 1 of the Philox stream keyed by (seed, head), so
+    that what is drawn for a row depends on nothing but (seed, head, row) and the number of candidates. The i-th draw is
+    a rank among the candidates not yet taken; counting the taken blocks at or below turns the rank into a block.
+    """
+    width = -(-pattern.count // 4) * 4
+    generator = np.random.Philox(key=np.array([pattern.seed, head], np.uint64))
+    raw = generator.random_raw(n_blocks * width).reshape(n_blocks, width)
+    taken, candidates = _forbidden_blocks(pattern, n_blocks)
+    drawn = np.full((n_blocks, pattern.count), -1)
+    for choice in range(pattern.count):
+        left = candidates - choice
+        picked = (raw[:, choice] % np.maximum(left, 1).astype(np.uint64)).astype(np.int64)
+        for column in range(taken.shape[1]):
+            picked += taken[:, column] <= picked
+        drawn[:, choice] = np.where(left > 0, picked, -1)
+        taken = np.sort(np.column_stack([taken, np.where(left > 0, picked, _NO_BLOCK)]), axis=1)
+    drawn.sort(axis=1)
+    drawn.flags.writeable = False
+    return drawn
+
+
+def _forbidden_blocks(pattern: RandomBlocks, n_blocks: int) -> tuple[Integers, Integers]:
+    """Per query block, the sorted blocks that must not be drawn, and how many candidates are left."""
+    row = np.arange(n_blocks)
+    limit = row if pattern.earlier else np.full(n_blocks, n_blocks)
+    near = row[:, None] + np.arange(-pattern.window, pattern.window + 1)
+    avoid = np.array([a + n_blocks if a < 0 else a for a in pattern.avoid], np.int64)
+    taken = np.sort(np.concatenate([near, np.broadcast_to(avoid, (n_blocks, len(avoid)))], axis=1), axis=1)
+    repeated = np.zeros(taken.shape, bool)
+    repeated[:, 1:] = taken[:, 1:] == taken[:, :-1]
+    valid = (taken >= 0) & (taken < limit[:, None]) & ~repeated
+    return np.sort(np.where(valid, taken, _NO_BLOCK), axis=1), limit - valid.sum(axis=1)
+
+
+def random_blocks(
+    block: int,
+    count: int,
+    seed: int = 0,
+    heads: int = 1,
+    earlier: bool = False,
+    window: int = -1,
+    avoid: int | Sequence[int] = (),
+) -> Pattern:
+    """`count` distinct random key blocks for every query block (BigBird section 2 and appendix D).
+
+    `earlier` draws among strictly earlier blocks only, which makes the pattern causal and prefix-stable. Blocks at most
+    `window` blocks away from the query's own (-1: none) and the blocks `avoid` (negative: from the end) are never drawn.
+    Where fewer than `count` candidates are left, all are taken. With `heads` > 1 every head draws its own. Draws come
+    from numpy's Philox keyed by (seed, head, row): the same on every machine, in training and in evaluation. Raises
+    PatternError for sizes < 1 and a negative seed.
+    """
+    numbers, _ = _positions("random_blocks", avoid, 1)
+    if not isinstance(earlier, bool):
+        raise PatternError(f"random_blocks: earlier must be True or False, got {earlier!r}")
+    return RandomBlocks(
+        check_integer("random_blocks", "block", block, 1),
+        check_integer("random_blocks", "count", count, 1),
+        check_integer("random_blocks", "seed", seed, 0),
+        check_integer("random_blocks", "heads", heads, 1),
+        earlier,
+        check_integer("random_blocks", "window", window, -1),
+        numbers,
+    )
+
+
+# --- the user's own --------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Explicit(Pattern):
+    keyword: ClassVar[str] = "explicit"
+    source: str
+    size: int
+
+    def edges(self) -> tuple[Integers, Integers]:
+        """Queries and keys of the allowed pairs, sorted by query and then by key."""
+        codes = _parse_edges(self.source, self.size)
+        return codes // self.size, codes % self.size
+
+    def _allows(self, q: Integers, k: Integers, length: int, head: int) -> Booleans:
+        self._check(length)
+        codes, wanted = _parse_edges(self.source, self.size), q * self.size + k
+        at = np.searchsorted(codes, wanted)
+        return np.append(codes, -1)[at] == wanted
+
+    def judge(self, q: Tokens, k: Tokens, length: int, head: int) -> Verdicts:
+        self._check(length)
+        return np.full(np.broadcast_shapes(q.first.shape, k.first.shape), Verdict.UNKNOWN, np.int8)
+
+    def find_spans(self, q: Tokens, length: int, head: int) -> Intervals:
+        self._check(length)
+        queries, keys = self.edges()
+        first, stop = np.searchsorted(queries, q.first), np.searchsorted(queries, q.last + 1)
+        row, edge = Intervals.one_each(first, stop, len(queries)).points()
+        return Intervals.build(row, keys[edge], keys[edge] + 1, len(q.first), length)
+
+    @property
+    def is_causal(self) -> bool:
+        queries, keys = self.edges()
+        return bool((keys <= queries).all())
+
+    def _check(self, length: int) -> None:
+        if length > self.size:
+            raise PatternError(
+                f"explicit: the pattern covers {self.size} positions and {length} were asked for;"
+                " build it for the longest sequence you use"
+            )
+
+
+def explicit(source: object, size: int | None = None) -> Pattern:
+    """The user's own pattern, for sequences of at most `size` tokens.
+
+    `source` is a boolean matrix [size, size] (True at [q, k]: q may attend to k), an integer edge list [m, 2] of
+    (query, key) pairs, a scipy sparse matrix whose stored non-zeros are the pairs, or the text form, which lists each
+    query's keys as runs: "0:0-3,7;2:1". `size` defaults to the matrix's size or the largest position plus one.
+    Raises PatternError when the source is none of these or names positions outside [0, size).
+    """
+    if isinstance(source, str):
+        queries, keys, least = *_read_edges(source), 0
+    elif hasattr(source, "tocoo"):
+        matrix = source.tocoo()  # type: ignore[attr-defined]  # the one method that all scipy sparse kinds share
+        stored = matrix.data != 0
+        queries, keys, least = matrix.row[stored], matrix.col[stored], max(matrix.shape)
+    else:
+        queries, keys, least = _edges_of_array(source)
+    queries, keys = queries.astype(np.int64), keys.astype(np.int64)
+    highest = max(least, int(max(queries.max(initial=-1), keys.max(initial=-1))) + 1)
+    size = highest if size is None else check_integer("explicit", "size", size, 0)
+    if highest > size or min(queries.min(initial=0), keys.min(initial=0)) < 0:
+        raise PatternError(f"explicit: positions must be in [0, {size}), got a source that spans {highest} positions")
+    return Explicit(_write_edges(np.unique(queries * size + keys), size), size)
+
+
+def _edges_of_array(source: object) -> tuple[Integers, Integers, int]:
+    array = np.asarray(source)
+    if array.dtype == bool and array.ndim == 2 and array.shape[0] == array.shape[1]:
+        queries, keys = np.nonzero(array)
+        return queries, keys, len(array)
+    if array.size == 0:
+        return np.zeros(0, np.int64), np.zeros(0, np.int64), 0
+    if array.ndim == 2 and array.shape[1] == 2 and np.issubdtype(array.dtype, np.integer):
+        return array[:, 0], array[:, 1], 0
+    raise PatternError(
+        f"explicit: expected a square boolean matrix, an integer edge list [m, 2], a scipy sparse matrix or a text,"
+        f" got an array of {array.dtype} with shape {list(array.shape)}"
+    )
+
+
+def _write_edges(codes: Integers, size: int) -> str:
+    """Each query's keys as runs, "query:key-key,key;..."."""
+    if not len(codes):
+        return ""
+    opens = np.flatnonzero(np.diff(codes, prepend=-2) > 1)
+    breaks = np.flatnonzero(codes % size == 0)
+    opens = np.union1d(opens, breaks)
+    closes = np.append(opens[1:], len(codes)) - 1
+    rows: dict[int, list[str]] = {}
+    for first, last in zip(codes[opens].tolist(), codes[closes].tolist(), strict=True):
+        run = f"{first % size}-{last % size}" if last > first else f"{first % size}"
+        rows.setdefault(first // size, []).append(run)
+    return ";".join(f"{query}:{','.join(runs)}" for query, runs in rows.items())
+
+
+def _read_edges(text: str) -> tuple[Integers, Integers]:
+    row: list[int] = []
+    start: list[int] = []
+    stop: list[int] = []
+    try:
+        for line in filter(None, text.split(";")):
+            query, runs = line.split(":")
+            for run in runs.split(","):
+                first, _, last = run.partition("-")
+                row.append(int(query))
+                start.append(int(first))
+                stop.append(int(last or first) + 1)
+    except ValueError:
+        raise PatternError(f'explicit: the text must list keys as "query:key-key,key;...", got {text[:40]!r}') from None
+    counts = np.asarray(stop, np.int64) - np.asarray(start, np.int64)
+    if (counts < 1).any():
+        raise PatternError(f"explicit: every run must go from a smaller to a larger key, got {text[:40]!r}")
+    within = np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)
+    return np.repeat(np.asarray(row, np.int64), counts), np.repeat(np.asarray(start, np.int64), counts) + within
+
+
+@lru_cache(maxsize=16)
+def _parse_edges(text: str, size: int) -> Integers:
+    queries, keys = _read_edges(text)
+    codes = queries * size + keys
+    codes.flags.writeable = False
+    return codes
+
+
+# --- heads and shifts ------------------------------------------------------------------------------------------------
+
+
+def per_head(patterns: Sequence[Pattern]) -> Pattern:
+    """Head h follows the h-th pattern. Raises PatternError for an empty list or parts made for other head counts."""
+    parts = tuple(check_pattern("per_head", "every entry", part) for part in patterns)
+    if not parts:
+        raise PatternError("per_head: at least one pattern is needed, got none")
+    for part in parts:
+        if part.heads not in (1, len(parts)):
+            raise PatternError(f"per_head: {part.text} is made for {part.heads} heads, and {len(parts)} are listed")
+    return PerHead(parts)
+
+
+def shifted(pattern: Pattern, by: int) -> Pattern:
+    """The pattern on the tokens from `by` on: its position 0 is token `by`; earlier tokens neither read nor are read."""
+    return Shifted(check_pattern("shifted", "pattern", pattern), check_integer("shifted", "by", by, 0))
+
+
+_MANY_RUNS = 64
+"""Above so many runs of global keys per row, spans are their hull: a cheap superset."""
+
+_NO_BLOCK = 2**62
+
+
+def _mixed_if_contiguous(q: Tokens, k: Tokens) -> Verdict:
+    return Verdict.MIXED if q.step == 1 and k.step == 1 else Verdict.UNKNOWN

@@ -1,0 +1,239 @@
+"""The patterns of the literature, as compositions of primitives.
+
+Where a paper and its code disagree, the docstring says which is followed. `parts` of each result are the factors that
+the paper lists, for use on alternating layers or heads: `interleave(*strided(128).parts)`.
+"""
+
+import inspect
+from collections.abc import Callable, Sequence
+from functools import wraps
+from typing import ParamSpec
+
+from asterism.errors import PatternError
+from asterism.patterns import primitives
+from asterism.patterns.pattern import Named, Pattern, check_integer, write_call
+
+Arguments = ParamSpec("Arguments")
+
+
+def _published(compose: Callable[Arguments, Sequence[Pattern]]) -> Callable[Arguments, Pattern]:
+    """Make a function that lists the parts of a pattern into one that returns their union under the function's name."""
+    signature = inspect.signature(compose)
+
+    @wraps(compose)
+    def build(*args: Arguments.args, **kwargs: Arguments.kwargs) -> Pattern:
+        bound = signature.bind(*args, **kwargs)
+        bound.apply_defaults()
+        values = {name: _canonical(value) for name, value in bound.arguments.items()}
+        parts = tuple(compose(**values))  # type: ignore[arg-type]  # the same arguments, as ints and tuples
+        body = parts[0]
+        for part in parts[1:]:
+            body = body | part
+        shown = {n: value for n, value in values.items() if value != signature.parameters[n].default}
+        return Named(write_call(compose.__name__, shown), body, parts)
+
+    return build
+
+
+def _canonical(value: object) -> object:
+    if isinstance(value, Sequence) and not isinstance(value, str):
+        return tuple(_canonical(item) for item in value)
+    return int(value) if hasattr(value, "__index__") and not isinstance(value, bool) else value  # type: ignore[call-overload]
+
+
+# --- Child et al. 2019, Sparse Transformers ---------------------------------------------------------------------------
+
+
+@_published
+def strided(stride: int) -> Sequence[Pattern]:
+    """The strided pattern: the last `stride` tokens and every stride-th token before (Child 2019, section 4).
+
+    A(1) = {i - stride, ..., i}, as printed (stride + 1 positions; the authors' code has stride), and
+    A(2) = {j : (i - j) mod stride = 0}, both causal. Their union is the same under either reading.
+    """
+    check_integer("strided", "stride", stride, 1)
+    return primitives.window(left=stride), primitives.stride(stride) & primitives.causal()
+
+
+@_published
+def fixed(stride: int, summary: int = 1, heads: int = 1) -> Sequence[Pattern]:
+    """The fixed pattern: the own block of `stride` tokens and the last `summary` cells of every block (Child 2019, 4).
+
+    A(1) = {j : j // l = i // l} and A(2) = {j : j mod l in {l - c, ..., l - 1}}, both causal. With `heads` > 1, head h
+    reads the h-th sub-block of `summary` cells counted from the end of the block (modulo the number of sub-blocks), as
+    the paper recommends. Raises PatternError when the summary does not fit into the stride.
+    """
+    stride, summary = check_integer("fixed", "stride", stride, 1), check_integer("fixed", "summary", summary, 1)
+    heads = check_integer("fixed", "heads", heads, 1)
+    if summary > stride:
+        raise PatternError(f"fixed: summary must be at most the stride, got {summary} > {stride}")
+    cells = [primitives.columns(stride, stride - summary * (1 + head % (stride // summary)), summary) for head in range(heads)]
+    return primitives.blocks(stride) & primitives.causal(), (primitives.per_head(cells) if heads > 1 else cells[0]) & primitives.causal()
+
+
+# --- Zaheer et al. 2020, BigBird --------------------------------------------------------------------------------------
+
+
+@_published
+def bigbird(
+    block: int = 64,
+    window: int = 3,
+    random: int = 3,
+    globals: Sequence[int] = (0, -1),
+    seed: int = 0,
+    heads: int = 1,
+) -> Sequence[Pattern]:
+    """BigBird-ITC: window, random and global *blocks* (Zaheer 2020, section 2 and appendix D).
+
+    A query block reads `window` blocks around itself (odd; ends are clipped, as in the authors' code, not wrapped as in
+    the paper's figure), `random` further blocks of its own drawing outside window and globals, and the global blocks
+    `globals` (first and last by default), which also read everything. The last block may be partial. The published base
+    model reads (2 + 3 + 3) * 64 = 512 keys per ordinary query. Not prefix-stable: see `bigbird_causal`.
+    """
+    side = _window_side("bigbird", window)
+    return _bigbird_parts(block, side, random, _positions("bigbird", globals), seed, heads, earlier=False)
+
+
+@_published
+def bigbird_etc(
+    block: int = 84, window: int = 3, random: int = 0, globals: int = 256, seed: int = 0, heads: int = 1
+) -> Sequence[Pattern]:
+    """BigBird-ETC: `globals` extra tokens in front read everything and are read by all (Zaheer 2020, section 2).
+
+    The remaining tokens follow the block window and the random blocks, counted from the first ordinary token. The
+    defaults are the published base model (block 84, window 3 * 84, 256 global tokens, no random blocks).
+    """
+    side = _window_side("bigbird_etc", window)
+    extra = check_integer("bigbird_etc", "globals", globals, 1)
+    inner = _bigbird_parts(block, side, random, (), seed, heads, earlier=False)
+    return *(primitives.shifted(part, extra) for part in inner), primitives.global_tokens((0,), block=extra)
+
+
+@_published
+def bigbird_causal(
+    block: int = 64,
+    window: int = 3,
+    random: int = 3,
+    globals: Sequence[int] = (0,),
+    seed: int = 0,
+    heads: int = 1,
+) -> Sequence[Pattern]:
+    """The prefix-stable relative of BigBird, for generation.
+
+    As `bigbird`, but every part is causal, random blocks are drawn among earlier blocks only, and the global blocks are
+    named from the front, so that what a query may read never changes as the sequence grows.
+    """
+    side = _window_side("bigbird_causal", window)
+    positions = _positions("bigbird_causal", globals)
+    if any(number < 0 for number in positions):
+        raise PatternError(f"bigbird_causal: globals must not count from the end, got {positions}")
+    parts = _bigbird_parts(block, side, random, positions, seed, heads, earlier=True)
+    return tuple(part & primitives.causal() for part in parts)
+
+
+def _window_side(call: str, window: int) -> int:
+    window = check_integer(call, "window", window, 1)
+    if window % 2 == 0:
+        raise PatternError(f"{call}: window counts blocks around the query's own and must be odd, got {window}")
+    return window // 2
+
+
+def _positions(call: str, globals: Sequence[int]) -> tuple[int, ...]:
+    if not isinstance(globals, tuple):
+        raise PatternError(f"{call}: globals must be a list of positions such as (0, -1), got {globals!r}")
+    return tuple(check_integer(call, "globals", number) for number in globals)
+
+
+def _bigbird_parts(
+    block: int, side: int, random: int, globals: tuple[int, ...], seed: int, heads: int, earlier: bool
+) -> tuple[Pattern, ...]:
+    parts = [primitives.blocks(block, side, side)]
+    if check_integer("bigbird", "random", random, 0):
+        parts.append(primitives.random_blocks(block, random, seed, heads, earlier, window=side, avoid=globals))
+    if globals:
+        parts.append(primitives.global_tokens(globals, block))
+    return tuple(parts)
+
+
+# --- Longformer, StreamingLLM -----------------------------------------------------------------------------------------
+
+
+@_published
+def longformer(window: int = 512, dilation: int = 1, globals: Sequence[int] = (0,)) -> Sequence[Pattern]:
+    """Longformer: window // 2 neighbours on each side, dilated, and global tokens (Beltagy 2020, section 3.1)."""
+    side = check_integer("longformer", "window", window, 0) // 2
+    local, positions = primitives.window(side, side, dilation), _positions("longformer", globals)
+    return (local, primitives.global_tokens(positions)) if positions else (local,)
+
+
+@_published
+def sinks(first: int = 4, window: int = 1024) -> Sequence[Pattern]:
+    """Attention sinks: the first tokens and the last `window` keys, the query's own included (StreamingLLM, Xiao 2023)."""
+    first, window = check_integer("sinks", "first", first, 1), check_integer("sinks", "window", window, 1)
+    return primitives.global_keys((0,), block=first) & primitives.causal(), primitives.window(window - 1)
+
+
+# --- stars ------------------------------------------------------------------------------------------------------------
+
+
+@_published
+def star() -> Sequence[Pattern]:
+    """The star graph: hub 0 reads all and is read by all (Zaheer 2020, appendix A, Definition 1).
+
+    Every token reads itself. (The definition lists N(0) = {1, ..., n} without the hub itself; this star contains it,
+    which is all that the theorem asks.)
+    """
+    return primitives.global_tokens((0,)), primitives.window()
+
+
+@_published
+def star_transformer() -> Sequence[Pattern]:
+    """The Star-Transformer: relay 0 reads all and is read by all; the others form a ring (Guo 2019).
+
+    Satellites 1, ..., n - 1 read themselves and both neighbours on the ring, which closes from n - 1 to 1.
+    """
+    first_to_last = primitives.global_queries((1,)) & primitives.global_keys((-1,))
+    last_to_first = primitives.global_queries((-1,)) & primitives.global_keys((1,))
+    return primitives.global_tokens((0,)), primitives.window(1, 1), first_to_last, last_to_first
+
+
+# --- Yun et al. 2020, O(n) connections are expressive enough ---------------------------------------------------------
+
+
+@_published
+def yun_strided(w: int) -> Sequence[Pattern]:
+    """STRIDED: {k - ceil(w/2), ..., k + floor(w/2)} and the residue class of k modulo w (Yun 2020, section 2.6)."""
+    w = check_integer("yun_strided", "w", w, 1)
+    return primitives.window(left=-(-w // 2), right=w // 2), primitives.stride(w)
+
+
+@_published
+def yun_fixed(w: int) -> Sequence[Pattern]:
+    """FIXED: the own block of w tokens; the token itself and the last token of every block (Yun 2020, section 2.6)."""
+    w = check_integer("yun_fixed", "w", w, 1)
+    return primitives.blocks(w), primitives.columns(w, w - 1) | primitives.window()
+
+
+@_published
+def yun_star() -> Sequence[Pattern]:
+    """STAR: the last token is the relay; the others read it, themselves and ring neighbours (Yun 2020, section 2.6).
+
+    As written there, 1-based: A_k = [n] and {n, (k-1) mod (n-1), k, (k+1) mod (n-1)}. The results 0 of the mod lie
+    outside [n] and drop out: token n - 2 does not read n - 1, and token 1 has no neighbour before it.
+    """
+    dropped = primitives.global_queries((-3,)) & primitives.global_keys((-2,))
+    closing = primitives.global_queries((-2,)) & primitives.global_keys((0,))
+    return primitives.global_tokens((-1,)), primitives.window(1, 1) & ~dropped, closing
+
+
+@_published
+def yun_window(w: int) -> Sequence[Pattern]:
+    """Sliding window: {k - ceil(w/2), ..., k + floor(w/2)} (Yun 2020, section 2.6)."""
+    w = check_integer("yun_window", "w", w, 1)
+    return (primitives.window(left=-(-w // 2), right=w // 2),)
+
+
+@_published
+def yun_random(count: int, seed: int = 0) -> Sequence[Pattern]:
+    """RANDOM: every token reads itself and `count` keys drawn uniformly (Yun 2020, section 2.6, experiments only)."""
+    return primitives.random_blocks(1, count, seed, window=0), primitives.window()
