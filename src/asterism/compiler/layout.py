@@ -1,0 +1,238 @@
+"""Token orders that make a sparse rule block-dense.
+
+`stride(128)` in natural order touches every tile; with the tokens sorted by residue modulo 128 it is block-diagonal.
+The summary cells of `fixed`, gathered, turn its second half into a staircase of full tiles. A layout says in which order
+queries and keys stand, which part of a rule it implies, and which tiles a rule can touch in that order.
+"""
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import cast
+
+import numpy as np
+
+from asterism.patterns.intervals import Integers, Intervals
+from asterism.patterns.pattern import Booleans, Pattern, Tokens
+from asterism.patterns.primitives import Dense, Explicit, OneSided
+
+
+@dataclass(frozen=True, eq=False)
+class Tiles:
+    """An order of tokens cut into tiles.
+
+    Per tile: first (smallest) and last position, how many tokens, whether they are an arithmetic progression of `step`,
+    and a shape number: tiles of equal shape have equal positions relative to their first.
+    """
+
+    positions: Integers
+    tile: int
+    step: int
+    first: Integers
+    last: Integers
+    count: Integers
+    regular: Booleans
+    shape: Integers
+
+    @classmethod
+    def cut(cls, positions: Integers, tile: int, step: int) -> "Tiles":
+        n_tiles = -(-len(positions) // tile)
+        starts = np.arange(n_tiles) * tile
+        count = np.minimum(tile, len(positions) - starts)
+        first = np.minimum.reduceat(positions, starts) if n_tiles else starts
+        last = np.maximum.reduceat(positions, starts) if n_tiles else starts
+        padded = np.full(n_tiles * tile, -1)
+        padded[: len(positions)] = positions
+        relative = np.where(padded.reshape(n_tiles, tile) < 0, -1, padded.reshape(n_tiles, tile) - first[:, None])
+        rows = np.ascontiguousarray(relative).view(np.dtype((np.void, tile * 8))).ravel()
+        _, shape = np.unique(rows, return_inverse=True)
+        progression = np.where(np.arange(tile) < count[:, None], np.arange(tile) * step, -1)
+        regular = (relative == progression).all(axis=1) & (step > 0)
+        return cls(positions, tile, step, first, last, count, regular, shape.astype(np.int64))
+
+    def __len__(self) -> int:
+        return len(self.first)
+
+    def tokens(self, chosen: Integers, regular: bool) -> Tokens:
+        """The chosen tiles as token sets, all regular or treated as if none were."""
+        return Tokens(self.first[chosen], self.last[chosen], self.step if regular else 0)
+
+    def places(self, chosen: Integers) -> tuple[Integers, Booleans]:
+        """Positions of the chosen tiles [n, tile], and which of them exist."""
+        place = chosen[:, None] * self.tile + np.arange(self.tile)
+        return self.positions[np.minimum(place, len(self.positions) - 1)], place < len(self.positions)
+
+
+class Layout(ABC):
+    """An order of queries and keys. Layouts are values: equal layouts share a pass."""
+
+    @property
+    @abstractmethod
+    def text(self) -> str:
+        """The layout's name, for people."""
+
+    @abstractmethod
+    def orders(self, query_offset: int, n_queries: int, n_keys: int, tile: int) -> tuple[Tiles, Tiles]:
+        """The tiles of queries and keys in this order, by position."""
+
+    @abstractmethod
+    def candidates(
+        self, rule: Pattern, queries: Tiles, keys: Tiles, rows: Integers, length: int, head: int
+    ) -> tuple[Integers, Integers]:
+        """Tile pairs (row number within `rows`, key tile) that can hold a pair of the rule, sorted."""
+
+    def within(self, rule: Pattern) -> Pattern:
+        """The rule with what the layout implies left out."""
+        return rule
+
+
+class SortedKeys(Layout):
+    """A layout whose keys stand in ascending order, so that a span of keys is a span of places."""
+
+    def candidates(
+        self, rule: Pattern, queries: Tiles, keys: Tiles, rows: Integers, length: int, head: int
+    ) -> tuple[Integers, Integers]:
+        regular = bool(queries.regular[rows].all())
+        row, start, stop = rule.find_spans(queries.tokens(rows, regular), length, head).triples()
+        first = np.searchsorted(keys.positions, start) // keys.tile
+        past = -(-np.searchsorted(keys.positions, stop) // keys.tile)
+        return Intervals.build(row, first, past, len(rows), len(keys)).points()
+
+
+@dataclass(frozen=True)
+class Natural(SortedKeys):
+    """Tokens as they come."""
+
+    @property
+    def text(self) -> str:
+        return "natural"
+
+    def orders(self, query_offset: int, n_queries: int, n_keys: int, tile: int) -> tuple[Tiles, Tiles]:
+        queries = np.arange(query_offset, query_offset + n_queries)
+        return Tiles.cut(queries, tile, 1), Tiles.cut(np.arange(n_keys), tile, 1)
+
+
+@dataclass(frozen=True)
+class KeySubset(SortedKeys):
+    """Only the keys that a one-sided part of the rule names, gathered."""
+
+    members: OneSided
+
+    @property
+    def text(self) -> str:
+        return f"keys {self.members.text}"
+
+    def orders(self, query_offset: int, n_queries: int, n_keys: int, tile: int) -> tuple[Tiles, Tiles]:
+        queries = np.arange(query_offset, query_offset + n_queries)
+        return Tiles.cut(queries, tile, 1), Tiles.cut(self.members.members(n_keys), tile, 0)
+
+    def within(self, rule: Pattern) -> Pattern:
+        return _replace(rule, self.members)
+
+
+@dataclass(frozen=True)
+class QuerySubset(SortedKeys):
+    """Only the queries that a one-sided part of the rule names, gathered."""
+
+    members: OneSided
+
+    @property
+    def text(self) -> str:
+        return f"queries {self.members.text}"
+
+    def orders(self, query_offset: int, n_queries: int, n_keys: int, tile: int) -> tuple[Tiles, Tiles]:
+        members = self.members.members(n_keys)
+        asked = members[(members >= query_offset) & (members < query_offset + n_queries)]
+        return Tiles.cut(asked, tile, 0), Tiles.cut(np.arange(n_keys), tile, 1)
+
+    def within(self, rule: Pattern) -> Pattern:
+        return _replace(rule, self.members)
+
+
+@dataclass(frozen=True)
+class Residues(Layout):
+    """Tokens sorted by residue modulo a period; only for rules that imply stride(period)."""
+
+    period: int
+
+    @property
+    def text(self) -> str:
+        return f"residues modulo {self.period}"
+
+    def orders(self, query_offset: int, n_queries: int, n_keys: int, tile: int) -> tuple[Tiles, Tiles]:
+        queries = self._sort(np.arange(query_offset, query_offset + n_queries))
+        return Tiles.cut(queries, tile, self.period), Tiles.cut(self._sort(np.arange(n_keys)), tile, self.period)
+
+    def _sort(self, positions: Integers) -> Integers:
+        return positions[np.argsort(positions % self.period, kind="stable")]
+
+    def candidates(
+        self, rule: Pattern, queries: Tiles, keys: Tiles, rows: Integers, length: int, head: int
+    ) -> tuple[Integers, Integers]:
+        place = (rows[:, None] * queries.tile + np.arange(queries.tile)).ravel()
+        place = place[place < len(queries.positions)]
+        position, row = queries.positions[place], np.searchsorted(rows, place // queries.tile)
+        residue = position % self.period
+        opens = np.flatnonzero((np.diff(residue, prepend=-1) != 0) | (np.diff(row, prepend=-1) != 0))
+        closes = np.append(opens[1:], len(position)) - 1
+        segments = Tokens(position[opens], position[np.maximum(closes, 0)], self.period)
+        segment, start, stop = rule.find_spans(segments, length, head).triples()
+        class_start = np.searchsorted(keys.positions % self.period, np.arange(self.period))
+        own = residue[opens][segment]
+        first = class_start[own] + -(-(start - own) // self.period)
+        past = class_start[own] + -(-(stop - own) // self.period)
+        spans = first < past
+        first, past = first[spans] // keys.tile, -(-past[spans] // keys.tile)
+        return Intervals.build(row[opens][segment[spans]], first, past, len(rows), len(keys)).points()
+
+
+@dataclass(frozen=True)
+class Reordered(Layout):
+    """Tokens in an order that gathers the edges of an explicit pattern (reverse Cuthill-McKee)."""
+
+    edges_of: Explicit
+
+    @property
+    def text(self) -> str:
+        return "reordered by reverse Cuthill-McKee"
+
+    def orders(self, query_offset: int, n_queries: int, n_keys: int, tile: int) -> tuple[Tiles, Tiles]:
+        order = self._order(n_keys)
+        asked = order[(order >= query_offset) & (order < query_offset + n_queries)]
+        return Tiles.cut(asked, tile, 0), Tiles.cut(order, tile, 0)
+
+    def _order(self, n_keys: int) -> Integers:
+        from scipy.sparse import coo_array
+        from scipy.sparse.csgraph import reverse_cuthill_mckee
+
+        queries, keys = self._edges(n_keys)
+        if not len(queries):
+            return np.arange(n_keys)
+        graph = coo_array((np.ones(len(queries)), (queries, keys)), shape=(n_keys, n_keys)).tocsr()
+        return cast(Integers, reverse_cuthill_mckee(graph).astype(np.int64))
+
+    def _edges(self, n_keys: int) -> tuple[Integers, Integers]:
+        queries, keys = self.edges_of.edges()
+        inside = (queries < n_keys) & (keys < n_keys)
+        return queries[inside], keys[inside]
+
+    def candidates(
+        self, rule: Pattern, queries: Tiles, keys: Tiles, rows: Integers, length: int, head: int
+    ) -> tuple[Integers, Integers]:
+        asked, read = self._edges(length)
+        tile_of_query = _tile_of_position(queries, length)[asked]
+        row = np.searchsorted(rows, tile_of_query)
+        known = (tile_of_query >= 0) & (rows[np.minimum(row, len(rows) - 1)] == tile_of_query)
+        codes = np.unique(row[known] * len(keys) + _tile_of_position(keys, length)[read[known]])
+        return codes // len(keys), codes % len(keys)
+
+
+def _tile_of_position(tiles: Tiles, length: int) -> Integers:
+    where = np.full(length, -1)
+    where[tiles.positions] = np.arange(len(tiles.positions)) // tiles.tile
+    return where
+
+
+def _replace(rule: Pattern, implied: Pattern) -> Pattern:
+    if rule == implied:
+        return Dense()
+    return rule.rebuild(tuple(_replace(child, implied) for child in rule.children)) if rule.children else rule
