@@ -117,6 +117,13 @@ class Pattern(ABC):
         keys = Tokens(np.array([k_start]), np.array([k_stop - 1]), 1)
         return Verdict(int(self.judge(queries, keys, length, head)[0]))
 
+    def check_heads(self, heads: int) -> None:
+        """Raise PatternError unless the pattern is for one head (then for all) or for exactly `heads` heads."""
+        if self.heads not in (1, heads):
+            raise PatternError(
+                f"{self.text} is a pattern of {self.heads} heads and the attention has {heads}: make them equal"
+            )
+
     # --- what each kind of pattern answers, for many ranges at once -------------------------------------------------
 
     @abstractmethod

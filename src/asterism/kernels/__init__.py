@@ -1,0 +1,5 @@
+"""From a plan to numbers: functions of (q, k, v, pattern) that know nothing of models."""
+
+from asterism.kernels.attend import IMPLEMENTATIONS, attend, decode
+
+__all__ = ["IMPLEMENTATIONS", "attend", "decode"]

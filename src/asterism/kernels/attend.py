@@ -1,0 +1,256 @@
+"""The single door to attention: checks, the choice of implementation, and attention against a cache.
+
+Every implementation computes the same numbers; choosing one never changes the meaning. One named explicitly is used, or
+refused with the reason.
+"""
+
+import math
+from functools import lru_cache
+from typing import Literal, overload
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from asterism.compiler import compile_pattern
+from asterism.compiler.cost import DENSE_MASK_LIMIT, dense_cost, plan_cost
+from asterism.errors import KernelError, nearest
+from asterism.kernels import dense as dense_kernel
+from asterism.kernels.eager import eager
+from asterism.kernels.reference import reference
+from asterism.patterns import Pattern, parse
+
+IMPLEMENTATIONS = ("auto", "reference", "eager", "dense")
+"""What `implementation` may be."""
+
+_DECODED_AT_A_TIME = 256
+"""Queries that attend to a cache at a time."""
+
+
+@overload
+def attend(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    pattern: Pattern | str,
+    *,
+    key_mask: Tensor | None = None,
+    segments: Tensor | None = None,
+    scale: float | None = None,
+    return_lse: Literal[False] = False,
+    implementation: str = "auto",
+    query_offset: int | None = None,
+) -> Tensor: ...
+@overload
+def attend(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    pattern: Pattern | str,
+    *,
+    key_mask: Tensor | None = None,
+    segments: Tensor | None = None,
+    scale: float | None = None,
+    return_lse: Literal[True],
+    implementation: str = "auto",
+    query_offset: int | None = None,
+) -> tuple[Tensor, Tensor]: ...
+def attend(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    pattern: Pattern | str,
+    *,
+    key_mask: Tensor | None = None,
+    segments: Tensor | None = None,
+    scale: float | None = None,
+    return_lse: bool = False,
+    implementation: str = "auto",
+    query_offset: int | None = None,
+) -> Tensor | tuple[Tensor, Tensor]:
+    """Exact attention over the pairs that a pattern allows; differentiable.
+
+    q is [B, H, Nq, D], k [B, Hkv, Nk, D] and v [B, Hkv, Nk, Dv]; H is a multiple of Hkv, and query head h reads key head
+    h // (H // Hkv). float64, float32, bfloat16 or float16. `pattern` is a Pattern or its text, of 1 or H heads. The
+    queries stand at positions query_offset, query_offset + 1, ... of the keys' sequence, by default at its end.
+
+    `key_mask` (bool [B, Nk]): keys that may be read at all. `segments` (integers [B, Nk]): a query reads only keys of
+    its own segment. `scale` defaults to 1/sqrt(D). Returns out [B, H, Nq, Dv] in the dtype of q and, with `return_lse`,
+    the log-sum-exp [B, H, Nq] (natural logarithm; float32, or float64 for float64), differentiable too. A query that
+    may attend to nothing gets out 0, log-sum-exp -inf and gradient 0; what unread keys hold changes nothing.
+
+    `implementation`: "eager" (tiles in plain PyTorch), "dense" (scaled_dot_product_attention; with a mask for short
+    sequences), "reference" (the oracle, O(n^2) memory), or "auto", the cheaper of eager and dense by the cost model.
+    Raises KernelError for tensors that do not fit each other or the implementation, PatternError for the pattern.
+    """
+    text = pattern if isinstance(pattern, str) else pattern.text
+    _check_tensors(q, k, v, key_mask, segments)
+    n_queries, n_keys = q.shape[2], k.shape[2]
+    offset = n_keys - n_queries if query_offset is None else query_offset
+    scale = 1 / math.sqrt(q.shape[3]) if scale is None else scale
+    masked = key_mask is not None or segments is not None
+    way = _choose(text, q.shape[1], n_queries, n_keys, offset, implementation, masked, return_lse)
+    if way == "eager":
+        out, lse = eager(q, k, v, key_mask, segments, text, offset, float(scale))
+        return (out, lse) if return_lse else out
+    allowed = None
+    if way in ("mask", "reference"):
+        allowed = dense_kernel.mask(q, text, n_queries, n_keys, offset)[None]
+        allowed = _restrict(allowed, key_mask, segments, offset, n_queries)
+    if way == "reference":
+        out, lse = reference(q, k, v, allowed, scale)
+        return (out, lse) if return_lse else out
+    return dense_kernel.dense(q, k, v, allowed, way == "causal", scale)
+
+
+def decode(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    pattern: Pattern | str,
+    query_positions: Tensor,
+    key_positions: Tensor,
+    *,
+    scale: float | None = None,
+) -> Tensor:
+    """Attention of a few queries against the keys that a cache has kept.
+
+    q is [B, H, M, D], k [B, Hkv, L, D] and v [B, Hkv, L, Dv]. `query_positions` [B or 1, M] and `key_positions` [B or 1,
+    L] (int64) say where in the sequence each query and key stands; a key at -1 is an empty slot. Returns out [B, H, M,
+    Dv]. The pattern must be prefix-stable, so that its answer does not depend on the length still to come.
+    """
+    pattern = parse(pattern) if isinstance(pattern, str) else pattern
+    _check_tensors(q, k, v, None, None)
+    pattern.check_heads(q.shape[1])
+    scale = 1 / math.sqrt(q.shape[3]) if scale is None else scale
+    asked, kept = query_positions.cpu().numpy(), key_positions.cpu().numpy()
+    length = int(max(asked.max(initial=-1), kept.max(initial=-1))) + 1
+    outs = []
+    for start in range(0, q.shape[2], _DECODED_AT_A_TIME):
+        part = asked[:, start : start + _DECODED_AT_A_TIME]
+        allowed = [_allowed_at(pattern, part, kept, length, head) for head in range(pattern.heads)]
+        mask = torch.from_numpy(np.stack(allowed, axis=1)).to(q.device)
+        outs.append(dense_kernel.dense(q[:, :, start : start + part.shape[1]], k, v, mask, False, scale))
+    return torch.cat(outs, dim=2) if outs else q.new_zeros((*q.shape[:3], v.shape[-1]))
+
+
+def _allowed_at(
+    pattern: Pattern, asked: np.ndarray, kept: np.ndarray, length: int, head: int
+) -> np.ndarray:
+    exists = kept[:, None, :] >= 0
+    return pattern.allows(asked[:, :, None], np.maximum(kept[:, None, :], 0), length, head) & exists
+
+
+def _restrict(
+    allowed: Tensor, key_mask: Tensor | None, segments: Tensor | None, offset: int, n_queries: int
+) -> Tensor:
+    """The allowed pairs [1, heads, Nq, Nk], less what key_mask and segments forbid."""
+    if key_mask is not None:
+        allowed = allowed & key_mask[:, None, None, :]
+    if segments is not None:
+        asked = segments[:, offset : offset + n_queries]
+        allowed = allowed & (asked[:, None, :, None] == segments[:, None, None, :])
+    return allowed
+
+
+# --- the choice ------------------------------------------------------------------------------------------------------
+
+
+def _choose(
+    text: str,
+    heads: int,
+    n_queries: int,
+    n_keys: int,
+    offset: int,
+    implementation: str,
+    masked: bool,
+    return_lse: bool,
+) -> str:
+    """How to compute: "eager", "reference", or dense attention as "full", "causal" or "mask"."""
+    if implementation not in IMPLEMENTATIONS:
+        raise KernelError(
+            f"unknown implementation {implementation!r}: use one of {', '.join(IMPLEMENTATIONS)}."
+            f"{nearest(implementation, IMPLEMENTATIONS)}"
+        )
+    if implementation == "dense" and return_lse:
+        raise KernelError('implementation="dense" cannot return the log-sum-exp: use "eager" or "reference"')
+    if torch.compiler.is_compiling():
+        return _choose_for_any_length(text, n_queries == n_keys, implementation, masked or return_lse)
+    return _choose_by_cost(text, heads, n_queries, n_keys, offset, implementation, masked, return_lse)
+
+
+def _choose_for_any_length(text: str, square: bool, implementation: str, plain_only: bool) -> str:
+    """The choice inside torch.compile, where lengths may be symbols and no plan can be looked at."""
+    if implementation in ("auto", "dense") and not plain_only:
+        if text == "dense()":
+            return "full"
+        if text == "causal()" and square:
+            return "causal"
+    return {"auto": "eager", "dense": "mask"}.get(implementation, implementation)
+
+
+@lru_cache(maxsize=4096)
+def _choose_by_cost(
+    text: str,
+    heads: int,
+    n_queries: int,
+    n_keys: int,
+    offset: int,
+    implementation: str,
+    masked: bool,
+    return_lse: bool,
+) -> str:
+    pattern = parse(text)
+    pattern.check_heads(heads)
+    plan = compile_pattern(pattern, n_queries, n_keys, query_offset=offset)
+    if implementation in ("reference", "eager"):
+        return implementation
+    if return_lse:
+        return "eager"
+    full = plan.pairs == plan.heads * n_queries * n_keys
+    causal = n_queries == n_keys and pattern.is_causal and plan.pairs == plan.heads * n_keys * (n_keys + 1) // 2
+    way = "mask" if masked or not (full or causal) else "full" if full else "causal"
+    fits = way != "mask" or n_queries * n_keys <= DENSE_MASK_LIMIT
+    if implementation == "dense":
+        if not fits:
+            raise KernelError(
+                f'implementation="dense" needs a mask of {n_queries} x {n_keys} pairs for {text}, more than the limit of'
+                f' {DENSE_MASK_LIMIT}: use "eager"'
+            )
+        return way
+    sparse = plan_cost(plan.tiles * heads // plan.heads, plan.tile, len(plan.passes), heads)
+    return way if fits and dense_cost(n_queries, n_keys, heads, way == "causal") <= sparse else "eager"
+
+
+# --- the checks ------------------------------------------------------------------------------------------------------
+
+
+def _check_tensors(q: Tensor, k: Tensor, v: Tensor, key_mask: Tensor | None, segments: Tensor | None) -> None:
+    shapes = f"q {list(q.shape)}, k {list(k.shape)}, v {list(v.shape)}"
+    if not q.ndim == k.ndim == v.ndim == 4:
+        raise KernelError(f"q, k and v must be [batch, heads, tokens, head_dim], got {shapes}")
+    if not q.shape[0] == k.shape[0] == v.shape[0]:
+        raise KernelError(f"q, k and v must have one batch size, got {shapes}")
+    if k.shape[1] != v.shape[1] or k.shape[2] != v.shape[2]:
+        raise KernelError(f"k and v must have equal heads and tokens, got {shapes}")
+    if q.shape[3] != k.shape[3]:
+        raise KernelError(f"q and k must have one head_dim, got {shapes}")
+    if k.shape[1] == 0 or q.shape[1] % k.shape[1]:
+        raise KernelError(f"the heads of q must be a multiple of the heads of k and v, got {shapes}")
+    if not q.dtype == k.dtype == v.dtype or not q.is_floating_point():
+        raise KernelError(f"q, k and v must have one floating-point dtype, got {q.dtype}, {k.dtype}, {v.dtype}")
+    if not q.device == k.device == v.device:
+        raise KernelError(f"q, k and v must be on one device, got {q.device}, {k.device}, {v.device}")
+    for name, operand in (("key_mask", key_mask), ("segments", segments)):
+        if operand is not None:
+            _check_operand(name, operand, k)
+
+
+def _check_operand(name: str, operand: Tensor, k: Tensor) -> None:
+    expected = [k.shape[0], k.shape[2]]
+    if list(operand.shape) != expected or operand.device != k.device:
+        raise KernelError(
+            f"{name} must be [batch, keys] = {expected} on {k.device}, got {list(operand.shape)} on {operand.device}"
+        )
+    if (operand.dtype == torch.bool) != (name == "key_mask") or operand.is_floating_point():
+        raise KernelError(f"key_mask must be boolean and segments integer, got {name} of {operand.dtype}")

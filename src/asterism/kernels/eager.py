@@ -1,0 +1,374 @@
+"""Block-sparse attention in plain PyTorch: every device and dtype, forward and backward.
+
+The tile rows of a pass are grouped by how many tiles they keep, and a group is computed a few rows at a time: gather the
+queries and keys of those tiles through the pass's token orders, multiply, mask, exponentiate, multiply. Partial results
+merge by log-sum-exp. Nothing of the scores is kept; the backward pass computes them again from the merged log-sum-exp
+(FlashAttention-2: Dao 2023, section 3). Working memory is bounded by the chunk, whatever the length.
+
+Letters: B batch, K key heads, G query heads per key head, R tile rows at a time, T tile, C tiles per row, D head_dim.
+"""
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import lru_cache
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from asterism.compiler import Pass, Plan, compile_pattern
+from asterism.patterns import parse
+
+_CHUNK_ELEMENTS = 2**20
+"""Scores computed at a time: what the caches of a core hold."""
+
+_LONGEST_ROW = 1024
+"""Keys of a tile row computed at a time; longer rows are split and merged."""
+
+
+@dataclass(frozen=True)
+class _Group:
+    """Tile rows of one pass and head that keep equally many tiles: rows [R], columns [R, C], kinds [R, C]."""
+
+    head: int | None
+    query_index: Tensor | None
+    key_index: Tensor | None
+    n_queries: int
+    n_keys: int
+    rows: Tensor
+    columns: Tensor
+    kinds: Tensor | None
+
+
+@dataclass(frozen=True)
+class _Program:
+    """A plan as tensors: groups of tile rows, and per kind of tile the forbidden pairs and the keys nobody reads."""
+
+    tile: int
+    groups: tuple[_Group, ...]
+    forbidden: Tensor
+    unread: Tensor
+
+
+@dataclass(frozen=True)
+class _Block:
+    """A few tile rows with their tokens: queries [R, T] to read and to write (n_queries: nowhere), keys [R, C * T]."""
+
+    head: int | None
+    read: Tensor
+    write: Tensor
+    keys: Tensor
+    kinds: Tensor | None
+
+
+@lru_cache(maxsize=64)
+def _program(plan: Plan, device: torch.device) -> _Program:
+    tile, n_masks = plan.tile, len(plan.masks)
+    allowed = plan.tile_masks(np.arange(n_masks + 1, dtype=np.int32))
+    tails = [(part, part.n_keys % tile) for part in plan.passes]
+    kind_of_tail = {width: n_masks + 1 + number for number, width in enumerate(sorted({w for _, w in tails if w}))}
+    cut = [np.broadcast_to(np.arange(tile) < width, (tile, tile)) for width in kind_of_tail]
+    allowed = np.concatenate([allowed, np.array(cut, bool).reshape(-1, tile, tile)])
+    groups: list[_Group] = []
+    for part, width in tails:
+        groups += _group(part, tile, kind_of_tail.get(width, 0), plan.heads, device)
+    forbidden = torch.tensor(~allowed, device=device)
+    return _Program(tile, tuple(groups), forbidden, forbidden.all(dim=1))
+
+
+def _group(part: Pass, tile: int, tail_kind: int, plan_heads: int, device: torch.device) -> Iterator[_Group]:
+    """Rows of equal tile counts; rows with masks apart from rows without, further pieces of long rows apart."""
+    tile_list, row = part.entries()
+    place = tile_list * (part.row_offsets.shape[1] - 1) + row
+    within = np.arange(len(row)) - part.row_offsets[:, :-1].ravel()[place]
+    most = max(1, _LONGEST_ROW // tile)
+    _, piece, length = np.unique(place * (len(row) + 1) + within // most, return_inverse=True, return_counts=True)
+    starts = np.cumsum(length) - length
+    last_column = -(-part.n_keys // tile) - 1
+    kinds = np.where((part.columns == last_column) & (part.kinds == 0), tail_kind, part.kinds)
+    masked = np.logical_or.reduceat(kinds != 0, starts) if len(starts) else np.zeros(0, bool)
+    key = np.stack([tile_list[starts], within[starts] // most, length, masked], axis=1)
+    query_index, key_index = (
+        None if index is None else torch.tensor(index, dtype=torch.int64, device=device)
+        for index in (part.query_index, part.key_index)
+    )
+    for which, _, count, has_mask in np.unique(key, axis=0):
+        chosen = np.flatnonzero((key == [which, _, count, has_mask]).all(axis=1))
+        entries = starts[chosen][:, None] + np.arange(count)
+        heads = part.heads if plan_heads > 1 else (None,)
+        for head in heads if part.lists == 1 else (heads[which],):
+            yield _Group(
+                head,
+                query_index,
+                key_index,
+                part.n_queries,
+                part.n_keys,
+                torch.tensor(row[starts[chosen]], device=device),
+                torch.tensor(part.columns[entries], dtype=torch.int64, device=device),
+                torch.tensor(kinds[entries], dtype=torch.int64, device=device) if has_mask else None,
+            )
+
+
+def _blocks(program: _Program, heads: int, n_queries: int) -> Iterator[_Block]:
+    """The program cut into blocks of about _CHUNK_ELEMENTS scores for `heads` heads (times batch)."""
+    within = torch.arange(program.tile, device=program.forbidden.device)
+    for group in program.groups:
+        per_row = group.columns.shape[1] * program.tile**2 * (heads if group.head is None else 1)
+        step = max(1, _CHUNK_ELEMENTS // max(per_row, 1))
+        for start in range(0, len(group.rows), step):
+            rows, columns = group.rows[start : start + step], group.columns[start : start + step]
+            place = rows[:, None] * program.tile + within
+            keys = (columns[..., None] * program.tile + within).flatten(1).clamp_(max=group.n_keys - 1)
+            read = place.clamp(max=group.n_queries - 1)
+            if group.query_index is not None:
+                read = group.query_index[read]
+            if group.key_index is not None:
+                keys = group.key_index[keys]
+            write = torch.where(place < group.n_queries, read, n_queries)
+            yield _Block(group.head, read, write, keys, None if group.kinds is None else group.kinds[start : start + step])
+
+
+@dataclass(frozen=True)
+class _Operands:
+    """The inputs of attention, folded into key heads and their groups: q [B, K, G, Nq, D], k and v [B, K, Nk, D]."""
+
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    key_mask: Tensor | None
+    segments: Tensor | None
+    query_offset: int
+    scale: float
+    program: _Program
+
+    @property
+    def wide(self) -> torch.dtype:
+        return torch.float64 if self.q.dtype == torch.float64 else torch.float32
+
+    def blocks(self) -> Iterator[_Block]:
+        batch, kv_heads, group, n_queries, _ = self.q.shape
+        return _blocks(self.program, batch * kv_heads * group, n_queries)
+
+    def heads(self, head: int | None) -> tuple[slice, slice]:
+        """Which key heads and which of their query heads a block is for."""
+        if head is None:
+            return slice(None), slice(None)
+        kv_head, member = divmod(head, self.q.shape[2])
+        return slice(kv_head, kv_head + 1), slice(member, member + 1)
+
+    def gather(self, block: _Block) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
+        """q [B, K, R, G * T, D], k and v [B, K, R, C * T, D], and the forbidden pairs, of a block."""
+        own, members = self.heads(block.head)
+        k, v = (_take(x[:, own], 2, block.keys) for x in (self.k, self.v))
+        forbidden, unread = self._masks(block)
+        if unread is not None:
+            k, v = k.masked_fill(unread[..., None], 0), v.masked_fill(unread[..., None], 0)
+        return _fold(_take(self.q[:, own, members], 3, block.read)), k, v, forbidden
+
+    def _masks(self, block: _Block) -> tuple[Tensor | None, Tensor | None]:
+        """Forbidden pairs [B or 1, 1, R, 1, T, C * T] and unread keys [B or 1, 1, R, C * T]; None for none."""
+        forbidden: Tensor | None = None
+        unread: Tensor | None = None
+        if block.kinds is not None:
+            forbidden = self.program.forbidden[block.kinds].transpose(1, 2).flatten(2)[None, None, :, None]
+            unread = self.program.unread[block.kinds].flatten(1)[None, None]
+        for part in self._batch_masks(block):
+            forbidden = part if forbidden is None else forbidden | part
+            unread = forbidden.all(dim=-2)[:, :, :, 0]
+        return forbidden, unread
+
+    def _batch_masks(self, block: _Block) -> Iterator[Tensor]:
+        if self.key_mask is not None:
+            yield ~self.key_mask[:, block.keys][:, None, :, None, None, :]
+        if self.segments is not None:
+            asked = self.segments[:, block.read + self.query_offset]
+            yield (asked[..., :, None] != self.segments[:, block.keys][..., None, :])[:, None, :, None]
+
+    def scores(self, q: Tensor, k: Tensor, forbidden: Tensor | None) -> Tensor:
+        """Scaled scores [B, K, R, G * T, C * T], -inf where forbidden."""
+        scores = (q @ k.transpose(-1, -2)).to(self.wide).mul_(self.scale)
+        if forbidden is not None:
+            tile = forbidden.shape[-2]
+            scores.unflatten(3, (-1, tile)).masked_fill_(forbidden, -math.inf)
+        return scores
+
+
+def _take(x: Tensor, dim: int, index: Tensor) -> Tensor:
+    """x at index [R, n] along `dim`, which becomes two dimensions."""
+    return x.index_select(dim, index.flatten()).unflatten(dim, index.shape)
+
+
+def _fold(x: Tensor) -> Tensor:
+    """[B, K, G, R, T, ...] -> [B, K, R, G * T, ...]."""
+    return x.transpose(2, 3).flatten(3, 4)
+
+
+def _unfold(x: Tensor, tile: int) -> Tensor:
+    """[B, K, R, G * T, ...] -> [B, K, G, R * T, ...]."""
+    return x.unflatten(3, (-1, tile)).transpose(2, 3).flatten(3, 4)
+
+
+def _attend(operands: _Operands) -> tuple[Tensor, Tensor]:
+    """Output [B, K, G, Nq, Dv] and log-sum-exp [B, K, G, Nq], both wide; a spare last query takes what is padding."""
+    q, v, tile = operands.q, operands.v, operands.program.tile
+    out = torch.zeros((*q.shape[:3], q.shape[3] + 1, v.shape[-1]), dtype=operands.wide, device=q.device)
+    lse = torch.full(out.shape[:-1], -math.inf, dtype=operands.wide, device=q.device)
+    for block in operands.blocks():
+        block_q, block_k, block_v, forbidden = operands.gather(block)
+        scores = operands.scores(block_q, block_k, forbidden)
+        highest = scores.amax(dim=-1, keepdim=True)
+        highest = highest.masked_fill(highest == -math.inf, 0)
+        weights = scores.sub_(highest).exp_()
+        total = weights.sum(dim=-1, keepdim=True)
+        part = (weights.to(v.dtype) @ block_v).to(operands.wide) / total.masked_fill(total == 0, 1)
+        part_lse = (highest + total.log())[..., 0]
+        own, members = operands.heads(block.head)
+        write = block.write.flatten()
+        _merge(out[:, own, members], lse[:, own, members], write, _unfold(part, tile), _unfold(part_lse, tile))
+    return out[..., :-1, :], lse[..., :-1]
+
+
+def _merge(out: Tensor, lse: Tensor, write: Tensor, part: Tensor, part_lse: Tensor) -> None:
+    """Merge a partial softmax over further keys into out and lse, in place at the queries `write`."""
+    old_lse = lse.index_select(3, write)
+    new_lse = torch.logaddexp(old_lse, part_lse)
+    shift = new_lse.masked_fill(new_lse == -math.inf, 0)
+    old = out.index_select(3, write) * (old_lse - shift).exp()[..., None]
+    out.index_copy_(3, write, old + part * (part_lse - shift).exp()[..., None])
+    lse.index_copy_(3, write, new_lse)
+
+
+def _attend_backward(
+    operands: _Operands, grad_out: Tensor, delta: Tensor, lse: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Gradients of q, k and v in the wide dtype; delta = rowsum(grad_out * out) - grad_lse, [B, K, G, Nq]."""
+    q, k, v, tile, wide = operands.q, operands.k, operands.v, operands.program.tile, operands.wide
+    grad_q, grad_k, grad_v = (torch.zeros(x.shape, dtype=wide, device=x.device) for x in (q, k, v))
+    nowhere = torch.full((*lse.shape[:-1], 1), math.inf, dtype=wide, device=lse.device)
+    lse = torch.cat([lse.masked_fill(lse == -math.inf, math.inf), nowhere], dim=-1)
+    for block in operands.blocks():
+        own, members = operands.heads(block.head)
+        block_q, block_k, block_v, forbidden = operands.gather(block)
+        block_lse = _fold(_take(lse[:, own, members], 3, block.write))
+        weights = operands.scores(block_q, block_k, forbidden).sub_(block_lse[..., None]).exp_()
+        block_grad = _fold(_take(grad_out[:, own, members], 3, block.read))
+        block_delta = _fold(_take(delta[:, own, members], 3, block.read))
+        grad_scores = (block_grad @ block_v.transpose(-1, -2)).to(wide)
+        grad_scores = grad_scores.sub_(block_delta[..., None]).mul_(weights).mul_(operands.scale).to(q.dtype)
+        read, keys = block.read.flatten(), block.keys.flatten()
+        part_q = _unfold((grad_scores @ block_k).to(wide), tile)
+        part_k = (grad_scores.transpose(-1, -2) @ block_q).to(wide).flatten(2, 3)
+        part_v = (weights.to(v.dtype).transpose(-1, -2) @ block_grad).to(wide).flatten(2, 3)
+        grad_q[:, own, members].index_add_(3, read, part_q)
+        grad_k[:, own].index_add_(2, keys, part_k)
+        grad_v[:, own].index_add_(2, keys, part_v)
+    return grad_q, grad_k, grad_v
+
+
+# --- the operators ---------------------------------------------------------------------------------------------------
+
+
+def _operands(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    key_mask: Tensor | None,
+    segments: Tensor | None,
+    pattern: str,
+    query_offset: int,
+    scale: float,
+) -> _Operands:
+    parse(pattern).check_heads(q.shape[1])
+    plan = compile_pattern(pattern, q.shape[2], k.shape[2], query_offset=query_offset)
+    folded = q.unflatten(1, (k.shape[1], -1))
+    return _Operands(folded, k, v, key_mask, segments, query_offset, scale, _program(plan, q.device))
+
+
+@torch.library.custom_op("asterism::eager", mutates_args=())
+def eager(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    key_mask: Tensor | None,
+    segments: Tensor | None,
+    pattern: str,
+    query_offset: int,
+    scale: float,
+) -> tuple[Tensor, Tensor]:
+    """Output [B, H, Nq, Dv] in the dtype of q and log-sum-exp [B, H, Nq] in float32 (float64 for float64)."""
+    out, lse = _attend(_operands(q, k, v, key_mask, segments, pattern, query_offset, scale))
+    return out.flatten(1, 2).to(q.dtype), lse.flatten(1, 2).contiguous()
+
+
+@eager.register_fake
+def _(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    key_mask: Tensor | None,
+    segments: Tensor | None,
+    pattern: str,
+    query_offset: int,
+    scale: float,
+) -> tuple[Tensor, Tensor]:
+    wide = torch.float64 if q.dtype == torch.float64 else torch.float32
+    return q.new_empty((*q.shape[:3], v.shape[-1])), q.new_empty(q.shape[:3], dtype=wide)
+
+
+@torch.library.custom_op("asterism::eager_backward", mutates_args=())
+def eager_backward(
+    grad_out: Tensor,
+    grad_lse: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    key_mask: Tensor | None,
+    segments: Tensor | None,
+    out: Tensor,
+    lse: Tensor,
+    pattern: str,
+    query_offset: int,
+    scale: float,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Gradients of q, k and v from those of the output and of the log-sum-exp."""
+    operands = _operands(q, k, v, key_mask, segments, pattern, query_offset, scale)
+    heads = (k.shape[1], -1)
+    delta = (grad_out.to(operands.wide) * out.to(operands.wide)).sum(dim=-1) - grad_lse
+    delta = delta.masked_fill(lse == -math.inf, 0)
+    parts = [x.unflatten(1, heads) for x in (grad_out, delta, lse)]
+    grad_q, grad_k, grad_v = _attend_backward(operands, *parts)
+    return grad_q.flatten(1, 2).to(q.dtype), grad_k.to(k.dtype), grad_v.to(v.dtype)
+
+
+@eager_backward.register_fake
+def _(
+    grad_out: Tensor,
+    grad_lse: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    key_mask: Tensor | None,
+    segments: Tensor | None,
+    out: Tensor,
+    lse: Tensor,
+    pattern: str,
+    query_offset: int,
+    scale: float,
+) -> tuple[Tensor, Tensor, Tensor]:
+    return q.new_empty(q.shape), k.new_empty(k.shape), v.new_empty(v.shape)
+
+
+def _save(ctx, inputs, output) -> None:  # noqa: ANN001
+    q, k, v, key_mask, segments, ctx.pattern, ctx.query_offset, ctx.scale = inputs
+    ctx.save_for_backward(q, k, v, key_mask, segments, *output)
+
+
+def _differentiate(ctx, grad_out, grad_lse):  # noqa: ANN001, ANN202
+    grads = eager_backward(
+        grad_out.contiguous(), grad_lse, *ctx.saved_tensors, ctx.pattern, ctx.query_offset, ctx.scale
+    )
+    return *grads, None, None, None, None, None
+
+
+eager.register_autograd(_differentiate, setup_context=_save)

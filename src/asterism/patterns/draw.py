@@ -1,0 +1,227 @@
+"""Pictures of a pattern, and how many keys its queries read.
+
+Up to `cells` tokens, one cell of a picture is one (query, key) pair. Longer sequences are shown as tiles: a tile is
+judged as a whole, and split into smaller ones only where the verdict is unknown, so that no picture costs n x n memory.
+Invariant: a cell shown full or empty is so for every pair in it.
+"""
+
+# pyright: reportUnknownMemberType=false
+# (matplotlib's annotations are partial)
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from asterism.errors import AsterismError, PatternError
+from asterism.patterns.intervals import Integers, Intervals
+from asterism.patterns.pattern import Booleans, Pattern, Tokens, Verdict, Verdicts, check_integer
+
+GLYPHS = {Verdict.FULL: "█", Verdict.MIXED: "▒", Verdict.UNKNOWN: "▒", Verdict.EMPTY: "·"}
+IMAGE_CELLS = 256
+
+_EXACT_SIDE = 32  # tiles of at most this side are settled by looking at every pair
+_CHUNK = 1024  # tiles handled at once
+_MANY_PAIRS = 2**26  # the most pairs that a picture or a count looks at one by one
+
+
+@dataclass(frozen=True)
+class Degrees:
+    """How many keys a query reads: the least, the mean and the most over `queries` queries.
+
+    `queries` is less than the length when counting every query would take too long; the queries counted are then
+    evenly spread and include the first and the last.
+    """
+
+    minimum: int
+    mean: float
+    maximum: int
+    queries: int
+
+
+def draw(pattern: Pattern, n: int, *, head: int = 0, cells: int = 64) -> str:
+    """The pattern at length `n` as text: one row per query, one column per key, at most `cells` of each.
+
+    Raises PatternError for a negative length, a head that the pattern does not have, and cells < 1.
+    """
+    grid, tile = _grid(pattern, n, head, check_integer("draw", "cells", cells, 1))
+    rows = ["".join(GLYPHS[Verdict(cell)] for cell in row) for row in grid.tolist()]
+    which_head = f", head {head} of {pattern.heads}" if pattern.heads > 1 else ""
+    return "\n".join([f"{pattern.text}, {n} tokens{which_head}", *rows, _legend(grid, tile)])
+
+
+def draw_image(pattern: Pattern, n: int, path: str | Path, *, head: int = 0) -> None:
+    """Write the picture as PNG or SVG, by the suffix of `path`: black is allowed, grey a tile allowed in part.
+
+    Raises PatternError as `draw` does and for another suffix; AsterismError when matplotlib is not installed.
+    """
+    if Path(path).suffix.lower() not in (".png", ".svg"):
+        raise PatternError(f"draw_image: the file name must end in .png or .svg, got {str(path)!r}")
+    try:
+        from matplotlib.figure import Figure
+    except ImportError:
+        raise AsterismError("pictures need matplotlib: pip install 'asterism[plot]'") from None
+    grid, tile = _grid(pattern, n, head, IMAGE_CELLS)
+    darkness = np.array([0.0, 0.5, 0.5, 1.0])[grid]
+    figure = Figure(figsize=(6, 6), layout="constrained")
+    axes = figure.add_subplot(title=pattern.text, xlabel="key", ylabel="query")
+    edge = tile * len(grid)
+    axes.imshow(darkness, cmap="Greys", vmin=0, vmax=1, interpolation="nearest", extent=(0, edge, edge, 0))
+    figure.savefig(path, dpi=150)
+
+
+def degrees(pattern: Pattern, n: int, head: int = 0) -> Degrees:
+    """The least, mean and greatest number of keys that a query of a sequence of length `n` reads.
+
+    Raises PatternError for a negative length and a head that the pattern does not have.
+    """
+    _check(pattern, n, head)
+    if n == 0:
+        return Degrees(0, 0.0, 0, 0)
+    few = _spread(n, 64)
+    _, rest = _count_whole(pattern, few, n, head)
+    pairs_per_query = max(int((rest.stops - rest.starts).sum()) // few.size, 1)
+    queries = _spread(n, max(_MANY_PAIRS // pairs_per_query, few.size))
+    counts = np.concatenate(
+        [_count(pattern, chunk, n, head) for chunk in np.array_split(queries, -(-queries.size // _CHUNK))]
+    )
+    return Degrees(int(counts.min()), float(counts.mean()), int(counts.max()), queries.size)
+
+
+def density(pattern: Pattern, n: int, head: int = 0) -> float:
+    """The share of the n x n pairs that is allowed, 0 for an empty sequence; see `degrees` for long sequences."""
+    return degrees(pattern, n, head).mean / max(n, 1)
+
+
+# --- pictures --------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, eq=False)
+class _Tiles:
+    """Rectangles of pairs, half-open, each belonging to a cell of the picture."""
+
+    cell: Integers
+    q_start: Integers
+    q_stop: Integers
+    k_start: Integers
+    k_stop: Integers
+
+    def select(self, kept: Booleans | slice) -> "_Tiles":
+        return _Tiles(*(field[kept] for field in self._fields()))
+
+    def quarters(self) -> "_Tiles":
+        """Every rectangle cut in the middle of both sides; empty quarters left out."""
+        q_middle, k_middle = (self.q_start + self.q_stop + 1) // 2, (self.k_start + self.k_stop + 1) // 2
+        pieces = [
+            (self.cell, q_start, q_stop, k_start, k_stop)
+            for q_start, q_stop in ((self.q_start, q_middle), (q_middle, self.q_stop))
+            for k_start, k_stop in ((self.k_start, k_middle), (k_middle, self.k_stop))
+        ]
+        merged = _Tiles(*(np.concatenate(column) for column in zip(*pieces, strict=True)))
+        return merged.select((merged.q_start < merged.q_stop) & (merged.k_start < merged.k_stop))
+
+    def _fields(self) -> tuple[Integers, ...]:
+        return self.cell, self.q_start, self.q_stop, self.k_start, self.k_stop
+
+
+def _grid(pattern: Pattern, n: int, head: int, cells: int) -> tuple[Verdicts, int]:
+    """One verdict per cell of the picture, int8 [rows, columns], and the side of a cell in tokens."""
+    _check(pattern, n, head)
+    tile = max(-(-n // cells), 1)
+    side = -(-n // tile)
+    row, column = (axis.ravel() for axis in np.mgrid[:side, :side])
+    start_stop = (row * tile, np.minimum(row * tile + tile, n), column * tile, np.minimum(column * tile + tile, n))
+    return _settle(pattern, _Tiles(np.arange(side * side), *start_stop), n, head).reshape(side, side), tile
+
+
+def _settle(pattern: Pattern, tiles: _Tiles, n: int, head: int) -> Verdicts:
+    """One verdict per tile; UNKNOWN only where looking further would take too long."""
+    allowed, forbidden, undecided = (np.zeros(tiles.cell.size, bool) for _ in range(3))
+    budget, stack = _MANY_PAIRS, [tiles]
+    while stack:
+        tiles = stack.pop()
+        tiles = tiles.select(~(allowed & forbidden)[tiles.cell])
+        if tiles.cell.size > _CHUNK:
+            stack += [tiles.select(slice(_CHUNK, None)), tiles.select(slice(_CHUNK))]
+            continue
+        if budget <= 0:
+            undecided[tiles.cell] = True
+            continue
+        verdict = _judge(pattern, tiles, n, head)
+        allowed[tiles.cell[verdict >= Verdict.MIXED]] = True
+        forbidden[tiles.cell[(verdict == Verdict.EMPTY) | (verdict == Verdict.MIXED)]] = True
+        unknown = tiles.select(verdict == Verdict.UNKNOWN)
+        small = np.maximum(unknown.q_stop - unknown.q_start, unknown.k_stop - unknown.k_start) <= _EXACT_SIDE
+        _look(pattern, unknown.select(small), n, head, allowed, forbidden)
+        budget -= _EXACT_SIDE**2 * unknown.cell.size
+        if not small.all():
+            stack.append(unknown.select(~small).quarters())
+    known = np.where(allowed, np.where(forbidden, Verdict.MIXED, Verdict.FULL), Verdict.EMPTY)
+    return np.where(undecided & ~(allowed & forbidden), Verdict.UNKNOWN, known).astype(np.int8)
+
+
+def _judge(pattern: Pattern, tiles: _Tiles, n: int, head: int) -> Verdicts:
+    """The pattern's verdicts, and EMPTY where no span of the queries meets the keys."""
+    queries = Tokens(tiles.q_start, tiles.q_stop - 1, 1)
+    keys = Tokens(tiles.k_start, tiles.k_stop - 1, 1)
+    verdict = pattern.judge(queries, keys, n, head)
+    ranges, row = np.unique(np.stack([tiles.q_start, tiles.q_stop - 1]), axis=1, return_inverse=True)
+    spans = pattern.find_spans(Tokens(ranges[0], ranges[1], 1), n, head)
+    base = row.reshape(-1) * (n + 1)
+    first = np.searchsorted(spans.stops, base + tiles.k_start, side="right")
+    meets = np.append(spans.starts, np.iinfo(np.int64).max)[first] < base + tiles.k_stop
+    return np.where(meets | (verdict != Verdict.UNKNOWN), verdict, np.int8(Verdict.EMPTY))
+
+
+def _look(pattern: Pattern, tiles: _Tiles, n: int, head: int, allowed: Booleans, forbidden: Booleans) -> None:
+    """Evaluate every pair of small tiles and note what was seen for their cells."""
+    if not tiles.cell.size:
+        return
+    offsets = np.arange(_EXACT_SIDE)
+    queries = np.minimum(tiles.q_start[:, None] + offsets, tiles.q_stop[:, None] - 1)
+    keys = np.minimum(tiles.k_start[:, None] + offsets, tiles.k_stop[:, None] - 1)
+    seen = pattern.allows(queries[:, :, None], keys[:, None, :], n, head)
+    allowed[tiles.cell[seen.any(axis=(1, 2))]] = True
+    forbidden[tiles.cell[~seen.all(axis=(1, 2))]] = True
+
+
+def _legend(grid: Verdicts, tile: int) -> str:
+    if tile == 1:
+        return "rows: queries, columns: keys; █ may attend, · may not"
+    some = "some or not known" if (grid == Verdict.UNKNOWN).any() else "some"
+    return f"rows: queries, columns: keys, one cell: {tile} x {tile} pairs; █ all may attend, ▒ {some}, · none"
+
+
+# --- counts ----------------------------------------------------------------------------------------------------------
+
+
+def _spread(n: int, count: int) -> Integers:
+    """`count` evenly spread positions of [0, n), first and last included; all of them when there are no more."""
+    return np.arange(n) if count >= n else np.linspace(0, n - 1, count).astype(np.int64)
+
+
+def _count(pattern: Pattern, queries: Integers, n: int, head: int) -> Integers:
+    """How many keys each query reads."""
+    counts, rest = _count_whole(pattern, queries, n, head)
+    row, start, stop = rest.triples()
+    group = np.cumsum(stop - start) // (_CHUNK * _CHUNK)
+    for members in np.split(np.arange(row.size), np.flatnonzero(np.diff(group)) + 1):
+        part = Intervals.build(row[members], start[members], stop[members], queries.size, n)
+        at, keys = part.points()
+        counts += np.bincount(at[pattern.allows(queries[at], keys, n, head)], minlength=queries.size)
+    return counts
+
+
+def _count_whole(pattern: Pattern, queries: Integers, n: int, head: int) -> tuple[Integers, Intervals]:
+    """How many keys each query reads in intervals that are allowed as a whole, and the intervals left to look into."""
+    row, start, stop = pattern.find_spans(Tokens(queries, queries, 1), n, head).triples()
+    verdict = pattern.judge(Tokens(queries[row], queries[row], 1), Tokens(start, stop - 1, 1), n, head)
+    full, rest = verdict == Verdict.FULL, (verdict != Verdict.FULL) & (verdict != Verdict.EMPTY)
+    counts = np.bincount(row[full], (stop - start)[full], minlength=queries.size).astype(np.int64)
+    return counts, Intervals.build(row[rest], start[rest], stop[rest], queries.size, n)
+
+
+def _check(pattern: Pattern, n: int, head: int) -> None:
+    check_integer("draw", "n", n, 0)
+    if not 0 <= check_integer("draw", "head", head) < pattern.heads:
+        raise PatternError(f"{pattern.text} has {pattern.heads} head(s), numbered from 0; head {head} was asked for")
