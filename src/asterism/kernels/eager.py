@@ -129,6 +129,32 @@ def _blocks(program: _Program, heads: int, n_queries: int) -> Iterator[_Block]:
             yield _Block(group.head, read, write, keys, None if group.kinds is None else group.kinds[start : start + step])
 
 
+class _Workspace:
+    """Buffers that the blocks of one call use in turn: fresh memory is dearer than arithmetic."""
+
+    def __init__(self, device: torch.device):
+        self.device = device
+        self.buffers: dict[tuple[str, torch.dtype], Tensor] = {}
+
+    def empty(self, name: str, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+        """An uninitialised tensor in the buffer of that name, which any earlier tensor of the name loses."""
+        size = math.prod(shape)
+        buffer = self.buffers.get((name, dtype))
+        if buffer is None or len(buffer) < size:
+            buffer = self.buffers[name, dtype] = torch.empty(size, dtype=dtype, device=self.device)
+        return buffer[:size].view(shape)
+
+    def product(self, name: str, left: Tensor, right: Tensor, wide: torch.dtype) -> Tensor:
+        """left @ right in the wide dtype."""
+        shape = (*left.shape[:-1], right.shape[-1])
+        product = torch.matmul(left, right, out=self.empty(name, shape, left.dtype))
+        return self.cast(name, product, wide)
+
+    def cast(self, name: str, x: Tensor, dtype: torch.dtype) -> Tensor:
+        """x itself, or a copy in another dtype."""
+        return x if x.dtype == dtype else self.empty(name, tuple(x.shape), dtype).copy_(x)
+
+
 @dataclass(frozen=True)
 class _Operands:
     """The inputs of attention, folded into key heads and their groups: q [B, K, G, Nq, D], k and v [B, K, Nk, D]."""
@@ -141,6 +167,7 @@ class _Operands:
     query_offset: int
     scale: float
     program: _Program
+    workspace: _Workspace
 
     @property
     def wide(self) -> torch.dtype:
@@ -187,7 +214,7 @@ class _Operands:
 
     def scores(self, q: Tensor, k: Tensor, forbidden: Tensor | None) -> Tensor:
         """Scaled scores [B, K, R, G * T, C * T], -inf where forbidden."""
-        scores = (q @ k.transpose(-1, -2)).to(self.wide).mul_(self.scale)
+        scores = self.workspace.product("scores", q, k.transpose(-1, -2), self.wide).mul_(self.scale)
         if forbidden is not None:
             tile = forbidden.shape[-2]
             scores.unflatten(3, (-1, tile)).masked_fill_(forbidden, -math.inf)
@@ -211,7 +238,7 @@ def _unfold(x: Tensor, tile: int) -> Tensor:
 
 def _attend(operands: _Operands) -> tuple[Tensor, Tensor]:
     """Output [B, K, G, Nq, Dv] and log-sum-exp [B, K, G, Nq], both wide; a spare last query takes what is padding."""
-    q, v, tile = operands.q, operands.v, operands.program.tile
+    q, v, tile, workspace = operands.q, operands.v, operands.program.tile, operands.workspace
     out = torch.zeros((*q.shape[:3], q.shape[3] + 1, v.shape[-1]), dtype=operands.wide, device=q.device)
     lse = torch.full(out.shape[:-1], -math.inf, dtype=operands.wide, device=q.device)
     for block in operands.blocks():
@@ -221,7 +248,8 @@ def _attend(operands: _Operands) -> tuple[Tensor, Tensor]:
         highest = highest.masked_fill(highest == -math.inf, 0)
         weights = scores.sub_(highest).exp_()
         total = weights.sum(dim=-1, keepdim=True)
-        part = (weights.to(v.dtype) @ block_v).to(operands.wide) / total.masked_fill(total == 0, 1)
+        narrow = workspace.cast("scores", weights, v.dtype)
+        part = (narrow @ block_v).to(operands.wide) / total.masked_fill(total == 0, 1)
         part_lse = (highest + total.log())[..., 0]
         own, members = operands.heads(block.head)
         write = block.write.flatten()
@@ -244,6 +272,7 @@ def _attend_backward(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Gradients of q, k and v in the wide dtype; delta = rowsum(grad_out * out) - grad_lse, [B, K, G, Nq]."""
     q, k, v, tile, wide = operands.q, operands.k, operands.v, operands.program.tile, operands.wide
+    workspace = operands.workspace
     grad_q, grad_k, grad_v = (torch.zeros(x.shape, dtype=wide, device=x.device) for x in (q, k, v))
     nowhere = torch.full((*lse.shape[:-1], 1), math.inf, dtype=wide, device=lse.device)
     lse = torch.cat([lse.masked_fill(lse == -math.inf, math.inf), nowhere], dim=-1)
@@ -254,12 +283,14 @@ def _attend_backward(
         weights = operands.scores(block_q, block_k, forbidden).sub_(block_lse[..., None]).exp_()
         block_grad = _fold(_take(grad_out[:, own, members], 3, block.read))
         block_delta = _fold(_take(delta[:, own, members], 3, block.read))
-        grad_scores = (block_grad @ block_v.transpose(-1, -2)).to(wide)
-        grad_scores = grad_scores.sub_(block_delta[..., None]).mul_(weights).mul_(operands.scale).to(q.dtype)
+        grad_scores = workspace.product("grad_scores", block_grad, block_v.transpose(-1, -2), wide)
+        grad_scores = grad_scores.sub_(block_delta[..., None]).mul_(weights).mul_(operands.scale)
+        grad_scores = workspace.cast("grad_scores", grad_scores, q.dtype)
+        weights = workspace.cast("scores", weights, v.dtype)
         read, keys = block.read.flatten(), block.keys.flatten()
         part_q = _unfold((grad_scores @ block_k).to(wide), tile)
         part_k = (grad_scores.transpose(-1, -2) @ block_q).to(wide).flatten(2, 3)
-        part_v = (weights.to(v.dtype).transpose(-1, -2) @ block_grad).to(wide).flatten(2, 3)
+        part_v = (weights.transpose(-1, -2) @ block_grad).to(wide).flatten(2, 3)
         grad_q[:, own, members].index_add_(3, read, part_q)
         grad_k[:, own].index_add_(2, keys, part_k)
         grad_v[:, own].index_add_(2, keys, part_v)
@@ -282,7 +313,7 @@ def _operands(
     parse(pattern).check_heads(q.shape[1])
     plan = compile_pattern(pattern, q.shape[2], k.shape[2], query_offset=query_offset)
     folded = q.unflatten(1, (k.shape[1], -1))
-    return _Operands(folded, k, v, key_mask, segments, query_offset, scale, _program(plan, q.device))
+    return _Operands(folded, k, v, key_mask, segments, query_offset, scale, _program(plan, q.device), _Workspace(q.device))
 
 
 @torch.library.custom_op("asterism::eager", mutates_args=())

@@ -1,0 +1,80 @@
+"""What all verbs share: a parser with errors of one line and the nearest valid flag, value types, JSON output."""
+
+import argparse
+import json
+import sys
+from collections.abc import Iterable, Sequence
+from typing import NoReturn
+
+from asterism.errors import AsterismError, nearest
+
+
+class UsageError(AsterismError):
+    """The command line asks for something that does not exist or does not fit."""
+
+    exit_code = 2
+
+
+class Parser(argparse.ArgumentParser):
+    """argparse's parser of one verb; it raises UsageError instead of printing the usage and exiting."""
+
+    def __init__(self, verb: str, description: str, example: str) -> None:
+        super().__init__(
+            prog=f"asterism {verb}",
+            description=description,
+            epilog=f"example:\n  {example}",
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+            allow_abbrev=False,
+        )
+        self.add_argument("--json", action="store_true", help="print one JSON document instead of text")
+
+    def parse(self, argv: Sequence[str]) -> argparse.Namespace:
+        """The arguments. Raises UsageError, also for flags that the verb does not know."""
+        arguments, unknown = self.parse_known_args(argv)
+        refuse_unknown(unknown, self._option_string_actions)
+        return arguments
+
+    def error(self, message: str) -> NoReturn:
+        raise UsageError(message)
+
+
+def refuse_unknown(unknown: Sequence[str], flags: Iterable[str]) -> None:
+    """Raise UsageError for the first unknown argument, with the flag most like it."""
+    if not unknown:
+        return
+    name = unknown[0].split("=", 1)[0]
+    if name.startswith("-"):
+        raise UsageError(f"unknown flag {name}.{nearest(name, flags) or ' See --help.'}")
+    raise UsageError(f"unexpected argument {name!r}; see --help")
+
+
+def whole_number(minimum: int):
+    """An argument type: a whole number that is at least `minimum`."""
+
+    def convert(text: str) -> int:
+        try:
+            value = int(text.replace("_", ""))
+        except ValueError:
+            value = minimum - 1
+        if value < minimum:
+            raise argparse.ArgumentTypeError(f"must be a whole number of at least {minimum}, got {text!r}")
+        return value
+
+    return convert
+
+
+def temperature(text: str) -> float:
+    """An argument type: a finite number that is not negative."""
+    try:
+        value = float(text)
+    except ValueError:
+        value = -1.0
+    if not 0 <= value < float("inf"):
+        raise argparse.ArgumentTypeError(f"must be a number of at least 0, got {text!r}")
+    return value
+
+
+def print_json(document: object) -> None:
+    """Write one JSON document to stdout."""
+    json.dump(document, sys.stdout, indent=2, allow_nan=False, ensure_ascii=False)
+    sys.stdout.write("\n")

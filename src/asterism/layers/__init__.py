@@ -1,0 +1,32 @@
+"""Token mixers and blocks as torch modules. Only the cache needs transformers, so it is imported when asked for."""
+
+from typing import TYPE_CHECKING, Any
+
+from asterism.layers.attention import SparseAttention
+from asterism.layers.block import FeedForward, PreNormBlock
+from asterism.layers.initialisation import ResidualLinear, initialise
+from asterism.layers.positions import FactorisedPositions, LearnedPositions, Rotary
+
+if TYPE_CHECKING:
+    from asterism.layers.cache import PatternCache, PatternCacheLayer
+
+__all__ = [
+    "FactorisedPositions",
+    "FeedForward",
+    "LearnedPositions",
+    "PatternCache",
+    "PatternCacheLayer",
+    "PreNormBlock",
+    "ResidualLinear",
+    "Rotary",
+    "SparseAttention",
+    "initialise",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name in ("PatternCache", "PatternCacheLayer"):
+        from asterism.layers import cache
+
+        return getattr(cache, name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

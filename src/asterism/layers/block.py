@@ -1,0 +1,79 @@
+"""The residual block of Child 2019, section 5.2, around any token mixer.
+
+    a(H) = dropout(mixer(norm(H)))        b(H) = dropout(ff(norm(H + a(H))))        block(H) = H + a(H) + b(H)
+
+Both norms read the plain sum, so the identity path from the embedding to the last layer is never normalised.
+"""
+
+from collections.abc import Callable
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from asterism.errors import ConfigurationError, nearest
+from asterism.layers.initialisation import ResidualLinear
+
+
+def quick_gelu(x: torch.Tensor) -> torch.Tensor:
+    """x * sigmoid(1.702 x), the activation of the paper, through the fused silu(y) = y * sigmoid(y)."""
+    return F.silu(1.702 * x) / 1.702
+
+
+ACTIVATIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "quick_gelu": quick_gelu,
+    "gelu": F.gelu,
+    "relu": F.relu,
+    "silu": F.silu,
+}
+
+
+class FeedForward(nn.Module):
+    """W_2 f(W_1 x + b_1) + b_2, for each token alone. Raises ConfigurationError for an unknown activation."""
+
+    def __init__(self, hidden_size: int, intermediate_size: int, activation: str = "quick_gelu") -> None:
+        super().__init__()
+        if activation not in ACTIVATIONS:
+            raise ConfigurationError(
+                f"unknown activation {activation!r}; known are {', '.join(ACTIVATIONS)}."
+                + nearest(activation, ACTIVATIONS)
+            )
+        self.expand = nn.Linear(hidden_size, intermediate_size)
+        self.contract = ResidualLinear(intermediate_size, hidden_size)
+        self.activation = ACTIVATIONS[activation]
+
+    def forward(self, hidden: torch.Tensor) -> torch.Tensor:
+        """[..., hidden_size] -> [..., hidden_size]."""
+        return self.contract(self.activation(self.expand(hidden)))
+
+
+class PreNormBlock(nn.Module):
+    """One mixer and one feed-forward part, each normalised before and added after.
+
+    `mixer` maps [B, N, hidden_size] to the same shape, as SparseAttention does; `intermediate_size` is 4 * hidden_size
+    by default.
+    """
+
+    def __init__(
+        self,
+        mixer: nn.Module,
+        hidden_size: int,
+        intermediate_size: int | None = None,
+        *,
+        activation: str = "quick_gelu",
+        dropout: float = 0.0,
+        layer_norm_eps: float = 1e-5,
+    ) -> None:
+        super().__init__()
+        self.mixer_norm = nn.LayerNorm(hidden_size, eps=layer_norm_eps)
+        self.mixer = mixer
+        self.feed_forward_norm = nn.LayerNorm(hidden_size, eps=layer_norm_eps)
+        self.feed_forward = FeedForward(
+            hidden_size, 4 * hidden_size if intermediate_size is None else intermediate_size, activation
+        )
+        self.dropout = nn.Dropout(dropout)
+
+    def forward(self, hidden: torch.Tensor, **mixer_arguments: object) -> torch.Tensor:
+        """[B, N, hidden_size] -> [B, N, hidden_size]; keyword arguments go to the mixer."""
+        hidden = hidden + self.dropout(self.mixer(self.mixer_norm(hidden), **mixer_arguments))
+        return hidden + self.dropout(self.feed_forward(self.feed_forward_norm(hidden)))

@@ -1,0 +1,42 @@
+"""The initialisation of Child 2019, section 5.3.
+
+Every weight matrix is drawn from N(0, gain / sqrt(d_in)) and every bias is 0. N blocks have 2N residual branches; the
+last matrix of each is smaller by 1 / sqrt(2N), so that the sum of all branches keeps the size of one. A token embedding
+of width d has standard deviation gain / sqrt(d); a position that is the sum of m embeddings has gain / sqrt(d m) in
+each of them.
+
+The paper prints "N(0, 0.125 / sqrt(d_in))" and we read the second argument as a standard deviation, so the gain is
+0.125. The authors' later code (openai/distribution_augmentation) draws with standard deviation sqrt(0.125 / d_in)
+instead, which is a gain of sqrt(0.125) = 0.354.
+"""
+
+import math
+
+from torch import nn
+
+from asterism.layers.positions import FactorisedPositions
+
+
+class ResidualLinear(nn.Linear):
+    """The last matrix of a residual branch (W_p of attention, W_2 of the feed-forward part).
+
+    It is a linear layer like any other; its type tells `initialise` to make it smaller.
+    """
+
+
+def initialise(module: nn.Module, *, gain: float, depth: int) -> None:
+    """Draw the parameters that `module` itself owns, not those of its children; use with `nn.Module.apply`.
+
+    `gain` is the standard deviation times sqrt(d_in), 0.125 in the paper; `depth` is the number of residual blocks.
+    """
+    if isinstance(module, nn.Linear):
+        scale = 1 / math.sqrt(2 * depth) if isinstance(module, ResidualLinear) else 1.0
+        nn.init.normal_(module.weight, std=scale * gain / math.sqrt(module.in_features))
+        if module.bias is not None:
+            nn.init.zeros_(module.bias)
+    elif isinstance(module, nn.Embedding):
+        nn.init.normal_(module.weight, std=gain / math.sqrt(module.embedding_dim))
+    elif isinstance(module, FactorisedPositions):
+        module.initialise(gain)
+    elif isinstance(module, nn.LayerNorm):
+        module.reset_parameters()

@@ -1,0 +1,12 @@
+"""Hugging Face models. Importing this package registers them with AutoConfig, AutoModel and AutoModelForCausalLM."""
+
+from transformers import AutoConfig, AutoModel, AutoModelForCausalLM
+
+from asterism.models.configuration import AsterismConfig
+from asterism.models.modeling import AsterismForCausalLM, AsterismModel, AsterismPreTrainedModel
+
+AutoConfig.register(AsterismConfig.model_type, AsterismConfig)
+AutoModel.register(AsterismConfig, AsterismModel)
+AutoModelForCausalLM.register(AsterismConfig, AsterismForCausalLM)
+
+__all__ = ["AsterismConfig", "AsterismForCausalLM", "AsterismModel", "AsterismPreTrainedModel"]

@@ -1,0 +1,39 @@
+"""Padding that changes no real token.
+
+A causal pattern counts tokens, so a padded batch is packed once, after the embedding: the real tokens of each row move
+to the front, whatever side or hole the padding is in. Behind them, padding is in the future of every real token, and no
+causal pattern reads it. After the last layer the tokens move back; a padded column repeats the last real token before
+it, so the last column of a row always predicts the token that comes next.
+"""
+
+from typing import NamedTuple
+
+import torch
+
+
+class Packing(NamedTuple):
+    """Where the tokens of a padded batch go: N columns of the batch against N slots with the real tokens in front.
+
+    column  int64 [B, N]: the column that each slot takes its token from
+    slot    int64 [B, N]: the slot that each column takes its result from
+    real    bool [B, N]: whether the slot holds a real token
+    """
+
+    column: torch.Tensor
+    slot: torch.Tensor
+    real: torch.Tensor
+
+    @classmethod
+    def of(cls, mask: torch.Tensor) -> "Packing":
+        """From a mask bool [B, N] that is True for real tokens."""
+        column = torch.argsort(mask, dim=1, descending=True, stable=True)
+        slot = (mask.cumsum(dim=1) - 1).clamp(min=0)
+        return cls(column, slot, mask.gather(1, column))
+
+    def pack(self, columns: torch.Tensor) -> torch.Tensor:
+        """[B, N, C] by column -> [B, N, C] by slot."""
+        return columns.gather(1, self.column[:, :, None].expand_as(columns))
+
+    def unpack(self, slots: torch.Tensor) -> torch.Tensor:
+        """[B, N, C] by slot -> [B, N, C] by column."""
+        return slots.gather(1, self.slot[:, :, None].expand_as(slots))

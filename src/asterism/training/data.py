@@ -1,0 +1,153 @@
+"""Bytes to train on: three disjoint splits of a corpus, and a hash that says which corpus it was.
+
+The default needs no download: the sources and documentation of the running Python's standard library. A folder is
+split by file (a stable hash of each file's path inside the folder, about 90/5/5), so that whole files are held out;
+a single file is split by position, exactly 90/5/5 (enwik8 and text8: 90, 5 and 5 million bytes, as in the literature);
+a file of fixed-length records is split between records. Files of a folder are joined in order of their paths, each
+followed by one NUL byte. Invariant: every byte of the corpus is in exactly one split, and equal bytes give equal
+splits on every machine.
+"""
+
+import hashlib
+import sysconfig
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+
+from asterism.errors import DataError
+
+Split = Literal["train", "validation", "test"]
+SPLITS: tuple[Split, ...] = ("train", "validation", "test")
+
+STANDARD_LIBRARY = "python standard library"
+_LIBRARY_SUFFIXES = {".py", ".txt", ".rst"}
+_LIBRARY_EXCLUDED = {"site-packages", "dist-packages", "test", "tests", "idle_test", "__pycache__"}
+_HUTTER_BYTES = {"enwik8": 100_000_000, "text8": 100_000_000}
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Corpus:
+    """Three splits, each a uint8 array [bytes]; `sha256` is of train, validation and test, one after the other.
+
+    With `record_length` every split is a whole number of records; each record is a sequence of its own.
+    """
+
+    name: str
+    sha256: str
+    train: np.ndarray
+    validation: np.ndarray
+    test: np.ndarray
+    record_length: int | None = None
+
+    def split(self, name: Split) -> np.ndarray:
+        """The bytes of one split, by name."""
+        return {"train": self.train, "validation": self.validation, "test": self.test}[name]
+
+    def require(self, name: Split, context: int) -> np.ndarray:
+        """The bytes of a split that holds at least one sequence of `context` bytes; DataError if it does not.
+
+        Outside records a sequence needs one byte more: the byte before the first one predicted.
+        """
+        data = self.split(name)
+        needed = context + (self.record_length is None)
+        if len(data) < needed:
+            raise DataError(
+                f"data: the {name} split of {self.name} has {len(data):,} bytes, a sequence of context {context:,} "
+                f"needs {needed:,}; give more data or a shorter context"
+            )
+        return data
+
+
+def load_corpus(path: str | Path | None = None, *, record_length: int | None = None) -> Corpus:
+    """The corpus at `path` (a file or folder), or the standard library's sources for None.
+
+    A single file is memory-mapped, not read. Raises DataError when data are missing, unreadable, empty or too few to
+    fill all three splits, when records do not divide a file, and when a file named enwik8 or text8 is not whole.
+    """
+    if path is None:
+        if record_length is not None:
+            raise DataError("data: records need a file of your own; give its path along with the record length")
+        return _from_files(STANDARD_LIBRARY, _library_folder(), _library_files())
+    path = Path(path)
+    try:
+        if path.is_dir():
+            if record_length is not None:
+                raise DataError(f"data: {path} is a folder; records are read from a single file")
+            return _from_files(str(path), path, _folder_files(path))
+        return _from_file(path, record_length)
+    except OSError as error:
+        raise DataError(f"data: cannot read {error.filename or path}: {error.strerror}") from error
+
+
+def _from_file(path: Path, record_length: int | None) -> Corpus:
+    if not path.exists():
+        raise DataError(f"data: there is no file or folder {path}")
+    if not path.is_file():
+        raise DataError(f"data: {path} is neither a file nor a folder")
+    size = path.stat().st_size
+    if size == 0:
+        raise DataError(f"data: {path} is empty")
+    whole = _HUTTER_BYTES.get(path.name, size)
+    if size != whole:
+        raise DataError(f"data: {path} has {size:,} bytes, {path.name} has {whole:,}; is the download complete?")
+    unit = 1 if record_length is None else record_length
+    if unit < 1 or size % unit:
+        raise DataError(f"data: {path} has {size:,} bytes, not a multiple of the record length {unit:,}")
+    data = np.asarray(np.memmap(path, dtype=np.uint8, mode="r"))
+    held_out = (size // unit) // 20 * unit
+    first, second = size - 2 * held_out, size - held_out
+    return _corpus(str(path), data[:first], data[first:second], data[second:], record_length)
+
+
+def _from_files(name: str, folder: Path, files: Iterable[Path]) -> Corpus:
+    parts: dict[Split, list[bytes]] = {split: [] for split in SPLITS}
+    for file in sorted(files, key=lambda one: one.relative_to(folder).as_posix()):
+        parts[_split_of(file.relative_to(folder).as_posix())].append(file.read_bytes() + b"\0")
+    if not any(parts.values()):
+        raise DataError(f"data: {name} holds no files")
+    train, validation, test = (np.frombuffer(b"".join(parts[split]), dtype=np.uint8) for split in SPLITS)
+    return _corpus(name, train, validation, test, None)
+
+
+def _corpus(
+    name: str, train: np.ndarray, validation: np.ndarray, test: np.ndarray, record_length: int | None
+) -> Corpus:
+    digest = hashlib.sha256()
+    for split, data in zip(SPLITS, (train, validation, test), strict=True):
+        if not len(data):
+            raise DataError(f"data: {name} is too small to split: its {split} split is empty; give more data")
+        digest.update(data)
+    return Corpus(
+        name=name,
+        sha256=digest.hexdigest(),
+        train=train,
+        validation=validation,
+        test=test,
+        record_length=record_length,
+    )
+
+
+def _split_of(relative_path: str) -> Split:
+    """Train for 90 of 100 values of the path's hash, validation and test for 5 each."""
+    bucket = int(hashlib.sha256(relative_path.encode()).hexdigest()[:8], 16) % 100
+    return "train" if bucket < 90 else "validation" if bucket < 95 else "test"
+
+
+def _folder_files(folder: Path) -> list[Path]:
+    """All files below `folder`; names that start with a dot are skipped, as are the folders that have such names."""
+    found = (path for path in folder.rglob("*") if not path.is_dir())
+    return [path for path in found if not any(part.startswith(".") for part in path.relative_to(folder).parts)]
+
+
+def _library_folder() -> Path:
+    return Path(sysconfig.get_path("stdlib"))
+
+
+def _library_files() -> list[Path]:
+    """Sources and text documentation of the standard library, without tests and installed packages."""
+    folder = _library_folder()
+    found = (path for path in folder.rglob("*") if path.suffix in _LIBRARY_SUFFIXES and path.is_file())
+    return [path for path in found if not _LIBRARY_EXCLUDED & set(path.relative_to(folder).parts[:-1])]
