@@ -20,6 +20,7 @@ from asterism.compiler.cost import TILE_SIZES, tile_cost
 from asterism.compiler.layout import KeySubset, Layout, Natural, QuerySubset, Reordered, Residues, Tiles
 from asterism.compiler.plan import Booleans, Indices, Integers, Pass, Plan
 from asterism.errors import PatternError
+from asterism.patterns.explicit import Explicit
 from asterism.patterns.pattern import (
     And,
     Named,
@@ -28,12 +29,11 @@ from asterism.patterns.pattern import (
     Pattern,
     PerHead,
     Shifted,
-    Tokens,
     Verdict,
     Verdicts,
     resolve_lengths,
 )
-from asterism.patterns.primitives import Explicit, GlobalQueries, KeySet, Stride, Window
+from asterism.patterns.primitives import GlobalQueries, KeySet, Stride, Window
 from asterism.patterns.text import parse
 
 _CHUNK = 2**19

@@ -11,9 +11,10 @@ from typing import cast
 
 import numpy as np
 
+from asterism.patterns.explicit import Explicit
 from asterism.patterns.intervals import Integers, Intervals
 from asterism.patterns.pattern import Booleans, Pattern, Tokens
-from asterism.patterns.primitives import Dense, Explicit, OneSided
+from asterism.patterns.primitives import Dense, OneSided
 
 
 @dataclass(frozen=True, eq=False)

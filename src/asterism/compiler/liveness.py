@@ -8,9 +8,10 @@ intersections the shortest. The answer is an upper bound: it may be later than t
 import numpy as np
 from numpy.typing import ArrayLike
 
+from asterism.patterns.explicit import Explicit
 from asterism.patterns.intervals import Integers
 from asterism.patterns.pattern import And, Named, Not, Or, Pattern, PerHead, Shifted
-from asterism.patterns.primitives import Blocks, Explicit, GlobalKeys, GlobalQueries, KeySet, Window
+from asterism.patterns.primitives import Blocks, GlobalKeys, GlobalQueries, KeySet, Window
 
 FOREVER = 2**62
 """The last reader of a key that is never forgotten."""

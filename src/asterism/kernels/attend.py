@@ -134,16 +134,12 @@ def decode(
     return torch.cat(outs, dim=2) if outs else q.new_zeros((*q.shape[:3], v.shape[-1]))
 
 
-def _allowed_at(
-    pattern: Pattern, asked: np.ndarray, kept: np.ndarray, length: int, head: int
-) -> np.ndarray:
+def _allowed_at(pattern: Pattern, asked: np.ndarray, kept: np.ndarray, length: int, head: int) -> np.ndarray:
     exists = kept[:, None, :] >= 0
     return pattern.allows(asked[:, :, None], np.maximum(kept[:, None, :], 0), length, head) & exists
 
 
-def _restrict(
-    allowed: Tensor, key_mask: Tensor | None, segments: Tensor | None, offset: int, n_queries: int
-) -> Tensor:
+def _restrict(allowed: Tensor, key_mask: Tensor | None, segments: Tensor | None, offset: int, n_queries: int) -> Tensor:
     """The allowed pairs [1, heads, Nq, Nk], less what key_mask and segments forbid."""
     if key_mask is not None:
         allowed = allowed & key_mask[:, None, None, :]

@@ -126,7 +126,9 @@ def _blocks(program: _Program, heads: int, n_queries: int) -> Iterator[_Block]:
             if group.key_index is not None:
                 keys = group.key_index[keys]
             write = torch.where(place < group.n_queries, read, n_queries)
-            yield _Block(group.head, read, write, keys, None if group.kinds is None else group.kinds[start : start + step])
+            yield _Block(
+                group.head, read, write, keys, None if group.kinds is None else group.kinds[start : start + step]
+            )
 
 
 class _Workspace:
@@ -313,7 +315,9 @@ def _operands(
     parse(pattern).check_heads(q.shape[1])
     plan = compile_pattern(pattern, q.shape[2], k.shape[2], query_offset=query_offset)
     folded = q.unflatten(1, (k.shape[1], -1))
-    return _Operands(folded, k, v, key_mask, segments, query_offset, scale, _program(plan, q.device), _Workspace(q.device))
+    return _Operands(
+        folded, k, v, key_mask, segments, query_offset, scale, _program(plan, q.device), _Workspace(q.device)
+    )
 
 
 @torch.library.custom_op("asterism::eager", mutates_args=())

@@ -1,18 +1,17 @@
 """Who may attend to whom: immutable rules, their algebra, their text form, and the patterns of the literature."""
 
 from asterism.patterns.causality import require_causal
+from asterism.patterns.explicit import explicit
 from asterism.patterns.pattern import Pattern, Verdict
 from asterism.patterns.primitives import (
     blocks,
     causal,
     columns,
     dense,
-    explicit,
     global_keys,
     global_queries,
     global_tokens,
     per_head,
-    random_blocks,
     shifted,
     stride,
     window,
@@ -33,6 +32,7 @@ from asterism.patterns.published import (
     yun_strided,
     yun_window,
 )
+from asterism.patterns.random_blocks import random_blocks
 from asterism.patterns.schedule import Schedule, interleave, merge, split_heads
 from asterism.patterns.text import parse, parse_schedule
 

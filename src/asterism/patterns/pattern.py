@@ -108,9 +108,7 @@ class Pattern(ABC):
         _, starts, stops = self.find_spans(tokens, length, head).triples()
         return np.stack([starts, stops], axis=1)
 
-    def verdict(
-        self, query_range: tuple[int, int], key_range: tuple[int, int], length: int, head: int = 0
-    ) -> Verdict:
+    def verdict(self, query_range: tuple[int, int], key_range: tuple[int, int], length: int, head: int = 0) -> Verdict:
         """What is known of the rectangle query_range x key_range, both half-open and not empty."""
         (q_start, q_stop), (k_start, k_stop) = query_range, key_range
         queries = Tokens(np.array([q_start]), np.array([q_stop - 1]), 1)

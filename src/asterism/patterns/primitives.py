@@ -7,7 +7,6 @@ Every function documents its rule in terms of a query position q and a key posit
 from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import ClassVar
 
 import numpy as np
@@ -90,7 +89,7 @@ class Window(Pattern):
         nearest, furthest = q.first - k.last, q.last - k.first
         full = (nearest >= -self.right) & (furthest <= self.left)
         empty = (furthest < -self.right) | (nearest > self.left)
-        return verdicts(full, empty, _mixed_if_contiguous(q, k))
+        return verdicts(full, empty, mixed_if_contiguous(q, k))
 
     def find_spans(self, q: Tokens, length: int, head: int) -> Intervals:
         return Intervals.one_each(q.first - self.left, q.last + self.right + 1, length)
@@ -152,7 +151,7 @@ class Stride(Pattern):
             uniform = np.ones_like(uniform)
         same_residue = (q.first - k.first) % self.period == 0
         full = (uniform & same_residue) if self.period > 1 else np.ones_like(uniform)
-        return verdicts(full, (multiples == 0) | (uniform & ~same_residue), _mixed_if_contiguous(q, k))
+        return verdicts(full, (multiples == 0) | (uniform & ~same_residue), mixed_if_contiguous(q, k))
 
     def find_spans(self, q: Tokens, length: int, head: int) -> Intervals:
         return Intervals.everything(len(q.first), length)
@@ -177,7 +176,7 @@ class Blocks(Pattern):
         furthest = q.last // self.size - k.first // self.size
         full = (nearest >= -self.right) & (furthest <= self.left)
         empty = (furthest < -self.right) | (nearest > self.left)
-        return verdicts(full, empty, _mixed_if_contiguous(q, k))
+        return verdicts(full, empty, mixed_if_contiguous(q, k))
 
     def find_spans(self, q: Tokens, length: int, head: int) -> Intervals:
         start = (q.first // self.size - self.left) * self.size
@@ -270,9 +269,7 @@ class Columns(KeySet):
     def judge(self, q: Tokens, k: Tokens, length: int, head: int) -> Verdicts:
         if not k.step or k.step % self.period:
             return super().judge(q, k, length, head)
-        inside = np.broadcast_to(
-            self.contains(k.first, length), np.broadcast_shapes(q.first.shape, k.first.shape)
-        )
+        inside = np.broadcast_to(self.contains(k.first, length), np.broadcast_shapes(q.first.shape, k.first.shape))
         return verdicts(inside, ~inside, Verdict.UNKNOWN)
 
     def find_spans(self, q: Tokens, length: int, head: int) -> Intervals:
@@ -371,12 +368,12 @@ def global_keys(positions: int | Sequence[int], block: int = 1) -> Pattern:
 
     A position beyond the sequence names no token. Raises PatternError for positions that are not whole numbers.
     """
-    return GlobalKeys(*_positions("global_keys", positions, block))
+    return GlobalKeys(*positions_of("global_keys", positions, block))
 
 
 def global_queries(positions: int | Sequence[int], block: int = 1) -> Pattern:
     """Queries that read every key; the arguments are those of `global_keys`."""
-    return GlobalQueries(*_positions("global_queries", positions, block))
+    return GlobalQueries(*positions_of("global_queries", positions, block))
 
 
 def global_tokens(positions: int | Sequence[int], block: int = 1) -> Pattern:
@@ -384,13 +381,16 @@ def global_tokens(positions: int | Sequence[int], block: int = 1) -> Pattern:
 
     The arguments are those of `global_keys`. With `block` > 1 the last block may be partial.
     """
-    positions, block = _positions("global_tokens", positions, block)
+    positions, block = positions_of("global_tokens", positions, block)
     rows, keys = GlobalQueries(positions, block), GlobalKeys(positions, block)
     arguments: dict[str, object] = {"positions": positions}
-    return Named(write_call("global_tokens", arguments | ({"block": block} if block > 1 else {})), rows | keys, (rows, keys))
+    return Named(
+        write_call("global_tokens", arguments | ({"block": block} if block > 1 else {})), rows | keys, (rows, keys)
+    )
 
 
-def _positions(call: str, positions: int | Sequence[int], block: int) -> tuple[tuple[int, ...], int]:
+def positions_of(call: str, positions: int | Sequence[int], block: int) -> tuple[tuple[int, ...], int]:
+    """The arguments of a set of tokens, checked and as a tuple."""
     items = tuple(positions) if isinstance(positions, (Sequence, range, np.ndarray)) else (positions,)
     if isinstance(positions, str):
         raise PatternError(f"{call}: positions must be whole numbers, got {positions!r}")
@@ -398,267 +398,13 @@ def _positions(call: str, positions: int | Sequence[int], block: int) -> tuple[t
     return numbers, check_integer(call, "block", block, 1)
 
 
-# --- random blocks ---------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, eq=False, repr=False)
-class RandomBlocks(Pattern):
-    keyword: ClassVar[str] = "random_blocks"
-    block: int
-    count: int
-    seed: int = 0
-    n_heads: int = 1
-    earlier: bool = False
-    window: int = -1
-    avoid: tuple[int, ...] = ()
-
-    def drawn(self, length: int, head: int) -> Integers:
-        """The key blocks drawn for each query block, int64 [query blocks, count], sorted, -1 where there are none."""
-        n_blocks = -(-length // self.block)
-        return _draw_blocks(self, n_blocks, head % self.n_heads)
-
-    def _allows(self, q: Integers, k: Integers, length: int, head: int) -> Booleans:
-        drawn, key_block = self.drawn(length, head), k // self.block
-        result = np.zeros(q.shape, bool)
-        for choice in range(self.count):
-            result |= drawn[:, choice][q // self.block] == key_block
-        return result
-
-    def judge(self, q: Tokens, k: Tokens, length: int, head: int) -> Verdicts:
-        drawn = self.drawn(length, head)
-        first, last = np.broadcast_arrays(q.first // self.block, q.last // self.block, k.first)[:2]
-        k_first, k_last = k.first // self.block, k.last // self.block
-        hits = np.zeros(first.shape, np.int64)
-        for offset in range(int((last - first).max(initial=-1)) + 1):
-            chosen = drawn[np.minimum(first + offset, last)]
-            inside = (chosen >= k_first[..., None]) & (chosen <= k_last[..., None])
-            hits += np.where(first + offset <= last, inside.sum(-1), 0)
-        area = (last - first + 1) * (k_last - k_first + 1)
-        return verdicts(hits == area, hits == 0, _mixed_if_contiguous(q, k))
-
-    def find_spans(self, q: Tokens, length: int, head: int) -> Intervals:
-        drawn = self.drawn(length, head)
-        row, query_block = Intervals.one_each(q.first // self.block, q.last // self.block + 1, len(drawn)).points()
-        chosen = drawn[query_block]
-        start = chosen.ravel() * self.block
-        stop = np.where(start < 0, start, start + self.block)
-        return Intervals.build(np.repeat(row, self.count), start, stop, len(q.first), length)
-
-    def _count_heads(self) -> int:
-        return self.n_heads
-
-    def _write(self) -> str:
-        return super()._write().replace("n_heads=", "heads=")
-
-    @property
-    def is_causal(self) -> bool:
-        return self.earlier
-
-    def unstable_part(self) -> Pattern | None:
-        return None if self.earlier and all(number >= 0 for number in self.avoid) else self
-
-
-@lru_cache(maxsize=64)
-def _draw_blocks(pattern: RandomBlocks, n_blocks: int, head: int) -> Integers:
-    """Draw without replacement, all rows at once.
-
-    Row r owns the raw numbers r * width, ..., r * width + width - 1 of the Philox stream keyed by (seed, head), so
-    that what is drawn for a row depends on nothing but (seed, head, row) and the number of candidates. The i-th draw is
-    a rank among the candidates not yet taken; counting the taken blocks at or below turns the rank into a block.
-    """
-    width = -(-pattern.count // 4) * 4
-    generator = np.random.Philox(key=np.array([pattern.seed, head], np.uint64))
-    raw = generator.random_raw(n_blocks * width).reshape(n_blocks, width)
-    taken, candidates = _forbidden_blocks(pattern, n_blocks)
-    drawn = np.full((n_blocks, pattern.count), -1)
-    for choice in range(pattern.count):
-        left = candidates - choice
-        picked = (raw[:, choice] % np.maximum(left, 1).astype(np.uint64)).astype(np.int64)
-        for column in range(taken.shape[1]):
-            picked += taken[:, column] <= picked
-        drawn[:, choice] = np.where(left > 0, picked, -1)
-        taken = np.sort(np.column_stack([taken, np.where(left > 0, picked, _NO_BLOCK)]), axis=1)
-    drawn.sort(axis=1)
-    drawn.flags.writeable = False
-    return drawn
-
-
-def _forbidden_blocks(pattern: RandomBlocks, n_blocks: int) -> tuple[Integers, Integers]:
-    """Per query block, the sorted blocks that must not be drawn, and how many candidates are left."""
-    row = np.arange(n_blocks)
-    limit = row if pattern.earlier else np.full(n_blocks, n_blocks)
-    near = row[:, None] + np.arange(-pattern.window, pattern.window + 1)
-    avoid = np.array([a + n_blocks if a < 0 else a for a in pattern.avoid], np.int64)
-    taken = np.sort(np.concatenate([near, np.broadcast_to(avoid, (n_blocks, len(avoid)))], axis=1), axis=1)
-    repeated = np.zeros(taken.shape, bool)
-    repeated[:, 1:] = taken[:, 1:] == taken[:, :-1]
-    valid = (taken >= 0) & (taken < limit[:, None]) & ~repeated
-    return np.sort(np.where(valid, taken, _NO_BLOCK), axis=1), limit - valid.sum(axis=1)
-
-
-def random_blocks(
-    block: int,
-    count: int,
-    seed: int = 0,
-    heads: int = 1,
-    earlier: bool = False,
-    window: int = -1,
-    avoid: int | Sequence[int] = (),
-) -> Pattern:
-    """`count` distinct random key blocks for every query block (BigBird section 2 and appendix D).
-
-    `earlier` draws among strictly earlier blocks only, which makes the pattern causal and prefix-stable. Blocks at most
-    `window` blocks away from the query's own (-1: none) and the blocks `avoid` (negative: from the end) are never drawn.
-    Where fewer than `count` candidates are left, all are taken. With `heads` > 1 every head draws its own. Draws come
-    from numpy's Philox keyed by (seed, head, row): the same on every machine, in training and in evaluation. Raises
-    PatternError for sizes < 1 and a negative seed.
-    """
-    numbers, _ = _positions("random_blocks", avoid, 1)
-    if not isinstance(earlier, bool):
-        raise PatternError(f"random_blocks: earlier must be True or False, got {earlier!r}")
-    return RandomBlocks(
-        check_integer("random_blocks", "block", block, 1),
-        check_integer("random_blocks", "count", count, 1),
-        check_integer("random_blocks", "seed", seed, 0),
-        check_integer("random_blocks", "heads", heads, 1),
-        earlier,
-        check_integer("random_blocks", "window", window, -1),
-        numbers,
-    )
-
-
-# --- the user's own --------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, eq=False, repr=False)
-class Explicit(Pattern):
-    keyword: ClassVar[str] = "explicit"
-    source: str
-    size: int
-
-    def edges(self) -> tuple[Integers, Integers]:
-        """Queries and keys of the allowed pairs, sorted by query and then by key."""
-        codes = _parse_edges(self.source, self.size)
-        return codes // self.size, codes % self.size
-
-    def _allows(self, q: Integers, k: Integers, length: int, head: int) -> Booleans:
-        self._check(length)
-        codes, wanted = _parse_edges(self.source, self.size), q * self.size + k
-        at = np.searchsorted(codes, wanted)
-        return np.append(codes, -1)[at] == wanted
-
-    def judge(self, q: Tokens, k: Tokens, length: int, head: int) -> Verdicts:
-        self._check(length)
-        return np.full(np.broadcast_shapes(q.first.shape, k.first.shape), Verdict.UNKNOWN, np.int8)
-
-    def find_spans(self, q: Tokens, length: int, head: int) -> Intervals:
-        self._check(length)
-        queries, keys = self.edges()
-        first, stop = np.searchsorted(queries, q.first), np.searchsorted(queries, q.last + 1)
-        row, edge = Intervals.one_each(first, stop, len(queries)).points()
-        return Intervals.build(row, keys[edge], keys[edge] + 1, len(q.first), length)
-
-    @property
-    def is_causal(self) -> bool:
-        queries, keys = self.edges()
-        return bool((keys <= queries).all())
-
-    def _check(self, length: int) -> None:
-        if length > self.size:
-            raise PatternError(
-                f"explicit: the pattern covers {self.size} positions and {length} were asked for;"
-                " build it for the longest sequence you use"
-            )
-
-
-def explicit(source: object, size: int | None = None) -> Pattern:
-    """The user's own pattern, for sequences of at most `size` tokens.
-
-    `source` is a boolean matrix [size, size] (True at [q, k]: q may attend to k), an integer edge list [m, 2] of
-    (query, key) pairs, a scipy sparse matrix whose stored non-zeros are the pairs, or the text form, which lists each
-    query's keys as runs: "0:0-3,7;2:1". `size` defaults to the matrix's size or the largest position plus one.
-    Raises PatternError when the source is none of these or names positions outside [0, size).
-    """
-    if isinstance(source, str):
-        queries, keys, least = *_read_edges(source), 0
-    elif hasattr(source, "tocoo"):
-        matrix = source.tocoo()  # type: ignore[attr-defined]  # the one method that all scipy sparse kinds share
-        stored = matrix.data != 0
-        queries, keys, least = matrix.row[stored], matrix.col[stored], max(matrix.shape)
-    else:
-        queries, keys, least = _edges_of_array(source)
-    queries, keys = queries.astype(np.int64), keys.astype(np.int64)
-    highest = max(least, int(max(queries.max(initial=-1), keys.max(initial=-1))) + 1)
-    size = highest if size is None else check_integer("explicit", "size", size, 0)
-    if highest > size or min(queries.min(initial=0), keys.min(initial=0)) < 0:
-        raise PatternError(f"explicit: positions must be in [0, {size}), got a source that spans {highest} positions")
-    return Explicit(_write_edges(np.unique(queries * size + keys), size), size)
-
-
-def _edges_of_array(source: object) -> tuple[Integers, Integers, int]:
-    array = np.asarray(source)
-    if array.dtype == bool and array.ndim == 2 and array.shape[0] == array.shape[1]:
-        queries, keys = np.nonzero(array)
-        return queries, keys, len(array)
-    if array.size == 0:
-        return np.zeros(0, np.int64), np.zeros(0, np.int64), 0
-    if array.ndim == 2 and array.shape[1] == 2 and np.issubdtype(array.dtype, np.integer):
-        return array[:, 0], array[:, 1], 0
-    raise PatternError(
-        f"explicit: expected a square boolean matrix, an integer edge list [m, 2], a scipy sparse matrix or a text,"
-        f" got an array of {array.dtype} with shape {list(array.shape)}"
-    )
-
-
-def _write_edges(codes: Integers, size: int) -> str:
-    """Each query's keys as runs, "query:key-key,key;..."."""
-    if not len(codes):
-        return ""
-    opens = np.flatnonzero(np.diff(codes, prepend=-2) > 1)
-    breaks = np.flatnonzero(codes % size == 0)
-    opens = np.union1d(opens, breaks)
-    closes = np.append(opens[1:], len(codes)) - 1
-    rows: dict[int, list[str]] = {}
-    for first, last in zip(codes[opens].tolist(), codes[closes].tolist(), strict=True):
-        run = f"{first % size}-{last % size}" if last > first else f"{first % size}"
-        rows.setdefault(first // size, []).append(run)
-    return ";".join(f"{query}:{','.join(runs)}" for query, runs in rows.items())
-
-
-def _read_edges(text: str) -> tuple[Integers, Integers]:
-    row: list[int] = []
-    start: list[int] = []
-    stop: list[int] = []
-    try:
-        for line in filter(None, text.split(";")):
-            query, runs = line.split(":")
-            for run in runs.split(","):
-                first, _, last = run.partition("-")
-                row.append(int(query))
-                start.append(int(first))
-                stop.append(int(last or first) + 1)
-    except ValueError:
-        raise PatternError(f'explicit: the text must list keys as "query:key-key,key;...", got {text[:40]!r}') from None
-    counts = np.asarray(stop, np.int64) - np.asarray(start, np.int64)
-    if (counts < 1).any():
-        raise PatternError(f"explicit: every run must go from a smaller to a larger key, got {text[:40]!r}")
-    within = np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)
-    return np.repeat(np.asarray(row, np.int64), counts), np.repeat(np.asarray(start, np.int64), counts) + within
-
-
-@lru_cache(maxsize=16)
-def _parse_edges(text: str, size: int) -> Integers:
-    queries, keys = _read_edges(text)
-    codes = queries * size + keys
-    codes.flags.writeable = False
-    return codes
-
-
 # --- heads and shifts ------------------------------------------------------------------------------------------------
 
 
 def per_head(patterns: Sequence[Pattern]) -> Pattern:
     """Head h follows the h-th pattern. Raises PatternError for an empty list or parts made for other head counts."""
+    if not isinstance(patterns, Sequence):
+        raise PatternError(f"per_head: a list of patterns is needed, one per head, got {patterns!r}")
     parts = tuple(check_pattern("per_head", "every entry", part) for part in patterns)
     if not parts:
         raise PatternError("per_head: at least one pattern is needed, got none")
@@ -676,8 +422,7 @@ def shifted(pattern: Pattern, by: int) -> Pattern:
 _MANY_RUNS = 64
 """Above so many runs of global keys per row, spans are their hull: a cheap superset."""
 
-_NO_BLOCK = 2**62
 
-
-def _mixed_if_contiguous(q: Tokens, k: Tokens) -> Verdict:
+def mixed_if_contiguous(q: Tokens, k: Tokens) -> Verdict:
+    """MIXED when the extremes of two ranges are known to be reached step by step, else UNKNOWN."""
     return Verdict.MIXED if q.step == 1 and k.step == 1 else Verdict.UNKNOWN

@@ -12,6 +12,7 @@ from typing import ParamSpec
 from asterism.errors import PatternError
 from asterism.patterns import primitives
 from asterism.patterns.pattern import Named, Pattern, check_integer, write_call
+from asterism.patterns.random_blocks import random_blocks
 
 Arguments = ParamSpec("Arguments")
 
@@ -67,8 +68,13 @@ def fixed(stride: int, summary: int = 1, heads: int = 1) -> Sequence[Pattern]:
     heads = check_integer("fixed", "heads", heads, 1)
     if summary > stride:
         raise PatternError(f"fixed: summary must be at most the stride, got {summary} > {stride}")
-    cells = [primitives.columns(stride, stride - summary * (1 + head % (stride // summary)), summary) for head in range(heads)]
-    return primitives.blocks(stride) & primitives.causal(), (primitives.per_head(cells) if heads > 1 else cells[0]) & primitives.causal()
+    cells = [
+        primitives.columns(stride, stride - summary * (1 + head % (stride // summary)), summary)
+        for head in range(heads)
+    ]
+    return primitives.blocks(stride) & primitives.causal(), (
+        primitives.per_head(cells) if heads > 1 else cells[0]
+    ) & primitives.causal()
 
 
 # --- Zaheer et al. 2020, BigBird --------------------------------------------------------------------------------------
@@ -149,7 +155,7 @@ def _bigbird_parts(
 ) -> tuple[Pattern, ...]:
     parts = [primitives.blocks(block, side, side)]
     if check_integer("bigbird", "random", random, 0):
-        parts.append(primitives.random_blocks(block, random, seed, heads, earlier, window=side, avoid=globals))
+        parts.append(random_blocks(block, random, seed, heads, earlier, window=side, avoid=globals))
     if globals:
         parts.append(primitives.global_tokens(globals, block))
     return tuple(parts)
@@ -236,4 +242,4 @@ def yun_window(w: int) -> Sequence[Pattern]:
 @_published
 def yun_random(count: int, seed: int = 0) -> Sequence[Pattern]:
     """RANDOM: every token reads itself and `count` keys drawn uniformly (Yun 2020, section 2.6, experiments only)."""
-    return primitives.random_blocks(1, count, seed, window=0), primitives.window()
+    return random_blocks(1, count, seed, window=0), primitives.window()

@@ -18,6 +18,10 @@ class Schedule:
 
     patterns: tuple[Pattern, ...]
 
+    def __post_init__(self) -> None:
+        if not self.patterns:
+            raise PatternError("a schedule needs at least one pattern, got none")
+
     @property
     def period(self) -> int:
         """After how many layers the patterns repeat."""
@@ -35,8 +39,6 @@ class Schedule:
 
 def interleave(*patterns: Pattern) -> Schedule:
     """Layers take turns: `interleave(a, b, b)` gives a, b, b, a, b, b, ... Raises PatternError without patterns."""
-    if not patterns:
-        raise PatternError("interleave: at least one pattern is needed, got none")
     return Schedule(tuple(check_pattern("interleave", "every argument", pattern) for pattern in patterns))
 
 

@@ -11,7 +11,9 @@ from functools import lru_cache
 
 from asterism.errors import PatternError, nearest
 from asterism.patterns import primitives, published
+from asterism.patterns.explicit import explicit
 from asterism.patterns.pattern import Pattern
+from asterism.patterns.random_blocks import random_blocks
 from asterism.patterns.schedule import Schedule, interleave, merge, split_heads
 
 VOCABULARY: dict[str, Callable[..., Pattern]] = {
@@ -26,8 +28,8 @@ VOCABULARY: dict[str, Callable[..., Pattern]] = {
         primitives.global_keys,
         primitives.global_queries,
         primitives.global_tokens,
-        primitives.random_blocks,
-        primitives.explicit,
+        random_blocks,
+        explicit,
         primitives.per_head,
         primitives.shifted,
         published.strided,
@@ -125,7 +127,11 @@ def _pattern(tree: ast.expr, text: str) -> Pattern:
 
 def _call(name: str, arguments: list[ast.expr], keywords: list[ast.keyword], text: str) -> Pattern:
     if name not in VOCABULARY:
-        hint = " It is a schedule: it stands alone, around patterns." if name == "interleave" else nearest(name, VOCABULARY)
+        hint = (
+            " It is a schedule: it stands alone, around patterns."
+            if name == "interleave"
+            else nearest(name, VOCABULARY)
+        )
         raise PatternError(f"unknown pattern {name!r}.{hint}")
     known = inspect.signature(VOCABULARY[name]).parameters
     named: dict[str, object] = {}

@@ -1,0 +1,135 @@
+"""The user's own pattern: a matrix, an edge list, or a text that lists each query's keys."""
+
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import ClassVar
+
+import numpy as np
+
+from asterism.errors import PatternError
+from asterism.patterns.intervals import Integers, Intervals
+from asterism.patterns.pattern import Booleans, Pattern, Tokens, Verdict, Verdicts, check_integer
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Explicit(Pattern):
+    keyword: ClassVar[str] = "explicit"
+    source: str
+    size: int
+
+    def edges(self) -> tuple[Integers, Integers]:
+        """Queries and keys of the allowed pairs, sorted by query and then by key."""
+        codes = _parse_edges(self.source, self.size)
+        return codes // self.size, codes % self.size
+
+    def _allows(self, q: Integers, k: Integers, length: int, head: int) -> Booleans:
+        self._check(length)
+        codes, wanted = _parse_edges(self.source, self.size), q * self.size + k
+        at = np.searchsorted(codes, wanted)
+        return np.append(codes, -1)[at] == wanted
+
+    def judge(self, q: Tokens, k: Tokens, length: int, head: int) -> Verdicts:
+        self._check(length)
+        return np.full(np.broadcast_shapes(q.first.shape, k.first.shape), Verdict.UNKNOWN, np.int8)
+
+    def find_spans(self, q: Tokens, length: int, head: int) -> Intervals:
+        self._check(length)
+        queries, keys = self.edges()
+        first, stop = np.searchsorted(queries, q.first), np.searchsorted(queries, q.last + 1)
+        row, edge = Intervals.one_each(first, stop, len(queries)).points()
+        return Intervals.build(row, keys[edge], keys[edge] + 1, len(q.first), length)
+
+    @property
+    def is_causal(self) -> bool:
+        queries, keys = self.edges()
+        return bool((keys <= queries).all())
+
+    def _check(self, length: int) -> None:
+        if length > self.size:
+            raise PatternError(
+                f"explicit: the pattern covers {self.size} positions and {length} were asked for;"
+                " build it for the longest sequence you use"
+            )
+
+
+def explicit(source: object, size: int | None = None) -> Pattern:
+    """The user's own pattern, for sequences of at most `size` tokens.
+
+    `source` is a boolean matrix [size, size] (True at [q, k]: q may attend to k), an integer edge list [m, 2] of
+    (query, key) pairs, a scipy sparse matrix whose stored non-zeros are the pairs, or the text form, which lists each
+    query's keys as runs: "0:0-3,7;2:1". `size` defaults to the matrix's size or the largest position plus one.
+    Raises PatternError when the source is none of these or names positions outside [0, size).
+    """
+    if isinstance(source, str):
+        queries, keys, least = *_read_edges(source), 0
+    elif hasattr(source, "tocoo"):
+        matrix = source.tocoo()  # type: ignore[attr-defined]  # the one method that all scipy sparse kinds share
+        stored = matrix.data != 0
+        queries, keys, least = matrix.row[stored], matrix.col[stored], max(matrix.shape)
+    else:
+        queries, keys, least = _edges_of_array(source)
+    queries, keys = queries.astype(np.int64), keys.astype(np.int64)
+    highest = max(least, int(max(queries.max(initial=-1), keys.max(initial=-1))) + 1)
+    size = highest if size is None else check_integer("explicit", "size", size, 0)
+    if highest > size or min(queries.min(initial=0), keys.min(initial=0)) < 0:
+        raise PatternError(f"explicit: positions must be in [0, {size}), got a source that spans {highest} positions")
+    return Explicit(_write_edges(np.unique(queries * size + keys), size), size)
+
+
+def _edges_of_array(source: object) -> tuple[Integers, Integers, int]:
+    array = np.asarray(source)
+    if array.dtype == bool and array.ndim == 2 and array.shape[0] == array.shape[1]:
+        queries, keys = np.nonzero(array)
+        return queries, keys, len(array)
+    if array.size == 0:
+        return np.zeros(0, np.int64), np.zeros(0, np.int64), 0
+    if array.ndim == 2 and array.shape[1] == 2 and np.issubdtype(array.dtype, np.integer):
+        return array[:, 0], array[:, 1], 0
+    raise PatternError(
+        f"explicit: expected a square boolean matrix, an integer edge list [m, 2], a scipy sparse matrix or a text,"
+        f" got an array of {array.dtype} with shape {list(array.shape)}"
+    )
+
+
+def _write_edges(codes: Integers, size: int) -> str:
+    """Each query's keys as runs, "query:key-key,key;..."."""
+    if not len(codes):
+        return ""
+    opens = np.flatnonzero(np.diff(codes, prepend=-2) > 1)
+    breaks = np.flatnonzero(codes % size == 0)
+    opens = np.union1d(opens, breaks)
+    closes = np.append(opens[1:], len(codes)) - 1
+    rows: dict[int, list[str]] = {}
+    for first, last in zip(codes[opens].tolist(), codes[closes].tolist(), strict=True):
+        run = f"{first % size}-{last % size}" if last > first else f"{first % size}"
+        rows.setdefault(first // size, []).append(run)
+    return ";".join(f"{query}:{','.join(runs)}" for query, runs in rows.items())
+
+
+def _read_edges(text: str) -> tuple[Integers, Integers]:
+    row: list[int] = []
+    start: list[int] = []
+    stop: list[int] = []
+    try:
+        for line in filter(None, text.split(";")):
+            query, runs = line.split(":")
+            for run in runs.split(","):
+                first, _, last = run.partition("-")
+                row.append(int(query))
+                start.append(int(first))
+                stop.append(int(last or first) + 1)
+    except ValueError:
+        raise PatternError(f'explicit: the text must list keys as "query:key-key,key;...", got {text[:40]!r}') from None
+    counts = np.asarray(stop, np.int64) - np.asarray(start, np.int64)
+    if (counts < 1).any():
+        raise PatternError(f"explicit: every run must go from a smaller to a larger key, got {text[:40]!r}")
+    within = np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)
+    return np.repeat(np.asarray(row, np.int64), counts), np.repeat(np.asarray(start, np.int64), counts) + within
+
+
+@lru_cache(maxsize=16)
+def _parse_edges(text: str, size: int) -> Integers:
+    queries, keys = _read_edges(text)
+    codes = queries * size + keys
+    codes.flags.writeable = False
+    return codes

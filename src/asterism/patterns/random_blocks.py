@@ -1,0 +1,142 @@
+"""Random key blocks: the same draw on every machine, in training and in evaluation."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import ClassVar
+
+import numpy as np
+
+from asterism.errors import PatternError
+from asterism.patterns.intervals import Integers, Intervals
+from asterism.patterns.pattern import Booleans, Pattern, Tokens, Verdicts, check_integer, verdicts
+from asterism.patterns.primitives import mixed_if_contiguous, positions_of
+
+_NO_BLOCK = 2**62
+"""Sorts after every block."""
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class RandomBlocks(Pattern):
+    keyword: ClassVar[str] = "random_blocks"
+    block: int
+    count: int
+    seed: int = 0
+    n_heads: int = 1
+    earlier: bool = False
+    window: int = -1
+    avoid: tuple[int, ...] = ()
+
+    def drawn(self, length: int, head: int) -> Integers:
+        """The key blocks drawn for each query block, int64 [query blocks, count], sorted, -1 where there are none."""
+        n_blocks = -(-length // self.block)
+        return _draw_blocks(self, n_blocks, head % self.n_heads)
+
+    def _allows(self, q: Integers, k: Integers, length: int, head: int) -> Booleans:
+        drawn, key_block = self.drawn(length, head), k // self.block
+        result = np.zeros(q.shape, bool)
+        for choice in range(self.count):
+            result |= drawn[:, choice][q // self.block] == key_block
+        return result
+
+    def judge(self, q: Tokens, k: Tokens, length: int, head: int) -> Verdicts:
+        drawn = self.drawn(length, head)
+        first, last = np.broadcast_arrays(q.first // self.block, q.last // self.block, k.first)[:2]
+        k_first, k_last = k.first // self.block, k.last // self.block
+        hits = np.zeros(first.shape, np.int64)
+        for offset in range(int((last - first).max(initial=-1)) + 1):
+            chosen = drawn[np.minimum(first + offset, last)]
+            inside = (chosen >= k_first[..., None]) & (chosen <= k_last[..., None])
+            hits += np.where(first + offset <= last, inside.sum(-1), 0)
+        area = (last - first + 1) * (k_last - k_first + 1)
+        return verdicts(hits == area, hits == 0, mixed_if_contiguous(q, k))
+
+    def find_spans(self, q: Tokens, length: int, head: int) -> Intervals:
+        drawn = self.drawn(length, head)
+        row, query_block = Intervals.one_each(q.first // self.block, q.last // self.block + 1, len(drawn)).points()
+        chosen = drawn[query_block]
+        start = chosen.ravel() * self.block
+        stop = np.where(start < 0, start, start + self.block)
+        return Intervals.build(np.repeat(row, self.count), start, stop, len(q.first), length)
+
+    def _count_heads(self) -> int:
+        return self.n_heads
+
+    def _write(self) -> str:
+        return super()._write().replace("n_heads=", "heads=")
+
+    @property
+    def is_causal(self) -> bool:
+        return self.earlier
+
+    def unstable_part(self) -> Pattern | None:
+        return None if self.earlier and all(number >= 0 for number in self.avoid) else self
+
+
+@lru_cache(maxsize=64)
+def _draw_blocks(pattern: RandomBlocks, n_blocks: int, head: int) -> Integers:
+    """Draw without replacement, all rows at once.
+
+    Row r owns the raw numbers r * width, ..., r * width + width - 1 of the Philox stream keyed by (seed, head), so
+    that what is drawn for a row depends on nothing but (seed, head, row) and the number of candidates. The i-th draw is
+    a rank among the candidates not yet taken; counting the taken blocks at or below turns the rank into a block.
+    """
+    width = -(-pattern.count // 4) * 4
+    generator = np.random.Philox(key=np.array([pattern.seed, head], np.uint64))
+    raw = generator.random_raw(n_blocks * width).reshape(n_blocks, width)
+    taken, candidates = _forbidden_blocks(pattern, n_blocks)
+    drawn = np.full((n_blocks, pattern.count), -1)
+    for choice in range(pattern.count):
+        left = candidates - choice
+        picked = (raw[:, choice] % np.maximum(left, 1).astype(np.uint64)).astype(np.int64)
+        for column in range(taken.shape[1]):
+            picked += taken[:, column] <= picked
+        drawn[:, choice] = np.where(left > 0, picked, -1)
+        taken = np.sort(np.column_stack([taken, np.where(left > 0, picked, _NO_BLOCK)]), axis=1)
+    drawn.sort(axis=1)
+    drawn.flags.writeable = False
+    return drawn
+
+
+def _forbidden_blocks(pattern: RandomBlocks, n_blocks: int) -> tuple[Integers, Integers]:
+    """Per query block, the sorted blocks that must not be drawn, and how many candidates are left."""
+    row = np.arange(n_blocks)
+    limit = row if pattern.earlier else np.full(n_blocks, n_blocks)
+    near = row[:, None] + np.arange(-pattern.window, pattern.window + 1)
+    avoid = np.array([a + n_blocks if a < 0 else a for a in pattern.avoid], np.int64)
+    taken = np.sort(np.concatenate([near, np.broadcast_to(avoid, (n_blocks, len(avoid)))], axis=1), axis=1)
+    repeated = np.zeros(taken.shape, bool)
+    repeated[:, 1:] = taken[:, 1:] == taken[:, :-1]
+    valid = (taken >= 0) & (taken < limit[:, None]) & ~repeated
+    return np.sort(np.where(valid, taken, _NO_BLOCK), axis=1), limit - valid.sum(axis=1)
+
+
+def random_blocks(
+    block: int,
+    count: int,
+    seed: int = 0,
+    heads: int = 1,
+    earlier: bool = False,
+    window: int = -1,
+    avoid: int | Sequence[int] = (),
+) -> Pattern:
+    """`count` distinct random key blocks for every query block (BigBird section 2 and appendix D).
+
+    `earlier` draws among strictly earlier blocks only, which makes the pattern causal and prefix-stable. Blocks at most
+    `window` blocks away from the query's own (-1: none) and the blocks `avoid` (negative: from the end) are never drawn.
+    Where fewer than `count` candidates are left, all are taken. With `heads` > 1 every head draws its own. Draws come
+    from numpy's Philox keyed by (seed, head, row): the same on every machine, in training and in evaluation. Raises
+    PatternError for sizes < 1 and a negative seed.
+    """
+    numbers, _ = positions_of("random_blocks", avoid, 1)
+    if not isinstance(earlier, bool):
+        raise PatternError(f"random_blocks: earlier must be True or False, got {earlier!r}")
+    return RandomBlocks(
+        check_integer("random_blocks", "block", block, 1),
+        check_integer("random_blocks", "count", count, 1),
+        check_integer("random_blocks", "seed", seed, 0),
+        check_integer("random_blocks", "heads", heads, 1),
+        earlier,
+        check_integer("random_blocks", "window", window, -1),
+        numbers,
+    )
