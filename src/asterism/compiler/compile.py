@@ -93,7 +93,7 @@ def _compile(pattern: Pattern, n_queries: int, n_keys: int, offset: int, tile: i
     ordered = sorted(shares.items(), key=lambda item: not isinstance(item[0][0], Natural))
     passes = [_compile_pass(layout, share, heads, lengths, masks) for (layout, share), heads in ordered]
     kept = tuple(part for part in passes if len(part.columns))
-    return Plan(pattern.text, n_queries, n_keys, offset, pattern.heads, tile, kept, masks.stacked())
+    return Plan(pattern.text, n_queries, n_keys, offset, pattern.heads, tile, kept, masks.stacked(), pattern.is_causal)
 
 
 # --- rules, terms and layouts ----------------------------------------------------------------------------------------

@@ -5,11 +5,14 @@ of the rule is block-dense, and lists the tiles to compute; a tile is full, or h
 so the passes' results merge exactly by log-sum-exp. `to_dense` is the inverse of compiling.
 """
 
+import math
 from dataclasses import dataclass, fields
 from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
+
+from asterism.compiler.cost import DENSE_MASK_LIMIT, dense_cost, plan_cost
 
 Booleans = NDArray[np.bool_]
 Integers = NDArray[np.int64]
@@ -53,6 +56,18 @@ class Pass:
         """Tiles kept, counted once per head of the pass."""
         return len(self.columns) * (len(self.heads) if self.lists == 1 else 1)
 
+    def summary(self, tile: int) -> dict[str, object]:
+        """Layout, tiles and lengths of the pass, for machines."""
+        full = int(np.count_nonzero(self.kinds == 0)) * (self.tiles // max(1, len(self.columns)))
+        return {
+            "layout": self.layout,
+            "heads": list(self.heads),
+            "tile_rows": -(-self.n_queries // tile),
+            "tile_columns": -(-self.n_keys // tile),
+            "full_tiles": full,
+            "mixed_tiles": self.tiles - full,
+        }
+
     def entries(self) -> tuple[Integers, Integers]:
         """The list and the tile row of every entry of `columns`."""
         rows = self.row_offsets.shape[1] - 1
@@ -77,6 +92,7 @@ class Plan:
     tile: int
     passes: tuple[Pass, ...]
     masks: NDArray[np.uint64]
+    is_causal: bool
 
     @property
     def tiles(self) -> int:
@@ -120,17 +136,91 @@ class Plan:
                 self._paint(dense, part, slice(start, start + 1024))
         return dense
 
-    def describe(self) -> str:
-        """What the plan does and costs, on one screen."""
-        from asterism.compiler.cost import describe
+    @property
+    def dense_kind(self) -> str:
+        """ "full" when every pair is allowed, "causal" when the pairs are those of the past, else "sparse"."""
+        square = self.heads * self.n_queries * self.n_keys
+        if self.pairs == square:
+            return "full"
+        is_triangle = self.n_queries == self.n_keys and self.pairs == self.heads * self.n_keys * (self.n_keys + 1) // 2
+        return "causal" if self.is_causal and is_triangle else "sparse"
 
-        return describe(self)
+    @property
+    def sparse_cost(self) -> float:
+        """Estimated cost of running the plan, in pairs of dense attention (compiler/cost.py)."""
+        return plan_cost(self.tiles, self.tile, len(self.passes), self.heads)
 
-    def summary(self) -> dict[str, object]:
-        """What `describe` says, for machines."""
-        from asterism.compiler.cost import summary
+    @property
+    def dense_cost(self) -> float:
+        """Estimated cost of dense attention in its stead, in the same unit; infinite where a mask would be too large."""
+        kind = self.dense_kind
+        if kind == "sparse" and self.n_queries * self.n_keys > DENSE_MASK_LIMIT:
+            return math.inf
+        return dense_cost(self.n_queries, self.n_keys, self.heads, kind == "causal")
 
-        return summary(self)
+    def summary(self, head_dim: int = 64) -> dict[str, object]:
+        """What the plan does and costs, for machines: counts, passes, FLOPs and bytes for `head_dim` features a head."""
+        return {
+            "pattern": self.pattern,
+            "queries": self.n_queries,
+            "keys": self.n_keys,
+            "heads": self.heads,
+            "pairs": self.pairs,
+            "density": self.density,
+            "tile": self.tile,
+            "tiles": self.tiles,
+            "packing": self.packing,
+            "masks": len(self.masks),
+            "passes": [part.summary(self.tile) for part in self.passes],
+            "flops_forward": self.flops(head_dim),
+            "flops_forward_backward": self.flops(head_dim, backward=True),
+            "flops_dense_forward": 4 * self.heads * self.n_queries * self.n_keys * head_dim,
+            "plan_bytes": self.bytes,
+            "operand_bytes": 4 * self.heads * head_dim * (2 * self.n_queries + 2 * self.n_keys),
+            "dense_score_bytes": 4 * self.heads * self.n_queries * self.n_keys,
+            "cheaper": "dense" if self.dense_cost <= self.sparse_cost else "tiles",
+        }
+
+    def describe(self, head_dim: int = 64) -> str:
+        """What the plan does and costs, on one screen, for `head_dim` features a head in float32."""
+        told = self.summary(head_dim)
+        square = max(1, self.heads * self.n_queries * self.n_keys)
+        shared = "shared by all heads" if self.heads == 1 else "each with its own rule"
+        lines = [
+            self.pattern,
+            "",
+            f"tokens   {self.n_queries:,} queries x {self.n_keys:,} keys, {self.heads} head{'s'[: self.heads > 1]}, {shared}",
+            f"pairs    {self.pairs:,} allowed of {square:,}: density {self.density:.2%}",
+            f"tiles    {self.tiles:,} of {self.tile} x {self.tile} kept; they hold {self.packing:.2f} times the allowed pairs"
+            f" (1 is perfect packing); {len(self.masks):,} distinct masks",
+            "",
+            f"{'pass':<5}{'layout':<52}{'heads':>6}{'full':>12}{'mixed':>12}",
+        ]
+        for number, part in enumerate(self.passes, start=1):
+            row = part.summary(self.tile)
+            lines.append(
+                f"{number:<5}{part.layout[:50]:<52}{len(part.heads):>6}{row['full_tiles']:>12,}{row['mixed_tiles']:>12,}"
+            )
+        forward, whole, dense = self.flops(head_dim), self.flops(head_dim, backward=True), told["flops_dense_forward"]
+        lines += [
+            "",
+            f"FLOPs    {_scaled(forward, 'FLOP')} forward, {_scaled(whole, 'FLOP')} forward and backward"
+            f" ({head_dim} features a head); dense {_scaled(dense, 'FLOP')} forward",
+            f"memory   plan {_scaled(self.bytes, 'B')}; q, k, v and output {_scaled(told['operand_bytes'], 'B')} in float32;"
+            f" a dense score matrix would take {_scaled(told['dense_score_bytes'], 'B')}",
+            f"choice   {self._reason()}",
+        ]
+        return "\n".join(lines)
+
+    def _reason(self) -> str:
+        if self.dense_kind != "sparse":
+            return f"dense attention if it is cheaper: the rule is {self.dense_kind}"
+        if math.isinf(self.dense_cost):
+            return f"tiles: a mask of {self.n_queries:,} x {self.n_keys:,} would be too large for dense attention"
+        ratio = self.dense_cost / max(self.sparse_cost, 1.0)
+        if ratio <= 1:
+            return f"dense attention with a mask, estimated {1 / max(ratio, 1e-9):.1f} times cheaper than the tiles"
+        return f"tiles, estimated {ratio:.1f} times cheaper than dense attention with a mask"
 
     def tile_masks(self, kinds: Indices) -> Booleans:
         """The masks of tiles of the given kinds as booleans [len(kinds), tile, tile]; full tiles are all True."""
@@ -165,3 +255,13 @@ class Plan:
         ones = np.bitwise_count(self.masks).sum(axis=(1, 2), dtype=np.int64)
         pairs = int((height * width).sum() + ones[part.kinds[~full] - 1].sum())
         return pairs * (len(part.heads) if part.lists == 1 else 1)
+
+
+def _scaled(value: object, unit: str) -> str:
+    """A number with the prefix that makes it readable: 1.5 GFLOP."""
+    number = float(str(value))
+    for prefix in ("", "k", "M", "G", "T"):
+        if number < 1000:
+            return f"{number:.3g} {prefix}{unit}"
+        number /= 1000
+    return f"{number:.3g} P{unit}"

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from asterism.compiler import compile_pattern
-from asterism.compiler.cost import DENSE_MASK_LIMIT, dense_cost, plan_cost
+from asterism.compiler.cost import DENSE_MASK_LIMIT
 from asterism.errors import KernelError, nearest
 from asterism.kernels import dense as dense_kernel
 from asterism.kernels.eager import eager
@@ -198,24 +198,24 @@ def _choose_by_cost(
 ) -> str:
     pattern = parse(text)
     pattern.check_heads(heads)
+    by_name = _choose_for_any_length(text, n_queries == n_keys, implementation, masked or return_lse)
+    if by_name in ("full", "causal"):
+        return by_name
     plan = compile_pattern(pattern, n_queries, n_keys, query_offset=offset)
     if implementation in ("reference", "eager"):
         return implementation
     if return_lse:
         return "eager"
-    full = plan.pairs == plan.heads * n_queries * n_keys
-    causal = n_queries == n_keys and pattern.is_causal and plan.pairs == plan.heads * n_keys * (n_keys + 1) // 2
-    way = "mask" if masked or not (full or causal) else "full" if full else "causal"
+    way = "mask" if masked or plan.dense_kind == "sparse" else plan.dense_kind
     fits = way != "mask" or n_queries * n_keys <= DENSE_MASK_LIMIT
     if implementation == "dense":
         if not fits:
             raise KernelError(
-                f'implementation="dense" needs a mask of {n_queries} x {n_keys} pairs for {text}, more than the limit of'
-                f' {DENSE_MASK_LIMIT}: use "eager"'
+                f'implementation="dense" needs a mask of {n_queries} x {n_keys} pairs for {text},'
+                f' more than the limit of {DENSE_MASK_LIMIT}: use "eager"'
             )
         return way
-    sparse = plan_cost(plan.tiles * heads // plan.heads, plan.tile, len(plan.passes), heads)
-    return way if fits and dense_cost(n_queries, n_keys, heads, way == "causal") <= sparse else "eager"
+    return way if fits and plan.dense_cost <= plan.sparse_cost else "eager"
 
 
 # --- the checks ------------------------------------------------------------------------------------------------------
