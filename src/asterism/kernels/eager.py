@@ -11,7 +11,7 @@ Letters: B batch, K key heads, G query heads per key head, R tile rows at a time
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, reduce
 
 import numpy as np
 import torch
@@ -43,12 +43,13 @@ class _Group:
 
 @dataclass(frozen=True)
 class _Program:
-    """A plan as tensors: groups of tile rows, and per kind of tile the forbidden pairs and the keys nobody reads."""
+    """A plan as tensors: groups of tile rows; per kind of tile the pairs nobody may read, as a bias too, and its unread keys."""
 
     tile: int
     groups: tuple[_Group, ...]
     forbidden: Tensor
     unread: Tensor
+    bias: Tensor
 
 
 @dataclass(frozen=True)
@@ -63,7 +64,7 @@ class _Block:
 
 
 @lru_cache(maxsize=64)
-def _program(plan: Plan, device: torch.device) -> _Program:
+def _program(plan: Plan, device: torch.device, dtype: torch.dtype) -> _Program:
     tile, n_masks = plan.tile, len(plan.masks)
     allowed = plan.tile_masks(np.arange(n_masks + 1, dtype=np.int32))
     tails = [(part, part.n_keys % tile) for part in plan.passes]
@@ -74,7 +75,7 @@ def _program(plan: Plan, device: torch.device) -> _Program:
     for part, width in tails:
         groups += _group(part, tile, kind_of_tail.get(width, 0), plan.heads, device)
     forbidden = torch.tensor(~allowed, device=device)
-    return _Program(tile, tuple(groups), forbidden, forbidden.all(dim=1))
+    return _Program(tile, tuple(groups), forbidden, forbidden.all(dim=1), _bias(forbidden, dtype))
 
 
 def _group(part: Pass, tile: int, tail_kind: int, plan_heads: int, device: torch.device) -> Iterator[_Group]:
@@ -112,7 +113,7 @@ def _group(part: Pass, tile: int, tail_kind: int, plan_heads: int, device: torch
 
 def _blocks(program: _Program, heads: int, n_queries: int) -> Iterator[_Block]:
     """The program cut into blocks of about _CHUNK_ELEMENTS scores for `heads` heads (times batch)."""
-    within = torch.arange(program.tile, device=program.forbidden.device)
+    within = torch.arange(program.tile, device=program.bias.device)
     for group in program.groups:
         per_row = group.columns.shape[1] * program.tile**2 * (heads if group.head is None else 1)
         step = max(1, _CHUNK_ELEMENTS // max(per_row, 1))
@@ -173,7 +174,8 @@ class _Operands:
 
     @property
     def wide(self) -> torch.dtype:
-        return torch.float64 if self.q.dtype == torch.float64 else torch.float32
+        """The dtype of softmax and sums: float64 for float64, else float32."""
+        return self.program.bias.dtype
 
     def blocks(self) -> Iterator[_Block]:
         batch, kv_heads, group, n_queries, _ = self.q.shape
@@ -187,40 +189,48 @@ class _Operands:
         return slice(kv_head, kv_head + 1), slice(member, member + 1)
 
     def gather(self, block: _Block) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
-        """q [B, K, R, G * T, D], k and v [B, K, R, C * T, D], and the forbidden pairs, of a block."""
+        """q [B, K, R, G * T, D], k and v [B, K, R, C * T, D], and the bias (0 or -inf) of a block, None for none."""
         own, members = self.heads(block.head)
         k, v = (_take(x[:, own], 2, block.keys) for x in (self.k, self.v))
-        forbidden, unread = self._masks(block)
+        bias, unread = self._masks(block)
         if unread is not None:
-            k, v = k.masked_fill(unread[..., None], 0), v.masked_fill(unread[..., None], 0)
-        return _fold(_take(self.q[:, own, members], 3, block.read)), k, v, forbidden
+            k.masked_fill_(unread[..., None], 0)
+            v.masked_fill_(unread[..., None], 0)
+        return _fold(_take(self.q[:, own, members], 3, block.read)), k, v, bias
 
     def _masks(self, block: _Block) -> tuple[Tensor | None, Tensor | None]:
-        """Forbidden pairs [B or 1, 1, R, 1, T, C * T] and unread keys [B or 1, 1, R, C * T]; None for none."""
-        forbidden: Tensor | None = None
-        unread: Tensor | None = None
+        """Bias [B or 1, 1, R, 1, T, C * T] and keys that no query of the tile reads [B or 1, 1, R, C * T]."""
+        batch_masks = list(self._batch_masks(block))
+        if block.kinds is None and not batch_masks:
+            return None, None
+        if not batch_masks:
+            bias = self.program.bias[block.kinds].transpose(1, 2).flatten(2)[None, None, :, None]
+            return bias, self.program.unread[block.kinds].flatten(1)[None, None]
         if block.kinds is not None:
-            forbidden = self.program.forbidden[block.kinds].transpose(1, 2).flatten(2)[None, None, :, None]
-            unread = self.program.unread[block.kinds].flatten(1)[None, None]
-        for part in self._batch_masks(block):
-            forbidden = part if forbidden is None else forbidden | part
-            unread = forbidden.all(dim=-2)[:, :, :, 0]
-        return forbidden, unread
+            tiles = self.program.forbidden[block.kinds].transpose(1, 2).flatten(2)
+            batch_masks.append(tiles[None, None, :, None])
+        forbidden = reduce(torch.logical_or, batch_masks)
+        return _bias(forbidden, self.wide), forbidden.all(dim=-2)[:, :, :, 0]
 
     def _batch_masks(self, block: _Block) -> Iterator[Tensor]:
+        """Pairs that the batch forbids, [B, 1, R, 1, T or 1, C * T]."""
         if self.key_mask is not None:
             yield ~self.key_mask[:, block.keys][:, None, :, None, None, :]
         if self.segments is not None:
             asked = self.segments[:, block.read + self.query_offset]
             yield (asked[..., :, None] != self.segments[:, block.keys][..., None, :])[:, None, :, None]
 
-    def scores(self, q: Tensor, k: Tensor, forbidden: Tensor | None) -> Tensor:
+    def scores(self, q: Tensor, k: Tensor, bias: Tensor | None) -> Tensor:
         """Scaled scores [B, K, R, G * T, C * T], -inf where forbidden."""
         scores = self.workspace.product("scores", q, k.transpose(-1, -2), self.wide).mul_(self.scale)
-        if forbidden is not None:
-            tile = forbidden.shape[-2]
-            scores.unflatten(3, (-1, tile)).masked_fill_(forbidden, -math.inf)
+        if bias is not None:
+            scores.unflatten(3, (-1, self.program.tile)).add_(bias)
         return scores
+
+
+def _bias(forbidden: Tensor, dtype: torch.dtype) -> Tensor:
+    """0 where a pair is allowed and -inf where it is forbidden."""
+    return torch.zeros(forbidden.shape, dtype=dtype, device=forbidden.device).masked_fill_(forbidden, -math.inf)
 
 
 def _take(x: Tensor, dim: int, index: Tensor) -> Tensor:
@@ -244,8 +254,8 @@ def _attend(operands: _Operands) -> tuple[Tensor, Tensor]:
     out = torch.zeros((*q.shape[:3], q.shape[3] + 1, v.shape[-1]), dtype=operands.wide, device=q.device)
     lse = torch.full(out.shape[:-1], -math.inf, dtype=operands.wide, device=q.device)
     for block in operands.blocks():
-        block_q, block_k, block_v, forbidden = operands.gather(block)
-        scores = operands.scores(block_q, block_k, forbidden)
+        block_q, block_k, block_v, bias = operands.gather(block)
+        scores = operands.scores(block_q, block_k, bias)
         highest = scores.amax(dim=-1, keepdim=True)
         highest = highest.masked_fill(highest == -math.inf, 0)
         weights = scores.sub_(highest).exp_()
@@ -280,9 +290,9 @@ def _attend_backward(
     lse = torch.cat([lse.masked_fill(lse == -math.inf, math.inf), nowhere], dim=-1)
     for block in operands.blocks():
         own, members = operands.heads(block.head)
-        block_q, block_k, block_v, forbidden = operands.gather(block)
+        block_q, block_k, block_v, bias = operands.gather(block)
         block_lse = _fold(_take(lse[:, own, members], 3, block.write))
-        weights = operands.scores(block_q, block_k, forbidden).sub_(block_lse[..., None]).exp_()
+        weights = operands.scores(block_q, block_k, bias).sub_(block_lse[..., None]).exp_()
         block_grad = _fold(_take(grad_out[:, own, members], 3, block.read))
         block_delta = _fold(_take(delta[:, own, members], 3, block.read))
         grad_scores = workspace.product("grad_scores", block_grad, block_v.transpose(-1, -2), wide)
@@ -315,9 +325,9 @@ def _operands(
     parse(pattern).check_heads(q.shape[1])
     plan = compile_pattern(pattern, q.shape[2], k.shape[2], query_offset=query_offset)
     folded = q.unflatten(1, (k.shape[1], -1))
-    return _Operands(
-        folded, k, v, key_mask, segments, query_offset, scale, _program(plan, q.device), _Workspace(q.device)
-    )
+    wide = torch.float64 if q.dtype == torch.float64 else torch.float32
+    program = _program(plan, q.device, wide)
+    return _Operands(folded, k, v, key_mask, segments, query_offset, scale, program, _Workspace(q.device))
 
 
 @torch.library.custom_op("asterism::eager", mutates_args=())
