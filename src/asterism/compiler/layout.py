@@ -1,8 +1,8 @@
 """Token orders that make a sparse rule block-dense.
 
 `stride(128)` in natural order touches every tile; with the tokens sorted by residue modulo 128 it is block-diagonal.
-The summary cells of `fixed`, gathered, turn its second half into a staircase of full tiles. A layout says in which order
-queries and keys stand, which part of a rule it implies, and which tiles a rule can touch in that order.
+The summary cells of `fixed`, gathered, turn its second half into a staircase of full tiles. A layout says in which
+order queries and keys stand, which part of a rule it implies, and which tiles a rule can touch in that order.
 """
 
 from abc import ABC, abstractmethod

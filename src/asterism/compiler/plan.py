@@ -28,9 +28,9 @@ class Pass:
     [t * tile, (t + 1) * tile); the last one may be partial.
 
     Tiles are kept in compressed rows: list l (one per head of `heads`, or a single one for all of them) and tile row r
-    hold the entries row_offsets[l, r] : row_offsets[l, r + 1] of `columns` (key tiles, ascending) and `kinds`. Kind 0 is
-    a full tile, kind m > 0 has the mask masks[m - 1] of the plan. The transposed lists (`column_offsets`, `rows`,
-    `row_kinds`) hold the same tiles by key tile.
+    hold the entries row_offsets[l, r] : row_offsets[l, r + 1] of `columns` (key tiles, ascending) and `kinds`. Kind
+    0 is a full tile, kind m > 0 has the mask masks[m - 1] of the plan. The transposed lists (`column_offsets`,
+    `rows`, `row_kinds`) hold the same tiles by key tile.
     """
 
     layout: str
@@ -45,6 +45,9 @@ class Pass:
     column_offsets: Integers
     rows: Indices
     row_kinds: Indices
+
+    def __post_init__(self) -> None:
+        _freeze(self)
 
     @property
     def lists(self) -> int:
@@ -93,6 +96,9 @@ class Plan:
     passes: tuple[Pass, ...]
     masks: NDArray[np.uint64]
     is_causal: bool
+
+    def __post_init__(self) -> None:
+        _freeze(self)
 
     @property
     def tiles(self) -> int:
@@ -152,14 +158,14 @@ class Plan:
 
     @property
     def dense_cost(self) -> float:
-        """Estimated cost of dense attention in its stead, in the same unit; infinite where a mask would be too large."""
+        """Estimated cost of dense attention in its stead, in the same unit; infinite if a mask would be too large."""
         kind = self.dense_kind
         if kind == "sparse" and self.n_queries * self.n_keys > DENSE_MASK_LIMIT:
             return math.inf
         return dense_cost(self.n_queries, self.n_keys, self.heads, kind == "causal")
 
     def summary(self, head_dim: int = 64) -> dict[str, object]:
-        """What the plan does and costs, for machines: counts, passes, FLOPs and bytes for `head_dim` features a head."""
+        """What the plan does and costs, for machines; FLOPs and bytes are for `head_dim` features a head."""
         return {
             "pattern": self.pattern,
             "queries": self.n_queries,
@@ -185,14 +191,14 @@ class Plan:
         """What the plan does and costs, on one screen, for `head_dim` features a head in float32."""
         told = self.summary(head_dim)
         square = max(1, self.heads * self.n_queries * self.n_keys)
-        shared = "shared by all heads" if self.heads == 1 else "each with its own rule"
+        shared = "one rule for all heads" if self.heads == 1 else f"{self.heads} heads with rules of their own"
         lines = [
             self.pattern,
             "",
-            f"tokens   {self.n_queries:,} queries x {self.n_keys:,} keys, {self.heads} head{'s'[: self.heads > 1]}, {shared}",
+            f"tokens   {self.n_queries:,} queries x {self.n_keys:,} keys, {shared}",
             f"pairs    {self.pairs:,} allowed of {square:,}: density {self.density:.2%}",
-            f"tiles    {self.tiles:,} of {self.tile} x {self.tile} kept; they hold {self.packing:.2f} times the allowed pairs"
-            f" (1 is perfect packing); {len(self.masks):,} distinct masks",
+            f"tiles    {self.tiles:,} of {self.tile} x {self.tile} kept; packing {self.packing:.2f}: pairs computed over pairs"
+            f" allowed, 1 is perfect; {len(self.masks):,} distinct masks",
             "",
             f"{'pass':<5}{'layout':<52}{'heads':>6}{'full':>12}{'mixed':>12}",
         ]
@@ -206,8 +212,8 @@ class Plan:
             "",
             f"FLOPs    {_scaled(forward, 'FLOP')} forward, {_scaled(whole, 'FLOP')} forward and backward"
             f" ({head_dim} features a head); dense {_scaled(dense, 'FLOP')} forward",
-            f"memory   plan {_scaled(self.bytes, 'B')}; q, k, v and output {_scaled(told['operand_bytes'], 'B')} in float32;"
-            f" a dense score matrix would take {_scaled(told['dense_score_bytes'], 'B')}",
+            f"memory   plan {_scaled(self.bytes, 'B')}; q, k, v and output {_scaled(told['operand_bytes'], 'B')}"
+            f" in float32; a dense score matrix would take {_scaled(told['dense_score_bytes'], 'B')}",
             f"choice   {self._reason()}",
         ]
         return "\n".join(lines)
@@ -255,6 +261,14 @@ class Plan:
         ones = np.bitwise_count(self.masks).sum(axis=(1, 2), dtype=np.int64)
         pairs = int((height * width).sum() + ones[part.kinds[~full] - 1].sum())
         return pairs * (len(part.heads) if part.lists == 1 else 1)
+
+
+def _freeze(holder: Pass | Plan) -> None:
+    """Plans are shared by value, so their arrays must not be written to."""
+    for field in fields(holder):
+        value = getattr(holder, field.name)
+        if isinstance(value, np.ndarray):
+            value.flags.writeable = False
 
 
 def _scaled(value: object, unit: str) -> str:

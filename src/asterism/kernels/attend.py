@@ -18,7 +18,7 @@ from asterism.errors import KernelError, nearest
 from asterism.kernels import dense as dense_kernel
 from asterism.kernels.eager import eager
 from asterism.kernels.reference import reference
-from asterism.patterns import Pattern, parse
+from asterism.patterns import Pattern, parse, require_prefix_stable
 
 IMPLEMENTATIONS = ("auto", "reference", "eager", "dense")
 """What `implementation` may be."""
@@ -70,9 +70,10 @@ def attend(
 ) -> Tensor | tuple[Tensor, Tensor]:
     """Exact attention over the pairs that a pattern allows; differentiable.
 
-    q is [B, H, Nq, D], k [B, Hkv, Nk, D] and v [B, Hkv, Nk, Dv]; H is a multiple of Hkv, and query head h reads key head
-    h // (H // Hkv). float64, float32, bfloat16 or float16. `pattern` is a Pattern or its text, of 1 or H heads. The
-    queries stand at positions query_offset, query_offset + 1, ... of the keys' sequence, by default at its end.
+    q is [B, H, Nq, D], k [B, Hkv, Nk, D] and v [B, Hkv, Nk, Dv]; H is a multiple of Hkv, and query head h reads key
+    head h // (H // Hkv). float64, float32, bfloat16 or float16. `pattern` is a Pattern or its text, of 1 or H
+    heads. The queries stand at positions query_offset, query_offset + 1, ... of the keys' sequence, by default at
+    its end.
 
     `key_mask` (bool [B, Nk]): keys that may be read at all. `segments` (integers [B, Nk]): a query reads only keys of
     its own segment. `scale` defaults to 1/sqrt(D). Returns out [B, H, Nq, Dv] in the dtype of q and, with `return_lse`,
@@ -114,14 +115,14 @@ def decode(
     scale: float | None = None,
 ) -> Tensor:
     """Attention of a few queries against the keys that a cache has kept.
-
-    q is [B, H, M, D], k [B, Hkv, L, D] and v [B, Hkv, L, Dv]. `query_positions` [B or 1, M] and `key_positions` [B or 1,
-    L] (int64) say where in the sequence each query and key stands; a key at -1 is an empty slot. Returns out [B, H, M,
-    Dv]. The pattern must be prefix-stable, so that its answer does not depend on the length still to come.
+     q is [B, H, M, D], k [B, Hkv, L, D] and v [B, Hkv, L, Dv]. `query_positions` [B or 1, M] and `key_positions` [B or
+    1, L] (int64) say where in the sequence each query and key stands; a key at -1 is an empty slot. Returns out [B, H,
+    M, Dv]. Raises PatternError for a pattern that is not prefix-stable: its answer would depend on the length to come.
     """
     pattern = parse(pattern) if isinstance(pattern, str) else pattern
     _check_tensors(q, k, v, None, None)
     pattern.check_heads(q.shape[1])
+    require_prefix_stable(pattern)
     scale = 1 / math.sqrt(q.shape[3]) if scale is None else scale
     asked, kept = query_positions.cpu().numpy(), key_positions.cpu().numpy()
     length = int(max(asked.max(initial=-1), kept.max(initial=-1))) + 1

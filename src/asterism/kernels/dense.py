@@ -1,4 +1,5 @@
-"""Dense attention, PyTorch's `scaled_dot_product_attention`: for plans that are full or causal, and for short sequences.
+"""Dense attention, PyTorch's `scaled_dot_product_attention`: for plans that are full or causal, and for short
+sequences.
 
 With a mask it needs O(n_queries * n_keys) memory, so a mask is only built for short sequences or few queries.
 """
@@ -17,6 +18,8 @@ def dense(q: Tensor, k: Tensor, v: Tensor, allowed: Tensor | None, is_causal: bo
 
     Queries that may attend to nothing give 0 and have gradient 0; keys that no query may read have no influence.
     """
+    if scale == 0:
+        q, scale = q * 0, 1.0  # PyTorch scales q and k by sqrt(scale) and then divides by it
     group = q.shape[1] // k.shape[1]
     width = v.shape[-1]
     if group > 1:

@@ -1,9 +1,10 @@
 """Block-sparse attention in plain PyTorch: every device and dtype, forward and backward.
 
-The tile rows of a pass are grouped by how many tiles they keep, and a group is computed a few rows at a time: gather the
-queries and keys of those tiles through the pass's token orders, multiply, mask, exponentiate, multiply. Partial results
-merge by log-sum-exp. Nothing of the scores is kept; the backward pass computes them again from the merged log-sum-exp
-(FlashAttention-2: Dao 2023, section 3). Working memory is bounded by the chunk, whatever the length.
+The tile rows of a pass are grouped by how many tiles they keep, and a group is computed a few rows at a time:
+gather the queries and keys of those tiles through the pass's token orders, multiply, mask, exponentiate, multiply.
+Partial results merge by log-sum-exp. Nothing of the scores is kept; the backward pass computes them again from the
+merged log-sum-exp (FlashAttention-2: Dao 2023, section 3). Working memory is bounded by the chunk, whatever the
+length.
 
 Letters: B batch, K key heads, G query heads per key head, R tile rows at a time, T tile, C tiles per row, D head_dim.
 """
@@ -43,7 +44,7 @@ class _Group:
 
 @dataclass(frozen=True)
 class _Program:
-    """A plan as tensors: groups of tile rows; per kind of tile the pairs nobody may read, as a bias too, and its unread keys."""
+    """A plan as tensors: groups of tile rows and, per kind of tile, its forbidden pairs, unread keys and bias."""
 
     tile: int
     groups: tuple[_Group, ...]
@@ -343,7 +344,7 @@ def eager(
 ) -> tuple[Tensor, Tensor]:
     """Output [B, H, Nq, Dv] in the dtype of q and log-sum-exp [B, H, Nq] in float32 (float64 for float64)."""
     out, lse = _attend(_operands(q, k, v, key_mask, segments, pattern, query_offset, scale))
-    return out.flatten(1, 2).to(q.dtype), lse.flatten(1, 2).contiguous()
+    return out.flatten(1, 2).to(q.dtype).contiguous(), lse.flatten(1, 2).contiguous()
 
 
 @eager.register_fake

@@ -1,6 +1,6 @@
 """Who may attend to whom: immutable rules, their algebra, their text form, and the patterns of the literature."""
 
-from asterism.patterns.causality import require_causal
+from asterism.patterns.causality import require_causal, require_prefix_stable
 from asterism.patterns.explicit import explicit
 from asterism.patterns.pattern import Pattern, Verdict
 from asterism.patterns.primitives import (
@@ -60,6 +60,7 @@ __all__ = [
     "per_head",
     "random_blocks",
     "require_causal",
+    "require_prefix_stable",
     "shifted",
     "sinks",
     "split_heads",

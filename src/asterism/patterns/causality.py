@@ -18,21 +18,29 @@ _STABLE_RELATIVES = {
 
 
 def require_causal(pattern: Pattern) -> None:
-    """Refuse a pattern that a causal model cannot use.
+    """Refuse a pattern that a causal model cannot use: one that is not prefix-stable, or that may read the future.
 
-    It must be prefix-stable (whether q may attend to k <= q never changes as the sequence grows) and must read no
-    future. Raises PatternError with the pattern, the part that breaks the rule, and what to use instead.
+    Raises PatternError with the pattern, the part that breaks the rule, and what to use instead.
+    """
+    require_prefix_stable(pattern)
+    if not pattern.is_causal:
+        raise PatternError(
+            f"{pattern.text} cannot be used by a causal model: it may read the future;"
+            f" write ({pattern.text}) & causal()"
+        )
+
+
+def require_prefix_stable(pattern: Pattern) -> None:
+    """Refuse a pattern whose answer for a pair (q, k) can change as the sequence grows.
+
+    Raises PatternError with the pattern, the part that breaks the rule, and its stable relative.
     """
     part = pattern.unstable_part()
     if part is not None:
         culprit = _outermost_named(pattern, part)
         raise PatternError(
-            f"{pattern.text} cannot be used by a causal model: {culprit.text} is not prefix-stable, what a query may read"
-            f" changes as the sequence grows; use {_STABLE_RELATIVES[_call_name(culprit)]} instead"
-        )
-    if not pattern.is_causal:
-        raise PatternError(
-            f"{pattern.text} cannot be used by a causal model: it may read the future; write ({pattern.text}) & causal()"
+            f"{pattern.text} cannot be used by a causal model or with a cache: {culprit.text} is not prefix-stable,"
+            f" what a query may read changes as the sequence grows; use {_STABLE_RELATIVES[_call_name(culprit)]} instead"
         )
 
 

@@ -141,7 +141,7 @@ class Pattern(ABC):
         return Intervals.everything(len(q.first), length)
 
     def signature(self, q_first: Integers, k_first: Integers) -> Integers | None:
-        """A number per pair of tiles: tiles of equal shape with equal numbers have equal masks. None: no such number."""
+        """A number per pair of tiles: tiles of one shape with one number have equal masks. None: there is no such."""
         return None
 
     @property
@@ -345,7 +345,7 @@ class PerHead(Pattern):
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Shifted(Pattern):
-    """The pattern on the tokens from `by` on: its position 0 is token `by`. Earlier tokens neither read nor are read."""
+    """The pattern on the tokens from `by` on, its position 0; earlier tokens neither read nor are read."""
 
     keyword: ClassVar[str] = "shifted"
     pattern: Pattern
@@ -393,7 +393,7 @@ class Shifted(Pattern):
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Named(Pattern):
-    """A composition that is known under a name of its own: `body` is what it means, `parts` the factors it is made of."""
+    """A composition known under a name of its own: `body` is what it means, `parts` the factors it is made of."""
 
     call: str
     body: Pattern

@@ -353,8 +353,8 @@ class GlobalQueries(TokenSet):
 def columns(period: int, first: int = 0, count: int = 1) -> Pattern:
     """Keys at fixed places of each period: first <= k % period < first + count, for every query.
 
-    `columns(l, first=l - c, count=c)` is the fixed A(2) of Child 2019 section 4, before causality. (The paper writes the
-    residues as l - c, ..., l; residue l does not occur.) Raises PatternError when the places do not fit the period.
+    `columns(l, first=l - c, count=c)` is the fixed A(2) of Child 2019 section 4, before causality. (The paper writes
+    the residues as l - c, ..., l; residue l does not occur.) Raises PatternError when the places do not fit the period.
     """
     period = check_integer("columns", "period", period, 1)
     first, count = check_integer("columns", "first", first, 0), check_integer("columns", "count", count, 1)
@@ -415,7 +415,7 @@ def per_head(patterns: Sequence[Pattern]) -> Pattern:
 
 
 def shifted(pattern: Pattern, by: int) -> Pattern:
-    """The pattern on the tokens from `by` on: its position 0 is token `by`; earlier tokens neither read nor are read."""
+    """The pattern on the tokens from `by` on, its position 0; earlier tokens neither read nor are read."""
     return Shifted(check_pattern("shifted", "pattern", pattern), check_integer("shifted", "by", by, 0))
 
 

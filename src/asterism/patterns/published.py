@@ -174,7 +174,7 @@ def longformer(window: int = 512, dilation: int = 1, globals: Sequence[int] = (0
 
 @_published
 def sinks(first: int = 4, window: int = 1024) -> Sequence[Pattern]:
-    """Attention sinks: the first tokens and the last `window` keys, the query's own included (StreamingLLM, Xiao 2023)."""
+    """Attention sinks: the first tokens and the last `window` keys, the query's own included (Xiao 2023)."""
     first, window = check_integer("sinks", "first", first, 1), check_integer("sinks", "window", window, 1)
     return primitives.global_keys((0,), block=first) & primitives.causal(), primitives.window(window - 1)
 

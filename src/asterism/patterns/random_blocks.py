@@ -123,10 +123,10 @@ def random_blocks(
     """`count` distinct random key blocks for every query block (BigBird section 2 and appendix D).
 
     `earlier` draws among strictly earlier blocks only, which makes the pattern causal and prefix-stable. Blocks at most
-    `window` blocks away from the query's own (-1: none) and the blocks `avoid` (negative: from the end) are never drawn.
-    Where fewer than `count` candidates are left, all are taken. With `heads` > 1 every head draws its own. Draws come
-    from numpy's Philox keyed by (seed, head, row): the same on every machine, in training and in evaluation. Raises
-    PatternError for sizes < 1 and a negative seed.
+    `window` blocks away from the query's own (-1: none) and the blocks `avoid` (negative: from the end) are never
+    drawn. Where fewer than `count` candidates are left, all are taken. With `heads` > 1 every head draws its own.
+    Draws come from numpy's Philox keyed by (seed, head, row): the same on every machine, in training and in
+    evaluation. Raises PatternError for sizes < 1 and a negative seed.
     """
     numbers, _ = positions_of("random_blocks", avoid, 1)
     if not isinstance(earlier, bool):
