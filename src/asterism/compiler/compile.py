@@ -154,11 +154,11 @@ def _assign(rule: Pattern, lengths: _Lengths) -> tuple[list[tuple[Layout, Patter
     """A layout for every term of the rule, terms of equal layout joined, and the estimated cost."""
     terms, natural = _terms(rule), Natural()
     groups: dict[Layout, list[Pattern]] = {natural: [term for term in terms if not _layouts(term)]}
-    spent = {natural: _estimate(natural, groups[natural], lengths)}
+    spent: dict[Layout, float] = {natural: _estimate(natural, groups[natural], lengths)}
     for term in terms:
         if not _layouts(term):
             continue
-        added = {natural: _estimate(natural, [*groups[natural], term], lengths) - spent[natural]}
+        added: dict[Layout, float] = {natural: _estimate(natural, [*groups[natural], term], lengths) - spent[natural]}
         for layout in _layouts(term):
             joined = [*groups.get(layout, []), term]
             added[layout] = _estimate(layout, joined, lengths) - spent.get(layout, 0.0)
@@ -281,8 +281,8 @@ def _compile_pass(layout: Layout, rule: Pattern, heads: list[int], lengths: _Len
 
 def _offsets(which: Integers, row: Integers, lists: int, rows: int) -> Integers:
     """Where each tile row's entries begin and end, [lists, rows + 1], in entries sorted by (list, row)."""
-    ends = np.cumsum(np.bincount(which * rows + row, minlength=lists * rows)) if rows else np.zeros(0, np.int64)
-    starts = np.concatenate([np.zeros(1, np.int64), ends])
+    counts = np.bincount(which * rows + row, minlength=lists * rows) if rows else np.zeros(0, np.int64)
+    starts = np.concatenate([np.zeros(1, np.int64), np.cumsum(counts)])
     return starts[np.arange(lists)[:, None] * rows + np.arange(rows + 1)]
 
 

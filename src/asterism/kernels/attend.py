@@ -94,14 +94,14 @@ def attend(
     if way == "eager":
         out, lse = eager(q, k, v, key_mask, segments, text, offset, float(scale))
         return (out, lse) if return_lse else out
-    allowed = None
-    if way in ("mask", "reference"):
-        allowed = dense_kernel.mask(q, text, n_queries, n_keys, offset)[None]
-        allowed = _restrict(allowed, key_mask, segments, offset, n_queries)
-    if way == "reference":
-        out, lse = reference(q, k, v, allowed, scale)
-        return (out, lse) if return_lse else out
-    return dense_kernel.dense(q, k, v, allowed, way == "causal", scale)
+    if way in ("full", "causal"):
+        return dense_kernel.dense(q, k, v, None, way == "causal", scale)
+    allowed = dense_kernel.mask(q, text, n_queries, n_keys, offset)[None]
+    allowed = _restrict(allowed, key_mask, segments, offset, n_queries)
+    if way == "mask":
+        return dense_kernel.dense(q, k, v, allowed, False, scale)
+    out, lse = reference(q, k, v, allowed, scale)
+    return (out, lse) if return_lse else out
 
 
 def decode(

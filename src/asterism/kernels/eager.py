@@ -13,6 +13,7 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache, reduce
+from typing import Any
 
 import numpy as np
 import torch
@@ -405,16 +406,14 @@ def _(
     return q.new_empty(q.shape), k.new_empty(k.shape), v.new_empty(v.shape)
 
 
-def _save(ctx, inputs, output) -> None:  # noqa: ANN001
+def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
     q, k, v, key_mask, segments, ctx.pattern, ctx.query_offset, ctx.scale = inputs
     ctx.save_for_backward(q, k, v, key_mask, segments, *output)
 
 
-def _differentiate(ctx, grad_out, grad_lse):  # noqa: ANN001, ANN202
-    grads = eager_backward(
-        grad_out.contiguous(), grad_lse, *ctx.saved_tensors, ctx.pattern, ctx.query_offset, ctx.scale
-    )
-    return *grads, None, None, None, None, None
+def _differentiate(ctx: Any, grad_out: Tensor, grad_lse: Tensor) -> tuple[Tensor | None, ...]:
+    arguments = (*ctx.saved_tensors, ctx.pattern, ctx.query_offset, ctx.scale)
+    return *eager_backward(grad_out.contiguous(), grad_lse, *arguments), None, None, None, None, None
 
 
 eager.register_autograd(_differentiate, setup_context=_save)

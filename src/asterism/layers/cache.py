@@ -128,10 +128,10 @@ class PatternCacheLayer(CacheLayerMixin):
         self.tokens_seen = 0
 
     def crop(self, tokens_to_remove: int) -> None:
-        """Refused with ConfigurationError: what the pattern has let the cache forget cannot be brought back."""
+        """Refused with ConfigurationError, so there is no assisted generation: what is forgotten cannot come back."""
         raise ConfigurationError(
-            f"a PatternCache cannot drop its last {abs(tokens_to_remove)} tokens:"
-            " the keys that these made unreadable are forgotten"
+            "a PatternCache cannot be cropped, because the keys that its last tokens made unreadable are forgotten;"
+            " generate without an assistant or look-up"
         )
 
     def reorder_cache(self, beam_idx: torch.Tensor) -> None:

@@ -40,12 +40,13 @@ class FactorisedPositions(nn.Module):
 
     def forward(self, positions: torch.Tensor) -> torch.Tensor:
         """int64 [...] -> [..., hidden_size]."""
-        embedding = torch.zeros((), dtype=self.weight.dtype, device=self.weight.device)
-        step = self.capacity
+        embeddings = []
+        cells = self.capacity
         for size, table in zip(self.shape, self.weight.split(self.shape), strict=True):
-            embedding = embedding + F.embedding(positions % step // (step // size), table)
-            step //= size
-        return embedding
+            cells //= size
+            embeddings.append(F.embedding(positions // cells, table))
+            positions = positions % cells
+        return sum(embeddings[1:], start=embeddings[0])
 
     def extra_repr(self) -> str:
         return f"shape={list(self.shape)}, hidden_size={self.weight.shape[1]}"

@@ -11,6 +11,7 @@ from typing import Any
 from transformers import PreTrainedConfig
 
 from asterism.errors import ConfigurationError, nearest
+from asterism.kernels import IMPLEMENTATIONS
 from asterism.patterns import Pattern, parse, parse_schedule, require_causal
 
 POSITION_TYPES = ("learned", "factorised", "rotary")
@@ -98,8 +99,8 @@ class AsterismConfig(PreTrainedConfig):
             require_causal(pattern)
         return patterns
 
-    def check_sizes(self) -> None:
-        """Raises ConfigurationError for sizes that no model can have; layers check what concerns only them."""
+    def check(self) -> None:
+        """Raises ConfigurationError for values that no model can have; layers check what concerns only them."""
         for name in (
             "vocab_size",
             "hidden_size",
@@ -115,11 +116,12 @@ class AsterismConfig(PreTrainedConfig):
                 raise ConfigurationError(f"{name} must be an integer of at least 1, got {size!r}")
         if not 0 <= self.dropout < 1:
             raise ConfigurationError(f"dropout must be at least 0 and below 1, got {self.dropout}")
-        if self.position_type not in POSITION_TYPES:
-            raise ConfigurationError(
-                f"unknown position_type {self.position_type!r}; known are {', '.join(POSITION_TYPES)}."
-                + nearest(self.position_type, POSITION_TYPES)
-            )
+        for name, known in (("position_type", POSITION_TYPES), ("implementation", IMPLEMENTATIONS)):
+            choice = getattr(self, name)
+            if choice not in known:
+                raise ConfigurationError(
+                    f"unknown {name} {choice!r}; known are {', '.join(known)}.{nearest(choice, known)}"
+                )
         if (self.position_shape is not None) != (self.position_type == "factorised"):
             raise ConfigurationError(
                 f"position_shape belongs to position_type 'factorised', which needs it;"

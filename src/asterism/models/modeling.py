@@ -54,7 +54,7 @@ class AsterismModel(AsterismPreTrainedModel):
 
     def __init__(self, config: AsterismConfig) -> None:
         super().__init__(config)
-        config.check_sizes()
+        config.check()
         self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size)
         self.positions = _position_embedding(config)
         self.layers = nn.ModuleList(_block(config, pattern) for pattern in config.layer_patterns())
@@ -75,7 +75,7 @@ class AsterismModel(AsterismPreTrainedModel):
 
         input_ids        int64 [B, N], or in their place inputs_embeds [B, N, hidden_size]
         attention_mask   [B, N] or, when the cache has seen S columns, [B, S + N]: 1 for tokens, 0 for padding, on any
-                         side. A padded column returns what the last token before it returns.
+                         side. A padded column returns what the last token before it returns, or 0 without one.
         past_key_values  a PatternCache, or an empty DynamicCache, which is given the layers of one; it is extended
         use_cache        make a PatternCache when none is given, and return it
 
@@ -115,14 +115,16 @@ class AsterismModel(AsterismPreTrainedModel):
             raise ConfigurationError("gradient checkpointing runs every block twice and cannot be used with a cache")
         if past_key_values is None:
             return PatternCache(self.config)
-        if type(past_key_values) is DynamicCache and past_key_values.get_seq_length() == 0:
+        empty = past_key_values.get_seq_length() == 0 and not past_key_values.offloading
+        if empty and type(past_key_values) is DynamicCache:
             # The caller may hold on to this object instead of the one we return, so it is filled in place.
             past_key_values.layers = PatternCache(self.config).layers
             past_key_values.layer_class_to_replicate = None
-        if not isinstance(past_key_values.layers[0], PatternCacheLayer):
+        own_layers = [layer for layer in past_key_values.layers if isinstance(layer, PatternCacheLayer)]
+        if len(own_layers) != len(self.layers):
             raise ConfigurationError(
-                f"past_key_values is a {type(past_key_values).__name__}, which does not know which keys the patterns"
-                " still need; pass a PatternCache(model.config), or nothing"
+                f"past_key_values is a {type(past_key_values).__name__} that does not know which keys the patterns of"
+                " this model still need; pass a PatternCache(model.config), or nothing"
             )
         return past_key_values
 
@@ -264,12 +266,12 @@ def _count_positions(hidden: torch.Tensor, cache: PatternCacheLayer | None, pack
 
 
 def _refuse_unknown(arguments: dict[str, Any]) -> None:
-    unknown = [name for name, value in arguments.items() if name not in LOSS_ARGUMENTS and value not in (None, False)]
-    if unknown:
-        raise ConfigurationError(
-            f"AsterismForCausalLM.forward has no argument {unknown[0]!r}; positions count the tokens of attention_mask,"
-            " and attention weights are never kept"
-        )
+    for name, value in arguments.items():
+        if name not in LOSS_ARGUMENTS and value is not None and value is not False:
+            raise ConfigurationError(
+                f"AsterismForCausalLM.forward has no argument {name!r}; positions count the tokens of attention_mask,"
+                " and attention weights are never kept"
+            )
 
 
 def _too_long(tokens: int, config: AsterismConfig) -> str:

@@ -2,8 +2,8 @@
 
 A causal pattern counts tokens, so a padded batch is packed once, after the embedding: the real tokens of each row move
 to the front, whatever side or hole the padding is in. Behind them, padding is in the future of every real token, and no
-causal pattern reads it. After the last layer the tokens move back; a padded column repeats the last real token before
-it, so the last column of a row always predicts the token that comes next.
+causal pattern reads it. After the last layer the results move back. A padded column repeats the last real token before
+it, so the last column of a row always predicts the token that comes next; one without such a token gets 0.
 """
 
 from typing import NamedTuple
@@ -15,7 +15,7 @@ class Packing(NamedTuple):
     """Where the tokens of a padded batch go: N columns of the batch against N slots with the real tokens in front.
 
     column  int64 [B, N]: the column that each slot takes its token from
-    slot    int64 [B, N]: the slot that each column takes its result from
+    slot    int64 [B, N]: the slot that each column takes its result from; -1 for none
     real    bool [B, N]: whether the slot holds a real token
     """
 
@@ -27,8 +27,7 @@ class Packing(NamedTuple):
     def of(cls, mask: torch.Tensor) -> "Packing":
         """From a mask bool [B, N] that is True for real tokens."""
         column = torch.argsort(mask, dim=1, descending=True, stable=True)
-        slot = (mask.cumsum(dim=1) - 1).clamp(min=0)
-        return cls(column, slot, mask.gather(1, column))
+        return cls(column, mask.cumsum(dim=1) - 1, mask.gather(1, column))
 
     def pack(self, columns: torch.Tensor) -> torch.Tensor:
         """[B, N, C] by column -> [B, N, C] by slot."""
@@ -36,4 +35,5 @@ class Packing(NamedTuple):
 
     def unpack(self, slots: torch.Tensor) -> torch.Tensor:
         """[B, N, C] by slot -> [B, N, C] by column."""
-        return slots.gather(1, self.slot[:, :, None].expand_as(slots))
+        slot = self.slot[:, :, None]
+        return slots.gather(1, slot.clamp(min=0).expand_as(slots)).masked_fill(slot < 0, 0)

@@ -40,7 +40,8 @@ def require_prefix_stable(pattern: Pattern) -> None:
         culprit = _outermost_named(pattern, part)
         raise PatternError(
             f"{pattern.text} cannot be used by a causal model or with a cache: {culprit.text} is not prefix-stable,"
-            f" what a query may read changes as the sequence grows; use {_STABLE_RELATIVES[_call_name(culprit)]} instead"
+            " what a query may read changes as the sequence grows;"
+            f" use {_STABLE_RELATIVES[_call_name(culprit)]} instead"
         )
 
 

@@ -63,7 +63,7 @@ def explicit(source: object, size: int | None = None) -> Pattern:
     if isinstance(source, str):
         queries, keys, least = *_read_edges(source), 0
     elif hasattr(source, "tocoo"):
-        matrix = source.tocoo()  # type: ignore[attr-defined]  # the one method that all scipy sparse kinds share
+        matrix = source.tocoo()
         stored = matrix.data != 0
         queries, keys, least = matrix.row[stored], matrix.col[stored], max(matrix.shape)
     else:

@@ -12,7 +12,7 @@ A pattern is its text: two patterns are equal when their texts are, and `parse(s
 import dataclasses
 import operator
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 from functools import reduce
@@ -218,7 +218,7 @@ class Or(Pattern):
     parts: tuple[Pattern, ...]
 
     def _allows(self, q: Integers, k: Integers, length: int, head: int) -> Booleans:
-        return np.logical_or.reduce([part._allows(q, k, length, head) for part in self.parts])
+        return reduce(np.logical_or, (part._allows(q, k, length, head) for part in self.parts))
 
     def judge(self, q: Tokens, k: Tokens, length: int, head: int) -> Verdicts:
         return verdict_not(reduce(verdict_and, [verdict_not(part.judge(q, k, length, head)) for part in self.parts]))
@@ -251,7 +251,7 @@ class And(Pattern):
     parts: tuple[Pattern, ...]
 
     def _allows(self, q: Integers, k: Integers, length: int, head: int) -> Booleans:
-        return np.logical_and.reduce([part._allows(q, k, length, head) for part in self.parts])
+        return reduce(np.logical_and, (part._allows(q, k, length, head) for part in self.parts))
 
     def judge(self, q: Tokens, k: Tokens, length: int, head: int) -> Verdicts:
         return reduce(verdict_and, [part.judge(q, k, length, head) for part in self.parts])
@@ -443,7 +443,7 @@ def resolve_lengths(n_queries: int, n_keys: int | None, query_offset: int | None
     return n_keys, offset
 
 
-def write_call(name: str, arguments: dict[str, object]) -> str:
+def write_call(name: str, arguments: Mapping[str, object]) -> str:
     """The text of a call with keyword arguments."""
     return f"{name}({', '.join(f'{key}={_write_value(value)}' for key, value in arguments.items())})"
 
@@ -458,7 +458,7 @@ def check_integer(call: str, name: str, value: object, minimum: int | None = Non
     """`value` as an int, or a PatternError that names the argument and the rule."""
     if isinstance(value, (bool, np.bool_)) or not hasattr(value, "__index__"):
         raise PatternError(f"{call}: {name} must be a whole number, got {value!r}")
-    number = operator.index(value)  # type: ignore[arg-type]  # checked above
+    number = operator.index(value)
     if minimum is not None and number < minimum:
         raise PatternError(f"{call}: {name} must be at least {minimum}, got {number}")
     return number

@@ -310,7 +310,8 @@ class TokenSet(OneSided):
         numbers = np.unique(np.where(numbers < 0, numbers + n_blocks, numbers))
         starts = numbers[(numbers >= 0) & (numbers < n_blocks)] * self.block
         stops = np.minimum(starts + self.block, length)
-        return starts, stops, np.cumsum(stops - starts) - (stops - starts)
+        sizes: Integers = stops - starts
+        return starts, stops, np.cumsum(sizes) - sizes
 
 
 @dataclass(frozen=True, eq=False, repr=False)

@@ -6,7 +6,8 @@ the paper lists, for use on alternating layers or heads: `interleave(*strided(12
 
 import inspect
 from collections.abc import Callable, Sequence
-from functools import wraps
+from functools import reduce, wraps
+from operator import or_
 from typing import ParamSpec
 
 from asterism.errors import PatternError
@@ -26,12 +27,10 @@ def _published(compose: Callable[Arguments, Sequence[Pattern]]) -> Callable[Argu
         bound = signature.bind(*args, **kwargs)
         bound.apply_defaults()
         values = {name: _canonical(value) for name, value in bound.arguments.items()}
-        parts = tuple(compose(**values))  # type: ignore[arg-type]  # the same arguments, as ints and tuples
-        body = parts[0]
-        for part in parts[1:]:
-            body = body | part
+        call: Callable[..., Sequence[Pattern]] = compose
+        parts = tuple(call(**values))
         shown = {n: value for n, value in values.items() if value != signature.parameters[n].default}
-        return Named(write_call(compose.__name__, shown), body, parts)
+        return Named(write_call(compose.__name__, shown), reduce(or_, parts), parts)
 
     return build
 
@@ -39,7 +38,7 @@ def _published(compose: Callable[Arguments, Sequence[Pattern]]) -> Callable[Argu
 def _canonical(value: object) -> object:
     if isinstance(value, Sequence) and not isinstance(value, str):
         return tuple(_canonical(item) for item in value)
-    return int(value) if hasattr(value, "__index__") and not isinstance(value, bool) else value  # type: ignore[call-overload]
+    return int(value) if hasattr(value, "__index__") and not isinstance(value, bool) else value
 
 
 # --- Child et al. 2019, Sparse Transformers ---------------------------------------------------------------------------

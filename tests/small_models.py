@@ -1,0 +1,51 @@
+"""Models small enough for tests, in float64, with weights large enough that every token matters."""
+
+from typing import Any
+
+import torch
+
+from asterism.models import AsterismConfig, AsterismForCausalLM
+
+CAUSAL_MIXERS = (
+    "causal()",
+    "window(left=5)",
+    "window(left=3, dilation=2)",
+    "blocks(size=7) & causal()",
+    "strided(stride=6)",
+    "fixed(stride=8, summary=2)",
+    "fixed(stride=8, summary=2, heads=4)",
+    "bigbird_causal(block=4, window=3, random=1, globals=(0,))",
+    "bigbird_causal(block=4, window=3, random=1, heads=4)",
+    "sinks(first=2, window=6)",
+    "star() & causal()",
+    "longformer(window=8, globals=(0, 3)) & causal()",
+    "yun_strided(w=5) & causal()",
+    "yun_fixed(w=5) & causal()",
+    "yun_window(w=4) & causal()",
+    "random_blocks(block=4, count=1, earlier=True) & causal() | window(left=2)",
+    "interleave(window(left=5), stride(period=6) & causal())",
+    "merge(window(left=5), stride(period=6) & causal())",
+    "split_heads(window(left=5), stride(period=6) & causal(), heads=4)",
+    "interleave(split_heads(window(left=2), causal(), heads=4), fixed(stride=8), shifted(causal(), 3) | window())",
+)
+"""Every causal pattern of the literature, and schedules that interleave, merge and split over heads."""
+
+VOCABULARY = 40
+
+
+def small_config(mixers: str | list[str] = "fixed(stride=8, summary=2)", **fields: Any) -> AsterismConfig:
+    sizes = {"vocab_size": VOCABULARY, "hidden_size": 32, "num_hidden_layers": 3, "num_attention_heads": 4}
+    return AsterismConfig(mixers=mixers, max_position_embeddings=64, **(sizes | fields))
+
+
+def small_model(mixers: str | list[str] = "fixed(stride=8, summary=2)", **fields: Any) -> AsterismForCausalLM:
+    model = AsterismForCausalLM(small_config(mixers, **fields)).double().eval()
+    generator = torch.Generator().manual_seed(0)
+    for name, parameter in model.named_parameters():
+        spread = 1.0 if "embed_tokens" in name or "positions" in name else 0.3
+        torch.nn.init.normal_(parameter, mean=float(name.endswith("norm.weight")), std=spread, generator=generator)
+    return model
+
+
+def random_tokens(*shape: int, seed: int = 1) -> torch.Tensor:
+    return torch.randint(VOCABULARY, shape, generator=torch.Generator().manual_seed(seed))

@@ -1,0 +1,246 @@
+"""Layers against their formulas: attention, positions, the residual block, and the initialisation."""
+
+import math
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from asterism import patterns
+from asterism.errors import ConfigurationError, PatternError
+from asterism.kernels.reference import reference
+from asterism.layers import (
+    FactorisedPositions,
+    FeedForward,
+    LearnedPositions,
+    PreNormBlock,
+    ResidualLinear,
+    Rotary,
+    SparseAttention,
+    initialise,
+)
+from asterism.layers.block import ACTIVATIONS
+
+
+def random(*shape: int, seed: int = 0) -> torch.Tensor:
+    return torch.randn(*shape, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
+
+
+def test_layers_need_no_transformers() -> None:
+    code = "import sys, asterism.layers; sys.exit('transformers' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+# --- attention -------------------------------------------------------------------------------------------------------
+
+
+def by_hand(layer: SparseAttention, hidden: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+    def heads(projection: nn.Linear, count: int) -> torch.Tensor:
+        return torch.stack(projection(hidden).chunk(count, dim=-1), dim=1)
+
+    q = heads(layer.query, layer.num_heads)
+    k, v = heads(layer.key, layer.num_key_value_heads), heads(layer.value, layer.num_key_value_heads)
+    if layer.rotary is not None:
+        places = torch.arange(hidden.shape[1])[None]
+        q, k = layer.rotary(q, places), layer.rotary(k, places)
+    out, _ = reference(q, k, v, mask)
+    return layer.output(torch.cat(out.unbind(dim=1), dim=-1))
+
+
+@pytest.mark.parametrize("implementation", ["auto", "eager", "dense"])
+@pytest.mark.parametrize("tokens", [1, 37])
+@pytest.mark.parametrize(
+    ("pattern", "options"),
+    [
+        ("fixed(stride=8, summary=2)", {}),
+        ("fixed(stride=8, summary=2, heads=4)", {"num_key_value_heads": 2}),
+        ("strided(stride=6)", {"query_key_dim": 16}),
+        ("strided(stride=6)", {"query_key_dim": 16, "rotary": Rotary(theta=100.0)}),
+        ("split_heads(window(left=3), dense(), heads=4)", {"num_key_value_heads": 1, "query_key_dim": 8}),
+    ],
+)
+def test_attention_is_its_formula(pattern: str, options: dict, tokens: int, implementation: str) -> None:
+    layer = SparseAttention(32, 4, pattern, implementation=implementation, **options).double()
+    hidden = random(2, tokens, 32)
+    mask = torch.from_numpy(patterns.parse(pattern).dense(tokens))[None]
+    torch.testing.assert_close(layer(hidden), by_hand(layer, hidden, mask), atol=1e-12, rtol=0)
+
+
+def test_attention_reads_no_masked_key_and_no_other_segment() -> None:
+    layer = SparseAttention(32, 4, patterns.window(left=9, right=2)).double()
+    hidden = random(2, 20, 32)
+    mask = torch.from_numpy(layer.pattern.dense(20))[None]
+    key_mask = torch.rand(2, 20, generator=torch.Generator().manual_seed(3)) < 0.7
+    expected = by_hand(layer, hidden, mask & key_mask[:, None, None, :])
+    torch.testing.assert_close(layer(hidden, key_mask=key_mask), expected, atol=1e-12, rtol=0)
+    segments = torch.arange(20)[None].expand(2, -1) // 6
+    expected = by_hand(layer, hidden, mask & (segments[:, None, :, None] == segments[:, None, None, :]))
+    torch.testing.assert_close(layer(hidden, segments=segments), expected, atol=1e-12, rtol=0)
+
+
+def test_half_size_queries_and_keys_have_half_the_parameters() -> None:
+    layer = SparseAttention(64, 2, "causal()", query_key_dim=32)
+    assert [layer.query.out_features, layer.key.out_features, layer.value.out_features] == [32, 32, 64]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "message"),
+    [
+        ((30, 4, "causal()"), ConfigurationError, "hidden_size 30 cannot be divided evenly over 4 attention heads"),
+        (
+            (32, 4, "fixed(stride=8, heads=2)"),
+            PatternError,
+            "fixed(stride=8, heads=2) has rules for 2 heads, but the layer has 4",
+        ),
+    ],
+)
+def test_attention_refuses(arguments: tuple, error: type[Exception], message: str) -> None:
+    with pytest.raises(error) as caught:
+        SparseAttention(*arguments)
+    assert str(caught.value) == message
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"query_key_dim": 18}, "query_key_dim 18 cannot be divided evenly over 4 attention heads"),
+        ({"num_key_value_heads": 3}, "4 attention heads cannot share 3 key and value heads evenly"),
+        (
+            {"query_key_dim": 12, "rotary": Rotary()},
+            "rotary positions turn pairs of features, but query heads are 3 wide",
+        ),
+    ],
+)
+def test_attention_refuses_options(options: dict, message: str) -> None:
+    with pytest.raises(ConfigurationError) as caught:
+        SparseAttention(32, 4, "causal()", **options)
+    assert str(caught.value) == message
+
+
+# --- positions -------------------------------------------------------------------------------------------------------
+
+
+def test_learned_positions_look_up_one_row() -> None:
+    table = LearnedPositions(50, 8)
+    places = torch.tensor([[0, 7, 49]])
+    torch.testing.assert_close(table(places), table.weight[places])
+
+
+@pytest.mark.parametrize("shape", [(5,), (4, 6), (3, 4, 5)])
+def test_factorised_positions_add_one_row_per_axis(shape: tuple[int, ...]) -> None:
+    table = FactorisedPositions(shape, 8)
+    assert table.capacity == math.prod(shape)
+    places = torch.arange(table.capacity)
+    rows = table.weight.split(shape)
+    expected = sum(
+        axis[torch.from_numpy(index)] for axis, index in zip(rows, np.unravel_index(places.numpy(), shape), strict=True)
+    )
+    torch.testing.assert_close(table(places.view(1, -1)), expected[None])
+
+
+@pytest.mark.parametrize("shape", [(), (3, 0)])
+def test_factorised_positions_refuse_an_empty_axis(shape: tuple[int, ...]) -> None:
+    with pytest.raises(ConfigurationError, match="position_shape needs at least one axis, each at least 1, got"):
+        FactorisedPositions(shape, 8)
+
+
+def test_rotary_scores_depend_on_distance_only() -> None:
+    rotary = Rotary()
+    q, k = random(1, 1, 1, 16), random(1, 1, 1, 16, seed=1)
+
+    def score(query: int, key: int) -> torch.Tensor:
+        return (rotary(q, torch.tensor([[query]])) * rotary(k, torch.tensor([[key]]))).sum()
+
+    torch.testing.assert_close(score(9, 4), score(1009, 1004))
+    assert abs(score(9, 4) - score(9, 5)) > 1e-3
+    torch.testing.assert_close(rotary(q, torch.zeros(1, 1, dtype=torch.int64)), q)
+
+
+def test_rotary_turns_pairs_by_their_angles() -> None:
+    heads = random(2, 3, 5, 6)
+    places = torch.tensor([[4, 0, 1, 100, 7]])
+    pairs = torch.complex(heads[..., :3], heads[..., 3:])
+    angles = places[:, None, :, None] * torch.tensor([50.0 ** (-2 * j / 6) for j in range(3)], dtype=torch.float64)
+    turned = pairs * torch.polar(torch.ones_like(angles), angles)
+    torch.testing.assert_close(Rotary(theta=50.0)(heads, places), torch.cat([turned.real, turned.imag], dim=-1))
+    assert Rotary()(heads.bfloat16(), places).dtype == torch.bfloat16
+
+
+# --- the block -------------------------------------------------------------------------------------------------------
+
+
+def test_block_is_the_formula_of_the_paper() -> None:
+    block = PreNormBlock(SparseAttention(16, 2, "causal()"), 16, 24).double().eval()
+    hidden = random(2, 9, 16)
+    a = block.mixer(block.mixer_norm(hidden))
+    x = block.feed_forward.expand(block.feed_forward_norm(hidden + a))
+    b = block.feed_forward.contract(x * torch.sigmoid(1.702 * x))
+    torch.testing.assert_close(block(hidden), hidden + a + b, atol=1e-12, rtol=0)
+
+
+def test_block_is_four_times_as_wide_inside_by_default() -> None:
+    assert PreNormBlock(nn.Identity(), 8).feed_forward.expand.out_features == 32
+
+
+def test_dropout_is_at_the_end_of_each_branch_and_in_training_only() -> None:
+    block = PreNormBlock(SparseAttention(16, 2, "causal()"), 16, dropout=0.9)
+    places = [name for name, module in block.named_modules() if isinstance(module, nn.Dropout)]
+    assert places == ["dropout"]
+    hidden = random(4, 30, 16).float()
+    torch.manual_seed(0)
+    # A token passes untouched only where both branches are dropped: 0.9 * 0.9 of the features.
+    untouched = (block(hidden) == hidden).double().mean().item()
+    assert untouched == pytest.approx(0.81, abs=0.03)
+    assert torch.equal(block.eval()(hidden), block(hidden))
+
+
+def test_quick_gelu_is_x_sigmoid_of_1702_x() -> None:
+    x = torch.linspace(-20, 20, 401, dtype=torch.float64)
+    torch.testing.assert_close(ACTIVATIONS["quick_gelu"](x), x * torch.sigmoid(1.702 * x), atol=1e-14, rtol=1e-12)
+
+
+def test_unknown_activation_names_the_nearest() -> None:
+    with pytest.raises(ConfigurationError) as caught:
+        FeedForward(8, 8, "quickgelu")
+    assert str(caught.value) == (
+        "unknown activation 'quickgelu'; known are quick_gelu, gelu, relu, silu. Did you mean 'quick_gelu'?"
+    )
+
+
+# --- initialisation --------------------------------------------------------------------------------------------------
+
+
+def test_initialisation_of_section_5_3() -> None:
+    torch.manual_seed(0)
+    width, inside, depth, gain = 256, 512, 8, 0.125
+    block = PreNormBlock(SparseAttention(width, 4, "causal()"), width, inside)
+    embedding, positions = nn.Embedding(300, width), FactorisedPositions((40, 50), width)
+    model = nn.ModuleList([block, embedding, positions])
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.fill_(7.0)
+    model.apply(lambda module: initialise(module, gain=gain, depth=depth))
+
+    branch = 1 / math.sqrt(2 * depth)
+    spreads = {
+        block.mixer.query.weight: gain / math.sqrt(width),
+        block.mixer.key.weight: gain / math.sqrt(width),
+        block.mixer.value.weight: gain / math.sqrt(width),
+        block.mixer.output.weight: branch * gain / math.sqrt(width),
+        block.feed_forward.expand.weight: gain / math.sqrt(width),
+        block.feed_forward.contract.weight: branch * gain / math.sqrt(inside),
+        embedding.weight: gain / math.sqrt(width),
+        positions.weight: gain / math.sqrt(width * 2),
+    }
+    for weight, spread in spreads.items():
+        assert weight.std().item() == pytest.approx(spread, rel=0.02)
+        assert abs(weight.mean().item()) < 4 * spread / math.sqrt(weight.numel())
+    for module in model.modules():
+        if isinstance(module, nn.Linear | nn.LayerNorm):
+            assert not module.bias.any()
+        if isinstance(module, nn.LayerNorm):
+            assert (module.weight == 1).all()
+    assert sum(isinstance(module, ResidualLinear) for module in model.modules()) == 2
