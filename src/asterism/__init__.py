@@ -2,6 +2,8 @@
 
     from asterism import attend, patterns
     out = attend(q, k, v, patterns.fixed(stride=128, summary=8))
+
+What needs torch is imported when it is first asked for.
 """
 
 from importlib import import_module

@@ -8,11 +8,12 @@ import importlib
 import os
 import signal
 import sys
+import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from importlib.metadata import version
 from types import FrameType
 
+from asterism import __version__
 from asterism.cli.parser import UsageError
 from asterism.errors import AsterismError, nearest
 
@@ -33,7 +34,7 @@ _EXTRAS = {
 }
 
 
-class Terminated(BaseException):
+class Terminated(KeyboardInterrupt):
     """SIGTERM arrived."""
 
 
@@ -45,10 +46,10 @@ def main(argv: Sequence[str] | None = None) -> int:
             sys.stdout.flush()
     except SystemExit as stop:  # --help
         return int(stop.code or 0)
-    except KeyboardInterrupt:
-        return _fail("interrupted", 130)
     except Terminated:
         return _fail("terminated", 143)
+    except KeyboardInterrupt:
+        return _fail("interrupted", 130)
     except BrokenPipeError:  # the reader of stdout has gone, as in `asterism show ... | head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
@@ -64,7 +65,7 @@ def _dispatch(argv: Sequence[str]) -> None:
     if verb in ("-h", "--help"):
         print(_help())
     elif verb == "--version":
-        print(f"asterism {version('asterism')}")
+        print(f"asterism {__version__}")
     elif verb in VERBS:
         _run(verb, argv[1:])
     else:
@@ -96,6 +97,9 @@ def _help() -> str:
 @contextmanager
 def _terminable() -> Iterator[None]:
     """Make SIGTERM raise Terminated, so that files are closed and temporary folders removed on the way out."""
+    if threading.current_thread() is not threading.main_thread():  # only the main thread receives signals
+        yield
+        return
 
     def stop(number: int, frame: FrameType | None) -> None:
         raise Terminated
@@ -110,3 +114,7 @@ def _terminable() -> Iterator[None]:
 def _fail(message: str, code: int) -> int:
     print(f"asterism: {message.splitlines()[0]}", file=sys.stderr)
     return code
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,4 +1,4 @@
-"""What all verbs share: a parser with errors of one line and the nearest valid flag, value types, JSON output."""
+"""What all verbs share: a parser with errors of one line and the nearest valid flag, number formats, JSON output."""
 
 import argparse
 import json
@@ -63,15 +63,13 @@ def whole_number(minimum: int):
     return convert
 
 
-def temperature(text: str) -> float:
-    """An argument type: a finite number that is not negative."""
-    try:
-        value = float(text)
-    except ValueError:
-        value = -1.0
-    if not 0 <= value < float("inf"):
-        raise argparse.ArgumentTypeError(f"must be a number of at least 0, got {text!r}")
-    return value
+def amount(value: float, unit: str) -> str:
+    """A number with three digits and a prefix: 61440 FLOP is "61.4 kFLOP"."""
+    prefixes = ["", "k", "M", "G", "T", "P", "E", "Z"]
+    while value >= 999.5 and len(prefixes) > 1:
+        value /= 1000
+        del prefixes[0]
+    return f"{value:.3g} {prefixes[0]}{unit}"
 
 
 def print_json(document: object) -> None:

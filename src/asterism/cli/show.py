@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import asdict
 
-from asterism.cli.parser import Parser, print_json, whole_number
+from asterism.cli.parser import Parser, amount, print_json, whole_number
 from asterism.compiler import compile_pattern
 from asterism.patterns import parse
 from asterism.patterns.draw import degrees, draw, draw_image
@@ -24,15 +24,7 @@ def run(argv: Sequence[str]) -> None:
     print(picture)
     print(f"degrees: a query reads {read.minimum:,} to {read.maximum:,} keys, {read.mean:,.1f} on average{sampled}")
     print(f"density: {plan.density:.2%} of the pairs")
-    print(f"cost:    {plan.tiles:,} tiles of {plan.tile} x {plan.tile}; {_flops(plan.flops(64))} per 64-wide head")
-
-
-def _flops(count: float) -> str:
-    for unit in ("", "k", "M", "G", "T"):
-        if count < 1000:
-            return f"{count:.3g} {unit}FLOP"
-        count /= 1000
-    return f"{count:,.0f} PFLOP"
+    print(f"cost:    {amount(plan.flops(64) / plan.heads, 'FLOP')} per head 64 wide; `asterism plan` says more")
 
 
 def _parser() -> Parser:

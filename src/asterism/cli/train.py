@@ -6,22 +6,64 @@ fill the same configuration, whose fields are the flags below.
 
 import argparse
 import re
+import sys
 from collections.abc import Sequence
 from dataclasses import asdict
+from inspect import getdoc
+from pathlib import Path
 from typing import Any
 
 from jsonargparse import ArgumentParser, DefaultHelpFormatter
 
-from asterism.cli.parser import UsageError, print_json, refuse_unknown
+from asterism import training
+from asterism.cli.parser import UsageError, amount, print_json, refuse_unknown
 from asterism.errors import nearest
 from asterism.training.recipes import RECIPES, RunConfig, config_from_dict, recipe
 
 DEFAULT_RECIPE = "bytes-small"
 
+_MEMORY = ("weight", "gradient", "optimizer", "activation", "plan")
+
 
 def run(argv: Sequence[str]) -> None:
     arguments, config = read_arguments(argv)
-    print(arguments, config)
+    if arguments.dry_run:
+        _tell_cost(config, arguments.json)
+        return
+    try:
+        report = training.train(config, arguments.folder, resume=arguments.resume)
+    except KeyboardInterrupt:
+        if Path(arguments.folder, "run.json").exists():
+            print(f"go on with: asterism train --folder {arguments.folder} --resume", file=sys.stderr)
+        raise
+    if arguments.json:
+        print_json(asdict(report))
+        return
+    yardsticks = ", ".join(f"{name} {bits:.4f}" for name, bits in report.yardsticks.items())
+    print(f"validation: {report.validation_bits_per_byte:.4f} bits per byte on {report.validation_bytes:,} bytes")
+    print(f"the same bytes compressed: {yardsticks}")
+    print(f"{report.parameters:,} parameters, {report.steps:,} steps in {report.minutes:.1f} minutes")
+    print(f"saved in {report.folder}")
+
+
+def _tell_cost(config: RunConfig, as_json: bool) -> None:
+    from asterism.training.estimate import estimate  # takes seconds to import
+
+    cost = estimate(config)
+    if as_json:
+        print_json({"recipe": config.recipe, **asdict(cost), "memory": cost.memory})
+        return
+    attention = cost.attention_flops_per_step / cost.flops_per_step
+    parts = [f"{part} {amount(getattr(cost, f'{part}_memory'), 'B')}" for part in _MEMORY]
+    print(getdoc(RECIPES[config.recipe]))
+    print()
+    print(f"pattern     {config.model.mixers}")
+    print(f"parameters  {cost.parameters:,}")
+    print(
+        f"step        {cost.bytes_per_step:,} bytes, {amount(cost.flops_per_step, 'FLOP')} ({attention:.0%} attention)"
+    )
+    print(f"run         {cost.steps:,} steps, {amount(cost.flops_per_step * cost.steps, 'FLOP')}")
+    print(f"memory      {amount(cost.memory, 'B')}: {', '.join(parts)}")
 
 
 # --- recipe, file and flags to one configuration ---------------------------------------------------------------------
@@ -34,12 +76,18 @@ def read_arguments(argv: Sequence[str]) -> tuple[argparse.Namespace, RunConfig]:
     cannot work.
     """
     words = [_underscored(word) for word in argv]
-    settings = [word for word in words if word not in ("-h", "--help") and not word.startswith("--print_config")]
-    chosen = _parse(_parser(recipe(DEFAULT_RECIPE)), settings)["recipe"]
-    values = _parse(_parser(recipe(chosen)), words)
-    own = {name: values.pop(name) for name in ("folder", "dry_run", "resume", "json")}
-    del values["config"]
-    return argparse.Namespace(**own), config_from_dict(values)
+    without_exits = [word for word in words if word not in ("-h", "--help") and not word.startswith("--print_config")]
+    asked = _parse(_parser(recipe(DEFAULT_RECIPE)), without_exits)
+    folder = asked["folder"] or f"runs/{asked['recipe']}"
+    values = _parse(_parser(_recorded(folder) if asked["resume"] else recipe(asked["recipe"])), words)
+    own = {name: values.pop(name) for name in ("dry_run", "resume", "json", "folder", "config")}
+    return argparse.Namespace(**own | {"folder": folder}), config_from_dict(values)
+
+
+def _recorded(folder: str) -> RunConfig:
+    from asterism.training.folder import RunFolder  # takes seconds to import
+
+    return RunFolder(folder).read_config()
 
 
 class _Formatter(DefaultHelpFormatter, argparse.RawDescriptionHelpFormatter):
@@ -66,11 +114,12 @@ def _parser(base: RunConfig) -> ArgumentParser:
     parser.add_argument("--config", action="config", metavar="PATH", help="a YAML or JSON file of settings")
     parser.add_argument("--folder", metavar="RUN", help="where the run is written (default: runs/RECIPE)")
     parser.add_argument("--dry_run", action="store_true", help="print parameters, FLOPs and memory; train nothing")
-    parser.add_argument("--resume", action="store_true", help="go on with the run in the folder")
+    parser.add_argument("--resume", action="store_true", help="go on with the run in the folder, with its settings")
     parser.add_argument("--json", action="store_true", help="print one JSON document instead of text")
     parser.add_class_arguments(RunConfig)
-    parser.groups["RunConfig"].title = f"settings of the run (recipes: {', '.join(RECIPES)})"
-    parser.groups["model"].title = "settings of the model"
+    groups = parser.groups or {}
+    groups["RunConfig"].title = f"settings of the run (recipes: {', '.join(RECIPES)})"
+    groups["model"].title = "settings of the model"
     parser.set_defaults(asdict(base))
     return parser
 

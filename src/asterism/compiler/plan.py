@@ -197,8 +197,8 @@ class Plan:
             "",
             f"tokens   {self.n_queries:,} queries x {self.n_keys:,} keys, {shared}",
             f"pairs    {self.pairs:,} allowed of {square:,}: density {self.density:.2%}",
-            f"tiles    {self.tiles:,} of {self.tile} x {self.tile} kept; packing {self.packing:.2f}: pairs computed over"
-            f" pairs allowed, 1 is perfect; {len(self.masks):,} distinct masks",
+            f"tiles    {self.tiles:,} of {self.tile} x {self.tile} kept; packing {self.packing:.2f}: pairs"
+            f" computed over pairs allowed, 1 is perfect; {len(self.masks):,} distinct masks",
             "",
             f"{'pass':<5}{'layout':<52}{'heads':>6}{'full':>12}{'mixed':>12}",
         ]

@@ -92,7 +92,7 @@ def attend(
     masked = key_mask is not None or segments is not None
     way = _choose(text, q.shape[1], n_queries, n_keys, offset, implementation, masked, return_lse)
     if way == "eager":
-        out, lse = eager(q, k, v, key_mask, segments, text, offset, float(scale))
+        out, lse, _ = eager(q, k, v, key_mask, segments, text, offset, float(scale))
         return (out, lse) if return_lse else out
     if way in ("full", "causal"):
         return dense_kernel.dense(q, k, v, None, way == "causal", scale)

@@ -342,10 +342,16 @@ def eager(
     pattern: str,
     query_offset: int,
     scale: float,
-) -> tuple[Tensor, Tensor]:
-    """Output [B, H, Nq, Dv] in the dtype of q and log-sum-exp [B, H, Nq] in float32 (float64 for float64)."""
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Output [B, H, Nq, Dv] in the dtype of q and log-sum-exp [B, H, Nq] in float32 (float64 for float64).
+
+    The third result is the output before it was rounded to half precision, which the backward pass needs; for other
+    dtypes it is empty.
+    """
     out, lse = _attend(_operands(q, k, v, key_mask, segments, pattern, query_offset, scale))
-    return out.flatten(1, 2).to(q.dtype).contiguous(), lse.flatten(1, 2).contiguous()
+    out = out.flatten(1, 2).contiguous()
+    narrow = out.to(q.dtype)
+    return narrow, lse.flatten(1, 2).contiguous(), out.new_empty(0) if narrow is out else out
 
 
 @eager.register_fake
@@ -358,9 +364,11 @@ def _(
     pattern: str,
     query_offset: int,
     scale: float,
-) -> tuple[Tensor, Tensor]:
+) -> tuple[Tensor, Tensor, Tensor]:
     wide = torch.float64 if q.dtype == torch.float64 else torch.float32
-    return q.new_empty((*q.shape[:3], v.shape[-1])), q.new_empty(q.shape[:3], dtype=wide)
+    out = q.new_empty((*q.shape[:3], v.shape[-1]))
+    unrounded = q.new_empty(0 if q.dtype == wide else out.shape, dtype=wide)
+    return out, q.new_empty(q.shape[:3], dtype=wide), unrounded
 
 
 @torch.library.custom_op("asterism::eager_backward", mutates_args=())
@@ -406,12 +414,14 @@ def _(
     return q.new_empty(q.shape), k.new_empty(k.shape), v.new_empty(v.shape)
 
 
-def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor, Tensor]) -> None:
     q, k, v, key_mask, segments, ctx.pattern, ctx.query_offset, ctx.scale = inputs
-    ctx.save_for_backward(q, k, v, key_mask, segments, *output)
+    out, lse, unrounded = output
+    ctx.mark_non_differentiable(unrounded)
+    ctx.save_for_backward(q, k, v, key_mask, segments, unrounded if unrounded.numel() else out, lse)
 
 
-def _differentiate(ctx: Any, grad_out: Tensor, grad_lse: Tensor) -> tuple[Tensor | None, ...]:
+def _differentiate(ctx: Any, grad_out: Tensor, grad_lse: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
     arguments = (*ctx.saved_tensors, ctx.pattern, ctx.query_offset, ctx.scale)
     return *eager_backward(grad_out.contiguous(), grad_lse, *arguments), None, None, None, None, None
 

@@ -27,8 +27,8 @@ def reference(q: Tensor, k: Tensor, v: Tensor, mask: Tensor, scale: float | None
     k = k.repeat_interleave(group, dim=1).masked_fill(unread, 0)
     v = v.repeat_interleave(group, dim=1).masked_fill(unread, 0)
     scores = (q @ k.transpose(-1, -2)).to(wide) * scale
-    scores = scores.masked_fill(~mask, -math.inf)
     empty = ~mask.any(dim=-1, keepdim=True)
-    lse = torch.logsumexp(scores.masked_fill(empty, 0), dim=-1, keepdim=True)
-    weights = torch.exp(scores - lse).masked_fill(~mask, 0)
-    return weights.to(q.dtype) @ v, lse.masked_fill(empty, -math.inf)[..., 0]
+    scores = scores.masked_fill(~mask, -math.inf).masked_fill(empty, 0)
+    weights = torch.softmax(scores, dim=-1).masked_fill(~mask, 0)
+    lse = torch.logsumexp(scores, dim=-1, keepdim=True).masked_fill(empty, -math.inf)
+    return weights.to(q.dtype) @ v, lse[..., 0]

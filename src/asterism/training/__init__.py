@@ -1,0 +1,43 @@
+"""Runs: data, recipes, training, evaluation and generation on bytes.
+
+    from asterism.training import recipe, train
+    report = train(recipe("bytes-small"), "runs/first")
+
+Importing this package imports neither torch nor transformers; what needs them is imported when it is first asked for.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+from asterism.training.recipes import RECIPES, ModelConfig, RunConfig, recipe
+
+if TYPE_CHECKING:
+    from asterism.training.data import load_corpus
+    from asterism.training.evaluation import evaluate
+    from asterism.training.generation import generate_bytes
+    from asterism.training.trainer import train
+
+__all__ = [
+    "RECIPES",
+    "ModelConfig",
+    "RunConfig",
+    "evaluate",
+    "generate_bytes",
+    "load_corpus",
+    "recipe",
+    "train",
+]
+
+_LAZY = {
+    "evaluate": "asterism.training.evaluation",
+    "generate_bytes": "asterism.training.generation",
+    "load_corpus": "asterism.training.data",
+    "train": "asterism.training.trainer",
+}
+
+
+def __getattr__(name: str) -> object:
+    """Import a function's module when the function is first asked for."""
+    if name not in _LAZY:
+        raise AttributeError(f"module 'asterism.training' has no attribute {name!r}")
+    return getattr(import_module(_LAZY[name]), name)

@@ -134,7 +134,10 @@ def bytes_small() -> RunConfig:
         steps=5_000,
         minutes=10.0,
         learning_rate=2e-3,
-        warmup_steps=100,
+        warmup_steps=50,
+        evaluation_every=50,
+        evaluation_bytes=65_536,
+        checkpoint_every=100,
     )
 
 
@@ -215,6 +218,7 @@ def sparse_transformer_imagenet64() -> RunConfig:
         record_length=context,
         context=context,
         batch_size=batch_size,
+        accumulation=4,
         steps=70 * 1_281_167 // batch_size,
     )
 
@@ -242,6 +246,7 @@ def sparse_transformer_music() -> RunConfig:
         record_length=context,
         context=context,
         batch_size=8,
+        accumulation=4,
         steps=100_000,
     )
 

@@ -1,0 +1,171 @@
+"""Weights, optimiser state and counters in files that hold data only: safetensors and JSON, never pickle.
+
+A folder is written under a temporary name, flushed to disk and renamed, so that under its own name it is always whole.
+Reading checks everything: a file that is missing, cut off, unparsable or about another model is named in a
+CheckpointError, and nothing is changed before all of it has been read.
+"""
+
+import json
+import os
+import shutil
+import uuid
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from transformers import PreTrainedModel
+
+from asterism.errors import CheckpointError
+
+WEIGHTS = "model.safetensors"
+OPTIMIZER = "optimizer.safetensors"
+STATE = "state.json"
+_MOMENTS = ("step", "exp_avg", "exp_avg_sq")
+
+
+@dataclass
+class TrainingState:
+    """What a run remembers besides tensors. Data and dropout are functions of (seed, step), so no generator is kept.
+
+    `seconds` is training time over all resumes; `loss_sum` is in nats per byte over the `loss_steps` steps since the
+    last line of the history.
+    """
+
+    step: int = 0
+    seconds: float = 0.0
+    loss_sum: float = 0.0
+    loss_steps: int = 0
+
+
+def save_checkpoint(
+    folder: Path, model: PreTrainedModel, optimizer: torch.optim.Optimizer, state: TrainingState
+) -> None:
+    """Write model, optimiser and state to a new folder, atomically. The folder also is a Hugging Face model folder."""
+    with replacing(folder) as temporary:
+        model.save_pretrained(temporary)
+        save_file(_optimizer_tensors(model, optimizer), temporary / OPTIMIZER)
+        (temporary / STATE).write_text(json.dumps(asdict(state)))
+
+
+def load_checkpoint(folder: Path, model: PreTrainedModel, optimizer: torch.optim.Optimizer) -> TrainingState:
+    """Restore what `save_checkpoint` wrote. Raises CheckpointError for anything damaged, missing or left over."""
+    state = read_state(folder)
+    tensors = read_tensors(folder / OPTIMIZER)
+    names = _parameter_names(model, optimizer)
+    shapes = {name: list(parameter.shape) for name, parameter in model.named_parameters()}
+    expected = {f"{moment}.{name}": [] if moment == "step" else shapes[name] for name in names for moment in _MOMENTS}
+    _compare(folder / OPTIMIZER, tensors, expected if state.step else {})
+    load_weights(folder, model)
+    if state.step:
+        moments = [{moment: tensors[f"{moment}.{name}"] for moment in _MOMENTS} for name in names]
+        groups = optimizer.state_dict()["param_groups"]
+        optimizer.load_state_dict({"state": dict(enumerate(moments)), "param_groups": groups})
+    return state
+
+
+def load_weights(folder: Path, model: PreTrainedModel) -> None:
+    """Fill the model with the weights in `folder`. Raises CheckpointError if they are damaged or another model's."""
+    tensors = read_tensors(folder / WEIGHTS)
+    _compare(folder / WEIGHTS, tensors, {name: list(value.shape) for name, value in model.state_dict().items()})
+    model.load_state_dict(tensors)
+
+
+def read_state(folder: Path) -> TrainingState:
+    """The counters of a checkpoint. Raises CheckpointError."""
+    values = read_json(folder / STATE)
+    names = {field.name for field in fields(TrainingState)}
+    if not isinstance(values, dict) or set(values) != names:
+        raise CheckpointError(f"{folder / STATE} is damaged: its fields must be {', '.join(sorted(names))}")
+    return TrainingState(**values)
+
+
+def read_tensors(path: Path) -> dict[str, torch.Tensor]:
+    """All tensors of a safetensors file, on the CPU. Raises CheckpointError."""
+    try:
+        return load_file(path)
+    except FileNotFoundError:
+        raise CheckpointError(f"{path} is missing") from None
+    except (SafetensorError, OSError) as error:
+        raise CheckpointError(f"{path} is damaged: {error}") from error
+
+
+def read_json(path: Path) -> Any:
+    """A JSON document. Raises CheckpointError."""
+    try:
+        return json.loads(path.read_text())
+    except FileNotFoundError:
+        raise CheckpointError(f"{path} is missing") from None
+    except (ValueError, OSError) as error:
+        raise CheckpointError(f"{path} is damaged: {error}") from error
+
+
+def write_json(path: Path, document: object) -> None:
+    """Write a JSON document, atomically."""
+    write_text(path, json.dumps(document, indent=2, allow_nan=False) + "\n")
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write a file atomically: readers see the old one or the whole new one."""
+    temporary = _beside(path)
+    temporary.write_text(text)
+    _flush(temporary)
+    temporary.replace(path)
+
+
+@contextmanager
+def replacing(folder: Path) -> Iterator[Path]:
+    """A temporary folder that takes the name `folder` when the body ends, and is removed if it fails."""
+    temporary = _beside(folder)
+    temporary.mkdir(parents=True)
+    try:
+        yield temporary
+        for path in (*temporary.iterdir(), temporary):
+            _flush(path)
+        if folder.exists():
+            shutil.rmtree(folder)
+        temporary.replace(folder)
+        _flush(folder.parent)
+    except BaseException:
+        shutil.rmtree(temporary, ignore_errors=True)
+        raise
+
+
+def _beside(path: Path) -> Path:
+    """An unused hidden name in the same folder. Python's own temporary files could be read by their owner only."""
+    return path.with_name(f".{path.name}-{uuid.uuid4().hex}")
+
+
+def _flush(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _parameter_names(model: PreTrainedModel, optimizer: torch.optim.Optimizer) -> list[str]:
+    """The names of the optimiser's parameters, in its order."""
+    names = {id(parameter): name for name, parameter in model.named_parameters()}
+    return [names[id(parameter)] for group in optimizer.param_groups for parameter in group["params"]]
+
+
+def _optimizer_tensors(model: PreTrainedModel, optimizer: torch.optim.Optimizer) -> dict[str, torch.Tensor]:
+    state = optimizer.state_dict()["state"]
+    names = _parameter_names(model, optimizer)
+    return {f"{moment}.{names[index]}": tensor for index, one in state.items() for moment, tensor in one.items()}
+
+
+def _compare(path: Path, tensors: Mapping[str, torch.Tensor], expected: Mapping[str, list[int]]) -> None:
+    for name in expected.keys() - tensors.keys():
+        raise CheckpointError(f"{path} does not fit the run: it lacks the tensor {name}")
+    for name in tensors.keys() - expected.keys():
+        raise CheckpointError(f"{path} does not fit the run: it has a tensor {name} that the model does not know")
+    for name, shape in expected.items():
+        if list(tensors[name].shape) != shape:
+            seen = list(tensors[name].shape)
+            raise CheckpointError(f"{path} does not fit the run: {name} has shape {seen}, the model needs {shape}")

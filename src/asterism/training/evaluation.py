@@ -1,0 +1,152 @@
+"""How well a model predicts bytes: bits per byte, and what general compressors need for the same bytes.
+
+With a minimum context M, every scored byte has at least M bytes before it in its window (the protocol of Child 2019,
+table 3). Several values of M are scored on the same bytes, so that their numbers can be compared: the first
+max(1, largest M) bytes of the split, which cannot have that much context, are left out for all of them.
+"""
+
+import bz2
+import lzma
+import math
+import zlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+
+from asterism.errors import ConfigurationError
+from asterism.models import AsterismForCausalLM
+from asterism.training.build import arithmetic, load_model
+from asterism.training.data import Split, load_corpus
+from asterism.training.folder import RunFolder
+from asterism.training.recipes import RunConfig
+from asterism.training.windows import ScoringPlan, plan_records, plan_stream, read_windows
+
+
+@dataclass(frozen=True)
+class Score:
+    """Bits per byte of a model when every byte has at least `minimum_context` bytes of context."""
+
+    minimum_context: int
+    bits_per_byte: float
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """Scores of a model and yardsticks (bits per byte by compressor), all on the same `bytes_scored` bytes.
+
+    `is_training_corpus` says whether the corpus is, by its hash, the one the model was trained on.
+    """
+
+    corpus: str
+    corpus_sha256: str
+    is_training_corpus: bool
+    split: str
+    bytes_scored: int
+    scores: tuple[Score, ...]
+    yardsticks: dict[str, float]
+
+
+def evaluate(
+    folder: str | Path,
+    *,
+    data: str | Path | None = None,
+    split: Split = "validation",
+    minimum_context: int | Sequence[int] = 0,
+    limit: int | None = None,
+) -> Evaluation:
+    """Score the finished model of a run folder, or its newest checkpoint.
+
+    `data` is a file or folder; None means the run's own. `limit` scores only the first so many bytes, at least one
+    window of them. Raises CheckpointError, DataError, and ConfigurationError for a minimum context that cannot be had.
+    """
+    run = RunFolder(folder)
+    config, model = load_model(run)
+    asked = (minimum_context,) if isinstance(minimum_context, int) else tuple(minimum_context)
+    _check_minimum_context(config, asked)
+    corpus = load_corpus(config.data if data is None else data, record_length=config.record_length)
+    bytes_ = corpus.require(split, config.context)
+    first, stop = _scored_range(config, len(bytes_), asked, limit)
+    scores = tuple(
+        Score(minimum, bits_per_byte(model, bytes_, _plan(config, minimum, first, stop), config)) for minimum in asked
+    )
+    return Evaluation(
+        corpus=corpus.name,
+        corpus_sha256=corpus.sha256,
+        is_training_corpus=corpus.sha256 == run.read_record()["corpus"]["sha256"],
+        split=split,
+        bytes_scored=stop - first,
+        scores=scores,
+        yardsticks=yardsticks(bytes_[first:stop].tobytes()),
+    )
+
+
+def plan_split(config: RunConfig, size: int) -> ScoringPlan:
+    """The windows that score a whole split of `size` bytes, next to each other: minimum context 0."""
+    first, stop = _scored_range(config, size, (0,), None)
+    return _plan(config, 0, first, stop)
+
+
+@torch.no_grad()
+def bits_per_byte(model: AsterismForCausalLM, data: np.ndarray, plan: ScoringPlan, config: RunConfig) -> float:
+    """The mean of -log2 p(byte) over the bytes that `plan` scores in `data` (uint8), in the run's arithmetic.
+
+    The model is left in evaluation mode. Sums are in float64, so that the result does not depend on the number of
+    windows; batches have the size of one slice of the run's batches.
+    """
+    model.eval()
+    size = config.batch_size // config.accumulation
+    positions = torch.arange(config.context, device=model.device)
+    nats = 0.0
+    for at in range(0, len(plan.starts), size):
+        rows = read_windows(
+            data, plan.starts[at : at + size], config.context, records=config.record_length is not None
+        ).to(model.device)
+        with arithmetic(config.dtype, model.device):
+            logits = model(input_ids=rows[:, :-1]).logits
+        losses = F.cross_entropy(logits.flatten(0, 1).float(), rows[:, 1:].flatten(), reduction="none")
+        firsts = torch.from_numpy(plan.firsts[at : at + size]).to(model.device)
+        nats += losses[(positions >= firsts[:, None]).flatten()].cpu().double().sum().item()
+    return nats / math.log(2) / plan.bytes_scored
+
+
+def yardsticks(data: bytes) -> dict[str, float]:
+    """Bits per byte that zlib, bz2 and lzma need for `data`, each at its strongest standard setting (9)."""
+    compressed = {
+        "zlib": zlib.compress(data, 9),
+        "bz2": bz2.compress(data, 9),
+        "lzma": lzma.compress(data, preset=9),
+    }
+    return {name: 8 * len(small) / len(data) for name, small in compressed.items()}
+
+
+def _check_minimum_context(config: RunConfig, asked: Sequence[int]) -> None:
+    if not asked:
+        raise ConfigurationError("minimum context: at least one value is needed")
+    if config.record_length is not None and any(asked):
+        raise ConfigurationError("minimum context: this model reads records, and a record has no bytes before it")
+    for minimum in asked:
+        if not 0 <= minimum <= config.context:
+            raise ConfigurationError(
+                f"minimum context {minimum} is not between 0 and the model's context {config.context}"
+            )
+
+
+def _scored_range(config: RunConfig, size: int, asked: Sequence[int], limit: int | None) -> tuple[int, int]:
+    """The first byte that is scored, and the one after the last."""
+    if limit is not None and limit < 1:
+        raise ConfigurationError(f"limit {limit}: at least one byte must be scored")
+    if config.record_length is not None:
+        stop = size if limit is None else min(size, max(limit, config.context))
+        return 0, stop - stop % config.context
+    first = max(1, *asked)
+    return first, size if limit is None else min(size, max(first + limit, config.context + 1))
+
+
+def _plan(config: RunConfig, minimum: int, first: int, stop: int) -> ScoringPlan:
+    if config.record_length is not None:
+        return plan_records(config.context, stop=stop)
+    return plan_stream(config.context, minimum, first=first, stop=stop)

@@ -1,0 +1,170 @@
+"""Training, from a configuration to a finished run folder.
+
+transformers' Trainer turns the crank (`loop.py`), a session beside it watches and records (`session.py`), the folder
+keeps everything (`folder.py`). What a step computes is a function of configuration, corpus and step, so a run that was
+stopped and resumed gives the same bits as one that was not, on a CPU and without a time budget (with one, elapsed time
+is part of the schedule). Invariant: weights change, and checkpoints are written, only after finite losses.
+"""
+
+import platform
+from contextlib import closing
+from dataclasses import asdict, dataclass, fields
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from asterism.errors import ConfigurationError, DataError
+from asterism.models import AsterismForCausalLM
+from asterism.training.build import build_model
+from asterism.training.checkpoint import TrainingState, load_checkpoint, replacing, write_json
+from asterism.training.data import SPLITS, Corpus, load_corpus
+from asterism.training.evaluation import bits_per_byte, plan_split, yardsticks
+from asterism.training.folder import RunFolder
+from asterism.training.interrupts import held_back
+from asterism.training.loop import Loop, loop_arguments, quiet_transformers
+from asterism.training.picture import draw_loss
+from asterism.training.progress import make_display
+from asterism.training.randomness import derive, isolated
+from asterism.training.recipes import RunConfig
+from asterism.training.session import Session
+
+
+@dataclass(frozen=True, kw_only=True)
+class Report:
+    """What a finished run came to. Bits per byte are of `validation_bytes` bytes: the whole split, without its first.
+
+    `minutes` is training time, evaluations on the way included, the last one not.
+    """
+
+    folder: str
+    recipe: str
+    parameters: int
+    steps: int
+    minutes: float
+    bytes_trained: int
+    corpus: str
+    corpus_sha256: str
+    validation_bytes: int
+    validation_bits_per_byte: float
+    yardsticks: dict[str, float]
+
+
+def train(config: RunConfig, folder: str | Path, *, resume: bool = False, progress: bool = True) -> Report:
+    """Train a model from `config` into a run folder, or go on with the run that is there.
+
+    With `resume`, the configuration must be the recorded one (`data` may have moved; its hash decides), and a finished
+    run is only reported. `progress` shows a bar or lines on stderr. SIGINT and SIGTERM take effect after the step that
+    is running, when a checkpoint has been written. The caller's random generators are left as they are.
+
+    Raises ConfigurationError, PatternError or DataError for what cannot be run, CheckpointError for a folder in use or
+    damaged, NonFiniteLossError when training diverges; the last checkpoint stays.
+    """
+    run = RunFolder(folder)
+    if resume:
+        _refuse_other_run(run.read_config(), config)
+        if result := run.read_record()["result"]:
+            return Report(**result)
+    else:
+        run.refuse_existing()
+    corpus = load_corpus(config.data, record_length=config.record_length)
+    corpus.require("train", config.context)
+    corpus.require("validation", config.context)
+    with quiet_transformers(), isolated(derive(config.seed)):
+        return _train(config, corpus, run, resume, progress)
+
+
+def _train(config: RunConfig, corpus: Corpus, run: RunFolder, resume: bool, progress: bool) -> Report:
+    arguments = loop_arguments(config, run)
+    model = build_model(config, arguments.device)
+    if config.recompute:
+        # The old name warns where there is the new one; transformers 5.17 has only the old one.
+        getattr(model, "activation_checkpointing_enable", model.gradient_checkpointing_enable)()
+    optimizer = make_optimizer(model, config)
+    if resume:
+        state = _restore(run, corpus, model, optimizer)
+    else:
+        run.create(_record(config, corpus))
+        state = TrainingState()
+    with closing(make_display(progress)) as display:
+        with (
+            held_back() as interrupts,
+            closing(Session(config, corpus, run, model, optimizer, state, display, interrupts)) as session,
+        ):
+            if not session.is_over():
+                Loop(session, arguments).train()
+            session.save()
+        display.say("evaluating on the whole validation split")
+        return _finish(config, corpus, run, model, state)
+
+
+def make_optimizer(model: AsterismForCausalLM, config: RunConfig) -> torch.optim.AdamW:
+    """AdamW over all parameters; weight decay only on matrices, not on biases and norms."""
+    matrices = [parameter for parameter in model.parameters() if parameter.ndim >= 2]
+    vectors = [parameter for parameter in model.parameters() if parameter.ndim < 2]
+    groups = [{"params": matrices, "weight_decay": config.weight_decay}, {"params": vectors, "weight_decay": 0.0}]
+    return torch.optim.AdamW(groups, lr=config.learning_rate, betas=(config.beta1, config.beta2), fused=True)
+
+
+def _refuse_other_run(recorded: RunConfig, asked: RunConfig) -> None:
+    for field in fields(RunConfig):
+        old, new = getattr(recorded, field.name), getattr(asked, field.name)
+        if field.name != "data" and old != new:
+            raise ConfigurationError(f"resume: {field.name} is {new!r}, but the run began with {old!r}")
+
+
+def _restore(
+    run: RunFolder, corpus: Corpus, model: AsterismForCausalLM, optimizer: torch.optim.Optimizer
+) -> TrainingState:
+    """Go back to the newest checkpoint, or to the beginning if there is none yet."""
+    if run.read_record()["corpus"]["sha256"] != corpus.sha256:
+        raise DataError(f"data: {corpus.name} is not what the run in {run.path} began with: its hash differs")
+    checkpoint = run.latest_checkpoint()
+    state = TrainingState() if checkpoint is None else load_checkpoint(checkpoint, model, optimizer)
+    run.keep_only(checkpoint)
+    run.cut_history(state.step)
+    return state
+
+
+def _record(config: RunConfig, corpus: Corpus) -> dict[str, Any]:
+    """What run.json says about a run that begins."""
+    packages = ("asterism", "torch", "transformers", "accelerate", "numpy", "safetensors")
+    return {
+        "config": asdict(config),
+        "corpus": {
+            "name": corpus.name,
+            "sha256": corpus.sha256,
+            "bytes": {name: len(corpus.split(name)) for name in SPLITS},
+        },
+        "versions": {"python": platform.python_version()} | {name: version(name) for name in packages},
+        "result": None,
+    }
+
+
+def _finish(
+    config: RunConfig, corpus: Corpus, run: RunFolder, model: AsterismForCausalLM, state: TrainingState
+) -> Report:
+    """Save the model, score the whole validation split, and write the result down."""
+    with replacing(run.model) as folder:
+        model.save_pretrained(folder)
+    plan = plan_split(config, len(corpus.validation))
+    score = bits_per_byte(model, corpus.validation, plan, config)
+    report = Report(
+        folder=str(run.path),
+        recipe=config.recipe,
+        parameters=model.num_parameters(),
+        steps=state.step,
+        minutes=state.seconds / 60,
+        bytes_trained=state.step * config.batch_size * config.context,
+        corpus=corpus.name,
+        corpus_sha256=corpus.sha256,
+        validation_bytes=plan.bytes_scored,
+        validation_bits_per_byte=score,
+        yardsticks=yardsticks(corpus.validation[-plan.bytes_scored :].tobytes()),
+    )
+    run.append_history({"step": state.step, "seconds": round(state.seconds, 3), "validation_bits_per_byte": score})
+    draw_loss(run.read_history(), run.picture)
+    write_json(run.run_file, run.read_record() | {"result": asdict(report)})
+    run.keep_only(None)
+    return report
