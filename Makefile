@@ -1,0 +1,48 @@
+# Everything runs in .venv, which the first target that needs it creates. `make help` lists the targets.
+
+PYTHON ?= python3
+RUN ?= runs/bytes-small
+BIN := .venv/bin
+STAMP := .venv/installed
+CPU_WHEELS := https://download.pytorch.org/whl/cpu
+ANSWERS := import urllib.request; urllib.request.urlopen('$(CPU_WHEELS)/torch/', timeout=5)
+LATER := kernels layers models cache cli readme
+PYTEST := OMP_NUM_THREADS=1 $(BIN)/pytest --numprocesses logical --maxprocesses 8
+
+.PHONY: help train test quick test-slow lint install clean
+.DEFAULT_GOAL := help
+
+help:  ## List the targets
+	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## */\t/' | expand -t 12
+
+train: $(STAMP)  ## Train the small byte model (about ten minutes), or go on with it; print a sample
+	$(BIN)/asterism train --folder $(RUN) $(if $(wildcard $(RUN)/run.json),--resume)
+	$(BIN)/asterism generate $(RUN) --prompt "def "
+
+test: $(STAMP)  ## Run the tests
+	$(PYTEST)
+
+quick: $(STAMP)  ## Run the tests of patterns, compiler, data and recipes: under a minute on two cores
+	$(PYTEST) -m "not slow and not model" $(foreach name,$(LATER),--ignore=tests/test_$(name).py)
+
+test-slow: $(STAMP)  ## Run the tests that take minutes
+	$(PYTEST) -m slow
+
+lint: $(STAMP)  ## Check style and types
+	$(BIN)/ruff check
+	$(BIN)/ruff format --check
+	$(BIN)/pyright
+
+install: $(STAMP)  ## Create .venv and install the package with the pinned versions
+
+# PyPI's PyTorch for Linux brings gigabytes of CUDA; a machine without a GPU takes the CPU build if its index answers.
+$(STAMP): pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "asterism needs Python 3.11 or newer")'
+	test -x $(BIN)/python || $(PYTHON) -m venv .venv
+	@if ! command -v nvidia-smi >/dev/null && $(PYTHON) -c "$(ANSWERS)" 2>/dev/null; \
+	then index="--extra-index-url $(CPU_WHEELS)"; fi; \
+	set -x; $(BIN)/pip install --constraint constraints.txt $$index --editable ".[dev]"
+	@touch $@
+
+clean:  ## Remove .venv and caches; runs/ stays
+	rm -rf .venv .pytest_cache .ruff_cache .hypothesis

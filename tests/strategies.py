@@ -1,0 +1,185 @@
+"""Generated patterns that mirror the algebra: leaf, published, union, intersection, complement, shift, heads.
+
+A drawn value is an `oracle.Rule`; `build` makes the library's pattern of it. Sizes are small and include the awkward
+ones: 1, primes, one below and one above a tile.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import oracle
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from oracle import Rule, rule
+
+from asterism import patterns
+from asterism.patterns import Pattern
+
+LENGTHS = (1, 2, 3, 5, 7, 13, 15, 16, 17, 31, 32, 33, 47, 64, 65, 67, 97)
+TILES = (16, 32, 64)
+
+RANDOM = frozenset({"random_blocks", "yun_random"})
+
+
+def tiers(quick: int, slow: int) -> list:
+    """How many examples to draw: few by default, many in the run marked slow."""
+    return [pytest.param(quick, id="few"), pytest.param(slow, id="many", marks=pytest.mark.slow)]
+
+
+def hold(law: Callable[[Any], None], cases: st.SearchStrategy, count: int) -> None:
+    """Check the law on `count` drawn cases."""
+    settings(max_examples=count)(given(cases)(law))()
+
+
+def build(rule: Rule) -> Pattern:
+    """The library's pattern of a rule."""
+    parts = [build(part) for part in rule.parts]
+    match rule.name:
+        case "or":
+            return parts[0] | parts[1]
+        case "and":
+            return parts[0] & parts[1]
+        case "not":
+            return ~parts[0]
+        case "per_head":
+            return patterns.per_head(parts)
+    return getattr(patterns, rule.name)(*parts, **dict(rule.arguments))
+
+
+def is_predictable(rule: Rule) -> bool:
+    """Whether the oracle knows every pair of it: nothing is drawn at random."""
+    draws = dict(rule.arguments).get("random", 0) > 0 or rule.name in RANDOM
+    return not draws and all(is_predictable(part) for part in rule.parts)
+
+
+sizes = st.sampled_from((1, 2, 3, 4, 5, 7, 8, 13, 16, 20, 32))
+reach = st.sampled_from((0, 1, 2, 3, 7, 15, 16, 30))
+seeds = st.integers(0, 3)
+positions = st.one_of(
+    st.integers(-4, 6),
+    st.lists(st.integers(-9, 20), min_size=1, max_size=3, unique=True).map(tuple),
+)
+position_tuples = st.lists(st.integers(-9, 20), max_size=3, unique=True).map(tuple)
+natural_positions = st.lists(st.integers(0, 20), min_size=1, max_size=3, unique=True).map(tuple)
+odd = st.sampled_from((1, 3, 5))
+
+
+def _calls(name: str, **arguments: st.SearchStrategy) -> st.SearchStrategy[Rule]:
+    """Calls of one name; each optional argument is now and then left to its default."""
+    return st.fixed_dictionaries(arguments).map(lambda drawn: rule(name, **drawn))
+
+
+@st.composite
+def _columns(draw) -> Rule:
+    period = draw(sizes)
+    first = draw(st.integers(0, period - 1))
+    return rule("columns", period=period, first=first, count=draw(st.integers(1, period - first)))
+
+
+@st.composite
+def _explicit(draw, size: int) -> Rule:
+    cells = st.tuples(st.integers(0, size - 1), st.integers(0, size - 1))
+    edges = draw(st.lists(cells, min_size=1, max_size=12))
+    return rule("explicit", source=oracle.text_of_edges(edges), size=size)
+
+
+@st.composite
+def _fixed(draw, heads: int) -> Rule:
+    stride = draw(st.integers(1, 17))
+    return rule("fixed", stride=stride, summary=draw(st.integers(1, stride)), heads=draw(st.sampled_from((1, heads))))
+
+
+def leaves(size: int) -> st.SearchStrategy[Rule]:
+    """Primitives without randomness; `size` is the largest length that will be asked for."""
+    return st.one_of(
+        st.sampled_from((rule("dense"), rule("causal"))),
+        _calls("window", left=reach, right=reach, dilation=st.integers(1, 4)),
+        _calls("stride", period=sizes),
+        _calls("blocks", size=sizes, left=st.integers(0, 2), right=st.integers(0, 2)),
+        _columns(),
+        _calls("global_keys", positions=positions, block=sizes),
+        _calls("global_queries", positions=positions, block=sizes),
+        _calls("global_tokens", positions=positions, block=sizes),
+        _explicit(size),
+    )
+
+
+def random_leaves(heads: int) -> st.SearchStrategy[Rule]:
+    some_heads = st.sampled_from((1, heads))
+    blocks = _calls(
+        "random_blocks",
+        block=sizes,
+        count=st.integers(1, 3),
+        seed=seeds,
+        heads=some_heads,
+        earlier=st.booleans(),
+        window=st.integers(-1, 2),
+        avoid=st.lists(st.integers(-2, 4), max_size=2, unique=True).map(tuple),
+    )
+    return st.one_of(blocks, _calls("yun_random", count=st.integers(1, 4), seed=seeds))
+
+
+def published(heads: int, *, draws: bool = True) -> st.SearchStrategy[Rule]:
+    """The patterns of the literature at small sizes; `draws` allows random blocks in the BigBird family."""
+    random = st.integers(0, 2) if draws else st.just(0)
+    some_heads = st.sampled_from((1, heads)) if draws else st.just(1)
+    bigbird = {"block": sizes, "window": odd, "random": random, "seed": seeds, "heads": some_heads}
+    return st.one_of(
+        _calls("strided", stride=sizes),
+        _fixed(heads),
+        _calls("bigbird", **bigbird),
+        _calls("bigbird_etc", **bigbird, globals=st.integers(1, 6)),
+        _calls("bigbird_causal", **bigbird, globals=natural_positions),
+        _calls(
+            "longformer", window=st.sampled_from((2, 4, 6, 16)), dilation=st.integers(1, 3), globals=position_tuples
+        ),
+        st.sampled_from((rule("star"), rule("star_transformer"), rule("yun_star"))),
+        _calls("yun_strided", w=st.integers(1, 9)),
+        _calls("yun_fixed", w=st.integers(1, 9)),
+        _calls("yun_window", w=st.integers(1, 9)),
+        _calls("sinks", first=st.integers(1, 6), window=sizes),
+    )
+
+
+def rules(size: int, *, heads: int = 1, draws: bool = True, depth: int = 5) -> st.SearchStrategy[Rule]:
+    """Compositions with 1 or `heads` heads, for lengths up to `size`; without `draws` the oracle knows every pair."""
+    single = _compositions(size, 1, draws, depth)
+    if heads == 1:
+        return single
+    stacks = st.lists(single, min_size=heads, max_size=heads).map(lambda parts: oracle.per_head(*parts))
+    return st.one_of(single, _compositions(size, heads, draws, depth), stacks)
+
+
+def _compositions(size: int, heads: int, draws: bool, depth: int) -> st.SearchStrategy[Rule]:
+    bases = [leaves(size), published(heads, draws=draws)] + [random_leaves(heads)] * draws
+
+    def extend(inner: st.SearchStrategy[Rule]) -> st.SearchStrategy[Rule]:
+        pairs = st.tuples(inner, inner)
+        return st.one_of(
+            pairs.map(lambda pair: pair[0] | pair[1]),
+            pairs.map(lambda pair: pair[0] & pair[1]),
+            inner.map(lambda part: ~part),
+            st.builds(oracle.shifted, inner, st.sampled_from((0, 1, 2, 5, 16))),
+        )
+
+    return st.recursive(st.one_of(*bases), extend, max_leaves=depth)
+
+
+def causal_rules(size: int, *, heads: int = 1, depth: int = 4) -> st.SearchStrategy[Rule]:
+    """Compositions that read no future."""
+    return rules(size, heads=heads, depth=depth).map(lambda drawn: drawn & rule("causal"))
+
+
+@st.composite
+def questions(draw, *, heads: int = 3, draws: bool = True) -> tuple[Rule, int]:
+    """A rule and a length to ask it for."""
+    length = draw(st.sampled_from(LENGTHS))
+    return draw(rules(length, heads=heads, draws=draws)), length
+
+
+@st.composite
+def ranges(draw, length: int) -> tuple[int, int]:
+    """A non-empty half-open range inside [0, length)."""
+    start = draw(st.integers(0, length - 1))
+    return start, draw(st.integers(start + 1, length))

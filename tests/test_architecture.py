@@ -1,0 +1,174 @@
+"""The arrows of docs/architecture.md: which folder may import which, and what `import asterism` must not load."""
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import asterism
+
+SOURCE = Path(asterism.__file__).parent
+FILES = sorted(SOURCE.rglob("*.py"))
+
+ORDER = ("errors", "patterns", "compiler", "kernels", "layers", "models", "training", "cli")
+ALLOWED = {folder: set(ORDER[: number + 1]) for number, folder in enumerate(ORDER)} | {
+    "theory": {"errors", "patterns", "compiler", "layers", "theory"}
+}
+ALLOWED["cli"] |= {"theory"}
+NO_TORCH = ("errors", "patterns", "compiler")
+
+
+def module_of(file: Path) -> str:
+    relative = file.relative_to(SOURCE.parent).with_suffix("")
+    parts = relative.parts[:-1] if relative.name == "__init__" else relative.parts
+    return ".".join(parts)
+
+
+def imports_of(tree: ast.AST, module: str, is_package: bool) -> set[str]:
+    """Every module or name imported anywhere in a file, functions included, as absolute dotted names."""
+    found: set[str] = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            base = module.split(".")
+            if node.level:
+                base = base[: len(base) - node.level + is_package]
+                origin = ".".join([*base, *([node.module] if node.module else [])])
+            else:
+                origin = node.module or ""
+            found |= {f"{origin}.{alias.name}" for alias in node.names}
+    return found
+
+
+def imports(file: Path) -> set[str]:
+    return imports_of(ast.parse(file.read_text()), module_of(file), file.name == "__init__.py")
+
+
+def folder_of(dotted: str) -> str | None:
+    parts = dotted.split(".")
+    inside = parts[0] == "asterism" and len(parts) > 1 and not parts[1].startswith("__")
+    return parts[1] if inside else None
+
+
+def in_folder(*folders: str) -> list[Path]:
+    return [file for file in FILES if folder_of(module_of(file)) in folders]
+
+
+def short(file: Path) -> str:
+    return str(file.relative_to(SOURCE))
+
+
+@pytest.mark.parametrize(
+    "file", [file for file in FILES if file.parent != SOURCE or file.name == "errors.py"], ids=short
+)
+def test_arrows(file):
+    folder = folder_of(module_of(file))
+    assert folder in ALLOWED, f"{folder} has no place in the order of the design"
+    used = {folder_of(name) for name in imports(file)} - {None}
+    assert used <= ALLOWED[folder]
+
+
+@pytest.mark.parametrize("file", in_folder("kernels"), ids=short)
+def test_kernels_do_not_import_one_another(file):
+    """`attend` is the single door and knows them all; a helper they share starts with an underscore."""
+    if file.stem in ("attend", "__init__"):
+        return
+    names = {name.split(".")[2] for name in imports(file) if name.startswith("asterism.kernels.")}
+    assert {name for name in names if not name.startswith("_")} <= {file.stem}
+
+
+def test_the_oracle_stands_alone():
+    (file,) = (file for file in in_folder("kernels") if file.stem == "reference")
+    assert {name.split(".")[0] for name in imports(file)} <= {"torch", "math", "typing", "collections"}
+
+
+@pytest.mark.parametrize("file", in_folder(*NO_TORCH), ids=short)
+def test_patterns_and_compiler_need_no_torch(file):
+    assert not {name for name in imports(file) if name.split(".")[0] in ("torch", "transformers", "triton")}
+
+
+def test_tile_kernels_know_no_pattern():
+    """They see tiles and bit masks, so that every pattern runs on the same loops; an operator may parse its text."""
+    (file,) = (file for file in in_folder("kernels") if file.stem == "eager")
+    assert {name for name in imports(file) if folder_of(name) == "patterns"} <= {"asterism.patterns.parse"}
+
+
+def test_the_import_reader_sees_every_form():
+    text = """
+import asterism.models
+from asterism import layers
+from . import plan
+from ..patterns import Pattern
+from .plan import Plan
+def later():
+    from ..training.trainer import train
+"""
+    assert imports_of(ast.parse(text), "asterism.compiler.compile", is_package=False) == {
+        "asterism.models",
+        "asterism.layers",
+        "asterism.compiler.plan",
+        "asterism.patterns.Pattern",
+        "asterism.compiler.plan.Plan",
+        "asterism.training.trainer.train",
+    }
+    (name,) = imports_of(ast.parse("from .plan import Plan"), "asterism.compiler", is_package=True)
+    assert name == "asterism.compiler.plan.Plan"
+
+
+def loaded_after(statement: str) -> set[str]:
+    code = f"{statement}\nimport sys\nprint(*sorted(name for name in sys.modules if '.' not in name))"
+    command = [sys.executable, "-W", "error", "-c", code]
+    return set(subprocess.run(command, capture_output=True, text=True, check=True).stdout.split())
+
+
+@pytest.mark.parametrize(
+    ("statement", "absent"),
+    [
+        ("import asterism", {"torch", "transformers", "triton", "matplotlib", "scipy"}),
+        (
+            "from asterism import patterns; patterns.bigbird().dense(9)",
+            {"torch", "transformers", "triton", "matplotlib"},
+        ),
+        ("from asterism import compile_pattern; compile_pattern('fixed(8)', 90)", {"torch", "transformers", "triton"}),
+        ("from asterism import attend, SparseAttention", {"transformers", "triton", "matplotlib"}),
+    ],
+)
+def test_importing_is_light(statement, absent):
+    loaded = loaded_after(statement)
+    assert "asterism" in loaded
+    assert not loaded & absent
+
+
+def test_the_public_list_is_short_and_true():
+    assert len(asterism.__all__) <= 20
+    assert len(set(asterism.__all__)) == len(asterism.__all__)
+    for name in asterism.__all__:
+        assert getattr(asterism, name) is not None
+    assert {"patterns", "attend", "compile_pattern", "SparseAttention"} <= set(asterism.__all__)
+    assert set(asterism.__all__) <= set(dir(asterism))
+
+
+def test_an_unknown_public_name_is_an_attribute_error():
+    with pytest.raises(AttributeError, match="atend"):
+        asterism.atend  # noqa: B018
+
+
+def test_no_file_is_a_tower():
+    """Files stay below 600 lines, so that each can be read in one sitting."""
+    long = {short(file): len(file.read_text().splitlines()) for file in FILES}
+    assert {name: lines for name, lines in long.items() if lines >= 600} == {}
+
+
+def test_no_code_is_evaluated():
+    """The text form is parsed; nothing in the library evaluates text or reads pickles."""
+    for file in FILES:
+        calls = {
+            node.func.id
+            for node in ast.walk(ast.parse(file.read_text()))
+            if isinstance(node, ast.Call) and isinstance(node.func, ast.Name)
+        }
+        assert not calls & {"eval", "exec", "compile", "__import__"}, short(file)
+        assert not {name.split(".")[0] for name in imports(file)} & {"pickle", "marshal", "shelve", "dill"}, short(file)

@@ -1,0 +1,382 @@
+"""The command line: what it prints, where, and with which exit code; every bad input gets one clear line."""
+
+import json
+import os
+import re
+import shlex
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+from asterism import training
+from asterism.cli import main as entry
+from asterism.cli.main import VERBS, main
+from asterism.cli.train import read_arguments
+from asterism.training import recipe
+
+TINY = shlex.split(
+    "--batch-size 4 --steps 3 --warmup-steps 1 --dtype float32 --model.hidden-size 16 --model.num-hidden-layers 1"
+    " --model.num-attention-heads 2 --model.mixers 'fixed(stride=32, summary=4)'"
+)
+SHORT = [*TINY, "--context", "32"]
+
+
+class Result(NamedTuple):
+    code: int
+    out: str
+    err: str
+
+
+Run = Callable[..., Result]
+
+
+@pytest.fixture
+def run(capsysbinary: pytest.CaptureFixture[bytes]) -> Run:
+    def call(*argv: str | Path) -> Result:
+        code = main([str(word) for word in argv])
+        out, err = capsysbinary.readouterr()
+        return Result(code, out.decode(errors="surrogateescape"), err.decode())
+
+    return call
+
+
+@pytest.fixture(scope="session")
+def text_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("data") / "text"
+    path.write_bytes(b"the quick brown fox jumps over the lazy dog. " * 1500)
+    return path
+
+
+@pytest.fixture(scope="session")
+def tiny_run(text_file: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("runs") / "tiny"
+    assert main(["train", *TINY, "--data", str(text_file), "--folder", str(folder)]) == 0
+    return folder
+
+
+def refuses(result: Result, code: int, message: str) -> None:
+    """Exactly one line on stderr, nothing on stdout, and the right exit code."""
+    assert re.fullmatch(f"asterism: error: .*{message}.*\n", result.err), result.err
+    assert (result.code, result.out) == (code, "")
+
+
+# --- usage -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("command", "message"),
+    [
+        ("", r"a verb is missing\. The verbs are show, plan, train, evaluate, generate"),
+        ("shwo 'causal()' -n 4", r"unknown verb 'shwo'\. Did you mean 'show'\?"),
+        ("show 'causal()'", r"required: -n/--length"),
+        ("show 'causal()' -n 4 --hed 1", r"unknown flag --hed\. Did you mean '--head'\?"),
+        ("show 'causal()' -n 4 5", r"unexpected argument '5'"),
+        ("show 'causal()' -n 0", r"-n/--length: must be a whole number of at least 1, got '0'"),
+        ("show 'causal()' -n -3", r"must be a whole number of at least 1, got '-3'"),
+        ("show 'causal()' -n 1e3", r"must be a whole number of at least 1, got '1e3'"),
+        ("show 'causal()' -n 4 --head 1", r"causal\(\) has 1 head"),
+        ("show 'causal()' -n 4 --image picture.gif", r"must end in \.png or \.svg, got 'picture\.gif'"),
+        ("show 'bigbrid()' -n 4", r"unknown pattern 'bigbrid'\. Did you mean 'bigbird'\?"),
+        ("show 'bigbird(blok=64)' -n 4", r"bigbird has no argument 'blok'\. Did you mean 'block'\?"),
+        ("show 'window(left=-1)' -n 4", r"window: left must be at least 0, got -1"),
+        ("show 'stride(period=0)' -n 4", r"stride: period must be at least 1, got 0"),
+        ('show \'__import__("os").system("id")\' -n 4', r"is not allowed in a pattern"),
+        ("show 'causal(' -n 4", r"cannot be read as a pattern"),
+        ("plan 'causal()' -n 4 --tile 0", r"--tile: must be a whole number of at least 1, got '0'"),
+        ("plan 'causal()' -n 4 --tile 5", r"tile size must be .*, got 5"),
+        ("plan 'explicit(\"0:0\")' -n 4", r"explicit: the pattern covers 1 positions and 4 were asked for"),
+        ("train --stps 3", r"unknown flag --stps\. Did you mean '--steps'\?"),
+        ("train --hidden-size 3", r"unknown flag --hidden-size\. Did you mean '--model\.hidden-size'\?"),
+        ("train extra", r"unexpected argument 'extra'"),
+        ("train --steps x", r"--steps: expected int, got x"),
+        ("train --steps 0", r"steps=0 must be at least 1"),
+        ("train --dtype float8", r"--dtype: expected one of \['float32', 'bfloat16'\], got float8"),
+        ("train --model.position-shape 3", r"--model\.position-shape: expected tuple\[int, \.\.\.\], null, got 3"),
+        ("train --recipe bytes-smal", r"unknown recipe 'bytes-smal'\. Did you mean 'bytes-small'\?"),
+        ("train --config missing.yaml", r"--config: File does not exist: '.*missing\.yaml'"),
+        ("evaluate run --splt test", r"unknown flag --splt\. Did you mean '--split'\?"),
+        ("evaluate run --split tests", r"invalid choice: 'tests'"),
+        ("evaluate run --minimum-context -1", r"must be a whole number of at least 0, got '-1'"),
+        ("generate run", r"required: --prompt"),
+        ("generate run --prompt x --length 0", r"must be a whole number of at least 1, got '0'"),
+    ],
+)
+def test_usage_errors(run: Run, command: str, message: str):
+    refuses(run(*shlex.split(command)), 2, message)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("stepz: 4", r"unknown setting 'stepz'\. Did you mean 'steps'\?"),
+        ("model: {hidden: 4}", r"unknown setting 'model\.hidden'\. Did you mean 'model\.hidden_size'\?"),
+        ("steps: [", r"Problems parsing config"),
+        ("steps: many", r"--steps: expected int, got many"),
+        ("recipe: bytes", r"unknown recipe 'bytes'"),
+    ],
+)
+def test_errors_of_the_configuration_file(run: Run, tmp_path: Path, text: str, message: str):
+    (tmp_path / "settings.yaml").write_text(text)
+    refuses(run("train", "--config", tmp_path / "settings.yaml"), 2, message)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ("--model.num-attention-heads 3", r"hidden_size 16 cannot be divided evenly over 3 attention heads"),
+        ("--model.mixers 'bigbird()'", r"bigbird\(\) cannot be used by a causal model.*use bigbird_causal"),
+        ("--model.mixers 'window(left=1, right=1)'", r"it may read the future"),
+        ("--model.mixers 'per_head((causal(), causal(), causal()))'", r"3 heads"),
+        ("--record-length 31", r"record_length=31 must equal context=32"),
+    ],
+)
+def test_models_that_cannot_be(run: Run, text_file: Path, tmp_path: Path, settings: str, message: str):
+    folder = tmp_path / "run"
+    refuses(run("train", *SHORT, *shlex.split(settings), "--data", text_file, "--folder", folder), 2, message)
+    assert not folder.exists()
+
+
+# --- data, checkpoints, training that diverges -----------------------------------------------------------------------
+
+
+def test_data_that_cannot_be_used(run: Run, tmp_path: Path):
+    folder = tmp_path / "run"
+
+    def train(data: Path | str, *settings: str) -> Result:
+        return run("train", *SHORT, *settings, "--data", data, "--folder", folder)
+
+    empty, short, nothing, broken = (tmp_path / name for name in ("empty", "short", "nothing", "broken"))
+    empty.touch()
+    short.write_bytes(b"x" * 400)
+    nothing.mkdir()
+    broken.mkdir()
+    (broken / "link").symlink_to(tmp_path / "missing")
+    refuses(train(tmp_path / "missing"), 3, "there is no file or folder .*missing")
+    refuses(train(empty), 3, "empty is empty")
+    refuses(train(short), 3, "the validation split of .*short has 20 bytes, a sequence of context 32 needs 33")
+    refuses(train(nothing), 3, "nothing holds no files")
+    refuses(train(nothing, "--record-length", "32"), 3, "nothing is a folder; records are read from a single file")
+    refuses(train(broken), 3, "cannot read .*link: No such file or directory")
+    refuses(train("/dev/null"), 3, "/dev/null is neither a file nor a folder")
+    assert not folder.exists()
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may read every file")
+def test_a_file_without_permission(run: Run, tmp_path: Path):
+    locked = tmp_path / "locked"
+    locked.write_bytes(b"x" * 4000)
+    locked.chmod(0)
+    refuses(run("train", *SHORT, "--data", locked), 3, "cannot read .*locked: Permission denied")
+
+
+def test_a_run_folder_that_exists(run: Run, text_file: Path, tiny_run: Path):
+    before = sorted(tiny_run.rglob("*"))
+    refuses(run("train", *SHORT, "--data", text_file, "--folder", tiny_run), 4, "exists .* choose another folder")
+    assert sorted(tiny_run.rglob("*")) == before
+
+
+def test_damaged_and_missing_checkpoints(run: Run, text_file: Path, tmp_path: Path):
+    folder = tmp_path / "run"
+    assert run("train", *SHORT, "--data", text_file, "--folder", folder).code == 0
+    weights, record = folder / "model" / "model.safetensors", folder / "run.json"
+    refuses(run("evaluate", tmp_path), 4, "is not a run folder: it has no run.json")
+    refuses(run("train", "--folder", tmp_path, "--resume"), 4, "is not a run folder")
+    weights.write_bytes(weights.read_bytes()[:100])
+    refuses(run("evaluate", folder), 4, r"model/model\.safetensors is damaged")
+    refuses(run("generate", folder, "--prompt", "x"), 4, r"model/model\.safetensors is damaged")
+    record.write_text(record.read_text()[:50])
+    refuses(run("evaluate", folder), 4, r"run\.json is damaged")
+
+
+def test_a_loss_that_is_not_finite(run: Run, text_file: Path, tmp_path: Path):
+    result = run("train", *SHORT, "--learning-rate", "1e30", "--data", text_file, "--folder", tmp_path / "run")
+    assert (result.code, result.out) == (5, "")
+    assert re.search(r"asterism: error: step \d: the loss is nan; .* Use a lower learning rate", result.err)
+
+
+def test_requests_beyond_the_model(run: Run, tiny_run: Path):
+    refuses(run("generate", tiny_run, "--prompt", "x" * 1000), 2, "1499 tokens are more than the 1024 positions")
+    refuses(
+        run("generate", tiny_run, "--prompt", "x", "--temperature", "-1"), 2, "temperature=-1.0 must not be negative"
+    )
+    refuses(run("evaluate", tiny_run, "--minimum-context", "1025"), 2, "1025 is not between 0 and the model's context")
+    refuses(run("evaluate", tiny_run, "--data", "/dev/null"), 3, "neither a file nor a folder")
+
+
+# --- results ---------------------------------------------------------------------------------------------------------
+
+
+def test_show(run: Run, tmp_path: Path):
+    result = run(
+        "show", "per_head((causal(), window(left=1)))", "-n", "4", "--head", "1", "--image", tmp_path / "x.png"
+    )
+    assert result.out.splitlines()[:6] == [
+        "per_head(patterns=(causal(), window(left=1))), 4 tokens, head 1 of 2",
+        "█···",
+        "██··",
+        "·██·",
+        "··██",
+        "rows: queries, columns: keys; █ may attend, · may not",
+    ]
+    assert "a query reads 1 to 2 keys, 1.8 on average" in result.out
+    assert (tmp_path / "x.png").exists()
+
+
+def test_show_says_when_it_looked_at_some_queries_only(run: Run):
+    assert "on average, of 2,048 queries looked at" in run("show", "strided(stride=256)", "-n", "65536").out
+
+
+def test_plan(run: Run):
+    result = run("plan", "strided(stride=128)", "-n", "16384")
+    assert (result.code, result.err) == (0, "")
+    assert len(result.out.splitlines()) <= 40
+
+
+def test_train_evaluate_generate(run: Run, text_file: Path, tmp_path: Path):
+    folder = tmp_path / "run"
+    trained = run("train", *SHORT, "--data", text_file, "--folder", folder)
+    assert trained.code == 0
+    assert re.search(r"validation: \d\.\d{4} bits per byte", trained.out)
+    assert "step 3" in trained.err
+    evaluated = run("evaluate", folder, "--minimum-context", "0", "16", "--limit", "1000")
+    assert [line.split()[0] for line in evaluated.out.splitlines()[2:4]] == ["0", "16"]
+    generated = run("generate", folder, "--prompt", "the ", "--length", "7", "--temperature", "0")
+    assert len(generated.out) == 11
+    assert generated.out.startswith("the ")
+    finished = run("train", "--folder", folder, "--resume")
+    assert finished.out == trained.out
+    refuses(run("train", "--folder", folder, "--resume", "--steps", "9"), 2, "steps is 9, but the run began with 3")
+
+
+def test_bytes_that_are_no_text(run: Run, monkeypatch: pytest.MonkeyPatch):
+    raw = b"\xff\x00\x1b[31m"
+    monkeypatch.setattr(training, "generate_bytes", lambda *_, **__: raw, raising=False)
+    assert os.fsencode(run("generate", "run", "--prompt", "x").out) == b"x" + raw
+    assert json.loads(run("generate", "run", "--prompt", "x", "--json").out)["bytes"] == list(raw)
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True)
+    assert run("generate", "run", "--prompt", "x").out == "x\ufffd\ufffd\ufffd[31m\n"
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        "show 'fixed(stride=4, heads=2)' -n 16 --head 1 --json",
+        "plan 'fixed(stride=4, heads=2)' -n 16 --json",
+        "train --recipe sparse-transformer-enwik8 --dry-run --json",
+        "train --folder RUN --resume --json",
+        "evaluate RUN --json",
+        "generate RUN --prompt é --length 3 --json",
+    ],
+)
+def test_json_is_one_document(run: Run, tiny_run: Path, command: str):
+    result = run(*shlex.split(command.replace("RUN", str(tiny_run))))
+    assert result.code == 0
+    assert isinstance(json.loads(result.out), dict)
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_the_example_of_every_help_runs(
+    run: Run, verb: str, tiny_run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    result = run(verb, "--help")
+    example = shlex.split(result.out.split("example:")[1])
+    assert result.code == 0
+    assert example[:2] == ["asterism", verb]
+    (tmp_path / "runs").mkdir()
+    (tmp_path / "runs" / "bytes-small").symlink_to(tiny_run)
+    monkeypatch.chdir(tmp_path)
+    assert run(*example[1:], *(["--dry-run"] if verb == "train" else [])).code == 0
+
+
+def test_help_and_version(run: Run):
+    assert all(verb in run("--help").out for verb in VERBS)
+    assert run(*shlex.split(run("--help").out.split("example:")[1])[1:]).code == 0
+    assert re.fullmatch(r"asterism \d+\.\d+\.\d+\n", run("--version").out)
+
+
+# --- one configuration -----------------------------------------------------------------------------------------------
+
+
+def test_flags_override_the_file_and_the_file_the_recipe(tmp_path: Path):
+    file = tmp_path / "settings.yaml"
+    file.write_text("recipe: sparse-transformer-cifar10\nsteps: 7\nseed: 5\nmodel: {dropout: 0.5}\n")
+    for argv in (["--steps", "9", "--config", str(file)], [f"--config={file}", "--steps=9"]):
+        _, config = read_arguments(argv)
+        expected = recipe("sparse-transformer-cifar10")
+        assert (config.recipe, config.steps, config.seed, config.model.dropout) == (expected.recipe, 9, 5, 0.5)
+        assert config.model.position_shape == expected.model.position_shape
+        assert config.learning_rate == expected.learning_rate
+
+
+def test_flags_may_have_dashes_or_underscores():
+    dashed = read_arguments(["--batch-size", "8", "--model.hidden-size=32"])[1]
+    assert dashed == read_arguments(["--batch_size", "8", "--model.hidden_size=32"])[1]
+    assert (dashed.batch_size, dashed.model.hidden_size) == (8, 32)
+
+
+@pytest.mark.parametrize("name", training.RECIPES)
+def test_the_printed_configuration_reads_back(run: Run, tmp_path: Path, name: str):
+    file = tmp_path / "settings.yaml"
+    file.write_text(run("train", "--recipe", name, "--print-config").out)
+    assert read_arguments(["--config", str(file)])[1] == recipe(name)
+    assert read_arguments(["--recipe", name])[1] == recipe(name)
+
+
+# --- ways of ending --------------------------------------------------------------------------------------------------
+
+
+def start(argv: Sequence[str | Path], **streams: int) -> subprocess.Popen[str]:
+    command = [sys.executable, "-m", "asterism.cli.main", *map(str, argv)]
+    return subprocess.Popen(command, text=True, env=os.environ | {"OMP_NUM_THREADS": "1"}, **streams)
+
+
+@pytest.mark.parametrize(
+    ("number", "code", "word"), [(signal.SIGINT, 130, "interrupted"), (signal.SIGTERM, 143, "terminated")]
+)
+def test_signals(run: Run, text_file: Path, tmp_path: Path, number: signal.Signals, code: int, word: str):
+    folder = tmp_path / "run"
+    settings = [*SHORT, "--steps", "1000000", "--log-every", "1", "--data", text_file, "--folder", folder]
+    process = start(["train", *settings], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    deadline = time.monotonic() + 60
+    while not (folder / "history.jsonl").exists() and time.monotonic() < deadline:
+        time.sleep(0.05)
+    process.send_signal(number)
+    out, err = process.communicate(timeout=60)
+    assert (process.returncode, out) == (code, "")
+    assert f"go on with: asterism train --folder {folder} --resume\nasterism: {word}\n" in err
+    assert "\x1b" not in err
+    assert any((folder / "checkpoints").iterdir())
+
+
+def test_a_reader_that_goes_away_is_no_error():
+    process = start(["show", "causal()", "-n", "64"], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    assert process.stdout and process.stderr
+    process.stdout.close()
+    assert process.stderr.read() == ""
+    process.stderr.close()
+    assert process.wait(60) == 1
+
+
+def test_show_and_plan_start_without_torch():
+    check = "import sys; from asterism.cli.main import main; main(sys.argv[1:]); assert 'torch' not in sys.modules"
+    for verb in ("show", "plan"):
+        subprocess.run([sys.executable, "-c", check, verb, "causal()", "-n", "9"], check=True, capture_output=True)
+
+
+def test_a_missing_extra_is_named(run: Run, monkeypatch: pytest.MonkeyPatch):
+    def fail(name: str):
+        raise ModuleNotFoundError("No module named 'transformers.utils'", name="transformers.utils")
+
+    monkeypatch.setattr(entry.importlib, "import_module", fail)
+    refuses(run("train"), 1, r"train needs transformers: pip install 'asterism\[train\]'")
+
+
+def test_a_place_that_cannot_be_written(run: Run, tmp_path: Path):
+    result = run("show", "causal()", "-n", "4", "--image", tmp_path / "missing" / "x.png")
+    refuses(result, 1, "No such file or directory: .*x.png")

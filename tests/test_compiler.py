@@ -1,0 +1,384 @@
+"""Plans: the inverse of every plan is its pattern, the arrays are well formed, and compiling is cheap.
+
+`decode` reads a plan a second time, from the documented fields alone; `Plan.to_dense` is compared with it and with the
+pattern. So a mistake that `to_dense` shares with the compiler is still seen.
+"""
+
+import json
+import subprocess
+import sys
+import tracemalloc
+
+import numpy as np
+import pytest
+import strategies
+from hypothesis import strategies as st
+from oracle import rule
+from strategies import LENGTHS, TILES, build, hold, tiers
+from test_patterns import ALL, named
+
+from asterism import compile_pattern, patterns
+from asterism.errors import PatternError
+
+COMPILED_LENGTHS = (1, 2, 7, 63, 64, 65, 100, 257, 1000)
+COMPILED_TILES = (16, 32, 64, 128)
+DRAWN_AT_RANDOM = [
+    rule("random_blocks", block=8, count=3, heads=3),
+    rule("random_blocks", block=5, count=2, earlier=True, window=1, avoid=(0,)),
+    rule("bigbird", block=16),
+    rule("bigbird", block=10, window=5, random=2, globals=(0, 3, -1), heads=2),
+    rule("bigbird_etc", block=9, random=2, globals=11),
+    rule("bigbird_causal", block=16, heads=2),
+    rule("yun_random", count=5),
+]
+EVERY = ALL + DRAWN_AT_RANDOM
+
+
+def decode(plan) -> np.ndarray:
+    """How often a plan makes each pair attend: int [heads, n_queries, n_keys]."""
+    counts = np.zeros((plan.heads, plan.n_queries, plan.n_keys), dtype=np.int64)
+    for part in plan.passes:
+        queries, keys = tokens(part.query_index, plan.n_queries), tokens(part.key_index, plan.n_keys)
+        for number, i, j, kind in entries(part):
+            rows, columns = tile_of(queries, i, plan.tile), tile_of(keys, j, plan.tile)
+            cells = unpacked(plan, kind)[: len(rows), : len(columns)]
+            for head in part.heads if len(part.row_offsets) == 1 else part.heads[number : number + 1]:
+                counts[head][np.ix_(rows, columns)] += cells
+    return counts
+
+
+def tokens(index: np.ndarray | None, count: int) -> np.ndarray:
+    return np.arange(count) if index is None else index
+
+
+def tile_of(order: np.ndarray, number: int, tile: int) -> np.ndarray:
+    return order[number * tile : (number + 1) * tile]
+
+
+def entries(part):
+    """(list, query tile, key tile, kind) of each tile kept."""
+    for number, offsets in enumerate(part.row_offsets):
+        for i, (start, stop) in enumerate(zip(offsets[:-1], offsets[1:], strict=True)):
+            for j, kind in zip(part.columns[start:stop], part.kinds[start:stop], strict=True):
+                yield number, i, int(j), int(kind)
+
+
+def transposed_entries(part):
+    for number, offsets in enumerate(part.column_offsets):
+        for j, (start, stop) in enumerate(zip(offsets[:-1], offsets[1:], strict=True)):
+            for i, kind in zip(part.rows[start:stop], part.row_kinds[start:stop], strict=True):
+                yield number, int(i), j, int(kind)
+
+
+def unpacked(plan, kind: int) -> np.ndarray:
+    """The bool [tile, tile] of a kind: 0 is full, m > 0 the m-th mask, bit b of word w being key 64 w + b."""
+    if kind == 0:
+        return np.ones((plan.tile, plan.tile), dtype=bool)
+    words = np.ascontiguousarray(plan.masks[kind - 1]).astype("<u8")
+    return np.unpackbits(words.view(np.uint8), axis=-1, bitorder="little")[:, : plan.tile].astype(bool)
+
+
+def assert_plan_is(pattern, *lengths, query_offset=None, tile=None):
+    plan = compile_pattern(pattern, *lengths, query_offset=query_offset, tile=tile)
+    expected = pattern.dense(*lengths, query_offset=query_offset)
+    np.testing.assert_array_equal(plan.to_dense(), expected)
+    np.testing.assert_array_equal(decode(plan), expected.astype(np.int64))
+    assert_well_formed(plan, expected)
+    return plan
+
+
+def assert_well_formed(plan, expected):
+    assert plan.heads == len(expected)
+    assert (plan.n_queries, plan.n_keys) == expected.shape[1:]
+    assert plan.pairs == expected.sum()
+    assert plan.density == pytest.approx(expected.mean() if expected.size else 0.0)
+    copies = [len(part.heads) // len(part.row_offsets) for part in plan.passes]
+    assert plan.tiles == sum(len(part.columns) * copy for part, copy in zip(plan.passes, copies, strict=True))
+    if plan.pairs:
+        assert plan.packing == pytest.approx(plan.tiles * plan.tile**2 / plan.pairs)
+        assert plan.packing >= 1
+    assert plan.masks.dtype == np.uint64
+    assert plan.masks.shape[1:] == (plan.tile, -(-plan.tile // 64))
+    assert len({mask.tobytes() for mask in plan.masks}) == len(plan.masks)
+    for number in range(len(plan.masks)):
+        cells = unpacked(plan, number + 1)
+        assert cells.any() and not cells.all()
+    for part in plan.passes:
+        assert_pass_is_well_formed(part, plan)
+    used = {kind for part in plan.passes for *_, kind in entries(part)}
+    assert used - {0} == set(range(1, len(plan.masks) + 1))
+
+
+def assert_pass_is_well_formed(part, plan):
+    query_tiles = -(-len(tokens(part.query_index, plan.n_queries)) // plan.tile)
+    key_tiles = -(-len(tokens(part.key_index, plan.n_keys)) // plan.tile)
+    for index, count in ((part.query_index, plan.n_queries), (part.key_index, plan.n_keys)):
+        if index is not None:
+            assert index.dtype == np.int32
+            assert ((index >= 0) & (index < count)).all()
+            assert len(np.unique(index)) == len(index)
+    assert isinstance(part.layout, str) and part.layout
+    assert isinstance(part.heads, tuple) and set(part.heads) <= set(range(plan.heads))
+    assert len(set(part.heads)) == len(part.heads)
+    sides = (
+        (part.row_offsets, part.columns, part.kinds, query_tiles, key_tiles),
+        (part.column_offsets, part.rows, part.row_kinds, key_tiles, query_tiles),
+    )
+    for offsets, others, kinds, tiles, other_tiles in sides:
+        assert offsets.dtype == np.int64 and others.dtype == kinds.dtype == np.int32
+        assert len(offsets) in (1, len(part.heads))
+        assert offsets.shape[1] == tiles + 1
+        assert (np.diff(offsets.ravel()) >= 0).all()
+        assert (offsets[1:, 0] == offsets[:-1, -1]).all()
+        assert len(others) == len(kinds) == (offsets[-1, -1] if offsets.size else 0)
+        assert ((others >= 0) & (others < other_tiles)).all()
+        assert ((kinds >= 0) & (kinds <= len(plan.masks))).all()
+    listed = sorted(entries(part))
+    assert listed == sorted(transposed_entries(part))
+    assert len({entry[:3] for entry in listed}) == len(listed)
+    for _, i, j, kind in listed:
+        rows = tile_of(tokens(part.query_index, plan.n_queries), i, plan.tile)
+        columns = tile_of(tokens(part.key_index, plan.n_keys), j, plan.tile)
+        assert unpacked(plan, kind)[: len(rows), : len(columns)].any(), "a tile is kept that holds no pair"
+
+
+def lengths_for(drawn) -> list[int]:
+    limit = 257 if "explicit" in drawn.names else max(COMPILED_LENGTHS)
+    return [length for length in COMPILED_LENGTHS if length <= limit]
+
+
+@pytest.mark.parametrize("drawn", EVERY, ids=named)
+def test_plan_is_the_pattern(drawn):
+    """Every length; the tiles take turns. The slow tier has the whole grid."""
+    pattern = build(drawn)
+    for number, length in enumerate(lengths_for(drawn)):
+        assert_plan_is(pattern, length, tile=COMPILED_TILES[number % len(COMPILED_TILES)])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("tile", COMPILED_TILES)
+@pytest.mark.parametrize("drawn", EVERY, ids=named)
+def test_plan_is_the_pattern_for_every_tile(drawn, tile):
+    for length in lengths_for(drawn):
+        assert_plan_is(build(drawn), length, tile=tile)
+
+
+@pytest.mark.parametrize("drawn", EVERY, ids=named)
+def test_the_compiler_may_choose_the_tile(drawn):
+    for length in (1, 65, 257):
+        assert_plan_is(build(drawn), length)
+
+
+@pytest.mark.parametrize("drawn", EVERY, ids=named)
+def test_fewer_queries_than_keys(drawn):
+    for n_queries, n_keys, offset in ((1, 200, None), (1, 100, 40), (70, 200, None), (70, 200, 13), (33, 100, 0)):
+        assert_plan_is(build(drawn), n_queries, n_keys, query_offset=offset, tile=32)
+
+
+@pytest.mark.parametrize("tile", COMPILED_TILES)
+def test_nothing_to_do(tile):
+    for pattern in (patterns.causal(), patterns.bigbird(), ~patterns.dense()):
+        assert compile_pattern(pattern, 0, tile=tile).to_dense().shape == (1, 0, 0)
+        assert compile_pattern(pattern, 0, 70, tile=tile).to_dense().shape == (1, 0, 70)
+    plan = assert_plan_is(~patterns.dense(), 100, tile=tile)
+    assert (plan.tiles, plan.pairs) == (0, 0)
+    json.dumps(plan.summary())
+    assert plan.describe()
+
+
+@st.composite
+def _plans(draw):
+    """A rule, a length, fewer queries now and then, and a tile."""
+    n_keys = draw(st.sampled_from((*LENGTHS, 130)))
+    drawn = draw(strategies.rules(130, heads=3))
+    start, stop = draw(st.one_of(st.just((0, n_keys)), strategies.ranges(n_keys)))
+    return drawn, stop - start, n_keys, start, draw(st.sampled_from(TILES))
+
+
+@pytest.mark.parametrize("count", tiers(100, 2000))
+def test_plans_of_compositions(count):
+    def law(case):
+        drawn, n_queries, n_keys, offset, tile = case
+        assert_plan_is(build(drawn), n_queries, n_keys, query_offset=offset, tile=tile)
+
+    hold(law, _plans(), count)
+
+
+def test_the_decoder_sees_a_wrong_plan():
+    """A plan of another pattern, and one with an entry moved, must not pass."""
+    plan = compile_pattern("window(left=20)", 100, tile=16)
+    assert not np.array_equal(decode(plan), patterns.window(left=21).dense(100))
+    (part, *_) = plan.passes
+    kinds = part.kinds.copy()
+    kinds[:] = 0
+    forged = type(part)(**{name: getattr(part, name) for name in part.__dataclass_fields__} | {"kinds": kinds})
+    with pytest.raises(AssertionError):
+        assert_pass_is_well_formed(forged, plan)
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Layouts.
+
+
+@pytest.mark.parametrize("text", ("fixed(stride=128, summary=8)", "strided(stride=128)"))
+def test_published_patterns_are_packed_well(text):
+    plan = compile_pattern(text, 16_384)
+    assert plan.packing <= 2
+    described = plan.describe()
+    assert any(f"{plan.packing:.{digits}f}" in described for digits in (1, 2, 3))
+
+
+def test_pairs_of_long_sequences_are_counted_exactly():
+    n, stride = 16_384, 128
+    window = sum(min(q, stride) + 1 for q in range(n))
+    beyond = sum(q // stride - (q >= stride) for q in range(n))
+    assert compile_pattern(patterns.strided(stride), n).pairs == window + beyond
+
+
+def test_a_band_needs_no_new_order():
+    plan = compile_pattern(patterns.window(left=127), 4096, tile=64)
+    assert len(plan.passes) == 1
+    assert plan.passes[0].query_index is None and plan.passes[0].key_index is None
+    assert plan.tiles <= 64 * 3
+    assert len(plan.masks) <= 4, "masks are shared between tiles"
+
+
+def test_scattered_edges_are_gathered():
+    """A path with shuffled names is a band after reordering."""
+    pytest.importorskip("scipy")
+    n = 1024
+    order = np.random.Generator(np.random.Philox(3)).permutation(n)
+    edges = np.stack([order[:-1], order[1:]], axis=1)
+    pattern = patterns.explicit(np.concatenate([edges, edges[:, ::-1]]), size=n)
+    plan = assert_plan_is(pattern, n, tile=32)
+    assert plan.tiles <= 5 * (n // 32)
+
+
+def test_one_pass_serves_equal_heads():
+    """A pattern that is the same for all heads is compiled once."""
+    same = patterns.per_head([patterns.window(left=9)] * 3)
+    assert_plan_is(same, 100, tile=16)
+    assert compile_pattern(patterns.window(left=9), 100, tile=16).heads == 1
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# The plan as a value and as a report.
+
+
+def test_cached_by_value():
+    first = compile_pattern(patterns.fixed(8, summary=2), 300)
+    assert compile_pattern(patterns.fixed(stride=8, summary=2), 300) is first
+    assert compile_pattern("fixed(stride=8, summary=2)", 300) is first
+    assert compile_pattern(patterns.fixed(8, summary=2), 300, 300, query_offset=0) == first
+    assert compile_pattern(patterns.fixed(8, summary=2), 301) is not first
+    assert compile_pattern(patterns.fixed(8, summary=3), 300) is not first
+
+
+def test_a_plan_cannot_be_changed():
+    plan = compile_pattern(patterns.window(left=20), 300, tile=64)
+    with pytest.raises(AttributeError):
+        plan.tile = 3
+    with pytest.raises(AttributeError):
+        plan.passes[0].layout = "other"
+    for array in (plan.masks, plan.passes[0].columns, plan.passes[0].row_offsets):
+        with pytest.raises(ValueError):
+            array[...] = 0
+
+
+@pytest.mark.parametrize("text", ("strided(stride=128)", "fixed(stride=128, summary=8, heads=4)", "bigbird(block=64)"))
+def test_describe_fits_one_screen_and_says_it_all(text):
+    plan = compile_pattern(text, 4096)
+    described = plan.describe()
+    assert len(described.splitlines()) <= 40
+    assert max(map(len, described.splitlines())) <= 120
+    for word in ("pass", "tile", "densit", "flop", "4096"):
+        assert word in described.lower().replace(",", "").replace("_", "")
+    summary = plan.summary()
+    assert json.loads(json.dumps(summary)) == summary
+
+
+def test_flops_and_bytes_grow_with_the_tiles():
+    short, long = (compile_pattern(patterns.window(left=127), n, tile=64) for n in (4096, 8192))
+    assert 0 < short.flops(64) < long.flops(64) < 2.2 * short.flops(64)
+    assert short.flops(128) > 1.9 * short.flops(64)
+    assert short.flops(64, backward=True) > short.flops(64)
+    assert 0 < short.bytes < long.bytes < 2.2 * short.bytes
+    pairs_in_tiles = short.tiles * 64 * 64
+    assert 4 * 64 * short.pairs <= short.flops(64) <= 1.5 * 4 * 64 * pairs_in_tiles
+
+
+@pytest.mark.parametrize(
+    ("arguments", "keywords"),
+    [
+        ((patterns.causal(), 5, 4), {}),
+        ((patterns.causal(), -1), {}),
+        ((patterns.causal(), 3, -4), {}),
+        ((patterns.causal(), 5, 10), {"query_offset": 6}),
+        ((patterns.causal(), 5, 10), {"query_offset": -1}),
+        ((patterns.causal(), 64), {"tile": 0}),
+        ((patterns.causal(), 64), {"tile": -16}),
+        (("causl()", 64), {}),
+        ((patterns.explicit("0:0", size=4), 64), {}),
+    ],
+    ids=str,
+)
+def test_refusals(arguments, keywords):
+    with pytest.raises(PatternError) as refused:
+        compile_pattern(*arguments, **keywords)
+    assert "\n" not in str(refused.value)
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Cost.
+
+PEAK = """
+def peak():
+    # Mebibytes. Not getrusage: what that tells a child of a large process is the size of its parent.
+    with open("/proc/self/status") as status:
+        return next(int(line.split()[1]) for line in status if line.startswith("VmHWM")) / 1024
+"""
+MEASURE = f"""{PEAK}
+import sys, time
+from asterism import compile_pattern
+started = time.perf_counter()
+plan = compile_pattern(sys.argv[1], int(sys.argv[2]))
+seconds = time.perf_counter() - started
+print(seconds, peak(), plan.tiles, "torch" in sys.modules)
+"""
+needs_proc = pytest.mark.skipif(sys.platform != "linux", reason="peak memory is read from /proc")
+
+
+def measured(text: str, length: int) -> tuple[float, float]:
+    """Seconds and peak MiB of compiling in a fresh process."""
+    command = [sys.executable, "-W", "error", "-c", MEASURE, text, str(length)]
+    output = subprocess.run(command, capture_output=True, text=True, check=True, timeout=300).stdout
+    seconds, peak, tiles, torch_loaded = output.split()
+    assert int(tiles) > 0 and torch_loaded == "False"
+    return float(seconds), float(peak)
+
+
+@needs_proc
+@pytest.mark.parametrize(
+    ("text", "seconds"),
+    [("bigbird(block=64)", 3), ("strided(stride=1024)", 10), ("fixed(stride=1024, summary=16)", 10)],
+)
+def test_a_million_tokens(text, seconds):
+    """The best of three runs, because other work on the machine is not the compiler's fault."""
+    taken = [measured(text, 1_048_576)]
+    while min(taken)[0] >= seconds and len(taken) < 3:
+        taken.append(measured(text, 1_048_576))
+    assert min(taken)[0] < seconds
+    assert max(peak for _, peak in taken) < 1024
+
+
+@pytest.mark.parametrize("text", ("bigbird(block=64)", "window(left=127) | global_tokens(0)", "sinks(4, 128)"))
+def test_no_square_array(text):
+    """A square of 32,768 tokens would be 1 GiB of booleans."""
+    pattern = patterns.parse(text)
+    tracemalloc.start()
+    try:
+        compile_pattern(pattern, 32_768, tile=64)
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert peak < 100 * 2**20

@@ -1,0 +1,200 @@
+"""Corpora and windows: every byte in one split, every scored byte scored once, every refusal one clear line."""
+
+import hashlib
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from asterism.errors import DataError
+from asterism.training.data import SPLITS, load_corpus
+from asterism.training.windows import draw_starts, plan_records, plan_stream, read_windows
+
+
+def test_standard_library_splits_are_disjoint_and_known_by_hash():
+    corpus = load_corpus()
+    sizes = {split: len(corpus.split(split)) for split in SPLITS}
+    assert sum(sizes.values()) > 8_000_000
+    assert 0.85 < sizes["train"] / sum(sizes.values()) < 0.95
+    assert min(sizes.values()) > 100_000
+    files = {split: set(corpus.split(split).tobytes().split(b"\0")) - {b""} for split in SPLITS}
+    assert not files["train"] & files["validation"] and not files["train"] & files["test"]
+    assert corpus.sha256 == load_corpus().sha256
+    joined = b"".join(corpus.split(split).tobytes() for split in SPLITS)
+    assert corpus.sha256 == hashlib.sha256(joined).hexdigest()
+    assert b"class TestCase" in joined and b"site-packages/torch" not in joined
+
+
+def test_a_file_is_split_by_position(tmp_path):
+    path = tmp_path / "some.bin"
+    path.write_bytes(bytes(range(200)) * 5)
+    corpus = load_corpus(path)
+    assert [len(corpus.split(split)) for split in SPLITS] == [900, 50, 50]
+    assert b"".join(corpus.split(split).tobytes() for split in SPLITS) == path.read_bytes()
+    assert corpus.sha256 == hashlib.sha256(path.read_bytes()).hexdigest()
+    assert not corpus.train.flags.writeable
+
+
+def test_enwik8_splits_as_published_and_must_be_whole(tmp_path):
+    path = tmp_path / "enwik8"
+    with path.open("wb") as file:
+        file.truncate(100_000_000)
+    corpus = load_corpus(path)
+    assert [len(corpus.split(split)) for split in SPLITS] == [90_000_000, 5_000_000, 5_000_000]
+    path.write_bytes(b"a" * 1000)
+    with pytest.raises(DataError, match="enwik8 has 1,000 bytes, enwik8 has 100,000,000; is the download complete"):
+        load_corpus(path)
+
+
+def test_a_folder_is_split_by_file_whatever_else_it_holds(tmp_path):
+    for number in range(100):
+        (tmp_path / f"{number % 3}").mkdir(exist_ok=True)
+        (tmp_path / f"{number % 3}" / f"{number}.txt").write_bytes(b"file %d;" % number)
+    before = load_corpus(tmp_path)
+    assert sum(len(before.split(split)) for split in SPLITS) == sum(len(b"file %d;" % n) + 1 for n in range(100))
+    homes = {name: split for split in SPLITS for name in before.split(split).tobytes().split(b"\0")}
+    (tmp_path / "0" / "another.txt").write_bytes(b"another;")
+    (tmp_path / ".git").mkdir()
+    (tmp_path / ".git" / "hidden").write_bytes(b"hidden")
+    after = load_corpus(tmp_path)
+    assert all(name in after.split(split).tobytes().split(b"\0") for name, split in homes.items())
+    assert b"hidden" not in b"".join(after.split(split).tobytes() for split in SPLITS)
+    assert after.sha256 != before.sha256
+
+
+def test_records_are_never_cut(tmp_path):
+    path = tmp_path / "images.raw"
+    path.write_bytes(b"".join(bytes([number]) * 12 for number in range(50)))
+    corpus = load_corpus(path, record_length=12)
+    assert [len(corpus.split(split)) for split in SPLITS] == [46 * 12, 24, 24]
+    assert set(np.unique(corpus.validation)) == {46, 47}
+
+
+def _make(tmp_path, kind):
+    path = tmp_path / kind
+    if kind == "empty":
+        path.write_bytes(b"")
+    elif kind == "empty folder":
+        path.mkdir()
+    elif kind == "broken link":
+        path.mkdir()
+        (path / "a").symlink_to(tmp_path / "nowhere")
+    elif kind == "few bytes":
+        path.write_bytes(b"0123456789")
+    elif kind == "one file in a folder":
+        path.mkdir()
+        (path / "a").write_bytes(b"only")
+    elif kind == "device":
+        path = "/dev/null"
+    return path
+
+
+@pytest.mark.parametrize(
+    ("kind", "message"),
+    [
+        ("missing", "there is no file or folder .*missing"),
+        ("empty", "empty is empty"),
+        ("empty folder", "empty folder holds no files"),
+        ("broken link", "cannot read .*broken link/a: No such file or directory"),
+        ("few bytes", "few bytes is too small to split: its validation split is empty"),
+        ("one file in a folder", "is too small to split: its .* split is empty"),
+        ("device", "/dev/null is neither a file nor a folder"),
+    ],
+)
+def test_bad_data_gets_one_clear_line(tmp_path, kind, message):
+    with pytest.raises(DataError, match=message) as caught:
+        load_corpus(_make(tmp_path, kind))
+    assert caught.value.exit_code == 3
+    assert "\n" not in str(caught.value)
+
+
+def test_unreadable_data_names_the_file(tmp_path, monkeypatch):
+    path = tmp_path / "secret"
+    path.write_bytes(b"x" * 100)
+
+    def refuse(*arguments, **options):
+        raise PermissionError(13, "Permission denied", str(path))
+
+    monkeypatch.setattr(np, "memmap", refuse)
+    with pytest.raises(DataError, match="cannot read .*secret: Permission denied"):
+        load_corpus(path)
+
+
+@pytest.mark.parametrize("record_length", [0, -3, 7])
+def test_records_must_fill_the_file(tmp_path, record_length):
+    path = tmp_path / "images.raw"
+    path.write_bytes(bytes(120))
+    with pytest.raises(DataError, match=f"120 bytes, not a multiple of the record length {record_length}"):
+        load_corpus(path, record_length=record_length)
+
+
+def test_records_need_a_file_of_their_own(tmp_path):
+    with pytest.raises(DataError, match="records need a file"):
+        load_corpus(record_length=12)
+    with pytest.raises(DataError, match="is a folder; records are read from a single file"):
+        load_corpus(tmp_path, record_length=12)
+
+
+def test_a_split_must_hold_one_sequence(tmp_path):
+    path = tmp_path / "short"
+    path.write_bytes(bytes(1300))
+    corpus = load_corpus(path)
+    assert len(corpus.require("validation", 64)) == 65
+    with pytest.raises(DataError, match="the validation split of .* has 65 bytes, a sequence of context 65 needs 66"):
+        corpus.require("validation", 65)
+    records = load_corpus(path, record_length=65)
+    assert len(records.require("validation", 65)) == 65
+
+
+def test_windows_read_one_byte_behind_what_they_predict():
+    data = np.arange(100, dtype=np.uint8)
+    rows = read_windows(data, np.array([1, 40]), 5, records=False)
+    assert rows.tolist() == [[0, 1, 2, 3, 4, 5], [39, 40, 41, 42, 43, 44]]
+    rows = read_windows(data, np.array([0, 40]), 5, records=True)
+    assert rows.tolist() == [[0, 0, 1, 2, 3, 4], [0, 40, 41, 42, 43, 44]]
+
+
+@given(st.integers(1, 20), st.integers(0, 200), st.booleans(), st.integers(0, 2**32), st.integers(0, 2**40))
+def test_drawn_windows_lie_inside_and_depend_on_seed_and_step_only(context, extra, records, seed, step):
+    size = context * 3 if records else context + 1 + extra
+    state = np.random.get_state()[1].copy()
+    starts = draw_starts(size, context, 8, records=records, seed=seed, step=step)
+    again = draw_starts(size, context, 8, records=records, seed=seed, step=step)
+    assert np.array_equal(starts, again)
+    assert starts.min() >= (0 if records else 1) and starts.max() + context <= size
+    assert not records or not (starts % context).any()
+    assert np.array_equal(np.random.get_state()[1], state)
+
+
+def test_draws_reach_both_ends_and_differ_between_steps_and_seeds():
+    draws = {
+        key: draw_starts(10, 7, 64, records=False, seed=key[0], step=key[1]).tolist()
+        for key in [(0, 0), (0, 1), (1, 0)]
+    }
+    assert all(set(drawn) == {1, 2, 3} for drawn in draws.values())
+    assert len({tuple(drawn) for drawn in draws.values()}) == 3
+
+
+@given(st.integers(1, 30), st.data())
+def test_scoring_covers_every_byte_once_with_enough_context(context, data):
+    minimum = data.draw(st.integers(0, context))
+    first = data.draw(st.integers(max(1, minimum), context + 5))
+    stop = data.draw(st.integers(max(first, context) + 1, context * 4 + 10))
+    plan = plan_stream(context, minimum, first=first, stop=stop)
+    scored = []
+    for start, own in zip(plan.starts.tolist(), plan.firsts.tolist(), strict=True):
+        assert start >= 1 and start + context <= stop
+        # Position i has i + 1 bytes before it in the window.
+        assert own + 1 >= minimum
+        scored.extend(range(start + own, start + context))
+    assert scored == list(range(first, stop))
+    assert plan.bytes_scored == stop - first
+
+
+def test_records_are_scored_whole_and_thinning_keeps_windows_spread():
+    plan = plan_records(12, stop=120)
+    assert plan.starts.tolist() == list(range(0, 120, 12)) and plan.bytes_scored == 120
+    thin = plan.thin(50)
+    assert thin.starts.tolist() == [0, 36, 72, 108] and thin.bytes_scored == 48
+    assert plan.thin(1000).starts.tolist() == plan.starts.tolist()

@@ -1,0 +1,177 @@
+"""Pictures and counts agree with the dense mask, and stay small at any length."""
+
+import sys
+import tracemalloc
+import xml.etree.ElementTree
+
+import numpy as np
+import pytest
+
+from asterism import patterns
+from asterism.errors import AsterismError, PatternError
+from asterism.patterns import draw as drawing
+from asterism.patterns.draw import degrees, density, draw, draw_image
+
+RULES = [
+    "dense()",
+    "causal()",
+    "~causal()",
+    "window(left=3, right=1)",
+    "window(left=2, dilation=3)",
+    "stride(period=7)",
+    "stride(period=4) & ~stride(period=2)",
+    "blocks(size=10) & ~blocks(size=10)",
+    "columns(period=16, first=14, count=2)",
+    "global_tokens((0, -1))",
+    "random_blocks(block=1, count=3)",
+    "random_blocks(block=8, count=2, earlier=True)",
+    "explicit('0:0-3,7;99:5-8,98')",
+    "strided(stride=12)",
+    "fixed(stride=16, summary=3)",
+    "bigbird(block=8)",
+    "bigbird_etc(block=8, globals=5)",
+    "longformer(window=6, dilation=2)",
+    "star_transformer()",
+    "yun_star()",
+    "shifted(causal(), by=33)",
+]
+
+
+def glyphs_of(text: str) -> list[str]:
+    return text.splitlines()[1:-1]
+
+
+def expected_glyphs(mask: np.ndarray, tile: int) -> list[str]:
+    """The picture from the dense mask, tile by tile."""
+    edges = range(0, len(mask), tile)
+    blocks = [[mask[q : q + tile, k : k + tile] for k in edges] for q in edges]
+    return ["".join("█" if b.all() else "▒" if b.any() else "·" for b in row) for row in blocks]
+
+
+def test_a_picture_of_tokens():
+    assert draw(patterns.fixed(stride=4, summary=1), 8) == "\n".join(
+        [
+            "fixed(stride=4), 8 tokens",
+            "█·······",
+            "██······",
+            "███·····",
+            "████····",
+            "···██···",
+            "···███··",
+            "···████·",
+            "···█████",
+            "rows: queries, columns: keys; █ may attend, · may not",
+        ]
+    )
+
+
+def test_a_picture_of_tiles():
+    assert draw(patterns.window(left=4), 16, cells=4) == "\n".join(
+        [
+            "window(left=4), 16 tokens",
+            "▒···",
+            "▒▒··",
+            "·▒▒·",
+            "··▒▒",
+            "rows: queries, columns: keys, one cell: 4 x 4 pairs; █ all may attend, ▒ some, · none",
+        ]
+    )
+
+
+@pytest.mark.parametrize("text", RULES)
+@pytest.mark.parametrize(("n", "cells"), [(1, 64), (100, 100), (100, 33), (100, 7), (100, 1)])
+def test_every_cell_agrees_with_the_dense_mask(text: str, n: int, cells: int):
+    pattern = patterns.parse(text)
+    assert glyphs_of(draw(pattern, n, cells=cells)) == expected_glyphs(pattern.dense(n)[0], -(-n // cells))
+
+
+def test_each_head_has_its_own_picture():
+    pattern = patterns.fixed(stride=8, summary=2, heads=4)
+    for head in range(4):
+        text = draw(pattern, 32, head=head)
+        assert text.startswith(f"{pattern.text}, 32 tokens, head {head} of 4\n")
+        assert glyphs_of(text) == expected_glyphs(pattern.dense(32)[head], 1)
+
+
+@pytest.mark.parametrize(
+    ("text", "n"),
+    [(text, 2**16) for text in RULES if "explicit" not in text] + [("bigbird_causal(block=64)", 2**18)],
+)
+def test_long_sequences_need_little_memory(text: str, n: int, monkeypatch: pytest.MonkeyPatch):
+    pattern = patterns.parse(text)
+    monkeypatch.setattr(drawing, "_MANY_PAIRS", 2**20)
+    tracemalloc.start()
+    rows, read = glyphs_of(draw(pattern, n, cells=16)), degrees(pattern, n)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert [len(row) for row in rows] == [16] * 16
+    assert 0 <= read.minimum <= read.mean <= read.maximum <= n
+    assert peak < 300e6  # the dense mask alone would take n * n bytes, 4 GB at the least
+
+
+def test_a_cell_that_takes_too_long_is_called_not_known(monkeypatch: pytest.MonkeyPatch):
+    pattern = patterns.parse("stride(period=4) & ~stride(period=2)")
+    monkeypatch.setattr(drawing, "_MANY_PAIRS", 1)
+    text = draw(pattern, 1024, cells=2)
+    assert glyphs_of(text) == ["▒▒", "▒▒"]
+    assert "▒ some or not known" in text
+
+
+@pytest.mark.parametrize("text", RULES)
+@pytest.mark.parametrize("n", [1, 2, 63, 100])
+def test_degrees_count_the_dense_mask(text: str, n: int):
+    pattern = patterns.parse(text)
+    counts = pattern.dense(n)[0].sum(axis=1)
+    read = degrees(pattern, n)
+    assert (read.minimum, read.maximum, read.queries) == (counts.min(), counts.max(), n)
+    assert read.mean == pytest.approx(counts.mean())
+    assert density(pattern, n) == pytest.approx(pattern.dense(n).mean())
+
+
+def test_degrees_of_some_queries_are_those_of_the_dense_mask(monkeypatch: pytest.MonkeyPatch):
+    pattern = patterns.parse("stride(period=5) & causal()")
+    monkeypatch.setattr(drawing, "_MANY_PAIRS", 2**16)
+    read = degrees(pattern, 1000)
+    queries = np.linspace(0, 999, read.queries).astype(int)
+    counts = pattern.dense(1000)[0].sum(axis=1)[queries]
+    assert 64 <= read.queries < 1000
+    assert (read.minimum, read.maximum) == (counts.min(), counts.max())
+    assert read.mean == pytest.approx(counts.mean())
+
+
+def test_degrees_of_one_head():
+    pattern = patterns.per_head([patterns.window(left=2), patterns.dense()])
+    assert degrees(pattern, 10, head=0).maximum == 3
+    assert degrees(pattern, 10, head=1).minimum == 10
+
+
+def test_no_tokens():
+    assert glyphs_of(draw(patterns.dense(), 0)) == []
+    assert degrees(patterns.dense(), 0) == drawing.Degrees(0, 0.0, 0, 0)
+    assert density(patterns.dense(), 0) == 0
+
+
+@pytest.mark.parametrize("n", [5, 1000])
+def test_images(n: int, tmp_path):
+    pattern = patterns.bigbird(block=2)
+    draw_image(pattern, n, tmp_path / "picture.png")
+    draw_image(pattern, n, str(tmp_path / "picture.SVG"))
+    assert (tmp_path / "picture.png").read_bytes().startswith(b"\x89PNG")
+    assert xml.etree.ElementTree.parse(tmp_path / "picture.SVG").getroot().tag.endswith("svg")
+
+
+def test_images_without_matplotlib(tmp_path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    with pytest.raises(AsterismError, match=r"pip install 'asterism\[plot\]'"):
+        draw_image(patterns.dense(), 4, tmp_path / "picture.png")
+
+
+def test_refusals(tmp_path):
+    with pytest.raises(PatternError, match="n must be at least 0, got -1"):
+        draw(patterns.dense(), -1)
+    with pytest.raises(PatternError, match="cells must be at least 1, got 0"):
+        draw(patterns.dense(), 4, cells=0)
+    with pytest.raises(PatternError, match=r"has 1 head\(s\), numbered from 0; head 1 was asked for"):
+        degrees(patterns.dense(), 4, head=1)
+    with pytest.raises(PatternError, match=r"must end in .png or .svg, got 'picture.jpeg'"):
+        draw_image(patterns.dense(), 4, "picture.jpeg")

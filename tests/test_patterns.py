@@ -1,0 +1,643 @@
+"""Patterns as values: what they allow, how they compose, what they prove about themselves, and what they refuse."""
+
+import pickle
+
+import numpy as np
+import oracle
+import pytest
+from oracle import per_head, rule, shifted
+from strategies import build
+
+from asterism import patterns
+from asterism.errors import PatternError
+
+LENGTHS = (1, 2, 7, 63, 64, 65, 100, 257)
+
+EXPLICIT = "0:0-3,7;2:1;9:0-9,200;100:3;256:0,256"
+
+PRIMITIVES = [
+    rule("dense"),
+    rule("causal"),
+    rule("window"),
+    rule("window", left=5),
+    rule("window", right=64),
+    rule("window", left=3, right=2, dilation=3),
+    rule("stride", period=1),
+    rule("stride", period=13),
+    rule("blocks", size=1),
+    rule("blocks", size=16),
+    rule("blocks", size=10, left=2, right=1),
+    rule("columns", period=8),
+    rule("columns", period=10, first=4, count=6),
+    rule("global_keys", positions=0),
+    rule("global_keys", positions=(1, -1, 300, -300)),
+    rule("global_keys", positions=(0, -1), block=10),
+    rule("global_queries", positions=(2, -3), block=8),
+    rule("global_tokens", positions=(-2, 5)),
+    rule("explicit", source=EXPLICIT, size=257),
+    shifted(rule("strided", stride=7), by=5),
+    shifted(rule("global_tokens", positions=(-1, 0), block=4), by=3),
+    per_head(rule("window", left=2), rule("stride", period=5), rule("fixed", stride=6, summary=2)),
+    ~(rule("window", left=9, right=9) | rule("stride", period=4)),
+    (rule("blocks", size=8) | rule("columns", period=8, first=7)) & rule("causal"),
+]
+PUBLISHED = [
+    rule("strided", stride=1),
+    rule("strided", stride=16),
+    rule("fixed", stride=16),
+    rule("fixed", stride=10, summary=10),
+    rule("fixed", stride=12, summary=3, heads=5),
+    rule("bigbird", random=0),
+    rule("bigbird", block=10, window=5, random=0, globals=(0, 1, -2)),
+    rule("bigbird_etc"),
+    rule("bigbird_etc", block=8, globals=5),
+    rule("bigbird_causal", random=0),
+    rule("bigbird_causal", block=7, window=1, random=0, globals=(0, 3)),
+    rule("longformer"),
+    rule("longformer", window=8, dilation=3, globals=(0, -1)),
+    rule("star"),
+    rule("star_transformer"),
+    rule("yun_strided", w=16),
+    rule("yun_strided", w=5),
+    rule("yun_fixed", w=8),
+    rule("yun_fixed", w=7),
+    rule("yun_star"),
+    rule("yun_window", w=1),
+    rule("yun_window", w=9),
+    rule("sinks"),
+    rule("sinks", first=2, window=10),
+]
+ALL = PRIMITIVES + PUBLISHED
+
+RANDOM_BLOCKS = [
+    dict(block=1, count=1),
+    dict(block=8, count=3),
+    dict(block=8, count=2, window=1, avoid=(0, -1)),
+    dict(block=10, count=4, earlier=True),
+    dict(block=5, count=2, earlier=True, window=2, avoid=(0, 1)),
+    dict(block=64, count=3, window=0, heads=4, seed=7),
+]
+
+
+def named(value) -> str:
+    return value.text if isinstance(value, oracle.Rule) else repr(value)
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# The rule itself.
+
+
+@pytest.mark.parametrize("drawn", ALL, ids=named)
+def test_dense_is_the_predicate(drawn):
+    pattern = build(drawn)
+    for length in LENGTHS:
+        assert pattern.dense(length).dtype == np.bool_
+        np.testing.assert_array_equal(pattern.dense(length), oracle.picture(drawn, length), err_msg=f"{length=}")
+
+
+@pytest.mark.parametrize("drawn", ALL, ids=named)
+def test_fewer_queries_than_keys(drawn):
+    pattern = build(drawn)
+    for n_queries, n_keys, offset in ((1, 64, None), (7, 65, None), (0, 5, None), (3, 65, 60), (10, 100, 0)):
+        expected = oracle.picture(drawn, n_queries, n_keys, offset)
+        np.testing.assert_array_equal(pattern.dense(n_queries, n_keys, offset), expected)
+
+
+@pytest.mark.parametrize("drawn", ALL, ids=named)
+def test_allows_broadcasts(drawn):
+    pattern = build(drawn)
+    queries, keys = np.arange(20, 40), np.arange(0, 64, 3)
+    for head in range(pattern.heads):
+        grid = pattern.allows(queries[:, None], keys[None, :], 64, head=head)
+        np.testing.assert_array_equal(grid, oracle.picture(drawn, 64)[head][20:40, ::3])
+        assert bool(pattern.allows(np.int64(30), np.int64(3), 64, head=head)) == oracle.allowed(drawn, 30, 3, 64, head)
+
+
+def test_no_tokens():
+    assert patterns.bigbird(block=4).dense(0).shape == (1, 0, 0)
+
+
+def test_more_queries_than_keys_is_refused():
+    with pytest.raises(PatternError, match="5.*4"):
+        patterns.causal().dense(5, 4)
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Randomness: what a draw must obey.
+
+
+@pytest.mark.parametrize("arguments", RANDOM_BLOCKS, ids=named)
+@pytest.mark.parametrize("length", (1, 7, 64, 100))
+def test_random_blocks_obey_their_arguments(arguments, length):
+    pattern = patterns.random_blocks(**arguments)
+    assert pattern.heads == arguments.get("heads", 1)
+    constraint = {"earlier": False, "window": -1, "avoid": ()} | arguments
+    for chosen in oracle.block_picture(pattern.dense(length), arguments["block"]):
+        for row, cells in enumerate(chosen):
+            candidates, count = oracle.random_choices(
+                row, arguments["count"], len(chosen), *(constraint[name] for name in ("earlier", "window", "avoid"))
+            )
+            assert set(np.flatnonzero(cells)) <= candidates
+            assert cells.sum() == count
+
+
+@pytest.mark.parametrize("drawn", (rule("bigbird"), rule("bigbird_causal"), rule("bigbird_etc")), ids=named)
+@pytest.mark.parametrize("window", (1, 3, 5))
+def test_bigbird_adds_exactly_its_random_blocks(drawn, window):
+    block, blocks, random, seed = 4, 40, 3, 2
+    first = 8 if drawn.name == "bigbird_etc" else 0
+    arguments = {"block": block, "window": window, "seed": seed, "heads": 2}
+    if first:
+        arguments["globals"] = first
+    length = first + block * blocks
+    certain = oracle.picture(rule(drawn.name, **arguments), length)
+    full = getattr(patterns, drawn.name)(random=random, **arguments).dense(length)
+    assert full.shape[0] == 2
+    assert (full >= certain).all()
+    extra = oracle.block_picture((full & ~certain)[:, first:, first:], block)
+    counts = extra.sum(-1)
+    if drawn.name == "bigbird_causal":
+        far = window // 2 + 1 + random + 1
+        assert (counts[:, far:] == random).all()
+        assert (counts <= random).all()
+        assert not np.triu(extra).any()
+    else:
+        ends = 0 if first else 1
+        assert (counts[:, ends : blocks - ends] == random).all()
+
+
+def test_the_default_bigbird_has_the_published_degree():
+    """3 window + 2 global + 3 random blocks of 64 in a middle row."""
+    degrees = patterns.bigbird().dense(64 * 16)[0].sum(-1)
+    assert degrees[64 * 8] == 8 * 64
+
+
+def test_random_blocks_differ_by_head_and_seed_and_only_by_them():
+    def draw(**arguments):
+        return patterns.random_blocks(block=2, count=2, **arguments).dense(100)
+
+    one, two, three = draw(heads=3)
+    assert not np.array_equal(one, two)
+    assert not np.array_equal(two, three)
+    assert not np.array_equal(draw(seed=0), draw(seed=1))
+    np.testing.assert_array_equal(draw(seed=5, heads=2), draw(seed=5, heads=2))
+    np.testing.assert_array_equal(draw(heads=2)[0], draw(heads=3)[0])
+
+
+@pytest.mark.parametrize("text", ("random_blocks(4, 2, heads=2)", "bigbird(block=4)", "yun_random(3)"))
+def test_the_global_generator_is_neither_read_nor_moved(text):
+    pictures = []
+    for seed in (0, 1):
+        np.random.seed(seed)
+        before = np.random.get_state()[1].copy()
+        pictures.append(patterns.parse(text).dense(90))
+        np.testing.assert_array_equal(np.random.get_state()[1], before)
+    np.testing.assert_array_equal(*pictures)
+
+
+def test_rows_of_a_draw_are_not_all_alike():
+    for picture in (patterns.random_blocks(1, 3).dense(50)[0], patterns.yun_random(3).dense(50)[0]):
+        assert len(np.unique(picture, axis=0)) > 40
+
+
+@pytest.mark.parametrize("count", (1, 3, 9))
+def test_yun_random_reads_itself_and_count_others(count):
+    for length in LENGTHS:
+        (picture,) = patterns.yun_random(count, seed=1).dense(length)
+        assert picture.diagonal().all()
+        degrees = picture.sum(-1)
+        assert (degrees >= min(count, length)).all()
+        assert (degrees <= count + 1).all()
+    assert not np.array_equal(picture, patterns.yun_random(count, seed=2).dense(length)[0])
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Parts of published patterns.
+
+
+@pytest.mark.parametrize("drawn", PUBLISHED, ids=named)
+def test_body_is_the_same_pattern(drawn):
+    pattern = build(drawn)
+    np.testing.assert_array_equal(pattern.body.dense(100), pattern.dense(100))
+
+
+@pytest.mark.parametrize(
+    ("whole", "parts"),
+    [
+        (
+            rule("strided", stride=5),
+            (rule("window", left=5) & rule("causal"), rule("stride", period=5) & rule("causal")),
+        ),
+        (
+            rule("fixed", stride=6, summary=2),
+            (
+                rule("blocks", size=6) & rule("causal"),
+                rule("columns", period=6, first=4, count=2) & rule("causal"),
+            ),
+        ),
+        (rule("yun_strided", w=4), (rule("yun_window", w=4), rule("stride", period=4))),
+    ],
+    ids=named,
+)
+def test_factors(whole, parts):
+    found = build(whole).parts
+    assert len(found) == len(parts)
+    for part, expected in zip(found, parts, strict=True):
+        np.testing.assert_array_equal(part.dense(65), oracle.picture(expected, 65))
+
+
+def test_factors_of_yun_fixed():
+    first, second = patterns.yun_fixed(w=4).parts
+    np.testing.assert_array_equal(first.dense(65), oracle.picture(rule("blocks", size=4), 65))
+    summary = oracle.picture(rule("columns", period=4, first=3) | rule("window"), 65)
+    np.testing.assert_array_equal(second.dense(65), summary)
+
+
+def test_factors_with_heads_have_as_many_heads():
+    local, summary = patterns.fixed(stride=8, summary=2, heads=3).parts
+    union = local.dense(64) | summary.dense(64)
+    np.testing.assert_array_equal(union, oracle.picture(rule("fixed", stride=8, summary=2, heads=3), 64))
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Values.
+
+
+@pytest.mark.parametrize("drawn", ALL, ids=named)
+def test_equal_by_value(drawn):
+    one, other = build(drawn), build(drawn)
+    assert one == other
+    assert hash(one) == hash(other)
+    assert {one: 1}[other] == 1
+    assert one != patterns.window(left=77)
+    assert one != one.text
+
+
+def test_unequal_where_an_argument_differs():
+    assert patterns.window(left=1) != patterns.window(left=2)
+    assert patterns.stride(3) != patterns.blocks(3)
+    assert patterns.random_blocks(2, 1, seed=1) != patterns.random_blocks(2, 1, seed=2)
+    assert patterns.explicit("0:0", size=2) != patterns.explicit("0:1", size=2)
+    assert patterns.fixed(8) != patterns.fixed(8, heads=2)
+
+
+def test_arguments_by_position_and_by_name_are_one_value():
+    assert patterns.window(3, 1) == patterns.window(left=3, right=1)
+    assert patterns.global_tokens(0) == patterns.global_tokens((0,)) == patterns.global_tokens([0])
+    assert patterns.bigbird(16) == patterns.bigbird(block=16)
+
+
+@pytest.mark.parametrize("drawn", ALL, ids=named)
+def test_frozen(drawn):
+    pattern = build(drawn)
+    with pytest.raises((AttributeError, TypeError)):
+        pattern.something = 1
+    for field in getattr(pattern, "__dataclass_fields__", {}):
+        with pytest.raises(AttributeError):
+            setattr(pattern, field, None)
+
+
+def test_a_matrix_given_to_explicit_may_change_later():
+    matrix = np.eye(4, dtype=bool)
+    pattern = patterns.explicit(matrix)
+    before = hash(pattern)
+    matrix[:] = True
+    assert pattern.dense(4).sum() == 4
+    assert hash(pattern) == before
+
+
+@pytest.mark.parametrize("drawn", ALL, ids=named)
+def test_pickles(drawn):
+    """Data loaders and multiprocessing move patterns between processes."""
+    pattern = build(drawn)
+    assert pickle.loads(pickle.dumps(pattern)) == pattern
+
+
+def test_heads():
+    assert patterns.causal().heads == 1
+    assert patterns.fixed(8, summary=2, heads=4).heads == 4
+    assert patterns.bigbird(block=4, heads=3).heads == 3
+    assert patterns.per_head([patterns.causal(), patterns.dense()]).heads == 2
+    two = patterns.per_head([patterns.stride(2), patterns.stride(3)])
+    assert (two & patterns.causal()).heads == 2
+    assert (~two).heads == 2
+    assert patterns.shifted(two, 3).heads == 2
+
+
+def test_different_numbers_of_heads_do_not_combine():
+    two = patterns.per_head([patterns.causal()] * 2)
+    three = patterns.per_head([patterns.causal()] * 3)
+    for combine in (lambda: two | three, lambda: two & three):
+        with pytest.raises(PatternError, match=r"2.*3"):
+            combine()
+
+
+@pytest.mark.parametrize(
+    ("misuse", "operator"),
+    [
+        (lambda p, q: p and q, "&"),
+        (lambda p, q: p or q, "|"),
+        (lambda p, q: not p, "~"),
+        (lambda p, q: bool(p), "&"),
+        (lambda p, q: 1 if p else 0, "|"),
+        (lambda p, q: bool(p | q), "~"),
+    ],
+)
+def test_and_or_not_name_the_operator_meant(misuse, operator):
+    with pytest.raises(PatternError) as refused:
+        misuse(patterns.causal(), patterns.star())
+    assert operator in str(refused.value)
+
+
+@pytest.mark.parametrize("other", (1, True, "causal()", None, np.eye(3, dtype=bool)))
+def test_operators_take_patterns_only(other):
+    for combine in (lambda: patterns.causal() | other, lambda: patterns.causal() & other):
+        with pytest.raises((TypeError, PatternError)):
+            combine()
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# explicit().
+
+
+def test_explicit_from_matrix_edges_sparse_and_text():
+    edges = np.array([[0, 0], [0, 1], [2, 1], [3, 3], [0, 1]])
+    matrix = np.zeros((4, 4), dtype=bool)
+    matrix[edges[:, 0], edges[:, 1]] = True
+    scipy_sparse = pytest.importorskip("scipy.sparse")
+    sources = [
+        patterns.explicit(matrix),
+        patterns.explicit(edges, size=4),
+        patterns.explicit(scipy_sparse.csr_matrix(matrix)),
+        patterns.explicit(scipy_sparse.coo_array(matrix)),
+        patterns.explicit("0:0-1;2:1;3:3", size=4),
+    ]
+    for pattern in sources:
+        assert pattern == sources[0]
+        np.testing.assert_array_equal(pattern.dense(4)[0], matrix)
+        np.testing.assert_array_equal(pattern.dense(3)[0], matrix[:3, :3])
+
+
+def test_edges_alone_say_the_size():
+    assert patterns.explicit(np.array([[0, 2], [1, 1]])).dense(3).sum() == 2
+
+
+def test_explicit_ignores_stored_zeros():
+    scipy_sparse = pytest.importorskip("scipy.sparse")
+    stored = scipy_sparse.csr_matrix((np.array([1, 0]), (np.array([0, 1]), np.array([1, 0]))), shape=(2, 2))
+    np.testing.assert_array_equal(patterns.explicit(stored).dense(2)[0], [[False, True], [False, False]])
+
+
+def test_explicit_refuses_a_longer_sequence():
+    with pytest.raises(PatternError, match=r"5.*4|4.*5"):
+        patterns.explicit(np.eye(4, dtype=bool)).dense(5)
+
+
+@pytest.mark.parametrize(
+    ("source", "size"),
+    [
+        (np.zeros((2, 3), dtype=bool), None),
+        (np.zeros((2, 2, 2), dtype=bool), None),
+        (np.array([[0, 5]]), 4),
+        (np.array([[-1, 0]]), 4),
+        (np.array([[0.5, 1.0]]), 4),
+        ("0:0;0:x", 4),
+        ("0:3-1", 4),
+        ("0:7", 4),
+        ("zebra", 4),
+        ("0:0", 0),
+        ("0:0", -2),
+    ],
+    ids=str,
+)
+def test_explicit_refuses_a_bad_source(source, size):
+    with pytest.raises(PatternError) as refused:
+        patterns.explicit(source, size=size)
+    assert "\n" not in str(refused.value)
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# What a pattern proves about itself.
+
+CAUSAL = [
+    "causal()",
+    "window(left=3)",
+    "window(left=3, dilation=2)",
+    "strided(4)",
+    "fixed(4)",
+    "fixed(4, heads=2)",
+    "bigbird_causal(block=4)",
+    "sinks(2, 4)",
+    "dense() & causal()",
+    "window(left=3) | stride(4) & causal()",
+    "fixed(4) | causal()",
+    "shifted(strided(3), by=2)",
+    "random_blocks(4, 2, earlier=True)",
+    "per_head([causal(), fixed(4)])",
+    "star() & causal()",
+]
+NOT_CAUSAL = [
+    "dense()",
+    "window(left=3, right=1)",
+    "stride(4)",
+    "blocks(4)",
+    "columns(4)",
+    "bigbird(block=4)",
+    "bigbird_etc(block=4, globals=2)",
+    "star()",
+    "yun_strided(4)",
+    "longformer(window=4)",
+    "~causal()",
+    "~window(left=2)",
+    "causal() | stride(3)",
+    "per_head([causal(), dense()])",
+]
+
+
+@pytest.mark.parametrize("text", CAUSAL)
+def test_causal(text):
+    pattern = patterns.parse(text)
+    assert pattern.is_causal is True
+    assert not np.triu(pattern.dense(40), 1).any()
+
+
+@pytest.mark.parametrize("text", NOT_CAUSAL)
+def test_not_causal(text):
+    pattern = patterns.parse(text)
+    assert pattern.is_causal is False
+    assert np.triu(pattern.dense(40), 1).any()
+
+
+STABLE = [*CAUSAL, "dense()", "stride(3)", "global_tokens((0, 7))", "global_tokens(2, block=3)", "~fixed(4)", "star()"]
+UNSTABLE = {
+    "global_keys(-1)": "global_keys",
+    "global_keys((0, -1), block=4) & causal()": "global_keys",
+    "window(left=3) | global_tokens(-2) & causal()": "global_tokens",
+    "random_blocks(4, 2) & causal()": "random_blocks",
+    "random_blocks(4, 1, earlier=True, avoid=(-2,))": "random_blocks",
+    "bigbird(block=4) & causal()": "bigbird",
+    "bigbird_etc(block=4, random=2, globals=2) & causal()": "bigbird_etc",
+    "star_transformer() & causal()": "star_transformer",
+    "yun_star() & causal()": "yun_star",
+    "yun_random(2) & causal()": "yun_random",
+    "longformer(window=4, globals=(-1,)) & causal()": "longformer",
+    "shifted(global_keys(-1), by=2) & causal()": "global_keys",
+    "per_head([causal(), global_keys(-1) & causal()])": "global_keys",
+}
+
+
+def pictures(pattern):
+    return [pattern.dense(length) for length in (*range(1, 24), 40, 41, 64)]
+
+
+@pytest.mark.parametrize("text", STABLE)
+def test_prefix_stable(text):
+    pattern = patterns.parse(text)
+    assert pattern.unstable_part() is None
+    assert oracle.is_prefix_stable(pictures(pattern))
+
+
+@pytest.mark.parametrize("text", UNSTABLE)
+def test_not_prefix_stable(text):
+    pattern = patterns.parse(text)
+    part = pattern.unstable_part()
+    assert part is not None
+    assert not oracle.is_prefix_stable(pictures(pattern))
+    assert not oracle.is_prefix_stable(pictures(part))
+
+
+def test_a_draw_among_earlier_blocks_never_changes():
+    for pattern in (patterns.random_blocks(4, 2, earlier=True, heads=2), patterns.bigbird_causal(block=4, heads=2)):
+        assert oracle.is_prefix_stable(pictures(pattern))
+
+
+@pytest.mark.parametrize("text", CAUSAL)
+def test_require_causal_accepts(text):
+    assert patterns.require_causal(patterns.parse(text)) is None
+
+
+@pytest.mark.parametrize("text", NOT_CAUSAL)
+def test_require_causal_refuses_the_future(text):
+    with pytest.raises(PatternError) as refused:
+        patterns.require_causal(patterns.parse(text))
+    message = str(refused.value)
+    assert text.partition("(")[0].lstrip("~") in message
+    assert "causal" in message
+
+
+@pytest.mark.parametrize("text", UNSTABLE)
+def test_require_causal_refuses_the_unstable_and_names_the_part(text):
+    with pytest.raises(PatternError) as refused:
+        patterns.require_causal(patterns.parse(text))
+    assert UNSTABLE[text] in str(refused.value)
+    assert "\n" not in str(refused.value)
+
+
+@pytest.mark.parametrize("text", ("bigbird(block=4)", "bigbird(block=4) & causal()", "bigbird() & causal()"))
+def test_require_causal_names_the_stable_relative(text):
+    with pytest.raises(PatternError, match="bigbird_causal"):
+        patterns.require_causal(patterns.parse(text))
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Arguments that mean nothing.
+
+BAD = {
+    "window": [dict(left=-1), dict(right=-1), dict(dilation=0), dict(dilation=-2), dict(left=1.5), dict(left="3")],
+    "stride": [dict(period=0), dict(period=-4), dict(period=2.0), dict(period=None)],
+    "blocks": [dict(size=0), dict(size=-1), dict(size=4, left=-1), dict(size=4, right=-1)],
+    "columns": [dict(period=0), dict(period=-2), dict(period=4, first=-1), dict(period=4, count=0)],
+    "global_keys": [dict(positions="0"), dict(positions=0.5), dict(positions=0, block=0)],
+    "global_queries": [dict(positions=(1, 2.5)), dict(positions=0, block=-3)],
+    "global_tokens": [dict(positions=None), dict(positions=0, block=0)],
+    "random_blocks": [
+        dict(block=0, count=1),
+        dict(block=4, count=-1),
+        dict(block=4, count=1, heads=0),
+        dict(block=4, count=1, seed=-1),
+        dict(block=4, count=1, seed=0.5),
+    ],
+    "shifted": [dict(pattern=None, by=1), dict(pattern=3, by=1)],
+    "per_head": [dict(patterns=[]), dict(patterns=[1, 2])],
+    "strided": [dict(stride=0), dict(stride=-1)],
+    "fixed": [
+        dict(stride=0),
+        dict(stride=8, summary=0),
+        dict(stride=8, summary=-1),
+        dict(stride=8, summary=9),
+        dict(stride=8, heads=0),
+    ],
+    "bigbird": [
+        dict(block=0),
+        dict(block=-64),
+        dict(window=2),
+        dict(window=-1),
+        dict(window=0),
+        dict(random=-1),
+        dict(heads=0),
+    ],
+    "bigbird_etc": [dict(globals=-1), dict(block=0), dict(window=4)],
+    "bigbird_causal": [dict(globals=(-1,)), dict(globals=(0, -2)), dict(block=0), dict(window=2)],
+    "longformer": [dict(window=-2), dict(dilation=0)],
+    "yun_strided": [dict(w=0), dict(w=-1)],
+    "yun_fixed": [dict(w=0)],
+    "yun_window": [dict(w=0)],
+    "yun_random": [dict(count=-1)],
+    "sinks": [dict(first=-1), dict(window=0), dict(window=-5)],
+}
+
+
+@pytest.mark.parametrize(
+    ("name", "arguments"), [(name, arguments) for name, cases in BAD.items() for arguments in cases], ids=str
+)
+def test_bad_arguments_get_one_clear_line(name, arguments):
+    with pytest.raises(PatternError) as refused:
+        getattr(patterns, name)(**arguments)
+    message = str(refused.value)
+    assert "\n" not in message
+    assert name in message or any(argument in message for argument in arguments)
+
+
+def test_a_negative_shift_is_refused():
+    with pytest.raises(PatternError, match="-1"):
+        patterns.shifted(patterns.causal(), by=-1)
+
+
+def test_numpy_integers_are_integers():
+    assert patterns.window(left=np.int64(3)) == patterns.window(left=3)
+    assert patterns.window(left=np.int64(3)).text == patterns.window(left=3).text
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Schedules.
+
+
+def test_interleave_cycles():
+    schedule = patterns.interleave(patterns.causal(), patterns.strided(4), patterns.fixed(4))
+    assert schedule.period == 3
+    assert [schedule.layer(i) for i in range(5)] == [schedule.layer(i % 3) for i in range(5)]
+    assert schedule.layer(4) == patterns.strided(4)
+
+
+def test_merge_is_the_union():
+    merged = patterns.merge(patterns.window(left=2), patterns.stride(5), patterns.star())
+    expected = rule("window", left=2) | rule("stride", period=5) | rule("star")
+    np.testing.assert_array_equal(merged.dense(30), oracle.picture(expected, 30))
+
+
+def test_split_heads_gives_contiguous_equal_groups():
+    pattern = patterns.split_heads(patterns.causal(), patterns.star(), patterns.dense(), heads=6)
+    expected = per_head(*(rule(name) for name in ("causal", "causal", "star", "star", "dense", "dense")))
+    assert pattern.heads == 6
+    np.testing.assert_array_equal(pattern.dense(9), oracle.picture(expected, 9))
+
+
+def test_split_heads_refuses_a_remainder():
+    with pytest.raises(PatternError, match=r"(?s)2.*5|5.*2"):
+        patterns.split_heads(patterns.causal(), patterns.dense(), heads=5)
+
+
+@pytest.mark.parametrize("make", (patterns.interleave, patterns.merge, lambda: patterns.Schedule(())))
+def test_nothing_makes_no_schedule(make):
+    with pytest.raises(PatternError):
+        make()

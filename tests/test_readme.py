@@ -1,0 +1,61 @@
+"""What the README shows is true: its Python runs, its output is the output, its commands and files exist."""
+
+import re
+import shlex
+from importlib import import_module
+from pathlib import Path
+
+import pytest
+
+from asterism.cli.main import main
+from asterism.patterns.text import VOCABULARY
+
+ROOT = Path(__file__).parent.parent
+README = (ROOT / "README.md").read_text()
+BLOCKS = re.findall(r"^```(\w+)\n(.*?)^```$", README, re.MULTILINE | re.DOTALL)
+COMMANDS = [
+    line for kind, text in BLOCKS if kind == "sh" for line in (raw.split(" #")[0].strip() for raw in text.splitlines())
+]
+
+
+def test_every_block_is_of_a_known_kind():
+    assert {kind for kind, _ in BLOCKS} == {"console", "python", "sh"}
+
+
+def test_the_python_runs():
+    namespace: dict[str, object] = {}
+    for kind, text in BLOCKS:
+        if kind == "python":
+            exec(compile(text, "README.md", "exec"), namespace)
+
+
+def test_the_output_shown_is_the_output(capsys: pytest.CaptureFixture[str]):
+    for kind, text in BLOCKS:
+        if kind == "console":
+            command, _, expected = text.removeprefix("$ ").partition("\n")
+            assert main(shlex.split(command)[1:]) == 0
+            assert capsys.readouterr().out == expected
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_the_commands_are_accepted(command: str):
+    program, verb, *rest = shlex.split(command)
+    if program == "make":
+        assert re.search(rf"^{verb}:", (ROOT / "Makefile").read_text(), re.MULTILINE)
+    elif verb in ("show", "plan", "train"):
+        assert main([verb, *rest, *(["--dry-run"] if verb == "train" else [])]) == 0
+    else:
+        import_module(f"asterism.cli.{verb}")._parser().parse(rest)
+
+
+def test_the_table_names_every_pattern():
+    table = "\n".join(line for line in README.splitlines() if line.startswith("| `"))
+    named = set(re.findall(r"`(\w+)[(`]", table))
+    assert named - VOCABULARY.keys() == set()
+    assert VOCABULARY.keys() - named == {"merge", "split_heads"}
+
+
+def test_the_links_lead_somewhere():
+    links = re.findall(r"\]\(([^)#]+)\)", README)
+    assert links
+    assert [link for link in links if not link.startswith("http") and not (ROOT / link).exists()] == []

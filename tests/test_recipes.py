@@ -1,0 +1,178 @@
+"""Recipes: their golden texts, their published sizes, what they cost, and what a configuration refuses."""
+
+import contextlib
+import json
+from dataclasses import asdict, fields, replace
+
+import pytest
+import torch
+from torch.utils.flop_counter import FlopCounterMode
+
+from asterism.errors import ConfigurationError
+from asterism.training import estimate as estimate_module
+from asterism.training.build import build_model
+from asterism.training.estimate import estimate
+from asterism.training.recipes import RECIPES, ModelConfig, RunConfig, config_from_dict, recipe
+from asterism.training.schedule import learning_rate_factor, progress
+
+GOLDEN = {
+    "bytes-small": """
+        recipe=bytes-small mixers=fixed(stride=128, summary=8) steps=5000 minutes=10.0 learning_rate=0.002
+        warmup_steps=50 evaluation_every=50 evaluation_bytes=65536 checkpoint_every=100
+    """,
+    "sparse-transformer-enwik8": """
+        recipe=sparse-transformer-enwik8 mixers=fixed(stride=128, summary=32, heads=8) hidden_size=512
+        num_hidden_layers=30 num_attention_heads=8 position_type=factorised position_shape=(96, 128) dropout=0.4
+        context=12288 recompute=True steps=36621 learning_rate=0.00035 warmup_steps=5000 beta2=0.999 log_every=50
+        evaluation_every=1000 evaluation_bytes=1000000 checkpoint_every=1000
+    """,
+    "sparse-transformer-cifar10": """
+        recipe=sparse-transformer-cifar10 mixers=strided(stride=96) num_hidden_layers=128 num_attention_heads=2
+        query_key_dim=128 intermediate_size=512 position_type=factorised position_shape=(32, 32, 3) dropout=0.25
+        record_length=3072 context=3072 batch_size=32 recompute=True steps=180000 learning_rate=0.00035
+        warmup_steps=5000 beta2=0.999 log_every=50 evaluation_every=1000 evaluation_bytes=1000000 checkpoint_every=1000
+    """,
+    "sparse-transformer-imagenet64": """
+        recipe=sparse-transformer-imagenet64 mixers=strided(stride=128) hidden_size=512 num_hidden_layers=48
+        num_attention_heads=16 position_type=factorised position_shape=(64, 64, 3) dropout=0.01 record_length=12288
+        context=12288 batch_size=64 accumulation=4 recompute=True steps=1401276 learning_rate=0.00035
+        warmup_steps=5000 beta2=0.999 log_every=50 evaluation_every=1000 evaluation_bytes=1000000 checkpoint_every=1000
+    """,
+    "sparse-transformer-music": """
+        recipe=sparse-transformer-music mixers=strided(stride=256) hidden_size=512 num_hidden_layers=48
+        num_attention_heads=16 position_type=factorised position_shape=(256, 256) record_length=65536 context=65536
+        batch_size=8 accumulation=4 recompute=True steps=100000 learning_rate=0.00035 warmup_steps=5000 beta2=0.999
+        log_every=50 evaluation_every=1000 evaluation_bytes=1000000 checkpoint_every=1000
+    """,
+}
+"""For each recipe, every field that differs from the defaults of RunConfig and ModelConfig, in order."""
+
+PUBLISHED_PARAMETERS = {
+    "sparse-transformer-enwik8": 95e6,
+    "sparse-transformer-cifar10": 59e6,
+    "sparse-transformer-imagenet64": 152e6,
+    "sparse-transformer-music": 152e6,
+}
+
+TINY = RunConfig(
+    model=ModelConfig(mixers="window(left=15)", hidden_size=32, num_hidden_layers=3, num_attention_heads=2),
+    context=64,
+    batch_size=4,
+    dtype="float32",
+)
+
+
+def _text(config):
+    """The fields that differ from their defaults, those of the model in the model's place."""
+    words = []
+    for owner, default in ((config, RunConfig()), (config.model, ModelConfig())):
+        changed = [field.name for field in fields(owner) if getattr(owner, field.name) != getattr(default, field.name)]
+        words.append([f"{name}={getattr(owner, name)}" for name in changed if name != "model"])
+    run, model = words
+    return " ".join(run[:1] + model + run[1:])
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_golden_text(name):
+    assert _text(recipe(name)) == " ".join(GOLDEN[name].split())
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_a_configuration_survives_json(name):
+    config = recipe(name)
+    assert config.recipe == name
+    assert config_from_dict(json.loads(json.dumps(asdict(config)))) == config
+
+
+@pytest.mark.model
+@pytest.mark.parametrize("name", PUBLISHED_PARAMETERS)
+def test_published_sizes_within_three_percent(name):
+    costs = estimate(recipe(name))
+    assert abs(costs.parameters / PUBLISHED_PARAMETERS[name] - 1) < 0.03
+    # Every weight takes part in four products of two operations: forward, recomputed, and two backward.
+    assert costs.flops_per_byte > 7.5 * costs.parameters
+    assert 4 * 4 * costs.parameters < costs.memory < 40 * 2**30
+
+
+@pytest.mark.model
+def test_estimate_agrees_with_the_model_itself():
+    model = build_model(TINY, torch.device("cpu"))
+    costs = estimate(TINY)
+    assert costs.parameters == sum(parameter.numel() for parameter in model.parameters())
+    assert costs.bytes_per_step == 256 and costs.optimizer_memory == 8 * costs.parameters
+    with FlopCounterMode(display=False) as counter:
+        model(input_ids=torch.zeros(4, 64, dtype=torch.int64)).logits.sum().backward()
+    linear = sum(
+        count
+        for name, count in counter.get_flop_counts()["Global"].items()
+        if "mm" in str(name) and "bmm" not in str(name)
+    )
+    assert costs.flops_per_step - costs.attention_flops_per_step == linear
+    # 64 queries with 16 keys each, less the corner; 4 operations forward and 10 backward.
+    pairs = 64 * 16 - 15 * 16 // 2
+    assert costs.attention_flops_per_step == 14 * pairs * 32 * 3 * 4
+
+
+@pytest.mark.model
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_fake_tensors_keep_what_real_ones_keep(monkeypatch, dtype):
+    config = replace(TINY, dtype=dtype)
+    faked = estimate(config).activation_memory
+    monkeypatch.setattr(estimate_module, "FakeTensorMode", contextlib.nullcontext)
+    assert estimate(config).activation_memory == faked
+
+
+@pytest.mark.model
+def test_recomputation_and_accumulation_save_activations():
+    plain, recomputed = estimate(TINY), estimate(replace(TINY, recompute=True))
+    assert recomputed.activation_memory < plain.activation_memory
+    assert recomputed.flops_per_step > plain.flops_per_step
+    assert estimate(replace(TINY, accumulation=4)).activation_memory < plain.activation_memory / 3
+    assert estimate(replace(TINY, accumulation=4)).flops_per_step == plain.flops_per_step
+
+
+def test_unknown_recipe_names_the_nearest():
+    with pytest.raises(ConfigurationError, match="unknown recipe 'bytes-smal'. Did you mean 'bytes-small'?"):
+        recipe("bytes-smal")
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"contxt": 3}, "run configuration: there is no field 'contxt'. Did you mean 'context'?"),
+        (
+            {"model": {"hiden_size": 3}},
+            "model configuration: there is no field 'hiden_size'. Did you mean 'hidden_size'?",
+        ),
+        ({"context": 0}, "context=0 must be at least 1"),
+        ({"steps": -5}, "steps=-5 must be at least 1"),
+        ({"warmup_steps": -1}, "warmup_steps=-1 must not be negative"),
+        ({"learning_rate": 0.0}, "learning_rate=0.0 must be positive"),
+        ({"learning_rate": float("nan")}, "learning_rate=nan must be positive"),
+        ({"beta2": 1.0}, r"beta2=1.0 must be in \[0, 1\)"),
+        ({"minutes": 0.0}, "minutes=0.0 must be positive, or None for no limit"),
+        ({"dtype": "float16"}, "dtype='float16' must be one of: float32, bfloat16"),
+        ({"batch_size": 4, "accumulation": 3}, "accumulation=3 must divide batch_size=4"),
+        ({"record_length": 3072}, "record_length=3072 must equal context=1024: a record is one sequence"),
+    ],
+)
+def test_refusals(values, message):
+    with pytest.raises(ConfigurationError, match=message) as caught:
+        config_from_dict(values)
+    assert caught.value.exit_code == 2 and "\n" not in str(caught.value)
+
+
+def test_learning_rate_warms_up_and_falls_to_zero():
+    config = replace(TINY, steps=100, warmup_steps=10)
+    factors = [learning_rate_factor(config, step, 0.0) for step in range(101)]
+    assert factors[0] == pytest.approx(0.1) and max(factors) > 0.97
+    assert factors[:9] == sorted(factors[:9]) and factors[10:] == sorted(factors[10:], reverse=True)
+    assert factors[50] == pytest.approx(0.5) and factors[100] == pytest.approx(0.0, abs=1e-12)
+
+
+def test_time_and_steps_share_one_schedule():
+    config = replace(TINY, steps=100, minutes=2.0)
+    assert progress(config, 30, 0.0) == pytest.approx(0.3)
+    assert progress(config, 30, 60.0) == pytest.approx(0.5)
+    assert progress(config, 3, 120.0) == 1.0
+    assert progress(replace(config, minutes=None), 3, 1e9) == pytest.approx(0.03)

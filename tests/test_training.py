@@ -1,0 +1,506 @@
+"""Runs end to end: learning, exact resumption, interruption, damage, divergence, evaluation, generation."""
+
+import json
+import math
+import random
+import shutil
+import signal
+from contextlib import contextmanager
+from dataclasses import asdict, replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from transformers import AutoModelForCausalLM
+
+from asterism.errors import CheckpointError, ConfigurationError, DataError, NonFiniteLossError
+from asterism.training import trainer
+from asterism.training.build import build_model, load_model
+from asterism.training.data import load_corpus
+from asterism.training.evaluation import bits_per_byte, evaluate, plan_split, yardsticks
+from asterism.training.folder import RunFolder
+from asterism.training.generation import generate_bytes
+from asterism.training.interrupts import held_back
+from asterism.training.progress import Bar, Lines, Silence, Status, clock, make_display
+from asterism.training.recipes import ModelConfig, RunConfig
+from asterism.training.trainer import train
+
+pytestmark = pytest.mark.model
+
+TEXT = b"".join(b"def f%d(x):\n    return x + %d\n\n" % (number, number % 7) for number in range(1200))
+
+
+@pytest.fixture(scope="module")
+def text(tmp_path_factory):
+    path = tmp_path_factory.mktemp("data") / "code.txt"
+    path.write_bytes(TEXT)
+    return path
+
+
+@pytest.fixture(scope="module")
+def tiny(text):
+    model = ModelConfig(
+        mixers="window(left=15) | stride(period=16) & causal()",
+        hidden_size=32,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        dropout=0.1,
+    )
+    return RunConfig(
+        model=model,
+        data=str(text),
+        context=64,
+        batch_size=8,
+        steps=30,
+        learning_rate=1e-2,
+        warmup_steps=5,
+        dtype="float32",
+        log_every=7,
+        evaluation_every=10,
+        evaluation_bytes=640,
+        checkpoint_every=12,
+    )
+
+
+@pytest.fixture(scope="module")
+def finished(tiny, tmp_path_factory):
+    """A finished run; tests must not change it."""
+    folder = tmp_path_factory.mktemp("runs") / "finished"
+    report = train(tiny, folder, progress=False)
+    return folder, report
+
+
+@pytest.fixture(scope="module")
+def stopped(tiny, tmp_path_factory):
+    """A run that SIGINT stopped while step 14 was recorded; tests must not change it."""
+    folder = tmp_path_factory.mktemp("runs") / "stopped"
+    with pytest.raises(KeyboardInterrupt), _at_step(14, lambda: signal.raise_signal(signal.SIGINT)):
+        train(tiny, folder)
+    return folder
+
+
+@pytest.fixture
+def interrupted(stopped, tmp_path):
+    """A copy of the run that was stopped."""
+    return Path(shutil.copytree(stopped, tmp_path / "interrupted"))
+
+
+@contextmanager
+def _at_step(step, act):
+    """Within the body, runs `act` when a run shows this step."""
+
+    class Acting(Silence):
+        def show(self, status):
+            if status.step == step:
+                act()
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(trainer, "make_display", lambda enabled: Acting())
+        yield
+
+
+def _history(folder):
+    entries = [json.loads(line) for line in (folder / "history.jsonl").read_text().splitlines()]
+    return [{k: v for k, v in entry.items() if k not in ("seconds", "bytes_per_second")} for entry in entries]
+
+
+def test_a_run_learns_and_leaves_a_complete_folder(tiny, finished):
+    folder, report = finished
+    assert report.steps == 30 and report.bytes_trained == 30 * 8 * 64
+    assert report.validation_bits_per_byte < 4
+    assert report.parameters == build_model(tiny, torch.device("cpu")).num_parameters()
+    record = json.loads((folder / "run.json").read_text())
+    assert record["result"] == asdict(report)
+    assert record["corpus"]["sha256"] == load_corpus(tiny.data).sha256
+    assert RunFolder(folder).read_config() == tiny
+    assert (folder / "loss.png").read_bytes().startswith(b"\x89PNG")
+    assert any((folder / "tensorboard").iterdir())
+    assert sorted(path.name for path in folder.iterdir()) == [
+        "history.jsonl",
+        "loss.png",
+        "model",
+        "run.json",
+        "tensorboard",
+    ]
+
+
+def test_history_logs_every_step_once_and_validates_on_time(finished):
+    history = _history(finished[0])
+    logged = [entry["step"] for entry in history if "loss" in entry]
+    assert logged == [7, 14, 21, 28, 30]
+    assert [entry["step"] for entry in history if "validation_bits_per_byte" in entry] == [10, 20, 30]
+    assert math.log(256) > history[0]["loss"] > history[-2]["loss"]
+    assert all(entry["bits_per_byte"] == entry["loss"] / math.log(2) for entry in history if "loss" in entry)
+
+
+def test_a_new_model_needs_eight_bits_per_byte(tiny):
+    model = build_model(tiny, torch.device("cpu"))
+    data = load_corpus(tiny.data).validation
+    assert bits_per_byte(model, data, plan_split(tiny, len(data)), tiny) == pytest.approx(8.0, abs=1e-6)
+
+
+def test_a_run_twice_gives_the_same_bits(tiny, finished, tmp_path):
+    folder, report = finished
+    again = train(tiny, tmp_path / "again", progress=False)
+    assert again.validation_bits_per_byte == report.validation_bits_per_byte
+    assert _history(tmp_path / "again") == _history(folder)
+    other = train(replace(tiny, seed=1, steps=5), tmp_path / "other", progress=False)
+    assert other.validation_bits_per_byte != report.validation_bits_per_byte
+
+
+def test_an_interrupted_run_resumes_to_the_same_bits(tiny, finished, interrupted):
+    folder, report = finished
+    assert [path.name for path in (interrupted / "checkpoints").iterdir()] == ["step-00000014"]
+    resumed = train(tiny, interrupted, resume=True, progress=False)
+    assert asdict(resumed) | {"minutes": 0, "folder": ""} == asdict(report) | {"minutes": 0, "folder": ""}
+    assert _history(interrupted) == _history(folder)
+    one, two = load_file(folder / "model" / "model.safetensors"), load_file(interrupted / "model" / "model.safetensors")
+    assert all(torch.equal(one[name], two[name]) for name in one.keys() | two.keys())
+
+
+def test_resumption_from_a_periodic_checkpoint_forgets_what_came_after_it(tiny, finished, tmp_path):
+    folder = tmp_path / "killed"
+
+    class Killed(BaseException):
+        pass
+
+    def kill():
+        raise Killed
+
+    with pytest.raises(Killed), _at_step(21, kill):
+        train(tiny, folder)
+    assert _history(folder)[-1]["step"] == 21
+    with (folder / "history.jsonl").open("a") as file:
+        file.write('{"step": 28, "lo')
+    (folder / "checkpoints" / ".step-00000024-abc").mkdir()
+    train(tiny, folder, resume=True, progress=False)
+    assert _history(folder) == _history(finished[0])
+    assert not (folder / "checkpoints").exists()
+
+
+def test_a_run_killed_before_its_first_checkpoint_starts_again(tiny, finished, tmp_path):
+    folder = tmp_path / "early"
+    folder.mkdir()
+    shutil.copy(finished[0] / "run.json", folder)
+    record = json.loads((folder / "run.json").read_text())
+    (folder / "run.json").write_text(json.dumps(record | {"result": None}))
+    report = train(tiny, folder, resume=True, progress=False)
+    assert report.validation_bits_per_byte == finished[1].validation_bits_per_byte
+
+
+def test_resuming_a_finished_run_only_reports(tiny, finished):
+    before = (finished[0] / "run.json").stat().st_mtime_ns
+    assert train(tiny, finished[0], resume=True, progress=False) == finished[1]
+    assert (finished[0] / "run.json").stat().st_mtime_ns == before
+
+
+def test_sigterm_reaches_the_callers_handler_after_the_checkpoint(tiny, tmp_path):
+    class Terminated(BaseException):
+        pass
+
+    def handler(number, frame):
+        raise Terminated
+
+    previous = signal.signal(signal.SIGTERM, handler)
+    try:
+        with pytest.raises(Terminated), _at_step(7, lambda: signal.raise_signal(signal.SIGTERM)):
+            train(tiny, tmp_path / "run")
+        assert signal.getsignal(signal.SIGTERM) is handler
+    finally:
+        signal.signal(signal.SIGTERM, previous)
+    assert RunFolder(tmp_path / "run").latest_checkpoint().name == "step-00000007"
+
+
+def test_the_second_signal_acts_at_once_and_ignored_ones_stay_ignored():
+    with pytest.raises(KeyboardInterrupt), held_back() as interrupts:
+        signal.raise_signal(signal.SIGINT)
+        assert interrupts.received == signal.SIGINT
+        signal.raise_signal(signal.SIGINT)
+        raise AssertionError("the second signal was held back")
+    previous = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        with held_back() as interrupts:
+            signal.raise_signal(signal.SIGINT)
+        assert interrupts.received is None
+    finally:
+        signal.signal(signal.SIGINT, previous)
+
+
+def test_everybody_may_read_what_the_umask_allows(finished, tmp_path):
+    (tmp_path / "file").touch()
+    (tmp_path / "folder").mkdir()
+    for name, kind in (("run.json", "file"), ("model", "folder")):
+        assert (finished[0] / name).stat().st_mode == (tmp_path / kind).stat().st_mode
+
+
+def test_nothing_is_pickled(interrupted, finished):
+    for folder in (interrupted, finished[0]):
+        names = {path.suffix for path in folder.rglob("*") if path.is_file() and path.parent.name != "tensorboard"}
+        assert names <= {".json", ".jsonl", ".png", ".safetensors"}
+
+
+def test_the_callers_generators_are_left_alone(tiny, tmp_path):
+    random.seed(5), np.random.seed(5), torch.manual_seed(5)
+    before = random.getstate(), np.random.get_state()[1].tolist(), torch.get_rng_state().tolist()
+    folder = tmp_path / "run"
+    train(replace(tiny, steps=2), folder, progress=False)
+    evaluate(folder, limit=64)
+    generate_bytes(folder, b"def", 3)
+    assert (random.getstate(), np.random.get_state()[1].tolist(), torch.get_rng_state().tolist()) == before
+
+
+def test_divergence_stops_before_the_weights_change(tiny, tmp_path):
+    folder = tmp_path / "run"
+    with pytest.raises(NonFiniteLossError, match="^step [0-9]+: the .* (nan|inf).* lower learning rate") as caught:
+        train(replace(tiny, learning_rate=1e30, warmup_steps=0, checkpoint_every=1), folder, progress=False)
+    assert caught.value.exit_code == 5
+    checkpoint = RunFolder(folder).latest_checkpoint()
+    assert all(tensor.isfinite().all() for tensor in load_file(checkpoint / "model.safetensors").values())
+
+
+def test_a_time_budget_ends_the_run(tiny, tmp_path):
+    report = train(replace(tiny, steps=10**9, minutes=0.02), tmp_path / "run", progress=False)
+    last = [entry for entry in _history(tmp_path / "run") if "loss" in entry][-1]
+    assert 0.02 <= report.minutes < 0.2
+    assert last["step"] == report.steps and last["learning_rate"] < tiny.learning_rate * 0.1
+
+
+def test_accumulation_and_recomputation_change_only_rounding(tiny, tmp_path):
+    config = replace(tiny, steps=5, model=replace(tiny.model, dropout=0.0))
+    variants = {"plain": {}, "sliced": {"accumulation": 4}, "recomputed": {"recompute": True}}
+    scores = {
+        name: train(replace(config, **change), tmp_path / name, progress=False).validation_bits_per_byte
+        for name, change in variants.items()
+    }
+    assert scores["recomputed"] == scores["plain"]
+    assert scores["sliced"] == pytest.approx(scores["plain"], abs=1e-4)
+
+
+def test_bfloat16_trains_too(tiny, finished, tmp_path):
+    report = train(replace(tiny, dtype="bfloat16"), tmp_path / "run", progress=False)
+    assert report.validation_bits_per_byte == pytest.approx(finished[1].validation_bits_per_byte, abs=0.3)
+
+
+def test_records_train_evaluate_and_generate(tiny, tmp_path):
+    data = tmp_path / "records.raw"
+    data.write_bytes(b"".join(bytes(range(start, start + 16)) for start in range(100)))
+    config = replace(tiny, data=str(data), record_length=16, context=16, steps=80)
+    train(config, tmp_path / "run", progress=False)
+    evaluation = evaluate(tmp_path / "run")
+    assert evaluation.bytes_scored == 80 and evaluation.scores[0].bits_per_byte < 6
+    assert len(generate_bytes(tmp_path / "run", b"", 16)) == 16
+    with pytest.raises(ConfigurationError, match="a record has no bytes before it"):
+        evaluate(tmp_path / "run", minimum_context=4)
+
+
+def test_existing_folders_and_files_are_refused(tiny, finished, tmp_path):
+    (tmp_path / "file").write_text("mine")
+    for folder in (finished[0], tmp_path / "file", tmp_path):
+        with pytest.raises(CheckpointError, match="exists and is not an empty folder") as caught:
+            train(tiny, folder, progress=False)
+        assert caught.value.exit_code == 4
+    assert (tmp_path / "file").read_text() == "mine"
+
+
+def test_bad_data_and_bad_models_leave_no_folder(tiny, tmp_path):
+    with pytest.raises(DataError, match="there is no file or folder"):
+        train(replace(tiny, data=str(tmp_path / "nothing")), tmp_path / "run")
+    with pytest.raises(DataError, match="a sequence of context 100,000 needs 100,001"):
+        train(replace(tiny, context=100_000), tmp_path / "run")
+    with pytest.raises(ConfigurationError, match="cannot be divided evenly over 5"):
+        train(replace(tiny, model=replace(tiny.model, num_attention_heads=5)), tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_folder_that_is_no_run_is_not_resumed(tiny, tmp_path):
+    with pytest.raises(CheckpointError, match="nowhere is not a run folder: it has no run.json"):
+        train(tiny, tmp_path / "nowhere", resume=True)
+    with pytest.raises(CheckpointError, match="is not a run folder"):
+        generate_bytes(tmp_path, b"a", 1)
+
+
+def test_only_the_same_run_is_resumed(tiny, interrupted, tmp_path):
+    with pytest.raises(ConfigurationError, match="resume: batch_size is 4, but the run began with 8"):
+        train(replace(tiny, batch_size=4), interrupted, resume=True)
+    moved = tmp_path / "moved.txt"
+    moved.write_bytes(TEXT + b"x" * 40)
+    with pytest.raises(DataError, match="is not what the run in .* began with: its hash differs"):
+        train(replace(tiny, data=str(moved)), interrupted, resume=True)
+    moved.write_bytes(TEXT)
+    assert train(replace(tiny, data=str(moved)), interrupted, resume=True, progress=False).steps == 30
+
+
+def _truncate(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+
+
+def _change(path: Path, edit) -> None:
+    tensors = load_file(path)
+    edit(tensors)
+    save_file({name: tensor.clone() for name, tensor in tensors.items()}, path)
+
+
+BIAS = "model.layers.0.mixer.query.bias"
+
+
+@pytest.mark.parametrize(
+    ("name", "damage", "message"),
+    [
+        ("model.safetensors", _truncate, "model.safetensors is damaged"),
+        ("optimizer.safetensors", _truncate, "optimizer.safetensors is damaged"),
+        ("state.json", _truncate, "state.json is damaged"),
+        ("state.json", lambda path: path.write_text('{"step": 3}'), "state.json is damaged: its fields must be"),
+        ("model.safetensors", Path.unlink, "model.safetensors is missing"),
+        ("optimizer.safetensors", Path.unlink, "optimizer.safetensors is missing"),
+        ("state.json", Path.unlink, "state.json is missing"),
+        ("model.safetensors", lambda path: _change(path, lambda t: t.pop(BIAS)), f"lacks the tensor {BIAS}"),
+        (
+            "model.safetensors",
+            lambda path: _change(path, lambda t: t.update(extra=torch.zeros(1))),
+            "has a tensor extra that the model does not know",
+        ),
+        (
+            "optimizer.safetensors",
+            lambda path: _change(path, lambda t: t.update({f"exp_avg.{BIAS}": torch.zeros(3)})),
+            rf"exp_avg.{BIAS} has shape \[3\], the model needs \[32\]",
+        ),
+    ],
+)
+def test_damage_is_named(tiny, interrupted, name, damage, message):
+    damage(interrupted / "checkpoints" / "step-00000014" / name)
+    with pytest.raises(CheckpointError, match=message) as caught:
+        train(tiny, interrupted, resume=True)
+    assert caught.value.exit_code == 4 and name in str(caught.value).splitlines()[0]
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        (_truncate, "run.json is damaged"),
+        (lambda path: path.write_text("[]"), "run.json is damaged: config, corpus or result is not there"),
+        (lambda path: path.write_text('{"config": {"a": 1}, "corpus": {}, "result": null}'), "there is no field 'a'"),
+        (lambda path: path.write_text('{"config": 3, "corpus": {}, "result": null}'), "run.json is damaged"),
+    ],
+)
+def test_a_damaged_record_is_named(tiny, interrupted, damage, message):
+    damage(interrupted / "run.json")
+    with pytest.raises(CheckpointError, match=message):
+        train(tiny, interrupted, resume=True)
+    with pytest.raises(CheckpointError, match=message):
+        evaluate(interrupted)
+
+
+def test_evaluation_is_the_mean_over_every_byte_with_its_context(finished, tiny):
+    folder, _ = finished
+    _, model = load_model(RunFolder(folder))
+    data = load_corpus(tiny.data).validation.tolist()
+    evaluation = evaluate(folder, minimum_context=[0, 20, 64], limit=100)
+    assert evaluation.bytes_scored == 100 and evaluation.is_training_corpus
+    assert [score.minimum_context for score in evaluation.scores] == [0, 20, 64]
+    bits = 0.0
+    for byte in range(64, 164):
+        with torch.no_grad():
+            logits = model(input_ids=torch.tensor([data[byte - 64 : byte]])).logits[0, -1]
+        bits -= float(logits.double().log_softmax(0)[data[byte]]) / math.log(2)
+    assert evaluation.scores[2].bits_per_byte == pytest.approx(bits / 100, abs=1e-5)
+    assert evaluation.yardsticks == yardsticks(bytes(data[64:164]))
+
+
+def test_evaluation_of_a_whole_split_agrees_with_the_report(finished):
+    folder, report = finished
+    evaluation = evaluate(folder)
+    assert evaluation.scores[0].bits_per_byte == report.validation_bits_per_byte
+    assert evaluation.bytes_scored == report.validation_bytes
+    assert evaluation.yardsticks == report.yardsticks
+    assert evaluate(folder, split="test").scores[0].bits_per_byte == pytest.approx(
+        report.validation_bits_per_byte, abs=1
+    )
+
+
+def test_evaluation_on_other_data_says_so(finished, tmp_path):
+    other = tmp_path / "other.txt"
+    other.write_bytes(TEXT[::-1])
+    evaluation = evaluate(finished[0], data=other)
+    assert not evaluation.is_training_corpus and evaluation.corpus == str(other)
+    assert evaluation.scores[0].bits_per_byte > finished[1].validation_bits_per_byte
+
+
+@pytest.mark.parametrize("minimum", [-1, 65, ()])
+def test_minimum_context_must_fit_the_model(finished, minimum):
+    with pytest.raises(ConfigurationError, match="minimum context"):
+        evaluate(finished[0], minimum_context=minimum)
+
+
+def test_an_interrupted_run_can_be_evaluated_and_sampled(interrupted):
+    assert evaluate(interrupted, limit=100).scores[0].bits_per_byte < 8
+    assert len(generate_bytes(interrupted, b"def ", 5)) == 5
+
+
+def test_generation_is_a_function_of_its_seed(finished):
+    folder, _ = finished
+    one = generate_bytes(folder, b"def ", 30, seed=1)
+    assert len(one) == 30 and generate_bytes(folder, b"def ", 30, seed=1) == one
+    assert generate_bytes(folder, b"def ", 30, seed=2) != one
+    greedy = generate_bytes(folder, b"def ", 30, temperature=0)
+    assert generate_bytes(folder, b"def ", 30, temperature=0, seed=9) == greedy
+    assert generate_bytes(folder, b"def ", 30, top_k=1) == greedy
+    assert generate_bytes(folder, b"def ", 30, top_p=1e-6) == greedy
+    assert len(generate_bytes(folder, b"", 4)) == 4
+
+
+def test_the_finished_model_is_a_hugging_face_model(finished):
+    model = AutoModelForCausalLM.from_pretrained(finished[0] / "model")
+    output = model.generate(torch.tensor([list(b"def ")]), max_new_tokens=12, do_sample=False)
+    assert bytes(output[0, 4:].tolist()) == generate_bytes(finished[0], b"def ", 12, temperature=0)
+    assert json.loads((finished[0] / "model" / "config.json").read_text())["use_cache"] is True
+
+
+def test_a_prompt_beyond_the_model_is_refused(finished):
+    for prompt, length in ((b"x" * 80, 1), (b"x" * 40, 30)):
+        with pytest.raises(ConfigurationError, match="more than the 64 positions of this model") as caught:
+            generate_bytes(finished[0], prompt, length)
+        assert caught.value.exit_code == 2 and "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("settings", [{"temperature": -1.0}, {"top_k": 0}, {"top_p": 0.0}, {"length": 0}])
+def test_bad_sampling_settings_are_named(finished, settings):
+    with pytest.raises(ConfigurationError, match=f"generation: {next(iter(settings))}="):
+        generate_bytes(finished[0], b"a", **({"length": 1} | settings))
+
+
+STATUS = Status(
+    step=1200, fraction=0.5, seconds_left=75.0, loss=1.386, bits_per_byte=2.0, validation=2.25, bytes_per_second=12345.0
+)
+
+
+def test_progress_is_plain_lines_where_stderr_is_no_terminal(capsys):
+    display = make_display(True)
+    assert isinstance(display, Lines) and isinstance(make_display(False), Silence)
+    display.show(STATUS)
+    display.show(STATUS)
+    display.show(replace(STATUS, fraction=1.0))
+    output = capsys.readouterr()
+    line = "step 1,200  loss 1.386  bits/byte 2.000 (validation 2.250)  12.3 kB/s  1:15 left"
+    assert output.err.splitlines() == [f" 50.0%  {line}", f"100.0%  {line}"] and output.out == ""
+
+
+def test_progress_is_a_bar_on_a_terminal(monkeypatch, capsys):
+    monkeypatch.setattr("sys.stderr.isatty", lambda: True, raising=False)
+    display = make_display(True)
+    assert isinstance(display, Bar)
+    display.show(STATUS)
+    display.say("a line [with brackets]")
+    display.close()
+    assert "a line [with brackets]" in capsys.readouterr().err
+
+
+def test_clock():
+    assert [clock(seconds) for seconds in (0, 61.4, 3723)] == ["0:00", "1:01", "1:02:03"]
+
+
+def test_training_prints_to_stderr_only(tiny, tmp_path, capsys):
+    train(replace(tiny, steps=3), tmp_path / "run")
+    output = capsys.readouterr()
+    assert output.out == "" and "step 3" in output.err
