@@ -4,8 +4,6 @@ PYTHON ?= python3
 RUN ?= runs/bytes-small
 BIN := .venv/bin
 STAMP := .venv/installed
-CPU_WHEELS := https://download.pytorch.org/whl/cpu
-ANSWERS := import urllib.request; urllib.request.urlopen('$(CPU_WHEELS)/torch/', timeout=5)
 LATER := kernels layers models cache cli readme
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/pytest --numprocesses logical --maxprocesses 8
 
@@ -31,17 +29,14 @@ test-slow: $(STAMP)  ## Run the tests that take minutes
 lint: $(STAMP)  ## Check style and types
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
-	$(BIN)/pyright
+	$(BIN)/mypy
 
 install: $(STAMP)  ## Create .venv and install the package with the pinned versions
 
-# PyPI's PyTorch for Linux brings gigabytes of CUDA; a machine without a GPU takes the CPU build if its index answers.
 $(STAMP): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "asterism needs Python 3.11 or newer")'
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
-	@if ! command -v nvidia-smi >/dev/null && $(PYTHON) -c "$(ANSWERS)" 2>/dev/null; \
-	then index="--extra-index-url $(CPU_WHEELS)"; fi; \
-	set -x; $(BIN)/pip install --constraint constraints.txt $$index --editable ".[dev]"
+	$(BIN)/pip install --constraint constraints.txt --editable ".[dev]"
 	@touch $@
 
 clean:  ## Remove .venv and caches; runs/ stays

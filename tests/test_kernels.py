@@ -665,8 +665,15 @@ for n in (8192, 32768):
 
 
 @needs_proc
-@pytest.mark.parametrize("implementation", ("eager", "auto"))
-@pytest.mark.parametrize("text", ("window(left=127)", "bigbird(block=64)"))
+@pytest.mark.parametrize(
+    ("text", "implementation"),
+    [
+        ("bigbird(block=64)", "eager"),
+        ("window(left=127)", "auto"),
+        pytest.param("window(left=127)", "eager", marks=pytest.mark.slow),
+        pytest.param("bigbird(block=64)", "auto", marks=pytest.mark.slow),
+    ],
+)
 def test_memory_grows_with_the_tiles_kept(text, implementation):
     """At 32,768 tokens a square of booleans alone is 1 GiB. Forward and backward, in a process of their own."""
     command = [sys.executable, "-c", MEASURE, text, implementation]
@@ -703,6 +710,13 @@ REFUSED = {
         ("float64", "float32"),
     ),
     "integers": (lambda: attend(*tensors(dtype=torch.int64), "causal()"), KernelError, ("int64",)),
+    "float8": (lambda: attend(*tensors(dtype=torch.float8_e4m3fn), "causal()"), KernelError, ("float8_e4m3fn",)),
+    "no width": (lambda: attend(*tensors(q=(2, 4, 6, 0), k=(2, 2, 6, 0)), "causal()"), KernelError, ("2, 4, 6, 0",)),
+    "a schedule": (
+        lambda: attend(*tensors(), patterns.interleave(patterns.causal())),
+        AsterismError,
+        ("Schedule",),
+    ),
     "complex": (lambda: attend(*tensors(dtype=torch.complex64), "causal()"), KernelError, ("complex64",)),
     "devices": (
         lambda: attend(torch.zeros(2, 4, 6, 8, device="meta"), *tensors()[1:], "causal()"),
@@ -843,3 +857,21 @@ def test_decode_refuses_what_changes_with_the_length(text):
     q, k, v = tensors(q=(1, 2, 1, 8), k=(1, 1, 3, 8), v=(1, 1, 3, 8))
     with pytest.raises(PatternError):
         decode(q, k, v, text, torch.tensor([[2]]), torch.arange(3)[None])
+
+
+@pytest.mark.parametrize(
+    ("query_positions", "key_positions"),
+    [
+        (torch.tensor([[1, 2]]), torch.arange(3)[None]),
+        (torch.tensor([2]), torch.arange(3)[None]),
+        (torch.tensor([[2]]), torch.arange(4)[None]),
+        (torch.tensor([[2]]), torch.arange(3)),
+        (torch.tensor([[2], [2], [2]]), torch.arange(3)[None]),
+        (torch.tensor([[2.0]]), torch.arange(3)[None]),
+    ],
+    ids=("queries", "one dimension", "keys", "keys of one dimension", "batch", "floats"),
+)
+def test_decode_refuses_positions_that_do_not_fit(query_positions, key_positions):
+    q, k, v = tensors(q=(2, 2, 1, 8), k=(2, 1, 3, 8), v=(2, 1, 3, 8))
+    with pytest.raises(KernelError, match="positions"):
+        decode(q, k, v, "causal()", query_positions, key_positions)

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from asterism.compiler import compile_pattern
 from asterism.compiler.cost import DENSE_MASK_LIMIT
-from asterism.errors import KernelError, nearest
+from asterism.errors import KernelError, PatternError, nearest
 from asterism.kernels import dense as dense_kernel
 from asterism.kernels.eager import eager
 from asterism.kernels.reference import reference
@@ -22,6 +22,9 @@ from asterism.patterns import Pattern, parse, require_prefix_stable
 
 IMPLEMENTATIONS = ("auto", "reference", "eager", "dense")
 """What `implementation` may be."""
+
+DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
+"""What q, k and v may be."""
 
 _DECODED_AT_A_TIME = 256
 """Queries that attend to a cache at a time."""
@@ -84,6 +87,8 @@ def attend(
     sequences), "reference" (the oracle, O(n^2) memory), or "auto", the cheaper of eager and dense by the cost model.
     Raises KernelError for tensors that do not fit each other or the implementation, PatternError for the pattern.
     """
+    if not isinstance(pattern, (Pattern, str)):
+        raise PatternError(f"attend needs a Pattern or its text, got a {type(pattern).__name__}")
     text = pattern if isinstance(pattern, str) else pattern.text
     _check_tensors(q, k, v, key_mask, segments)
     n_queries, n_keys = q.shape[2], k.shape[2]
@@ -115,12 +120,16 @@ def decode(
     scale: float | None = None,
 ) -> Tensor:
     """Attention of a few queries against the keys that a cache has kept.
-     q is [B, H, M, D], k [B, Hkv, L, D] and v [B, Hkv, L, Dv]. `query_positions` [B or 1, M] and `key_positions` [B or
-    1, L] (int64) say where in the sequence each query and key stands; a key at -1 is an empty slot. Returns out [B, H,
-    M, Dv]. Raises PatternError for a pattern that is not prefix-stable: its answer would depend on the length to come.
+
+    q is [B, H, M, D], k [B, Hkv, L, D] and v [B, Hkv, L, Dv]. `query_positions` [B or 1, M] and `key_positions`
+    [B or 1, L] (int64) say where in the sequence each query and key stands; a key at -1 is an empty slot. Returns out
+    [B, H, M, Dv]. Raises KernelError for tensors or positions that do not fit each other, and PatternError for a
+    pattern that is not prefix-stable, because its answer would depend on the length to come.
     """
     pattern = parse(pattern) if isinstance(pattern, str) else pattern
     _check_tensors(q, k, v, None, None)
+    _check_positions("query_positions", query_positions, q)
+    _check_positions("key_positions", key_positions, k)
     pattern.check_heads(q.shape[1])
     require_prefix_stable(pattern)
     scale = 1 / math.sqrt(q.shape[3]) if scale is None else scale
@@ -230,12 +239,13 @@ def _check_tensors(q: Tensor, k: Tensor, v: Tensor, key_mask: Tensor | None, seg
         raise KernelError(f"q, k and v must have one batch size, got {shapes}")
     if k.shape[1] != v.shape[1] or k.shape[2] != v.shape[2]:
         raise KernelError(f"k and v must have equal heads and tokens, got {shapes}")
-    if q.shape[3] != k.shape[3]:
-        raise KernelError(f"q and k must have one head_dim, got {shapes}")
+    if q.shape[3] != k.shape[3] or q.shape[3] == 0:
+        raise KernelError(f"q and k must have one head_dim of at least 1, got {shapes}")
     if k.shape[1] == 0 or q.shape[1] % k.shape[1]:
         raise KernelError(f"the heads of q must be a multiple of the heads of k and v, got {shapes}")
-    if not q.dtype == k.dtype == v.dtype or not q.is_floating_point():
-        raise KernelError(f"q, k and v must have one floating-point dtype, got {q.dtype}, {k.dtype}, {v.dtype}")
+    if not q.dtype == k.dtype == v.dtype or q.dtype not in DTYPES:
+        known = ", ".join(str(dtype).removeprefix("torch.") for dtype in DTYPES)
+        raise KernelError(f"q, k and v must have one dtype of {known}; got {q.dtype}, {k.dtype}, {v.dtype}")
     if not q.device == k.device == v.device:
         raise KernelError(f"q, k and v must be on one device, got {q.device}, {k.device}, {v.device}")
     for name, operand in (("key_mask", key_mask), ("segments", segments)):
@@ -251,3 +261,11 @@ def _check_operand(name: str, operand: Tensor, k: Tensor) -> None:
         )
     if (operand.dtype == torch.bool) != (name == "key_mask") or operand.is_floating_point():
         raise KernelError(f"key_mask must be boolean and segments integer, got {name} of {operand.dtype}")
+
+
+def _check_positions(name: str, positions: Tensor, tokens: Tensor) -> None:
+    batch, _, count, _ = tokens.shape
+    if positions.dtype != torch.int64 or positions.shape not in ((batch, count), (1, count)):
+        raise KernelError(
+            f"{name} must be int64 positions [{batch} or 1, {count}], got {list(positions.shape)} of {positions.dtype}"
+        )

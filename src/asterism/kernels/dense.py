@@ -1,5 +1,4 @@
-"""Dense attention, PyTorch's `scaled_dot_product_attention`: for plans that are full or causal, and for short
-sequences.
+"""Dense attention: PyTorch's `scaled_dot_product_attention`, for full or causal plans and for short sequences.
 
 With a mask it needs O(n_queries * n_keys) memory, so a mask is only built for short sequences or few queries.
 """

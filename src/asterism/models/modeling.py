@@ -206,9 +206,7 @@ class AsterismForCausalLM(AsterismPreTrainedModel, GenerationMixin):
         longest = generation_config.max_length - 1 - padding
         if self.model.positions is not None and longest > self.config.max_position_embeddings:
             raise ConfigurationError(_too_long(longest, self.config))
-        super()._prepare_cache_for_generation(  # pyright: ignore[reportAttributeAccessIssue]
-            generation_config, model_kwargs, *args, **kwargs
-        )
+        super()._prepare_cache_for_generation(generation_config, model_kwargs, *args, **kwargs)
 
 
 def _position_embedding(config: AsterismConfig) -> FactorisedPositions | None:

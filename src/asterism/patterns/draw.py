@@ -5,7 +5,6 @@ judged as a whole, and split into smaller ones only where the verdict is unknown
 Invariant: a cell shown full or empty is so for every pair in it.
 """
 
-# pyright: reportUnknownMemberType=false
 # (matplotlib's annotations are partial)
 
 from dataclasses import dataclass

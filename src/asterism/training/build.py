@@ -23,7 +23,7 @@ def build_model(config: RunConfig, device: torch.device) -> AsterismForCausalLM:
     """
     with isolated(derive(config.seed)):
         model = AsterismForCausalLM(model_config(config))
-    return model.to(device)  # pyright: ignore[reportArgumentType]
+    return model.to(device)
 
 
 def load_model(folder: RunFolder) -> tuple[RunConfig, AsterismForCausalLM]:

@@ -21,11 +21,11 @@ from safetensors.torch import load_file, save_file
 from transformers import PreTrainedModel
 
 from asterism.errors import CheckpointError
+from asterism.training.optimizer import MOMENTS
 
 WEIGHTS = "model.safetensors"
 OPTIMIZER = "optimizer.safetensors"
 STATE = "state.json"
-_MOMENTS = ("step", "exp_avg", "exp_avg_sq")
 
 
 @dataclass
@@ -56,15 +56,17 @@ def load_checkpoint(folder: Path, model: PreTrainedModel, optimizer: torch.optim
     """Restore what `save_checkpoint` wrote. Raises CheckpointError for anything damaged, missing or left over."""
     state = read_state(folder)
     tensors = read_tensors(folder / OPTIMIZER)
-    names = _parameter_names(model, optimizer)
+    moments = _moment_names(model, optimizer)
     shapes = {name: list(parameter.shape) for name, parameter in model.named_parameters()}
-    expected = {f"{moment}.{name}": [] if moment == "step" else shapes[name] for name in names for moment in _MOMENTS}
+    expected = {
+        f"{moment}.{name}": [] if moment == "step" else shapes[name] for name, kept in moments for moment in kept
+    }
     _compare(folder / OPTIMIZER, tensors, expected if state.step else {})
     load_weights(folder, model)
     if state.step:
-        moments = [{moment: tensors[f"{moment}.{name}"] for moment in _MOMENTS} for name in names]
+        values = [{moment: tensors[f"{moment}.{name}"] for moment in kept} for name, kept in moments]
         groups = optimizer.state_dict()["param_groups"]
-        optimizer.load_state_dict({"state": dict(enumerate(moments)), "param_groups": groups})
+        optimizer.load_state_dict({"state": dict(enumerate(values)), "param_groups": groups})
     return state
 
 
@@ -148,15 +150,16 @@ def _flush(path: Path) -> None:
         os.close(descriptor)
 
 
-def _parameter_names(model: PreTrainedModel, optimizer: torch.optim.Optimizer) -> list[str]:
-    """The names of the optimiser's parameters, in its order."""
+def _moment_names(model: PreTrainedModel, optimizer: torch.optim.Optimizer) -> list[tuple[str, tuple[str, ...]]]:
+    """The optimiser's parameters by name, in its order, and what it keeps for each."""
     names = {id(parameter): name for name, parameter in model.named_parameters()}
-    return [names[id(parameter)] for group in optimizer.param_groups for parameter in group["params"]]
+    groups = optimizer.param_groups
+    return [(names[id(parameter)], MOMENTS[group["kind"]]) for group in groups for parameter in group["params"]]
 
 
 def _optimizer_tensors(model: PreTrainedModel, optimizer: torch.optim.Optimizer) -> dict[str, torch.Tensor]:
     state = optimizer.state_dict()["state"]
-    names = _parameter_names(model, optimizer)
+    names = [name for name, _ in _moment_names(model, optimizer)]
     return {f"{moment}.{names[index]}": tensor for index, one in state.items() for moment, tensor in one.items()}
 
 

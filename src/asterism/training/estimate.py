@@ -16,6 +16,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from asterism.compiler import compile_pattern
 from asterism.models import AsterismForCausalLM
 from asterism.training.build import arithmetic, model_config
+from asterism.training.optimizer import moment_bytes, parameter_groups
 from asterism.training.recipes import RunConfig
 
 
@@ -69,7 +70,7 @@ def estimate(config: RunConfig) -> Estimate:
         attention_flops_per_step=attention,
         weight_memory=4 * parameters,
         gradient_memory=4 * parameters,
-        optimizer_memory=8 * parameters,
+        optimizer_memory=moment_bytes(parameter_groups(model, config)),
         activation_memory=_activations(config),
         plan_memory=plan_memory,
     )

@@ -33,7 +33,7 @@ def generate_bytes(
     tokens = torch.tensor([list(start)], device=model.device)
     sampling = {"temperature": temperature, "top_k": top_k or 0, "top_p": 1.0 if top_p is None else top_p}
     with isolated(seed):
-        output = model.generate(  # pyright: ignore[reportAttributeAccessIssue]
+        output = model.generate(
             tokens,
             max_new_tokens=length,
             do_sample=temperature > 0,

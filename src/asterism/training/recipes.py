@@ -18,7 +18,9 @@ from typing import Any, Literal, get_args
 from asterism.errors import ConfigurationError, nearest
 
 Dtype = Literal["float32", "bfloat16"]
+Optimizer = Literal["adamw", "muon"]
 PositionType = Literal["learned", "factorised", "rotary"]
+Activation = Literal["quick_gelu", "gelu", "relu", "silu"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,7 +40,9 @@ class ModelConfig:
     intermediate_size: int | None = None
     position_type: PositionType = "learned"
     position_shape: tuple[int, ...] | None = None
+    hidden_act: Activation = "quick_gelu"
     dropout: float = 0.0
+    initializer_gain: float = 0.125
     implementation: str = "auto"
 
 
@@ -50,6 +54,7 @@ class RunConfig:
     the file holds records of that many bytes, and each record is one sequence.
     Batches: `batch_size` sequences of `context` bytes per step of the optimiser, computed in `accumulation` equal
     slices; `recompute` keeps only what passes between blocks and computes the rest again in the backward pass.
+    Optimiser: "adamw" for all parameters, or "muon" for the matrices of the blocks and AdamW for the rest.
     Length: the run ends after `steps` steps or `minutes` minutes, whichever comes first; the learning rate warms up
     over `warmup_steps` steps and follows half a cosine of max(step / steps, elapsed / minutes).
     Housekeeping, in steps: `log_every`, `evaluation_every` (on about `evaluation_bytes` bytes, spread evenly over the
@@ -68,6 +73,7 @@ class RunConfig:
     minutes: float | None = None
     learning_rate: float = 1e-3
     warmup_steps: int = 100
+    optimizer: Optimizer = "adamw"
     beta1: float = 0.9
     beta2: float = 0.95
     weight_decay: float = 0.01
@@ -90,6 +96,8 @@ class RunConfig:
         for name in ("beta1", "beta2"):
             self._require(name, 0 <= getattr(self, name) < 1, "must be in [0, 1)")
         self._require("minutes", self.minutes is None or self.minutes > 0, "must be positive, or None for no limit")
+        known = get_args(Optimizer)
+        self._require("optimizer", self.optimizer in known, f"must be one of: {', '.join(known)}")
         self._require("dtype", self.dtype in get_args(Dtype), f"must be one of: {', '.join(get_args(Dtype))}")
         divides = self.batch_size % self.accumulation == 0
         self._require("accumulation", divides, f"must divide batch_size={self.batch_size}")

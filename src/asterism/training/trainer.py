@@ -24,6 +24,7 @@ from asterism.training.evaluation import bits_per_byte, plan_split, yardsticks
 from asterism.training.folder import RunFolder
 from asterism.training.interrupts import held_back
 from asterism.training.loop import Loop, loop_arguments, quiet_transformers
+from asterism.training.optimizer import make_optimizer
 from asterism.training.picture import draw_loss
 from asterism.training.progress import make_display
 from asterism.training.randomness import derive, isolated
@@ -97,14 +98,6 @@ def _train(config: RunConfig, corpus: Corpus, run: RunFolder, resume: bool, prog
             session.save()
         display.say("evaluating on the whole validation split")
         return _finish(config, corpus, run, model, state)
-
-
-def make_optimizer(model: AsterismForCausalLM, config: RunConfig) -> torch.optim.AdamW:
-    """AdamW over all parameters; weight decay only on matrices, not on biases and norms."""
-    matrices = [parameter for parameter in model.parameters() if parameter.ndim >= 2]
-    vectors = [parameter for parameter in model.parameters() if parameter.ndim < 2]
-    groups = [{"params": matrices, "weight_decay": config.weight_decay}, {"params": vectors, "weight_decay": 0.0}]
-    return torch.optim.AdamW(groups, lr=config.learning_rate, betas=(config.beta1, config.beta2), fused=True)
 
 
 def _refuse_other_run(recorded: RunConfig, asked: RunConfig) -> None:
