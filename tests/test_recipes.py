@@ -17,8 +17,10 @@ from asterism.training.schedule import learning_rate_factor, progress
 
 GOLDEN = {
     "bytes-small": """
-        recipe=bytes-small mixers=fixed(stride=128, summary=8) steps=5000 minutes=10.0 learning_rate=0.002
-        warmup_steps=50 evaluation_every=50 evaluation_bytes=65536 checkpoint_every=100
+        recipe=bytes-small mixers=fixed(stride=128, summary=8) hidden_size=192 num_attention_heads=3
+        position_type=rotary initializer_gain=0.354 batch_size=4 steps=20000 minutes=10.0 learning_rate=0.006
+        warmup_steps=50 optimizer=muon weight_decay=0.1 log_every=20 evaluation_every=400 evaluation_bytes=65536
+        checkpoint_every=400
     """,
     "sparse-transformer-enwik8": """
         recipe=sparse-transformer-enwik8 mixers=fixed(stride=128, summary=32, heads=8) hidden_size=512
@@ -100,6 +102,8 @@ def test_estimate_agrees_with_the_model_itself():
     costs = estimate(TINY)
     assert costs.parameters == sum(parameter.numel() for parameter in model.parameters())
     assert costs.bytes_per_step == 256 and costs.optimizer_memory == 8 * costs.parameters
+    matrices = sum(p.numel() for p in model.model.layers.parameters() if p.ndim == 2)
+    assert estimate(replace(TINY, optimizer="muon")).optimizer_memory == costs.optimizer_memory - 4 * matrices
     with FlopCounterMode(display=False) as counter:
         model(input_ids=torch.zeros(4, 64, dtype=torch.int64)).logits.sum().backward()
     linear = sum(

@@ -23,6 +23,7 @@ from asterism.training.evaluation import bits_per_byte, evaluate, plan_split, ya
 from asterism.training.folder import RunFolder
 from asterism.training.generation import generate_bytes
 from asterism.training.interrupts import held_back
+from asterism.training.optimizer import parameter_groups
 from asterism.training.progress import Bar, Lines, Silence, Status, clock, make_display
 from asterism.training.recipes import ModelConfig, RunConfig
 from asterism.training.trainer import train
@@ -158,6 +159,26 @@ def test_an_interrupted_run_resumes_to_the_same_bits(tiny, finished, interrupted
     assert _history(interrupted) == _history(folder)
     one, two = load_file(folder / "model" / "model.safetensors"), load_file(interrupted / "model" / "model.safetensors")
     assert all(torch.equal(one[name], two[name]) for name in one.keys() | two.keys())
+
+
+def test_muon_resumes_to_the_same_bits_and_learns(tiny, tmp_path):
+    config = replace(tiny, optimizer="muon", steps=20)
+    whole = train(config, tmp_path / "whole", progress=False)
+    with pytest.raises(KeyboardInterrupt), _at_step(14, lambda: signal.raise_signal(signal.SIGINT)):
+        train(config, tmp_path / "parts")
+    parts = train(config, tmp_path / "parts", resume=True, progress=False)
+    assert parts.validation_bits_per_byte == whole.validation_bits_per_byte < 5
+    assert _history(tmp_path / "parts") == _history(tmp_path / "whole")
+
+
+def test_muon_looks_after_the_matrices_of_the_blocks_only(tiny):
+    model = build_model(tiny, torch.device("cpu"))
+    muon, *rest = parameter_groups(model, replace(tiny, optimizer="muon"))
+    assert muon["kind"] == "muon" and all(parameter.ndim == 2 for parameter in muon["params"])
+    names = {id(parameter): name for name, parameter in model.named_parameters()}
+    assert all(names[id(parameter)].startswith("model.layers.") for parameter in muon["params"])
+    everything = [id(parameter) for group in (muon, *rest) for parameter in group["params"]]
+    assert sorted(everything) == sorted(names)
 
 
 def test_resumption_from_a_periodic_checkpoint_forgets_what_came_after_it(tiny, finished, tmp_path):

@@ -62,7 +62,8 @@ def _tell_cost(config: RunConfig, as_json: bool) -> None:
     print(
         f"step        {cost.bytes_per_step:,} bytes, {amount(cost.flops_per_step, 'FLOP')} ({attention:.0%} attention)"
     )
-    print(f"run         {cost.steps:,} steps, {amount(cost.flops_per_step * cost.steps, 'FLOP')}")
+    limit = "" if config.minutes is None else f"; ends after {config.minutes:g} minutes at the latest"
+    print(f"run         {cost.steps:,} steps, {amount(cost.flops_per_step * cost.steps, 'FLOP')}{limit}")
     print(f"memory      {amount(cost.memory, 'B')}: {', '.join(parts)}")
 
 
