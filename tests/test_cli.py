@@ -22,7 +22,7 @@ from asterism.training import recipe
 
 TINY = shlex.split(
     "--batch-size 4 --steps 3 --warmup-steps 1 --dtype float32 --model.hidden-size 16 --model.num-hidden-layers 1"
-    " --model.num-attention-heads 2 --model.mixers 'fixed(stride=32, summary=4)'"
+    " --model.num-attention-heads 2 --model.mixers 'fixed(stride=32, summary=4)' --model.position-type learned"
 )
 SHORT = [*TINY, "--context", "32"]
 
@@ -115,7 +115,7 @@ def test_usage_errors(run: Run, command: str, message: str):
     ("text", "message"),
     [
         ("stepz: 4", r"unknown setting 'stepz'\. Did you mean 'steps'\?"),
-        ("model: {hidden: 4}", r"unknown setting 'model\.hidden'\. Did you mean 'model\.hidden_size'\?"),
+        ("model: {hidden_siz: 4}", r"unknown setting 'model\.hidden_siz'\. Did you mean 'model\.hidden_size'\?"),
         ("steps: [", r"Problems parsing config"),
         ("steps: many", r"--steps: expected int, got many"),
         ("recipe: bytes", r"unknown recipe 'bytes'"),
