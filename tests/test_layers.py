@@ -93,7 +93,7 @@ def test_half_size_queries_and_keys_have_half_the_parameters() -> None:
         (
             (32, 4, "fixed(stride=8, heads=2)"),
             PatternError,
-            "fixed(stride=8, heads=2) has rules for 2 heads, but the layer has 4",
+            "fixed(stride=8, heads=2) is a pattern of 2 heads and the attention has 4: make them equal",
         ),
     ],
 )

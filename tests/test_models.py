@@ -83,7 +83,9 @@ def test_patterns_that_no_causal_model_can_use(mixers: str, pattern: str, advice
 def test_pattern_with_rules_for_other_heads_is_refused() -> None:
     with pytest.raises(PatternError) as caught:
         AsterismForCausalLM(small_config("fixed(stride=8, heads=2)"))
-    assert str(caught.value) == "fixed(stride=8, heads=2) has rules for 2 heads, but the layer has 4"
+    assert (
+        str(caught.value) == "fixed(stride=8, heads=2) is a pattern of 2 heads and the attention has 4: make them equal"
+    )
 
 
 # --- generation ------------------------------------------------------------------------------------------------------

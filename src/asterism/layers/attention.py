@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import nn
 
-from asterism.errors import ConfigurationError, PatternError
+from asterism.errors import ConfigurationError
 from asterism.kernels import attend, decode
 from asterism.layers.initialisation import ResidualLinear
 from asterism.layers.positions import Rotary
@@ -57,10 +57,7 @@ class SparseAttention(nn.Module):
             raise ConfigurationError(
                 f"{num_heads} attention heads cannot share {self.num_key_value_heads} key and value heads evenly"
             )
-        if self.pattern.heads not in (1, num_heads):
-            raise PatternError(
-                f"{self.pattern.text} has rules for {self.pattern.heads} heads, but the layer has {num_heads}"
-            )
+        self.pattern.check_heads(num_heads)
         query_head_dim, value_head_dim = query_key_dim // num_heads, hidden_size // num_heads
         if rotary is not None and query_head_dim % 2:
             raise ConfigurationError(
