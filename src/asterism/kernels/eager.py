@@ -13,14 +13,13 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache, reduce
-from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from asterism.compiler import Pass, Plan, compile_pattern
-from asterism.patterns import parse
+from asterism.compiler import Pass, Plan
+from asterism.kernels.operator import Attended, Operands, operator
 
 _CHUNK_ELEMENTS = 2**20
 """Scores computed at a time: what the caches of a core hold."""
@@ -161,23 +160,17 @@ class _Workspace:
 
 
 @dataclass(frozen=True)
-class _Operands:
-    """The inputs of attention, folded into key heads and their groups: q [B, K, G, Nq, D], k and v [B, K, Nk, D]."""
+class _Work:
+    """Operands with their heads folded into key heads and groups: q [B, K, G, Nq, D], k and v [B, K, Nk, D]."""
 
     q: Tensor
-    k: Tensor
-    v: Tensor
-    key_mask: Tensor | None
-    segments: Tensor | None
-    query_offset: int
-    scale: float
+    operands: Operands
     program: _Program
     workspace: _Workspace
 
     @property
     def wide(self) -> torch.dtype:
-        """The dtype of softmax and sums: float64 for float64, else float32."""
-        return self.program.bias.dtype
+        return self.operands.wide
 
     def blocks(self) -> Iterator[_Block]:
         batch, kv_heads, group, n_queries, _ = self.q.shape
@@ -193,7 +186,7 @@ class _Operands:
     def gather(self, block: _Block) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
         """q [B, K, R, G * T, D], k and v [B, K, R, C * T, D], and the bias (0 or -inf) of a block, None for none."""
         own, members = self.heads(block.head)
-        k, v = (_take(x[:, own], 2, block.keys) for x in (self.k, self.v))
+        k, v = (_take(x[:, own], 2, block.keys) for x in (self.operands.k, self.operands.v))
         bias, unread = self._masks(block)
         if unread is not None:
             k.masked_fill_(unread[..., None], 0)
@@ -216,15 +209,16 @@ class _Operands:
 
     def _batch_masks(self, block: _Block) -> Iterator[Tensor]:
         """Pairs that the batch forbids, [B, 1, R, 1, T or 1, C * T]."""
-        if self.key_mask is not None:
-            yield ~self.key_mask[:, block.keys][:, None, :, None, None, :]
-        if self.segments is not None:
-            asked = self.segments[:, block.read + self.query_offset]
-            yield (asked[..., :, None] != self.segments[:, block.keys][..., None, :])[:, None, :, None]
+        key_mask, segments = self.operands.key_mask, self.operands.segments
+        if key_mask is not None:
+            yield ~key_mask[:, block.keys][:, None, :, None, None, :]
+        if segments is not None:
+            asked = segments[:, block.read + self.operands.plan.query_offset]
+            yield (asked[..., :, None] != segments[:, block.keys][..., None, :])[:, None, :, None]
 
     def scores(self, q: Tensor, k: Tensor, bias: Tensor | None) -> Tensor:
         """Scaled scores [B, K, R, G * T, C * T], -inf where forbidden."""
-        scores = self.workspace.product("scores", q, k.transpose(-1, -2), self.wide).mul_(self.scale)
+        scores = self.workspace.product("scores", q, k.transpose(-1, -2), self.wide).mul_(self.operands.scale)
         if bias is not None:
             scores.unflatten(3, (-1, self.program.tile)).add_(bias)
         return scores
@@ -250,22 +244,22 @@ def _unfold(x: Tensor, tile: int) -> Tensor:
     return x.unflatten(3, (-1, tile)).transpose(2, 3).flatten(3, 4)
 
 
-def _attend(operands: _Operands) -> tuple[Tensor, Tensor]:
+def _attend(work: _Work) -> tuple[Tensor, Tensor]:
     """Output [B, K, G, Nq, Dv] and log-sum-exp [B, K, G, Nq], both wide; a spare last query takes what is padding."""
-    q, v, tile, workspace = operands.q, operands.v, operands.program.tile, operands.workspace
-    out = torch.zeros((*q.shape[:3], q.shape[3] + 1, v.shape[-1]), dtype=operands.wide, device=q.device)
-    lse = torch.full(out.shape[:-1], -math.inf, dtype=operands.wide, device=q.device)
-    for block in operands.blocks():
-        block_q, block_k, block_v, bias = operands.gather(block)
-        scores = operands.scores(block_q, block_k, bias)
+    q, v, tile, workspace = work.q, work.operands.v, work.program.tile, work.workspace
+    out = torch.zeros((*q.shape[:3], q.shape[3] + 1, v.shape[-1]), dtype=work.wide, device=q.device)
+    lse = torch.full(out.shape[:-1], -math.inf, dtype=work.wide, device=q.device)
+    for block in work.blocks():
+        block_q, block_k, block_v, bias = work.gather(block)
+        scores = work.scores(block_q, block_k, bias)
         highest = scores.amax(dim=-1, keepdim=True)
         highest = highest.masked_fill(highest == -math.inf, 0)
         weights = scores.sub_(highest).exp_()
         total = weights.sum(dim=-1, keepdim=True)
         narrow = workspace.cast("scores", weights, v.dtype)
-        part = (narrow @ block_v).to(operands.wide) / total.masked_fill(total == 0, 1)
+        part = (narrow @ block_v).to(work.wide) / total.masked_fill(total == 0, 1)
         part_lse = (highest + total.log())[..., 0]
-        own, members = operands.heads(block.head)
+        own, members = work.heads(block.head)
         write = block.write.flatten()
         _merge(out[:, own, members], lse[:, own, members], write, _unfold(part, tile), _unfold(part_lse, tile))
     return out[..., :-1, :], lse[..., :-1]
@@ -282,23 +276,23 @@ def _merge(out: Tensor, lse: Tensor, write: Tensor, part: Tensor, part_lse: Tens
 
 
 def _attend_backward(
-    operands: _Operands, grad_out: Tensor, delta: Tensor, lse: Tensor
+    work: _Work, grad_out: Tensor, delta: Tensor, lse: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Gradients of q, k and v in the wide dtype; delta = rowsum(grad_out * out) - grad_lse, [B, K, G, Nq]."""
-    q, k, v, tile, wide = operands.q, operands.k, operands.v, operands.program.tile, operands.wide
-    workspace = operands.workspace
+    q, k, v, tile, wide = work.q, work.operands.k, work.operands.v, work.program.tile, work.wide
+    workspace = work.workspace
     grad_q, grad_k, grad_v = (torch.zeros(x.shape, dtype=wide, device=x.device) for x in (q, k, v))
     nowhere = torch.full((*lse.shape[:-1], 1), math.inf, dtype=wide, device=lse.device)
     lse = torch.cat([lse.masked_fill(lse == -math.inf, math.inf), nowhere], dim=-1)
-    for block in operands.blocks():
-        own, members = operands.heads(block.head)
-        block_q, block_k, block_v, bias = operands.gather(block)
+    for block in work.blocks():
+        own, members = work.heads(block.head)
+        block_q, block_k, block_v, bias = work.gather(block)
         block_lse = _fold(_take(lse[:, own, members], 3, block.write))
-        weights = operands.scores(block_q, block_k, bias).sub_(block_lse[..., None]).exp_()
+        weights = work.scores(block_q, block_k, bias).sub_(block_lse[..., None]).exp_()
         block_grad = _fold(_take(grad_out[:, own, members], 3, block.read))
         block_delta = _fold(_take(delta[:, own, members], 3, block.read))
-        grad_scores = workspace.product("grad_scores", block_grad, block_v.transpose(-1, -2), wide)
-        grad_scores = grad_scores.sub_(block_delta[..., None]).mul_(weights).mul_(operands.scale)
+        grad_scores = workspace.product("grad_scores", block_grad.to(wide), block_v.to(wide).transpose(-1, -2), wide)
+        grad_scores = grad_scores.sub_(block_delta[..., None]).mul_(weights).mul_(work.operands.scale)
         grad_scores = workspace.cast("grad_scores", grad_scores, q.dtype)
         weights = workspace.cast("scores", weights, v.dtype)
         read, keys = block.read.flatten(), block.keys.flatten()
@@ -311,119 +305,28 @@ def _attend_backward(
     return grad_q, grad_k, grad_v
 
 
-# --- the operators ---------------------------------------------------------------------------------------------------
+# --- the operator ----------------------------------------------------------------------------------------------------
 
 
-def _operands(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    key_mask: Tensor | None,
-    segments: Tensor | None,
-    pattern: str,
-    query_offset: int,
-    scale: float,
-) -> _Operands:
-    parse(pattern).check_heads(q.shape[1])
-    plan = compile_pattern(pattern, q.shape[2], k.shape[2], query_offset=query_offset)
-    folded = q.unflatten(1, (k.shape[1], -1))
-    wide = torch.float64 if q.dtype == torch.float64 else torch.float32
-    program = _program(plan, q.device, wide)
-    return _Operands(folded, k, v, key_mask, segments, query_offset, scale, program, _Workspace(q.device))
+def _work(operands: Operands) -> _Work:
+    folded = operands.q.unflatten(1, (-1, operands.group))
+    program = _program(operands.plan, operands.q.device, operands.wide)
+    return _Work(folded, operands, program, _Workspace(operands.q.device))
 
 
-@torch.library.custom_op("asterism::eager", mutates_args=())
-def eager(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    key_mask: Tensor | None,
-    segments: Tensor | None,
-    pattern: str,
-    query_offset: int,
-    scale: float,
+def _forward(operands: Operands) -> Attended:
+    out, lse = _attend(_work(operands))
+    return Attended.rounded(out.flatten(1, 2), lse.flatten(1, 2), operands.q.dtype)
+
+
+def _backward(
+    operands: Operands, attended: Attended, grad_out: Tensor, grad_lse: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Output [B, H, Nq, Dv] in the dtype of q and log-sum-exp [B, H, Nq] in float32 (float64 for float64).
-
-    The third result is the output before it was rounded to half precision, which the backward pass needs; for other
-    dtypes it is empty.
-    """
-    out, lse = _attend(_operands(q, k, v, key_mask, segments, pattern, query_offset, scale))
-    out = out.flatten(1, 2).contiguous()
-    narrow = out.to(q.dtype)
-    return narrow, lse.flatten(1, 2).contiguous(), out.new_empty(0) if narrow is out else out
+    delta = attended.delta(grad_out, grad_lse)
+    parts = [x.unflatten(1, (-1, operands.group)) for x in (grad_out, delta, attended.lse)]
+    grad_q, grad_k, grad_v = _attend_backward(_work(operands), *parts)
+    return grad_q.flatten(1, 2).to(operands.q.dtype), grad_k.to(operands.k.dtype), grad_v.to(operands.v.dtype)
 
 
-@eager.register_fake
-def _(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    key_mask: Tensor | None,
-    segments: Tensor | None,
-    pattern: str,
-    query_offset: int,
-    scale: float,
-) -> tuple[Tensor, Tensor, Tensor]:
-    wide = torch.float64 if q.dtype == torch.float64 else torch.float32
-    out = q.new_empty((*q.shape[:3], v.shape[-1]))
-    unrounded = q.new_empty(0 if q.dtype == wide else out.shape, dtype=wide)
-    return out, q.new_empty(q.shape[:3], dtype=wide), unrounded
-
-
-@torch.library.custom_op("asterism::eager_backward", mutates_args=())
-def eager_backward(
-    grad_out: Tensor,
-    grad_lse: Tensor,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    key_mask: Tensor | None,
-    segments: Tensor | None,
-    out: Tensor,
-    lse: Tensor,
-    pattern: str,
-    query_offset: int,
-    scale: float,
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Gradients of q, k and v from those of the output and of the log-sum-exp."""
-    operands = _operands(q, k, v, key_mask, segments, pattern, query_offset, scale)
-    heads = (k.shape[1], -1)
-    delta = (grad_out.to(operands.wide) * out.to(operands.wide)).sum(dim=-1) - grad_lse
-    delta = delta.masked_fill(lse == -math.inf, 0)
-    parts = [x.unflatten(1, heads) for x in (grad_out, delta, lse)]
-    grad_q, grad_k, grad_v = _attend_backward(operands, *parts)
-    return grad_q.flatten(1, 2).to(q.dtype), grad_k.to(k.dtype), grad_v.to(v.dtype)
-
-
-@eager_backward.register_fake
-def _(
-    grad_out: Tensor,
-    grad_lse: Tensor,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    key_mask: Tensor | None,
-    segments: Tensor | None,
-    out: Tensor,
-    lse: Tensor,
-    pattern: str,
-    query_offset: int,
-    scale: float,
-) -> tuple[Tensor, Tensor, Tensor]:
-    return q.new_empty(q.shape), k.new_empty(k.shape), v.new_empty(v.shape)
-
-
-def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor, Tensor]) -> None:
-    q, k, v, key_mask, segments, ctx.pattern, ctx.query_offset, ctx.scale = inputs
-    out, lse, unrounded = output
-    ctx.mark_non_differentiable(unrounded)
-    ctx.save_for_backward(q, k, v, key_mask, segments, unrounded if unrounded.numel() else out, lse)
-
-
-def _differentiate(ctx: Any, grad_out: Tensor, grad_lse: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
-    arguments = (*ctx.saved_tensors, ctx.pattern, ctx.query_offset, ctx.scale)
-    return *eager_backward(grad_out.contiguous(), grad_lse, *arguments), None, None, None, None, None
-
-
-eager.register_autograd(_differentiate, setup_context=_save)
+eager = operator("eager", _forward, _backward)
+"""Attention over tiles in plain PyTorch, as an operator (kernels/operator.py)."""

@@ -1,0 +1,148 @@
+"""What makes a kernel an operator of PyTorch: schema, fake results and gradient, written once for all kernels.
+
+A kernel is a pair of functions, forward and backward, over `Operands`. `operator` registers them with torch.library, so
+that `torch.compile(fullgraph=True)`, autograd and `opcheck` know them.
+"""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from asterism.compiler import Plan, compile_pattern
+from asterism.patterns import parse
+
+_OPERANDS = "Tensor q, Tensor k, Tensor v, Tensor? key_mask, Tensor? segments"
+_SETTINGS = "str pattern, SymInt query_offset, float scale"
+_FORWARD = f"({_OPERANDS}, {_SETTINGS}) -> (Tensor, Tensor, Tensor)"
+_BACKWARD = (
+    f"({_OPERANDS}, {_SETTINGS}, Tensor out, Tensor residual, Tensor lse, Tensor grad_out, Tensor grad_lse)"
+    " -> (Tensor, Tensor, Tensor)"
+)
+
+
+@dataclass(frozen=True)
+class Operands:
+    """What a kernel computes attention of.
+
+    q [B, H, Nq, D], k [B, Hkv, Nk, D], v [B, Hkv, Nk, Dv], key_mask bool [B, Nk], segments integers [B, Nk], and the
+    plan for these lengths, whose heads are 1 or H.
+    """
+
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    key_mask: Tensor | None
+    segments: Tensor | None
+    plan: Plan
+    scale: float
+
+    @property
+    def wide(self) -> torch.dtype:
+        """What sums are kept in: float64 for float64, else float32."""
+        return torch.float64 if self.q.dtype == torch.float64 else torch.float32
+
+    @property
+    def group(self) -> int:
+        """Query heads per key head."""
+        return self.q.shape[1] // self.k.shape[1]
+
+
+@dataclass(frozen=True)
+class Attended:
+    """What a forward pass gives.
+
+    out [B, H, Nq, Dv] in the dtype of q, lse [B, H, Nq] wide, and for half precision what rounding took from out
+    (`residual`, like out), because the backward pass needs more digits of it than it has; else an empty tensor.
+    """
+
+    out: Tensor
+    lse: Tensor
+    residual: Tensor
+
+    @classmethod
+    def rounded(cls, out: Tensor, lse: Tensor, dtype: torch.dtype) -> "Attended":
+        """From the output before rounding."""
+        if out.dtype == dtype:
+            return cls(out.contiguous(), lse.contiguous(), out.new_empty(0))
+        narrow = out.to(dtype).contiguous()
+        return cls(narrow, lse.contiguous(), (out - narrow).to(dtype).contiguous())
+
+    def delta(self, grad_out: Tensor, grad_lse: Tensor) -> Tensor:
+        """rowsum(grad_out * out) - grad_lse [B, H, Nq], wide; 0 where nothing is read (Dao 2023, section 3.1)."""
+        wide = self.lse.dtype
+        out = self.out.to(wide)
+        if self.residual.numel():
+            out = out + self.residual
+        delta = (grad_out.to(wide) * out).sum(dim=-1) - grad_lse
+        return delta.masked_fill(self.lse == -math.inf, 0)
+
+
+Forward = Callable[[Operands], Attended]
+Backward = Callable[[Operands, Attended, Tensor, Tensor], tuple[Tensor, Tensor, Tensor]]
+Operator = Callable[..., tuple[Tensor, Tensor, Tensor]]
+
+
+def operator(name: str, forward: Forward, backward: Backward) -> Operator:
+    """The operator `asterism::name` of (q, k, v, key_mask, segments, pattern, query_offset, scale).
+
+    It gives (out, lse, residual). `backward` takes the operands, what forward gave, and the gradients of out and lse, and gives those of q, k and v,
+    contiguous and in their dtypes. Operands may be strided at will; nothing else about them needs checking.
+    """
+
+    def run(*arguments: Any) -> tuple[Tensor, Tensor, Tensor]:
+        attended = forward(_operands(*arguments))
+        return attended.out, attended.lse, attended.residual
+
+    def differentiate(*arguments: Any) -> tuple[Tensor, Tensor, Tensor]:
+        operands, (out, residual, lse, grad_out, grad_lse) = _operands(*arguments[:8]), arguments[8:]
+        return backward(operands, Attended(out, lse, residual), grad_out, grad_lse)
+
+    def save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor, Tensor]) -> None:
+        out, lse, residual = output
+        ctx.mark_non_differentiable(residual)
+        ctx.settings = inputs[5:]
+        ctx.save_for_backward(*inputs[:5], out, residual, lse)
+
+    def gradient(ctx: Any, grad_out: Tensor, grad_lse: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
+        saved = ctx.saved_tensors
+        gradients = differentiated(*saved[:5], *ctx.settings, *saved[5:], grad_out.contiguous(), grad_lse.contiguous())
+        return *gradients, None, None, None, None, None
+
+    registered = torch.library.custom_op(f"asterism::{name}", run, mutates_args=(), schema=_FORWARD)
+    differentiated = torch.library.custom_op(
+        f"asterism::{name}_backward", differentiate, mutates_args=(), schema=_BACKWARD
+    )
+    registered.register_fake(_fake_forward)
+    differentiated.register_fake(_fake_backward)
+    registered.register_autograd(gradient, setup_context=save)
+    return registered
+
+
+def _operands(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    key_mask: Tensor | None,
+    segments: Tensor | None,
+    pattern: str,
+    query_offset: int,
+    scale: float,
+) -> Operands:
+    parse(pattern).check_heads(q.shape[1])
+    plan = compile_pattern(pattern, q.shape[2], k.shape[2], query_offset=query_offset)
+    return Operands(q, k, v, key_mask, segments, plan, scale)
+
+
+def _fake_forward(q: Tensor, k: Tensor, v: Tensor, *_: Any) -> tuple[Tensor, Tensor, Tensor]:
+    wide = torch.float64 if q.dtype == torch.float64 else torch.float32
+    out = q.new_empty((*q.shape[:3], v.shape[-1]))
+    residual = q.new_empty(0 if q.dtype == wide else out.shape)
+    return out, q.new_empty(q.shape[:3], dtype=wide), residual
+
+
+def _fake_backward(q: Tensor, k: Tensor, v: Tensor, *_: Any) -> tuple[Tensor, Tensor, Tensor]:
+    return q.new_empty(q.shape), k.new_empty(k.shape), v.new_empty(v.shape)
