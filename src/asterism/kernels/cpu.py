@@ -1,0 +1,286 @@
+"""The fused CPU kernel: cpu.cpp, built at first use and called through ctypes.
+
+The library is built by the machine's own C++ compiler for the machine's own instruction set, in about 20 seconds, and
+kept in a folder per source, compiler and instruction set, so that a changed one is built anew. It needs no header of
+PyTorch or Python. The folder is $ASTERISM_CACHE, by default ~/.cache/asterism (after $XDG_CACHE_HOME).
+"""
+
+import ctypes
+import hashlib
+import logging
+import os
+import platform
+import shlex
+import shutil
+import subprocess
+import tempfile
+from functools import lru_cache
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from asterism.compiler import Pass, Plan
+from asterism.errors import KernelError
+from asterism.kernels.operator import Attended, Operands, operator
+
+DTYPES = (torch.float32, torch.bfloat16)
+"""What the kernel computes."""
+
+LARGEST_HEAD_DIM = 256
+
+_SOURCE = Path(__file__).with_name("cpu.cpp")
+
+_log = logging.getLogger("asterism")
+
+
+# --- building --------------------------------------------------------------------------------------------------------
+
+
+@lru_cache(maxsize=1)
+def library() -> ctypes.CDLL:
+    """The kernel's library, built if need be. Raises KernelError with the reason if that is impossible."""
+    compiler, flags = _compiler(), _flags()
+    folder = _cache() / f"cpu-{_key(compiler, flags)}"
+    if not _is_whole(folder):
+        _build([*compiler, *flags], folder)
+    loaded = ctypes.CDLL(str(folder / "kernel.so"))
+    for function in (loaded.asterism_forward, loaded.asterism_backward):
+        function.argtypes, function.restype = [ctypes.POINTER(_Problem)], None
+    return loaded
+
+
+@torch.compiler.assume_constant_result
+def is_available() -> bool:
+    """Whether the kernel can be had; if not, says once why."""
+    reason = _reason_against()
+    return reason is None
+
+
+@lru_cache(maxsize=1)
+def _reason_against() -> str | None:
+    try:
+        library()
+    except KernelError as error:
+        _log.warning("attention takes the slower implementation 'eager': %s", error)
+        return str(error)
+    return None
+
+
+def _compiler() -> list[str]:
+    named = os.environ.get("CXX")
+    found = next((name for name in ([named] if named else ["c++", "g++", "clang++"]) if _which(name)), None)
+    if found is None:
+        seen = f"CXX={named} is not a program" if named else "none of c++, g++, clang++ is on the PATH"
+        raise KernelError(
+            f"implementation 'cpu' needs a C++17 compiler with OpenMP; {seen}. Install one (Debian, Ubuntu: apt install"
+            " g++; Fedora: dnf install gcc-c++; conda: conda install cxx-compiler) or use implementation='eager'"
+        )
+    return shlex.split(found)
+
+
+def _which(command: str) -> str | None:
+    return shutil.which(shlex.split(command)[0])
+
+
+def _flags() -> list[str]:
+    native = "-mcpu=native" if platform.machine() in ("arm64", "aarch64") else "-march=native"
+    return ["-std=c++17", "-O3", native, "-fno-math-errno", "-fno-trapping-math", "-fopenmp", "-fPIC", "-shared"]
+
+
+def _cache() -> Path:
+    if chosen := os.environ.get("ASTERISM_CACHE"):
+        return Path(chosen)
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "asterism"
+
+
+def _key(compiler: list[str], flags: list[str]) -> str:
+    """A digest of the source, the flags, and all that the compiler predefines: its version and instruction sets."""
+    macros = _run([*compiler, *flags, "-dM", "-E", "-x", "c++", os.devnull])
+    return hashlib.sha256("\0".join([_SOURCE.read_text(), *flags, macros]).encode()).hexdigest()[:20]
+
+
+def _run(command: list[str]) -> str:
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode:
+        complaint = next((line for line in done.stderr.splitlines() if "error" in line), done.stderr.strip()[-200:])
+        raise KernelError(
+            f"the CPU kernel cannot be built: {' '.join(command[:1])} says {complaint!r}."
+            " Set CXX to a C++17 compiler with OpenMP (g++ 11 or newer), or use implementation='eager'"
+        )
+    return done.stdout
+
+
+def _is_whole(folder: Path) -> bool:
+    """Whether the folder holds a library with the digest that it was built with."""
+    try:
+        return _digest(folder) == (folder / "kernel.sha256").read_text()
+    except OSError:
+        return False
+
+
+def _digest(folder: Path) -> str:
+    return hashlib.sha256((folder / "kernel.so").read_bytes()).hexdigest()
+
+
+def _build(command: list[str], folder: Path) -> None:
+    """Builds beside the folder and moves the result there at once: another process never sees half a library."""
+    _log.warning("building the CPU kernel, once, in about 20 seconds")
+    try:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=folder.parent, prefix="building-") as name:
+            fresh = Path(name) / "kernel"
+            fresh.mkdir()
+            _run([*command, "-o", str(fresh / "kernel.so"), str(_SOURCE)])
+            (fresh / "kernel.sha256").write_text(_digest(fresh))
+            if not _is_whole(folder):
+                shutil.rmtree(folder, ignore_errors=True)
+            try:
+                fresh.rename(folder)
+            except OSError:
+                if not _is_whole(folder):  # else another process was faster
+                    raise
+    except OSError as error:
+        raise KernelError(
+            f"the CPU kernel cannot be kept in {folder.parent}: {error}. Set ASTERISM_CACHE to a folder that can be"
+            " written, or use implementation='eager'"
+        ) from error
+
+
+# --- the structures of cpu.cpp ---------------------------------------------------------------------------------------
+
+
+class _Tensor(ctypes.Structure):
+    _fields_ = [("data", ctypes.c_void_p), *((name, ctypes.c_int64) for name in ("batch", "head", "token", "feature"))]
+
+    @classmethod
+    def of(cls, x: Tensor) -> "_Tensor":
+        return cls(x.data_ptr(), *x.stride())
+
+
+class _Pass(ctypes.Structure):
+    _fields_ = [
+        *((name, ctypes.c_void_p) for name in ("query_index", "key_index")),
+        *((name, ctypes.c_int64) for name in ("n_queries", "n_keys", "n_rows")),
+        *((name, ctypes.c_void_p) for name in ("row_offsets", "columns", "kinds", "list_of_head")),
+    ]
+
+
+class _Problem(ctypes.Structure):
+    _fields_ = [
+        *(
+            (name, ctypes.c_int64)
+            for name in ("batch", "heads", "kv_heads", "n_queries", "n_keys", "dim", "value_dim", "query_offset")
+        ),
+        *((name, ctypes.c_int64) for name in ("tile", "n_passes", "words")),
+        *((name, ctypes.c_void_p) for name in ("passes", "masks", "key_mask", "segments")),
+        ("scale", ctypes.c_float),
+        *((name, ctypes.c_int32) for name in ("is_bfloat16", "threads", "poison")),
+        *((name, _Tensor) for name in ("q", "k", "v")),
+        *((name, ctypes.c_void_p) for name in ("out", "residual", "lse")),
+        ("grad_out", _Tensor),
+        *((name, ctypes.c_void_p) for name in ("grad_lse", "grad_q", "grad_k", "grad_v")),
+    ]
+
+
+class _Program:
+    """A plan as the structures of cpu.cpp, for a number of heads; holds the arrays that they point to."""
+
+    def __init__(self, plan: Plan, heads: int):
+        self.plan = plan
+        self.words = -(-plan.tile // 64)
+        self.masks = _transposed_masks(plan, self.words)
+        self.lists = [_list_of_head(part, plan.heads, heads) for part in plan.passes]
+        self.passes = (_Pass * len(plan.passes))(
+            *(self._pass(part, lists) for part, lists in zip(plan.passes, self.lists, strict=True))
+        )
+
+    @staticmethod
+    def _pass(part: Pass, lists: np.ndarray) -> _Pass:
+        index = (None if x is None else x.ctypes.data for x in (part.query_index, part.key_index))
+        arrays = (part.row_offsets, part.columns, part.kinds, lists)
+        n_rows = part.row_offsets.shape[1] - 1
+        return _Pass(*index, part.n_queries, part.n_keys, n_rows, *(x.ctypes.data for x in arrays))
+
+
+def _transposed_masks(plan: Plan, words: int) -> np.ndarray:
+    """uint64 [masks, key of the tile, words]: bit i says whether query i may read the key."""
+    allowed = plan.tile_masks(np.arange(1, len(plan.masks) + 1, dtype=np.int32)).transpose(0, 2, 1)
+    padded = np.zeros((*allowed.shape[:2], words * 8), np.uint8)
+    packed = np.packbits(allowed, axis=-1, bitorder="little")
+    padded[..., : packed.shape[-1]] = packed
+    return padded.view(np.uint64)
+
+
+def _list_of_head(part: Pass, plan_heads: int, heads: int) -> np.ndarray:
+    """int32 [heads]: which list of tiles a head has in the pass, -1 for none."""
+    if plan_heads == 1:
+        return np.zeros(heads, np.int32)
+    lists = np.full(heads, -1, np.int32)
+    lists[list(part.heads)] = 0 if part.lists == 1 else np.arange(part.lists)
+    return lists
+
+
+@lru_cache(maxsize=128)
+def _program(plan: Plan, heads: int) -> _Program:
+    return _Program(plan, heads)
+
+
+# --- calling ---------------------------------------------------------------------------------------------------------
+
+
+def _problem(operands: Operands, key_mask: Tensor | None, segments: Tensor | None) -> _Problem:
+    q, k, v, plan = operands.q, operands.k, operands.v, operands.plan
+    program = _program(plan, q.shape[1])
+    batch, heads, n_queries, dim = q.shape
+    problem = _Problem(batch, heads, k.shape[1], n_queries, k.shape[2], dim, v.shape[3], plan.query_offset)
+    problem.tile, problem.n_passes, problem.words = plan.tile, len(plan.passes), program.words
+    problem.passes, problem.masks = ctypes.addressof(program.passes), program.masks.ctypes.data
+    problem.key_mask = None if key_mask is None else key_mask.data_ptr()
+    problem.segments = None if segments is None else segments.data_ptr()
+    problem.scale, problem.is_bfloat16 = operands.scale, q.dtype == torch.bfloat16
+    problem.threads, problem.poison = torch.get_num_threads(), bool(os.environ.get("ASTERISM_POISON"))
+    problem.q, problem.k, problem.v = _Tensor.of(q), _Tensor.of(k), _Tensor.of(v)
+    return problem
+
+
+def _batch_operands(operands: Operands) -> tuple[Tensor | None, Tensor | None]:
+    key_mask, segments = operands.key_mask, operands.segments
+    return (
+        None if key_mask is None else key_mask.contiguous(),
+        None if segments is None else segments.to(torch.int64).contiguous(),
+    )
+
+
+def _forward(operands: Operands) -> Attended:
+    q, v = operands.q, operands.v
+    shape = (*q.shape[:3], v.shape[3])
+    out = q.new_zeros(shape)
+    residual = q.new_zeros(0 if q.dtype == torch.float32 else shape)
+    lse = torch.full(q.shape[:3], -torch.inf)
+    held = _batch_operands(operands)
+    problem = _problem(operands, *held)
+    problem.out, problem.residual, problem.lse = out.data_ptr(), residual.data_ptr(), lse.data_ptr()
+    if out.numel():
+        library().asterism_forward(problem)
+    return Attended(out, lse, residual)
+
+
+def _backward(
+    operands: Operands, attended: Attended, grad_out: Tensor, grad_lse: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    gradients = tuple(torch.zeros(x.shape, dtype=x.dtype) for x in (operands.q, operands.k, operands.v))
+    held = _batch_operands(operands)
+    problem = _problem(operands, *held)
+    problem.out, problem.lse = attended.out.data_ptr(), attended.lse.data_ptr()
+    problem.residual = attended.residual.data_ptr() if attended.residual.numel() else None
+    problem.grad_out, problem.grad_lse = _Tensor.of(grad_out), grad_lse.data_ptr()
+    problem.grad_q, problem.grad_k, problem.grad_v = (x.data_ptr() for x in gradients)
+    if operands.q.numel() and operands.k.numel():
+        library().asterism_backward(problem)
+    return gradients
+
+
+cpu = operator("cpu", _forward, _backward)
+"""Fused attention over tiles in C++, as an operator (kernels/operator.py)."""
