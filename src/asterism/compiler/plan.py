@@ -151,10 +151,9 @@ class Plan:
         is_triangle = self.n_queries == self.n_keys and self.pairs == self.heads * self.n_keys * (self.n_keys + 1) // 2
         return "causal" if self.is_causal and is_triangle else "sparse"
 
-    @property
-    def sparse_cost(self) -> float:
+    def sparse_cost(self, implementation: str = "cpu") -> float:
         """Estimated cost of running the plan, in pairs of dense attention (compiler/cost.py)."""
-        return plan_cost(self.tiles, self.tile, len(self.passes), self.heads)
+        return plan_cost(implementation, self.tiles, self.tile, len(self.passes), self.heads)
 
     @property
     def dense_cost(self) -> float:
@@ -184,7 +183,7 @@ class Plan:
             "plan_bytes": self.bytes,
             "operand_bytes": 4 * self.heads * head_dim * (2 * self.n_queries + 2 * self.n_keys),
             "dense_score_bytes": 4 * self.heads * self.n_queries * self.n_keys,
-            "cheaper": "dense" if self.dense_cost <= self.sparse_cost else "tiles",
+            "cheaper": "dense" if self.dense_cost <= self.sparse_cost() else "tiles",
         }
 
     def describe(self, head_dim: int = 64) -> str:
@@ -223,7 +222,7 @@ class Plan:
             return f"dense attention if it is cheaper: the rule is {self.dense_kind}"
         if math.isinf(self.dense_cost):
             return f"tiles: a mask of {self.n_queries:,} x {self.n_keys:,} would be too large for dense attention"
-        ratio = self.dense_cost / max(self.sparse_cost, 1.0)
+        ratio = self.dense_cost / max(self.sparse_cost(), 1.0)
         if ratio <= 1:
             return f"dense attention with a mask, estimated {1 / max(ratio, 1e-9):.1f} times cheaper than the tiles"
         return f"tiles, estimated {ratio:.1f} times cheaper than dense attention with a mask"

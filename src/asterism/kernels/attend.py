@@ -15,13 +15,18 @@ from torch import Tensor
 from asterism.compiler import compile_pattern
 from asterism.compiler.cost import DENSE_MASK_LIMIT
 from asterism.errors import KernelError, PatternError, nearest
+from asterism.kernels import cpu as cpu_kernel
 from asterism.kernels import dense as dense_kernel
+from asterism.kernels.cpu import cpu
 from asterism.kernels.eager import eager
 from asterism.kernels.reference import reference
 from asterism.patterns import Pattern, parse, require_prefix_stable
 
-IMPLEMENTATIONS = ("auto", "reference", "eager", "dense")
+IMPLEMENTATIONS = ("auto", "reference", "eager", "cpu", "dense")
 """What `implementation` may be."""
+
+OPERATORS = {"eager": eager, "cpu": cpu}
+"""The implementations that run a plan."""
 
 DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 """What q, k and v may be."""
@@ -83,8 +88,9 @@ def attend(
     the log-sum-exp [B, H, Nq] (natural logarithm; float32, or float64 for float64), differentiable too. A query that
     may attend to nothing gets out 0, log-sum-exp -inf and gradient 0; what unread keys hold changes nothing.
 
-    `implementation`: "eager" (tiles in plain PyTorch), "dense" (scaled_dot_product_attention; with a mask for short
-    sequences), "reference" (the oracle, O(n^2) memory), or "auto", the cheaper of eager and dense by the cost model.
+    `implementation`: "cpu" (fused tiles in C++: float32 and bfloat16), "eager" (tiles in plain PyTorch), "dense"
+    (scaled_dot_product_attention; with a mask for short sequences), "reference" (the oracle, O(n^2) memory), or "auto":
+    the fastest implementation of tiles that there is for the operands, or dense where the cost model finds it cheaper.
     Raises KernelError for tensors that do not fit each other or the implementation, PatternError for the pattern.
     """
     if not isinstance(pattern, (Pattern, str)):
@@ -95,9 +101,10 @@ def attend(
     offset = n_keys - n_queries if query_offset is None else query_offset
     scale = 1 / math.sqrt(q.shape[3]) if scale is None else scale
     masked = key_mask is not None or segments is not None
-    way = _choose(text, q.shape[1], n_queries, n_keys, offset, implementation, masked, return_lse)
-    if way == "eager":
-        out, lse, _ = eager(q, k, v, key_mask, segments, text, offset, float(scale))
+    tiles = _tile_implementation(q, v, implementation)
+    way = _choose(text, q.shape[1], n_queries, n_keys, offset, implementation, tiles, masked, return_lse)
+    if way in OPERATORS:
+        out, lse, _ = OPERATORS[way](q, k, v, key_mask, segments, text, offset, float(scale))
         return (out, lse) if return_lse else out
     if way in ("full", "causal"):
         return dense_kernel.dense(q, k, v, None, way == "causal", scale)
@@ -162,6 +169,23 @@ def _restrict(allowed: Tensor, key_mask: Tensor | None, segments: Tensor | None,
 # --- the choice ------------------------------------------------------------------------------------------------------
 
 
+def _tile_implementation(q: Tensor, v: Tensor, implementation: str) -> str:
+    """The implementation that runs a plan, if one does: as named, or the fastest that takes the operands."""
+    if implementation not in IMPLEMENTATIONS:
+        raise KernelError(
+            f"unknown implementation {implementation!r}: use one of {', '.join(IMPLEMENTATIONS)}."
+            f"{nearest(implementation, IMPLEMENTATIONS)}"
+        )
+    refused = cpu_kernel.refusal(q, v)
+    if implementation == "cpu":
+        if refused:
+            raise KernelError(refused)
+        return "cpu"
+    if implementation == "auto" and refused is None and cpu_kernel.is_available():
+        return "cpu"
+    return "eager"
+
+
 def _choose(
     text: str,
     heads: int,
@@ -169,30 +193,26 @@ def _choose(
     n_keys: int,
     offset: int,
     implementation: str,
+    tiles: str,
     masked: bool,
     return_lse: bool,
 ) -> str:
-    """How to compute: "eager", "reference", or dense attention as "full", "causal" or "mask"."""
-    if implementation not in IMPLEMENTATIONS:
-        raise KernelError(
-            f"unknown implementation {implementation!r}: use one of {', '.join(IMPLEMENTATIONS)}."
-            f"{nearest(implementation, IMPLEMENTATIONS)}"
-        )
+    """How to compute: a key of OPERATORS, "reference", or dense attention as "full", "causal" or "mask"."""
     if implementation == "dense" and return_lse:
         raise KernelError('implementation="dense" cannot return the log-sum-exp: use "eager" or "reference"')
     if torch.compiler.is_compiling():
-        return _choose_for_any_length(text, n_queries == n_keys, implementation, masked or return_lse)
-    return _choose_by_cost(text, heads, n_queries, n_keys, offset, implementation, masked, return_lse)
+        return _choose_for_any_length(text, n_queries == n_keys, implementation, tiles, masked or return_lse)
+    return _choose_by_cost(text, heads, n_queries, n_keys, offset, implementation, tiles, masked, return_lse)
 
 
-def _choose_for_any_length(text: str, square: bool, implementation: str, plain_only: bool) -> str:
+def _choose_for_any_length(text: str, square: bool, implementation: str, tiles: str, plain_only: bool) -> str:
     """The choice inside torch.compile, where lengths may be symbols and no plan can be looked at."""
-    if implementation in ("auto", "dense") and not plain_only:
+    if (implementation == "dense" or (implementation == "auto" and tiles == "eager")) and not plain_only:
         if text == "dense()":
             return "full"
         if text == "causal()" and square:
             return "causal"
-    return {"auto": "eager", "dense": "mask"}.get(implementation, implementation)
+    return {"auto": tiles, "dense": "mask"}.get(implementation, implementation)
 
 
 @lru_cache(maxsize=4096)
@@ -203,29 +223,30 @@ def _choose_by_cost(
     n_keys: int,
     offset: int,
     implementation: str,
+    tiles: str,
     masked: bool,
     return_lse: bool,
 ) -> str:
     pattern = parse(text)
     pattern.check_heads(heads)
-    by_name = _choose_for_any_length(text, n_queries == n_keys, implementation, masked or return_lse)
+    if implementation == "reference" or implementation in OPERATORS:
+        return implementation
+    by_name = _choose_for_any_length(text, n_queries == n_keys, implementation, tiles, masked or return_lse)
     if by_name in ("full", "causal"):
         return by_name
     plan = compile_pattern(pattern, n_queries, n_keys, query_offset=offset)
-    if implementation in ("reference", "eager"):
-        return implementation
     if return_lse:
-        return "eager"
+        return tiles
     way = "mask" if masked or plan.dense_kind == "sparse" else plan.dense_kind
     fits = way != "mask" or n_queries * n_keys <= DENSE_MASK_LIMIT
     if implementation == "dense":
         if not fits:
             raise KernelError(
                 f'implementation="dense" needs a mask of {n_queries} x {n_keys} pairs for {text},'
-                f' more than the limit of {DENSE_MASK_LIMIT}: use "eager"'
+                f' more than the limit of {DENSE_MASK_LIMIT}: use "auto"'
             )
         return way
-    return way if fits and plan.dense_cost <= plan.sparse_cost else "eager"
+    return way if fits and plan.dense_cost <= plan.sparse_cost(tiles) else tiles
 
 
 # --- the checks ------------------------------------------------------------------------------------------------------

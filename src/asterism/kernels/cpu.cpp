@@ -311,12 +311,26 @@ inline void pair_tokens(const float* rows, int row_width, int count, int dim, fl
   }
 }
 
-// [count][width] -> [units][tile], columns beyond count are 0.
+// [count][width] -> [units][tile] of units, in blocks of 4 x 4; columns beyond count are 0.
 inline void transpose(const float* from, int width, int count, int units, float* to, int tile) {
-  constexpr int kBlock = 8;
-  for (int i = 0; i < tile; i += kBlock)
-    for (int u = 0; u < units; ++u)
-      for (int j = i; j < i + kBlock; ++j) to[static_cast<int64_t>(u) * tile + j] = j < count ? from[j * width + u] : 0;
+  typedef float Four __attribute__((vector_size(16), aligned(4), may_alias));
+  const int whole_rows = count / 4 * 4, whole_units = units / 4 * 4;
+  for (int i = 0; i < whole_rows; i += 4)
+    for (int u = 0; u < whole_units; u += 4) {
+      const float* at = from + static_cast<int64_t>(i) * width + u;
+      Four a = *reinterpret_cast<const Four*>(at), b = *reinterpret_cast<const Four*>(at + width),
+           c = *reinterpret_cast<const Four*>(at + 2 * width), d = *reinterpret_cast<const Four*>(at + 3 * width);
+      Four ab = __builtin_shufflevector(a, b, 0, 4, 1, 5), ab2 = __builtin_shufflevector(a, b, 2, 6, 3, 7),
+           cd = __builtin_shufflevector(c, d, 0, 4, 1, 5), cd2 = __builtin_shufflevector(c, d, 2, 6, 3, 7);
+      float* out = to + static_cast<int64_t>(u) * tile + i;
+      *reinterpret_cast<Four*>(out) = __builtin_shufflevector(ab, cd, 0, 1, 4, 5);
+      *reinterpret_cast<Four*>(out + tile) = __builtin_shufflevector(ab, cd, 2, 3, 6, 7);
+      *reinterpret_cast<Four*>(out + 2 * tile) = __builtin_shufflevector(ab2, cd2, 0, 1, 4, 5);
+      *reinterpret_cast<Four*>(out + 3 * tile) = __builtin_shufflevector(ab2, cd2, 2, 3, 6, 7);
+    }
+  for (int u = 0; u < units; ++u)
+    for (int i = u < whole_units ? whole_rows : 0; i < tile; ++i)
+      to[static_cast<int64_t>(u) * tile + i] = i < count ? from[static_cast<int64_t>(i) * width + u] : 0;
 }
 
 // --- scratch memory --------------------------------------------------------------------------------------------------

@@ -14,6 +14,7 @@ import shlex
 import shutil
 import subprocess
 import tempfile
+from collections.abc import Callable
 from functools import lru_cache
 from pathlib import Path
 
@@ -35,6 +36,18 @@ _SOURCE = Path(__file__).with_name("cpu.cpp")
 _log = logging.getLogger("asterism")
 
 
+def refusal(q: Tensor, v: Tensor) -> str | None:
+    """Why the kernel cannot take these operands and what would work, or None if it can."""
+    if q.device.type != "cpu":
+        return f"implementation 'cpu' works on CPU tensors, got {q.device}: use 'auto'"
+    if q.dtype not in DTYPES:
+        return f"implementation 'cpu' takes float32 and bfloat16, got {q.dtype}: use 'eager' or convert"
+    if max(q.shape[3], v.shape[3]) > LARGEST_HEAD_DIM:
+        widths = f"{q.shape[3]} for q and k and {v.shape[3]} for v"
+        return f"implementation 'cpu' takes a head_dim of at most {LARGEST_HEAD_DIM}, got {widths}: use 'eager'"
+    return None
+
+
 # --- building --------------------------------------------------------------------------------------------------------
 
 
@@ -51,21 +64,19 @@ def library() -> ctypes.CDLL:
     return loaded
 
 
-@torch.compiler.assume_constant_result
-def is_available() -> bool:
-    """Whether the kernel can be had; if not, says once why."""
-    reason = _reason_against()
-    return reason is None
-
-
 @lru_cache(maxsize=1)
-def _reason_against() -> str | None:
+def _can_be_had() -> bool:
+    """Whether the kernel can be had; if not, says why, once."""
     try:
         library()
     except KernelError as error:
         _log.warning("attention takes the slower implementation 'eager': %s", error)
-        return str(error)
-    return None
+        return False
+    return True
+
+
+is_available: Callable[[], bool] = torch.compiler.assume_constant_result(_can_be_had)
+"""Whether the kernel can be had; if not, says why, once. torch.compile takes the answer as given."""
 
 
 def _compiler() -> list[str]:
@@ -270,16 +281,16 @@ def _forward(operands: Operands) -> Attended:
 def _backward(
     operands: Operands, attended: Attended, grad_out: Tensor, grad_lse: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
-    gradients = tuple(torch.zeros(x.shape, dtype=x.dtype) for x in (operands.q, operands.k, operands.v))
+    grad_q, grad_k, grad_v = (torch.zeros(x.shape, dtype=x.dtype) for x in (operands.q, operands.k, operands.v))
     held = _batch_operands(operands)
     problem = _problem(operands, *held)
     problem.out, problem.lse = attended.out.data_ptr(), attended.lse.data_ptr()
     problem.residual = attended.residual.data_ptr() if attended.residual.numel() else None
     problem.grad_out, problem.grad_lse = _Tensor.of(grad_out), grad_lse.data_ptr()
-    problem.grad_q, problem.grad_k, problem.grad_v = (x.data_ptr() for x in gradients)
+    problem.grad_q, problem.grad_k, problem.grad_v = (x.data_ptr() for x in (grad_q, grad_k, grad_v))
     if operands.q.numel() and operands.k.numel():
         library().asterism_backward(problem)
-    return gradients
+    return grad_q, grad_k, grad_v
 
 
 cpu = operator("cpu", _forward, _backward)

@@ -89,8 +89,8 @@ Operator = Callable[..., tuple[Tensor, Tensor, Tensor]]
 def operator(name: str, forward: Forward, backward: Backward) -> Operator:
     """The operator `asterism::name` of (q, k, v, key_mask, segments, pattern, query_offset, scale).
 
-    It gives (out, lse, residual). `backward` takes the operands, what forward gave, and the gradients of out and lse, and gives those of q, k and v,
-    contiguous and in their dtypes. Operands may be strided at will; nothing else about them needs checking.
+    It gives (out, lse, residual). `backward` takes the operands, what forward gave, and the gradients of out and lse,
+    and gives those of q, k and v, contiguous and in their dtypes. Operands may be strided at will.
     """
 
     def run(*arguments: Any) -> tuple[Tensor, Tensor, Tensor]:
