@@ -14,7 +14,6 @@ import shlex
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Callable
 from functools import lru_cache
 from pathlib import Path
 
@@ -64,19 +63,20 @@ def library() -> ctypes.CDLL:
     return loaded
 
 
+@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
+def is_available() -> bool:
+    """Whether the kernel can be had; if not, says why, once."""
+    return _can_be_had()
+
+
 @lru_cache(maxsize=1)
 def _can_be_had() -> bool:
-    """Whether the kernel can be had; if not, says why, once."""
     try:
         library()
     except KernelError as error:
         _log.warning("attention takes the slower implementation 'eager': %s", error)
         return False
     return True
-
-
-is_available: Callable[[], bool] = torch.compiler.assume_constant_result(_can_be_had)
-"""Whether the kernel can be had; if not, says why, once. torch.compile takes the answer as given."""
 
 
 def _compiler() -> list[str]:
