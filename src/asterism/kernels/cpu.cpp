@@ -798,15 +798,25 @@ void in_parallel(const Problem& p, int64_t n, int64_t scratch_floats, Body body)
   }
 }
 
-// Zeroed memory for float32 sums.
+// Memory for float32 sums.
 class Sums {
  public:
   Sums() : data_(nullptr, std::free) {}
-  void reset(int64_t floats) { data_.reset(static_cast<float*>(std::calloc(std::max<int64_t>(floats, 1), sizeof(float)))); }
+  // Room for so many floats, all 0.
+  void reset(int64_t floats) {
+    if (floats == size_) {
+      std::memset(data_.get(), 0, floats * sizeof(float));
+      return;
+    }
+    data_.reset();
+    data_.reset(static_cast<float*>(std::calloc(std::max<int64_t>(floats, 1), sizeof(float))));
+    size_ = floats;
+  }
   float* get() const { return data_.get(); }
 
  private:
   std::unique_ptr<float, decltype(&std::free)> data_;
+  int64_t size_ = -1;
 };
 
 // How many heads are worked on at a time, when each needs `bytes` of float32 sums (0: none).

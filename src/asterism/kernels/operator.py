@@ -104,12 +104,17 @@ def operator(name: str, forward: Forward, backward: Backward) -> Operator:
     def save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor, Tensor]) -> None:
         out, lse, residual = output
         ctx.mark_non_differentiable(residual)
+        ctx.set_materialize_grads(False)
         ctx.settings = inputs[5:]
         ctx.save_for_backward(*inputs[:5], out, residual, lse)
 
-    def gradient(ctx: Any, grad_out: Tensor, grad_lse: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
-        saved = ctx.saved_tensors
-        gradients = differentiated(*saved[:5], *ctx.settings, *saved[5:], grad_out.contiguous(), grad_lse.contiguous())
+    def gradient(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
+        saved, (out, lse) = ctx.saved_tensors, (ctx.saved_tensors[5], ctx.saved_tensors[7])
+        given = (
+            torch.zeros_like(result) if grad is None else grad.contiguous()
+            for grad, result in zip(grads, (out, lse), strict=False)
+        )
+        gradients = differentiated(*saved[:5], *ctx.settings, *saved[5:], *given)
         return *gradients, None, None, None, None, None
 
     registered = torch.library.custom_op(f"asterism::{name}", run, mutates_args=(), schema=_FORWARD)
