@@ -123,7 +123,7 @@ inline void micro_product(int n_units, Matrix a, const float* b, int64_t b_row, 
 #pragma GCC unroll 32
   for (int m = 0; m < kRows; ++m)
 #pragma GCC unroll 4
-    for (int n = 0; n < kVectors; ++n) sum[m][n] = kAdd ? load(c + m * c_row + n * kLanes) : Vector{};
+    for (int n = 0; n < kVectors; ++n) sum[m][n] = Vector{};
   const float* left = a.data;
   for (int k = 0; k < n_units; ++k, left += a.column, b += b_row) {
     Vector right[kVectors];
@@ -139,7 +139,10 @@ inline void micro_product(int n_units, Matrix a, const float* b, int64_t b_row, 
 #pragma GCC unroll 32
   for (int m = 0; m < kRows; ++m)
 #pragma GCC unroll 4
-    for (int n = 0; n < kVectors; ++n) store(c + m * c_row + n * kLanes, sum[m][n]);
+    for (int n = 0; n < kVectors; ++n) {
+      float* to = c + m * c_row + n * kLanes;
+      store(to, kAdd ? load(to) + sum[m][n] : sum[m][n]);
+    }
 }
 
 template <class Units, bool kAdd, int kRows, int kVectors>
@@ -152,7 +155,8 @@ void row_blocks(int rows, int n_units, Matrix a, const float* b, int64_t b_row, 
   }
 }
 
-// C (+)= A B for A [rows, n_units], B [n_units, columns] and C [rows, columns]; columns is a multiple of kLanes.
+// C (+)= A B, added at the end: sums of many products stay exact longer. A is [rows, n_units], B [n_units, columns] and C
+// [rows, columns]; columns is a multiple of kLanes.
 template <class Units, bool kAdd>
 void product(int rows, int columns, int n_units, Matrix a, const float* b, int64_t b_row, float* c, int64_t c_row) {
   int n = 0;
@@ -221,7 +225,7 @@ struct Tokens {
 struct Float32 {
   using Element = float;
   using Units = FloatUnits;
-  static constexpr bool kPairs = false;
+  static constexpr bool kPairs = false, kInPlace = true;
 
   static int units(int64_t n) { return static_cast<int>(n); }
   static int row_width(int64_t dim) { return padded(dim); }
@@ -232,7 +236,7 @@ struct Float32 {
 struct WidenedBFloat16 {
   using Element = uint16_t;
   using Units = FloatUnits;
-  static constexpr bool kPairs = false;
+  static constexpr bool kPairs = false, kInPlace = false;
 
   static int units(int64_t n) { return static_cast<int>(n); }
   static int row_width(int64_t dim) { return padded(dim); }
@@ -244,7 +248,7 @@ struct WidenedBFloat16 {
 struct NativeBFloat16 {
   using Element = uint16_t;
   using Units = BFloat16Pairs;
-  static constexpr bool kPairs = true;
+  static constexpr bool kPairs = true, kInPlace = true;
 
   static int units(int64_t n) { return static_cast<int>((n + 1) / 2); }
   static int row_width(int64_t dim) { return units(dim); }
@@ -286,7 +290,7 @@ void pack_rows(const Tokens<typename Kind::Element>& tokens, float* to, int widt
         std::memcpy(pairs, from, tokens.dim * sizeof(Element));
       else
         for (int d = 0; d < tokens.dim; ++d) pairs[d] = from[d * tokens.feature];
-      std::memset(pairs + tokens.dim, 0, (2 * width - tokens.dim) * sizeof(Element));
+      for (int d = tokens.dim; d < 2 * width; ++d) pairs[d] = 0;
     } else {
       if (tokens.feature == 1)
         for (int d = 0; d < tokens.dim; ++d) to[d] = Kind::widen(from[d]);
@@ -297,11 +301,22 @@ void pack_rows(const Tokens<typename Kind::Element>& tokens, float* to, int widt
   }
 }
 
-// Rows packed by pack_rows<Kind>, as units along the tokens: [ceil(count / 2)][width], for native bfloat16.
-inline void pair_tokens(const float* rows, int row_width, int count, int dim, float* to, int width) {
+// Rows of units along the features: where the tokens lie if they lie evenly and nothing has to be padded, else packed.
+template <class Kind>
+Matrix rows_of(const Tokens<typename Kind::Element>& tokens, bool in_place, float* to, int width) {
+  constexpr int kPerUnit = sizeof(float) / sizeof(typename Kind::Element);
+  if (in_place && Kind::kInPlace && !tokens.index && tokens.feature == 1 && tokens.token % kPerUnit == 0 &&
+      tokens.dim == width * kPerUnit)
+    return {reinterpret_cast<const float*>(tokens.row(0)), tokens.token / kPerUnit, 1};
+  pack_rows<Kind>(tokens, to, width);
+  return {to, width, 1};
+}
+
+// Rows of pairs along the features as pairs along the tokens, [ceil(count / 2)][width], for native bfloat16.
+inline void pair_tokens(const Matrix& rows, int count, int dim, float* to, int width) {
   for (int i = 0; i < count; i += 2, to += width) {
-    const uint16_t* even = reinterpret_cast<const uint16_t*>(rows + static_cast<int64_t>(i) * row_width);
-    const uint16_t* odd = even + 2 * row_width;
+    const uint16_t* even = reinterpret_cast<const uint16_t*>(rows.data + i * rows.row);
+    const uint16_t* odd = even + 2 * rows.row;
     uint32_t* pairs = reinterpret_cast<uint32_t*>(to);
     if (i + 1 < count)
       for (int d = 0; d < dim; ++d) pairs[d] = even[d] | static_cast<uint32_t>(odd[d]) << 16;
@@ -459,11 +474,12 @@ class Row {
     }
   }
 
-  // Packs a tile of keys and writes its raw scores, [key][query].
+  // Writes the raw scores of a tile, [key][query]; keeps the rows of its keys.
   void score(int64_t column, const Allowed& may, int n_keys, float* scores) {
-    pack_rows<Kind>(tokens(p_.k, kv_head(), pass_.key_index, column * t_, n_keys, p_.dim), keys_, row_width_);
+    const auto k = tokens(p_.k, kv_head(), pass_.key_index, column * t_, n_keys, p_.dim);
+    key_rows_ = rows_of<Kind>(k, !may.bits, keys_, row_width_);
     clear_unread(may, n_keys, keys_, row_width_);
-    product<Units, false>(n_keys, t_, Kind::units(p_.dim), {keys_, row_width_, 1}, queries_, t_, scores, t_);
+    product<Units, false>(n_keys, t_, Kind::units(p_.dim), key_rows_, queries_, t_, scores, t_);
   }
 
   // -infinity in place of what bit `i` of `bits` forbids query `i` (i < kLanes).
@@ -484,6 +500,7 @@ class Row {
   int64_t batch_, head_, first_;
   int count_;
   float *highest_, *total_, *factor_, *rows_, *queries_, *keys_;
+  Matrix key_rows_;
   uint64_t* bits_;
   int64_t* query_segments_;
 };
@@ -552,10 +569,10 @@ class ForwardRow : public Row<Kind> {
     scale_and_mask(may, n_keys, scores);
     const auto v = this->tokens(p_.v, this->kv_head(), pass_.key_index, column * t_, n_keys, p_.value_dim);
     if constexpr (Kind::kPairs) {
-      pack_rows<Kind>(v, rows_, value_row_width_);
+      const Matrix rows = rows_of<Kind>(v, !may.bits, rows_, value_row_width_);
       this->clear_unread(may, n_keys, rows_, value_row_width_);
       float* values = values_ + static_cast<int64_t>(before / 2) * value_width_;
-      pair_tokens(rows_, value_row_width_, n_keys, v.dim, values, value_width_);
+      pair_tokens(rows, n_keys, v.dim, values, value_width_);
       if (n_keys % 2) std::fill(scores + n_keys * t_, scores + (n_keys + 1) * t_, -kInfinity);
       return n_keys + n_keys % 2;
     } else {
@@ -679,18 +696,12 @@ class BackwardRow : public Row<Kind> {
     if (may.nothing) return;
     this->score(column, may, n_keys, scores_);
     const auto v = this->tokens(p_.v, this->kv_head(), pass_.key_index, column * t_, n_keys, p_.value_dim);
-    pack_rows<Kind>(v, value_rows_, value_row_width_);
+    const Matrix value_rows = rows_of<Kind>(v, !may.bits, value_rows_, value_row_width_);
     this->clear_unread(may, n_keys, value_rows_, value_row_width_);
-    product<Units, false>(n_keys, t_, Kind::units(p_.value_dim), {value_rows_, value_row_width_, 1}, grad_out_, t_,
-                          grad_scores_, t_);
+    product<Units, false>(n_keys, t_, Kind::units(p_.value_dim), value_rows, grad_out_, t_, grad_scores_, t_);
     differentiate_softmax(may, n_keys);
-    const int n_units = Kind::units(t_);
-    product<Units, false>(n_keys, value_width_, n_units, as_rows(scores_, n_keys), grad_out_rows_, value_width_,
-                          grad_key_, value_width_);
-    scatter(column, n_keys, value_width_, p_.value_dim, grad_v);
-    product<Units, false>(n_keys, width_, n_units, as_rows(grad_scores_, n_keys), query_rows_, width_, grad_key_,
-                          width_);
-    scatter(column, n_keys, width_, p_.dim, grad_k);
+    add_to_keys(column, n_keys, as_rows(scores_, n_keys), grad_out_rows_, value_width_, p_.value_dim, grad_v);
+    add_to_keys(column, n_keys, as_rows(grad_scores_, n_keys), query_rows_, width_, p_.dim, grad_k);
     add_to_queries(n_keys);
   }
 
@@ -720,7 +731,7 @@ class BackwardRow : public Row<Kind> {
   // Rows of the tile as B, units along the tokens; tokens beyond count_ are 0.
   void keep_as_tokens(const float* rows, int row_width, int width, int64_t dim, float* to) const {
     if constexpr (Kind::kPairs) {
-      pair_tokens(rows, row_width, count_, static_cast<int>(dim), to, width);
+      pair_tokens({rows, row_width, 1}, count_, static_cast<int>(dim), to, width);
       const int pairs = (count_ + 1) / 2;
       std::fill(to + static_cast<int64_t>(pairs) * width, to + static_cast<int64_t>(t_ / 2) * width, 0.0f);
     } else {
@@ -763,15 +774,23 @@ class BackwardRow : public Row<Kind> {
       const int pairs = (n_keys + 1) / 2;
       for (int j = 0; j < pairs; ++j)
         narrow_pair(grad_scores_ + 2 * j * t_, grad_scores_ + (2 * j + 1) * t_, t_, grad_scores_ + j * t_);
-      pair_tokens(keys_, row_width_, n_keys, static_cast<int>(p_.dim), key_pairs_, width_);
+      pair_tokens(this->key_rows_, n_keys, static_cast<int>(p_.dim), key_pairs_, width_);
       product<Units, true>(count_, width_, pairs, {grad_scores_, 1, t_}, key_pairs_, width_, grad_query_, width_);
       return;
     }
 #endif
-    product<Units, true>(count_, width_, n_keys, {grad_scores_, 1, t_}, keys_, width_, grad_query_, width_);
+    product<Units, true>(count_, width_, n_keys, {grad_scores_, 1, t_}, this->key_rows_.data, this->key_rows_.row,
+                         grad_query_, width_);
   }
 
-  void scatter(int64_t column, int n_keys, int width, int64_t dim, float* to) const {
+  // Adds the product of a tile's weights, as A, with the tokens of its queries to the tile's keys in `to`.
+  void add_to_keys(int64_t column, int n_keys, Matrix weights, const float* tokens, int width, int64_t dim, float* to) {
+    const int n_units = Kind::units(t_);
+    if (!pass_.key_index && dim == width) {
+      product<Units, true>(n_keys, width, n_units, weights, tokens, width, to + column * t_ * dim, dim);
+      return;
+    }
+    product<Units, false>(n_keys, width, n_units, weights, tokens, width, grad_key_, width);
     for (int j = 0; j < n_keys; ++j) {
       float* row = to + this->key(column, j) * dim;
       const float* from = grad_key_ + static_cast<int64_t>(j) * width;
