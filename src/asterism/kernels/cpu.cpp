@@ -38,6 +38,8 @@ constexpr int kLanes = 8, kColumns = 2, kAccumulators = 12;
 constexpr int kLanes = 4, kColumns = 4, kAccumulators = 24;
 #endif
 
+constexpr int kGroup = 16;  // queries, or keys, that are skipped together in tiles with masks
+constexpr int kMostGroups = 128 / kGroup;
 constexpr int kKeysPerStep = 256;  // keys that share one step of the online softmax
 constexpr int64_t kScratchBytes = 16 << 20;  // float32 copies of half-precision results held at a time, about
 constexpr float kInfinity = std::numeric_limits<float>::infinity();
@@ -192,6 +194,8 @@ struct Problem {
   int64_t tile, n_passes, words;
   const Pass* passes;
   const uint64_t* masks;  // [masks, key of the tile, words]: bit i says whether query i may read the key
+  const uint8_t* live;       // [masks + 1, tile / kGroup, 2]: by kind, the first group of keys that a group of queries
+                             // may read, and the one after the last
   const uint8_t* key_mask;   // [batch, n_keys] or null
   const int64_t* segments;   // [batch, n_keys] or null
   float scale;
@@ -374,11 +378,27 @@ class Scratch {
 
 // --- one row of tiles ------------------------------------------------------------------------------------------------
 
-// Which queries may read which keys of a tile: bits [key][words], null when all may.
+// Which queries may read which keys of a tile: bits [key][words], null when all may; what lies outside of live is not
+// computed.
 struct Allowed {
   const uint64_t* bits;
+  const uint8_t* live;
   bool nothing;
 };
+
+struct Range {
+  int begin, end;
+  bool operator==(const Range& other) const { return begin == other.begin && end == other.end; }
+};
+
+// Calls body(first, past, range) for runs of equal ranges; empty ranges are left out.
+template <class Body>
+void for_runs(const Range* ranges, int n, Body body) {
+  for (int first = 0, past; first < n; first = past) {
+    for (past = first + 1; past < n && ranges[past] == ranges[first];) ++past;
+    if (ranges[first].begin < ranges[first].end) body(first, past, ranges[first]);
+  }
+}
 
 template <class Kind>
 class Row {
@@ -398,6 +418,7 @@ class Row {
       : p_(p),
         pass_(pass),
         t_(static_cast<int>(p.tile)),
+        groups_(t_ / kGroup),
         width_(padded(p.dim)),
         value_width_(padded(p.value_dim)),
         row_width_(Kind::row_width(p.dim)),
@@ -441,7 +462,8 @@ class Row {
 
   Allowed allowed(int64_t column, int32_t kind, int n_keys) {
     const uint64_t* bits = kind ? p_.masks + (kind - 1) * p_.tile * p_.words : nullptr;
-    if (!p_.key_mask && !p_.segments) return {bits, false};
+    const uint8_t* live = p_.live + static_cast<int64_t>(kind) * groups_ * 2;
+    if (!p_.key_mask && !p_.segments) return {bits, live, false};
     const int words = static_cast<int>(p_.words);
     uint64_t any = 0;
     for (int j = 0; j < n_keys; ++j) {
@@ -454,7 +476,7 @@ class Row {
         any |= word;
       }
     }
-    return {bits_, any == 0};
+    return {bits_, live, any == 0};
   }
 
   uint64_t same_segment(int64_t segment, int w) const {
@@ -474,12 +496,28 @@ class Row {
     }
   }
 
-  // Writes the raw scores of a tile, [key][query]; keeps the rows of its keys.
+  // Writes the raw scores of a tile, [key][query], within its ranges; keeps the rows of its keys.
   void score(int64_t column, const Allowed& may, int n_keys, float* scores) {
     const auto k = tokens(p_.k, kv_head(), pass_.key_index, column * t_, n_keys, p_.dim);
+    find_ranges(may, n_keys);
     key_rows_ = rows_of<Kind>(k, !may.bits, keys_, row_width_);
     clear_unread(may, n_keys, keys_, row_width_);
-    product<Units, false>(n_keys, t_, Kind::units(p_.dim), key_rows_, queries_, t_, scores, t_);
+    multiply_live(key_rows_, Kind::units(p_.dim), queries_, scores);
+  }
+
+  // The keys that each group of queries reads in a tile.
+  void find_ranges(const Allowed& may, int n_keys) {
+    for (int g = 0; g < groups_; ++g)
+      ranges_[g] = {std::min(n_keys, may.live[2 * g] * kGroup), std::min(n_keys, may.live[2 * g + 1] * kGroup)};
+  }
+
+  // Products of the rows of keys with all queries that may read them, [key][query].
+  void multiply_live(const Matrix& rows, int n_units, const float* columns, float* to) const {
+    for_runs(ranges_, groups_, [&](int first, int past, Range keys) {
+      const Matrix a = {rows.data + keys.begin * rows.row, rows.row, rows.column};
+      product<Units, false>(keys.end - keys.begin, (past - first) * kGroup, n_units, a, columns + first * kGroup, t_,
+                            to + static_cast<int64_t>(keys.begin) * t_ + first * kGroup, t_);
+    });
   }
 
   // -infinity in place of what bit `i` of `bits` forbids query `i` (i < kLanes).
@@ -495,12 +533,14 @@ class Row {
 
   const Problem& p_;
   const Pass& pass_;
-  const int t_, width_, value_width_;  // widths of tiles with units along the tokens ...
+  const int t_, groups_;
+  const int width_, value_width_;  // widths of tiles with units along the tokens ...
   const int row_width_, value_row_width_;  // ... and along the features
   int64_t batch_, head_, first_;
   int count_;
   float *highest_, *total_, *factor_, *rows_, *queries_, *keys_;
   Matrix key_rows_;
+  Range ranges_[kMostGroups];
   uint64_t* bits_;
   int64_t* query_segments_;
 };
@@ -510,8 +550,8 @@ class Row {
 template <class Kind>
 class ForwardRow : public Row<Kind> {
   using Base = Row<Kind>;
-  using Base::count_, Base::factor_, Base::highest_, Base::p_, Base::pass_, Base::rows_, Base::t_, Base::total_,
-      Base::value_row_width_, Base::value_width_;
+  using Base::count_, Base::factor_, Base::groups_, Base::highest_, Base::p_, Base::pass_, Base::ranges_, Base::rows_,
+      Base::t_, Base::total_, Base::value_row_width_, Base::value_width_;
 
  public:
   ForwardRow(const Problem& p, const Pass& pass, Scratch& scratch) : Base(p, pass, scratch) {
@@ -543,7 +583,7 @@ class ForwardRow : public Row<Kind> {
       int n_keys = 0;
       const int64_t step_end = std::min(end, begin + tiles_per_step);
       for (; begin < step_end; ++begin) n_keys += read_tile(pass_.columns[begin], pass_.kinds[begin], n_keys);
-      if (n_keys) step(n_keys);
+      if (n_keys) step();
     }
   }
 
@@ -566,7 +606,8 @@ class ForwardRow : public Row<Kind> {
     if (may.nothing) return 0;
     float* scores = scores_ + static_cast<int64_t>(before) * t_;
     this->score(column, may, n_keys, scores);
-    scale_and_mask(may, n_keys, scores);
+    for (int g = 0; g < groups_; ++g) scale_and_mask(may, g, scores);
+    for (int g = 0; g < groups_; ++g) remember(g, before, n_keys);
     const auto v = this->tokens(p_.v, this->kv_head(), pass_.key_index, column * t_, n_keys, p_.value_dim);
     if constexpr (Kind::kPairs) {
       const Matrix rows = rows_of<Kind>(v, !may.bits, rows_, value_row_width_);
@@ -583,64 +624,108 @@ class ForwardRow : public Row<Kind> {
     }
   }
 
-  void scale_and_mask(const Allowed& may, int n_keys, float* scores) {
+  void scale_and_mask(const Allowed& may, int g, float* scores) const {
     const Vector scale = splat(p_.scale * kLog2E);
-    for (int i = 0; i < t_; i += kLanes) {
-      float* at = scores + i;
-      for (int j = 0; j < n_keys; ++j, at += t_) {
-        Vector x = load(at) * scale;
-        if (may.bits) x = this->forbid(x, this->lane_bits(may, j, i));
-        store(at, x);
+    const Range keys = ranges_[g];
+    for (int i = g * kGroup; i < (g + 1) * kGroup; i += kLanes)
+      for (int j = keys.begin; j < keys.end; ++j) {
+        float* at = scores + static_cast<int64_t>(j) * t_ + i;
+        const Vector x = load(at) * scale;
+        store(at, may.bits ? this->forbid(x, this->lane_bits(may, j, i)) : x);
       }
-    }
   }
 
-  // One step of the online softmax over the first n_keys scores and values.
-  void step(int n_keys) {
-    bool rescale = false;
-    for (int i = 0; i < t_; i += kLanes) rescale |= exponentiate(n_keys, i);
-    if (rescale)
-      for (int i = 0; i < count_; ++i) {
-        float* sums = sums_ + static_cast<int64_t>(i) * value_width_;
-        const Vector factor = splat(factor_[i]);
-        for (int d = 0; d < value_width_; d += kLanes) store(sums + d, load(sums + d) * factor);
-      }
-    int n_units = n_keys;
-#ifdef __AVX512BF16__
-    if constexpr (Kind::kPairs) {
-      n_units = n_keys / 2;
-      for (int j = 0; j < n_units; ++j)
-        narrow_pair(scores_ + 2 * j * t_, scores_ + (2 * j + 1) * t_, t_, scores_ + j * t_);
-    }
-#endif
-    product<typename Kind::Units, true>(count_, value_width_, n_units, {scores_, 1, t_}, values_, value_width_, sums_,
-                                        value_width_);
+  // Notes which keys of the step a group of queries reads: the tile's range, an odd end filled up to a pair.
+  void remember(int g, int before, int n_keys) {
+    Range keys = ranges_[g];
+    if (keys.begin == keys.end) return;
+    if (Kind::kPairs && keys.end == n_keys) keys.end += n_keys % 2;
+    keys = {before + keys.begin, before + keys.end};
+    Range* last = step_ranges_[g] + n_step_ranges_[g] - 1;
+    if (n_step_ranges_[g] && last->end == keys.begin)
+      last->end = keys.end;
+    else
+      step_ranges_[g][n_step_ranges_[g]++] = keys;
   }
 
-  // Weights of kLanes queries; true if what was summed before must be scaled down.
-  bool exponentiate(int n_keys, int i) {
+  // One step of the online softmax over the scores and values that were read.
+  void step() {
+    for (int g = 0; g < groups_; ++g) {
+      bool rescale = false;
+      for (int i = g * kGroup; i < (g + 1) * kGroup; i += kLanes) rescale |= exponentiate(g, i);
+      if (rescale) scale_sums(g);
+      if constexpr (Kind::kPairs) narrow(g);
+    }
+    for (int first = 0, past; first < groups_; first = past) {
+      for (past = first + 1; past < groups_ && equal_ranges(first, past);) ++past;
+      add_values(first, past);
+    }
+    std::fill(n_step_ranges_, n_step_ranges_ + groups_, 0);
+  }
+
+  bool equal_ranges(int a, int b) const {
+    return n_step_ranges_[a] == n_step_ranges_[b] &&
+           std::equal(step_ranges_[a], step_ranges_[a] + n_step_ranges_[a], step_ranges_[b]);
+  }
+
+  // Weights of kLanes queries of a group; true if what was summed before must be scaled down.
+  bool exponentiate(int g, int i) {
+    const Range *begin = step_ranges_[g], *end = begin + n_step_ranges_[g];
     const Vector before = load(highest_ + i);
     Vector highest = before;
-    const float* from = scores_ + i;
-    for (int j = 0; j < n_keys; ++j, from += t_) highest = larger(load(from), highest);
+    for (const Range* keys = begin; keys < end; ++keys)
+      for (int j = keys->begin; j < keys->end; ++j)
+        highest = larger(load(scores_ + static_cast<int64_t>(j) * t_ + i), highest);
     const Vector shift = highest == splat(-kInfinity) ? Vector{} : highest;
     const Vector factor = exp2(before - shift);
     Vector total = load(total_ + i) * factor;
-    float* at = scores_ + i;
-    for (int j = 0; j < n_keys; ++j, at += t_) {
-      const Vector weight = exp2(load(at) - shift);
-      total += weight;
-      store(at, weight);
-    }
+    for (const Range* keys = begin; keys < end; ++keys)
+      for (int j = keys->begin; j < keys->end; ++j) {
+        float* at = scores_ + static_cast<int64_t>(j) * t_ + i;
+        const Vector weight = exp2(load(at) - shift);
+        total += weight;
+        store(at, weight);
+      }
     store(highest_ + i, highest);
     store(total_ + i, total);
     store(factor_ + i, factor);
-    for (int lane = 0; lane < kLanes; ++lane)
-      if (factor_[i + lane] != 1) return true;
-    return false;
+    return std::any_of(factor_ + i, factor_ + i + kLanes, [](float x) { return x != 1; });
+  }
+
+  void scale_sums(int g) {
+    for (int i = g * kGroup; i < std::min(count_, (g + 1) * kGroup); ++i) {
+      float* sums = sums_ + static_cast<int64_t>(i) * value_width_;
+      const Vector factor = splat(factor_[i]);
+      for (int d = 0; d < value_width_; d += kLanes) store(sums + d, load(sums + d) * factor);
+    }
+  }
+
+  // Pairs of keys, at the place of the even one divided by two.
+  void narrow(int g) {
+#ifdef __AVX512BF16__
+    float* scores = scores_ + g * kGroup;
+    for (int r = 0; r < n_step_ranges_[g]; ++r)
+      for (int j = step_ranges_[g][r].begin / 2; j < step_ranges_[g][r].end / 2; ++j)
+        narrow_pair(scores + 2 * j * t_, scores + (2 * j + 1) * t_, kGroup, scores + j * t_);
+#endif
+  }
+
+  // Adds the weighted values of the step to the queries of groups [first, past), which read the same keys.
+  void add_values(int first, int past) {
+    const int queries = std::min(count_, past * kGroup) - first * kGroup;
+    if (queries <= 0) return;
+    for (int r = 0; r < n_step_ranges_[first]; ++r) {
+      const int64_t begin = Kind::units(step_ranges_[first][r].begin), end = Kind::units(step_ranges_[first][r].end);
+      product<typename Kind::Units, true>(queries, value_width_, static_cast<int>(end - begin),
+                                          {scores_ + begin * t_ + first * kGroup, 1, t_}, values_ + begin * value_width_,
+                                          value_width_, sums_ + static_cast<int64_t>(first) * kGroup * value_width_,
+                                          value_width_);
+    }
   }
 
   float *scores_, *values_, *sums_;
+  Range step_ranges_[kMostGroups][kKeysPerStep / kGroup];  // by group of queries, the keys of the step that it reads
+  int n_step_ranges_[kMostGroups] = {};
 };
 
 // --- backward --------------------------------------------------------------------------------------------------------
@@ -648,8 +733,7 @@ class ForwardRow : public Row<Kind> {
 template <class Kind>
 class BackwardRow : public Row<Kind> {
   using Base = Row<Kind>;
-  using Base::batch_, Base::count_, Base::first_, Base::head_, Base::keys_, Base::p_, Base::pass_, Base::queries_,
-      Base::row_width_, Base::rows_, Base::t_, Base::value_row_width_, Base::value_width_, Base::width_;
+  using Base::count_, Base::first_, Base::groups_, Base::p_, Base::pass_, Base::ranges_, Base::row_width_, Base::rows_, Base::t_, Base::value_row_width_, Base::value_width_, Base::width_;
   using Units = typename Kind::Units;
 
  public:
@@ -698,8 +782,9 @@ class BackwardRow : public Row<Kind> {
     const auto v = this->tokens(p_.v, this->kv_head(), pass_.key_index, column * t_, n_keys, p_.value_dim);
     const Matrix value_rows = rows_of<Kind>(v, !may.bits, value_rows_, value_row_width_);
     this->clear_unread(may, n_keys, value_rows_, value_row_width_);
-    product<Units, false>(n_keys, t_, Kind::units(p_.value_dim), value_rows, grad_out_, t_, grad_scores_, t_);
-    differentiate_softmax(may, n_keys);
+    this->multiply_live(value_rows, Kind::units(p_.value_dim), grad_out_, grad_scores_);
+    for (int g = 0; g < groups_; ++g) differentiate_softmax(may, g);
+    find_query_ranges(n_keys);
     add_to_keys(column, n_keys, as_rows(scores_, n_keys), grad_out_rows_, value_width_, p_.value_dim, grad_v);
     add_to_keys(column, n_keys, as_rows(grad_scores_, n_keys), query_rows_, width_, p_.dim, grad_k);
     add_to_queries(n_keys);
@@ -741,18 +826,40 @@ class BackwardRow : public Row<Kind> {
   }
 
   // scores -> weights, gradients of weights -> gradients of scores, in place.
-  void differentiate_softmax(const Allowed& may, int n_keys) {
+  void differentiate_softmax(const Allowed& may, int g) {
     const Vector scale = splat(p_.scale * kLog2E), outer = splat(p_.scale);
-    for (int i = 0; i < t_; i += kLanes) {
+    for (int i = g * kGroup; i < (g + 1) * kGroup; i += kLanes) {
       const Vector lse = load(lse_ + i), delta = load(delta_ + i);
-      float *scores = scores_ + i, *grad = grad_scores_ + i;
-      for (int j = 0; j < n_keys; ++j, scores += t_, grad += t_) {
+      for (int j = ranges_[g].begin; j < ranges_[g].end; ++j) {
+        float *scores = scores_ + static_cast<int64_t>(j) * t_ + i, *grad = grad_scores_ + static_cast<int64_t>(j) * t_ + i;
         Vector x = load(scores) * scale;
         if (may.bits) x = this->forbid(x, this->lane_bits(may, j, i));
         const Vector weight = exp2(x - lse);
         store(scores, weight);
         store(grad, weight * (load(grad) - delta) * outer);
       }
+    }
+  }
+
+  // The queries that each group of keys is read by; what lies between them and was not computed becomes 0.
+  void find_query_ranges(int n_keys) {
+    const int key_groups = (n_keys + kGroup - 1) / kGroup;
+    for (int k = 0; k < key_groups; ++k) {
+      const auto reads = [&](int g) { return ranges_[g].begin <= k * kGroup && k * kGroup < ranges_[g].end; };
+      int first = 0, past = groups_;
+      while (first < groups_ && !reads(first)) ++first;
+      while (past > first && !reads(past - 1)) --past;
+      query_ranges_[k] = {first * kGroup, past * kGroup};
+      for (int g = first; g < past; ++g)
+        if (!reads(g)) clear_group(k, g, n_keys);
+    }
+  }
+
+  void clear_group(int k, int g, int n_keys) {
+    for (int j = k * kGroup; j < std::min(n_keys, (k + 1) * kGroup); ++j) {
+      const int64_t at = static_cast<int64_t>(j) * t_ + g * kGroup;
+      std::fill(scores_ + at, scores_ + at + kGroup, 0.0f);
+      std::fill(grad_scores_ + at, grad_scores_ + at + kGroup, 0.0f);
     }
   }
 
@@ -767,30 +874,43 @@ class BackwardRow : public Row<Kind> {
     return {from, t_, 1};
   }
 
+  // Adds the product of the gradients of scores with the tile's keys to the queries.
   void add_to_queries(int n_keys) {
+    const float* keys = this->key_rows_.data;
+    int64_t key_row = this->key_rows_.row;
 #ifdef __AVX512BF16__
     if constexpr (Kind::kPairs) {
       if (n_keys % 2) std::fill(grad_scores_ + n_keys * t_, grad_scores_ + (n_keys + 1) * t_, 0.0f);
-      const int pairs = (n_keys + 1) / 2;
-      for (int j = 0; j < pairs; ++j)
+      for (int j = 0; j < (n_keys + 1) / 2; ++j)
         narrow_pair(grad_scores_ + 2 * j * t_, grad_scores_ + (2 * j + 1) * t_, t_, grad_scores_ + j * t_);
       pair_tokens(this->key_rows_, n_keys, static_cast<int>(p_.dim), key_pairs_, width_);
-      product<Units, true>(count_, width_, pairs, {grad_scores_, 1, t_}, key_pairs_, width_, grad_query_, width_);
-      return;
+      keys = key_pairs_;
+      key_row = width_;
     }
 #endif
-    product<Units, true>(count_, width_, n_keys, {grad_scores_, 1, t_}, this->key_rows_.data, this->key_rows_.row,
-                         grad_query_, width_);
+    for_runs(ranges_, groups_, [&](int first, int past, Range read) {
+      const int queries = std::min(count_, past * kGroup) - first * kGroup;
+      const int64_t begin = Kind::units(read.begin), end = Kind::units(read.end);
+      if (queries > 0)
+        product<Units, true>(queries, width_, static_cast<int>(end - begin),
+                             {grad_scores_ + begin * t_ + first * kGroup, 1, t_}, keys + begin * key_row, key_row,
+                             grad_query_ + static_cast<int64_t>(first) * kGroup * width_, width_);
+    });
   }
 
   // Adds the product of a tile's weights, as A, with the tokens of its queries to the tile's keys in `to`.
   void add_to_keys(int64_t column, int n_keys, Matrix weights, const float* tokens, int width, int64_t dim, float* to) {
-    const int n_units = Kind::units(t_);
-    if (!pass_.key_index && dim == width) {
-      product<Units, true>(n_keys, width, n_units, weights, tokens, width, to + column * t_ * dim, dim);
-      return;
-    }
-    product<Units, false>(n_keys, width, n_units, weights, tokens, width, grad_key_, width);
+    const bool in_place = !pass_.key_index && dim == width;
+    float* sums = in_place ? to + column * t_ * dim : grad_key_;
+    if (!in_place) std::fill(sums, sums + static_cast<int64_t>(n_keys) * width, 0.0f);
+    for_runs(query_ranges_, (n_keys + kGroup - 1) / kGroup, [&](int first, int past, Range queries) {
+      const int keys = std::min(n_keys, past * kGroup) - first * kGroup;
+      const int64_t begin = Kind::units(queries.begin), end = Kind::units(queries.end);
+      const Matrix a = {weights.data + first * kGroup * weights.row + begin, weights.row, 1};
+      product<Units, true>(keys, width, static_cast<int>(end - begin), a, tokens + begin * width, width,
+                           sums + static_cast<int64_t>(first) * kGroup * width, width);
+    });
+    if (in_place) return;
     for (int j = 0; j < n_keys; ++j) {
       float* row = to + this->key(column, j) * dim;
       const float* from = grad_key_ + static_cast<int64_t>(j) * width;
@@ -800,6 +920,7 @@ class BackwardRow : public Row<Kind> {
 
   float *lse_, *delta_, *scores_, *grad_scores_, *narrow_, *grad_out_, *query_rows_, *grad_out_rows_, *key_pairs_,
       *value_rows_, *grad_query_, *grad_key_;
+  Range query_ranges_[kMostGroups];  // by group of keys, the queries that read it
 };
 
 // --- the loops over heads, passes and rows ---------------------------------------------------------------------------

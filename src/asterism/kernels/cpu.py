@@ -22,6 +22,7 @@ import torch
 from torch import Tensor
 
 from asterism.compiler import Pass, Plan
+from asterism.compiler.plan import Booleans
 from asterism.errors import KernelError
 from asterism.kernels.operator import Attended, Operands, operator
 
@@ -29,6 +30,9 @@ DTYPES = (torch.float32, torch.bfloat16)
 """What the kernel computes."""
 
 LARGEST_HEAD_DIM = 256
+
+_GROUP = 16
+"""Queries, or keys, that the kernel skips together in tiles with masks (kGroup in cpu.cpp)."""
 
 _SOURCE = Path(__file__).with_name("cpu.cpp")
 
@@ -185,7 +189,7 @@ class _Problem(ctypes.Structure):
             for name in ("batch", "heads", "kv_heads", "n_queries", "n_keys", "dim", "value_dim", "query_offset")
         ),
         *((name, ctypes.c_int64) for name in ("tile", "n_passes", "words")),
-        *((name, ctypes.c_void_p) for name in ("passes", "masks", "key_mask", "segments")),
+        *((name, ctypes.c_void_p) for name in ("passes", "masks", "live", "key_mask", "segments")),
         ("scale", ctypes.c_float),
         *((name, ctypes.c_int32) for name in ("is_bfloat16", "threads", "poison")),
         *((name, _Tensor) for name in ("q", "k", "v")),
@@ -201,7 +205,8 @@ class _Program:
     def __init__(self, plan: Plan, heads: int):
         self.plan = plan
         self.words = -(-plan.tile // 64)
-        self.masks = _transposed_masks(plan, self.words)
+        allowed = plan.tile_masks(np.arange(len(plan.masks) + 1, dtype=np.int32))
+        self.masks, self.live = _transposed_masks(allowed[1:], self.words), _live_groups(allowed)
         self.lists = [_list_of_head(part, plan.heads, heads) for part in plan.passes]
         self.passes = (_Pass * len(plan.passes))(
             *(self._pass(part, lists) for part, lists in zip(plan.passes, self.lists, strict=True))
@@ -215,13 +220,23 @@ class _Program:
         return _Pass(*index, part.n_queries, part.n_keys, n_rows, *(x.ctypes.data for x in arrays))
 
 
-def _transposed_masks(plan: Plan, words: int) -> np.ndarray:
-    """uint64 [masks, key of the tile, words]: bit i says whether query i may read the key."""
-    allowed = plan.tile_masks(np.arange(1, len(plan.masks) + 1, dtype=np.int32)).transpose(0, 2, 1)
-    padded = np.zeros((*allowed.shape[:2], words * 8), np.uint8)
-    packed = np.packbits(allowed, axis=-1, bitorder="little")
+def _transposed_masks(allowed: Booleans, words: int) -> np.ndarray:
+    """uint64 [masks, key of the tile, words] of allowed [masks, query, key]: bit i says whether query i may read."""
+    packed = np.packbits(allowed.transpose(0, 2, 1), axis=-1, bitorder="little")
+    padded = np.zeros((*packed.shape[:2], words * 8), np.uint8)
     padded[..., : packed.shape[-1]] = packed
     return padded.view(np.uint64)
+
+
+def _live_groups(allowed: Booleans) -> np.ndarray:
+    """uint8 [kinds, groups of queries, 2]: the first group of keys that one of them may read, and one past the last.
+
+    By 16 queries and 16 keys of allowed [kinds, query, key].
+    """
+    kinds, groups = len(allowed), allowed.shape[1] // _GROUP
+    live = allowed.reshape(kinds, groups, _GROUP, groups, _GROUP).any(axis=(2, 4))
+    first, past = live.argmax(axis=-1), groups - live[..., ::-1].argmax(axis=-1)
+    return np.ascontiguousarray(np.stack([first, np.where(live.any(axis=-1), past, first)], axis=-1).astype(np.uint8))
 
 
 def _list_of_head(part: Pass, plan_heads: int, heads: int) -> np.ndarray:
@@ -248,6 +263,7 @@ def _problem(operands: Operands, key_mask: Tensor | None, segments: Tensor | Non
     problem = _Problem(batch, heads, k.shape[1], n_queries, k.shape[2], dim, v.shape[3], plan.query_offset)
     problem.tile, problem.n_passes, problem.words = plan.tile, len(plan.passes), program.words
     problem.passes, problem.masks = ctypes.addressof(program.passes), program.masks.ctypes.data
+    problem.live = program.live.ctypes.data
     problem.key_mask = None if key_mask is None else key_mask.data_ptr()
     problem.segments = None if segments is None else segments.data_ptr()
     problem.scale, problem.is_bfloat16 = operands.scale, q.dtype == torch.bfloat16
