@@ -164,12 +164,12 @@ void product(int rows, int columns, int n_units, Matrix a, const float* b, int64
   int n = 0;
   for (; n + kColumns * kLanes <= columns; n += kColumns * kLanes)
     row_blocks<Units, kAdd, kAccumulators / kColumns, kColumns>(rows, n_units, a, b + n, b_row, c + n, c_row);
+  const int left = (columns - n) / kLanes;
   if constexpr (kColumns > 2) {
-    for (; n + 2 * kLanes <= columns; n += 2 * kLanes)
-      row_blocks<Units, kAdd, kAccumulators / 2, 2>(rows, n_units, a, b + n, b_row, c + n, c_row);
+    if (left == 3) row_blocks<Units, kAdd, kAccumulators / 3, 3>(rows, n_units, a, b + n, b_row, c + n, c_row);
+    if (left == 2) row_blocks<Units, kAdd, kAccumulators / 2, 2>(rows, n_units, a, b + n, b_row, c + n, c_row);
   }
-  for (; n < columns; n += kLanes)
-    row_blocks<Units, kAdd, kAccumulators / 2, 1>(rows, n_units, a, b + n, b_row, c + n, c_row);
+  if (left == 1) row_blocks<Units, kAdd, kAccumulators / 2, 1>(rows, n_units, a, b + n, b_row, c + n, c_row);
 }
 
 // --- the interface ---------------------------------------------------------------------------------------------------
@@ -196,6 +196,7 @@ struct Problem {
   const uint64_t* masks;  // [masks, key of the tile, words]: bit i says whether query i may read the key
   const uint8_t* live;       // [masks + 1, tile / kGroup, 2]: by kind, the first group of keys that a group of queries
                              // may read, and the one after the last
+  const uint8_t* has_unread; // [masks + 1]: by kind, whether there are keys that no query of the tile may read
   const uint8_t* key_mask;   // [batch, n_keys] or null
   const int64_t* segments;   // [batch, n_keys] or null
   float scale;
@@ -383,7 +384,7 @@ class Scratch {
 struct Allowed {
   const uint64_t* bits;
   const uint8_t* live;
-  bool nothing;
+  bool has_unread, nothing;
 };
 
 struct Range {
@@ -463,7 +464,7 @@ class Row {
   Allowed allowed(int64_t column, int32_t kind, int n_keys) {
     const uint64_t* bits = kind ? p_.masks + (kind - 1) * p_.tile * p_.words : nullptr;
     const uint8_t* live = p_.live + static_cast<int64_t>(kind) * groups_ * 2;
-    if (!p_.key_mask && !p_.segments) return {bits, live, false};
+    if (!p_.key_mask && !p_.segments) return {bits, live, p_.has_unread[kind] != 0, false};
     const int words = static_cast<int>(p_.words);
     uint64_t any = 0;
     for (int j = 0; j < n_keys; ++j) {
@@ -476,7 +477,7 @@ class Row {
         any |= word;
       }
     }
-    return {bits_, live, any == 0};
+    return {bits_, live, true, any == 0};
   }
 
   uint64_t same_segment(int64_t segment, int w) const {
@@ -488,7 +489,7 @@ class Row {
 
   // What no query of the tile may read must not get into a product: it may be NaN.
   void clear_unread(const Allowed& may, int n_keys, float* rows, int width) const {
-    if (!may.bits) return;
+    if (!may.has_unread) return;
     for (int j = 0; j < n_keys; ++j) {
       uint64_t any = 0;
       for (int w = 0; w < p_.words; ++w) any |= may.bits[j * p_.words + w];
@@ -500,23 +501,35 @@ class Row {
   void score(int64_t column, const Allowed& may, int n_keys, float* scores) {
     const auto k = tokens(p_.k, kv_head(), pass_.key_index, column * t_, n_keys, p_.dim);
     find_ranges(may, n_keys);
-    key_rows_ = rows_of<Kind>(k, !may.bits, keys_, row_width_);
+    key_rows_ = rows_of<Kind>(k, !may.has_unread, keys_, row_width_);
     clear_unread(may, n_keys, keys_, row_width_);
-    multiply_live(key_rows_, Kind::units(p_.dim), queries_, scores);
+    multiply_live(key_rows_, n_keys, Kind::units(p_.dim), queries_, scores);
   }
 
-  // The keys that each group of queries reads in a tile.
+  // The keys that each group of queries reads in a tile, and the queries that each group of keys is read by.
   void find_ranges(const Allowed& may, int n_keys) {
     for (int g = 0; g < groups_; ++g)
       ranges_[g] = {std::min(n_keys, may.live[2 * g] * kGroup), std::min(n_keys, may.live[2 * g + 1] * kGroup)};
+    key_groups_ = (n_keys + kGroup - 1) / kGroup;
+    for (int k = 0; k < key_groups_; ++k) {
+      int first = 0, past = groups_;
+      while (first < groups_ && !reads(first, k)) ++first;
+      while (past > first && !reads(past - 1, k)) --past;
+      query_ranges_[k] = {first * kGroup, past * kGroup};
+    }
+  }
+
+  bool reads(int query_group, int key_group) const {
+    return ranges_[query_group].begin <= key_group * kGroup && key_group * kGroup < ranges_[query_group].end;
   }
 
   // Products of the rows of keys with all queries that may read them, [key][query].
-  void multiply_live(const Matrix& rows, int n_units, const float* columns, float* to) const {
-    for_runs(ranges_, groups_, [&](int first, int past, Range keys) {
-      const Matrix a = {rows.data + keys.begin * rows.row, rows.row, rows.column};
-      product<Units, false>(keys.end - keys.begin, (past - first) * kGroup, n_units, a, columns + first * kGroup, t_,
-                            to + static_cast<int64_t>(keys.begin) * t_ + first * kGroup, t_);
+  void multiply_live(const Matrix& rows, int n_keys, int n_units, const float* columns, float* to) const {
+    for_runs(query_ranges_, key_groups_, [&](int first, int past, Range queries) {
+      const int64_t begin = first * kGroup, end = std::min(n_keys, past * kGroup);
+      const Matrix a = {rows.data + begin * rows.row, rows.row, rows.column};
+      product<Units, false>(static_cast<int>(end - begin), queries.end - queries.begin, n_units, a,
+                            columns + queries.begin, t_, to + begin * t_ + queries.begin, t_);
     });
   }
 
@@ -540,7 +553,8 @@ class Row {
   int count_;
   float *highest_, *total_, *factor_, *rows_, *queries_, *keys_;
   Matrix key_rows_;
-  Range ranges_[kMostGroups];
+  Range ranges_[kMostGroups], query_ranges_[kMostGroups];
+  int key_groups_;
   uint64_t* bits_;
   int64_t* query_segments_;
 };
@@ -610,7 +624,7 @@ class ForwardRow : public Row<Kind> {
     for (int g = 0; g < groups_; ++g) remember(g, before, n_keys);
     const auto v = this->tokens(p_.v, this->kv_head(), pass_.key_index, column * t_, n_keys, p_.value_dim);
     if constexpr (Kind::kPairs) {
-      const Matrix rows = rows_of<Kind>(v, !may.bits, rows_, value_row_width_);
+      const Matrix rows = rows_of<Kind>(v, !may.has_unread, rows_, value_row_width_);
       this->clear_unread(may, n_keys, rows_, value_row_width_);
       float* values = values_ + static_cast<int64_t>(before / 2) * value_width_;
       pair_tokens(rows, n_keys, v.dim, values, value_width_);
@@ -733,7 +747,7 @@ class ForwardRow : public Row<Kind> {
 template <class Kind>
 class BackwardRow : public Row<Kind> {
   using Base = Row<Kind>;
-  using Base::count_, Base::first_, Base::groups_, Base::p_, Base::pass_, Base::ranges_, Base::row_width_, Base::rows_, Base::t_, Base::value_row_width_, Base::value_width_, Base::width_;
+  using Base::count_, Base::first_, Base::groups_, Base::p_, Base::pass_, Base::query_ranges_, Base::ranges_, Base::row_width_, Base::rows_, Base::t_, Base::value_row_width_, Base::value_width_, Base::width_;
   using Units = typename Kind::Units;
 
  public:
@@ -780,11 +794,11 @@ class BackwardRow : public Row<Kind> {
     if (may.nothing) return;
     this->score(column, may, n_keys, scores_);
     const auto v = this->tokens(p_.v, this->kv_head(), pass_.key_index, column * t_, n_keys, p_.value_dim);
-    const Matrix value_rows = rows_of<Kind>(v, !may.bits, value_rows_, value_row_width_);
+    const Matrix value_rows = rows_of<Kind>(v, !may.has_unread, value_rows_, value_row_width_);
     this->clear_unread(may, n_keys, value_rows_, value_row_width_);
-    this->multiply_live(value_rows, Kind::units(p_.value_dim), grad_out_, grad_scores_);
+    this->multiply_live(value_rows, n_keys, Kind::units(p_.value_dim), grad_out_, grad_scores_);
     for (int g = 0; g < groups_; ++g) differentiate_softmax(may, g);
-    find_query_ranges(n_keys);
+    clear_unread_groups(n_keys);
     add_to_keys(column, n_keys, as_rows(scores_, n_keys), grad_out_rows_, value_width_, p_.value_dim, grad_v);
     add_to_keys(column, n_keys, as_rows(grad_scores_, n_keys), query_rows_, width_, p_.dim, grad_k);
     add_to_queries(n_keys);
@@ -841,18 +855,11 @@ class BackwardRow : public Row<Kind> {
     }
   }
 
-  // The queries that each group of keys is read by; what lies between them and was not computed becomes 0.
-  void find_query_ranges(int n_keys) {
-    const int key_groups = (n_keys + kGroup - 1) / kGroup;
-    for (int k = 0; k < key_groups; ++k) {
-      const auto reads = [&](int g) { return ranges_[g].begin <= k * kGroup && k * kGroup < ranges_[g].end; };
-      int first = 0, past = groups_;
-      while (first < groups_ && !reads(first)) ++first;
-      while (past > first && !reads(past - 1)) --past;
-      query_ranges_[k] = {first * kGroup, past * kGroup};
-      for (int g = first; g < past; ++g)
-        if (!reads(g)) clear_group(k, g, n_keys);
-    }
+  // What lies between the queries that read a group of keys, but does not read it itself, becomes 0.
+  void clear_unread_groups(int n_keys) {
+    for (int k = 0; k < this->key_groups_; ++k)
+      for (int i = query_ranges_[k].begin; i < query_ranges_[k].end; i += kGroup)
+        if (!this->reads(i / kGroup, k)) clear_group(k, i / kGroup, n_keys);
   }
 
   void clear_group(int k, int g, int n_keys) {
@@ -903,7 +910,7 @@ class BackwardRow : public Row<Kind> {
     const bool in_place = !pass_.key_index && dim == width;
     float* sums = in_place ? to + column * t_ * dim : grad_key_;
     if (!in_place) std::fill(sums, sums + static_cast<int64_t>(n_keys) * width, 0.0f);
-    for_runs(query_ranges_, (n_keys + kGroup - 1) / kGroup, [&](int first, int past, Range queries) {
+    for_runs(query_ranges_, this->key_groups_, [&](int first, int past, Range queries) {
       const int keys = std::min(n_keys, past * kGroup) - first * kGroup;
       const int64_t begin = Kind::units(queries.begin), end = Kind::units(queries.end);
       const Matrix a = {weights.data + first * kGroup * weights.row + begin, weights.row, 1};
@@ -920,7 +927,6 @@ class BackwardRow : public Row<Kind> {
 
   float *lse_, *delta_, *scores_, *grad_scores_, *narrow_, *grad_out_, *query_rows_, *grad_out_rows_, *key_pairs_,
       *value_rows_, *grad_query_, *grad_key_;
-  Range query_ranges_[kMostGroups];  // by group of keys, the queries that read it
 };
 
 // --- the loops over heads, passes and rows ---------------------------------------------------------------------------

@@ -189,7 +189,7 @@ class _Problem(ctypes.Structure):
             for name in ("batch", "heads", "kv_heads", "n_queries", "n_keys", "dim", "value_dim", "query_offset")
         ),
         *((name, ctypes.c_int64) for name in ("tile", "n_passes", "words")),
-        *((name, ctypes.c_void_p) for name in ("passes", "masks", "live", "key_mask", "segments")),
+        *((name, ctypes.c_void_p) for name in ("passes", "masks", "live", "has_unread", "key_mask", "segments")),
         ("scale", ctypes.c_float),
         *((name, ctypes.c_int32) for name in ("is_bfloat16", "threads", "poison")),
         *((name, _Tensor) for name in ("q", "k", "v")),
@@ -207,6 +207,7 @@ class _Program:
         self.words = -(-plan.tile // 64)
         allowed = plan.tile_masks(np.arange(len(plan.masks) + 1, dtype=np.int32))
         self.masks, self.live = _transposed_masks(allowed[1:], self.words), _live_groups(allowed)
+        self.has_unread = _has_unread(allowed)
         self.lists = [_list_of_head(part, plan.heads, heads) for part in plan.passes]
         self.passes = (_Pass * len(plan.passes))(
             *(self._pass(part, lists) for part, lists in zip(plan.passes, self.lists, strict=True))
@@ -234,9 +235,15 @@ def _live_groups(allowed: Booleans) -> np.ndarray:
     By 16 queries and 16 keys of allowed [kinds, query, key].
     """
     kinds, groups = len(allowed), allowed.shape[1] // _GROUP
-    live = allowed.reshape(kinds, groups, _GROUP, groups, _GROUP).any(axis=(2, 4))
-    first, past = live.argmax(axis=-1), groups - live[..., ::-1].argmax(axis=-1)
+    live = np.logical_or.reduce(allowed.reshape(kinds, groups, _GROUP, groups, _GROUP), axis=(2, 4))
+    first, past = np.argmax(live, axis=-1), groups - np.argmax(live[..., ::-1], axis=-1)
     return np.ascontiguousarray(np.stack([first, np.where(live.any(axis=-1), past, first)], axis=-1).astype(np.uint8))
+
+
+def _has_unread(allowed: Booleans) -> np.ndarray:
+    """uint8 [kinds]: whether there are keys that no query of the tile may read."""
+    read = np.logical_or.reduce(allowed, axis=1)
+    return np.asarray(~np.logical_and.reduce(read, axis=1), np.uint8)
 
 
 def _list_of_head(part: Pass, plan_heads: int, heads: int) -> np.ndarray:
@@ -263,7 +270,7 @@ def _problem(operands: Operands, key_mask: Tensor | None, segments: Tensor | Non
     problem = _Problem(batch, heads, k.shape[1], n_queries, k.shape[2], dim, v.shape[3], plan.query_offset)
     problem.tile, problem.n_passes, problem.words = plan.tile, len(plan.passes), program.words
     problem.passes, problem.masks = ctypes.addressof(program.passes), program.masks.ctypes.data
-    problem.live = program.live.ctypes.data
+    problem.live, problem.has_unread = program.live.ctypes.data, program.has_unread.ctypes.data
     problem.key_mask = None if key_mask is None else key_mask.data_ptr()
     problem.segments = None if segments is None else segments.data_ptr()
     problem.scale, problem.is_bfloat16 = operands.scale, q.dtype == torch.bfloat16
