@@ -1,6 +1,7 @@
 """Settings of every test: generated examples are the same on each run and have no deadline."""
 
 import math
+import os
 
 import pytest
 from hypothesis import HealthCheck, Phase, settings
@@ -17,6 +18,9 @@ settings.register_profile(
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
 )
 settings.load_profile("asterism")
+
+# Kernels written in C++ fill their scratch memory with NaN.
+os.environ["ASTERISM_POISON"] = "1"
 
 
 @pytest.fixture

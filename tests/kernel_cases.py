@@ -5,17 +5,21 @@ The tolerance is derived: against the float64 oracle an implementation may be at
 """
 
 import math
-from dataclasses import dataclass
+import os
+import shutil
+from dataclasses import dataclass, replace
 
 import numpy as np
 import oracle
 import strategies
 import torch
+from hypothesis import assume
 from hypothesis import strategies as st
 from oracle import Rule
 from strategies import build
 
 from asterism import attend
+from asterism.kernels import IMPLEMENTATIONS
 
 OUTPUT_FACTOR, OUTPUT_FLOOR = 2, 1e-5
 GRADIENT_FACTOR, GRADIENT_FLOOR = 3, 2e-4
@@ -23,8 +27,26 @@ DOUBLE_FLOOR = 1e-9
 LARGE_BATCH = 8
 """With few digits or sharp weights the error of plain arithmetic on a few numbers is luck; on many it is a measure."""
 DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
-IMPLEMENTATIONS = ("eager", "dense", "reference", "auto")
+DTYPES_OF = {
+    "eager": DTYPES,
+    "dense": DTYPES,
+    "reference": DTYPES,
+    "auto": DTYPES,
+    "cpu": (torch.float32, torch.bfloat16),
+}
+"""What each implementation that needs no GPU computes in, finest first."""
 GRADIENTS = ("dq", "dk", "dv")
+
+
+def has_compiler() -> bool:
+    """Whether this machine can build the kernels written in C++."""
+    return any(map(shutil.which, (os.environ.get("CXX", "c++"), "g++", "clang++")))
+
+
+def implementations(dtype: torch.dtype) -> tuple[str, ...]:
+    """The library's implementations that this machine can run in `dtype` without a GPU."""
+    known = (name for name, dtypes in DTYPES_OF.items() if name in IMPLEMENTATIONS and dtype in dtypes)
+    return tuple(name for name in known if name != "cpu" or has_compiler())
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -33,7 +55,7 @@ GRADIENTS = ("dq", "dk", "dv")
 
 @dataclass(frozen=True)
 class Case:
-    """What to attend to, with which shapes, and how the tensors lie in memory."""
+    """What to attend to, with which shapes, and how the tensors lie in memory. Segments come in order for odd seeds."""
 
     rule: Rule
     heads: int = 1
@@ -78,7 +100,7 @@ class Inputs:
         return [self.q, self.k, self.v]
 
 
-MEMORIES = ("contiguous", "tokens first", "every other", "expanded", "one head for all")
+MEMORIES = ("contiguous", "tokens first", "every other", "part of more", "expanded", "one head for all")
 
 
 def laid_out(shape, memory, dtype, generator, magnitude=1.0):
@@ -88,12 +110,15 @@ def laid_out(shape, memory, dtype, generator, magnitude=1.0):
         "contiguous": shape,
         "tokens first": (batch, tokens, heads, width),
         "every other": (batch, heads, tokens, 2 * width),
+        "part of more": (batch + 1, heads + 1, tokens + 2, width + 1),
         "expanded": (1, heads, tokens, width),
         "one head for all": (batch, 1, tokens, width),
     }[memory]
     numbers = (torch.randn(stored, generator=generator, dtype=torch.float64) * magnitude).to(dtype)
     if memory == "tokens first":
         return numbers.transpose(1, 2)
+    if memory == "part of more":
+        return numbers[1:, :-1, 1:-1, 1:]
     return numbers[..., ::2] if memory == "every other" else numbers.expand(shape)
 
 
@@ -115,8 +140,8 @@ def inputs_of(case: Case) -> Inputs:
         keywords["key_mask"] = torch.rand((case.batch, case.n_keys), generator=generator) < 0.7
         mask &= keywords["key_mask"][:, None, None, :]
     if case.segments:
-        keywords["segments"] = torch.randint(0, 3, (case.batch, case.n_keys), generator=generator).sort(1).values
-        segments = keywords["segments"]
+        segments = torch.randint(0, 3, (case.batch, case.n_keys), generator=generator)
+        segments = keywords["segments"] = segments.sort(1).values if case.seed % 2 else segments
         own = segments[:, case.start : case.start + case.n_queries]
         mask &= (own[:, :, None] == segments[:, None, :])[:, None]
     return Inputs(q, k, v, d_out, d_lse, mask, keywords)
@@ -143,7 +168,7 @@ def cases(draw, dtypes=DTYPES) -> Case:
         width=draw(st.sampled_from((1, 3, 4, 8))),
         value_width=draw(st.sampled_from((1, 4, 5))),
         dtype=dtype,
-        scale=draw(st.sampled_from((None, None, 0.0, 0.5, 2.0))),
+        scale=draw(st.sampled_from((None, None, 0.0, 0.5, 2.0, -1.0))),
         padding=draw(st.booleans()),
         segments=draw(st.booleans()),
         memory=draw(st.sampled_from(MEMORIES)),
@@ -256,6 +281,21 @@ def unread_keys(inputs: Inputs) -> torch.Tensor:
     batch, kv_heads, n_keys, _ = inputs.k.shape
     read = inputs.mask.any(2).reshape(batch, kv_heads, inputs.mask.shape[1] // kv_heads, n_keys)
     return ~read.any(2)
+
+
+def check_unread(case: Case, implementation: str):
+    """NaN and infinities in keys that nobody reads change no bit of any result."""
+    inputs = inputs_of(case)
+    unread = unread_keys(inputs)
+    assume(unread.any())
+    bad = torch.tensor([math.nan, math.inf, -math.inf], dtype=case.dtype)
+    k, v = inputs.k.clone(), inputs.v.clone()
+    for x in (k, v):
+        x[unread] = bad[torch.arange(unread.sum() * x.shape[-1]) % 3].reshape(-1, x.shape[-1])
+    clean = replace(inputs, k=inputs.k.clone(), v=inputs.v.clone())
+    poisoned = replace(inputs, k=k, v=v)
+    before, after = (differentiated(attending(case, x, implementation), x) for x in (clean, poisoned))
+    assert_equal_bits(before, after)
 
 
 def tensors(q=(2, 4, 6, 8), k=(2, 2, 6, 8), v=(2, 2, 6, 8), dtype=torch.float32):
