@@ -42,3 +42,16 @@ def poison(monkeypatch):
         (torch.Tensor, "new_empty"),
     ):
         monkeypatch.setattr(owner, name, poisoned(getattr(owner, name)))
+
+
+@pytest.fixture
+def native_poison():
+    """Memory that compiled code asks of torch and does not write holds NaN, too."""
+    import torch
+
+    before = torch.are_deterministic_algorithms_enabled(), torch.utils.deterministic.fill_uninitialized_memory
+    torch.use_deterministic_algorithms(True)
+    torch.utils.deterministic.fill_uninitialized_memory = True
+    yield
+    torch.use_deterministic_algorithms(before[0])
+    torch.utils.deterministic.fill_uninitialized_memory = before[1]

@@ -157,6 +157,7 @@ def cases(draw, dtypes=DTYPES) -> Case:
     dtype = draw(st.sampled_from(dtypes))
     magnitude = draw(st.sampled_from((1.0, 5.0))) if dtype in (torch.float64, torch.float32) else 1.0
     luck = magnitude > 1 or dtype in (torch.bfloat16, torch.float16)
+    memories = tuple(name for name in MEMORIES if name != "expanded" or not luck or n_queries > LARGE_BATCH)
     return Case(
         rule=draw(strategies.rules(70, heads=heads, depth=4)),
         heads=heads,
@@ -171,7 +172,7 @@ def cases(draw, dtypes=DTYPES) -> Case:
         scale=draw(st.sampled_from((None, None, 0.0, 0.5, 2.0, -1.0))),
         padding=draw(st.booleans()),
         segments=draw(st.booleans()),
-        memory=draw(st.sampled_from(MEMORIES)),
+        memory=draw(st.sampled_from(memories)),
         magnitude=magnitude,
         seed=draw(st.integers(0, 100)),
     )
