@@ -1,5 +1,7 @@
 """What attend refuses, and that the first line says what was asked and seen."""
 
+import re
+
 import numpy as np
 import pytest
 import torch
@@ -7,6 +9,7 @@ from kernel_cases import tensors
 
 from asterism import attend, patterns
 from asterism.errors import AsterismError, KernelError, PatternError
+from asterism.kernels import IMPLEMENTATIONS
 
 pytestmark = pytest.mark.usefixtures("poison")
 
@@ -107,3 +110,43 @@ def test_dense_refuses_the_log_sum_exp_with_the_reason():
     q = torch.zeros(1, 1, 4, 2)
     with pytest.raises(KernelError, match="dense.*log-sum-exp"):
         attend(q, q, q, "causal()", return_lse=True, implementation="dense")
+
+
+CPU_REFUSED = {
+    "float64": (lambda: tensors(dtype=torch.float64), ("'cpu'", "float64", "float32", "bfloat16", "eager")),
+    "float16": (lambda: tensors(dtype=torch.float16), ("'cpu'", "float16", "float32", "bfloat16", "eager")),
+    "wide keys": (lambda: tensors(q=(2, 4, 6, 257), k=(2, 2, 6, 257)), ("'cpu'", "257", "256", "eager")),
+    "wide values": (lambda: tensors(v=(2, 2, 6, 300)), ("'cpu'", "300", "256", "eager")),
+    "another device": (lambda: [x.to("meta") for x in tensors()], ("'cpu'", "meta", "CPU|auto|eager")),
+    "mixed devices": (lambda: [x.to(d) for x, d in zip(tensors(), ("cpu", "cpu", "meta"), strict=True)], ("meta",)),
+    "mixed dtypes": (
+        lambda: [x.to(d) for x, d in zip(tensors(), (torch.float32, torch.float32, torch.bfloat16), strict=True)],
+        ("float32.*bfloat16",),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", CPU_REFUSED)
+def test_what_the_fused_kernel_refuses(name):
+    """It is never swapped for another implementation: the line says what was seen and what would work."""
+    operands, parts = CPU_REFUSED[name]
+    with pytest.raises(KernelError) as refused:
+        attend(*operands(), "causal()", implementation="cpu")
+    assert refused.type is KernelError
+    (line,) = str(refused.value).splitlines()
+    for part in parts:
+        assert re.search(part, line), f"{part!r} is not in: {line}"
+
+
+@pytest.mark.parametrize("name", ("float64", "float16", "wide keys", "wide values"))
+def test_auto_takes_what_the_fused_kernel_refuses(name):
+    operands = CPU_REFUSED[name][0]()
+    found = attend(*operands, "window(left=2)", return_lse=True)
+    expected = attend(*operands, "window(left=2)", return_lse=True, implementation="eager")
+    assert all(torch.equal(one, two) for one, two in zip(found, expected, strict=True))
+
+
+@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
+def test_no_heads_are_refused(implementation):
+    with pytest.raises(KernelError, match=r"heads.*\[2, 0, 6, 8\]"):
+        attend(*tensors(q=(2, 0, 6, 8)), "causal()", implementation=implementation)
