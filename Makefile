@@ -21,7 +21,7 @@ test: $(STAMP)  ## Run the tests
 	$(PYTEST)
 
 quick: $(STAMP)  ## Run the tests of patterns, compiler, data and recipes: under a minute on two cores
-	$(PYTEST) -m "not slow and not model" $(foreach name,$(LATER),--ignore=tests/test_$(name).py)
+	$(PYTEST) -m "not slow and not model" $(foreach name,$(LATER),--ignore-glob='tests/test_*$(name)*.py')
 
 test-slow: $(STAMP)  ## Run the tests that take minutes
 	$(PYTEST) -m slow

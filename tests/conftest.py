@@ -1,6 +1,12 @@
 """Settings of every test: generated examples are the same on each run and have no deadline."""
 
+import math
+import os
+
+import pytest
 from hypothesis import HealthCheck, Phase, settings
+
+pytest.register_assert_rewrite("kernel_cases")
 
 settings.register_profile(
     "asterism",
@@ -12,3 +18,40 @@ settings.register_profile(
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
 )
 settings.load_profile("asterism")
+
+# Kernels written in C++ fill their scratch memory with NaN.
+os.environ["ASTERISM_POISON"] = "1"
+
+
+@pytest.fixture
+def poison(monkeypatch):
+    """Memory that nobody wrote holds NaN."""
+    import torch  # most test files need none
+
+    def poisoned(allocate):
+        def allocate_and_poison(*arguments, **keywords):
+            fresh = allocate(*arguments, **keywords)
+            return fresh.fill_(math.nan) if fresh.is_floating_point() else fresh
+
+        return allocate_and_poison
+
+    for owner, name in (
+        (torch, "empty"),
+        (torch, "empty_like"),
+        (torch, "empty_strided"),
+        (torch.Tensor, "new_empty"),
+    ):
+        monkeypatch.setattr(owner, name, poisoned(getattr(owner, name)))
+
+
+@pytest.fixture
+def native_poison():
+    """Memory that compiled code asks of torch and does not write holds NaN, too."""
+    import torch
+
+    before = torch.are_deterministic_algorithms_enabled(), torch.utils.deterministic.fill_uninitialized_memory
+    torch.use_deterministic_algorithms(True)
+    torch.utils.deterministic.fill_uninitialized_memory = True
+    yield
+    torch.use_deterministic_algorithms(before[0])
+    torch.utils.deterministic.fill_uninitialized_memory = before[1]

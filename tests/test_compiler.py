@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import strategies
 from hypothesis import strategies as st
-from oracle import rule
+from oracle import rule, shifted
 from strategies import LENGTHS, TILES, build, hold, tiers
 from test_patterns import ALL, named
 
@@ -184,6 +184,14 @@ def test_nothing_to_do(tile):
     assert (plan.tiles, plan.pairs) == (0, 0)
     json.dumps(plan.summary())
     assert plan.describe()
+
+
+@pytest.mark.parametrize("tile", COMPILED_TILES)
+def test_a_rule_beside_itself_shifted(tile):
+    """A layout that gathers the keys of `columns` takes it as true, but not where it is shifted to other keys."""
+    for leaf in (rule("columns", period=2), rule("global_queries", positions=(0, 1, 2, 9)), rule("stride", period=2)):
+        for other in (shifted(leaf, 1), ~shifted(leaf, 1), ~shifted(leaf, 3)):
+            assert_plan_is(build(leaf & other), 130, tile=tile)
 
 
 @st.composite

@@ -20,6 +20,7 @@ from transformers import (
 
 from asterism import patterns
 from asterism.errors import ConfigurationError, PatternError
+from asterism.kernels import IMPLEMENTATIONS
 from asterism.layers.cache import PatternCache
 from asterism.models import AsterismConfig, AsterismForCausalLM, AsterismModel
 from asterism.models.padding import Packing
@@ -435,8 +436,8 @@ def test_configuration_stores_patterns_as_text() -> None:
             "unknown activation 'swish'; known are quick_gelu, gelu, relu, silu.",
         ),
         (
-            {"implementation": "tritn"},
-            "unknown implementation 'tritn'; known are auto, reference, eager, dense.",
+            {"implementation": "magic"},
+            f"unknown implementation 'magic'; known are {', '.join(IMPLEMENTATIONS)}.",
         ),
     ],
 )

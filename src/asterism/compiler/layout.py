@@ -13,7 +13,7 @@ import numpy as np
 
 from asterism.patterns.explicit import Explicit
 from asterism.patterns.intervals import Integers, Intervals
-from asterism.patterns.pattern import Booleans, Pattern, Tokens
+from asterism.patterns.pattern import Booleans, Pattern, Shifted, Tokens
 from asterism.patterns.primitives import Dense, OneSided
 
 
@@ -234,6 +234,9 @@ def _tile_of_position(tiles: Tiles, length: int) -> Integers:
 
 
 def _replace(rule: Pattern, implied: Pattern) -> Pattern:
+    """The rule with `implied` taken as true; not inside a shift, where equal names mean other tokens."""
     if rule == implied:
         return Dense()
+    if isinstance(rule, Shifted):
+        return rule
     return rule.rebuild(tuple(_replace(child, implied) for child in rule.children)) if rule.children else rule

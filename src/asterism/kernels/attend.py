@@ -262,7 +262,7 @@ def _check_tensors(q: Tensor, k: Tensor, v: Tensor, key_mask: Tensor | None, seg
         raise KernelError(f"k and v must have equal heads and tokens, got {shapes}")
     if q.shape[3] != k.shape[3] or q.shape[3] == 0:
         raise KernelError(f"q and k must have one head_dim of at least 1, got {shapes}")
-    if k.shape[1] == 0 or q.shape[1] % k.shape[1]:
+    if q.shape[1] == 0 or k.shape[1] == 0 or q.shape[1] % k.shape[1]:
         raise KernelError(f"the heads of q must be a multiple of the heads of k and v, got {shapes}")
     if not q.dtype == k.dtype == v.dtype or q.dtype not in DTYPES:
         known = ", ".join(str(dtype).removeprefix("torch.") for dtype in DTYPES)

@@ -1,0 +1,166 @@
+"""Building the fused CPU kernel: without a compiler, by two processes at once, after damage. Each in a fresh process.
+
+Every build gets a cache folder of its own, so that what this machine has built before plays no part.
+"""
+
+import os
+import subprocess
+import sys
+import time
+
+import pytest
+from kernel_cases import has_compiler
+
+BUILDING = 180
+"""Seconds that two builds at once may take on a busy machine."""
+
+WORK = """
+import hashlib, sys, torch
+from asterism import attend
+from asterism.errors import AsterismError
+
+def results(implementation):
+    generator = torch.Generator().manual_seed(0)
+    q, k, v = (torch.randn(1, 2, 300, 32, generator=generator, requires_grad=True) for _ in range(3))
+    out, lse = attend(q, k, v, "fixed(16, summary=2)", implementation=implementation, return_lse=True)
+    (out.sum() + lse.sum()).backward()
+    return out.detach(), lse.detach(), q.grad, k.grad, v.grad
+
+def digest(implementation):
+    return hashlib.sha256(b"".join(x.numpy().tobytes() for x in results(implementation))).hexdigest()
+"""
+DIGEST = WORK + "print(digest('cpu'))"
+REFUSAL = (
+    WORK
+    + """
+for _ in range(2):
+    try:
+        print(digest("cpu"))
+    except AsterismError as error:
+        print(type(error).__name__, error)
+"""
+)
+AUTO = (
+    WORK
+    + """
+for _ in range(5):
+    print(digest("auto") == digest("eager"))
+"""
+)
+
+needs_compiler = pytest.mark.skipif(not has_compiler(), reason="no C++ compiler on this machine")
+
+
+def start(code, **environment):
+    keywords = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True, "start_new_session": True}
+    return subprocess.Popen([sys.executable, "-c", code], env=os.environ | environment, **keywords)
+
+
+def finish(process):
+    """(stdout, stderr) of a process that must succeed."""
+    try:
+        out, err = process.communicate(timeout=BUILDING)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        raise
+    assert process.returncode == 0, f"exit status {process.returncode}:\n{err}"
+    return out.strip(), err.strip()
+
+
+@pytest.fixture
+def cache(tmp_path):
+    return tmp_path / "a folder with spaces"
+
+
+@pytest.fixture
+def no_compiler(cache, tmp_path):
+    """An environment in which no compiler can be found, and nothing is in the cache."""
+    return {"CXX": str(tmp_path / "missing" / "c++"), "PATH": "", "ASTERISM_CACHE": str(cache)}
+
+
+def test_without_a_compiler_the_kernel_is_refused_with_the_reason(no_compiler):
+    lines = finish(start(REFUSAL, **no_compiler))[0].splitlines()
+    assert len(lines) == 2 and lines[0] == lines[1]
+    for part in ("KernelError", "cpu", "compiler", no_compiler["CXX"], "nstall", "eager"):
+        assert part in lines[0]
+
+
+def test_without_any_name_for_a_compiler_it_says_what_was_looked_for(no_compiler):
+    line = finish(start(f"import os\ndel os.environ['CXX']\n{REFUSAL}", **no_compiler))[0].splitlines()[0]
+    for part in ("KernelError", "cpu", "compiler", "g++", "nstall", "eager"):
+        assert part in line
+
+
+def test_without_a_compiler_auto_is_eager_and_says_so_once(no_compiler):
+    out, err = finish(start(AUTO, **no_compiler))
+    assert out.split() == ["True"] * 5
+    (line,) = err.splitlines()
+    for part in ("eager", "compiler", "nstall"):
+        assert part in line
+
+
+def test_a_compiler_that_fails_is_a_refusal(cache, tmp_path):
+    compiler = tmp_path / "c++"
+    compiler.write_text("#!/bin/sh\necho 'cannot compile today' >&2\nexit 1\n")
+    compiler.chmod(0o755)
+    out, _ = finish(start(REFUSAL, CXX=str(compiler), ASTERISM_CACHE=str(cache)))
+    for part in ("KernelError", str(compiler), "cannot compile today", "eager"):
+        assert part in out.splitlines()[0]
+
+
+@needs_compiler
+def test_a_cache_that_cannot_be_written_is_a_refusal(tmp_path):
+    (tmp_path / "file").write_text("not a folder")
+    out, _ = finish(start(REFUSAL, ASTERISM_CACHE=str(tmp_path / "file" / "cache")))
+    for part in ("KernelError", str(tmp_path / "file"), "ASTERISM_CACHE"):
+        assert part in out.splitlines()[0]
+
+
+def test_nothing_is_built_before_it_is_needed(cache):
+    _, err = finish(start(WORK + "digest('eager'), digest('reference')", ASTERISM_CACHE=str(cache)))
+    assert err == "" and not cache.exists()
+
+
+@needs_compiler
+def test_poison_changes_no_bit():
+    digests = {finish(start(DIGEST, ASTERISM_POISON=poison))[0] for poison in ("1", "")}
+    assert len(digests) == 1
+
+
+@needs_compiler
+def test_two_processes_that_build_at_once_agree(cache):
+    processes = [start(DIGEST, ASTERISM_CACHE=str(cache)) for _ in range(2)]
+    digests = {finish(process)[0] for process in processes}
+    assert len(digests) == 1
+    out, err = finish(start(DIGEST, ASTERISM_CACHE=str(cache)))
+    assert {out} == digests and err == "", "the third process builds again"
+
+
+@needs_compiler
+@pytest.mark.slow
+def test_a_damaged_library_is_built_anew(cache):
+    expected, _ = finish(start(DIGEST, ASTERISM_CACHE=str(cache)))
+    (library,) = cache.rglob("*.so")
+    whole = library.read_bytes()
+    for damaged in (b"", b"not a library", whole[: len(whole) // 2], whole[:-1]):
+        library.write_bytes(damaged)
+        assert finish(start(DIGEST, ASTERISM_CACHE=str(cache)))[0] == expected
+        (library,) = cache.rglob("*.so")
+        assert len(library.read_bytes()) == len(whole)
+    library.unlink()
+    assert finish(start(DIGEST, ASTERISM_CACHE=str(cache)))[0] == expected
+
+
+@needs_compiler
+@pytest.mark.slow
+def test_a_build_that_was_killed_hinders_nobody(cache):
+    killed = start(DIGEST, ASTERISM_CACHE=str(cache))
+    deadline = time.monotonic() + BUILDING
+    while not (cache.exists() and any(cache.iterdir())):
+        assert killed.poll() is None and time.monotonic() < deadline
+        time.sleep(0.05)
+    time.sleep(1)
+    os.killpg(killed.pid, 9)
+    killed.communicate()
+    assert killed.returncode == -9
+    assert len(finish(start(DIGEST, ASTERISM_CACHE=str(cache)))[0]) == 64

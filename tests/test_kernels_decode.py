@@ -1,0 +1,107 @@
+"""Attention of a few queries against the keys that a cache has kept."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from kernel_cases import DOUBLE_FLOOR, Case, inputs_of, tensors
+from oracle import rule
+
+from asterism import attend, patterns
+from asterism.compiler.liveness import last_reader
+from asterism.errors import KernelError, PatternError
+from asterism.kernels import decode
+
+pytestmark = pytest.mark.usefixtures("poison")
+
+
+DECODED = (
+    "causal()",
+    "window(left=9)",
+    "strided(5)",
+    "fixed(6, summary=2)",
+    "fixed(6, summary=2, heads=4)",
+    "bigbird_causal(block=4, heads=4)",
+    "sinks(2, 7)",
+    "window(left=3) | stride(7) & causal()",
+    "shifted(strided(4), by=3)",
+)
+
+
+@pytest.mark.parametrize("text", DECODED)
+def test_decode_is_the_last_rows_of_the_whole(text):
+    """With slots in any order, empty slots that hold NaN, and keys forgotten that nobody reads any more."""
+    pattern = patterns.parse(text)
+    n, new = 50, 3
+    inputs = inputs_of(Case(rule("dense"), heads=4, kv_heads=2, n_queries=n, n_keys=n, value_width=5))
+    whole = attend(*inputs.tensors, pattern, implementation="eager")
+    alive = np.flatnonzero(last_reader(pattern, np.arange(n)) >= n - new)
+    slots = torch.from_numpy(np.random.Generator(np.random.Philox(0)).permutation(alive))
+    k, v = (torch.cat([x[:, :, slots], torch.full_like(x[:, :, :2], math.nan)], dim=2) for x in inputs.tensors[1:])
+    found = decode(
+        inputs.q[:, :, -new:],
+        k,
+        v,
+        pattern if pattern.heads == 1 else text,
+        torch.arange(n - new, n)[None],
+        torch.cat([slots, torch.tensor([-1, -1])])[None],
+    )
+    assert found.dtype == torch.float64
+    torch.testing.assert_close(found, whole[:, :, -new:], rtol=0, atol=DOUBLE_FLOOR)
+
+
+@pytest.mark.parametrize("text", DECODED)
+def test_decode_rows_of_different_lengths(text):
+    n = 40
+    inputs = inputs_of(Case(rule("dense"), heads=4, kv_heads=1, n_queries=n, n_keys=n, dtype=torch.float32))
+    lengths = (40, 23)
+    keys = torch.stack([torch.where(torch.arange(n) < length, torch.arange(n), -1) for length in lengths])
+    queries = torch.tensor([[length - 1] for length in lengths])
+    q = torch.stack([inputs.q[row, :, length - 1 : length] for row, length in enumerate(lengths)])
+    found = decode(q, inputs.k, inputs.v, text, queries, keys, scale=0.7)
+    for row, length in enumerate(lengths):
+        alone = [x[row : row + 1, :, :length] for x in inputs.tensors]
+        expected = attend(*alone, text, scale=0.7, implementation="reference")[:, :, -1:]
+        torch.testing.assert_close(found[row : row + 1], expected)
+
+
+def test_decode_with_nothing_to_read_is_zero():
+    q, k, v = tensors(q=(1, 2, 1, 8), k=(1, 1, 3, 8), v=(1, 1, 3, 8))
+    v += 1
+    empty = decode(q, k, v, "window(left=1)", torch.tensor([[9]]), torch.tensor([[-1, 2, 3]]))
+    assert torch.equal(empty, torch.zeros_like(q))
+
+
+def test_decode_far_away():
+    """Positions beyond 2^31 cost nothing and lose nothing."""
+    q, k, v = tensors(q=(1, 1, 1, 8), k=(1, 1, 2, 8), v=(1, 1, 2, 8))
+    v[0, 0, 1] = 3
+    far = 2**40
+    out = decode(q, k, v, "strided(4)", torch.tensor([[far]]), torch.tensor([[far - 7, far - 8]]))
+    assert (out == 3).all()
+
+
+@pytest.mark.parametrize("text", ("bigbird(block=4)", "global_keys(-1) & causal()", "yun_star()"))
+def test_decode_refuses_what_changes_with_the_length(text):
+    q, k, v = tensors(q=(1, 2, 1, 8), k=(1, 1, 3, 8), v=(1, 1, 3, 8))
+    with pytest.raises(PatternError):
+        decode(q, k, v, text, torch.tensor([[2]]), torch.arange(3)[None])
+
+
+@pytest.mark.parametrize(
+    ("query_positions", "key_positions"),
+    [
+        (torch.tensor([[1, 2]]), torch.arange(3)[None]),
+        (torch.tensor([2]), torch.arange(3)[None]),
+        (torch.tensor([[2]]), torch.arange(4)[None]),
+        (torch.tensor([[2]]), torch.arange(3)),
+        (torch.tensor([[2], [2], [2]]), torch.arange(3)[None]),
+        (torch.tensor([[2.0]]), torch.arange(3)[None]),
+    ],
+    ids=("queries", "one dimension", "keys", "keys of one dimension", "batch", "floats"),
+)
+def test_decode_refuses_positions_that_do_not_fit(query_positions, key_positions):
+    q, k, v = tensors(q=(2, 2, 1, 8), k=(2, 1, 3, 8), v=(2, 1, 3, 8))
+    with pytest.raises(KernelError, match="positions"):
+        decode(q, k, v, "causal()", query_positions, key_positions)
