@@ -41,7 +41,8 @@ constexpr int kLanes = 4, kColumns = 4, kAccumulators = 24;
 constexpr int kGroup = 16;  // queries, or keys, that are skipped together in tiles with masks
 constexpr int kMostGroups = 128 / kGroup;
 constexpr int kKeysPerStep = 256;  // keys that share one step of the online softmax
-constexpr int64_t kScratchBytes = 16 << 20;  // float32 copies of half-precision results held at a time, about
+constexpr int kRun = 64;             // units of a product that are summed at a time
+constexpr int64_t kScratchBytes = 2 << 20;  // float32 copies of half-precision results held at a time, about
 constexpr float kInfinity = std::numeric_limits<float>::infinity();
 constexpr float kLog2E = 1.4426950408889634f, kLn2 = 0.6931471805599453f;
 
@@ -120,7 +121,7 @@ struct Matrix {  // element (i, j) at data[i * row + j * column]
 };
 
 template <class Units, bool kAdd, int kRows, int kVectors>
-inline void micro_product(int n_units, Matrix a, const float* b, int64_t b_row, float* c, int64_t c_row) {
+inline void run_of_units(int n_units, Matrix a, const float* b, int64_t b_row, float* c, int64_t c_row) {
   Vector sum[kRows][kVectors];
 #pragma GCC unroll 32
   for (int m = 0; m < kRows; ++m)
@@ -147,6 +148,18 @@ inline void micro_product(int n_units, Matrix a, const float* b, int64_t b_row, 
     }
 }
 
+// A sum over many units is the sum of sums over runs of them: rounding errors grow with the length of a run.
+template <class Units, bool kAdd, int kRows, int kVectors>
+inline void micro_product(int n_units, Matrix a, const float* b, int64_t b_row, float* c, int64_t c_row) {
+  const int first = std::min(n_units, kRun);
+  run_of_units<Units, kAdd, kRows, kVectors>(first, a, b, b_row, c, c_row);
+  for (int done = first; done < n_units; done += kRun) {
+    a.data += kRun * a.column;
+    b += kRun * b_row;
+    run_of_units<Units, true, kRows, kVectors>(std::min(n_units - done, kRun), a, b, b_row, c, c_row);
+  }
+}
+
 template <class Units, bool kAdd, int kRows, int kVectors>
 void row_blocks(int rows, int n_units, Matrix a, const float* b, int64_t b_row, float* c, int64_t c_row) {
   for (; rows >= kRows; rows -= kRows, a.data += kRows * a.row, c += kRows * c_row)
@@ -157,8 +170,7 @@ void row_blocks(int rows, int n_units, Matrix a, const float* b, int64_t b_row, 
   }
 }
 
-// C (+)= A B, added at the end: sums of many products stay exact longer. A is [rows, n_units], B [n_units, columns] and C
-// [rows, columns]; columns is a multiple of kLanes.
+// C (+)= A B for A [rows, n_units], B [n_units, columns] and C [rows, columns]; columns is a multiple of kLanes.
 template <class Units, bool kAdd>
 void product(int rows, int columns, int n_units, Matrix a, const float* b, int64_t b_row, float* c, int64_t c_row) {
   int n = 0;
