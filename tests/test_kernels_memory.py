@@ -51,7 +51,7 @@ torch.set_num_threads(2)
 text, implementation, dtype, n, backward = *sys.argv[1:3], getattr(torch, sys.argv[3]), int(sys.argv[4]), sys.argv[5:]
 
 def operands(n):
-    q, k, v, d_out = (torch.randn(1, 4, n, 64, dtype=dtype) for _ in range(4))
+    q, k, v, d_out = (torch.randn(1, 8, n, 64, dtype=dtype) for _ in range(4))
     return [x.requires_grad_(bool(backward)) for x in (q, k, v)], d_out
 
 def work(tensors, d_out):
@@ -89,7 +89,7 @@ print((peak() - before - size(results)) / size(tensors[:1]))
     ],
 )
 def test_extra_memory_of_the_fused_kernel(text, n, dtype, backward, limit):
-    """Beyond q, k, v, what comes from above and all results, in sizes of q, with 4 heads of 64.
+    """Beyond q, k, v, what comes from above and all results, in sizes of q, with 8 heads of 64 on 2 threads.
 
     The C library gives freed memory back at once, so that none of it is used again unseen. Scratch memory is not
     poisoned: what is never touched costs nothing.

@@ -17,7 +17,7 @@ from asterism.training.schedule import learning_rate_factor, progress
 
 GOLDEN = {
     "bytes-small": """
-        recipe=bytes-small mixers=window(left=191) | columns(period=64, first=56, count=8) & causal()
+        recipe=bytes-small mixers=window(left=255) | columns(period=64, first=56, count=8) & causal()
         hidden_size=192 num_attention_heads=3 position_type=rotary initializer_gain=0.354 batch_size=4 steps=20000
         minutes=10.0 learning_rate=0.006 warmup_steps=50 optimizer=muon weight_decay=0.1 log_every=20
         evaluation_every=400 evaluation_bytes=65536 checkpoint_every=400

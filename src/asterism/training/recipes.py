@@ -132,15 +132,15 @@ def _check_names(what: str, values: Mapping[str, Any], kind: type) -> None:
 def bytes_small() -> RunConfig:
     """A small byte model for two CPU cores and ten minutes, on text that every Python carries.
 
-    Our own: four layers of width 192 over a context of 1,024. A byte reads the 192 latest bytes and the last eighth of
+    Our own: four layers of width 192 over a context of 1,024. A byte reads the 256 latest bytes and the last eighth of
     every block of 64, as in the fixed pattern of Child 2019, whose own blocks forget the line before where they begin.
-    So short a run wants a small model, small batches and fast learning: rotary
-    positions, Muon, and the larger of the two readings of the paper's initialisation.
+    So short a run wants a small model, small batches and fast learning: rotary positions, Muon, and the larger of the
+    two readings of the paper's initialisation.
     """
     return RunConfig(
         recipe="bytes-small",
         model=ModelConfig(
-            mixers="window(left=191) | columns(period=64, first=56, count=8) & causal()",
+            mixers="window(left=255) | columns(period=64, first=56, count=8) & causal()",
             hidden_size=192,
             num_attention_heads=3,
             position_type="rotary",
