@@ -4,6 +4,7 @@ Every build gets a cache folder of its own, so that what this machine has built 
 """
 
 import os
+import platform
 import subprocess
 import sys
 import time
@@ -164,3 +165,34 @@ def test_a_build_that_was_killed_hinders_nobody(cache):
     killed.communicate()
     assert killed.returncode == -9
     assert len(finish(start(DIGEST, ASTERISM_CACHE=str(cache)))[0]) == 64
+
+
+INSTRUCTION_SETS = (
+    WORK
+    + """
+from asterism import patterns
+
+generator = torch.Generator().manual_seed(1)
+cases = (("causal()", 70, 64), ("strided(16)", 130, 40), ("bigbird(16)", 200, 7), ("fixed(32, summary=4)", 97, 3))
+for text, n, width in cases:
+    for dtype, tolerance in ((torch.float32, 2e-5), (torch.bfloat16, 0.05)):
+        tensors = [torch.randn(1, 2, n, width, generator=generator).to(dtype).requires_grad_() for _ in range(3)]
+        weight = torch.randn(1, 2, n, width, generator=generator).to(dtype)
+        found = torch.autograd.grad((attend(*tensors, text, implementation="cpu") * weight).sum(), tensors)
+        wide = [x.detach().double().requires_grad_() for x in tensors]
+        expected = torch.autograd.grad((attend(*wide, text, implementation="reference") * weight).sum(), wide)
+        for one, other in zip(found, expected):
+            assert (one - other).abs().max() < tolerance * max(1, other.abs().max()), (text, dtype)
+print("agree")
+"""
+)
+
+
+@needs_compiler
+@pytest.mark.slow
+@pytest.mark.parametrize("less", ("-mno-avx512bf16", "-mno-avx512f", "-mno-avx512f -mno-avx2 -mno-fma"))
+@pytest.mark.skipif(platform.machine() not in ("x86_64", "AMD64"), reason="these are instruction sets of x86-64")
+def test_lesser_instruction_sets(less, tmp_path):
+    """What a machine with shorter vectors, or without bfloat16 products, would build."""
+    output, _ = finish(start(INSTRUCTION_SETS, CXX=f"c++ {less}", ASTERISM_CACHE=str(tmp_path)))
+    assert output.split() == ["agree"]

@@ -371,12 +371,14 @@ inline void transpose(const float* from, int width, int count, int units, float*
 class Scratch {
  public:
   explicit Scratch(int64_t floats, bool poison) : used_(0) {
+    constexpr int64_t kAlignment = 64;
     thread_local std::vector<float> kept;
-    if (static_cast<int64_t>(kept.size()) < floats + kLanes) kept.resize(floats + kLanes);
+    const int64_t needed = floats + kAlignment / sizeof(float);
+    if (static_cast<int64_t>(kept.size()) < needed) kept.resize(needed);
     if (poison) std::fill(kept.begin(), kept.end(), std::nanf(""));
     void* start = kept.data();
     size_t space = kept.size() * sizeof(float);
-    data_ = static_cast<float*>(std::align(64, floats * sizeof(float), start, space));
+    data_ = static_cast<float*>(std::align(kAlignment, floats * sizeof(float), start, space));
   }
   float* take(int64_t floats) {
     float* start = data_ + used_;

@@ -1,6 +1,6 @@
 """The fused CPU kernel: cpu.cpp, built at first use and called through ctypes.
 
-The library is built by the machine's own C++ compiler for the machine's own instruction set, in about 20 seconds, and
+The library is built by the machine's own C++ compiler for the machine's own instruction set, in about ten seconds, and
 kept in a folder per source, compiler and instruction set, so that a changed one is built anew. It needs no header of
 PyTorch or Python. The folder is $ASTERISM_CACHE, by default ~/.cache/asterism (after $XDG_CACHE_HOME).
 """
@@ -141,7 +141,7 @@ def _digest(folder: Path) -> str:
 
 def _build(command: list[str], folder: Path) -> None:
     """Builds beside the folder and moves the result there at once: another process never sees half a library."""
-    _log.warning("building the CPU kernel, once, in about 20 seconds")
+    _log.warning("building the CPU kernel, once, in about ten seconds")
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=folder.parent, prefix="building-") as name:
