@@ -92,7 +92,7 @@ def test_patterns_and_compiler_need_no_torch(file):
 
 @pytest.mark.parametrize("name", ("eager", "cpu"))
 def test_tile_kernels_know_no_pattern(name):
-    """They see tiles and bit masks, so that every pattern runs on the same loops; only their operator reads its text."""
+    """They see tiles and bit masks, so that every pattern runs on the same loops; their operator reads its text."""
     (file,) = (file for file in in_folder("kernels") if file.stem == name)
     assert not {name for name in imports(file) if folder_of(name) == "patterns"}
 
