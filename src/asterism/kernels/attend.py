@@ -17,10 +17,11 @@ from asterism.compiler.cost import DENSE_MASK_LIMIT
 from asterism.errors import KernelError, PatternError, nearest
 from asterism.kernels import dense as dense_kernel
 from asterism.kernels.eager import eager
+from asterism.kernels.flex import flex
 from asterism.kernels.reference import reference
 from asterism.patterns import Pattern, parse, require_prefix_stable
 
-IMPLEMENTATIONS = ("auto", "reference", "eager", "dense")
+IMPLEMENTATIONS = ("auto", "reference", "eager", "dense", "flex")
 """What `implementation` may be."""
 
 DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
@@ -84,8 +85,9 @@ def attend(
     may attend to nothing gets out 0, log-sum-exp -inf and gradient 0; what unread keys hold changes nothing.
 
     `implementation`: "eager" (tiles in plain PyTorch), "dense" (scaled_dot_product_attention; with a mask for short
-    sequences), "reference" (the oracle, O(n^2) memory), or "auto", the cheaper of eager and dense by the cost model.
-    Raises KernelError for tensors that do not fit each other or the implementation, PatternError for the pattern.
+    sequences), "flex" (PyTorch's FlexAttention; on CPUs without gradients), "reference" (the oracle, O(n^2) memory),
+    or "auto", the cheaper of eager and dense by the cost model. Raises KernelError for tensors that do not fit each
+    other or the implementation, PatternError for the pattern.
     """
     if not isinstance(pattern, (Pattern, str)):
         raise PatternError(f"attend needs a Pattern or its text, got a {type(pattern).__name__}")
@@ -98,6 +100,9 @@ def attend(
     way = _choose(text, q.shape[1], n_queries, n_keys, offset, implementation, masked, return_lse)
     if way == "eager":
         out, lse, _ = eager(q, k, v, key_mask, segments, text, offset, float(scale))
+        return (out, lse) if return_lse else out
+    if way == "flex":
+        out, lse = flex(q, k, v, key_mask, segments, text, offset, float(scale), return_lse)
         return (out, lse) if return_lse else out
     if way in ("full", "causal"):
         return dense_kernel.dense(q, k, v, None, way == "causal", scale)
@@ -212,7 +217,7 @@ def _choose_by_cost(
     if by_name in ("full", "causal"):
         return by_name
     plan = compile_pattern(pattern, n_queries, n_keys, query_offset=offset)
-    if implementation in ("reference", "eager"):
+    if implementation in ("reference", "eager", "flex"):
         return implementation
     if return_lse:
         return "eager"

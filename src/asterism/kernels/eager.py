@@ -275,9 +275,7 @@ def _merge(out: Tensor, lse: Tensor, write: Tensor, part: Tensor, part_lse: Tens
     lse.index_copy_(3, write, new_lse)
 
 
-def _attend_backward(
-    work: _Work, grad_out: Tensor, delta: Tensor, lse: Tensor
-) -> tuple[Tensor, Tensor, Tensor]:
+def _attend_backward(work: _Work, grad_out: Tensor, delta: Tensor, lse: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Gradients of q, k and v in the wide dtype; delta = rowsum(grad_out * out) - grad_lse, [B, K, G, Nq]."""
     q, k, v, tile, wide = work.q, work.operands.k, work.operands.v, work.program.tile, work.wide
     workspace = work.workspace
