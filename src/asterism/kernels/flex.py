@@ -297,7 +297,7 @@ def _joined(plan: Plan, parts: list[Pass], heads: list[int], device: torch.devic
     widths = [-(-part.n_keys // tile) for part in parts]
     kinds = np.full((lists, -(-n_queries // tile), sum(widths)), -1, np.int32)
     masked = np.zeros(kinds.shape, bool)
-    bits = plan.tile_masks(np.arange(len(plan.masks) + 1, dtype=np.int32)).any(axis=1)
+    bits = np.logical_or.reduce(plan.tile_masks(np.arange(len(plan.masks) + 1, dtype=np.int32)), axis=1)
     seen = np.zeros((lists, sum(widths), tile), bool)
     for number, part in enumerate(parts):
         first, last = sum(widths[:number]), sum(widths[: number + 1]) - 1
