@@ -70,11 +70,12 @@ def described(blocks, heads: int, batch: int) -> torch.Tensor:
     return mask.expand(axes)
 
 
+@pytest.mark.parametrize("tile", (16, 64, 128))
 @pytest.mark.parametrize("n_queries", (150, 64, 37))
 @pytest.mark.parametrize("text", PATTERNS)
-def test_the_block_masks_hold_every_pair_once(text, n_queries):
+def test_the_block_masks_hold_every_pair_once(text, n_queries, tile):
     pattern, n_keys = patterns.parse(text), 150
-    plan = compile_pattern(pattern, n_queries, n_keys)
+    plan = compile_pattern(pattern, n_queries, n_keys, tile=tile)
     counts = np.zeros((pattern.heads, n_queries, n_keys), int)
     for call in flex._calls(plan, torch.device("cpu")):
         heads = range(pattern.heads) if call.heads is None else call.heads
@@ -89,9 +90,10 @@ def test_the_block_masks_hold_every_pair_once(text, n_queries):
 
 def test_full_tiles_need_no_look():
     """In BigBird's tiles every pair is allowed, so that no mask function runs."""
-    (call,) = flex._calls(compile_pattern("bigbird(block=64)", 1024), torch.device("cpu"))
+    plan = compile_pattern("bigbird(block=64)", 1024, tile=64)
+    (call,) = flex._calls(plan, torch.device("cpu"))
     assert not call.blocks.kv_num_blocks.any()
-    assert call.blocks.full_kv_num_blocks.sum() == compile_pattern("bigbird(block=64)", 1024).tiles
+    assert call.blocks.full_kv_num_blocks.sum() == plan.tiles
 
 
 @pytest.fixture
@@ -111,11 +113,14 @@ class TestAroundTheKernel:
     """Orders, joined passes, heads, batch masks and merging, with gradients."""
 
     @pytest.mark.parametrize("count", tiers(40, 500))
-    def test_generated_cases(self, count):
+    def test_generated_cases(self, count, monkeypatch):
+        monkeypatch.setattr(flex, "_CPU_TILE", 16)
         hold(lambda case: check(case, "flex"), cases(HALF_AND_SINGLE), count)
 
     @pytest.mark.parametrize("count", tiers(15, 200))
-    def test_what_nobody_reads_changes_no_bit(self, count):
+    def test_what_nobody_reads_changes_no_bit(self, count, monkeypatch):
+        monkeypatch.setattr(flex, "_CPU_TILE", 16)
+
         def law(case):
             inputs = inputs_of(case)
             unread = unread_keys(inputs)
@@ -131,7 +136,8 @@ class TestAroundTheKernel:
         hold(law, sparse, count)
 
     @pytest.mark.parametrize("text", PATTERNS)
-    def test_published_patterns(self, text):
+    def test_published_patterns(self, text, monkeypatch):
+        monkeypatch.setattr(flex, "_CPU_TILE", 16)
         pattern, n = patterns.parse(text), 150
         inputs = inputs_of(Case(rule("dense"), heads=3, n_queries=n, n_keys=n, width=16, dtype=torch.float32, batch=1))
         inputs.mask[:] = torch.from_numpy(pattern.dense(n))
@@ -201,7 +207,7 @@ COMPILED = {
         rule("blocks", size=7), heads=2, n_queries=50, n_keys=50, dtype=torch.float32, memory="tokens first"
     ),
 }
-IN_EVERY_RUN = ("joined passes, grouped queries, batch masks", "bfloat16")
+IN_EVERY_RUN = ("joined passes, grouped queries, batch masks",)
 
 
 @on_x86_linux

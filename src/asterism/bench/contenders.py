@@ -43,12 +43,15 @@ class Prepared:
 
 
 class Contender(ABC):
-    """Something that computes attention. `loose` is how much further than plain arithmetic its results may be off."""
+    """Something that computes attention.
+
+    `loose` is how many times the error allowed to our kernels is allowed to it; `compiles`: for every length anew.
+    """
 
     name: str
     kind: ClassVar[str]
     loose: ClassVar[float] = 1.0
-    compiles: ClassVar[bool] = False
+    compiles: bool = False
 
     @abstractmethod
     def reason_against(self, case: Case) -> str | None:
@@ -75,7 +78,7 @@ class Implementation(Contender):
 
     def __init__(self, implementation: str) -> None:
         self.name = implementation
-        self.compiles = implementation == "flex"  # type: ignore[misc]  # a constant of the other classes
+        self.compiles = implementation == "flex"
 
     def reason_against(self, case: Case) -> str | None:
         if self.name == "reference" and case.square > 2**30:
@@ -104,6 +107,8 @@ class Dense(Contender):
     def reason_against(self, case: Case) -> str | None:
         if self.is_causal and not case.rule.is_causal:
             return "the pattern reads the future"
+        if self.is_causal and (seconds := self._seconds(case) / case.lanes) > 10 * _MOST_SECONDS:
+            return f"one head alone would take about {seconds:,.0f} seconds"
         return None
 
     def prepare(self, case: Case) -> Prepared:
@@ -112,7 +117,7 @@ class Dense(Contender):
         share = lanes / case.lanes * queries / case.length
         prepared = Prepared(
             partial(F.scaled_dot_product_attention, is_causal=self.is_causal),
-            case.pairs(pattern),
+            case.lanes * (case.length * (case.length + 1) // 2) if self.is_causal else case.square,
             pattern,
             partial(pattern_mask, case, pattern),
         )
@@ -135,11 +140,15 @@ class Dense(Contender):
             note=f"{', '.join(parts)}, scaled",
         )
 
-    def _affordable(self, case: Case) -> tuple[int, int]:
-        """How many lanes and queries to compute; all, unless a rate is known at which that would take long."""
+    def _seconds(self, case: Case) -> float:
+        """About how long a forward pass takes; 0 if no rate is known."""
         if self.rate is None:
-            return case.lanes, case.length
-        seconds = case.flops(case.square, backward=False) / self.rate / (2 if self.is_causal else 1)
+            return 0.0
+        return case.flops(case.square, backward=False) / self.rate / (2 if self.is_causal else 1)
+
+    def _affordable(self, case: Case) -> tuple[int, int]:
+        """How many lanes and queries to compute: all, unless that would take long."""
+        seconds = self._seconds(case)
         if seconds <= _MOST_SECONDS:
             return case.lanes, case.length
         lanes = max(1, int(case.lanes * _MOST_SECONDS / seconds))

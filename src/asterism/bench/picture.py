@@ -1,4 +1,4 @@
-"""Time against length, on logarithmic axes: a panel for each pattern and dtype, a line for each contender."""
+"""Time against length, on logarithmic axes: a line for each contender."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -7,6 +7,7 @@ from typing import Any
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
+from matplotlib.ticker import LogLocator, NullLocator, StrMethodFormatter
 
 _DIRECTIONS = {"forward": "forward", "forward_backward": "forward + backward"}
 _STYLES = {"asterism": "o-", "dense": "s--", "peer": "^:"}
@@ -25,35 +26,34 @@ _COLOURS = (
 
 
 def draw_times(record: Mapping[str, Any], path: Path) -> None:
-    """Write a PNG; columns are patterns and dtypes, rows the directions that were measured."""
+    """Write a PNG; a column for each pattern, a row for each dtype and direction that was measured."""
     timed = [row for row in record["rows"] if row["status"] == "timed"]
-    columns = list(dict.fromkeys((row["pattern"], row["dtype"]) for row in timed))
-    directions = [name for name in _DIRECTIONS if any(row[name] for row in timed)]
-    shape = (max(1, len(directions)), max(1, len(columns)))
-    figure = Figure(figsize=(1.5 + 3.6 * shape[1], 1.2 + 3.4 * shape[0]), layout="constrained")
+    patterns, dtypes = (list(dict.fromkeys(row[name] for row in timed)) for name in ("pattern", "dtype"))
+    downward = [(dtype, name) for dtype in dtypes for name in _DIRECTIONS if any(row[name] for row in timed)]
+    shape = (max(1, len(downward)), max(1, len(patterns)))
+    figure = Figure(figsize=(2.2 + 3.4 * shape[1], 1 + 2.9 * shape[0]), layout="constrained")
     FigureCanvasAgg(figure)
-    panels = figure.subplots(*shape, squeeze=False, sharex=True, sharey=True)
+    panels = figure.subplots(*shape, squeeze=False, sharex=True, sharey="row")
     names = list(dict.fromkeys((row["contender"], row["kind"]) for row in timed))
-    for down, direction in enumerate(directions):
-        for across, column in enumerate(columns):
-            rows = [row for row in timed if (row["pattern"], row["dtype"]) == column and row[direction]]
+    for down, (dtype, direction) in enumerate(downward):
+        for across, pattern in enumerate(patterns):
+            rows = [row for row in timed if (row["pattern"], row["dtype"]) == (pattern, dtype) and row[direction]]
             _draw_panel(panels[down][across], rows, direction, names)
-            if down == 0:
-                panels[down][across].set_title(f"{column[0]}\n{column[1]}", fontsize=9)
-        panels[down][0].set_ylabel(f"{_DIRECTIONS[direction]}, ms")
-    for axes in panels[-1]:
-        axes.set_xlabel("tokens")
+        panels[down][0].set_ylabel(f"{_DIRECTIONS[direction]}, {dtype}, ms", fontsize=9)
+    for across, pattern in enumerate(patterns):
+        panels[0][across].set_title(pattern, fontsize=9)
+        panels[-1][across].set_xlabel("tokens")
     lines = {line.get_label(): line for axes in panels.flat for line in axes.get_lines()}
     order = [name for name, _ in names if name in lines]
     figure.legend([lines[name] for name in order], order, loc="outside right center", fontsize=9)
-    settings = record["settings"]
-    machine = record["machine"]
-    figure.suptitle(
-        f"batch {settings['batch']}, {settings['heads']} heads x {settings['head_dim']},"
-        f" {machine.get('gpu') or machine['processor']}, {machine['threads']} threads",
-        fontsize=10,
-    )
+    figure.suptitle(_title(record), fontsize=10)
     figure.savefig(path, dpi=120, format="png")
+
+
+def _title(record: Mapping[str, Any]) -> str:
+    settings, machine = record["settings"], record["machine"]
+    where = machine.get("gpu") or f"{machine['processor']}, {machine['threads']} threads"
+    return f"batch {settings['batch']}, {settings['heads']} heads x {settings['head_dim']}; {where}"
 
 
 def _draw_panel(
@@ -68,5 +68,9 @@ def _draw_panel(
     axes.set_yscale("log")
     lengths = sorted({row["length"] for row in rows})
     axes.set_xticks(lengths, [f"{length:,}" for length in lengths], rotation=30, fontsize=8)
-    axes.minorticks_off()
+    axes.xaxis.set_minor_locator(NullLocator())
+    axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+    axes.yaxis.set_major_formatter(StrMethodFormatter("{x:g}"))
+    axes.yaxis.set_minor_locator(NullLocator())
+    axes.tick_params(axis="y", labelsize=8)
     axes.grid(alpha=0.3)

@@ -108,7 +108,7 @@ def _parser() -> Parser:
     parser.add_argument(
         "patterns", nargs="*", metavar="PATTERN", help=f"rules (default: {', '.join(_DEFAULT.patterns)})"
     )
-    parser.add_argument("--lengths", type=count, nargs="+", default=_DEFAULT.lengths, metavar="N", help="tokens")
+    parser.add_argument("-n", "--lengths", type=count, nargs="+", default=_DEFAULT.lengths, metavar="N", help="tokens")
     parser.add_argument("--dtypes", choices=DTYPES, nargs="+", default=_DEFAULT.dtypes, help="number formats")
     parser.add_argument(
         "--implementations", nargs="*", default=OURS, metavar="NAME", help=f"which of ours (default: {', '.join(OURS)})"
