@@ -258,7 +258,7 @@ def test_patterns_without_a_native_mask(text):
     [
         ("HF BigBird", "window(left=20)", 1024, "bigbird"),
         ("HF BigBird", "bigbird(block=64)", 1000, "multiple of 64"),
-        ("HF BigBird", "bigbird(block=64)", 65536, "n x n array"),
+        ("HF BigBird", "bigbird(block=64)", 2**20, "n x n array"),
         ("HF Longformer", "window(left=20)", 1024, "both sides"),
         ("HF Longformer", "window(20, 20)", 1000 + 1, "multiple of 40"),
         ("FlexAttention", "window(left=20)", 2**20, "n\\^2 pairs"),

@@ -38,9 +38,9 @@ def check(contender: Contender, case: Case, backward: bool) -> Check:
     try:
         return _compare(contender, short, backward)
     except AsterismError as error:
-        return Check(short.length, _line(error), refused=True)
+        return Check(short.length, first_line(error), refused=True)
     except Exception as error:  # whatever breaks in a kernel or a peer, the others are still worth measuring
-        return Check(short.length, f"{type(error).__name__}: {_line(error)}")
+        return Check(short.length, f"{type(error).__name__}: {first_line(error)}")
 
 
 def _compare(contender: Contender, case: Case, backward: bool) -> Check:
@@ -60,7 +60,7 @@ def _compare(contender: Contender, case: Case, backward: bool) -> Check:
         try:
             found = _results(prepared.compute, operands, grad, backward)
         except NO_BACKWARD as error:
-            missing = _line(error)
+            missing = first_line(error)
     for name, result in found.items():
         if complaint := _complaint(name, result, exact[name], plain[name], contender.loose):
             return Check(case.length, complaint)
@@ -91,5 +91,7 @@ def _complaint(name: str, found: Tensor, exact: Tensor, plain: Tensor, loose: fl
     return ""
 
 
-def _line(error: Exception) -> str:
-    return (str(error).strip().splitlines() or [""])[0]
+def first_line(error: Exception) -> str:
+    """What an error says, in one line; compilers put the reason into the second."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()] or [type(error).__name__]
+    return " ".join(lines[:2]) if lines[0].endswith(":") else lines[0]

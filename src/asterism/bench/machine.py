@@ -7,6 +7,8 @@ from pathlib import Path
 
 import torch
 
+from asterism import __version__
+
 _ISA = ("avx2", "avx512f", "avx512_bf16", "avx512_vnni", "amx_tile", "amx_bf16", "neon", "asimd", "sve", "bf16")
 _PACKAGES = ("torch", "transformers", "local-attention", "xformers", "natten", "flash-attn", "triton")
 
@@ -20,7 +22,7 @@ def describe(device: str) -> dict[str, object]:
         "threads": torch.get_num_threads(),
         "instructions": [name for name in _ISA if name in flags],
         "capability": torch.backends.cpu.get_cpu_capability(),
-        "memory_bytes": _memory(),
+        "memory_bytes": memory(),
         "system": platform.platform(),
         "python": platform.python_version(),
         "packages": _versions(),
@@ -39,7 +41,8 @@ def _processor() -> tuple[str, set[str]]:
     return fields.get("model name") or platform.processor() or platform.machine(), set(flags.split())
 
 
-def _memory() -> int | None:
+def memory() -> int | None:
+    """Bytes of main memory, as far as the system tells."""
     names = ("SC_PAGE_SIZE", "SC_PHYS_PAGES")
     if not all(name in os.sysconf_names for name in names):
         return None
@@ -47,7 +50,7 @@ def _memory() -> int | None:
 
 
 def _versions() -> dict[str, str]:
-    found = {}
+    found = {"asterism": __version__}
     for package in _PACKAGES:
         try:
             found[package] = version(package)

@@ -4,6 +4,7 @@ A peer says for which cases it is comparable. Where its pattern differs from the
 result is checked against that, and its useful operations are those of its own pairs.
 """
 
+import math
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -15,8 +16,9 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from asterism.bench.case import Case
+from asterism.bench.case import DTYPES, Case
 from asterism.bench.contenders import Compute, Contender, Prepared, pattern_mask
+from asterism.bench.machine import memory
 from asterism.patterns import parse
 from asterism.patterns.pattern import Named
 from asterism.patterns.primitives import Window
@@ -24,8 +26,8 @@ from asterism.patterns.primitives import Window
 _MOST_FLEX_TOKENS = 65_536
 """FlexAttention's block mask looks at all n^2 pairs."""
 
-_MOST_PROBABILITY_BYTES = 2**33
-"""Hugging Face's BigBird fills an n x n array of probabilities on every call."""
+_PROBABILITY_SHARE = 0.45
+"""Hugging Face's BigBird fills an n x n array of probabilities on every call: at most this share of main memory."""
 
 
 class Peer(Contender):
@@ -131,7 +133,8 @@ class HuggingFaceBigBird(Peer):
             return "it computes bigbird(block=64) only"
         if case.length % self.block or case.length // self.block < 12:
             return f"it needs a multiple of {self.block} tokens and at least {12 * self.block}"
-        if (needed := case.square * (2 if case.dtype != "float32" else 4)) > _MOST_PROBABILITY_BYTES:
+        needed = case.square * DTYPES[case.dtype].itemsize
+        if needed > _PROBABILITY_SHARE * (memory() or math.inf):
             return f"it fills an n x n array of probabilities on every call, {needed / 2**30:.0f} GiB here"
         return None
 

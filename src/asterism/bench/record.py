@@ -2,14 +2,15 @@
 
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from asterism.bench.case import DTYPES, Case
-from asterism.bench.check import check
+from asterism.bench.check import check, first_line
 from asterism.bench.clock import Task, in_turns, matrix_rate
 from asterism.bench.contenders import OURS, Contender, Dense, Implementation, Prepared
 from asterism.bench.machine import describe
@@ -34,6 +35,7 @@ DEFINITIONS = {
     "plan_seconds": "compiling the plan for the first time in this process; for FlexAttention, making its block mask",
 }
 
+Operands = tuple[Tensor, Tensor, Tensor, Tensor]
 Row = dict[str, Any]
 Say = Callable[[str], None]
 
@@ -76,7 +78,7 @@ class _Entry:
     contender: Contender
     row: Row
     prepared: Prepared
-    tasks: dict[str, Task] = field(default_factory=dict)
+    tasks: dict[str, Task]
 
 
 def contender_named(name: str) -> Contender:
@@ -132,11 +134,11 @@ def _contenders(settings: Settings, rate: float) -> list[Contender]:
 
 
 def _measure_case(case: Case, settings: Settings, rate: float, plan_seconds: float, say: Say) -> list[Row]:
-    rows, entries = [], []
+    rows, entries, operands = [], [], case.operands()
     for contender in _contenders(settings, rate):
         row = _row(case, contender)
         rows.append(row)
-        entry = _admit(contender, case, row, settings)
+        entry = _admit(contender, case, operands, row, settings.backward)
         if row["status"] != "skipped":
             say(f"  {contender.name}: {row['status']}{': ' + row['reason'] if row['reason'] else ''}")
         if entry is not None:
@@ -150,6 +152,7 @@ def _measure_case(case: Case, settings: Settings, rate: float, plan_seconds: flo
             entry.row[direction] = _figures(entry, case, task, direction == "forward_backward", rate)
     _compare(rows, case)
     if settings.memory:
+        say("  peak memory")
         for entry in entries:
             _add_memory(entry, case, settings)
     return rows
@@ -174,32 +177,31 @@ def _row(case: Case, contender: Contender) -> Row:
     }
 
 
-def _admit(contender: Contender, case: Case, row: Row, settings: Settings) -> _Entry | None:
+def _admit(contender: Contender, case: Case, operands: Operands, row: Row, backward: bool) -> _Entry | None:
     """Check a contender and make it ready and warm; None, with the reason in its row, if it is not to be timed."""
     if reason := contender.reason_against(case):
         row.update(status="skipped", reason=reason)
         return None
-    checked = check(contender, case, settings.backward)
+    checked = check(contender, case, backward)
     row.update(checked_length=checked.length, no_backward=checked.no_backward)
     if not checked.passed:
         row.update(status="refused" if checked.refused else "failed", reason=checked.reason)
         return None
     try:
         prepared = contender.prepare(case)
-        entry = _Entry(contender, row, prepared, _tasks(prepared, case, settings.backward and not checked.no_backward))
-        for task in entry.tasks.values():
+        tasks = _tasks(prepared, operands, backward and not checked.no_backward, case.device)
+        for task in tasks.values():
             task.warm_up()
     except Exception as error:  # out of memory, say: the others are still worth measuring
-        reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
-        row.update(status="refused", reason=f"at {case.length:,} tokens: {reason}")
+        row.update(status="refused", reason=f"at {case.length:,} tokens: {first_line(error)}")
         return None
     row.update(computes=prepared.computes, note=prepared.note, pairs=prepared.pairs)
     row["density"] = prepared.pairs / case.square
-    return entry
+    return _Entry(contender, row, prepared, tasks)
 
 
-def _tasks(prepared: Prepared, case: Case, backward: bool) -> dict[str, Task]:
-    q, k, v, grad = case.operands()
+def _tasks(prepared: Prepared, operands: Operands, backward: bool, device: str) -> dict[str, Task]:
+    q, k, v, grad = operands
     if prepared.select is not None:
         grad = prepared.select(grad, k, v)[0]
         q, k, v = prepared.select(q, k, v)
@@ -212,8 +214,8 @@ def _tasks(prepared: Prepared, case: Case, backward: bool) -> dict[str, Task]:
         leaves = [x.detach().requires_grad_() for x in (q, k, v)]
         torch.autograd.grad(prepared.compute(*leaves), leaves, grad)
 
-    tasks = {"forward": Task(forward, case.device)}
-    return tasks | {"forward_backward": Task(both, case.device)} if backward else tasks
+    tasks = {"forward": Task(forward, device)}
+    return tasks | {"forward_backward": Task(both, device)} if backward else tasks
 
 
 def _figures(entry: _Entry, case: Case, task: Task, backward: bool, rate: float) -> Row:

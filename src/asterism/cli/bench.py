@@ -102,7 +102,7 @@ def _say(text: str) -> None:
 
 
 def _parser() -> Parser:
-    example = 'asterism bench "window(left=511)" "bigbird(block=64)" --lengths 4096 16384 --output times.json'
+    example = 'asterism bench "window(left=63)" -n 256 512 --implementations eager --no-peers --no-memory'
     parser = Parser("bench", __doc__ or "", example)
     count = whole_number(1)
     parser.add_argument(
