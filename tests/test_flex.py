@@ -26,6 +26,7 @@ from test_kernels import (
     poison,
     unread_keys,
 )
+from torch._dynamo.exc import BackendCompilerFailed
 
 from asterism import attend, compile_pattern, patterns
 from asterism.errors import KernelError
@@ -265,6 +266,16 @@ def test_refused_on_cpu(text, changes, message):
     q = torch.zeros(1, 2, 600, 8, **{name: value for name, value in changes.items() if name not in keywords})
     with pytest.raises(KernelError, match=message):
         attend(q, q, q, text, implementation="flex", **keywords)
+
+
+def test_where_nothing_can_be_compiled(monkeypatch):
+    def broken(*_, **__):
+        raise BackendCompilerFailed(broken, RuntimeError("no C++ compiler found"), None)
+
+    monkeypatch.setattr(flex, "_compiler", lambda: broken)
+    q = torch.zeros(1, 1, 8, 8)
+    with pytest.raises(KernelError, match="could not be compiled: .*no C.. compiler found.*use"):
+        attend(q, q, q, "window(left=3)", implementation="flex")
 
 
 def test_no_part_of_a_graph():

@@ -177,7 +177,7 @@ def _compiled(
     try:
         with torch._dynamo.config.patch(recompile_limit=_RECOMPILES, accumulated_recompile_limit=_RECOMPILES):
             result = _compiler()(q, k, v, block_mask=blocks, scale=scale, enable_gqa=grouped, return_aux=request)
-    except (torch._dynamo.exc.BackendCompilerFailed, torch._inductor.exc.InductorError) as error:
+    except torch._dynamo.exc.BackendCompilerFailed as error:
         reason = " ".join(str(error).split("\n")[:2])
         raise KernelError(f'implementation="flex" could not be compiled: {reason}; use "eager" or "auto"') from error
     return (result[0], result[1].lse) if with_lse else (result, None)
