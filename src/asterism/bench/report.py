@@ -42,7 +42,7 @@ def _case_lines(case: tuple[str, int, str], rows: Sequence[Row]) -> list[str]:
     shown = [row for row in rows if row["status"] != "skipped"]
     density = next((row["density"] for row in rows if row["computes"] == pattern), None)
     told = "" if density is None else f", density {density:.2%}"
-    lines = [f"{pattern}, {length:,} tokens, {dtype}{told}", *map(_line, _HEADINGS)]
+    lines = [f"{pattern}, {length:,} tokens, {dtype}{told}", *(_line(heading).rstrip() for heading in _HEADINGS)]
     for row in shown:
         lines.append(
             _line(_cells(row)) + _remark(row) if row["status"] == "timed" else f"{row['contender']:<16}{_remark(row)}"
@@ -53,9 +53,9 @@ def _case_lines(case: tuple[str, int, str], rows: Sequence[Row]) -> list[str]:
 def _line(cells: Sequence[str]) -> str:
     return (
         f"{cells[0]:<16}"
-        + "".join(f"{cell:>9}" for cell in cells[1:8])
+        + "".join(f"{cell:>10}" for cell in cells[1:8])
         + "  "
-        + "".join(f"{cell:>9}" for cell in cells[8:])
+        + "".join(f"{cell:>10}" for cell in cells[8:])
     )
 
 
