@@ -16,7 +16,8 @@ ORDER = ("errors", "patterns", "compiler", "kernels", "layers", "models", "train
 ALLOWED = {folder: set(ORDER[: number + 1]) for number, folder in enumerate(ORDER)} | {
     "theory": {"errors", "patterns", "compiler", "layers", "theory"}
 }
-ALLOWED["cli"] |= {"theory"}
+ALLOWED["bench"] = {"errors", "patterns", "compiler", "kernels", "bench"}
+ALLOWED["cli"] |= {"theory", "bench"}
 NO_TORCH = ("errors", "patterns", "compiler")
 
 

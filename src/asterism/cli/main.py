@@ -23,6 +23,7 @@ VERBS = {
     "train": "train a model from a recipe; show progress and bits per byte; save it",
     "evaluate": "measure a trained model in bits per byte",
     "generate": "continue a prompt with a trained model",
+    "bench": "time attention over patterns, beside dense attention and other libraries",
 }
 
 _EXTRAS = {

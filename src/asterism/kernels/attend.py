@@ -19,10 +19,11 @@ from asterism.kernels import cpu as cpu_kernel
 from asterism.kernels import dense as dense_kernel
 from asterism.kernels.cpu import cpu
 from asterism.kernels.eager import eager
+from asterism.kernels.flex import flex
 from asterism.kernels.reference import reference
 from asterism.patterns import Pattern, parse, require_prefix_stable
 
-IMPLEMENTATIONS = ("auto", "reference", "eager", "cpu", "dense")
+IMPLEMENTATIONS = ("auto", "reference", "eager", "cpu", "dense", "flex")
 """What `implementation` may be."""
 
 OPERATORS = {"eager": eager, "cpu": cpu}
@@ -89,9 +90,10 @@ def attend(
     may attend to nothing gets out 0, log-sum-exp -inf and gradient 0; what unread keys hold changes nothing.
 
     `implementation`: "cpu" (fused tiles in C++: float32 and bfloat16), "eager" (tiles in plain PyTorch), "dense"
-    (scaled_dot_product_attention; with a mask for short sequences), "reference" (the oracle, O(n^2) memory), or "auto":
-    the fastest implementation of tiles that there is for the operands, or dense where the cost model finds it cheaper.
-    Raises KernelError for tensors that do not fit each other or the implementation, PatternError for the pattern.
+    (scaled_dot_product_attention; with a mask for short sequences), "flex" (PyTorch's FlexAttention; on CPUs without
+    gradients), "reference" (the oracle, O(n^2) memory), or "auto": the fastest implementation of tiles that there is
+    for the operands, or dense where the cost model finds it cheaper. Raises KernelError for tensors that do not fit
+    each other or the implementation, PatternError for the pattern.
     """
     if not isinstance(pattern, (Pattern, str)):
         raise PatternError(f"attend needs a Pattern or its text, got a {type(pattern).__name__}")
@@ -105,6 +107,9 @@ def attend(
     way = _choose(text, q.shape[1], n_queries, n_keys, offset, implementation, tiles, masked, return_lse)
     if way in OPERATORS:
         out, lse, _ = OPERATORS[way](q, k, v, key_mask, segments, text, offset, float(scale))
+        return (out, lse) if return_lse else out
+    if way == "flex":
+        out, lse = flex(q, k, v, key_mask, segments, text, offset, float(scale), return_lse)
         return (out, lse) if return_lse else out
     if way in ("full", "causal"):
         return dense_kernel.dense(q, k, v, None, way == "causal", scale)
@@ -229,7 +234,7 @@ def _choose_by_cost(
 ) -> str:
     pattern = parse(text)
     pattern.check_heads(heads)
-    if implementation == "reference" or implementation in OPERATORS:
+    if implementation in ("reference", "flex", *OPERATORS):
         return implementation
     by_name = _choose_for_any_length(text, n_queries == n_keys, implementation, tiles, masked or return_lse)
     if by_name in ("full", "causal"):

@@ -67,10 +67,13 @@ def library() -> ctypes.CDLL:
     return loaded
 
 
-@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
 def is_available() -> bool:
     """Whether the kernel can be had; if not, says why, once."""
     return _can_be_had()
+
+
+# What torch.compiler.assume_constant_result does, without its second of imports: the answer never changes.
+is_available._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
 @lru_cache(maxsize=1)

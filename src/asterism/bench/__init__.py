@@ -1,0 +1,8 @@
+"""How fast attention over a pattern is here: every implementation beside dense attention and the peers installed."""
+
+from asterism.bench.contenders import OURS
+from asterism.bench.peers import PEERS
+from asterism.bench.record import Settings, measure
+from asterism.bench.report import table
+
+__all__ = ["OURS", "PEERS", "Settings", "measure", "table"]

@@ -1,0 +1,76 @@
+"""Seconds: of a call, of matrix products, and of many calls in turns."""
+
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+
+import torch
+
+_SHORTEST_SAMPLE = 0.01
+"""Seconds; faster calls are repeated within one sample."""
+
+_MOST_CALLS = 100
+"""Calls within one sample."""
+
+_SIDES = {"cpu": (1024, 2048), "cuda": (8192,)}
+"""Sides of the matrices whose products are timed."""
+
+
+@dataclass
+class Task:
+    """A call to be timed, and the seconds that it took in each round."""
+
+    call: Callable[[], object]
+    device: str
+    calls: int = 1
+    seconds: list[float] = field(default_factory=list)
+
+    def sample(self) -> float:
+        """Time one sample and remember it."""
+        _finish(self.device)
+        started = time.perf_counter()
+        for _ in range(self.calls):
+            self.call()
+        _finish(self.device)
+        taken = (time.perf_counter() - started) / self.calls
+        self.seconds.append(taken)
+        return taken
+
+    def warm_up(self) -> None:
+        """Call it twice, the first time perhaps compiling, and choose how many calls make a sample."""
+        self.sample()
+        if self.seconds[0] < 1:
+            self.sample()
+            self.calls = max(1, min(_MOST_CALLS, round(_SHORTEST_SAMPLE / max(self.seconds[-1], 1e-9))))
+        self.seconds.clear()
+
+    @property
+    def median(self) -> float:
+        return statistics.median(self.seconds)
+
+
+def in_turns(tasks: Sequence[Task], rounds: int, patience: float) -> None:
+    """Sample every task once a round, so that drift hits all alike; after `patience` seconds a task drops out."""
+    for _ in range(rounds):
+        for task in tasks:
+            if not task.seconds or (sum(task.seconds) + task.seconds[-1]) * task.calls < patience:
+                task.sample()
+
+
+def matrix_rate(dtype: torch.dtype, device: str) -> float:
+    """FLOP/s of a large matrix product: the best of a few sizes, each the median of five."""
+    rates = []
+    for side in _SIDES[device]:
+        left, right = (torch.ones((side, side), dtype=dtype, device=device) for _ in range(2))
+        task = Task(partial(torch.matmul, left, right), device)
+        task.warm_up()
+        in_turns([task], 5, 60)
+        rates.append(2 * side**3 / task.median)
+    return max(rates)
+
+
+def _finish(device: str) -> None:
+    if device == "cuda":
+        torch.cuda.synchronize()

@@ -1,0 +1,164 @@
+"""What is timed: the implementations of this library, and dense attention beside them."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import ClassVar
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from asterism.bench.case import Case
+from asterism.kernels import IMPLEMENTATIONS, attend
+from asterism.patterns import parse
+
+CHECKED_LENGTH = 512
+"""Tokens at which results are checked before anything is timed."""
+
+_MOST_SECONDS = 4.0
+"""Estimated seconds of one dense forward pass above which only a share of it is computed."""
+
+Compute = Callable[[Tensor, Tensor, Tensor], Tensor]
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """A contender ready for one case.
+
+    `compute` takes q, k, v and gives the output. `pairs` counts what it may read over all lanes, `computes` names its
+    pattern, `mask` gives that pattern as booleans [heads or 1, tokens, tokens]. `plan_seconds` is what preparing took,
+    where that is not the plan. A share below 1 means that `select` cuts the operands, and times are divided by it.
+    """
+
+    compute: Compute
+    pairs: int
+    computes: str
+    mask: Callable[[], Tensor]
+    plan_seconds: float | None = None
+    share: float = 1.0
+    select: Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Tensor, Tensor]] | None = None
+    note: str = ""
+
+
+class Contender(ABC):
+    """Something that computes attention.
+
+    `loose` is how many times the error allowed to our kernels is allowed to it; `compiles`: for every length anew.
+    """
+
+    name: str
+    kind: ClassVar[str]
+    loose: ClassVar[float] = 1.0
+    compiles: bool = False
+
+    @abstractmethod
+    def reason_against(self, case: Case) -> str | None:
+        """Why it cannot be compared in this case, or None."""
+
+    @abstractmethod
+    def prepare(self, case: Case) -> Prepared:
+        """Make it ready; raises what the contender raises for cases that it cannot do."""
+
+    def checked_length(self, case: Case) -> int:
+        """At how many tokens its result is checked."""
+        return min(case.length, CHECKED_LENGTH)
+
+
+def pattern_mask(case: Case, pattern: str) -> Tensor:
+    """The pattern as booleans [heads or 1, tokens, tokens]; for short lengths."""
+    return torch.from_numpy(parse(pattern).dense(case.length))
+
+
+class Implementation(Contender):
+    """`attend` with an implementation of this library."""
+
+    kind = "asterism"
+
+    def __init__(self, implementation: str) -> None:
+        self.name = implementation
+        self.compiles = implementation == "flex"
+
+    def reason_against(self, case: Case) -> str | None:
+        if self.name == "reference" and case.square > 2**30:
+            return "the reference computes all n x n scores: too many here"
+        return None
+
+    def prepare(self, case: Case) -> Prepared:
+        compute = partial(attend, pattern=case.pattern, implementation=self.name)
+        return Prepared(compute, case.pairs(case.pattern), case.pattern, partial(pattern_mask, case, case.pattern))
+
+
+class Dense(Contender):
+    """PyTorch's scaled_dot_product_attention: all n^2 pairs, or with `is_causal` those of the past.
+
+    Where one call would take long, only some lanes, and of a full square only some queries, are computed, and the time
+    is scaled; the note says so.
+    """
+
+    kind = "dense"
+
+    def __init__(self, is_causal: bool) -> None:
+        self.is_causal = is_causal
+        self.name = "sdpa causal" if is_causal else "sdpa"
+        self.rate: float | None = None
+
+    def reason_against(self, case: Case) -> str | None:
+        if self.is_causal and not case.rule.is_causal:
+            return "the pattern reads the future"
+        if self.is_causal and (seconds := self._seconds(case) / case.lanes) > 10 * _MOST_SECONDS:
+            return f"one head alone would take about {seconds:,.0f} seconds"
+        return None
+
+    def prepare(self, case: Case) -> Prepared:
+        pattern = "causal()" if self.is_causal else "dense()"
+        lanes, queries = self._affordable(case)
+        share = lanes / case.lanes * queries / case.length
+        prepared = Prepared(
+            partial(F.scaled_dot_product_attention, is_causal=self.is_causal),
+            case.lanes * (case.length * (case.length + 1) // 2) if self.is_causal else case.square,
+            pattern,
+            partial(pattern_mask, case, pattern),
+        )
+        if share == 1:
+            return prepared
+
+        def select(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+            cut = [x.flatten(0, 1)[None, :lanes] for x in (q, k, v)]
+            return cut[0][:, :, :queries], cut[1], cut[2]
+
+        parts = [f"{lanes} of {case.lanes} heads"] if lanes < case.lanes else []
+        parts += [f"{queries:,} of {case.length:,} queries"] if queries < case.length else []
+        return Prepared(
+            prepared.compute,
+            prepared.pairs,
+            pattern,
+            prepared.mask,
+            share=share,
+            select=select,
+            note=f"{', '.join(parts)}, scaled",
+        )
+
+    def _seconds(self, case: Case) -> float:
+        """About how long a forward pass takes; 0 if no rate is known."""
+        if self.rate is None:
+            return 0.0
+        return case.flops(case.square, backward=False) / self.rate / (2 if self.is_causal else 1)
+
+    def _affordable(self, case: Case) -> tuple[int, int]:
+        """How many lanes and queries to compute: all, unless that would take long."""
+        seconds = self._seconds(case)
+        if seconds <= _MOST_SECONDS:
+            return case.lanes, case.length
+        lanes = max(1, int(case.lanes * _MOST_SECONDS / seconds))
+        left = seconds * lanes / case.lanes
+        halvings = 0
+        while not self.is_causal and left > 2 * _MOST_SECONDS:
+            left /= 2
+            halvings += 1
+        return lanes, case.length >> halvings
+
+
+OURS = tuple(name for name in IMPLEMENTATIONS if name not in ("reference", "dense"))
+"""Implementations timed by default: dense attention is there anyway, and the reference is no kernel."""

@@ -1,0 +1,104 @@
+"""Peak memory of one call beyond its operands and results, in a process of its own on CPUs.
+
+python -m asterism.bench.memory '{"contender": "eager", "case": {...}, "backward": true, "threads": 1}'
+"""
+
+import gc
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import asdict, replace
+from pathlib import Path
+
+import torch
+
+from asterism.bench.case import Case
+from asterism.bench.contenders import Contender
+
+_WARM_LENGTH = 256
+"""Tokens of the call that loads what is loaded once; contenders that compile for a length are warmed at theirs."""
+
+Peaks = dict[str, int | None]
+
+
+def peaks(contender: Contender, case: Case, backward: bool, threads: int, timeout: float) -> Peaks:
+    """Bytes beyond q, k, v, the output and, with backward, the gradients; None where they cannot be measured."""
+    if case.device != "cpu":
+        return _measure(contender, case, backward)
+    if sys.platform != "linux":
+        return {"forward": None, "forward_backward": None}
+    request = {"contender": contender.name, "case": asdict(case), "backward": backward, "threads": threads}
+    command = [sys.executable, "-m", "asterism.bench.memory", json.dumps(request)]
+    # With a fixed threshold freed arrays go back to the system at once and cannot hide what the next call takes.
+    environment = os.environ | {"MALLOC_MMAP_THRESHOLD_": "65536", "OMP_NUM_THREADS": str(threads)}
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=timeout)
+    except subprocess.TimeoutExpired:
+        return {"forward": None, "forward_backward": None}
+    if done.returncode:
+        return {"forward": None, "forward_backward": None}
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def _measure(contender: Contender, case: Case, backward: bool) -> Peaks:
+    if not contender.compiles and case.length > _WARM_LENGTH:
+        _calls(contender, replace(case, length=max(_WARM_LENGTH, contender.checked_length(case))), backward)
+    forward, both = _calls(contender, case, backward, warm=contender.compiles)
+    return {"forward": forward, "forward_backward": both}
+
+
+def _calls(contender: Contender, case: Case, backward: bool, warm: bool = False) -> tuple[int, int | None]:
+    """Extra bytes of a forward call, and of a forward and backward call."""
+    compute = contender.prepare(case).compute
+    q, k, v, grad = case.operands()
+
+    def forward() -> None:
+        with torch.no_grad():
+            compute(q, k, v)
+
+    def both() -> None:
+        leaves = [x.detach().requires_grad_() for x in (q, k, v)]
+        torch.autograd.grad(compute(*leaves), leaves, grad)
+
+    if warm:
+        forward()
+    forward_bytes = _extra(forward, case.device) - case.bytes
+    if not backward:
+        return max(0, forward_bytes), None
+    if warm:
+        both()
+    return max(0, forward_bytes), max(0, _extra(both, case.device) - 4 * case.bytes)
+
+
+def _extra(call: Callable[[], None], device: str) -> int:
+    """Bytes by which memory peaks over what is held before a call."""
+    gc.collect()
+    if device == "cuda":
+        torch.cuda.reset_peak_memory_stats()
+        before = torch.cuda.memory_allocated()
+        call()
+        return torch.cuda.max_memory_allocated() - before
+    Path("/proc/self/clear_refs").write_text("5")  # makes the peak start anew
+    before = _status("VmRSS")
+    call()
+    return _status("VmHWM") - before
+
+
+def _status(field: str) -> int:
+    """A size in bytes that Linux tells a process about itself."""
+    with open("/proc/self/status") as status:
+        return next(int(line.split()[1]) for line in status if line.startswith(field)) * 1024
+
+
+def _main(request: str) -> None:
+    from asterism.bench.record import contender_named
+
+    asked = json.loads(request)
+    torch.set_num_threads(asked["threads"])
+    print(json.dumps(_measure(contender_named(asked["contender"]), Case(**asked["case"]), asked["backward"])))
+
+
+if __name__ == "__main__":
+    _main(sys.argv[1])
