@@ -9,8 +9,6 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from oracle import rule
-from strategies import hold, tiers
 from kernel_cases import (
     Case,
     assert_all_as_good,
@@ -25,6 +23,8 @@ from kernel_cases import (
     plain,
     unread_keys,
 )
+from oracle import rule
+from strategies import hold, tiers
 from torch._dynamo.exc import BackendCompilerFailed
 
 from asterism import attend, compile_pattern, patterns
