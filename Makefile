@@ -2,12 +2,13 @@
 
 PYTHON ?= python3
 RUN ?= runs/bytes-small
+DEVICE ?= cpu
 BIN := .venv/bin
 STAMP := .venv/installed
 LATER := kernels layers models cache cli readme
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/pytest --numprocesses logical --maxprocesses 8
 
-.PHONY: help train test quick test-slow lint install clean
+.PHONY: help train test quick test-slow bench gpu-check lint install clean
 .DEFAULT_GOAL := help
 
 help:  ## List the targets
@@ -25,6 +26,12 @@ quick: $(STAMP)  ## Run the tests of patterns, compiler, data and recipes: under
 
 test-slow: $(STAMP)  ## Run the tests that take minutes
 	$(PYTEST) -m slow
+
+bench: $(STAMP)  ## Measure all implementations and the peers installed, into benchmarks/results (an hour or so)
+	$(BIN)/pip install --quiet --constraint constraints.txt --editable ".[bench]"
+	$(BIN)/python benchmarks/choice.py benchmarks/results/$(DEVICE)-choice.json
+	$(BIN)/asterism bench -n 4096 16384 65536 --patience 20 --output benchmarks/results/$(DEVICE).json \
+		--plot benchmarks/results/$(DEVICE).png
 
 lint: $(STAMP)  ## Check style and types
 	$(BIN)/ruff check
