@@ -18,9 +18,10 @@ from asterism.errors import KernelError, PatternError, nearest
 from asterism.kernels import dense as dense_kernel
 from asterism.kernels.eager import eager
 from asterism.kernels.reference import reference
+from asterism.kernels.triton import triton, triton_decode, why_not
 from asterism.patterns import Pattern, parse, require_prefix_stable
 
-IMPLEMENTATIONS = ("auto", "reference", "eager", "dense")
+IMPLEMENTATIONS = ("auto", "reference", "eager", "dense", "triton")
 """What `implementation` may be."""
 
 DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
@@ -83,8 +84,9 @@ def attend(
     the log-sum-exp [B, H, Nq] (natural logarithm; float32, or float64 for float64), differentiable too. A query that
     may attend to nothing gets out 0, log-sum-exp -inf and gradient 0; what unread keys hold changes nothing.
 
-    `implementation`: "eager" (tiles in plain PyTorch), "dense" (scaled_dot_product_attention; with a mask for short
-    sequences), "reference" (the oracle, O(n^2) memory), or "auto", the cheaper of eager and dense by the cost model.
+    `implementation`: "eager" (tiles in plain PyTorch), "triton" (fused tiles, on a GPU), "dense"
+    (scaled_dot_product_attention; with a mask for short sequences), "reference" (the oracle, O(n^2) memory), or "auto",
+    the cheaper of tiles and dense by the cost model, tiles being triton on a GPU and eager elsewhere.
     Raises KernelError for tensors that do not fit each other or the implementation, PatternError for the pattern.
     """
     if not isinstance(pattern, (Pattern, str)):
@@ -96,6 +98,13 @@ def attend(
     scale = 1 / math.sqrt(q.shape[3]) if scale is None else scale
     masked = key_mask is not None or segments is not None
     way = _choose(text, q.shape[1], n_queries, n_keys, offset, implementation, masked, return_lse)
+    if way == "eager" and implementation == "auto" and q.is_cuda and why_not(q, v) is None:
+        way = "triton"
+    if way == "triton":
+        if reason := why_not(q, v):
+            raise KernelError(reason)
+        out, lse, _ = triton(q, k, v, key_mask, segments, text, offset, float(scale))
+        return (out, lse) if return_lse else out
     if way == "eager":
         out, lse, _ = eager(q, k, v, key_mask, segments, text, offset, float(scale))
         return (out, lse) if return_lse else out
@@ -133,6 +142,8 @@ def decode(
     pattern.check_heads(q.shape[1])
     require_prefix_stable(pattern)
     scale = 1 / math.sqrt(q.shape[3]) if scale is None else scale
+    differentiated = torch.is_grad_enabled() and any(x.requires_grad for x in (q, k, v))
+    fused = q.is_cuda and not differentiated and why_not(q, v) is None
     asked, kept = query_positions.cpu().numpy(), key_positions.cpu().numpy()
     length = int(max(asked.max(initial=-1), kept.max(initial=-1))) + 1
     outs = []
@@ -140,7 +151,8 @@ def decode(
         part = asked[:, start : start + _DECODED_AT_A_TIME]
         allowed = [_allowed_at(pattern, part, kept, length, head) for head in range(pattern.heads)]
         mask = torch.from_numpy(np.stack(allowed, axis=1)).to(q.device)
-        outs.append(dense_kernel.dense(q[:, :, start : start + part.shape[1]], k, v, mask, False, scale))
+        some = q[:, :, start : start + part.shape[1]]
+        outs.append(triton_decode(some, k, v, mask, scale) if fused else dense_kernel.dense(some, k, v, mask, False, scale))
     return torch.cat(outs, dim=2) if outs else q.new_zeros((*q.shape[:3], v.shape[-1]))
 
 
@@ -212,7 +224,7 @@ def _choose_by_cost(
     if by_name in ("full", "causal"):
         return by_name
     plan = compile_pattern(pattern, n_queries, n_keys, query_offset=offset)
-    if implementation in ("reference", "eager"):
+    if implementation in ("reference", "eager", "triton"):
         return implementation
     if return_lse:
         return "eager"
