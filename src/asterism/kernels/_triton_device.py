@@ -20,11 +20,33 @@ partial result has one writer, and pieces are put together in the order of their
 import triton
 import triton.language as tl
 
-INTERPRETED: bool = triton.knobs.runtime.interpret
+INTERPRETED = tl.constexpr(triton.knobs.runtime.interpret)
 """Whether Triton's interpreter runs these functions, on tensors of any device: TRITON_INTERPRET was set at import."""
 
 LOG2_E = tl.constexpr(1.4426950408889634)
 LN_2 = tl.constexpr(0.6931471805599453)
+
+
+# --- arithmetic ------------------------------------------------------------------------------------------------------
+
+
+@triton.jit
+def _narrow(value, dtype: tl.constexpr):
+    """float32 rounded to `dtype`. Triton's interpreter cuts off what bfloat16 has no bits for, so it gets help."""
+    if INTERPRETED:
+        if dtype == tl.bfloat16:
+            bits = value.to(tl.int32, bitcast=True)
+            bits = (bits + 0x7FFF + ((bits >> 16) & 1)) & -0x10000
+            value = tl.where(value == value, bits.to(tl.float32, bitcast=True), value)
+    return value.to(dtype)
+
+
+@triton.jit
+def _dot(left, right, acc=None):
+    """acc + left @ right in float32. Triton's interpreter would multiply the bits of bfloat16 numbers as integers."""
+    if INTERPRETED:
+        left, right = left.to(tl.float32), right.to(tl.float32)
+    return tl.dot(left, right, acc, input_precision="ieee")
 
 
 # --- loading and storing ---------------------------------------------------------------------------------------------
@@ -78,10 +100,10 @@ def _load_sum(narrow, rest, cells, present):
 @triton.jit
 def _store_sum(narrow, rest, cells, present, value):
     """The counterpart of _load_sum."""
-    rounded = value.to(narrow.dtype.element_ty)
+    rounded = _narrow(value, narrow.dtype.element_ty)
     tl.store(narrow + cells, rounded, mask=present)
     if rest is not None:
-        tl.store(rest + cells, (value - rounded.to(tl.float32)).to(narrow.dtype.element_ty), mask=present)
+        tl.store(rest + cells, _narrow(value - rounded.to(tl.float32), narrow.dtype.element_ty), mask=present)
 
 
 # --- what a program is for -------------------------------------------------------------------------------------------
@@ -157,13 +179,13 @@ def _score(
         )  # fmt: skip
         k_tile = _load(k, keys, k_token, k_feature, read, WIDTH, BLOCK_D)
         v_tile = _load(v, keys, v_token, v_feature, read, VALUE_WIDTH, BLOCK_V)
-        scores = tl.dot(q_tile, tl.trans(k_tile), input_precision="ieee") * (scale * LOG2_E)
+        scores = _dot(q_tile, tl.trans(k_tile)) * (scale * LOG2_E)
         scores = tl.where(allowed, scores, float("-inf"))
     else:
         keys = _tokens(key_index, places)
         k_tile = _load(k, keys, k_token, k_feature, None, WIDTH, BLOCK_D)
         v_tile = _load(v, keys, v_token, v_feature, None, VALUE_WIDTH, BLOCK_V)
-        scores = tl.dot(q_tile, tl.trans(k_tile), input_precision="ieee") * (scale * LOG2_E)
+        scores = _dot(q_tile, tl.trans(k_tile)) * (scale * LOG2_E)
     return k_tile, v_tile, scores
 
 
@@ -180,7 +202,7 @@ def _step(acc, top, total, scores, v_tile, MASKED: tl.constexpr):
         shift = highest
     weights = tl.math.exp2(scores - shift[:, None])
     decay = tl.math.exp2(top - shift)
-    acc = tl.dot(weights.to(v_tile.dtype), v_tile, acc * decay[:, None], input_precision="ieee")
+    acc = _dot(_narrow(weights, v_tile.dtype), v_tile, acc * decay[:, None])
     return acc, highest, total * decay + tl.sum(weights, 1)
 
 
@@ -350,7 +372,7 @@ def _write_gradient(
 @triton.jit
 def _grad_scores(scores, g_tile, v_tile, power, delta):
     """Gradients of the scores [M, N], without the scale."""
-    grad_weights = tl.dot(g_tile, tl.trans(v_tile), input_precision="ieee")
+    grad_weights = _dot(g_tile, tl.trans(v_tile))
     return tl.math.exp2(scores - power[:, None]) * (grad_weights - delta[:, None])
 
 
@@ -394,7 +416,7 @@ def grad_q(
                 False, WIDTH, VALUE_WIDTH, BLOCK_D, BLOCK_V, TILE, WORDS, BLOCK_N,
             )  # fmt: skip
             grad_scores = _grad_scores(scores, g_tile, v_tile, row_power, row_delta)
-            acc = tl.dot(grad_scores.to(k_tile.dtype), k_tile, acc, input_precision="ieee")
+            acc = _dot(_narrow(grad_scores, k_tile.dtype), k_tile, acc)
         entries += full * 3
         count -= full
     for step in range(count * BLOCKS):
@@ -404,7 +426,7 @@ def grad_q(
             True, WIDTH, VALUE_WIDTH, BLOCK_D, BLOCK_V, TILE, WORDS, BLOCK_N,
         )  # fmt: skip
         grad_scores = _grad_scores(scores, g_tile, v_tile, row_power, row_delta)
-        acc = tl.dot(grad_scores.to(k_tile.dtype), k_tile, acc, input_precision="ieee")
+        acc = _dot(_narrow(grad_scores, k_tile.dtype), k_tile, acc)
     acc *= scale
     slot = tl.load(piece + 5)
     if slot >= 0:
@@ -437,7 +459,7 @@ def _grad_kv_entries(
         g_tile = _load(grad_out, rows, VALUE_WIDTH, 1, exists, VALUE_WIDTH, BLOCK_V)
         row_power = tl.load(power + rows, mask=exists, other=float("inf"))
         row_delta = tl.load(delta + rows, mask=exists, other=0.0)
-        scores = tl.dot(k_tile, tl.trans(q_tile), input_precision="ieee") * scale
+        scores = _dot(k_tile, tl.trans(q_tile)) * scale
         if MASKED:
             allowed = _permitted(masks, tl.load(entry + 1), query_slots[None, :], key_slots[:, None], TILE, WORDS)
             if key_mask is not None:
@@ -447,12 +469,12 @@ def _grad_kv_entries(
                 allowed = allowed & (tl.load(segments + batch_keys + keys)[:, None] == asked[None, :])
             scores = tl.where(allowed, scores, float("-inf"))
         weights = tl.math.exp2(scores - row_power[None, :])
-        grad_v = tl.dot(weights.to(g_tile.dtype), g_tile, grad_v, input_precision="ieee")
-        grad_weights = tl.dot(v_tile, tl.trans(g_tile), input_precision="ieee")
+        grad_v = _dot(_narrow(weights, g_tile.dtype), g_tile, grad_v)
+        grad_weights = _dot(v_tile, tl.trans(g_tile))
         grad_scores = weights * (grad_weights - row_delta[None, :])
         if MASKED:
             grad_scores = tl.where(allowed, grad_scores, 0.0)
-        grad_k = tl.dot(grad_scores.to(q_tile.dtype), q_tile, grad_k, input_precision="ieee")
+        grad_k = _dot(_narrow(grad_scores, q_tile.dtype), q_tile, grad_k)
     return grad_k, grad_v
 
 
@@ -571,7 +593,7 @@ def decode(
         read = tl.max(permitted.to(tl.int32), 0) != 0
         k_tile = _load(k, keys, k_token, k_feature, read, WIDTH, BLOCK_D)
         v_tile = _load(v, keys, v_token, v_feature, read, VALUE_WIDTH, BLOCK_V)
-        scores = tl.dot(q_tile, tl.trans(k_tile), input_precision="ieee") * (scale * LOG2_E)
+        scores = _dot(q_tile, tl.trans(k_tile)) * (scale * LOG2_E)
         scores = tl.where(permitted, scores, float("-inf"))
         acc, top, total = _step(acc, top, total, scores, v_tile, True)
     value, value_lse = _finish(acc, top, total)

@@ -50,7 +50,7 @@ def why_not(q: Tensor, v: Tensor) -> str | None:
     widest = max(q.shape[-1], v.shape[-1])
     if widest > WIDEST:
         return f'implementation="triton" has head_dim up to {WIDEST}, got {widest}: use "eager"'
-    if q.device.type != "cuda" and not _device().INTERPRETED:
+    if q.device.type != "cuda" and not _device().INTERPRETED.value:
         return (
             f'implementation="triton" needs tensors on a GPU, got {q.device}: move them, use "eager", or set'
             " TRITON_INTERPRET=1 before the first use for Triton's interpreter (slow, for tests)"
