@@ -152,7 +152,9 @@ def decode(
         allowed = [_allowed_at(pattern, part, kept, length, head) for head in range(pattern.heads)]
         mask = torch.from_numpy(np.stack(allowed, axis=1)).to(q.device)
         some = q[:, :, start : start + part.shape[1]]
-        outs.append(triton_decode(some, k, v, mask, scale) if fused else dense_kernel.dense(some, k, v, mask, False, scale))
+        outs.append(
+            triton_decode(some, k, v, mask, scale) if fused else dense_kernel.dense(some, k, v, mask, False, scale)
+        )
     return torch.cat(outs, dim=2) if outs else q.new_zeros((*q.shape[:3], v.shape[-1]))
 
 

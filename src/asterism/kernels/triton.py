@@ -1,12 +1,12 @@
 """Fused block-sparse attention for GPUs, in Triton: forward and backward over a plan, and attention against a cache.
 
-This is the host's half: it turns a plan into tables once per device, chooses block sizes, and launches the functions of
-kernels/_triton_device.py, which is imported at first use, so that the library needs no Triton until then.
+This is the host's half: it chooses block sizes and launches the functions of _triton_device.py and _triton_backward.py
+over the tables of _triton_tables.py. The device files are imported at first use: without Triton the library loads.
 
-Every pass is one launch, ordered after the pass before it. A pass writes the output of its queries, or merges into what
-earlier passes wrote; in half precision the output carries what its rounding took (`Attended.residual`), so merging loses
-nothing and needs no wider copy. Tile rows and columns far longer than the others are cut into pieces that are put
-together in a fixed order. Nothing is added atomically: equal inputs give equal bits.
+Every pass is one launch, ordered after the pass before it. A pass writes the output of its queries, or merges into
+what earlier passes wrote; in half precision the output carries what its rounding took (`Attended.residual`), so merging
+needs no wider copy. Pieces of long rows and columns are put together by a launch of their own, in a fixed order.
+Nothing is added atomically: equal inputs give equal bits.
 """
 
 from dataclasses import dataclass
@@ -14,11 +14,10 @@ from functools import cached_property, lru_cache
 from importlib.util import find_spec
 from typing import Any, NamedTuple
 
-import numpy as np
 import torch
 from torch import Tensor
 
-from asterism.compiler import Pass, Plan
+from asterism.kernels._triton_tables import Lists, TiledPass, tabulate
 from asterism.kernels.operator import Attended, Operands, operator
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
@@ -29,16 +28,8 @@ WIDEST = 256
 
 _INSTALLED = find_spec("triton") is not None
 
-_SHORTEST_PIECE = 2048
-"""Tile rows (columns) of at most so many keys (queries) are never cut into pieces."""
-
-_BALANCE = 64
-"""A pass of fewer tile rows is cut as if it had so many, to occupy a GPU."""
-
 _DECODED_KEYS = 512
 """Keys of a cache that one program of the decoding kernel reads."""
-
-_Array = np.ndarray[Any, np.dtype[Any]]
 
 
 def why_not(q: Tensor, v: Tensor) -> str | None:
@@ -64,188 +55,10 @@ def _device() -> Any:
     return _triton_device
 
 
-# --- a plan as tables ------------------------------------------------------------------------------------------------
+def _backward_device() -> Any:
+    from asterism.kernels import _triton_backward
 
-
-@dataclass(frozen=True)
-class _Lists:
-    """The tile rows (or columns) of a pass, cut into pieces; the tables are explained in _triton_device.py.
-
-    `shared` heads read each list, `slots` pieces have to be put together with others, and `fresh` says that no earlier
-    pass has written the results, which this pass writes all.
-    """
-
-    heads: Tensor
-    shared: int
-    pieces: Tensor
-    entries: Tensor
-    splits: Tensor
-    slots: int
-    fresh: bool
-
-    def programs(self, batch: int, tile: int, block: int) -> int:
-        return batch * self.shared * len(self.pieces) * (tile // block)
-
-    def split_programs(self, batch: int, tile: int, block: int) -> int:
-        return batch * self.shared * len(self.splits) * (tile // block)
-
-
-@dataclass(frozen=True)
-class _Part:
-    """A pass: its token orders (int32, None for the natural one) and its tiles by row and by column."""
-
-    query_index: Tensor | None
-    key_index: Tensor | None
-    n_queries: int
-    n_keys: int
-    rows: _Lists
-    columns: _Lists
-
-
-@dataclass(frozen=True)
-class _Program:
-    """A plan on a device. masks int32 [kinds, tile, words], reads int32 [kinds, words]; kind 0 is the full tile.
-
-    `writes_queries` (`writes_keys`): the fresh passes write the results of all queries (keys).
-    """
-
-    tile: int
-    masks: Tensor
-    reads: Tensor
-    parts: tuple[_Part, ...]
-    writes_queries: bool
-    writes_keys: bool
-
-
-@lru_cache(maxsize=64)
-def _program(plan: Plan, device: torch.device, heads: int, kv_heads: int) -> _Program:
-    tails = [part.n_keys % plan.tile for part in plan.passes]
-    kind_of_tail = {width: len(plan.masks) + 1 + number for number, width in enumerate(sorted(set(tails) - {0}))}
-    masks = _masks(plan, list(kind_of_tail))
-    group = heads // kv_heads
-    query_heads = [list(range(heads)) if plan.heads == 1 else list(part.heads) for part in plan.passes]
-    key_heads = [sorted({head // group for head in own}) for own in query_heads]
-    fresh_rows = _fresh([part.n_queries == plan.n_queries for part in plan.passes], query_heads)
-    fresh_columns = _fresh([part.n_keys == plan.n_keys for part in plan.passes], key_heads)
-    parts = tuple(
-        _Part(
-            None if part.query_index is None else torch.tensor(part.query_index, device=device),
-            None if part.key_index is None else torch.tensor(part.key_index, device=device),
-            part.n_queries,
-            part.n_keys,
-            _rows(part, plan.tile, query_heads[number], kind_of_tail.get(tails[number], 0), fresh_rows[number], device),
-            _columns(part, plan, key_heads[number], group, fresh_columns[number], device),
-        )
-        for number, part in enumerate(plan.passes)
-    )
-    return _Program(
-        plan.tile,
-        torch.tensor(masks, device=device),
-        torch.tensor(np.bitwise_or.reduce(masks, axis=1), device=device),
-        parts,
-        _are_all(query_heads, fresh_rows, heads),
-        _are_all(key_heads, fresh_columns, kv_heads),
-    )
-
-
-def _masks(plan: Plan, tail_widths: list[int]) -> _Array:
-    """int32 [kinds, tile, words]: the full tile, the plan's masks, and full tiles cut off after some keys."""
-    words = plan.masks.shape[2]
-    cut = np.zeros((1 + len(tail_widths), 1, words * 64), np.uint8)
-    for number, width in enumerate([words * 64, *tail_widths]):
-        cut[number, 0, :width] = 1
-    full, *tails = np.split(
-        np.packbits(cut, axis=-1, bitorder="little").view(np.uint64).repeat(plan.tile, axis=1), len(cut)
-    )
-    return np.ascontiguousarray(np.concatenate([full, plan.masks, *tails])).view(np.int32)
-
-
-def _fresh(whole: list[bool], heads: list[list[int]]) -> list[bool]:
-    """Per pass, whether it computes every token of its heads and no earlier pass has any of them."""
-    seen: set[int] = set()
-    fresh = []
-    for is_whole, own in zip(whole, heads, strict=True):
-        fresh.append(is_whole and seen.isdisjoint(own))
-        seen |= set(own)
-    return fresh
-
-
-def _are_all(heads: list[list[int]], fresh: list[bool], count: int) -> bool:
-    written = {head for own, is_fresh in zip(heads, fresh, strict=True) if is_fresh for head in own}
-    return len(written) == count
-
-
-def _rows(
-    part: Pass, tile: int, heads: list[int], tail_kind: int, fresh: bool, device: torch.device
-) -> _Lists:
-    """The tile rows; a full tile that the last keys do not fill becomes a masked one."""
-    which, row = part.entries()
-    last = -(-part.n_keys // tile) - 1
-    kind = np.where((part.columns == last) & (part.kinds == 0), tail_kind, part.kinds)
-    shared = len(heads) if part.lists == 1 else 1
-    entries = np.stack([part.columns, kind, np.zeros_like(kind)], axis=1)
-    return _lists(which, row, entries, (part.lists, -(-part.n_queries // tile)), heads, shared, tile, fresh, device)
-
-
-def _columns(part: Pass, plan: Plan, kv_heads: list[int], group: int, fresh: bool, device: torch.device) -> _Lists:
-    """The tile columns: one list that all key heads share, or one per key head with the entries of its query heads."""
-    n_columns = -(-part.n_keys // plan.tile)
-    counts = np.diff(part.column_offsets, axis=1).ravel()
-    place = np.repeat(np.arange(part.lists * n_columns), counts)
-    which, column = place // max(n_columns, 1), place % max(n_columns, 1)
-    entries = np.stack([part.rows, part.row_kinds, np.zeros_like(part.rows)], axis=1)
-    if plan.heads == 1:
-        return _lists(which, column, entries, (1, n_columns), kv_heads, len(kv_heads), plan.tile, fresh, device)
-    chosen = [np.flatnonzero(which == (0 if part.lists == 1 else number)) for number in range(len(part.heads))]
-    own = np.concatenate(chosen)
-    member = np.repeat([head % group for head in part.heads], [len(x) for x in chosen])
-    owner = np.repeat([kv_heads.index(head // group) for head in part.heads], [len(x) for x in chosen])
-    entries = np.concatenate([entries[own, :2], member[:, None].astype(np.int32)], axis=1)
-    return _lists(owner, column[own], entries, (len(kv_heads), n_columns), kv_heads, 1, plan.tile, fresh, device)
-
-
-def _lists(
-    which: _Array,
-    tile_of: _Array,
-    entries: _Array,
-    shape: tuple[int, int],
-    heads: list[int],
-    shared: int,
-    tile: int,
-    fresh: bool,
-    device: torch.device,
-) -> _Lists:
-    """Lists of `entries` [E, 3] by list `which` and tile `tile_of`; `shape`: how many of either there are."""
-    n_lists, n_tiles = shape
-    place = which * n_tiles + tile_of
-    masked = entries[:, 1] != 0
-    entries = entries[np.lexsort((entries[:, 2], entries[:, 0], masked, place))]
-    count = np.bincount(place, minlength=n_lists * n_tiles)
-    full = np.bincount(place[~masked], minlength=n_lists * n_tiles)
-    longest = max(_SHORTEST_PIECE // tile, -(-2 * len(entries) // (n_lists * max(n_tiles, _BALANCE))))
-    cuts = np.maximum(-(-count // longest), int(fresh))
-    splits = np.flatnonzero(cuts > 1)
-    first_slot = np.cumsum(cuts[splits]) - cuts[splits]
-    slots = int(cuts[splits].sum())
-    where = np.repeat(np.arange(n_lists * n_tiles), cuts)
-    number = np.arange(len(where)) - np.repeat(np.cumsum(cuts) - cuts, cuts)
-    start, stop = (count[where] * (number + end) // cuts[where] for end in (0, 1))
-    is_cut = cuts[where] > 1
-    slot = np.where(is_cut, np.cumsum(is_cut) - 1, -1)
-    first = (np.cumsum(count) - count)[where] + start
-    full_here = np.clip(full[where] - start, 0, stop - start)
-    pieces = np.stack([where // n_tiles, where % n_tiles, first, full_here, stop - start, slot], axis=1)
-    pieces = pieces[np.lexsort((-pieces[:, 4], pieces[:, 0]))]
-    split_table = np.stack([splits // n_tiles, splits % n_tiles, first_slot, cuts[splits]], axis=1)
-    return _Lists(
-        torch.tensor(heads, dtype=torch.int32, device=device),
-        shared,
-        torch.tensor(pieces, dtype=torch.int64, device=device),
-        torch.tensor(entries, dtype=torch.int32, device=device),
-        torch.tensor(split_table, dtype=torch.int64, device=device),
-        slots,
-        fresh,
-    )
+    return _triton_backward
 
 
 # --- block sizes -----------------------------------------------------------------------------------------------------
@@ -264,21 +77,21 @@ _BLOCKS = {
     ("forward", 2, 64): _Blocks(128, 64, 4, 3),
     ("forward", 2, 128): _Blocks(128, 64, 8, 3),
     ("forward", 2, 256): _Blocks(64, 32, 4, 2),
-    ("forward", 4, 64): _Blocks(64, 32, 4, 2),
-    ("forward", 4, 128): _Blocks(32, 32, 4, 2),
+    ("forward", 4, 64): _Blocks(64, 32, 8, 2),
+    ("forward", 4, 128): _Blocks(32, 32, 8, 2),
     ("forward", 4, 256): _Blocks(16, 32, 4, 1),
     ("grad_q", 2, 64): _Blocks(128, 64, 8, 2),
     ("grad_q", 2, 128): _Blocks(128, 64, 8, 2),
-    ("grad_q", 2, 256): _Blocks(64, 32, 4, 1),
-    ("grad_q", 4, 64): _Blocks(32, 32, 4, 1),
-    ("grad_q", 4, 128): _Blocks(32, 32, 4, 1),
-    ("grad_q", 4, 256): _Blocks(16, 16, 4, 1),
+    ("grad_q", 2, 256): _Blocks(64, 32, 8, 1),
+    ("grad_q", 4, 64): _Blocks(32, 32, 8, 1),
+    ("grad_q", 4, 128): _Blocks(32, 32, 8, 1),
+    ("grad_q", 4, 256): _Blocks(16, 16, 8, 1),
     ("grad_kv", 2, 64): _Blocks(64, 128, 8, 2),
     ("grad_kv", 2, 128): _Blocks(64, 128, 8, 2),
     ("grad_kv", 2, 256): _Blocks(32, 64, 8, 1),
-    ("grad_kv", 4, 64): _Blocks(32, 32, 4, 1),
-    ("grad_kv", 4, 128): _Blocks(32, 32, 4, 1),
-    ("grad_kv", 4, 256): _Blocks(16, 16, 4, 1),
+    ("grad_kv", 4, 64): _Blocks(32, 32, 8, 1),
+    ("grad_kv", 4, 128): _Blocks(32, 32, 8, 1),
+    ("grad_kv", 4, 256): _Blocks(16, 16, 8, 1),
 }
 """By kernel, bytes of an element and padded head_dim; never more than the plan's tile."""
 
@@ -290,7 +103,8 @@ def _padded(width: int) -> int:
 
 def _blocks(kernel: str, element_size: int, width: int, tile: int) -> _Blocks:
     chosen = _BLOCKS[kernel, element_size, max(64, width)]
-    return chosen._replace(queries=min(chosen.queries, tile), keys=min(chosen.keys, tile))
+    warps = chosen.warps if tile >= 64 else 4
+    return chosen._replace(queries=min(chosen.queries, tile), keys=min(chosen.keys, tile), warps=warps)
 
 
 # --- launching -------------------------------------------------------------------------------------------------------
@@ -306,7 +120,7 @@ class _Call:
         self.operands = operands
         self.batch, self.heads, self.n_queries, self.width = self.q.shape
         self.kv_heads, self.n_keys, self.value_width = self.v.shape[1:]
-        self.program = _program(operands.plan, self.q.device, self.heads, self.kv_heads)
+        self.program = tabulate(operands.plan, self.q.device, self.heads, self.kv_heads)
 
     @cached_property
     def common(self) -> dict[str, Any]:
@@ -338,7 +152,7 @@ class _Call:
             "WORDS": self.program.masks.shape[2],
         }
 
-    def of(self, part: _Part, lists: _Lists) -> dict[str, Any]:
+    def of(self, part: TiledPass, lists: Lists) -> dict[str, Any]:
         """Arguments of a launch over the rows or columns of a pass."""
         return {
             **self.common,
@@ -365,7 +179,7 @@ class _Call:
             "num_stages": blocks.stages,
         }
 
-    def scratch(self, lists: _Lists, *width: int) -> Tensor:
+    def scratch(self, lists: Lists, *width: int) -> Tensor:
         """Partial results of pieces, float32 [batch * shared, slots, tile, *width]."""
         shape = (self.batch * lists.shared, lists.slots, self.program.tile, *width)
         return torch.empty(shape, dtype=torch.float32, device=self.q.device)
@@ -376,7 +190,7 @@ def _launch(kernel: Any, programs: int, arguments: dict[str, Any]) -> None:
         kernel[(programs,)](**arguments)
 
 
-def _split_arguments(call: _Call, lists: _Lists, width: int) -> tuple[int, dict[str, Any]]:
+def _split_arguments(call: _Call, lists: Lists, width: int) -> tuple[int, dict[str, Any]]:
     """Programs and arguments of a launch that puts pieces of rows of `width` features together."""
     block = min(call.program.tile, max(16, 4096 // _padded(width)))
     return lists.split_programs(call.batch, call.program.tile, block), {
@@ -410,7 +224,7 @@ def _forward(operands: Operands) -> Attended:
     return Attended(out, lse, residual)
 
 
-def _attend(call: _Call, part: _Part, out: Tensor, residual: Tensor | None, lse: Tensor) -> None:
+def _attend(call: _Call, part: TiledPass, out: Tensor, residual: Tensor | None, lse: Tensor) -> None:
     """One pass, written or merged into out and lse."""
     lists = part.rows
     blocks, sizes = call.blocks("forward")
@@ -487,11 +301,11 @@ def _prepare(call: _Call, attended: Attended, grad_out: Tensor, grad_lse: Tensor
         "BLOCK_V": _padded(width),
         "BLOCK_M": block,
     }
-    _launch(_device().prepare, -(-rows // block), arguments)
+    _launch(_backward_device().prepare, -(-rows // block), arguments)
     return power, delta
 
 
-def _differentiate_queries(call: _Call, part: _Part, shared: dict[str, Tensor], gradient: _Gradient) -> None:
+def _differentiate_queries(call: _Call, part: TiledPass, shared: dict[str, Tensor], gradient: _Gradient) -> None:
     lists = part.rows
     blocks, sizes = call.blocks("grad_q")
     partial = call.scratch(lists, call.width)
@@ -505,12 +319,12 @@ def _differentiate_queries(call: _Call, part: _Part, shared: dict[str, Tensor], 
         "partial": partial,
         "ADD": not lists.fresh,
     }
-    _launch(_device().grad_q, lists.programs(call.batch, call.program.tile, blocks.queries), arguments)
+    _launch(_backward_device().grad_q, lists.programs(call.batch, call.program.tile, blocks.queries), arguments)
     _add_pieces(call, lists, partial, gradient, part.query_index, part.n_queries)
 
 
 def _differentiate_keys(
-    call: _Call, part: _Part, shared: dict[str, Tensor], grad_k: _Gradient, grad_v: _Gradient
+    call: _Call, part: TiledPass, shared: dict[str, Tensor], grad_k: _Gradient, grad_v: _Gradient
 ) -> None:
     lists = part.columns
     blocks, sizes = call.blocks("grad_kv")
@@ -528,13 +342,13 @@ def _differentiate_keys(
         "ADD": not lists.fresh,
         "MEMBERS": call.operands.group if call.operands.plan.heads == 1 else 1,
     }
-    _launch(_device().grad_kv, lists.programs(call.batch, call.program.tile, blocks.keys), arguments)
+    _launch(_backward_device().grad_kv, lists.programs(call.batch, call.program.tile, blocks.keys), arguments)
     for partial, gradient in ((partial_k, grad_k), (partial_v, grad_v)):
         _add_pieces(call, lists, partial, gradient, part.key_index, part.n_keys)
 
 
 def _add_pieces(
-    call: _Call, lists: _Lists, partial: Tensor, gradient: _Gradient, index: Tensor | None, n_places: int
+    call: _Call, lists: Lists, partial: Tensor, gradient: _Gradient, index: Tensor | None, n_places: int
 ) -> None:
     """Sum the pieces of long tiles into the gradient."""
     _, heads, tokens, width = gradient.value.shape
@@ -551,7 +365,7 @@ def _add_pieces(
         "WIDTH": width,
         "BLOCK": _padded(width),
     }
-    _launch(_device().add_pieces, programs, arguments)
+    _launch(_backward_device().add_pieces, programs, arguments)
 
 
 triton = operator("triton", _forward, _backward)
