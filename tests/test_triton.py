@@ -239,22 +239,30 @@ def test_pieces_are_merged_in_every_half(short_pieces):
         assert_all_as_good(found, exact(inputs, 8**-0.5), plain(inputs, 8**-0.5), dtype)
 
 
+def assert_unread_keys_change_no_bit(case):
+    inputs = inputs_of(case)
+    unread = unread_keys(inputs)
+    assume(unread.any())
+    bad = torch.tensor([math.nan, math.inf, -math.inf], dtype=case.dtype)
+    k, v = inputs.k.clone(), inputs.v.clone()
+    for x in (k, v):
+        x[unread] = bad[torch.arange(unread.sum() * x.shape[-1]) % 3].reshape(-1, x.shape[-1])
+    clean = replace(inputs, k=inputs.k.clone(), v=inputs.v.clone())
+    before, after = (differentiated(attending(case, x, "triton"), x) for x in (clean, replace(inputs, k=k, v=v)))
+    assert_equal_bits(before, after)
+
+
 @pytest.mark.parametrize("count", tiers(2, 100))
 def test_what_nobody_reads_changes_no_bit(count):
-    def law(case):
-        inputs = inputs_of(case)
-        unread = unread_keys(inputs)
-        assume(unread.any())
-        bad = torch.tensor([math.nan, math.inf, -math.inf], dtype=case.dtype)
-        k, v = inputs.k.clone(), inputs.v.clone()
-        for x in (k, v):
-            x[unread] = bad[torch.arange(unread.sum() * x.shape[-1]) % 3].reshape(-1, x.shape[-1])
-        clean = replace(inputs, k=inputs.k.clone(), v=inputs.v.clone())
-        before, after = (differentiated(attending(case, x, "triton"), x) for x in (clean, replace(inputs, k=k, v=v)))
-        assert_equal_bits(before, after)
-
     sparse = triton_cases().map(lambda case: replace(case, rule=case.rule & rule("columns", period=3, count=2)))
-    hold(law, sparse, count)
+    hold(assert_unread_keys_change_no_bit, sparse, count)
+
+
+@pytest.mark.parametrize("why", ("pattern", "key_mask", "segments"))
+def test_whatever_the_reason_that_nobody_reads_a_key(why):
+    shape = rule("columns", period=3, count=2) if why == "pattern" else rule("dense")
+    case = Case(shape, n_queries=10, n_keys=40, dtype=torch.float32, padding=why == "key_mask")
+    assert_unread_keys_change_no_bit(replace(case, segments=why == "segments"))
 
 
 @pytest.mark.parametrize("width", (7, 64, 80, 128, 256))
