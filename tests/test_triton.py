@@ -80,9 +80,15 @@ def on_the_device(monkeypatch):
 @pytest.fixture(autouse=True)
 def whole_tiles(monkeypatch, request):
     """The interpreter takes its time per operation, whatever the size: it gets blocks as large as tiles."""
-    if DEVICE.type == "cpu":
+    if DEVICE.type == "cpu" and "tables_of_blocks" not in request.fixturenames:
         blocks = {key: kernel._Blocks(128, 128, 4, 1) for key in kernel._BLOCKS}
         monkeypatch.setattr(kernel, "_BLOCKS", blocks)
+
+
+@pytest.fixture
+def tables_of_blocks():
+    """The table of block sizes as users have it."""
+    return kernel._BLOCKS
 
 
 @pytest.fixture
@@ -441,6 +447,16 @@ attended = kernel._forward(operands)
 kernel._backward(operands, attended, torch.zeros_like(attended.out), torch.zeros_like(attended.lse))
 kernel.triton_decode(q[:, :, :1], k, v, torch.ones(1, 1, 1, n, dtype=torch.bool), 0.1)
 '''
+
+
+@pytest.mark.parametrize("memory", (99 * 2**10, 163 * 2**10, 227 * 2**10))
+def test_blocks_fit_into_the_memory_of_a_core(memory, tables_of_blocks):
+    """Consumer GPUs, A100 and H100. What a program keeps and what its stages load; Triton needs a little more."""
+    for name, element_size, width in tables_of_blocks:
+        blocks = kernel._blocks(name, element_size, (width, width), 128, memory)
+        kept, streamed = (blocks.keys, blocks.queries) if name == "grad_kv" else (blocks.queries, blocks.keys)
+        assert (kept + streamed * blocks.stages) * 2 * width * element_size <= memory
+        assert blocks.stages >= 1
 
 
 @pytest.mark.parametrize(

@@ -28,6 +28,11 @@ LOG2_E = tl.constexpr(1.4426950408889634)
 LN_2 = tl.constexpr(0.6931471805599453)
 
 
+def shared_memory(device: int) -> int:
+    """Bytes of memory that one core of the GPU of that number has for its programs."""
+    return triton.runtime.driver.active.utils.get_device_properties(device)["max_shared_mem"]
+
+
 # --- arithmetic ------------------------------------------------------------------------------------------------------
 
 

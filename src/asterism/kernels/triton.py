@@ -101,10 +101,19 @@ def _padded(width: int) -> int:
     return max(16, 1 << (width - 1).bit_length())
 
 
-def _blocks(kernel: str, element_size: int, width: int, tile: int) -> _Blocks:
-    chosen = _BLOCKS[kernel, element_size, max(64, width)]
-    warps = chosen.warps if tile >= 64 else 4
-    return chosen._replace(queries=min(chosen.queries, tile), keys=min(chosen.keys, tile), warps=warps)
+def _blocks(kernel: str, element_size: int, widths: tuple[int, int], tile: int, memory: int) -> _Blocks:
+    """Block sizes for padded widths of keys and values, with as many stages as `memory` bytes of a GPU's core hold."""
+    chosen = _BLOCKS[kernel, element_size, max(64, *widths)]
+    queries, keys = min(chosen.queries, tile), min(chosen.keys, tile)
+    kept, streamed = (keys, queries) if kernel == "grad_kv" else (queries, keys)
+    free = memory - kept * sum(widths) * element_size
+    stages = max(1, min(chosen.stages, free // (streamed * sum(widths) * element_size)))
+    return _Blocks(queries, keys, chosen.warps if tile >= 64 else 4, stages)
+
+
+def _memory(device: torch.device) -> int:
+    """Bytes that the programs of one core of the GPU share; the interpreter has no limit."""
+    return int(_device().shared_memory(device.index)) if device.type == "cuda" else 2**30
 
 
 # --- launching -------------------------------------------------------------------------------------------------------
@@ -170,8 +179,8 @@ class _Call:
 
     def blocks(self, kernel: str) -> tuple[_Blocks, dict[str, int]]:
         """Block sizes, and the arguments that tell a kernel of them."""
-        widest = max(_padded(self.width), _padded(self.value_width))
-        blocks = _blocks(kernel, self.q.element_size(), widest, self.program.tile)
+        widths = _padded(self.width), _padded(self.value_width)
+        blocks = _blocks(kernel, self.q.element_size(), widths, self.program.tile, _memory(self.q.device))
         return blocks, {
             "BLOCK_M": blocks.queries,
             "BLOCK_N": blocks.keys,
