@@ -9,6 +9,7 @@ TILE_SIZES = (32, 64, 128)
 
 PAIR_COST = {
     "cpu": {16: 1.3, 32: 1.1, 64: 1.0, 128: 0.95},
+    "triton": {16: 1.3, 32: 1.1, 64: 1.0, 128: 0.95},
     "eager": {16: 4.0, 32: 2.5, 64: 1.6, 128: 1.3},
 }
 """Cost of one computed pair, by implementation and tile size: small tiles waste vector lanes and pay more overhead."""
@@ -16,7 +17,7 @@ PAIR_COST = {
 PASS_COST = 0.5
 """Cost of merging a further pass into the output, in tiles per tile row."""
 
-LAUNCH_COST = {"cpu": 2_000.0, "eager": 200_000.0}
+LAUNCH_COST = {"cpu": 2_000.0, "triton": 2_000.0, "eager": 200_000.0}
 """Fixed cost of running a pass of one head at all, in pairs, by implementation."""
 
 DENSE_MASK_LIMIT = 2**22

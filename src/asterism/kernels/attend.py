@@ -17,17 +17,21 @@ from asterism.compiler.cost import DENSE_MASK_LIMIT
 from asterism.errors import KernelError, PatternError, nearest
 from asterism.kernels import cpu as cpu_kernel
 from asterism.kernels import dense as dense_kernel
+from asterism.kernels import triton as triton_kernel
 from asterism.kernels.cpu import cpu
 from asterism.kernels.eager import eager
-from asterism.kernels.flex import flex
 from asterism.kernels.reference import reference
+from asterism.kernels.triton import triton, triton_decode
 from asterism.patterns import Pattern, parse, require_prefix_stable
 
-IMPLEMENTATIONS = ("auto", "reference", "eager", "cpu", "dense", "flex")
+IMPLEMENTATIONS = ("auto", "reference", "eager", "cpu", "triton", "dense", "flex")
 """What `implementation` may be."""
 
-OPERATORS = {"eager": eager, "cpu": cpu}
+OPERATORS = {"eager": eager, "cpu": cpu, "triton": triton}
 """The implementations that run a plan."""
+
+REFUSALS = {"cpu": cpu_kernel.refusal, "triton": triton_kernel.refusal}
+"""Why the fused ones cannot take some q and v, or None."""
 
 DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 """What q, k and v may be."""
@@ -89,11 +93,11 @@ def attend(
     the log-sum-exp [B, H, Nq] (natural logarithm; float32, or float64 for float64), differentiable too. A query that
     may attend to nothing gets out 0, log-sum-exp -inf and gradient 0; what unread keys hold changes nothing.
 
-    `implementation`: "cpu" (fused tiles in C++: float32 and bfloat16), "eager" (tiles in plain PyTorch), "dense"
-    (scaled_dot_product_attention; with a mask for short sequences), "flex" (PyTorch's FlexAttention; on CPUs without
-    gradients), "reference" (the oracle, O(n^2) memory), or "auto": the fastest implementation of tiles that there is
-    for the operands, or dense where the cost model finds it cheaper. Raises KernelError for tensors that do not fit
-    each other or the implementation, PatternError for the pattern.
+    `implementation`: "cpu" (fused tiles in C++: float32 and bfloat16), "triton" (fused tiles on a GPU: these and
+    float16), "eager" (tiles in plain PyTorch), "dense" (scaled_dot_product_attention; with a mask for short sequences),
+    "flex" (PyTorch's FlexAttention; on CPUs without gradients), "reference" (the oracle, O(n^2) memory), or "auto": the
+    fastest implementation of tiles that there is for the operands, or dense where the cost model finds it cheaper.
+    Raises KernelError for tensors that do not fit each other or the implementation, PatternError for the pattern.
     """
     if not isinstance(pattern, (Pattern, str)):
         raise PatternError(f"attend needs a Pattern or its text, got a {type(pattern).__name__}")
@@ -109,6 +113,8 @@ def attend(
         out, lse, _ = OPERATORS[way](q, k, v, key_mask, segments, text, offset, float(scale))
         return (out, lse) if return_lse else out
     if way == "flex":
+        from asterism.kernels.flex import flex  # loads PyTorch's compiler
+
         out, lse = flex(q, k, v, key_mask, segments, text, offset, float(scale), return_lse)
         return (out, lse) if return_lse else out
     if way in ("full", "causal"):
@@ -145,6 +151,8 @@ def decode(
     pattern.check_heads(q.shape[1])
     require_prefix_stable(pattern)
     scale = 1 / math.sqrt(q.shape[3]) if scale is None else scale
+    differentiated = torch.is_grad_enabled() and any(x.requires_grad for x in (q, k, v))
+    fused = q.is_cuda and not differentiated and triton_kernel.refusal(q, v) is None
     asked, kept = query_positions.cpu().numpy(), key_positions.cpu().numpy()
     length = int(max(asked.max(initial=-1), kept.max(initial=-1))) + 1
     outs = []
@@ -152,7 +160,10 @@ def decode(
         part = asked[:, start : start + _DECODED_AT_A_TIME]
         allowed = [_allowed_at(pattern, part, kept, length, head) for head in range(pattern.heads)]
         mask = torch.from_numpy(np.stack(allowed, axis=1)).to(q.device)
-        outs.append(dense_kernel.dense(q[:, :, start : start + part.shape[1]], k, v, mask, False, scale))
+        some = q[:, :, start : start + part.shape[1]]
+        outs.append(
+            triton_decode(some, k, v, mask, scale) if fused else dense_kernel.dense(some, k, v, mask, False, scale)
+        )
     return torch.cat(outs, dim=2) if outs else q.new_zeros((*q.shape[:3], v.shape[-1]))
 
 
@@ -181,14 +192,15 @@ def _tile_implementation(q: Tensor, v: Tensor, implementation: str) -> str:
             f"unknown implementation {implementation!r}: use one of {', '.join(IMPLEMENTATIONS)}."
             f"{nearest(implementation, IMPLEMENTATIONS)}"
         )
-    refused = cpu_kernel.refusal(q, v)
-    if implementation == "cpu":
-        if refused:
-            raise KernelError(refused)
-        return "cpu"
-    if implementation == "auto" and refused is None and cpu_kernel.is_available():
-        return "cpu"
-    return "eager"
+    if implementation in REFUSALS:
+        if reason := REFUSALS[implementation](q, v):
+            raise KernelError(reason)
+        return implementation
+    if implementation != "auto":
+        return "eager"
+    if q.is_cuda:
+        return "triton" if triton_kernel.refusal(q, v) is None else "eager"
+    return "cpu" if cpu_kernel.refusal(q, v) is None and cpu_kernel.is_available() else "eager"
 
 
 def _choose(

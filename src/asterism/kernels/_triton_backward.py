@@ -1,0 +1,247 @@
+"""What one program of the GPU's grid does in the backward pass: see _triton_device.py for tables and invariants.
+
+The forward pass's log-sum-exp gives the weights again; grad_q runs over tile rows and grad_kv over tile columns, so
+that each gradient has one writer.
+"""
+
+import triton
+import triton.language as tl
+
+from asterism.kernels._triton_device import (
+    LOG2_E,
+    _assignment,
+    _cells,
+    _dot,
+    _load,
+    _load_sum,
+    _narrow,
+    _permitted,
+    _score,
+    _split_assignment,
+    _store_sum,
+    _tokens,
+)
+
+
+@triton.jit
+def prepare(
+    out, residual, lse, grad_out, grad_lse, power, delta,
+    n_rows,
+    VALUE_WIDTH: tl.constexpr, BLOCK_V: tl.constexpr, BLOCK_M: tl.constexpr,
+):  # fmt: skip
+    """Per row: delta = rowsum(grad_out * out) - grad_lse, and lse to base 2; 0 and inf where nothing is read."""
+    rows = tl.program_id(0).to(tl.int64) * BLOCK_M + tl.arange(0, BLOCK_M)
+    exists = rows < n_rows
+    cells, inside = _cells(rows, VALUE_WIDTH, BLOCK_V)
+    inside = inside & exists[:, None]
+    product = _load_sum(out, residual, cells, inside) * tl.load(grad_out + cells, mask=inside, other=0.0).to(tl.float32)
+    natural = tl.load(lse + rows, mask=exists, other=float("-inf"))
+    empty = natural == float("-inf")
+    difference = tl.sum(product, 1) - tl.load(grad_lse + rows, mask=exists, other=0.0)
+    tl.store(delta + rows, tl.where(empty, 0.0, difference), mask=exists)
+    tl.store(power + rows, tl.where(empty, float("inf"), natural * LOG2_E), mask=exists)
+
+
+@triton.jit
+def _write_gradient(
+    value,
+    grad,
+    rest,
+    rows,
+    exists,
+    ADD: tl.constexpr,
+    WIDTH: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """Write, or add to what earlier passes wrote, a gradient at `rows` of grad [rows, WIDTH]."""
+    cells, inside = _cells(rows, WIDTH, BLOCK)
+    inside = inside & exists[:, None]
+    if ADD:
+        value += _load_sum(grad, rest, cells, inside)
+    _store_sum(grad, rest, cells, inside, value)
+
+
+@triton.jit
+def _grad_scores(scores, g_tile, v_tile, power, delta):
+    """Gradients of the scores [M, N], without the scale."""
+    grad_weights = _dot(g_tile, tl.trans(v_tile))
+    return tl.math.exp2(scores - power[:, None]) * (grad_weights - delta[:, None])
+
+
+@triton.jit
+def grad_q(
+    q, k, v, key_mask, segments, grad_out, power, delta, grad, rest, partial,
+    heads, pieces, entries, query_index, key_index, masks, reads,
+    q_batch, q_head, q_token, q_feature,
+    k_batch, k_head, k_token, k_feature,
+    v_batch, v_head, v_token, v_feature,
+    n_pieces, shared, slots, n_rows, n_columns, n_heads, n_queries, n_keys, query_offset, group, scale,
+    ADD: tl.constexpr, WIDTH: tl.constexpr, VALUE_WIDTH: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_V: tl.constexpr,
+    TILE: tl.constexpr, WORDS: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+):  # fmt: skip
+    """The gradient of BLOCK_M queries from one piece, into grad or into the piece's slot."""
+    BLOCKS: tl.constexpr = TILE // BLOCK_N
+    batch, head, copy, piece, block = _assignment(pieces, heads, n_pieces, shared, TILE // BLOCK_M)
+    full, count = tl.load(piece + 3).to(tl.int32), tl.load(piece + 4).to(tl.int32)
+    entries += tl.load(piece + 2) * 3
+    query_slots = block * BLOCK_M + tl.arange(0, BLOCK_M)
+    places = tl.load(piece + 1).to(tl.int32) * TILE + query_slots
+    exists = places < n_rows
+    queries = _tokens(query_index, tl.minimum(places, n_rows - 1))
+    rows = (batch * n_heads + head) * n_queries + queries
+    q_tile = _load(q + batch * q_batch + head * q_head, queries, q_token, q_feature, exists, WIDTH, BLOCK_D)
+    g_tile = _load(grad_out, rows, VALUE_WIDTH, 1, exists, VALUE_WIDTH, BLOCK_V)
+    row_power = tl.load(power + rows, mask=exists, other=float("inf"))
+    row_delta = tl.load(delta + rows, mask=exists, other=0.0)
+    k += batch * k_batch + head // group * k_head
+    v += batch * v_batch + head // group * v_head
+    batch_keys = batch * n_keys
+    query_segments = queries
+    if segments is not None:
+        query_segments = tl.load(segments + batch_keys + query_offset + queries)
+    acc = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
+    if key_mask is None and segments is None:
+        for step in range(full * BLOCKS):
+            k_tile, v_tile, scores = _score(
+                step, entries, q_tile, query_slots, query_segments, k, v, key_mask, segments, batch_keys, key_index,
+                masks, reads, k_token, k_feature, v_token, v_feature, n_columns, scale,
+                False, WIDTH, VALUE_WIDTH, BLOCK_D, BLOCK_V, TILE, WORDS, BLOCK_N,
+            )  # fmt: skip
+            grad_scores = _grad_scores(scores, g_tile, v_tile, row_power, row_delta)
+            acc = _dot(_narrow(grad_scores, k_tile.dtype), k_tile, acc)
+        entries += full * 3
+        count -= full
+    for step in range(count * BLOCKS):
+        k_tile, v_tile, scores = _score(
+            step, entries, q_tile, query_slots, query_segments, k, v, key_mask, segments, batch_keys, key_index,
+            masks, reads, k_token, k_feature, v_token, v_feature, n_columns, scale,
+            True, WIDTH, VALUE_WIDTH, BLOCK_D, BLOCK_V, TILE, WORDS, BLOCK_N,
+        )  # fmt: skip
+        grad_scores = _grad_scores(scores, g_tile, v_tile, row_power, row_delta)
+        acc = _dot(_narrow(grad_scores, k_tile.dtype), k_tile, acc)
+    acc *= scale
+    slot = tl.load(piece + 5)
+    if slot >= 0:
+        cells, inside = _cells((copy * slots + slot) * TILE + query_slots, WIDTH, BLOCK_D)
+        tl.store(partial + cells, acc, mask=inside)
+    else:
+        _write_gradient(acc, grad, rest, rows, exists, ADD, WIDTH, BLOCK_D)
+
+
+@triton.jit
+def _grad_kv_entries(
+    grad_k, grad_v, k_tile, v_tile, first_key, keys, kv_head, q, key_mask, segments, batch_keys, grad_out, power, delta,
+    entries, count, query_index, masks,
+    q_head, q_token, q_feature,
+    n_rows, batch_heads, n_queries, query_offset, group, scale,
+    MASKED: tl.constexpr, MEMBERS: tl.constexpr, WIDTH: tl.constexpr, VALUE_WIDTH: tl.constexpr, BLOCK_D: tl.constexpr,
+    BLOCK_V: tl.constexpr, TILE: tl.constexpr, WORDS: tl.constexpr, BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+):  # fmt: skip
+    """grad_k [N, D] += grad_scores^T @ q, before scaling, and grad_v [N, V] += weights^T @ grad_out."""
+    BLOCKS: tl.constexpr = TILE // BLOCK_M
+    for step in range(count * (MEMBERS * BLOCKS)):
+        entry = entries + (step // (MEMBERS * BLOCKS)) * 3
+        query_slots = step % BLOCKS * BLOCK_M + tl.arange(0, BLOCK_M)
+        places = tl.load(entry) * TILE + query_slots
+        exists = places < n_rows
+        queries = _tokens(query_index, tl.minimum(places, n_rows - 1))
+        head = kv_head * group + tl.load(entry + 2) + step // BLOCKS % MEMBERS
+        rows = (batch_heads + head) * n_queries + queries
+        q_tile = _load(q + head * q_head, queries, q_token, q_feature, exists, WIDTH, BLOCK_D)
+        g_tile = _load(grad_out, rows, VALUE_WIDTH, 1, exists, VALUE_WIDTH, BLOCK_V)
+        row_power = tl.load(power + rows, mask=exists, other=float("inf"))
+        row_delta = tl.load(delta + rows, mask=exists, other=0.0)
+        scores = _dot(k_tile, tl.trans(q_tile)) * scale
+        if MASKED:
+            allowed = _permitted(masks, tl.load(entry + 1), query_slots, first_key, TILE, WORDS, BLOCK_N, True)
+            if key_mask is not None:
+                allowed = allowed & (tl.load(key_mask + batch_keys + keys) != 0)[:, None]
+            if segments is not None:
+                asked = tl.load(segments + batch_keys + query_offset + queries)
+                allowed = allowed & (tl.load(segments + batch_keys + keys)[:, None] == asked[None, :])
+            scores = tl.where(allowed, scores, float("-inf"))
+        weights = tl.math.exp2(scores - row_power[None, :])
+        grad_v = _dot(_narrow(weights, g_tile.dtype), g_tile, grad_v)
+        grad_weights = _dot(v_tile, tl.trans(g_tile))
+        grad_scores = weights * (grad_weights - row_delta[None, :])
+        if MASKED:
+            grad_scores = tl.where(allowed, grad_scores, 0.0)
+        grad_k = _dot(_narrow(grad_scores, q_tile.dtype), q_tile, grad_k)
+    return grad_k, grad_v
+
+
+@triton.jit
+def grad_kv(
+    q, k, v, key_mask, segments, grad_out, power, delta, grad_of_k, rest_of_k, partial_of_k, grad_of_v, rest_of_v,
+    partial_of_v,
+    heads, pieces, entries, query_index, key_index, masks,
+    q_batch, q_head, q_token, q_feature,
+    k_batch, k_head, k_token, k_feature,
+    v_batch, v_head, v_token, v_feature,
+    n_pieces, shared, slots, n_rows, n_columns, n_heads, n_queries, n_keys, query_offset, group, scale,
+    ADD: tl.constexpr, MEMBERS: tl.constexpr, WIDTH: tl.constexpr, VALUE_WIDTH: tl.constexpr, BLOCK_D: tl.constexpr,
+    BLOCK_V: tl.constexpr, TILE: tl.constexpr, WORDS: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+):  # fmt: skip
+    """The gradients of BLOCK_N keys and values from one piece of a tile column, for MEMBERS query heads per entry."""
+    batch, kv_head, copy, piece, block = _assignment(pieces, heads, n_pieces, shared, TILE // BLOCK_N)
+    full, count = tl.load(piece + 3).to(tl.int32), tl.load(piece + 4).to(tl.int32)
+    entries += tl.load(piece + 2) * 3
+    first_key = block * BLOCK_N
+    key_slots = first_key + tl.arange(0, BLOCK_N)
+    places = tl.load(piece + 1).to(tl.int32) * TILE + key_slots
+    exists = places < n_columns
+    keys = _tokens(key_index, tl.minimum(places, n_columns - 1))
+    k_tile = _load(k + batch * k_batch + kv_head * k_head, keys, k_token, k_feature, exists, WIDTH, BLOCK_D)
+    v_tile = _load(v + batch * v_batch + kv_head * v_head, keys, v_token, v_feature, exists, VALUE_WIDTH, BLOCK_V)
+    q += batch * q_batch
+    batch_heads, batch_keys = batch * n_heads, batch * n_keys
+    grad_k = tl.zeros([BLOCK_N, BLOCK_D], tl.float32)
+    grad_v = tl.zeros([BLOCK_N, BLOCK_V], tl.float32)
+    if key_mask is None and segments is None:
+        grad_k, grad_v = _grad_kv_entries(
+            grad_k, grad_v, k_tile, v_tile, first_key, keys, kv_head, q, key_mask, segments, batch_keys, grad_out,
+            power, delta, entries, full, query_index, masks, q_head, q_token, q_feature, n_rows, batch_heads,
+            n_queries, query_offset, group, scale * LOG2_E,
+            False, MEMBERS, WIDTH, VALUE_WIDTH, BLOCK_D, BLOCK_V, TILE, WORDS, BLOCK_M, BLOCK_N,
+        )  # fmt: skip
+        entries += full * 3
+        count -= full
+    grad_k, grad_v = _grad_kv_entries(
+        grad_k, grad_v, k_tile, v_tile, first_key, keys, kv_head, q, key_mask, segments, batch_keys, grad_out,
+        power, delta, entries, count, query_index, masks, q_head, q_token, q_feature, n_rows, batch_heads,
+        n_queries, query_offset, group, scale * LOG2_E,
+        True, MEMBERS, WIDTH, VALUE_WIDTH, BLOCK_D, BLOCK_V, TILE, WORDS, BLOCK_M, BLOCK_N,
+    )  # fmt: skip
+    grad_k *= scale
+    slot = tl.load(piece + 5)
+    if slot >= 0:
+        rows = (copy * slots + slot) * TILE + key_slots
+        cells, inside = _cells(rows, WIDTH, BLOCK_D)
+        tl.store(partial_of_k + cells, grad_k, mask=inside)
+        cells, inside = _cells(rows, VALUE_WIDTH, BLOCK_V)
+        tl.store(partial_of_v + cells, grad_v, mask=inside)
+    else:
+        rows = (batch * (n_heads // group) + kv_head) * n_keys + keys
+        _write_gradient(grad_k, grad_of_k, rest_of_k, rows, exists, ADD, WIDTH, BLOCK_D)
+        _write_gradient(grad_v, grad_of_v, rest_of_v, rows, exists, ADD, VALUE_WIDTH, BLOCK_V)
+
+
+@triton.jit
+def add_pieces(
+    partial, grad, rest,
+    heads, splits, index,
+    n_splits, shared, slots, n_places, n_heads, n_tokens,
+    ADD: tl.constexpr, WIDTH: tl.constexpr, BLOCK: tl.constexpr, TILE: tl.constexpr, BLOCK_M: tl.constexpr,
+):  # fmt: skip
+    """The gradients that the pieces of a long tile row or column found, summed."""
+    batch, head, copy, tile, slot, count, block = _split_assignment(splits, heads, n_splits, shared, TILE // BLOCK_M)
+    within = block * BLOCK_M + tl.arange(0, BLOCK_M)
+    places = tile * TILE + within
+    exists = places < n_places
+    tokens = _tokens(index, tl.minimum(places, n_places - 1))
+    value = tl.zeros([BLOCK_M, BLOCK], tl.float32)
+    for step in range(count):
+        cells, inside = _cells((copy * slots + slot + step) * TILE + within, WIDTH, BLOCK)
+        value += tl.load(partial + cells, mask=inside, other=0.0)
+    _write_gradient(value, grad, rest, (batch * n_heads + head) * n_tokens + tokens, exists, ADD, WIDTH, BLOCK)
