@@ -3,6 +3,7 @@
 PYTHON ?= python3
 RUN ?= runs/bytes-small
 DEVICE ?= cpu
+GPU = $(shell $(PYTHON) -c 'import torch; print(torch.cuda.get_device_name().lower().replace(" ", "-"))')
 BIN := .venv/bin
 STAMP := .venv/installed
 LATER := kernels layers models cache cli readme
@@ -32,6 +33,12 @@ bench: $(STAMP)  ## Measure all implementations and the peers installed, into be
 	$(BIN)/python benchmarks/choice.py benchmarks/results/$(DEVICE)-choice.json
 	$(BIN)/asterism bench -n 4096 16384 65536 --patience 20 --output benchmarks/results/$(DEVICE).json \
 		--plot benchmarks/results/$(DEVICE).png
+
+gpu-check:  ## With a Python that has a GPU (PYTHON=...): its tests and figures, into benchmarks/results
+	@$(PYTHON) -c 'import sys, torch; sys.exit(None if torch.cuda.is_available() else "make gpu-check needs a GPU that PyTorch finds; PYTHON=... names the Python to use")'
+	PYTHONPATH=src $(PYTHON) -m pytest -m "slow or not slow" tests/test_triton.py tests/test_flex.py
+	PYTHONPATH=src $(PYTHON) -m asterism.cli.main bench --device cuda --head-dim 128 -n 16384 65536 --dtypes bfloat16 \
+		--output benchmarks/results/$(GPU).json --plot benchmarks/results/$(GPU).png
 
 lint: $(STAMP)  ## Check style and types
 	$(BIN)/ruff check
