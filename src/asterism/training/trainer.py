@@ -16,6 +16,7 @@ from typing import Any
 import torch
 
 from asterism.errors import ConfigurationError, DataError
+from asterism.kernels import cpu as cpu_kernel
 from asterism.models import AsterismForCausalLM
 from asterism.training.build import build_model
 from asterism.training.checkpoint import TrainingState, load_checkpoint, replacing, write_json
@@ -94,6 +95,8 @@ def _train(config: RunConfig, corpus: Corpus, run: RunFolder, resume: bool, prog
             closing(Session(config, corpus, run, model, optimizer, state, display, interrupts)) as session,
         ):
             if not session.is_over():
+                if arguments.device.type == "cpu":
+                    cpu_kernel.is_available()  # builds the kernel, if need be, before the run's clock starts
                 Loop(session, arguments).train()
             session.save()
         display.say("evaluating on the whole validation split")
