@@ -306,6 +306,7 @@ def test_hugging_face_bigbird_counts_its_own_pairs_and_leaves_numpy_alone():
 
 
 @pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")
 def test_compiled_flex_attention():
     found = check(peer("FlexAttention"), replace(CASE, length=300), True)
     assert found.passed and "no backward" in found.no_backward, found.reason

@@ -114,8 +114,10 @@ class TestAroundTheKernel:
 
     @pytest.mark.parametrize("count", tiers(40, 500))
     def test_generated_cases(self, count, monkeypatch):
+        """In half precision with a few queries at least: the error of plain arithmetic on one number is luck."""
         monkeypatch.setattr(flex, "_CPU_TILE", 16)
-        hold(lambda case: check(case, "flex"), cases(HALF_AND_SINGLE), count)
+        measurable = cases(HALF_AND_SINGLE).filter(lambda case: case.dtype == torch.float32 or case.n_queries > 8)
+        hold(lambda case: check(case, "flex"), measurable, count)
 
     @pytest.mark.parametrize("count", tiers(15, 200))
     def test_what_nobody_reads_changes_no_bit(self, count, monkeypatch):

@@ -98,4 +98,4 @@ def test_extra_memory_of_the_fused_kernel(text, n, dtype, backward, limit):
     command = [sys.executable, "-c", EXTRA, text, "cpu", dtype, str(n), *backward]
     done = subprocess.run(command, capture_output=True, text=True, timeout=300, env=environment, check=False)
     assert done.returncode == 0, done.stderr
-    assert 0 <= float(done.stdout) <= limit
+    assert -0.01 <= float(done.stdout) <= limit
