@@ -183,7 +183,7 @@ class Plan:
             "plan_bytes": self.bytes,
             "operand_bytes": 4 * self.heads * head_dim * (2 * self.n_queries + 2 * self.n_keys),
             "dense_score_bytes": 4 * self.heads * self.n_queries * self.n_keys,
-            "cheaper": "dense" if self.dense_cost <= self.sparse_cost() else "tiles",
+            "cheaper": "dense" if self.dense_cost < self.sparse_cost() else "tiles",
         }
 
     def describe(self, head_dim: int = 64) -> str:

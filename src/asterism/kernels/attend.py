@@ -263,7 +263,7 @@ def _choose_by_cost(
                 f' more than the limit of {DENSE_MASK_LIMIT}: use "auto"'
             )
         return way
-    return way if fits and plan.dense_cost <= plan.sparse_cost(tiles) else tiles
+    return way if fits and plan.dense_cost < plan.sparse_cost(tiles) else tiles
 
 
 # --- the checks ------------------------------------------------------------------------------------------------------
