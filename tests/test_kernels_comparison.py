@@ -15,10 +15,13 @@ from kernel_cases import (
     attending,
     differentiated,
     exact,
+    implementations,
     inputs_of,
     plain,
 )
 from oracle import rule
+
+from asterism import attend
 
 pytestmark = pytest.mark.usefixtures("poison")
 
@@ -94,3 +97,19 @@ def test_a_wrong_pattern_is_found():
     found = differentiated(attending(case, inputs, "eager"), inputs)
     with pytest.raises(AssertionError):
         assert_all_as_good(found, exact(inputs, case.factor), plain(inputs, case.factor), case.dtype)
+
+
+@pytest.mark.parametrize("implementation", sorted({"cpu", "eager"} & set(implementations(torch.bfloat16))))
+def test_the_gradient_of_q_does_not_suffer_from_the_rounding_of_the_output(implementation):
+    """Values far from 0 and close together: the rounding of out alone would be a quarter of the gradient of q."""
+    generator = torch.Generator().manual_seed(0)
+    q, k, d_out, v = (torch.randn(2, 2, 64, 16, generator=generator) for _ in range(4))
+    tensors = [x.to(torch.bfloat16) for x in (q, k, 16 + v / 2, d_out)]
+
+    def gradient(dtype, name):
+        leaves = [x.to(dtype).requires_grad_() for x in tensors[:3]]
+        out = attend(*leaves, "dense()", implementation=name)
+        return torch.autograd.grad(out, leaves[0], tensors[3].to(dtype))[0].double()
+
+    expected = gradient(torch.float64, "reference")
+    assert (gradient(torch.bfloat16, implementation) - expected).abs().max() < 0.02 * expected.abs().max()

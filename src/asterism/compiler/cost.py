@@ -1,7 +1,7 @@
 """What a plan costs, in one unit: the time that dense attention takes for one pair of tokens and one head.
 
-The figures are round values between ratios of times seen on a busy machine (docs/lab-notes.md, "Cost model"), not
-fitted yet; they choose the tile size, the layouts, and whether dense attention is the faster way to the same numbers.
+The figures choose the tile size, the layouts, and whether dense attention is the faster way to the same numbers. Those
+of "cpu" are rounded from measurements (docs/lab-notes.md, "Cost model"); those of "triton" and "eager" are guesses.
 """
 
 TILE_SIZES = (32, 64, 128)

@@ -246,7 +246,7 @@ def _unfold(x: Tensor, tile: int) -> Tensor:
 
 def _attend(work: _Work) -> tuple[Tensor, Tensor]:
     """Output [B, K, G, Nq, Dv] and log-sum-exp [B, K, G, Nq], both wide; a spare last query takes what is padding."""
-    q, v, tile, workspace = work.q, work.operands.v, work.program.tile, work.workspace
+    q, v, tile = work.q, work.operands.v, work.program.tile
     out = torch.zeros((*q.shape[:3], q.shape[3] + 1, v.shape[-1]), dtype=work.wide, device=q.device)
     lse = torch.full(out.shape[:-1], -math.inf, dtype=work.wide, device=q.device)
     for block in work.blocks():
@@ -256,8 +256,7 @@ def _attend(work: _Work) -> tuple[Tensor, Tensor]:
         highest = highest.masked_fill(highest == -math.inf, 0)
         weights = scores.sub_(highest).exp_()
         total = weights.sum(dim=-1, keepdim=True)
-        narrow = workspace.cast("scores", weights, v.dtype)
-        part = (narrow @ block_v).to(work.wide) / total.masked_fill(total == 0, 1)
+        part = (weights @ block_v.to(work.wide)) / total.masked_fill(total == 0, 1)
         part_lse = (highest + total.log())[..., 0]
         own, members = work.heads(block.head)
         write = block.write.flatten()
