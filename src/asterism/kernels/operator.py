@@ -109,7 +109,8 @@ def operator(name: str, forward: Forward, backward: Backward) -> Operator:
         ctx.save_for_backward(*inputs[:5], out, residual, lse)
 
     def gradient(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
-        saved, (out, lse) = ctx.saved_tensors, (ctx.saved_tensors[5], ctx.saved_tensors[7])
+        saved = ctx.saved_tensors  # read once: recomputation hands each tensor out a single time
+        out, _, lse = saved[5:]
         given = (
             torch.zeros_like(result) if grad is None else grad.contiguous()
             for grad, result in zip(grads, (out, lse), strict=False)
