@@ -4,6 +4,7 @@ from typing import TYPE_CHECKING, Any
 
 from asterism.layers.attention import SparseAttention
 from asterism.layers.block import FeedForward, PostNormBlock, PreNormBlock
+from asterism.layers.fourier import FourierMixing
 from asterism.layers.initialisation import ResidualLinear, initialise
 from asterism.layers.positions import FactorisedPositions, LearnedPositions, Rotary
 
@@ -13,6 +14,7 @@ if TYPE_CHECKING:
 __all__ = [
     "FactorisedPositions",
     "FeedForward",
+    "FourierMixing",
     "LearnedPositions",
     "PatternCache",
     "PatternCacheLayer",

@@ -13,6 +13,7 @@ from transformers import PreTrainedConfig
 from asterism.errors import ConfigurationError, nearest
 from asterism.kernels import IMPLEMENTATIONS
 from asterism.layers.block import ACTIVATIONS
+from asterism.layers.fourier import NOT_CAUSAL
 from asterism.models.mixers import Fourier, parse_mixers
 from asterism.patterns import Pattern, require_causal
 
