@@ -3,7 +3,7 @@
 from typing import TYPE_CHECKING, Any
 
 from asterism.layers.attention import SparseAttention
-from asterism.layers.block import FeedForward, PreNormBlock
+from asterism.layers.block import FeedForward, PostNormBlock, PreNormBlock
 from asterism.layers.fourier import FourierMixing
 from asterism.layers.initialisation import ResidualLinear, initialise
 from asterism.layers.positions import FactorisedPositions, LearnedPositions, Rotary
@@ -18,6 +18,7 @@ __all__ = [
     "LearnedPositions",
     "PatternCache",
     "PatternCacheLayer",
+    "PostNormBlock",
     "PreNormBlock",
     "ResidualLinear",
     "Rotary",

@@ -34,9 +34,9 @@ class FactorisedPositions(nn.Module):
         """The tables of all axes, one below the other."""
         self.initialise(gain=0.125)
 
-    def initialise(self, gain: float) -> None:
-        """Draw from N(0, gain / sqrt(hidden_size * number of axes))."""
-        nn.init.normal_(self.weight, std=gain / math.sqrt(self.weight.shape[1] * len(self.shape)))
+    def initialise(self, gain: float, spread: float | None = None) -> None:
+        """Draw from N(0, gain / sqrt(hidden_size * number of axes)), or from N(0, spread) when a spread is given."""
+        nn.init.normal_(self.weight, std=spread or gain / math.sqrt(self.weight.shape[1] * len(self.shape)))
 
     def forward(self, positions: torch.Tensor) -> torch.Tensor:
         """int64 [...] -> [..., hidden_size]."""
