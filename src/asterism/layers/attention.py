@@ -93,6 +93,7 @@ class SparseAttention(nn.Module):
         key_mask: torch.Tensor | None = None,
         segments: torch.Tensor | None = None,
         lengths: Sequence[int] | None = None,
+        **score_terms: torch.Tensor | None,
     ) -> torch.Tensor:
         """[B, N, hidden_size] -> [B, N, hidden_size].
 
@@ -104,6 +105,7 @@ class SparseAttention(nn.Module):
                    own segment. Neither goes together with a cache, nor segments with global projections.
         lengths    how many tokens of each row are real; they come first, and padding follows. Each row then follows
                    the pattern at its own length. By default all rows follow it at length N.
+        score_terms  what a subclass adds to the scores; none here
         """
         if cache is not None:
             self._check_cache(cache, key_mask, segments)
@@ -118,12 +120,12 @@ class SparseAttention(nn.Module):
         if cache is None or cache.get_seq_length() == 0:
             if cache is not None:
                 cache.extend(k, v, positions)
-            mixed = self._attend(q, k, v, key_mask, segments, lengths)
+            mixed = self._attend(q, k, v, key_mask, segments, lengths, **score_terms)
             if self.global_projections is not None:
                 mixed = self._ask_globally(mixed, hidden, positions, key_mask, segments, lengths)
         else:
             keys, values, key_positions = cache.extend(k, v, positions)
-            mixed = decode(q, keys, values, self.pattern, positions.clamp(min=0), key_positions)
+            mixed = self._decode(q, keys, values, positions.clamp(min=0), key_positions, **score_terms)
         return self.output(mixed.transpose(1, 2).flatten(2))
 
     def _attend(
@@ -134,22 +136,43 @@ class SparseAttention(nn.Module):
         key_mask: torch.Tensor | None,
         segments: torch.Tensor | None,
         lengths: Sequence[int] | None,
+        **score_terms: torch.Tensor | None,
     ) -> torch.Tensor:
         """[B, H, N, Dv]; with lengths, rows of one length at a time, and 0 behind the real tokens."""
         if lengths is None or min(lengths) == q.shape[2]:
-            return attend(
-                q, k, v, self.pattern, key_mask=key_mask, segments=segments, implementation=self.implementation
-            )
+            return self._read(q, k, v, key_mask, segments, **score_terms)
         order, parts = [], []
         for length in sorted(set(lengths)):
             rows = [row for row, own in enumerate(lengths) if own == length]
             operands = [x[rows, :, :length] for x in (q, k, v)]
             masks = [None if mask is None else mask[rows, :length] for mask in (key_mask, segments)]
-            part = self._attend(*operands, *masks, None)
+            part = self._read(*operands, *masks, **score_terms)
             order += rows
             parts.append(F.pad(part, (0, 0, 0, q.shape[2] - length)))
         back = torch.tensor(order, device=q.device).argsort()
         return torch.cat(parts)[back]
+
+    def _read(
+        self,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        key_mask: torch.Tensor | None,
+        segments: torch.Tensor | None,
+    ) -> torch.Tensor:
+        """[B, H, N, Dv]: rows of one length, without a cache."""
+        return attend(q, k, v, self.pattern, key_mask=key_mask, segments=segments, implementation=self.implementation)
+
+    def _decode(
+        self,
+        q: torch.Tensor,
+        keys: torch.Tensor,
+        values: torch.Tensor,
+        query_positions: torch.Tensor,
+        key_positions: torch.Tensor,
+    ) -> torch.Tensor:
+        """[B, H, M, Dv]: new queries against what the cache has kept."""
+        return decode(q, keys, values, self.pattern, query_positions, key_positions)
 
     def _ask_globally(
         self,

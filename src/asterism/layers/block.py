@@ -7,6 +7,8 @@ Norm first (Child 2019, section 5.2):
 Both norms read the plain sum, so the identity path from the embedding to the last layer is never normalised.
 
 Norm last (Vaswani 2017, BERT): h(H) = norm(H + dropout(mixer(H))) and block(H) = norm(h + dropout(ff(h))).
+
+All attention (Sukhbaatar et al. 2019): block(H) = norm(H + dropout(mixer(H))), and no feed-forward part.
 """
 
 from collections.abc import Callable
@@ -96,3 +98,19 @@ class PostNormBlock(_Block):
         """[B, N, hidden_size] -> [B, N, hidden_size]; keyword arguments go to the mixer."""
         hidden = self.mixer_norm(hidden + self.dropout(self.mixer(hidden, **mixer_arguments)))
         return self.feed_forward_norm(hidden + self.dropout(self.feed_forward(hidden)))
+
+
+class AllAttentionBlock(nn.Module):
+    """A mixer that is added and the sum normalised, with no feed-forward part (Sukhbaatar et al. 2019)."""
+
+    def __init__(
+        self, mixer: nn.Module, hidden_size: int, *, dropout: float = 0.0, layer_norm_eps: float = 1e-5
+    ) -> None:
+        super().__init__()
+        self.mixer = mixer
+        self.mixer_norm = nn.LayerNorm(hidden_size, eps=layer_norm_eps)
+        self.dropout = nn.Dropout(dropout)
+
+    def forward(self, hidden: torch.Tensor, **mixer_arguments: object) -> torch.Tensor:
+        """[B, N, hidden_size] -> [B, N, hidden_size]; keyword arguments go to the mixer."""
+        return self.mixer_norm(hidden + self.dropout(self.mixer(hidden, **mixer_arguments)))

@@ -41,5 +41,5 @@ def initialise(module: nn.Module, *, gain: float, depth: int, spread: float | No
         nn.init.normal_(module.weight, std=spread or gain / math.sqrt(module.embedding_dim))
     elif isinstance(module, FactorisedPositions):
         module.initialise(gain, spread)
-    elif isinstance(module, nn.LayerNorm):
+    elif hasattr(module, "reset_parameters"):  # norms, and layers with an initialisation of their own
         module.reset_parameters()
