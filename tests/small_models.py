@@ -3,6 +3,7 @@
 from typing import Any
 
 import torch
+from torch import nn
 
 from asterism.models import AsterismConfig, AsterismForCausalLM
 
@@ -49,3 +50,21 @@ def small_model(mixers: str | list[str] = "fixed(stride=8, summary=2)", **fields
 
 def random_tokens(*shape: int, seed: int = 1) -> torch.Tensor:
     return torch.randint(VOCABULARY, shape, generator=torch.Generator().manual_seed(seed))
+
+
+def encoder_config(mixers: str | list[str], **fields: Any) -> AsterismConfig:
+    """Small, in the manner of BERT."""
+    sizes = {"vocab_size": VOCABULARY, "hidden_size": 32, "num_hidden_layers": 3, "num_attention_heads": 4}
+    manner = {"block": "post_norm", "embedding_norm": True, "hidden_act": "gelu", "initializer_range": 0.02}
+    return AsterismConfig(mixers=mixers, max_position_embeddings=64, **(sizes | manner | fields))
+
+
+def randomise(model: nn.Module) -> nn.Module:
+    """The model in float64 and evaluation mode, with weights, biases and norms that all matter."""
+    model = model.double().eval()
+    generator = torch.Generator().manual_seed(0)
+    for name, parameter in model.named_parameters():
+        is_scale = name.endswith("norm.weight")
+        spread = 1.0 if parameter.ndim == 2 and "embed" in name or "positions" in name else 0.3
+        torch.nn.init.normal_(parameter, mean=float(is_scale), std=0.1 if is_scale else spread, generator=generator)
+    return model

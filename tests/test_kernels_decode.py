@@ -35,11 +35,11 @@ def test_decode_is_the_last_rows_of_the_whole(text):
     pattern = patterns.parse(text)
     n, new = 50, 3
     inputs = inputs_of(Case(rule("dense"), heads=4, kv_heads=2, n_queries=n, n_keys=n, value_width=5))
-    whole = attend(*inputs.tensors, pattern, implementation="eager")
+    whole, whole_lse = attend(*inputs.tensors, pattern, implementation="eager", return_lse=True)
     alive = np.flatnonzero(last_reader(pattern, np.arange(n)) >= n - new)
     slots = torch.from_numpy(np.random.Generator(np.random.Philox(0)).permutation(alive))
     k, v = (torch.cat([x[:, :, slots], torch.full_like(x[:, :, :2], math.nan)], dim=2) for x in inputs.tensors[1:])
-    found = decode(
+    arguments = (
         inputs.q[:, :, -new:],
         k,
         v,
@@ -47,8 +47,12 @@ def test_decode_is_the_last_rows_of_the_whole(text):
         torch.arange(n - new, n)[None],
         torch.cat([slots, torch.tensor([-1, -1])])[None],
     )
+    found = decode(*arguments)
     assert found.dtype == torch.float64
     torch.testing.assert_close(found, whole[:, :, -new:], rtol=0, atol=DOUBLE_FLOOR)
+    out, lse = decode(*arguments, return_lse=True)
+    torch.testing.assert_close(out, found, rtol=0, atol=DOUBLE_FLOOR)
+    torch.testing.assert_close(lse, whole_lse[:, :, -new:], rtol=0, atol=DOUBLE_FLOOR)
 
 
 @pytest.mark.parametrize("text", DECODED)
@@ -71,6 +75,8 @@ def test_decode_with_nothing_to_read_is_zero():
     v += 1
     empty = decode(q, k, v, "window(left=1)", torch.tensor([[9]]), torch.tensor([[-1, 2, 3]]))
     assert torch.equal(empty, torch.zeros_like(q))
+    _, lse = decode(q, k, v, "window(left=1)", torch.tensor([[9]]), torch.tensor([[-1, 2, 3]]), return_lse=True)
+    assert (lse == -math.inf).all() and lse.shape == (1, 2, 1)
 
 
 def test_decode_far_away():

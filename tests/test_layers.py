@@ -206,7 +206,7 @@ def test_unknown_activation_names_the_nearest() -> None:
     with pytest.raises(ConfigurationError) as caught:
         FeedForward(8, 8, "quickgelu")
     assert str(caught.value) == (
-        "unknown activation 'quickgelu'; known are quick_gelu, gelu, relu, silu. Did you mean 'quick_gelu'?"
+        "unknown activation 'quickgelu'; known are quick_gelu, gelu, gelu_new, relu, silu. Did you mean 'quick_gelu'?"
     )
 
 

@@ -411,7 +411,8 @@ def test_configuration_stores_patterns_as_text() -> None:
         ),
         (
             {"position_type": "factorized", "position_shape": [8, 8]},
-            "unknown position_type 'factorized'; known are learned, factorised, rotary. Did you mean 'factorised'?",
+            "unknown position_type 'factorized'; known are learned, factorised, rotary, none."
+            " Did you mean 'factorised'?",
         ),
         (
             {"position_type": "factorised"},
@@ -433,7 +434,7 @@ def test_configuration_stores_patterns_as_text() -> None:
         ),
         (
             {"hidden_act": "swish"},
-            "unknown activation 'swish'; known are quick_gelu, gelu, relu, silu.",
+            "unknown activation 'swish'; known are quick_gelu, gelu, gelu_new, relu, silu.",
         ),
         (
             {"implementation": "magic"},

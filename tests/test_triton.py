@@ -383,7 +383,7 @@ def check(shape, far_axis):
         out, lse = attend(*inputs, "causal()", return_lse=True, implementation="triton")
         results.append([out, lse, *torch.autograd.grad([out.sum() + lse.sum()], inputs)])
         allowed = torch.ones(1, 1, shape[2], shape[2], dtype=torch.bool)
-        results[-1].append(triton_decode(*(x.detach() for x in inputs), allowed, 1.0))
+        results[-1] += triton_decode(*(x.detach() for x in inputs), allowed, 1.0)
     assert all(torch.equal(x, y) for x, y in zip(*results, strict=True)), (shape, far_axis)
     assert all(x.any() for x in results[0])
 
@@ -507,19 +507,21 @@ def test_decode(n_queries, n_keys, heads, kv_heads, memory, monkeypatch):
         allowed[:, :, 0] &= n_queries == 1
         k[:, :, n_keys // 2 :: 3] = math.nan
         v[:, :, n_keys // 2 :: 3] = math.inf
-        expected, _ = reference(q.double(), k.double(), v.double(), allowed, 0.3)
-        compared, _ = reference(q, k, v, allowed, 0.3)
-        found = kernel.triton_decode(*(x.to(DEVICE) for x in (q, k, v, allowed)), 0.3).cpu()
-        assert found.dtype == dtype and found.shape == expected.shape
+        expected, lse = reference(q.double(), k.double(), v.double(), allowed, 0.3)
+        compared, compared_lse = reference(q, k, v, allowed, 0.3)
+        found, found_lse = (x.cpu() for x in kernel.triton_decode(*(x.to(DEVICE) for x in (q, k, v, allowed)), 0.3))
+        assert found.dtype == dtype and found_lse.dtype == torch.float32
         kernel_cases.assert_as_good(
             "out", found, expected.numpy(), compared, dtype, torch.finfo(dtype).eps / 2 * float(expected.abs().max())
         )
+        kernel_cases.assert_as_good("lse", found_lse, lse.numpy(), compared_lse, dtype, 1e-6)
 
 
 def test_decode_of_nothing_is_zero():
     q, k, v = (torch.randn(1, 2, n, 8, device=DEVICE) for n in (1, 0, 0))
     allowed = torch.zeros(1, 1, 1, 0, dtype=torch.bool, device=DEVICE)
-    assert torch.equal(kernel.triton_decode(q, k, v, allowed, 1.0), torch.zeros_like(q))
+    out, lse = kernel.triton_decode(q, k, v, allowed, 1.0)
+    assert torch.equal(out, torch.zeros_like(q)) and (lse == -math.inf).all()
 
 
 # ---------------------------------------------------------------------------------------------------------------------

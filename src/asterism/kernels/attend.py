@@ -127,6 +127,7 @@ def attend(
     return (out, lse) if return_lse else out
 
 
+@overload
 def decode(
     q: Tensor,
     k: Tensor,
@@ -136,13 +137,38 @@ def decode(
     key_positions: Tensor,
     *,
     scale: float | None = None,
-) -> Tensor:
+    return_lse: Literal[False] = False,
+) -> Tensor: ...
+@overload
+def decode(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    pattern: Pattern | str,
+    query_positions: Tensor,
+    key_positions: Tensor,
+    *,
+    scale: float | None = None,
+    return_lse: Literal[True],
+) -> tuple[Tensor, Tensor]: ...
+def decode(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    pattern: Pattern | str,
+    query_positions: Tensor,
+    key_positions: Tensor,
+    *,
+    scale: float | None = None,
+    return_lse: bool = False,
+) -> Tensor | tuple[Tensor, Tensor]:
     """Attention of a few queries against the keys that a cache has kept.
 
     q is [B, H, M, D], k [B, Hkv, L, D] and v [B, Hkv, L, Dv]. `query_positions` [B or 1, M] and `key_positions`
     [B or 1, L] (int64) say where in the sequence each query and key stands; a key at -1 is an empty slot. Returns out
-    [B, H, M, Dv]. Raises KernelError for tensors or positions that do not fit each other, and PatternError for a
-    pattern that is not prefix-stable, because its answer would depend on the length to come.
+    [B, H, M, Dv] and, with `return_lse`, the log-sum-exp [B, H, M], as `attend` does. Raises KernelError for tensors or
+    positions that do not fit each other, and PatternError for a pattern that is not prefix-stable, because its answer
+    would depend on the length to come.
     """
     pattern = parse(pattern) if isinstance(pattern, str) else pattern
     _check_tensors(q, k, v, None, None)
@@ -153,23 +179,29 @@ def decode(
     scale = 1 / math.sqrt(q.shape[3]) if scale is None else scale
     differentiated = torch.is_grad_enabled() and any(x.requires_grad for x in (q, k, v))
     fused = q.is_cuda and not differentiated and triton_kernel.refusal(q, v) is None
-    asked, kept = query_positions.cpu().numpy(), key_positions.cpu().numpy()
-    length = int(max(asked.max(initial=-1), kept.max(initial=-1))) + 1
-    outs = []
+    wide = torch.promote_types(q.dtype, torch.float32)
+    outs, lses = [q.new_zeros((*q.shape[:2], 0, v.shape[-1]))], [q.new_zeros((*q.shape[:2], 0), dtype=wide)]
     for start in range(0, q.shape[2], _DECODED_AT_A_TIME):
-        part = asked[:, start : start + _DECODED_AT_A_TIME]
-        allowed = [_allowed_at(pattern, part, kept, length, head) for head in range(pattern.heads)]
-        mask = torch.from_numpy(np.stack(allowed, axis=1)).to(q.device)
-        some = q[:, :, start : start + part.shape[1]]
-        outs.append(
-            triton_decode(some, k, v, mask, scale) if fused else dense_kernel.dense(some, k, v, mask, False, scale)
-        )
-    return torch.cat(outs, dim=2) if outs else q.new_zeros((*q.shape[:3], v.shape[-1]))
+        chunk = slice(start, start + _DECODED_AT_A_TIME)
+        mask = readable(pattern, query_positions[:, chunk], key_positions).to(q.device)
+        if fused or return_lse:
+            out, lse = (triton_decode if fused else reference)(q[:, :, chunk], k, v, mask, scale)
+            lses.append(lse)
+        else:
+            out = dense_kernel.dense(q[:, :, chunk], k, v, mask, False, scale)
+        outs.append(out)
+    return (torch.cat(outs, dim=2), torch.cat(lses, dim=2)) if return_lse else torch.cat(outs, dim=2)
 
 
-def _allowed_at(pattern: Pattern, asked: np.ndarray, kept: np.ndarray, length: int, head: int) -> np.ndarray:
-    exists = kept[:, None, :] >= 0
-    return pattern.allows(asked[:, :, None], np.maximum(kept[:, None, :], 0), length, head) & exists
+def readable(pattern: Pattern, query_positions: Tensor, key_positions: Tensor) -> Tensor:
+    """Whether queries at [B or 1, M] may read slots whose keys stand at [B or 1, L], -1 for none.
+
+    bool [B or 1, heads of the pattern, M, L], on the device of the positions. The pattern must be prefix-stable.
+    """
+    asked, kept = query_positions.cpu().numpy()[:, :, None], key_positions.cpu().numpy()[:, None, :]
+    length = int(max(asked.max(initial=-1), kept.max(initial=-1))) + 1
+    allowed = [pattern.allows(asked, np.maximum(kept, 0), length, head) for head in range(pattern.heads)]
+    return torch.from_numpy(np.stack(allowed, axis=1) & (kept >= 0)[:, None]).to(query_positions.device)
 
 
 def _restrict(allowed: Tensor, key_mask: Tensor | None, segments: Tensor | None, offset: int, n_queries: int) -> Tensor:

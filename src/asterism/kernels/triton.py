@@ -384,18 +384,20 @@ triton = operator("triton", _forward, _backward)
 # --- decoding --------------------------------------------------------------------------------------------------------
 
 
-def triton_decode(q: Tensor, k: Tensor, v: Tensor, allowed: Tensor, scale: float) -> Tensor:
+def triton_decode(q: Tensor, k: Tensor, v: Tensor, allowed: Tensor, scale: float) -> tuple[Tensor, Tensor]:
     """Attention of a few queries against the keys of a cache, cut into chunks that programs read at the same time.
 
     q [B, H, M, D], k [B, Hkv, L, D], v [B, Hkv, L, Dv], allowed bool [B or 1, H or 1, M, L]: whether a query may read
-    a slot. Returns out [B, H, M, Dv]; 0 for a query that may read nothing. There is no gradient.
+    a slot. Returns out [B, H, M, Dv] and the log-sum-exp [B, H, M] in float32; 0 and -inf for a query that may read
+    nothing. There is no gradient.
     """
     batch, heads, n_queries, width = q.shape
     kv_heads, n_keys, value_width = v.shape[1:]
     rows = heads // kv_heads * n_queries
     out = torch.zeros((batch, heads, n_queries, value_width), dtype=q.dtype, device=q.device)
+    lse = torch.full((batch, heads, n_queries), float("-inf"), dtype=torch.float32, device=q.device)
     if not out.numel() or not n_keys:
-        return out
+        return out, lse
     block = min(64, _padded(rows))
     n_blocks, n_chunks = -(-rows // block), -(-n_keys // _DECODED_KEYS)
     copies = batch * kv_heads
@@ -435,7 +437,7 @@ def triton_decode(q: Tensor, k: Tensor, v: Tensor, allowed: Tensor, scale: float
             "partial_lse": partial_lse,
             "out": out,
             "residual": None,
-            "lse": torch.empty((batch, kv_heads, rows), dtype=torch.float32, device=q.device),
+            "lse": lse,
             "heads": torch.arange(kv_heads, dtype=torch.int32, device=q.device),
             "splits": _decoding_splits(n_blocks, n_chunks, q.device),
             "query_index": None,
@@ -450,7 +452,7 @@ def triton_decode(q: Tensor, k: Tensor, v: Tensor, allowed: Tensor, scale: float
             "BLOCK_M": 16,
         }
         _launch(_device().merge_pieces, copies * n_blocks * (block // 16), merging)
-    return out
+    return out, lse
 
 
 @lru_cache(maxsize=256)

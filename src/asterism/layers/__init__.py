@@ -3,24 +3,34 @@
 from typing import TYPE_CHECKING, Any
 
 from asterism.layers.attention import SparseAttention
-from asterism.layers.block import FeedForward, PreNormBlock
+from asterism.layers.block import AllAttentionBlock, FeedForward, PostNormBlock, PreNormBlock
+from asterism.layers.fourier import FourierMixing
 from asterism.layers.initialisation import ResidualLinear, initialise
-from asterism.layers.positions import FactorisedPositions, LearnedPositions, Rotary
+from asterism.layers.persistent import AdaptiveSpan, PersistentAttention, PersistentVectors, within_span
+from asterism.layers.positions import FactorisedPositions, LearnedPositions, RelativePositions, Rotary
 
 if TYPE_CHECKING:
     from asterism.layers.cache import PatternCache, PatternCacheLayer
 
 __all__ = [
+    "AdaptiveSpan",
+    "AllAttentionBlock",
     "FactorisedPositions",
     "FeedForward",
+    "FourierMixing",
     "LearnedPositions",
     "PatternCache",
     "PatternCacheLayer",
+    "PersistentAttention",
+    "PersistentVectors",
+    "PostNormBlock",
     "PreNormBlock",
+    "RelativePositions",
     "ResidualLinear",
     "Rotary",
     "SparseAttention",
     "initialise",
+    "within_span",
 ]
 
 

@@ -1,11 +1,18 @@
-"""The residual block of Child 2019, section 5.2, around any token mixer.
+"""Residual blocks around any token mixer.
+
+Norm first (Child 2019, section 5.2):
 
     a(H) = dropout(mixer(norm(H)))        b(H) = dropout(ff(norm(H + a(H))))        block(H) = H + a(H) + b(H)
 
 Both norms read the plain sum, so the identity path from the embedding to the last layer is never normalised.
+
+Norm last (Vaswani 2017, BERT): h(H) = norm(H + dropout(mixer(H))) and block(H) = norm(h + dropout(ff(h))).
+
+All attention (Sukhbaatar et al. 2019): block(H) = norm(H + dropout(mixer(H))), and no feed-forward part.
 """
 
 from collections.abc import Callable
+from functools import partial
 
 import torch
 import torch.nn.functional as F
@@ -23,6 +30,7 @@ def quick_gelu(x: torch.Tensor) -> torch.Tensor:
 ACTIVATIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "quick_gelu": quick_gelu,
     "gelu": F.gelu,
+    "gelu_new": partial(F.gelu, approximate="tanh"),
     "relu": F.relu,
     "silu": F.silu,
 }
@@ -47,8 +55,8 @@ class FeedForward(nn.Module):
         return self.contract(self.activation(self.expand(hidden)))
 
 
-class PreNormBlock(nn.Module):
-    """One mixer and one feed-forward part, each normalised before and added after.
+class _Block(nn.Module):
+    """One mixer and one feed-forward part, and a norm for each.
 
     `mixer` maps [B, N, hidden_size] to the same shape, as SparseAttention does; `intermediate_size` is 4 * hidden_size
     by default.
@@ -73,7 +81,36 @@ class PreNormBlock(nn.Module):
         )
         self.dropout = nn.Dropout(dropout)
 
+
+class PreNormBlock(_Block):
+    """One mixer and one feed-forward part, each normalised before and added after."""
+
     def forward(self, hidden: torch.Tensor, **mixer_arguments: object) -> torch.Tensor:
         """[B, N, hidden_size] -> [B, N, hidden_size]; keyword arguments go to the mixer."""
         hidden = hidden + self.dropout(self.mixer(self.mixer_norm(hidden), **mixer_arguments))
         return hidden + self.dropout(self.feed_forward(self.feed_forward_norm(hidden)))
+
+
+class PostNormBlock(_Block):
+    """One mixer and one feed-forward part, each added and the sum normalised."""
+
+    def forward(self, hidden: torch.Tensor, **mixer_arguments: object) -> torch.Tensor:
+        """[B, N, hidden_size] -> [B, N, hidden_size]; keyword arguments go to the mixer."""
+        hidden = self.mixer_norm(hidden + self.dropout(self.mixer(hidden, **mixer_arguments)))
+        return self.feed_forward_norm(hidden + self.dropout(self.feed_forward(hidden)))
+
+
+class AllAttentionBlock(nn.Module):
+    """A mixer that is added and the sum normalised, with no feed-forward part (Sukhbaatar et al. 2019)."""
+
+    def __init__(
+        self, mixer: nn.Module, hidden_size: int, *, dropout: float = 0.0, layer_norm_eps: float = 1e-5
+    ) -> None:
+        super().__init__()
+        self.mixer = mixer
+        self.mixer_norm = nn.LayerNorm(hidden_size, eps=layer_norm_eps)
+        self.dropout = nn.Dropout(dropout)
+
+    def forward(self, hidden: torch.Tensor, **mixer_arguments: object) -> torch.Tensor:
+        """[B, N, hidden_size] -> [B, N, hidden_size]; keyword arguments go to the mixer."""
+        return self.mixer_norm(hidden + self.dropout(self.mixer(hidden, **mixer_arguments)))

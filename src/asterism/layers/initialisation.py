@@ -8,6 +8,8 @@ each of them.
 The paper prints "N(0, 0.125 / sqrt(d_in))" and we read the second argument as a standard deviation, so the gain is
 0.125. The authors' later code (openai/distribution_augmentation) draws with standard deviation sqrt(0.125 / d_in)
 instead, which is a gain of sqrt(0.125) = 0.354.
+
+Encoders in the manner of BERT draw every matrix from N(0, s) instead, with one s such as 0.02.
 """
 
 import math
@@ -24,19 +26,20 @@ class ResidualLinear(nn.Linear):
     """
 
 
-def initialise(module: nn.Module, *, gain: float, depth: int) -> None:
+def initialise(module: nn.Module, *, gain: float, depth: int, spread: float | None = None) -> None:
     """Draw the parameters that `module` itself owns, not those of its children; use with `nn.Module.apply`.
 
     `gain` is the standard deviation times sqrt(d_in), 0.125 in the paper; `depth` is the number of residual blocks.
+    With `spread`, that is the standard deviation of every matrix, and gain and depth do not count.
     """
     if isinstance(module, nn.Linear):
         scale = 1 / math.sqrt(2 * depth) if isinstance(module, ResidualLinear) else 1.0
-        nn.init.normal_(module.weight, std=scale * gain / math.sqrt(module.in_features))
+        nn.init.normal_(module.weight, std=spread or scale * gain / math.sqrt(module.in_features))
         if module.bias is not None:
             nn.init.zeros_(module.bias)
     elif isinstance(module, nn.Embedding):
-        nn.init.normal_(module.weight, std=gain / math.sqrt(module.embedding_dim))
+        nn.init.normal_(module.weight, std=spread or gain / math.sqrt(module.embedding_dim))
     elif isinstance(module, FactorisedPositions):
-        module.initialise(gain)
-    elif isinstance(module, nn.LayerNorm):
+        module.initialise(gain, spread)
+    elif hasattr(module, "reset_parameters"):  # norms, and layers with an initialisation of their own
         module.reset_parameters()

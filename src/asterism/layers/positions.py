@@ -1,8 +1,8 @@
-"""How a model knows where a token stands: learned, factorised, or rotary positions.
+"""How a model knows where a token stands: learned, factorised, relative, or rotary positions.
 
 Learned and factorised positions are added to the token embedding once, before the first block, and have a table that
-ends; rotary positions turn queries and keys inside every attention layer and do not end. Positions are int64 and count
-from 0.
+ends; rotary positions turn queries and keys inside every attention layer and do not end; relative positions are added
+to the keys by distance, up to a span. Positions are int64 and count from 0.
 """
 
 import math
@@ -34,9 +34,9 @@ class FactorisedPositions(nn.Module):
         """The tables of all axes, one below the other."""
         self.initialise(gain=0.125)
 
-    def initialise(self, gain: float) -> None:
-        """Draw from N(0, gain / sqrt(hidden_size * number of axes))."""
-        nn.init.normal_(self.weight, std=gain / math.sqrt(self.weight.shape[1] * len(self.shape)))
+    def initialise(self, gain: float, spread: float | None = None) -> None:
+        """Draw from N(0, gain / sqrt(hidden_size * number of axes)), or from N(0, spread) when a spread is given."""
+        nn.init.normal_(self.weight, std=spread or gain / math.sqrt(self.weight.shape[1] * len(self.shape)))
 
     def forward(self, positions: torch.Tensor) -> torch.Tensor:
         """int64 [...] -> [..., hidden_size]."""
@@ -57,6 +57,24 @@ class LearnedPositions(FactorisedPositions):
 
     def __init__(self, max_positions: int, hidden_size: int) -> None:
         super().__init__((max_positions,), hidden_size)
+
+
+class RelativePositions(nn.Module):
+    """A key embedding for each distance q - k from 0 to `span`, from N(0, 1), for all layers and heads alike
+    (Sukhbaatar et al. 2019, the authors' `key_pe`; they read no token at distance 0 and have no row for it).
+    """
+
+    def __init__(self, span: int, head_dim: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(span + 1, head_dim))
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        nn.init.normal_(self.weight)
+
+    def forward(self) -> torch.Tensor:
+        """[span + 1, head_dim]: row d is for distance d."""
+        return self.weight
 
 
 class Rotary(nn.Module):

@@ -1,12 +1,41 @@
-"""Hugging Face models. Importing this package registers them with AutoConfig, AutoModel and AutoModelForCausalLM."""
+"""Hugging Face models. Importing this package registers them with the Auto* classes of transformers."""
 
-from transformers import AutoConfig, AutoModel, AutoModelForCausalLM
+from transformers import (
+    AutoConfig,
+    AutoModel,
+    AutoModelForCausalLM,
+    AutoModelForMaskedLM,
+    AutoModelForPreTraining,
+    AutoModelForQuestionAnswering,
+    AutoModelForSequenceClassification,
+    AutoModelForTokenClassification,
+)
 
+from asterism.models.base import AsterismPreTrainedModel
+from asterism.models.causal_lm import AsterismForCausalLM
+from asterism.models.classification import AsterismForSequenceClassification, AsterismForTokenClassification
 from asterism.models.configuration import AsterismConfig
-from asterism.models.modeling import AsterismForCausalLM, AsterismModel, AsterismPreTrainedModel
+from asterism.models.masked_lm import AsterismForMaskedLM, AsterismForPreTraining
+from asterism.models.modeling import AsterismModel
+from asterism.models.question_answering import AsterismForQuestionAnswering
 
 AutoConfig.register(AsterismConfig.model_type, AsterismConfig)
 AutoModel.register(AsterismConfig, AsterismModel)
 AutoModelForCausalLM.register(AsterismConfig, AsterismForCausalLM)
+AutoModelForMaskedLM.register(AsterismConfig, AsterismForMaskedLM)
+AutoModelForPreTraining.register(AsterismConfig, AsterismForPreTraining)
+AutoModelForQuestionAnswering.register(AsterismConfig, AsterismForQuestionAnswering)
+AutoModelForSequenceClassification.register(AsterismConfig, AsterismForSequenceClassification)
+AutoModelForTokenClassification.register(AsterismConfig, AsterismForTokenClassification)
 
-__all__ = ["AsterismConfig", "AsterismForCausalLM", "AsterismModel", "AsterismPreTrainedModel"]
+__all__ = [
+    "AsterismConfig",
+    "AsterismForCausalLM",
+    "AsterismForMaskedLM",
+    "AsterismForPreTraining",
+    "AsterismForQuestionAnswering",
+    "AsterismForSequenceClassification",
+    "AsterismForTokenClassification",
+    "AsterismModel",
+    "AsterismPreTrainedModel",
+]

@@ -12,27 +12,45 @@ from transformers import PreTrainedConfig
 
 from asterism.errors import ConfigurationError, nearest
 from asterism.kernels import IMPLEMENTATIONS
-from asterism.patterns import Pattern, parse, parse_schedule, require_causal
+from asterism.layers.block import ACTIVATIONS
+from asterism.layers.fourier import NOT_CAUSAL
+from asterism.models.mixers import Fourier, parse_mixers
+from asterism.patterns import Pattern, require_causal
 
-POSITION_TYPES = ("learned", "factorised", "rotary")
+BLOCKS = ("pre_norm", "post_norm")
+POSITION_TYPES = ("learned", "factorised", "rotary", "none")
 
 
 class AsterismConfig(PreTrainedConfig):
-    """What a causal transformer with sparse attention is made of.
+    """What a transformer with sparse attention is made of; it is causal when its patterns are.
 
     mixers                   who attends to whom: the text of a pattern or schedule for all layers, such as
                              "interleave(window(left=127), stride(period=128) & causal())", or a list with one text per
-                             layer. A Pattern or Schedule is turned into its text.
+                             layer. A Pattern or Schedule is turned into its text. "fourier()" is Fourier mixing in the
+                             place of attention.
+    block                    "pre_norm" (Child 2019, with one more norm after the last block) or "post_norm" (BERT)
     num_key_value_heads      key and value heads, shared by groups of query heads; by default one per query head
     query_key_dim            width of the queries over all heads; by default hidden_size
     intermediate_size        width of the feed-forward part; by default 4 * hidden_size
     max_position_embeddings  how many tokens learned and factorised positions reach. Rotary positions do not end: there
                              it says for which length the model is meant, and refuses nothing.
+    position_type            "learned", "factorised" or "rotary"; "none" for mixers that need no positions
     position_shape           the axes of factorised positions, last axis fastest; their product must reach
                              max_position_embeddings. Only for position_type "factorised".
-    hidden_act               "quick_gelu" (x * sigmoid(1.702 x)), "gelu", "relu" or "silu"
+    type_vocab_size          how many token types are embedded; 0 for none
+    embedding_size           width of the embeddings of tokens, positions and types, when a linear layer brings them to
+                             hidden_size (FNet has one, of equal width); by default hidden_size, without that layer
+    embedding_norm           a LayerNorm on the sum of the embeddings, before that layer, and dropout after it
+    global_tokens            learned tokens in front of every sequence, as in BigBird-ETC. The patterns cover
+                             global_tokens + N tokens; positions and outputs leave them out.
+    attention_bias           whether the projections of attention have a bias
+    global_projections       places of tokens that ask through projections of their own and read every key (Longformer)
+    hidden_act               "quick_gelu" (x * sigmoid(1.702 x)), "gelu", "gelu_new", "relu" or "silu"
+    pooler_act               what the pooled first token goes through: "tanh" or one of hidden_act
     dropout                  at the end of each residual branch; there is none inside attention
+    classifier_dropout       before the last layer of a classifier; by default dropout
     initializer_gain         standard deviation of a weight times sqrt(d_in); see `asterism.layers.initialisation`
+    initializer_range        standard deviation of every matrix, in place of initializer_gain
     implementation           which kernel computes attention, as in `asterism.attend`
 
     Defaults that depend on other fields are filled in at once, so they can be read. Raises ConfigurationError for an
@@ -51,13 +69,23 @@ class AsterismConfig(PreTrainedConfig):
     intermediate_size: int | None = None
     max_position_embeddings: int = 1024
     mixers: str | list[str] = "causal()"
+    block: str = "pre_norm"
     position_type: str = "learned"
     position_shape: list[int] | None = None
     rope_theta: float = 10000.0
+    type_vocab_size: int = 0
+    embedding_size: int | None = None
+    embedding_norm: bool = False
+    global_tokens: int = 0
+    attention_bias: bool = True
+    global_projections: list[int] | None = None
     hidden_act: str = "quick_gelu"
+    pooler_act: str = "tanh"
     dropout: float = 0.0
+    classifier_dropout: float | None = None
     layer_norm_eps: float = 1e-5
     initializer_gain: float = 0.125
+    initializer_range: float | None = None
     implementation: str = "auto"
     tie_word_embeddings: bool = False
     pad_token_id: int | None = None
@@ -79,51 +107,91 @@ class AsterismConfig(PreTrainedConfig):
         self.mixers = [str(mixer) for mixer in mixers] if isinstance(mixers, list | tuple) else str(mixers)
         super().__post_init__(**kwargs)
 
-    def layer_patterns(self) -> list[Pattern]:
-        """The pattern of each layer, checked for use in a causal model.
+    def layer_mixers(self) -> list[Pattern | Fourier]:
+        """What mixes the tokens of each layer.
 
-        Raises PatternError for a text that cannot be read and for a pattern that is not causal or not prefix-stable,
-        ConfigurationError for a list whose length is not the number of layers.
+        Raises PatternError for a text that cannot be read, ConfigurationError for a list whose length is not the number
+        of layers.
         """
-        if isinstance(self.mixers, str):
-            schedule = parse_schedule(self.mixers)
-            patterns = [schedule.layer(number) for number in range(self.num_hidden_layers)]
-        else:
-            if len(self.mixers) != self.num_hidden_layers:
-                raise ConfigurationError(
-                    f"mixers lists {len(self.mixers)} patterns for {self.num_hidden_layers} layers;"
-                    " give one per layer, or one schedule for all"
-                )
-            patterns = [parse(text) for text in self.mixers]
-        for pattern in dict.fromkeys(patterns):
+        return parse_mixers(self.mixers, self.num_hidden_layers)
+
+    def layer_patterns(self) -> list[Pattern]:
+        """The pattern of each layer, for what needs one in every layer, such as a cache.
+
+        Raises what `layer_mixers` raises, and ConfigurationError when a layer mixes without a pattern.
+        """
+        mixers = self.layer_mixers()
+        if any(isinstance(mixer, Fourier) for mixer in mixers):
+            raise ConfigurationError(NOT_CAUSAL)
+        return mixers
+
+    def require_causal(self) -> None:
+        """Raises ConfigurationError or PatternError for what a causal model cannot have."""
+        for pattern in dict.fromkeys(self.layer_patterns()):
             require_causal(pattern)
-        return patterns
+        for name in ("global_tokens", "global_projections"):
+            if getattr(self, name):
+                raise ConfigurationError(
+                    f"{name}={getattr(self, name)} cannot be used by a causal model or with a cache:"
+                    " such tokens read the future"
+                )
+
+    @property
+    def embedding_width(self) -> int:
+        """The width of the embeddings before they are brought to hidden_size."""
+        return self.hidden_size if self.embedding_size is None else self.embedding_size
 
     def check(self) -> None:
         """Raises ConfigurationError for values that no model can have; layers check what concerns only them."""
-        for name in (
-            "vocab_size",
-            "hidden_size",
-            "num_hidden_layers",
-            "num_attention_heads",
-            "num_key_value_heads",
-            "query_key_dim",
-            "intermediate_size",
-            "max_position_embeddings",
-        ):
-            size = getattr(self, name)
-            if not isinstance(size, int) or size < 1:
-                raise ConfigurationError(f"{name} must be an integer of at least 1, got {size!r}")
-        if not 0 <= self.dropout < 1:
-            raise ConfigurationError(f"dropout must be at least 0 and below 1, got {self.dropout}")
-        for name, known in (("position_type", POSITION_TYPES), ("implementation", IMPLEMENTATIONS)):
+        for name in _COUNTS:
+            self._check_count(name, getattr(self, name), 1)
+        self._check_count("type_vocab_size", self.type_vocab_size, 0)
+        self._check_count("global_tokens", self.global_tokens, 0)
+        if self.embedding_size is not None:
+            self._check_count("embedding_size", self.embedding_size, 1)
+        for name in ("dropout", "classifier_dropout"):
+            rate = getattr(self, name)
+            if rate is not None and not 0 <= rate < 1:
+                raise ConfigurationError(f"{name} must be at least 0 and below 1, got {rate}")
+        if self.initializer_range is not None and not self.initializer_range > 0:
+            raise ConfigurationError(f"initializer_range must be positive, got {self.initializer_range}")
+        for name, known in _CHOICES.items():
             choice = getattr(self, name)
             if choice not in known:
                 raise ConfigurationError(
-                    f"unknown {name} {choice!r}; known are {', '.join(known)}.{nearest(choice, known)}"
+                    f"unknown {name} {choice!r}; known are {', '.join(known)}.{nearest(str(choice), known)}"
                 )
         if (self.position_shape is not None) != (self.position_type == "factorised"):
             raise ConfigurationError(
                 f"position_shape belongs to position_type 'factorised', which needs it;"
                 f" got position_type {self.position_type!r} and position_shape {self.position_shape}"
             )
+        attends = any(isinstance(mixer, Pattern) for mixer in self.layer_mixers())
+        if not attends and (self.position_type == "rotary" or self.global_projections is not None):
+            raise ConfigurationError(
+                "position_type 'rotary' and global_projections belong to attention, and all layers mix by fourier()"
+            )
+
+    @staticmethod
+    def _check_count(name: str, size: object, least: int) -> None:
+        if not isinstance(size, int) or size < least:
+            raise ConfigurationError(f"{name} must be an integer of at least {least}, got {size!r}")
+
+
+_COUNTS = (
+    "vocab_size",
+    "hidden_size",
+    "num_hidden_layers",
+    "num_attention_heads",
+    "num_key_value_heads",
+    "query_key_dim",
+    "intermediate_size",
+    "max_position_embeddings",
+)
+
+_CHOICES = {
+    "block": BLOCKS,
+    "position_type": POSITION_TYPES,
+    "pooler_act": ("tanh", *ACTIVATIONS),
+    "implementation": IMPLEMENTATIONS,
+}

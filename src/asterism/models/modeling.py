@@ -1,8 +1,8 @@
-"""Causal transformers with sparse attention, as Hugging Face models.
+"""The backbone of every Asterism model: embeddings, blocks whose mixers the configuration names, and a last norm.
 
-`AsterismModel` is the decoder of Child 2019: embedding, residual blocks whose patterns the configuration names, a last
-norm. `AsterismForCausalLM` predicts the next token from it and generates. The usual methods of transformers work:
-`save_pretrained`, `from_pretrained`, `generate`, gradient checkpointing, the Trainer.
+With causal patterns it is the decoder of Child 2019, with others an encoder in the manner of BERT, BigBird, Longformer
+or FNet; the heads stand in files of their own. The usual methods of transformers work: `save_pretrained`,
+`from_pretrained`, gradient checkpointing, the Trainer.
 
 Positions count the real tokens of each row, and the cache remembers how many each row has seen; that is why there is no
 `position_ids`.
@@ -12,42 +12,44 @@ from typing import Any, cast
 
 import torch
 from torch import nn
-from transformers import DynamicCache, GenerationConfig, GenerationMixin, PreTrainedModel
+from transformers import DynamicCache
 from transformers.cache_utils import Cache
 from transformers.modeling_layers import GradientCheckpointingLayer
-from transformers.modeling_outputs import BaseModelOutputWithPast, CausalLMOutputWithPast
+from transformers.modeling_outputs import BaseModelOutputWithPast
 from transformers.utils.generic import can_return_tuple
 
 from asterism.errors import ConfigurationError
-from asterism.layers import FactorisedPositions, LearnedPositions, PreNormBlock, Rotary, SparseAttention, initialise
+from asterism.layers import (
+    FactorisedPositions,
+    FourierMixing,
+    LearnedPositions,
+    PostNormBlock,
+    PreNormBlock,
+    Rotary,
+    SparseAttention,
+)
 from asterism.layers.cache import PatternCache, PatternCacheLayer
+from asterism.models.base import AsterismPreTrainedModel
 from asterism.models.configuration import AsterismConfig
+from asterism.models.mixers import Fourier
 from asterism.models.padding import Packing
 from asterism.patterns import Pattern
-
-LOSS_ARGUMENTS = ("ignore_index", "num_items_in_batch", "shift_labels")
-"""What `AsterismForCausalLM.forward` passes on to the loss of transformers."""
 
 
 class AsterismBlock(GradientCheckpointingLayer, PreNormBlock):
     """A PreNormBlock whose activations can be recomputed in the backward pass (Child 2019, section 5.4)."""
 
 
-class AsterismPreTrainedModel(PreTrainedModel):
-    """What all Asterism models share: configuration class, initialisation, what must stay on one device."""
+class AsterismPostNormBlock(GradientCheckpointingLayer, PostNormBlock):
+    """A PostNormBlock whose activations can be recomputed in the backward pass."""
 
-    config: AsterismConfig
-    base_model_prefix = "model"
-    supports_gradient_checkpointing = True
-    _no_split_modules = ["AsterismBlock"]
-    _skip_keys_device_placement = ["past_key_values", "cache"]
 
-    def _init_weights(self, module: nn.Module) -> None:
-        initialise(module, gain=self.config.initializer_gain, depth=self.config.num_hidden_layers)
+BLOCKS = {"pre_norm": AsterismBlock, "post_norm": AsterismPostNormBlock}
+"""For each `block` of the configuration."""
 
 
 class AsterismModel(AsterismPreTrainedModel):
-    """Token embedding, positions, blocks and the last norm.
+    """Embeddings of tokens, types and positions, blocks, and the last norm of pre-norm blocks.
 
     Raises ConfigurationError or PatternError for a configuration that cannot work.
     """
@@ -55,10 +57,25 @@ class AsterismModel(AsterismPreTrainedModel):
     def __init__(self, config: AsterismConfig) -> None:
         super().__init__(config)
         config.check()
-        self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size)
+        width = config.embedding_width
+        self.embed_tokens = nn.Embedding(config.vocab_size, width)
+        self.embed_types = nn.Embedding(config.type_vocab_size, width) if config.type_vocab_size else None
         self.positions = _position_embedding(config)
-        self.layers = nn.ModuleList(_block(config, pattern) for pattern in config.layer_patterns())
-        self.norm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
+        self.global_tokens = nn.Embedding(config.global_tokens, width) if config.global_tokens else None
+        has_norm, has_projection = config.embedding_norm, config.embedding_size is not None
+        self.embedding_norm = nn.LayerNorm(width, eps=config.layer_norm_eps) if has_norm else nn.Identity()
+        self.embedding_projection = nn.Linear(width, config.hidden_size) if has_projection else nn.Identity()
+        self.embedding_dropout = nn.Dropout(config.dropout if has_norm else 0.0)
+        mixers = config.layer_mixers()
+        self.layers = nn.ModuleList(_block(config, mixer) for mixer in mixers)
+        last_norm = config.block == "pre_norm"
+        self.norm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps) if last_norm else nn.Identity()
+        self.by_length = [isinstance(mixer, Pattern) and mixer.depends_on_length for mixer in mixers]
+        """Of each layer, whether its pattern must be laid over each row's own length."""
+        self.reads_padding = config.global_projections is not None or not all(
+            isinstance(mixer, Pattern) and mixer.is_causal for mixer in mixers
+        )
+        """Whether some layer would read the padding behind the real tokens, were it not masked."""
         self.post_init()
 
     @can_return_tuple
@@ -66,6 +83,7 @@ class AsterismModel(AsterismPreTrainedModel):
         self,
         input_ids: torch.Tensor | None = None,
         attention_mask: torch.Tensor | None = None,
+        token_type_ids: torch.Tensor | None = None,
         past_key_values: Cache | None = None,
         inputs_embeds: torch.Tensor | None = None,
         use_cache: bool = False,
@@ -73,44 +91,88 @@ class AsterismModel(AsterismPreTrainedModel):
     ) -> BaseModelOutputWithPast:
         """Hidden states [B, N, hidden_size] of N new tokens.
 
-        input_ids        int64 [B, N], or in their place inputs_embeds [B, N, hidden_size]
+        input_ids        int64 [B, N], or in their place inputs_embeds [B, N, embedding_size or hidden_size]
         attention_mask   [B, N] or, when the cache has seen S columns, [B, S + N]: 1 for tokens, 0 for padding, on any
                          side. A padded column returns what the last token before it returns, or 0 without one.
+        token_type_ids   int64 [B, N], by default 0; a model without types takes only 0
         past_key_values  a PatternCache, or an empty DynamicCache, which is given the layers of one; it is extended
         use_cache        make a PatternCache when none is given, and return it
 
-        Raises ConfigurationError for more tokens than the model has positions, and for a cache it cannot use.
+        Raises ConfigurationError for more tokens than the model has positions, for a cache it cannot use, and for a
+        cache with patterns that are not causal.
         """
         if (input_ids is None) == (inputs_embeds is None):
             raise ConfigurationError("give either input_ids or inputs_embeds, not both")
-        hidden = self.embed_tokens(input_ids) if inputs_embeds is None else inputs_embeds
+        embedded = self.embed_tokens(input_ids) if inputs_embeds is None else inputs_embeds
+        embedded = self._add_types(embedded, token_type_ids)
         cache = self._find_cache(past_key_values, use_cache)
         layer_caches = [None] * len(self.layers) if cache is None else cast(list[PatternCacheLayer], cache.layers)
         seen = 0 if cache is None else cache.get_seq_length()
-        packing = None if attention_mask is None else Packing.of(_mask_of_new(attention_mask, hidden, seen))
+        packing = self._pack(attention_mask, embedded, seen)
         if packing is not None:
-            hidden = packing.pack(hidden)
-        positions = _count_positions(hidden, layer_caches[0], packing)
+            embedded = packing.pack(embedded)
+        positions = _count_positions(embedded, layer_caches[0], packing)
         if self.positions is not None:
-            self._check_length(seen + hidden.shape[1], positions)
-            hidden = hidden + self.positions(positions.clamp(min=0))
+            self._check_length(seen + embedded.shape[1], positions)
+            embedded = embedded + self.positions(positions.clamp(min=0))
+        hidden, positions = self._begin(embedded, positions)
+        padding = self._padding_arguments(packing)
         wanted = self.config.output_hidden_states if output_hidden_states is None else output_hidden_states
         states = []
-        for block, layer_cache in zip(self.layers, layer_caches, strict=True):
+        for block, layer_cache, arguments in zip(self.layers, layer_caches, padding, strict=True):
             if wanted:
                 states.append(hidden)
-            hidden = block(hidden, positions=positions, cache=layer_cache)
+            hidden = block(hidden, positions=positions, cache=layer_cache, **arguments)
         states.append(self.norm(hidden))
+        states = [state[:, self.config.global_tokens :] for state in states]
         if packing is not None:
             states = [packing.unpack(state) for state in states]
         return BaseModelOutputWithPast(
             last_hidden_state=states[-1], past_key_values=cache, hidden_states=tuple(states) if wanted else None
         )
 
+    def _add_types(self, embedded: torch.Tensor, token_type_ids: torch.Tensor | None) -> torch.Tensor:
+        if self.embed_types is None:
+            if token_type_ids is not None and token_type_ids.any():
+                raise ConfigurationError("token_type_ids holds types, and this model has none (type_vocab_size 0)")
+            return embedded
+        if token_type_ids is None:
+            return embedded + self.embed_types.weight[0]
+        return embedded + self.embed_types(token_type_ids)
+
+    def _pack(self, attention_mask: torch.Tensor | None, embedded: torch.Tensor, seen: int) -> Packing | None:
+        """How to bring the real tokens to the front; None where nothing is padded, as far as it pays to look."""
+        if attention_mask is None:
+            return None
+        mask = _mask_of_new(attention_mask, embedded, seen)
+        looks = (self.reads_padding or any(self.by_length)) and not torch.compiler.is_compiling()
+        return None if looks and mask.all() else Packing.of(mask)
+
+    def _begin(self, embedded: torch.Tensor, positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """What the first block reads: global tokens in front, norm, width of the model; and where its tokens stand."""
+        if self.global_tokens is not None:
+            front = self.global_tokens.weight
+            embedded = torch.cat([front.expand(len(embedded), -1, -1), embedded], dim=1)
+            behind = torch.where(positions < 0, -1, positions + len(front))
+            places = torch.arange(len(front), device=positions.device).expand(len(positions), -1)
+            positions = torch.cat([places, behind], dim=1)
+        return self.embedding_dropout(self.embedding_projection(self.embedding_norm(embedded))), positions
+
+    def _padding_arguments(self, packing: Packing | None) -> list[dict[str, Any]]:
+        """What each layer must be told about padding. Causal patterns need nothing: it is in everyone's future."""
+        if packing is None or not (self.reads_padding or any(self.by_length)):
+            return [{}] * len(self.layers)
+        front = packing.real.new_ones(len(packing.real), self.config.global_tokens)
+        real = torch.cat([front, packing.real], dim=1)
+        lengths = {"lengths": real.sum(dim=1).tolist()} if any(self.by_length) else {}
+        return [lengths if by_length else {"key_mask": real} for by_length in self.by_length]
+
     def _find_cache(self, past_key_values: Cache | None, use_cache: bool) -> Cache | None:
         """The cache to extend, whose layers are PatternCacheLayers, or None."""
         if past_key_values is None and not use_cache:
             return None
+        if self.reads_padding or self.global_tokens is not None:
+            self.config.require_causal()
         if self.training and any(block.gradient_checkpointing for block in self.layers):
             raise ConfigurationError("gradient checkpointing runs every block twice and cannot be used with a cache")
         if past_key_values is None:
@@ -132,90 +194,16 @@ class AsterismModel(AsterismPreTrainedModel):
         """Raises ConfigurationError when a real token stands beyond the table of positions."""
         limit = self.config.max_position_embeddings
         if columns > limit and (longest := int(positions.max()) + 1) > limit:
-            raise ConfigurationError(_too_long(longest, self.config))
-
-
-class AsterismForCausalLM(AsterismPreTrainedModel, GenerationMixin):
-    """A linear layer over AsterismModel that gives the logits of the next token. It starts at 0, as in the paper."""
-
-    _tied_weights_keys = {"lm_head.weight": "model.embed_tokens.weight"}
-
-    def __init__(self, config: AsterismConfig) -> None:
-        super().__init__(config)
-        self.model = AsterismModel(config)
-        self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
-        self.post_init()
-
-    def _init_weights(self, module: nn.Module) -> None:
-        if module is self.lm_head and not self.config.tie_word_embeddings:
-            nn.init.zeros_(self.lm_head.weight)
-        else:
-            super()._init_weights(module)
-
-    @can_return_tuple
-    def forward(
-        self,
-        input_ids: torch.Tensor | None = None,
-        attention_mask: torch.Tensor | None = None,
-        past_key_values: Cache | None = None,
-        inputs_embeds: torch.Tensor | None = None,
-        labels: torch.Tensor | None = None,
-        use_cache: bool = False,
-        output_hidden_states: bool | None = None,
-        logits_to_keep: int | torch.Tensor = 0,
-        **loss_arguments: Any,
-    ) -> CausalLMOutputWithPast:
-        """Logits [B, N, vocab_size] and, with labels, the mean loss in nats; other arguments as in AsterismModel.
-
-        labels           int64 [B, N], the tokens themselves: column i is compared with the prediction of column i - 1;
-                         -100 is ignored
-        logits_to_keep   logits of the last so many columns only, or of these columns; 0 keeps all
-        loss_arguments   for the loss of transformers, such as num_items_in_batch
-
-        Raises ConfigurationError for any other argument.
-        """
-        _refuse_unknown(loss_arguments)
-        outputs = self.model(
-            input_ids=input_ids,
-            attention_mask=attention_mask,
-            past_key_values=past_key_values,
-            inputs_embeds=inputs_embeds,
-            use_cache=use_cache,
-            output_hidden_states=output_hidden_states,
-            return_dict=True,
-        )
-        kept = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep
-        logits = self.lm_head(outputs.last_hidden_state[:, kept])
-        loss = None
-        if labels is not None:
-            loss = self.loss_function(logits, labels, vocab_size=self.config.vocab_size, **loss_arguments)
-        return CausalLMOutputWithPast(
-            loss=loss,
-            logits=logits,
-            past_key_values=outputs.past_key_values,
-            hidden_states=outputs.hidden_states,
-        )
-
-    def _prepare_cache_for_generation(
-        self, generation_config: GenerationConfig, model_kwargs: dict[str, Any], *args: Any, **kwargs: Any
-    ) -> None:
-        """Before the first token is generated: raises ConfigurationError when the last one would have no position."""
-        mask = model_kwargs.get("attention_mask")
-        padding = 0 if mask is None else int((mask == 0).sum(dim=1).min())
-        # The last token is generated and never read.
-        longest = generation_config.max_length - 1 - padding
-        if self.model.positions is not None and longest > self.config.max_position_embeddings:
-            raise ConfigurationError(_too_long(longest, self.config))
-        super()._prepare_cache_for_generation(generation_config, model_kwargs, *args, **kwargs)
+            raise ConfigurationError(too_long(longest, self.config))
 
 
 def _position_embedding(config: AsterismConfig) -> FactorisedPositions | None:
     """What is added to the token embedding; None for rotary positions, which turn queries and keys instead."""
-    if config.position_type == "rotary":
+    if config.position_type in ("rotary", "none"):
         return None
     if config.position_shape is None:
-        return LearnedPositions(config.max_position_embeddings, config.hidden_size)
-    positions = FactorisedPositions(config.position_shape, config.hidden_size)
+        return LearnedPositions(config.max_position_embeddings, config.embedding_width)
+    positions = FactorisedPositions(config.position_shape, config.embedding_width)
     if positions.capacity < config.max_position_embeddings:
         raise ConfigurationError(
             f"position_shape {config.position_shape} holds {positions.capacity} positions,"
@@ -224,8 +212,19 @@ def _position_embedding(config: AsterismConfig) -> FactorisedPositions | None:
     return positions
 
 
-def _block(config: AsterismConfig, pattern: Pattern) -> AsterismBlock:
-    attention = SparseAttention(
+def _block(config: AsterismConfig, mixer: Pattern | Fourier) -> AsterismBlock | AsterismPostNormBlock:
+    return BLOCKS[config.block](
+        FourierMixing() if isinstance(mixer, Fourier) else _attention(config, mixer),
+        config.hidden_size,
+        config.intermediate_size,
+        activation=config.hidden_act,
+        dropout=config.dropout,
+        layer_norm_eps=config.layer_norm_eps,
+    )
+
+
+def _attention(config: AsterismConfig, pattern: Pattern) -> SparseAttention:
+    return SparseAttention(
         config.hidden_size,
         config.num_attention_heads,
         pattern,
@@ -233,14 +232,8 @@ def _block(config: AsterismConfig, pattern: Pattern) -> AsterismBlock:
         query_key_dim=config.query_key_dim,
         implementation=config.implementation,
         rotary=Rotary(config.rope_theta) if config.position_type == "rotary" else None,
-    )
-    return AsterismBlock(
-        attention,
-        config.hidden_size,
-        config.intermediate_size,
-        activation=config.hidden_act,
-        dropout=config.dropout,
-        layer_norm_eps=config.layer_norm_eps,
+        bias=config.attention_bias,
+        global_projections=config.global_projections,
     )
 
 
@@ -263,16 +256,8 @@ def _count_positions(hidden: torch.Tensor, cache: PatternCacheLayer | None, pack
     return positions if packing is None else torch.where(packing.real, positions, -1)
 
 
-def _refuse_unknown(arguments: dict[str, Any]) -> None:
-    for name, value in arguments.items():
-        if name not in LOSS_ARGUMENTS and value is not None and value is not False:
-            raise ConfigurationError(
-                f"AsterismForCausalLM.forward has no argument {name!r}; positions count the tokens of attention_mask,"
-                " and attention weights are never kept"
-            )
-
-
-def _too_long(tokens: int, config: AsterismConfig) -> str:
+def too_long(tokens: int, config: AsterismConfig) -> str:
+    """Why so many tokens cannot be read."""
     return (
         f"{tokens} tokens are more than the {config.max_position_embeddings} positions of this model"
         f" (max_position_embeddings, position_type {config.position_type!r});"

@@ -1,0 +1,189 @@
+"""Causal attention in which the distance between query and key changes the weight.
+
+    weight(q, k) = m(q - k) exp(scale * q . (k + p(q - k)))
+
+p is a table of relative positions and m the soft mask of an adaptive span (Sukhbaatar et al. 2019). The fused kernels
+know neither, so this is plain PyTorch, a block of queries at a time: the keys that the pattern's spans name are
+gathered, scored and forgotten, and the backward pass computes the scores again. Time and memory follow what is read;
+no n x n table is built.
+
+Letters: B batch, H heads, M queries of a block, K keys that they may read, D head_dim, R distances 0 ... R - 1.
+"""
+
+import math
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch.autograd.function import once_differentiable
+
+from asterism.kernels import readable
+from asterism.patterns import Pattern
+
+_SCORES_AT_A_TIME = 2**22
+_FEWEST_QUERIES, _MOST_QUERIES = 16, 256
+
+
+class SoftSpan(NamedTuple):
+    """m(d) = clamp((reach + 1 - d) / ramp + 1, 0, 1) for a reach per head, [H]: 1 up to reach + 1, then a ramp."""
+
+    reach: torch.Tensor
+    ramp: int
+
+    def weights(self, distances: torch.Tensor) -> torch.Tensor:
+        """[..., 1, M, K] -> [..., H, M, K]."""
+        return ((self.reach[:, None, None] + 1 - distances) / self.ramp + 1).clamp(0, 1)
+
+
+class Pairs(NamedTuple):
+    """Which queries may read which keys: allowed bool [B or 1, H or 1, M, K], distances int64 [B or 1, 1, M, K]."""
+
+    allowed: torch.Tensor
+    distances: torch.Tensor
+
+
+def attend_by_distance(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    pattern: Pattern,
+    *,
+    relative: torch.Tensor | None = None,
+    span: SoftSpan | None = None,
+    key_mask: torch.Tensor | None = None,
+    segments: torch.Tensor | None = None,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """(out [B, H, N, Dv], lse [B, H, N]) as `attend` gives them, once differentiable.
+
+    q [B, H, N, D], k [B, Hkv, N, D], v [B, Hkv, N, Dv]; the pattern is causal and reads no further than the table
+    `relative` [R, D]. A key whose weight m is 0 is not read.
+    """
+    reach, ramp = (None, None) if span is None else span
+    relative = None if relative is None else relative[: q.shape[2]]
+    return _AttendByDistance.apply(q, k, v, relative, reach, ramp, pattern, key_mask, segments)
+
+
+def decode_by_distance(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    pattern: Pattern,
+    query_positions: torch.Tensor,
+    key_positions: torch.Tensor,
+    *,
+    relative: torch.Tensor | None = None,
+    span: SoftSpan | None = None,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The same for a few queries [B, H, M, D] against the L keys that a cache has kept, as `decode` gives it."""
+    parts = []
+    for start in range(0, q.shape[2], _MOST_QUERIES):
+        chunk = slice(start, start + _MOST_QUERIES)
+        asked = query_positions[:, chunk]
+        distances = (asked[:, :, None] - key_positions[:, None, :])[:, None]
+        pairs = Pairs(readable(pattern, asked, key_positions), distances)
+        parts.append(_read(q[:, :, chunk], k, v, pairs, relative, span))
+    return tuple(torch.cat(part, dim=2) for part in zip(*parts, strict=True))
+
+
+class _AttendByDistance(torch.autograd.Function):
+    @staticmethod
+    def forward(context: Any, q, k, v, relative, reach, ramp, pattern, key_mask, segments):
+        context.save_for_backward(q, k, v, relative, reach, key_mask, segments)
+        context.ramp, context.pattern = ramp, pattern
+        out = q.new_zeros((*q.shape[:3], v.shape[-1]))
+        lse = q.new_full(q.shape[:3], -math.inf, dtype=torch.promote_types(q.dtype, torch.float32))
+        for queries, keys, pairs in _blocks(q, pattern, key_mask, segments):
+            span = None if reach is None else SoftSpan(reach, ramp)
+            some = q[:, :, queries], k[:, :, keys], v[:, :, keys]
+            out[:, :, queries], lse[:, :, queries] = _read(*some, pairs, relative, span)
+        return out, lse
+
+    @staticmethod
+    @once_differentiable
+    def backward(context: Any, d_out, d_lse):
+        q, k, v, relative, reach, key_mask, segments = context.saved_tensors
+        wide = torch.promote_types(q.dtype, torch.float32)
+        d_q = torch.zeros_like(q)
+        sums = [None if x is None else torch.zeros_like(x, dtype=wide) for x in (k, v, relative, reach)]
+        for queries, keys, pairs in _blocks(q, context.pattern, key_mask, segments):
+            some = [q[:, :, queries], k[:, :, keys], v[:, :, keys], relative, reach]
+            leaves = [None if x is None else x.detach().requires_grad_() for x in some]
+            with torch.enable_grad():
+                span = None if reach is None else SoftSpan(leaves[4], context.ramp)
+                results = _read(*leaves[:3], pairs, leaves[3], span)
+            given = [x for x in leaves if x is not None]
+            gradients = iter(torch.autograd.grad(results, given, (d_out[:, :, queries], d_lse[:, :, queries])))
+            d_q[:, :, queries] = next(gradients)
+            for total in sums[:2]:
+                total.index_add_(2, keys, next(gradients).to(wide))
+            for total in sums[2:]:
+                if total is not None:
+                    total += next(gradients)
+        d_k, d_v, d_relative, d_reach = (
+            None if total is None else total.to(x.dtype) for total, x in zip(sums, (k, v, relative, reach), strict=True)
+        )
+        return d_q, d_k, d_v, d_relative, d_reach, None, None, None, None
+
+
+def _blocks(
+    q: torch.Tensor, pattern: Pattern, key_mask: torch.Tensor | None, segments: torch.Tensor | None
+) -> Iterator[tuple[slice, torch.Tensor, Pairs]]:
+    """Blocks of queries that read something, and the positions [K] of the keys that some of them may read."""
+    batch, heads, length, _ = q.shape
+    most_keys = max(len(_keys(pattern, max(0, length - _MOST_QUERIES), length, length)), 1)
+    step = min(max(_SCORES_AT_A_TIME // (batch * heads * most_keys), _FEWEST_QUERIES), _MOST_QUERIES)
+    for start in range(0, length, step):
+        stop = min(start + step, length)
+        asked, kept = np.arange(start, stop)[:, None], _keys(pattern, start, stop, length)
+        if not len(kept):
+            continue
+        allowed = np.stack([pattern.allows(asked, kept, length, head) for head in range(pattern.heads)])
+        pairs = Pairs(torch.from_numpy(allowed)[None], torch.from_numpy(asked - kept)[None, None])
+        allowed, distances = (x.to(q.device) for x in pairs)
+        queries, keys = slice(start, stop), torch.from_numpy(kept).to(q.device)
+        if key_mask is not None:
+            allowed = allowed & key_mask[:, None, None, keys]
+        if segments is not None:
+            allowed = allowed & (segments[:, None, queries, None] == segments[:, None, None, keys])
+        yield queries, keys, Pairs(allowed, distances)
+
+
+def _keys(pattern: Pattern, start: int, stop: int, length: int) -> np.ndarray:
+    """The keys that some query in [start, stop) may read, over all heads, in order: int64 [K]."""
+    spans = np.concatenate([pattern.spans((start, stop), length, head) for head in range(pattern.heads)])
+    return np.unique(np.concatenate([np.arange(0), *(np.arange(first, last) for first, last in spans)]))
+
+
+def _read(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    pairs: Pairs,
+    relative: torch.Tensor | None,
+    span: SoftSpan | None,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The formula for all queries [B, H, M, D] and keys [B, Hkv, K, D] at once: (out [B, H, M, Dv], lse [B, H, M])."""
+    wide = torch.promote_types(q.dtype, torch.float32)
+    group = q.shape[1] // k.shape[1]
+    allowed, distances = pairs
+    weights = None if span is None else SoftSpan(span.reach.to(wide), span.ramp).weights(distances)
+    if weights is not None:
+        allowed = allowed & (weights > 0)
+    unread = ~allowed.any(dim=-2)[..., None]
+    k, v = (x.repeat_interleave(group, dim=1).masked_fill(unread, 0) for x in (k, v))
+    with torch.autocast(q.device.type, enabled=False):
+        scores = (q @ k.transpose(-1, -2)).to(wide)
+        if relative is not None:
+            by_distance = (q @ relative.to(q.dtype).T).to(wide)
+            places = distances.clamp(0, len(relative) - 1).expand(scores.shape)
+            scores = scores + by_distance.gather(-1, places)
+        scores = (scores / math.sqrt(q.shape[-1])).masked_fill(~allowed, -math.inf)
+        top = scores.detach().amax(dim=-1, keepdim=True)
+        empty = top == -math.inf
+        top = top.masked_fill(empty, 0)
+        powers = torch.exp(scores - top)
+        powers = powers if weights is None else powers * weights
+        total = powers.sum(dim=-1, keepdim=True).masked_fill(empty, 1)
+        lse = (total.log() + top).masked_fill(empty, -math.inf)
+        return (powers / total).to(q.dtype) @ v, lse[..., 0]

@@ -1,0 +1,226 @@
+"""The all-attention layer (Sukhbaatar et al. 2019, Augmenting Self-attention with Persistent Memory).
+
+Every head has N learned keys and values that stand at no position and that every query reads. They take the place of
+the feed-forward part: one softmax runs over the context, by any pattern, and over them. The context is attended to
+as usual, the persistent vectors as well, and the two merge exactly by their log-sum-exp.
+
+Two options of the authors' code change scores by distance: relative positions, and an adaptive span per head.
+"""
+
+import math
+from typing import Any
+
+import torch
+from torch import nn
+
+from asterism.errors import ConfigurationError
+from asterism.kernels import attend, decode
+from asterism.layers.attention import SparseAttention
+from asterism.layers.distance import SoftSpan, attend_by_distance, decode_by_distance
+from asterism.patterns import Pattern, window
+
+
+class PersistentVectors(nn.Module):
+    """N learned keys and values per head. They are kept as the authors keep them, with unit norm in expectation: keys
+    from N(0, 1 / sqrt(head_dim)), read times sqrt(head_dim), values from N(0, 1 / sqrt(N)), read times sqrt(N).
+    """
+
+    def __init__(self, heads: int, count: int, head_dim: int, value_dim: int, implementation: str) -> None:
+        super().__init__()
+        self.implementation = implementation
+        self.keys = nn.Parameter(torch.empty(heads, count, head_dim))
+        self.values = nn.Parameter(torch.empty(heads, count, value_dim))
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        nn.init.normal_(self.keys, std=1 / math.sqrt(self.keys.shape[2]))
+        nn.init.normal_(self.values, std=1 / math.sqrt(self.values.shape[1]))
+
+    def forward(self, q: torch.Tensor, context: torch.Tensor, context_lse: torch.Tensor) -> torch.Tensor:
+        """What q [B, H, M, D] read from the context, [B, H, M, Dv] with its log-sum-exp [B, H, M], joined with these.
+
+        A query that read nothing, whose log-sum-exp is -inf, reads these alone.
+        """
+        memory, memory_lse = self._read(q)
+        share = torch.sigmoid(context_lse - memory_lse)[..., None]
+        return (share * context + (1 - share) * memory).to(q.dtype)
+
+    def _read(self, q: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """(out [B, H, M, Dv], lse [B, H, M]). The queries of a head, over the whole batch, are cut into runs no longer
+        than the keys, and run as queries that share a key head: so `attend` sums all gradients of a key in one place.
+        """
+        batch, heads, tokens, width = q.shape
+        count = self.keys.shape[1]
+        k = (self.keys * math.sqrt(width)).to(q.dtype)[None]
+        v = (self.values * math.sqrt(count)).to(q.dtype)[None]
+        runs = max(-(-batch * tokens // count), 1)
+        longest = -(-batch * tokens // runs)
+        asked = q.transpose(0, 1).flatten(1, 2)
+        asked = nn.functional.pad(asked, (0, 0, 0, runs * longest - batch * tokens))
+        asked = asked.unflatten(1, (runs, longest)).flatten(0, 1)[None]
+        out, lse = attend(asked, k, v, "dense()", return_lse=True, implementation=self.implementation)
+        out, lse = (x[0].unflatten(0, (heads, runs)).flatten(1, 2)[:, : batch * tokens] for x in (out, lse))
+        return tuple(x.unflatten(1, (batch, tokens)).transpose(0, 1) for x in (out, lse))
+
+    def extra_repr(self) -> str:
+        return f"{self.keys.shape[1]} per head"
+
+
+class AdaptiveSpan(nn.Module):
+    """How far each head reads (Sukhbaatar et al. 2019, Adaptive Attention Span): a learned share z of a largest span.
+
+    A key at distance d counts with weight clamp((z * span + 1 - d) / ramp + 1, 0, 1). z starts at 0 and is projected
+    onto [0, 1] whenever it is used, in place, which is the authors' clamp after each update.
+    """
+
+    def __init__(self, heads: int, span: int, ramp: int) -> None:
+        super().__init__()
+        self.span, self.ramp = span, ramp
+        self.shares = nn.Parameter(torch.zeros(heads))
+
+    def reset_parameters(self) -> None:
+        nn.init.zeros_(self.shares)
+
+    def forward(self) -> SoftSpan:
+        self.shares.data.clamp_(0, 1)
+        return SoftSpan(self.shares * self.span, self.ramp)
+
+    def penalty(self) -> torch.Tensor:
+        """The mean span over the heads, in tokens: a model adds it to its loss, times a small factor."""
+        return self().reach.mean()
+
+    def extra_repr(self) -> str:
+        return f"span={self.span}, ramp={self.ramp}"
+
+
+class PersistentAttention(SparseAttention):
+    """Multi-head attention over a context, by a pattern, and over persistent vectors, in one softmax.
+
+    persistent_vectors  how many each head has
+    span                the furthest distance q - k that is read; `pattern` becomes `within_span(pattern, span)`. Only
+                        for causal patterns.
+    relative_positions  whether scores are q . (k + p), p a row of RelativePositions for the distance; `forward` is
+                        given the table, because all layers share it. Needs a span.
+    adaptive_span_ramp  R: every head learns how far it reads, within the span, with a ramp of R tokens at the end.
+                        Needs a span. None: no adaptive span.
+
+    The other arguments are those of SparseAttention. Projections have no bias and dropout is left to the block. Where
+    distance changes the scores, `implementation` chooses only what reads the persistent vectors, the layer is
+    differentiable once, and the context is computed in PyTorch (`asterism.layers.distance`). Unlike the authors, we add
+    no 1e-8 to the sum of the weights.
+
+    Raises ConfigurationError for numbers below 1, options without the span they need, and a span for a pattern that is
+    not causal; and what SparseAttention raises.
+    """
+
+    def __init__(
+        self,
+        hidden_size: int,
+        num_heads: int,
+        pattern: Pattern | str,
+        persistent_vectors: int,
+        *,
+        num_key_value_heads: int | None = None,
+        query_key_dim: int | None = None,
+        implementation: str = "auto",
+        span: int | None = None,
+        relative_positions: bool = False,
+        adaptive_span_ramp: int | None = None,
+    ) -> None:
+        super().__init__(
+            hidden_size,
+            num_heads,
+            pattern,
+            num_key_value_heads=num_key_value_heads,
+            query_key_dim=query_key_dim,
+            implementation=implementation,
+            bias=False,
+        )
+        numbers = {"persistent_vectors": persistent_vectors, "span": span, "adaptive_span_ramp": adaptive_span_ramp}
+        for name, number in numbers.items():
+            if number is not None and number < 1:
+                raise ConfigurationError(f"{name} must be at least 1, got {number}")
+        if span is None and (relative_positions or adaptive_span_ramp is not None):
+            option = "relative positions" if relative_positions else "an adaptive span"
+            raise ConfigurationError(f"{option} need a span: the furthest distance that a query reads")
+        if span is not None:
+            self.pattern = within_span(self.pattern, span)
+        self.span, self.relative_positions = span, relative_positions
+        self.output = nn.Linear(hidden_size, hidden_size, bias=False)
+        head_dim, value_dim = self.query.out_features // num_heads, hidden_size // num_heads
+        self.persistent = PersistentVectors(num_heads, persistent_vectors, head_dim, value_dim, implementation)
+        self.adaptive_span = None
+        if span is not None and adaptive_span_ramp is not None:
+            self.adaptive_span = AdaptiveSpan(num_heads, span, adaptive_span_ramp)
+
+    def forward(self, hidden: torch.Tensor, *, relative: torch.Tensor | None = None, **arguments: Any) -> torch.Tensor:
+        """[B, N, hidden_size] -> [B, N, hidden_size].
+
+        `relative` [span + 1, head_dim] is the table of RelativePositions, given if and only if the layer has relative
+        positions; the other arguments are those of SparseAttention. A cache forgets by `self.pattern`, which has the
+        span in it.
+        """
+        head_dim = self.persistent.keys.shape[2]
+        expected = [self.span + 1, head_dim] if self.relative_positions else None
+        if (seen := None if relative is None else list(relative.shape)) != expected:
+            raise ConfigurationError(f"the table of relative positions must be {expected}, got {seen}")
+        return super().forward(hidden, relative=relative, **arguments)
+
+    def _read(
+        self,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        key_mask: torch.Tensor | None,
+        segments: torch.Tensor | None,
+        relative: torch.Tensor | None,
+    ) -> torch.Tensor:
+        masks = {"key_mask": key_mask, "segments": segments}
+        if self._uses_distance:
+            pattern, span = self._reach()
+            context = attend_by_distance(q, k, v, pattern, relative=relative, span=span, **masks)
+        else:
+            context = attend(q, k, v, self.pattern, return_lse=True, implementation=self.implementation, **masks)
+        return self.persistent(q, *context)
+
+    def _decode(
+        self,
+        q: torch.Tensor,
+        keys: torch.Tensor,
+        values: torch.Tensor,
+        query_positions: torch.Tensor,
+        key_positions: torch.Tensor,
+        relative: torch.Tensor | None,
+    ) -> torch.Tensor:
+        if self._uses_distance:
+            pattern, span = self._reach()
+            context = decode_by_distance(
+                q, keys, values, pattern, query_positions, key_positions, relative=relative, span=span
+            )
+        else:
+            context = decode(q, keys, values, self.pattern, query_positions, key_positions, return_lse=True)
+        return self.persistent(q, *context)
+
+    @property
+    def _uses_distance(self) -> bool:
+        return self.relative_positions or self.adaptive_span is not None
+
+    def _reach(self) -> tuple[Pattern, SoftSpan | None]:
+        """What is read now: the pattern, cut where the furthest-reading head has weight 0, and the soft span."""
+        if self.adaptive_span is None:
+            return self.pattern, None
+        span = self.adaptive_span()
+        return within_span(self.pattern, math.ceil(span.reach.max().item()) + span.ramp), span
+
+
+def within_span(pattern: Pattern, span: int) -> Pattern:
+    """The causal pattern without the keys that stand more than `span` tokens before the query.
+
+    Raises ConfigurationError when the pattern is not causal.
+    """
+    if not pattern.is_causal:
+        raise ConfigurationError(
+            f"a span of {span} tokens is for causal patterns, and {pattern.text} may read the future; "
+            f"write ({pattern.text}) & causal(), or leave the span out"
+        )
+    return pattern & window(left=span)

@@ -1,0 +1,38 @@
+"""What all Asterism models share."""
+
+from typing import Any
+
+from torch import nn
+from transformers import PreTrainedModel
+
+from asterism.errors import ConfigurationError
+from asterism.layers import initialise
+from asterism.models.configuration import AsterismConfig
+
+LOSS_ARGUMENTS = ("ignore_index", "num_items_in_batch", "shift_labels")
+"""What `forward` of a model with a loss passes on to the loss of transformers."""
+
+
+class AsterismPreTrainedModel(PreTrainedModel):
+    """Configuration class, initialisation, what must stay on one device, and which arguments mean something."""
+
+    config: AsterismConfig
+    base_model_prefix = "model"
+    supports_gradient_checkpointing = True
+    _no_split_modules = ["AsterismBlock", "AsterismPostNormBlock"]
+    _skip_keys_device_placement = ["past_key_values", "cache"]
+
+    def _init_weights(self, module: nn.Module) -> None:
+        config = self.config
+        initialise(
+            module, gain=config.initializer_gain, depth=config.num_hidden_layers, spread=config.initializer_range
+        )
+
+    def _refuse_unknown(self, arguments: dict[str, Any]) -> None:
+        """Raises ConfigurationError for an argument that no loss takes, unless it is None or False."""
+        for name, value in arguments.items():
+            if name not in LOSS_ARGUMENTS and value is not None and value is not False:
+                raise ConfigurationError(
+                    f"{type(self).__name__}.forward has no argument {name!r}; positions count the tokens of"
+                    " attention_mask, and attention weights are never kept"
+                )

@@ -1,0 +1,100 @@
+"""The causal language model: predicts the next token and generates."""
+
+from typing import Any
+
+import torch
+from torch import nn
+from transformers import GenerationConfig, GenerationMixin
+from transformers.cache_utils import Cache
+from transformers.modeling_outputs import CausalLMOutputWithPast
+from transformers.utils.generic import can_return_tuple
+
+from asterism.errors import ConfigurationError
+from asterism.models.base import AsterismPreTrainedModel
+from asterism.models.configuration import AsterismConfig
+from asterism.models.modeling import AsterismModel, too_long
+
+
+class AsterismForCausalLM(AsterismPreTrainedModel, GenerationMixin):
+    """A linear layer over AsterismModel that gives the logits of the next token.
+
+    It starts at 0, as in Child 2019, unless it is tied to the embedding. Raises ConfigurationError or PatternError for
+    a configuration that is not causal.
+    """
+
+    _tied_weights_keys = {"lm_head.weight": "model.embed_tokens.weight"}
+
+    def __init__(self, config: AsterismConfig) -> None:
+        super().__init__(config)
+        config.check()
+        config.require_causal()
+        if config.tie_word_embeddings and config.embedding_width != config.hidden_size:
+            raise ConfigurationError(
+                f"tie_word_embeddings needs embeddings as wide as the model, got embedding_size"
+                f" {config.embedding_size} and hidden_size {config.hidden_size}"
+            )
+        self.model = AsterismModel(config)
+        self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
+        self.post_init()
+
+    def _init_weights(self, module: nn.Module) -> None:
+        if module is self.lm_head and not self.config.tie_word_embeddings:
+            nn.init.zeros_(self.lm_head.weight)
+        else:
+            super()._init_weights(module)
+
+    @can_return_tuple
+    def forward(
+        self,
+        input_ids: torch.Tensor | None = None,
+        attention_mask: torch.Tensor | None = None,
+        past_key_values: Cache | None = None,
+        inputs_embeds: torch.Tensor | None = None,
+        labels: torch.Tensor | None = None,
+        use_cache: bool = False,
+        output_hidden_states: bool | None = None,
+        logits_to_keep: int | torch.Tensor = 0,
+        **loss_arguments: Any,
+    ) -> CausalLMOutputWithPast:
+        """Logits [B, N, vocab_size] and, with labels, the mean loss in nats; other arguments as in AsterismModel.
+
+        labels           int64 [B, N], the tokens themselves: column i is compared with the prediction of column i - 1;
+                         -100 is ignored
+        logits_to_keep   logits of the last so many columns only, or of these columns; 0 keeps all
+        loss_arguments   for the loss of transformers, such as num_items_in_batch
+
+        Raises ConfigurationError for any other argument.
+        """
+        self._refuse_unknown(loss_arguments)
+        outputs = self.model(
+            input_ids=input_ids,
+            attention_mask=attention_mask,
+            past_key_values=past_key_values,
+            inputs_embeds=inputs_embeds,
+            use_cache=use_cache,
+            output_hidden_states=output_hidden_states,
+            return_dict=True,
+        )
+        kept = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep
+        logits = self.lm_head(outputs.last_hidden_state[:, kept])
+        loss = None
+        if labels is not None:
+            loss = self.loss_function(logits, labels, vocab_size=self.config.vocab_size, **loss_arguments)
+        return CausalLMOutputWithPast(
+            loss=loss,
+            logits=logits,
+            past_key_values=outputs.past_key_values,
+            hidden_states=outputs.hidden_states,
+        )
+
+    def _prepare_cache_for_generation(
+        self, generation_config: GenerationConfig, model_kwargs: dict[str, Any], *args: Any, **kwargs: Any
+    ) -> None:
+        """Before the first token is generated: raises ConfigurationError when the last one would have no position."""
+        mask = model_kwargs.get("attention_mask")
+        padding = 0 if mask is None else int((mask == 0).sum(dim=1).min())
+        # The last token is generated and never read.
+        longest = generation_config.max_length - 1 - padding
+        if self.model.positions is not None and longest > self.config.max_position_embeddings:
+            raise ConfigurationError(too_long(longest, self.config))
+        super()._prepare_cache_for_generation(generation_config, model_kwargs, *args, **kwargs)

@@ -1,0 +1,99 @@
+"""Fourier mixing is the real part of the transform over tokens and features, row by row over real tokens only."""
+
+import numpy as np
+import pytest
+import torch
+from transformers import FNetConfig
+from transformers.models.fnet.modeling_fnet import FNetBasicFourierTransform
+
+from asterism.errors import ConfigurationError
+from asterism.layers import FourierMixing
+
+SHAPES = [(1, 1), (1, 6), (5, 1), (2, 2), (7, 8), (8, 7), (13, 5), (16, 12), (31, 9)]
+"""Tokens and features: one, even, odd, prime."""
+
+
+def random(*shape: int, seed: int = 0) -> torch.Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+def transformed(tokens: np.ndarray) -> np.ndarray:
+    """y[k, f] = sum over n, m of x[n, m] cos(2 pi (n k / N + m f / C)): the definition, in O(N^2 C^2)."""
+    n, c = (np.arange(size) / size for size in tokens.shape)
+    k, f = (np.arange(size) for size in tokens.shape)
+    turns = np.multiply.outer(n, k)[:, None, :, None] + np.multiply.outer(c, f)[None, :, None, :]
+    return np.einsum("nm,nmkf->kf", tokens, np.cos(2 * np.pi * turns))
+
+
+def expected(hidden: torch.Tensor) -> torch.Tensor:
+    return torch.from_numpy(np.stack([transformed(row) for row in hidden.detach().numpy()]))
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_fourier_is_the_definition(shape: tuple[int, int]) -> None:
+    hidden = random(2, *shape).requires_grad_()
+    mixed = FourierMixing()(hidden)
+    torch.testing.assert_close(mixed, expected(hidden), atol=1e-11, rtol=0)
+    weights = random(2, *shape, seed=1)
+    (gradient,) = torch.autograd.grad(mixed, hidden, weights)
+    torch.testing.assert_close(gradient, expected(weights), atol=1e-11, rtol=0)
+
+
+def test_gradients_of_first_and_second_order() -> None:
+    hidden = random(2, 5, 6).requires_grad_()
+    key_mask = torch.tensor([[True] * 5, [False, True, True, False, True]])
+    for mask in (None, key_mask):
+        assert torch.autograd.gradcheck(lambda x, mask=mask: FourierMixing()(x, key_mask=mask), hidden)
+        assert torch.autograd.gradgradcheck(lambda x, mask=mask: FourierMixing()(x**2, key_mask=mask), hidden)
+
+
+def test_the_normalisation_is_that_of_hugging_face() -> None:
+    hidden = random(2, 12, 8).float()
+    peer = FNetBasicFourierTransform(FNetConfig(hidden_size=8))
+    torch.testing.assert_close(FourierMixing()(hidden), peer(hidden)[0])
+
+
+def test_padding_changes_no_real_token() -> None:
+    """Real tokens anywhere, rows of equal and of different lengths, an empty row; NaN in the padding."""
+    masks = ["11111111", "11100000", "00010110", "00000000", "00001110", "10000000"]
+    key_mask = torch.tensor([[sign == "1" for sign in mask] for mask in masks])
+    hidden = random(len(masks), 8, 5).masked_fill(~key_mask[:, :, None], float("nan")).requires_grad_()
+    mixed = FourierMixing()(hidden, key_mask=key_mask)
+    weights = random(*hidden.shape, seed=1)
+    (gradient,) = torch.autograd.grad(mixed, hidden, weights)
+    assert not mixed[~key_mask].any() and not gradient[~key_mask].any()
+    for row, real in enumerate(key_mask):
+        if real.any():
+            for found, given in ((mixed, hidden), (gradient, weights)):
+                alone = expected(given[row : row + 1, real])[0]
+                torch.testing.assert_close(found[row, real], alone, atol=1e-12, rtol=0)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_half_precision_is_the_transform_in_float32_rounded(dtype: torch.dtype) -> None:
+    hidden = random(2, 33, 16).to(dtype)
+    mixed = FourierMixing()(hidden)
+    assert mixed.dtype == dtype
+    assert torch.equal(mixed, FourierMixing()(hidden.float()).to(dtype))
+
+
+@pytest.mark.parametrize("shape", [(0, 4, 6), (2, 0, 6)])
+def test_nothing_gives_nothing(shape: tuple[int, ...]) -> None:
+    assert FourierMixing()(torch.zeros(shape)).shape == shape
+    assert FourierMixing()(torch.zeros(shape), key_mask=torch.zeros(shape[:2], dtype=torch.bool)).shape == shape
+
+
+@pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")  # PyTorch's compiler does
+def test_it_compiles_into_one_graph() -> None:
+    hidden = random(2, 9, 6).requires_grad_()
+    mixed = torch.compile(FourierMixing(), fullgraph=True, backend="aot_eager")(hidden)
+    torch.testing.assert_close(mixed, FourierMixing()(hidden))
+    torch.testing.assert_close(torch.autograd.grad(mixed.sum(), hidden)[0], expected(torch.ones_like(hidden)))
+
+
+def test_refusals_are_one_line() -> None:
+    hidden = random(1, 4, 6)
+    with pytest.raises(ConfigurationError, match=r"^fourier\(\) cannot be used by a causal model or with a cache: .*$"):
+        FourierMixing()(hidden, cache=object())
+    with pytest.raises(ConfigurationError, match=r"^fourier\(\) reads all tokens of a row and cannot keep segments"):
+        FourierMixing()(hidden, segments=torch.zeros(1, 4, dtype=torch.int64))
