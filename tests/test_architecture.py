@@ -16,7 +16,7 @@ ORDER = ("errors", "patterns", "compiler", "kernels", "layers", "models", "train
 ALLOWED = {folder: set(ORDER[: number + 1]) for number, folder in enumerate(ORDER)} | {
     "theory": {"errors", "patterns", "compiler", "layers", "theory"}
 }
-ALLOWED["bench"] = {"errors", "patterns", "compiler", "kernels", "bench"}
+ALLOWED["bench"] = {*ORDER, "bench"} - {"cli"}
 ALLOWED["cli"] |= {"theory", "bench"}
 NO_TORCH = ("errors", "patterns", "compiler")
 

@@ -64,15 +64,15 @@ def _calls(contender: Contender, case: Case, backward: bool, warm: bool = False)
 
     if warm:
         forward()
-    forward_bytes = _extra(forward, case.device) - case.bytes
+    forward_bytes = extra_bytes(forward, case.device) - case.bytes
     if not backward:
         return max(0, forward_bytes), None
     if warm:
         both()
-    return max(0, forward_bytes), max(0, _extra(both, case.device) - 4 * case.bytes)
+    return max(0, forward_bytes), max(0, extra_bytes(both, case.device) - 4 * case.bytes)
 
 
-def _extra(call: Callable[[], None], device: str) -> int:
+def extra_bytes(call: Callable[[], None], device: str) -> int:
     """Bytes by which memory peaks over what is held before a call."""
     gc.collect()
     if device == "cuda":

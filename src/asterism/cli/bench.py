@@ -26,6 +26,8 @@ _DEFAULT = Settings()
 
 def run(argv: Sequence[str]) -> None:
     arguments = _parser().parse(argv)
+    if arguments.promises:
+        return _promises(arguments)
     settings = _settings(arguments)
     output, plot = _file(arguments.output, ".json"), _file(arguments.plot, ".png")
     draw = _drawing() if plot else None
@@ -38,6 +40,21 @@ def run(argv: Sequence[str]) -> None:
         print_json(record)
     else:
         print(table(record))
+
+
+def _promises(arguments: Namespace) -> None:
+    from asterism.bench.promises import promises, promises_table  # needs transformers, which only models do
+
+    if arguments.patterns:
+        raise UsageError(f"--promises checks models of its own, got the pattern {arguments.patterns[0]!r}")
+    output = _file(arguments.output, ".json")
+    record = promises(_say)
+    if output:
+        _keeper(output)(record)
+    if arguments.json:
+        print_json(record)
+    else:
+        print(promises_table(record))
 
 
 def _settings(arguments: Namespace) -> Settings:
@@ -129,6 +146,9 @@ def _parser() -> Parser:
     parser.add_argument("--no-backward", action="store_true", help="time forward only")
     parser.add_argument("--no-memory", action="store_true", help="leave out peak memory, which takes a process per row")
     parser.add_argument("--no-peers", action="store_true", help="leave other libraries out; dense attention stays")
+    parser.add_argument(
+        "--promises", action="store_true", help="check instead what models promise, ours and other libraries'"
+    )
     parser.add_argument("--output", metavar="FILE.json", help="also write the record, after every case")
     parser.add_argument("--plot", metavar="FILE.png", help="also draw time against length")
     return parser

@@ -1,0 +1,66 @@
+"""What Asterism's models promise, by the checks of `asterism bench --promises`; and that the checks can fail."""
+
+import json
+
+import pytest
+
+from asterism.bench.promises import PROMISES, SUBJECTS
+from asterism.cli.main import main
+from asterism.training.loop import quiet_transformers
+
+MEMORY = "memory grows linearly"
+OURS = [subject for subject in SUBJECTS if subject.is_ours]
+PEERS = {subject.name: subject for subject in SUBJECTS if not subject.is_ours}
+
+BROKEN = {
+    "padding changes no real token": {"Hugging Face BigBird", "Hugging Face FNet", "Hugging Face causal BigBird"},
+    "a causal model reads no future": {"Hugging Face causal BigBird"},
+    "cached equals uncached": {"Hugging Face causal BigBird"},
+    "training reads what evaluation reads": {"Hugging Face BigBird", "Hugging Face causal BigBird"},
+    "a short input changes nothing after it": {"Hugging Face BigBird", "Hugging Face causal BigBird"},
+    "no global generator moves": {"Hugging Face BigBird", "Hugging Face causal BigBird"},
+    MEMORY: {"Hugging Face BigBird", "Hugging Face causal BigBird", "Hugging Face Longformer"},
+}
+"""What the README says of peers, as seen with the transformers of the constraints file."""
+
+
+@pytest.fixture(autouse=True)
+def _quiet():
+    with quiet_transformers():
+        yield
+
+
+def _marked(promise):
+    return pytest.param(promise, marks=pytest.mark.slow if promise == MEMORY else ())
+
+
+@pytest.mark.parametrize("subject", OURS, ids=lambda subject: subject.name)
+@pytest.mark.parametrize("promise", [_marked(promise) for promise in PROMISES])
+def test_ours_keep_every_promise(subject, promise):
+    outcome = PROMISES[promise](subject)
+    applies = subject.is_causal or promise not in ("a causal model reads no future", "cached equals uncached")
+    assert outcome.kept is (True if applies else None), outcome.seen
+
+
+@pytest.mark.parametrize("name", list(PEERS))
+@pytest.mark.parametrize("promise", [_marked(promise) for promise in PROMISES])
+def test_peers_do_what_the_readme_says(name, promise):
+    """So every check is seen to fail, and a repaired peer is noticed."""
+    outcome = PROMISES[promise](PEERS[name])
+    assert (outcome.kept is False) == (name in BROKEN[promise]), outcome.seen
+
+
+def test_the_command_prints_every_outcome(monkeypatch, capsys):
+    monkeypatch.setattr("asterism.bench.promises.report.SUBJECTS", OURS[-1:])
+    monkeypatch.delitem(PROMISES, MEMORY)
+    assert main(["bench", "--promises"]) == 0
+    shown = capsys.readouterr().out
+    assert all(promise in shown for promise in PROMISES) and shown.count("kept") == len(PROMISES)
+    assert main(["bench", "--promises", "--json"]) == 0
+    rows = json.loads(capsys.readouterr().out)["rows"]
+    assert {row["promise"] for row in rows} == set(PROMISES) and all(row["kept"] for row in rows)
+
+
+def test_a_pattern_beside_promises_is_refused(capsys):
+    assert main(["bench", "causal()", "--promises"]) == 2
+    assert "--promises checks models of its own" in capsys.readouterr().err
