@@ -9,11 +9,8 @@ from torch import nn
 
 from asterism.errors import ConfigurationError
 from asterism.layers import (
-    AllAttentionBlock,
     PersistentAttention,
-    RelativePositions,
     SparseAttention,
-    initialise,
 )
 from asterism.layers import distance as distance_module
 from asterism.layers.cache import PatternCacheLayer
