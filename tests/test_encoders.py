@@ -402,6 +402,19 @@ def test_gradient_checkpointing_gives_the_same_gradients(reentrant: bool) -> Non
         torch.testing.assert_close(gradient, plain, atol=1e-12, rtol=0)
 
 
+def test_training_compiles_without_a_graph_break() -> None:
+    torch.compiler.reset()
+    model, tokens = encoder("interleave(dense(), longformer(window=4))", AsterismForMaskedLM), random_tokens(2, 24)
+    mask = torch.ones_like(tokens)
+    mask[1, :5] = 0
+
+    def loss(tokens: torch.Tensor) -> torch.Tensor:
+        return model(tokens, attention_mask=mask, labels=tokens).loss
+
+    compiled = torch.compile(loss, backend="eager", fullgraph=True)
+    torch.testing.assert_close(compiled(tokens), loss(tokens))
+
+
 def test_vocabulary_can_be_resized() -> None:
     for tied in (True, False):
         model, tokens = encoder(kind=AsterismForMaskedLM, tie_word_embeddings=tied), random_tokens(1, 12)
@@ -430,7 +443,10 @@ def test_a_new_encoder_starts_as_bert() -> None:
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"block": "postnorm"}, "unknown block 'postnorm'; known are pre_norm, post_norm. Did you mean 'post_norm'?"),
+        (
+            {"block": "postnorm"},
+            "unknown block 'postnorm'; known are pre_norm, post_norm, all_attention. Did you mean 'post_norm'?",
+        ),
         (
             {"pooler_act": "tan"},
             "unknown pooler_act 'tan'; known are tanh, quick_gelu, gelu, gelu_new, relu, silu. Did you mean 'tanh'?",
@@ -446,7 +462,11 @@ def test_a_new_encoder_starts_as_bert() -> None:
         ),
         (
             {"mixers": "fourier()", "position_type": "rotary"},
-            "position_type 'rotary' and global_projections belong to attention, and all layers mix by fourier()",
+            "block 'post_norm' has only fourier() for its mixers, which knows no rotary positions",
+        ),
+        (
+            {"mixers": "fourier()", "global_projections": [0]},
+            "block 'post_norm' has only fourier() for its mixers, which knows no global_projections",
         ),
         (
             {"mixers": ["fourier()"]},
