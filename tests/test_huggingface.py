@@ -69,6 +69,7 @@ def found(rows: list[dict]) -> list[dict]:
     return [{key: value for key, value in row.items() if key not in ("score", "index")} for row in rows]
 
 
+@pytest.mark.parametrize("tokenizer", ["left"], indirect=True)
 @pytest.mark.parametrize("checkpointing", [False, True])
 def test_trainer(checkpointing: bool, tmp_path: Path, tokenizer: PreTrainedTokenizerFast) -> None:
     """Accumulated batches with unequal numbers of labels give the gradient of the whole batch: the loss falls alike."""
