@@ -120,6 +120,7 @@ def test_the_penalty_of_spans_is_added_in_training_once_per_step() -> None:
     with torch.no_grad():
         whole = model(tokens, labels=tokens, num_items_in_batch=40).loss
         parts = [model(row[None], labels=row[None], num_items_in_batch=40).loss for row in tokens]
+    torch.testing.assert_close((whole - plain * 38 / 40).double(), 0.01 * spans, atol=1e-5, rtol=0)
     torch.testing.assert_close(sum(parts), whole)
     trained.backward()
     assert all(block.mixer.adaptive_span.shares.grad.all() for block in model.model.layers)
