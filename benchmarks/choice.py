@@ -1,30 +1,37 @@
-"""Is `auto` ever much slower than the better of dense and sparse? Times all three over lengths and densities.
+"""Is `auto` ever much slower than the better of dense and sparse? Times them over lengths and densities.
 
-    python benchmarks/choice.py benchmarks/results/choice-<device>.json
+    python benchmarks/choice.py benchmarks/results/<device>-choice.json
+    python benchmarks/choice.py --fit benchmarks/results/<device>-choice.json
 
-Prints, per dtype, direction and length, the time of `auto` over the better one's for windows of growing width, and
-writes all times. The constants of src/asterism/compiler/cost.py are chosen from these files.
+The first prints, per dtype, direction and length, the time of `auto` over the better one's for windows of growing
+width, and writes all times. The second fits the figures of src/asterism/compiler/cost.py to such a file.
 """
 
 import json
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
+from scipy.optimize import nnls
 from torch import Tensor
 
 from asterism import attend, compile_pattern
 from asterism.bench.clock import Task, in_turns
 from asterism.bench.machine import describe
+from asterism.compiler.cost import TILE_COST
 from asterism.errors import KernelError
+from asterism.kernels.attend import OPERATORS
 
-LENGTHS = (1, 16, 64, 256, 1024, 2048)
+LENGTHS = (1, 16, 32, 64, 128, 256, 512, 1024, 2048)
 SHARES = (1 / 64, 1 / 16, 1 / 4, 1 / 2, 1)
 DTYPES = (torch.float32, torch.bfloat16)
+LONGEST_FITTED = 128
+WAYS = ("auto", "cpu", "eager", "dense")
 HEADS, HEAD_DIM, ROUNDS = 8, 64, 7
 
 
@@ -53,10 +60,10 @@ def measure(pattern: str, length: int, dtype: torch.dtype) -> list[dict[str, Any
     q, k, v, grad = (torch.randn(1, HEADS, length, HEAD_DIM, generator=generator).to(dtype) for _ in range(4))
     rows = []
     for backward in (False, True):
-        tasks = {name: Task(call(q, k, v, grad, pattern, name, backward), "cpu") for name in ("auto", "cpu", "dense")}
+        tasks = {name: Task(call(q, k, v, grad, pattern, name, backward), "cpu") for name in WAYS}
         for name in [name for name, task in tasks.items() if not works(task)]:
             del tasks[name]
-        in_turns(list(tasks.values()), ROUNDS, 30)
+        in_turns(list(tasks.values()), ROUNDS if length > 1024 else 3 * ROUNDS, 30)
         rows.append(
             {
                 "pattern": pattern,
@@ -91,21 +98,56 @@ def call(
 
 
 def slowdown(row: dict[str, Any]) -> float:
-    """The time of `auto` over that of the better of the others."""
-    return row["seconds"]["auto"] / min(row["seconds"][name] for name in ("cpu", "dense") if name in row["seconds"])
+    """The time of `auto` over that of the best of the others."""
+    return row["seconds"]["auto"] / min(seconds for name, seconds in row["seconds"].items() if name != "auto")
 
 
 def report(rows: list[dict[str, Any]]) -> None:
     """The grid, and the worst of it."""
-    for dtype in dict.fromkeys(row["dtype"] for row in rows):
-        for backward in (False, True):
-            print(f"\n{dtype}, {'forward and backward' if backward else 'forward'}: auto over the better of both")
-            for length in dict.fromkeys(row["length"] for row in rows):
-                own = [r for r in rows if (r["dtype"], r["backward"], r["length"]) == (dtype, backward, length)]
-                cells = "  ".join(f"{row['density']:4.0%} {slowdown(row):4.2f}" for row in own)
-                print(f"{length:>6}  {cells}")
+    for dtype, backward, own in settings(rows):
+        print(f"\n{dtype}, {'forward and backward' if backward else 'forward'}: auto over the best of the others")
+        for length in dict.fromkeys(row["length"] for row in own):
+            cells = "  ".join(f"{row['density']:4.0%} {slowdown(row):4.2f}" for row in own if row["length"] == length)
+            print(f"{length:>6}  {cells}")
     print(f"\nworst: {max(map(slowdown, rows)):.2f}")
 
 
+def fit(rows: list[dict[str, Any]]) -> None:
+    """Print launch (microseconds) and pair (nanoseconds), by least squares of relative errors, for each way."""
+    for dtype, backward, own in settings(rows):
+        for way in ("full", "causal", "sparse", "cpu", "eager"):
+            points = np.array([point for row in own for point in [observation(row, way)] if point is not None])
+            terms = np.stack([np.ones(len(points)), points[:, 0]], axis=1) / points[:, 1:]
+            launch, pair = nnls(terms, np.ones(len(points)))[0]
+            ratios = points[:, 1] / (launch + pair * points[:, 0])
+            print(f"{dtype:9} {'training' if backward else 'forward':9} {way:7}", end="")
+            print(f"launch {launch / 1e3:6.0f}  pair {pair:5.2f}", end="")
+            print(f"  measured over fitted {ratios.min():.2f} to {ratios.max():.2f}")
+
+
+def observation(row: dict[str, Any], way: str) -> tuple[float, float] | None:
+    """Pairs computed, weighted by tile, over all heads, and nanoseconds; None if the row does not show the way.
+
+    Only lengths at which either way may be the faster one count.
+    """
+    if not 1 < row["length"] <= LONGEST_FITTED:
+        return None
+    plan = compile_pattern(row["pattern"], row["length"])
+    if way in OPERATORS:
+        return HEADS * plan.pairs_computed * TILE_COST[plan.tile], row["seconds"][way] * 1e9
+    if way == plan.dense_kind and "dense" in row["seconds"]:
+        return HEADS * row["length"] ** 2, row["seconds"]["dense"] * 1e9
+    return None
+
+
+def settings(rows: list[dict[str, Any]]) -> Iterator[tuple[str, bool, list[dict[str, Any]]]]:
+    """The rows by dtype and direction."""
+    for key in dict.fromkeys((row["dtype"], row["backward"]) for row in rows):
+        yield *key, [row for row in rows if (row["dtype"], row["backward"]) == key]
+
+
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    if sys.argv[1] == "--fit":
+        fit(json.loads(Path(sys.argv[2]).read_text())["rows"])
+    else:
+        main(Path(sys.argv[1]))

@@ -52,9 +52,13 @@ class Task:
 
 
 def in_turns(tasks: Sequence[Task], rounds: int, patience: float) -> None:
-    """Sample every task once a round, so that drift hits all alike; after `patience` seconds a task drops out."""
-    for _ in range(rounds):
-        for task in tasks:
+    """Sample every task once a round, so that drift hits all alike; after `patience` seconds a task drops out.
+
+    Each round begins one task later, so that none always follows the same other and finds its leavings in the cache.
+    """
+    for turn in range(rounds):
+        first = turn % max(1, len(tasks))
+        for task in (*tasks[first:], *tasks[:first]):
             if not task.seconds or (sum(task.seconds) + task.seconds[-1]) * task.calls < patience:
                 task.sample()
 

@@ -12,7 +12,7 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
-from asterism.compiler.cost import DENSE_MASK_LIMIT, dense_cost, plan_cost
+from asterism.compiler.cost import DENSE_MASK_LIMIT, ONE_HEAD, Setting, dense_cost, plan_cost
 
 Booleans = NDArray[np.bool_]
 Integers = NDArray[np.int64]
@@ -151,17 +151,22 @@ class Plan:
         is_triangle = self.n_queries == self.n_keys and self.pairs == self.heads * self.n_keys * (self.n_keys + 1) // 2
         return "causal" if self.is_causal and is_triangle else "sparse"
 
-    def sparse_cost(self, implementation: str = "cpu") -> float:
-        """Estimated cost of running the plan, in pairs of dense attention (compiler/cost.py)."""
-        return plan_cost(implementation, self.tiles, self.tile, len(self.passes), self.heads)
-
     @property
-    def dense_cost(self) -> float:
-        """Estimated cost of dense attention in its stead, in the same unit; infinite if a mask would be too large."""
+    def pairs_computed(self) -> int:
+        """Pairs of all tiles kept, over all heads: no more than there are in whole passes."""
+        whole = self.heads * self.n_queries * self.n_keys * len(self.passes)
+        return min(self.tiles * self.tile**2, whole)
+
+    def sparse_cost(self, implementation: str = "cpu", setting: Setting = ONE_HEAD) -> float:
+        """Estimated nanoseconds of running the plan (compiler/cost.py)."""
+        return plan_cost(implementation, self.pairs_computed / self.heads, self.tile, setting)
+
+    def dense_cost(self, setting: Setting = ONE_HEAD) -> float:
+        """Estimated nanoseconds of dense attention in its stead; infinite if a mask would be too large."""
         kind = self.dense_kind
         if kind == "sparse" and self.n_queries * self.n_keys > DENSE_MASK_LIMIT:
             return math.inf
-        return dense_cost(self.n_queries, self.n_keys, self.heads, kind == "causal")
+        return dense_cost(kind, self.n_queries * self.n_keys, setting)
 
     def summary(self, head_dim: int = 64) -> dict[str, object]:
         """What the plan does and costs, for machines; FLOPs and bytes are for `head_dim` features a head."""
@@ -183,7 +188,7 @@ class Plan:
             "plan_bytes": self.bytes,
             "operand_bytes": 4 * self.heads * head_dim * (2 * self.n_queries + 2 * self.n_keys),
             "dense_score_bytes": 4 * self.heads * self.n_queries * self.n_keys,
-            "cheaper": "dense" if self.dense_cost < self.sparse_cost() else "tiles",
+            "cheaper": "dense" if self.dense_cost() < self.sparse_cost() else "tiles",
         }
 
     def describe(self, head_dim: int = 64) -> str:
@@ -220,11 +225,11 @@ class Plan:
     def _reason(self) -> str:
         if self.dense_kind != "sparse":
             return f"dense attention if it is cheaper: the rule is {self.dense_kind}"
-        if math.isinf(self.dense_cost):
+        if math.isinf(self.dense_cost()):
             return f"tiles: a mask of {self.n_queries:,} x {self.n_keys:,} would be too large for dense attention"
-        ratio = self.dense_cost / max(self.sparse_cost(), 1.0)
+        ratio = self.dense_cost() / self.sparse_cost()
         if ratio <= 1:
-            return f"dense attention with a mask, estimated {1 / max(ratio, 1e-9):.1f} times cheaper than the tiles"
+            return f"dense attention with a mask, estimated {1 / ratio:.1f} times cheaper than the tiles"
         return f"tiles, estimated {ratio:.1f} times cheaper than dense attention with a mask"
 
     def tile_masks(self, kinds: Indices) -> Booleans:

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from asterism.compiler import compile_pattern
-from asterism.compiler.cost import DENSE_MASK_LIMIT
+from asterism.compiler.cost import DENSE_MASK_LIMIT, Setting
 from asterism.errors import KernelError, PatternError, nearest
 from asterism.kernels import cpu as cpu_kernel
 from asterism.kernels import dense as dense_kernel
@@ -108,7 +108,7 @@ def attend(
     scale = 1 / math.sqrt(q.shape[3]) if scale is None else scale
     masked = key_mask is not None or segments is not None
     tiles = _tile_implementation(q, v, implementation)
-    way = _choose(text, q.shape[1], n_queries, n_keys, offset, implementation, tiles, masked, return_lse)
+    way = _choose(q, k, v, text, offset, implementation, tiles, masked, return_lse)
     if way in OPERATORS:
         out, lse, _ = OPERATORS[way](q, k, v, key_mask, segments, text, offset, float(scale))
         return (out, lse) if return_lse else out
@@ -235,11 +235,21 @@ def _tile_implementation(q: Tensor, v: Tensor, implementation: str) -> str:
     return "cpu" if cpu_kernel.refusal(q, v) is None and cpu_kernel.is_available() else "eager"
 
 
+def _setting(q: Tensor, k: Tensor, v: Tensor) -> Setting:
+    """What the cost of attention depends on, beside the plan."""
+    return Setting(
+        heads=q.shape[0] * q.shape[1],
+        half=q.dtype in (torch.float16, torch.bfloat16),
+        training=torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad),
+        on_gpu=q.is_cuda,
+    )
+
+
 def _choose(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
     text: str,
-    heads: int,
-    n_queries: int,
-    n_keys: int,
     offset: int,
     implementation: str,
     tiles: str,
@@ -249,9 +259,11 @@ def _choose(
     """How to compute: a key of OPERATORS, "reference", or dense attention as "full", "causal" or "mask"."""
     if implementation == "dense" and return_lse:
         raise KernelError('implementation="dense" cannot return the log-sum-exp: use "eager" or "reference"')
+    heads, n_queries, n_keys = q.shape[1], q.shape[2], k.shape[2]
     if torch.compiler.is_compiling():
         return _choose_for_any_length(text, n_queries == n_keys, implementation, tiles, masked or return_lse)
-    return _choose_by_cost(text, heads, n_queries, n_keys, offset, implementation, tiles, masked, return_lse)
+    setting = _setting(q, k, v)
+    return _choose_by_cost(text, heads, n_queries, n_keys, offset, implementation, tiles, masked, return_lse, setting)
 
 
 def _choose_for_any_length(text: str, square: bool, implementation: str, tiles: str, plain_only: bool) -> str:
@@ -275,6 +287,7 @@ def _choose_by_cost(
     tiles: str,
     masked: bool,
     return_lse: bool,
+    setting: Setting,
 ) -> str:
     pattern = parse(text)
     pattern.check_heads(heads)
@@ -295,7 +308,8 @@ def _choose_by_cost(
                 f' more than the limit of {DENSE_MASK_LIMIT}: use "auto"'
             )
         return way
-    return way if fits and plan.dense_cost < plan.sparse_cost(tiles) else tiles
+    single = n_queries == n_keys == 1
+    return way if fits and (single or plan.dense_cost(setting) < plan.sparse_cost(tiles, setting)) else tiles
 
 
 # --- the checks ------------------------------------------------------------------------------------------------------
