@@ -1,9 +1,12 @@
 """Padding that changes no real token.
 
-A causal pattern counts tokens, so a padded batch is packed once, after the embedding: the real tokens of each row move
-to the front, whatever side or hole the padding is in. Behind them, padding is in the future of every real token, and no
-causal pattern reads it. After the last layer the results move back. A padded column repeats the last real token before
-it, so the last column of a row always predicts the token that comes next; one without such a token gets 0.
+Patterns count tokens, so a padded batch is packed once, after the embedding: the real tokens of each row move to the
+front, whatever side or hole the padding is in, and after the last layer the results move back. Behind the real tokens,
+padding is in the future of all of them, and no causal pattern reads it. For other mixers padded keys are masked; a
+pattern whose rule depends on the length, such as one with a global last token, is laid over each row's own length.
+
+A padded column repeats the last real token before it, so the last column of a row always predicts the token that comes
+next; one without such a token gets 0.
 """
 
 from typing import NamedTuple
