@@ -314,3 +314,29 @@ def test_initialisation_of_section_5_3() -> None:
     model.apply(lambda module: initialise(module, gain=gain, depth=depth, spread=0.02))
     for weight in spreads:
         assert weight.std().item() == pytest.approx(0.02, rel=0.02)
+
+
+def test_a_block_keeps_no_activations_of_its_feed_forward_part():
+    """Of features times tokens: 1 + 1 around the norm, q, k, v and out 4, once more out in token order, 1 + 1, 4."""
+    block = PreNormBlock(SparseAttention(32, 4, "window(left=3)"), 32)
+    hidden, kept = torch.randn(2, 50, 32, requires_grad=True), {}
+    own = {parameter.data_ptr() for parameter in block.parameters()}
+
+    def keep(tensor):
+        storage = tensor.untyped_storage()
+        if storage.data_ptr() not in own:
+            kept[storage.data_ptr()] = storage.nbytes()
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+        out = block(hidden)
+    assert sum(kept.values()) < 14 * hidden.numel() * 4
+    (gradient,) = torch.autograd.grad(out.sum(), hidden)
+    feed_forward = block.feed_forward
+    middle = hidden + block.mixer(block.mixer_norm(hidden))
+    plain = middle + feed_forward.contract(
+        feed_forward.activation(feed_forward.expand(block.feed_forward_norm(middle)))
+    )
+    (expected,) = torch.autograd.grad(plain.sum(), hidden)
+    torch.testing.assert_close(out, plain)
+    torch.testing.assert_close(gradient, expected)
