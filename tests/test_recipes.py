@@ -11,43 +11,44 @@ from torch.utils.flop_counter import FlopCounterMode
 from asterism.errors import ConfigurationError
 from asterism.training import estimate as estimate_module
 from asterism.training.build import build_model
+from asterism.training.configuration import ModelConfig, RunConfig, config_from_dict
 from asterism.training.estimate import estimate
-from asterism.training.recipes import RECIPES, ModelConfig, RunConfig, config_from_dict, recipe
+from asterism.training.recipes import RECIPES, recipe
 from asterism.training.schedule import learning_rate_factor, progress
 
 GOLDEN = {
     "bytes-small": """
-        recipe=bytes-small mixers=window(left=255) | columns(period=64, first=56, count=8) & causal()
-        hidden_size=192 num_attention_heads=3 position_type=rotary initializer_gain=0.354 batch_size=4 steps=20000
-        minutes=10.0 learning_rate=0.006 warmup_steps=50 optimizer=muon weight_decay=0.1 log_every=20
-        evaluation_every=400 evaluation_bytes=65536 checkpoint_every=400
+        recipe=bytes-small mixers=window(left=255) | columns(period=64, first=56, count=8) & causal() hidden_size=192
+        num_attention_heads=3 position_type=rotary initializer_gain=0.354 batch_size=4 steps=20000 minutes=10.0
+        learning_rate=0.006 warmup_steps=50 optimizer=muon weight_decay=0.1 log_every=20 evaluation_every=400
+        checkpoint_every=400 evaluation_bytes=65536
     """,
     "sparse-transformer-enwik8": """
         recipe=sparse-transformer-enwik8 mixers=fixed(stride=128, summary=32, heads=8) hidden_size=512
         num_hidden_layers=30 num_attention_heads=8 position_type=factorised position_shape=(96, 128) dropout=0.4
-        context=12288 recompute=True steps=36621 learning_rate=0.00035 warmup_steps=5000 beta2=0.999 log_every=50
-        evaluation_every=1000 evaluation_bytes=1000000 checkpoint_every=1000
+        recompute=True steps=36621 learning_rate=0.00035 warmup_steps=5000 beta2=0.999 log_every=50
+        evaluation_every=1000 checkpoint_every=1000 context=12288 evaluation_bytes=1000000
     """,
     "sparse-transformer-cifar10": """
         recipe=sparse-transformer-cifar10 mixers=strided(stride=96) num_hidden_layers=128 num_attention_heads=2
         query_key_dim=128 intermediate_size=512 position_type=factorised position_shape=(32, 32, 3) dropout=0.25
-        record_length=3072 context=3072 batch_size=32 recompute=True steps=180000 learning_rate=0.00035
-        warmup_steps=5000 beta2=0.999 log_every=50 evaluation_every=1000 evaluation_bytes=1000000 checkpoint_every=1000
+        batch_size=32 recompute=True steps=180000 learning_rate=0.00035 warmup_steps=5000 beta2=0.999 log_every=50
+        evaluation_every=1000 checkpoint_every=1000 record_length=3072 context=3072 evaluation_bytes=1000000
     """,
     "sparse-transformer-imagenet64": """
         recipe=sparse-transformer-imagenet64 mixers=strided(stride=128) hidden_size=512 num_hidden_layers=48
-        num_attention_heads=16 position_type=factorised position_shape=(64, 64, 3) dropout=0.01 record_length=12288
-        context=12288 batch_size=64 accumulation=4 recompute=True steps=1401276 learning_rate=0.00035
-        warmup_steps=5000 beta2=0.999 log_every=50 evaluation_every=1000 evaluation_bytes=1000000 checkpoint_every=1000
+        num_attention_heads=16 position_type=factorised position_shape=(64, 64, 3) dropout=0.01 batch_size=64
+        accumulation=4 recompute=True steps=1401276 learning_rate=0.00035 warmup_steps=5000 beta2=0.999 log_every=50
+        evaluation_every=1000 checkpoint_every=1000 record_length=12288 context=12288 evaluation_bytes=1000000
     """,
     "sparse-transformer-music": """
         recipe=sparse-transformer-music mixers=strided(stride=256) hidden_size=512 num_hidden_layers=48
-        num_attention_heads=16 position_type=factorised position_shape=(256, 256) record_length=65536 context=65536
-        batch_size=8 accumulation=4 recompute=True steps=100000 learning_rate=0.00035 warmup_steps=5000 beta2=0.999
-        log_every=50 evaluation_every=1000 evaluation_bytes=1000000 checkpoint_every=1000
+        num_attention_heads=16 position_type=factorised position_shape=(256, 256) batch_size=8 accumulation=4
+        recompute=True steps=100000 learning_rate=0.00035 warmup_steps=5000 beta2=0.999 log_every=50
+        evaluation_every=1000 checkpoint_every=1000 record_length=65536 context=65536 evaluation_bytes=1000000
     """,
 }
-"""For each recipe, every field that differs from the defaults of RunConfig and ModelConfig, in order."""
+"""For each recipe, every field that differs from the defaults: its name, the model's fields, the run's, in order."""
 
 PUBLISHED_PARAMETERS = {
     "sparse-transformer-enwik8": 95e6,
@@ -71,7 +72,9 @@ def _text(config):
         changed = [field.name for field in fields(owner) if getattr(owner, field.name) != getattr(default, field.name)]
         words.append([f"{name}={getattr(owner, name)}" for name in changed if name != "model"])
     run, model = words
-    return " ".join(run[:1] + model + run[1:])
+    (name,) = (word for word in run if word.startswith("recipe="))
+    run.remove(name)
+    return " ".join([name, *model, *run])
 
 
 @pytest.mark.parametrize("name", RECIPES)

@@ -18,7 +18,8 @@ from jsonargparse import ArgumentParser, DefaultHelpFormatter
 from asterism import training
 from asterism.cli.parser import UsageError, amount, print_json, refuse_unknown
 from asterism.errors import nearest
-from asterism.training.recipes import RECIPES, RunConfig, config_from_dict, recipe
+from asterism.training.configuration import RunConfig, config_from_dict
+from asterism.training.recipes import RECIPES, recipe
 
 DEFAULT_RECIPE = "bytes-small"
 
@@ -39,9 +40,7 @@ def run(argv: Sequence[str]) -> None:
     if arguments.json:
         print_json(asdict(report))
         return
-    yardsticks = ", ".join(f"{name} {bits:.4f}" for name, bits in report.yardsticks.items())
-    print(f"validation: {report.validation_bits_per_byte:.4f} bits per byte on {report.validation_bytes:,} bytes")
-    print(f"the same bytes compressed: {yardsticks}")
+    print(report)
     print(f"{report.parameters:,} parameters, {report.steps:,} steps in {report.minutes:.1f} minutes")
     print(f"saved in {report.folder}")
 

@@ -6,9 +6,9 @@ import torch
 
 from asterism.models import AsterismConfig, AsterismForCausalLM
 from asterism.training.checkpoint import load_weights
+from asterism.training.configuration import Dtype, RunConfig
 from asterism.training.folder import RunFolder
 from asterism.training.randomness import derive, isolated
-from asterism.training.recipes import Dtype, RunConfig
 
 
 def model_config(config: RunConfig) -> AsterismConfig:

@@ -16,8 +16,8 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from asterism.compiler import compile_pattern
 from asterism.models import AsterismForCausalLM
 from asterism.training.build import arithmetic, model_config
+from asterism.training.configuration import RunConfig
 from asterism.training.optimizer import moment_bytes, parameter_groups
-from asterism.training.recipes import RunConfig
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -5,25 +5,16 @@ table 3). Several values of M are scored on the same bytes, so that their number
 max(1, largest M) bytes of the split, which cannot have that much context, are left out for all of them.
 """
 
-import bz2
-import lzma
-import math
-import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-import numpy as np
-import torch
-import torch.nn.functional as F
-
 from asterism.errors import ConfigurationError
-from asterism.models import AsterismForCausalLM
-from asterism.training.build import arithmetic, load_model
+from asterism.training.build import load_model
+from asterism.training.configuration import RunConfig
 from asterism.training.data import Split, load_corpus
 from asterism.training.folder import RunFolder
-from asterism.training.recipes import RunConfig
-from asterism.training.windows import ScoringPlan, plan_records, plan_stream, read_windows
+from asterism.training.objectives.causal import bits_per_byte, plan_range, yardsticks
 
 
 @dataclass(frozen=True)
@@ -71,7 +62,8 @@ def evaluate(
     bytes_ = corpus.require(split, config.context)
     first, stop = _scored_range(config, len(bytes_), asked, limit)
     scores = tuple(
-        Score(minimum, bits_per_byte(model, bytes_, _plan(config, minimum, first, stop), config)) for minimum in asked
+        Score(minimum, bits_per_byte(model, bytes_, plan_range(config, minimum, first, stop), config))
+        for minimum in asked
     )
     return Evaluation(
         corpus=corpus.name,
@@ -82,45 +74,6 @@ def evaluate(
         scores=scores,
         yardsticks=yardsticks(bytes_[first:stop].tobytes()),
     )
-
-
-def plan_split(config: RunConfig, size: int) -> ScoringPlan:
-    """The windows that score a whole split of `size` bytes, next to each other: minimum context 0."""
-    first, stop = _scored_range(config, size, (0,), None)
-    return _plan(config, 0, first, stop)
-
-
-@torch.no_grad()
-def bits_per_byte(model: AsterismForCausalLM, data: np.ndarray, plan: ScoringPlan, config: RunConfig) -> float:
-    """The mean of -log2 p(byte) over the bytes that `plan` scores in `data` (uint8), in the run's arithmetic.
-
-    The model is left in evaluation mode. Sums are in float64, so that the result does not depend on the number of
-    windows; batches have the size of one slice of the run's batches.
-    """
-    model.eval()
-    size = config.batch_size // config.accumulation
-    positions = torch.arange(config.context, device=model.device)
-    nats = 0.0
-    for at in range(0, len(plan.starts), size):
-        rows = read_windows(
-            data, plan.starts[at : at + size], config.context, records=config.record_length is not None
-        ).to(model.device)
-        with arithmetic(config.dtype, model.device):
-            logits = model(input_ids=rows[:, :-1]).logits
-        losses = F.cross_entropy(logits.flatten(0, 1).float(), rows[:, 1:].flatten(), reduction="none")
-        firsts = torch.from_numpy(plan.firsts[at : at + size]).to(model.device)
-        nats += losses[(positions >= firsts[:, None]).flatten()].cpu().double().sum().item()
-    return nats / math.log(2) / plan.bytes_scored
-
-
-def yardsticks(data: bytes) -> dict[str, float]:
-    """Bits per byte that zlib, bz2 and lzma need for `data`, each at its strongest standard setting (9)."""
-    compressed = {
-        "zlib": zlib.compress(data, 9),
-        "bz2": bz2.compress(data, 9),
-        "lzma": lzma.compress(data, preset=9),
-    }
-    return {name: 8 * len(small) / len(data) for name, small in compressed.items()}
 
 
 def _check_minimum_context(config: RunConfig, asked: Sequence[int]) -> None:
@@ -144,9 +97,3 @@ def _scored_range(config: RunConfig, size: int, asked: Sequence[int], limit: int
         return 0, stop - stop % config.context
     first = max(1, *asked)
     return first, size if limit is None else min(size, max(first + limit, config.context + 1))
-
-
-def _plan(config: RunConfig, minimum: int, first: int, stop: int) -> ScoringPlan:
-    if config.record_length is not None:
-        return plan_records(config.context, stop=stop)
-    return plan_stream(config.context, minimum, first=first, stop=stop)

@@ -1,8 +1,4 @@
-"""What a run is: one typed, immutable configuration, and the recipes that fill it in.
-
-A `RunConfig` says everything that decides a run's numbers: model, data, batches, optimiser, schedule, seed. The same
-value drives Python (`train(recipe("bytes-small"), folder)`), the command line (its flags are these fields) and the
-record in the run folder (`run.json`). A recipe is a function that returns one complete `RunConfig`.
+"""The recipes: functions that each return one complete `RunConfig`.
 
 The published recipes are those of Child et al. 2019 (arXiv 1904.10509). Published for all of them: Adam, linear
 warm-up over 5,000 steps, cosine decay, gradient clip 1.0, weight decay 0.01 (section 6), attention and feed-forward
@@ -11,122 +7,11 @@ size (and with it how many steps the published epochs are), Adam's betas, weight
 and bfloat16 instead of float16 with dynamic loss scaling. Each recipe's docstring says what else is inferred.
 """
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, fields
-from typing import Any, Literal, get_args
+from collections.abc import Callable
+from typing import Any
 
 from asterism.errors import ConfigurationError, nearest
-
-Dtype = Literal["float32", "bfloat16"]
-Optimizer = Literal["adamw", "muon"]
-PositionType = Literal["learned", "factorised", "rotary"]
-Activation = Literal["quick_gelu", "gelu", "relu", "silu"]
-
-
-@dataclass(frozen=True, kw_only=True)
-class ModelConfig:
-    """The shape of a model. The fields are those of `AsterismConfig`, which checks them against each other.
-
-    `mixers` is a pattern or schedule in text form. None leaves a width to the model's default: as many key/value
-    heads as heads, queries and keys as wide as the model, a feed-forward layer four times as wide.
-    """
-
-    mixers: str = "causal()"
-    hidden_size: int = 256
-    num_hidden_layers: int = 4
-    num_attention_heads: int = 4
-    num_key_value_heads: int | None = None
-    query_key_dim: int | None = None
-    intermediate_size: int | None = None
-    position_type: PositionType = "learned"
-    position_shape: tuple[int, ...] | None = None
-    hidden_act: Activation = "quick_gelu"
-    dropout: float = 0.0
-    initializer_gain: float = 0.125
-    implementation: str = "auto"
-
-
-@dataclass(frozen=True, kw_only=True)
-class RunConfig:
-    """Everything that decides a run. Raises ConfigurationError when a value cannot work.
-
-    Data: `data` is a file or a folder (None: the standard library's sources, see `data.py`). With `record_length`,
-    the file holds records of that many bytes, and each record is one sequence.
-    Batches: `batch_size` sequences of `context` bytes per step of the optimiser, computed in `accumulation` equal
-    slices; `recompute` keeps only what passes between blocks and computes the rest again in the backward pass.
-    Optimiser: "adamw" for all parameters, or "muon" for the matrices of the blocks and AdamW for the rest.
-    Length: the run ends after `steps` steps or `minutes` minutes, whichever comes first; the learning rate warms up
-    over `warmup_steps` steps and follows half a cosine of max(step / steps, elapsed / minutes).
-    Housekeeping, in steps: `log_every`, `evaluation_every` (on about `evaluation_bytes` bytes, spread evenly over the
-    validation split), `checkpoint_every`.
-    """
-
-    recipe: str = "custom"
-    model: ModelConfig = ModelConfig()
-    data: str | None = None
-    record_length: int | None = None
-    context: int = 1024
-    batch_size: int = 16
-    accumulation: int = 1
-    recompute: bool = False
-    steps: int = 10_000
-    minutes: float | None = None
-    learning_rate: float = 1e-3
-    warmup_steps: int = 100
-    optimizer: Optimizer = "adamw"
-    beta1: float = 0.9
-    beta2: float = 0.95
-    weight_decay: float = 0.01
-    gradient_clip: float = 1.0
-    dtype: Dtype = "bfloat16"
-    seed: int = 0
-    log_every: int = 10
-    evaluation_every: int = 250
-    evaluation_bytes: int = 131_072
-    checkpoint_every: int = 250
-
-    def __post_init__(self) -> None:
-        counts = ("context", "batch_size", "accumulation", "steps", "log_every", "evaluation_every", "checkpoint_every")
-        for name in (*counts, "evaluation_bytes"):
-            self._require(name, getattr(self, name) >= 1, "must be at least 1")
-        for name in ("warmup_steps", "weight_decay", "seed"):
-            self._require(name, getattr(self, name) >= 0, "must not be negative")
-        for name in ("learning_rate", "gradient_clip"):
-            self._require(name, getattr(self, name) > 0, "must be positive")
-        for name in ("beta1", "beta2"):
-            self._require(name, 0 <= getattr(self, name) < 1, "must be in [0, 1)")
-        self._require("minutes", self.minutes is None or self.minutes > 0, "must be positive, or None for no limit")
-        known = get_args(Optimizer)
-        self._require("optimizer", self.optimizer in known, f"must be one of: {', '.join(known)}")
-        self._require("dtype", self.dtype in get_args(Dtype), f"must be one of: {', '.join(get_args(Dtype))}")
-        divides = self.batch_size % self.accumulation == 0
-        self._require("accumulation", divides, f"must divide batch_size={self.batch_size}")
-        is_sequence = self.record_length in (None, self.context)
-        self._require("record_length", is_sequence, f"must equal context={self.context}: a record is one sequence")
-
-    def _require(self, name: str, holds: bool, rule: str) -> None:
-        if not holds:
-            raise ConfigurationError(f"run configuration: {name}={getattr(self, name)!r} {rule}")
-
-
-def config_from_dict(values: Mapping[str, Any]) -> RunConfig:
-    """The inverse of `dataclasses.asdict(config)`, also after a trip through JSON.
-
-    Raises ConfigurationError for a field that does not exist (with the nearest that does) or a value that cannot work.
-    """
-    _check_names("run configuration", values, RunConfig)
-    model = dict(values.get("model", {}))
-    _check_names("model configuration", model, ModelConfig)
-    if model.get("position_shape") is not None:
-        model["position_shape"] = tuple(model["position_shape"])
-    return RunConfig(**{**values, "model": ModelConfig(**model)})
-
-
-def _check_names(what: str, values: Mapping[str, Any], kind: type) -> None:
-    known = [one.name for one in fields(kind)]
-    for name in values:
-        if name not in known:
-            raise ConfigurationError(f"{what}: there is no field {name!r}.{nearest(name, known)}")
+from asterism.training.configuration import ModelConfig, RunConfig
 
 
 def bytes_small() -> RunConfig:
