@@ -80,8 +80,12 @@ def load_checkpoint(folder: Path, model: PreTrainedModel, optimizer: torch.optim
 
 def load_weights(folder: Path, model: PreTrainedModel) -> None:
     """Fill the model with the weights in `folder`. Raises CheckpointError if they are damaged or another model's."""
-    tensors = read_tensors(folder / WEIGHTS)
-    _compare(folder / WEIGHTS, tensors, {name: list(value.shape) for name, value in model.state_dict().items()})
+    tensors, state = read_tensors(folder / WEIGHTS), model.state_dict()
+    written = {state[name].data_ptr(): name for name in tensors.keys() & state.keys()}
+    for name in state.keys() - tensors.keys():  # a tensor that has two names in the model is written under one
+        if twin := written.get(state[name].data_ptr()):
+            tensors[name] = tensors[twin]
+    _compare(folder / WEIGHTS, tensors, {name: list(value.shape) for name, value in state.items()})
     model.load_state_dict(tensors)
 
 

@@ -13,30 +13,51 @@ from asterism.errors import ConfigurationError, nearest
 
 Dtype = Literal["float32", "bfloat16"]
 Optimizer = Literal["adamw", "muon"]
-PositionType = Literal["learned", "factorised", "rotary"]
-Activation = Literal["quick_gelu", "gelu", "relu", "silu"]
+Schedule = Literal["cosine", "linear"]
+ObjectiveName = Literal["causal", "mlm"]
+Block = Literal["pre_norm", "post_norm", "all_attention"]
+PositionType = Literal["learned", "factorised", "rotary", "relative", "none"]
+Activation = Literal["quick_gelu", "gelu", "gelu_new", "relu", "silu"]
 
 
 @dataclass(frozen=True, kw_only=True)
 class ModelConfig:
     """The shape of a model. The fields are those of `AsterismConfig`, which checks them against each other.
 
-    `mixers` is a pattern or schedule in text form. None leaves a width to the model's default: as many key/value
-    heads as heads, queries and keys as wide as the model, a feed-forward layer four times as wide.
+    `mixers` is a pattern or schedule in text form, or one text per layer. None leaves a size to the model's default: as
+    many key/value heads as heads, queries and keys as wide as the model, a feed-forward layer four times as wide, and
+    to the run's: the vocabulary of its tokenizer, as many positions as the context.
     """
 
-    mixers: str = "causal()"
+    mixers: str | tuple[str, ...] = "causal()"
+    block: Block = "pre_norm"
+    vocab_size: int | None = None
     hidden_size: int = 256
     num_hidden_layers: int = 4
     num_attention_heads: int = 4
     num_key_value_heads: int | None = None
     query_key_dim: int | None = None
     intermediate_size: int | None = None
+    attention_bias: bool = True
+    persistent_vectors: int = 0
+    adaptive_span: bool = False
+    adaptive_span_ramp: int = 32
+    adaptive_span_penalty: float = 1e-7
+    relative_span: int | None = None
+    max_position_embeddings: int | None = None
     position_type: PositionType = "learned"
     position_shape: tuple[int, ...] | None = None
+    type_vocab_size: int = 0
+    embedding_size: int | None = None
+    embedding_norm: bool = False
+    global_tokens: int = 0
+    global_projections: tuple[int, ...] | None = None
     hidden_act: Activation = "quick_gelu"
     dropout: float = 0.0
+    layer_norm_eps: float = 1e-5
     initializer_gain: float = 0.125
+    initializer_range: float | None = None
+    tie_word_embeddings: bool = False
     implementation: str = "auto"
 
 
@@ -48,7 +69,7 @@ class TrainingConfig:
     keeps only what passes between blocks and computes the rest again in the backward pass.
     Optimiser: "adamw" for all parameters, or "muon" for the matrices of the blocks and AdamW for the rest.
     Length: the run ends after `steps` steps or `minutes` minutes, whichever comes first; the learning rate warms up
-    over `warmup_steps` steps and follows half a cosine of max(step / steps, elapsed / minutes).
+    over `warmup_steps` steps and then falls to 0 with max(step / steps, elapsed / minutes), as `schedule` says.
     Housekeeping, in steps: `log_every`, `evaluation_every`, `checkpoint_every`.
     """
 
@@ -59,6 +80,7 @@ class TrainingConfig:
     minutes: float | None = None
     learning_rate: float = 1e-3
     warmup_steps: int = 100
+    schedule: Schedule = "cosine"
     optimizer: Optimizer = "adamw"
     beta1: float = 0.9
     beta2: float = 0.95
@@ -82,6 +104,7 @@ class TrainingConfig:
         self._require("minutes", self.minutes is None or self.minutes > 0, "must be positive, or None for no limit")
         self._require_one_of("optimizer", Optimizer)
         self._require_one_of("dtype", Dtype)
+        self._require_one_of("schedule", Schedule)
         divides = self.batch_size % self.accumulation == 0
         self._require("accumulation", divides, f"must divide batch_size={self.batch_size}")
 
@@ -101,14 +124,20 @@ class TrainingConfig:
 class RunConfig(TrainingConfig):
     """Everything that decides a run: the settings of the training loop, and
 
+    Objective: "causal" predicts the next byte; "mlm" predicts masked tokens, with `next_sentence` also whether the
+    second part of a sequence follows the first.
     Data: `data` is a file or a folder (None: the standard library's sources, see `data.py`). With `record_length`,
-    the file holds records of that many bytes, and each record is one sequence. Sequences have `context` bytes.
+    the file holds records of that many bytes, and each record is one sequence. For "mlm", `tokenizer` is "bytes",
+    "bpe:SIZE", "unigram:SIZE" or a folder (see `tokenization.py`). Sequences have `context` bytes or tokens.
     Evaluation on the way: on about `evaluation_bytes` bytes, spread evenly over the validation split.
     """
 
     recipe: str = "custom"
     model: ModelConfig = ModelConfig()
+    objective: ObjectiveName = "causal"
+    next_sentence: bool = False
     data: str | None = None
+    tokenizer: str = "bytes"
     record_length: int | None = None
     context: int = 1024
     evaluation_bytes: int = 131_072
@@ -119,6 +148,15 @@ class RunConfig(TrainingConfig):
         self._require_positive("evaluation_bytes")
         is_sequence = self.record_length in (None, self.context)
         self._require("record_length", is_sequence, f"must equal context={self.context}: a record is one sequence")
+        self._require_one_of("objective", ObjectiveName)
+        if self.objective == "causal":
+            self._require("tokenizer", self.tokenizer == "bytes", "must be 'bytes': objective causal predicts bytes")
+            self._require("next_sentence", not self.next_sentence, "needs objective mlm")
+        else:
+            self._require("record_length", self.record_length is None, "needs objective causal: records are bytes")
+            self._require("context", self.context >= 16, "must be at least 16 for objective mlm")
+            typed = not self.next_sentence or self.model.type_vocab_size >= 2
+            self._require("next_sentence", typed, "needs two token types: model.type_vocab_size must be at least 2")
 
 
 def config_from_dict(values: Mapping[str, Any]) -> RunConfig:
@@ -129,8 +167,7 @@ def config_from_dict(values: Mapping[str, Any]) -> RunConfig:
     _check_names("run configuration", values, RunConfig)
     model = dict(values.get("model", {}))
     _check_names("model configuration", model, ModelConfig)
-    if model.get("position_shape") is not None:
-        model["position_shape"] = tuple(model["position_shape"])
+    model = {name: tuple(value) if isinstance(value, list) else value for name, value in model.items()}
     return RunConfig(**{**values, "model": ModelConfig(**model)})
 
 

@@ -62,8 +62,9 @@ def parameter_groups(model: nn.Module, config: TrainingConfig) -> list[dict[str,
     adamw = [_group(vectors, "adamw", 0.0)]
     if config.optimizer == "adamw":
         return [_group([parameter for _, parameter in matrices], "adamw", config.weight_decay), *adamw]
-    hidden = [parameter for name, parameter in matrices if name.startswith("model.layers.")]
-    outer = [parameter for name, parameter in matrices if not name.startswith("model.layers.")]
+    in_block = {name for name, parameter in matrices if name.startswith("model.layers.") and parameter.ndim == 2}
+    hidden = [parameter for name, parameter in matrices if name in in_block]
+    outer = [parameter for name, parameter in matrices if name not in in_block]
     return [_group(hidden, "muon", config.weight_decay), _group(outer, "adamw", config.weight_decay), *adamw]
 
 

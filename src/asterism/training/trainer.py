@@ -19,14 +19,13 @@ from transformers import PreTrainedModel
 
 from asterism.errors import ConfigurationError, DataError
 from asterism.kernels import cpu as cpu_kernel
-from asterism.training.build import build_model
+from asterism.training.build import build_model, model_config
 from asterism.training.checkpoint import TrainingState, load_checkpoint, replacing, write_json
 from asterism.training.configuration import RunConfig, TrainingConfig
-from asterism.training.data import load_corpus
 from asterism.training.folder import RunFolder
 from asterism.training.interrupts import held_back
 from asterism.training.loop import Loop, loop_arguments, quiet_transformers
-from asterism.training.objectives import CausalBytes, Objective, Report
+from asterism.training.objectives import OBJECTIVES, Objective, Report, make_objective
 from asterism.training.optimizer import make_optimizer
 from asterism.training.picture import draw_history
 from asterism.training.progress import make_display
@@ -48,10 +47,11 @@ def train(config: RunConfig, folder: str | Path, *, resume: bool = False, progre
     if resume:
         _refuse_other_run(run.read_config(), config)
         if result := run.read_record()["result"]:
-            return CausalBytes.report_type(**result)
+            return OBJECTIVES[config.objective].report_type(**result)
     else:
         run.refuse_existing()
-    objective = CausalBytes(config, load_corpus(config.data, record_length=config.record_length))
+    model_config(config)  # refuses what cannot work before data are read
+    objective = make_objective(config, run)
     return fit(
         config,
         objective,

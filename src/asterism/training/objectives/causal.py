@@ -17,7 +17,7 @@ from transformers import PreTrainedModel
 from asterism.training.build import arithmetic
 from asterism.training.configuration import RunConfig
 from asterism.training.data import SPLITS, Corpus
-from asterism.training.objectives.objective import Headline, Objective, Report
+from asterism.training.objectives.objective import Headline, Objective, Report, penalised
 from asterism.training.windows import ScoringPlan, draw_starts, plan_records, plan_stream, read_windows
 
 
@@ -65,10 +65,7 @@ class CausalBytes(Objective):
 
     def loss(self, model: PreTrainedModel, batch: Mapping[str, torch.Tensor]) -> torch.Tensor:
         """Mean nats per byte: every position predicts the next byte of its row."""
-        rows = batch["rows"]
-        with arithmetic(self.config.dtype, rows.device):
-            logits = model(input_ids=rows[:, :-1]).logits
-        return F.cross_entropy(logits.flatten(0, 1).float(), rows[:, 1:].flatten())
+        return byte_loss(model, batch, self.config)
 
     def training_figures(self, loss: float) -> dict[str, float]:
         """Bits instead of nats."""
@@ -96,6 +93,19 @@ class CausalBytes(Objective):
 
     def save_files(self, folder: Path) -> None:
         """Nothing: bytes need no tokenizer."""
+
+
+def blank_batch(config: RunConfig, sequences: int) -> dict[str, torch.Tensor]:
+    """A batch of so many sequences as `CausalBytes.batch` gives it, all zeros."""
+    return {"rows": torch.zeros(sequences, config.context + 1, dtype=torch.int64)}
+
+
+def byte_loss(model: PreTrainedModel, batch: Mapping[str, torch.Tensor], config: RunConfig) -> torch.Tensor:
+    """The loss of `CausalBytes`."""
+    rows = batch["rows"]
+    with arithmetic(config.dtype, rows.device):
+        logits = model(input_ids=rows[:, :-1]).logits
+    return penalised(F.cross_entropy(logits.flatten(0, 1).float(), rows[:, 1:].flatten()), model)
 
 
 def plan_range(config: RunConfig, minimum_context: int, first: int, stop: int) -> ScoringPlan:

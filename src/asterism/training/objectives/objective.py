@@ -36,6 +36,12 @@ class Report:
     corpus_sha256: str
 
 
+def penalised(loss: torch.Tensor, model: PreTrainedModel) -> torch.Tensor:
+    """The loss and, in training, what a model with adaptive spans adds to it."""
+    penalty = model.model.span_penalty() if model.training else None
+    return loss if penalty is None else loss + penalty
+
+
 class Objective(ABC):
     """Batches, a loss, and figures on data that training has not seen.
 

@@ -1,16 +1,14 @@
-"""The recipes: functions that each return one complete `RunConfig`.
+"""Causal models of bytes with sparse attention, after Child et al. 2019 (arXiv 1904.10509).
 
-The published recipes are those of Child et al. 2019 (arXiv 1904.10509). Published for all of them: Adam, linear
-warm-up over 5,000 steps, cosine decay, gradient clip 1.0, weight decay 0.01 (section 6), attention and feed-forward
-blocks computed again in the backward pass (section 5.4). Not published, and chosen here for all of them: the batch
-size (and with it how many steps the published epochs are), Adam's betas, weight decay decoupled and on matrices only,
-and bfloat16 instead of float16 with dynamic loss scaling. Each recipe's docstring says what else is inferred.
+Published for all of them: Adam, linear warm-up over 5,000 steps, cosine decay, gradient clip 1.0, weight decay 0.01
+(section 6), attention and feed-forward blocks computed again in the backward pass (section 5.4). Not published, and
+chosen here for all of them: the batch size (and with it how many steps the published epochs are), Adam's betas, weight
+decay decoupled and on matrices only, and bfloat16 instead of float16 with dynamic loss scaling. Each recipe's docstring
+says what else is inferred.
 """
 
-from collections.abc import Callable
 from typing import Any
 
-from asterism.errors import ConfigurationError, nearest
 from asterism.training.configuration import ModelConfig, RunConfig
 
 
@@ -171,19 +169,3 @@ def _child_2019(**settings: Any) -> RunConfig:
         checkpoint_every=1_000,
         **settings,
     )
-
-
-RECIPES: dict[str, Callable[[], RunConfig]] = {
-    "bytes-small": bytes_small,
-    "sparse-transformer-enwik8": sparse_transformer_enwik8,
-    "sparse-transformer-cifar10": sparse_transformer_cifar10,
-    "sparse-transformer-imagenet64": sparse_transformer_imagenet64,
-    "sparse-transformer-music": sparse_transformer_music,
-}
-
-
-def recipe(name: str) -> RunConfig:
-    """The configuration of a recipe. Raises ConfigurationError for an unknown name, with the nearest known one."""
-    if name not in RECIPES:
-        raise ConfigurationError(f"unknown recipe {name!r}.{nearest(name, RECIPES)} Known: {', '.join(RECIPES)}")
-    return RECIPES[name]()
