@@ -314,6 +314,12 @@ def test_flags_override_the_file_and_the_file_the_recipe(tmp_path: Path):
         assert config.learning_rate == expected.learning_rate
 
 
+def test_the_objective_chooses_the_recipe_when_none_is_named():
+    assert read_arguments([])[1].recipe == "bytes-small"
+    arguments, config = read_arguments(["--objective", "mlm", "--next-sentence", "true"])
+    assert (config.recipe, config.next_sentence, arguments.folder) == ("bigbird-tiny", True, "runs/bigbird-tiny")
+
+
 def test_flags_may_have_dashes_or_underscores():
     dashed = read_arguments(["--batch-size", "8", "--model.hidden-size=32"])[1]
     assert dashed == read_arguments(["--batch_size", "8", "--model.hidden_size=32"])[1]

@@ -18,9 +18,11 @@ from jsonargparse import ArgumentParser, DefaultHelpFormatter
 from asterism import training
 from asterism.cli.parser import UsageError, amount, print_json, refuse_unknown
 from asterism.errors import nearest
-from asterism.training.recipes import RECIPES, RunConfig, config_from_dict, recipe
+from asterism.training.configuration import RunConfig, config_from_dict
+from asterism.training.recipes import RECIPES, recipe
 
-DEFAULT_RECIPE = "bytes-small"
+DEFAULT_RECIPES = {"causal": "bytes-small", "mlm": "bigbird-tiny"}
+"""For each objective."""
 
 _MEMORY = ("weight", "gradient", "optimizer", "activation", "plan")
 
@@ -39,9 +41,7 @@ def run(argv: Sequence[str]) -> None:
     if arguments.json:
         print_json(asdict(report))
         return
-    yardsticks = ", ".join(f"{name} {bits:.4f}" for name, bits in report.yardsticks.items())
-    print(f"validation: {report.validation_bits_per_byte:.4f} bits per byte on {report.validation_bytes:,} bytes")
-    print(f"the same bytes compressed: {yardsticks}")
+    print(report)
     print(f"{report.parameters:,} parameters, {report.steps:,} steps in {report.minutes:.1f} minutes")
     print(f"saved in {report.folder}")
 
@@ -50,21 +50,27 @@ def _tell_cost(config: RunConfig, as_json: bool) -> None:
     from asterism.training.estimate import estimate  # takes seconds to import
 
     cost = estimate(config)
+    unit = "bytes" if config.objective == "causal" else "tokens"
     if as_json:
         print_json({"recipe": config.recipe, **asdict(cost), "memory": cost.memory})
         return
-    attention = cost.attention_flops_per_step / cost.flops_per_step
+    mixing = cost.mixing_flops_per_step / cost.flops_per_step
     parts = [f"{part} {amount(getattr(cost, f'{part}_memory'), 'B')}" for part in _MEMORY]
     print(getdoc(RECIPES[config.recipe]))
     print()
-    print(f"pattern     {config.model.mixers}")
+    print(f"mixers      {_summary(config.model.mixers)}")
     print(f"parameters  {cost.parameters:,}")
-    print(
-        f"step        {cost.bytes_per_step:,} bytes, {amount(cost.flops_per_step, 'FLOP')} ({attention:.0%} attention)"
-    )
+    print(f"step        {cost.tokens_per_step:,} {unit}, {amount(cost.flops_per_step, 'FLOP')} ({mixing:.0%} mixing)")
     limit = "" if config.minutes is None else f"; ends after {config.minutes:g} minutes at the latest"
     print(f"run         {cost.steps:,} steps, {amount(cost.flops_per_step * cost.steps, 'FLOP')}{limit}")
     print(f"memory      {amount(cost.memory, 'B')}: {', '.join(parts)}")
+
+
+def _summary(mixers: str | tuple[str, ...]) -> str:
+    """The mixers in a line: one text, or the first and the last of a list."""
+    if isinstance(mixers, str):
+        return mixers
+    return mixers[0] if len(set(mixers)) == 1 else f"{mixers[0]} ... {mixers[-1]}"
 
 
 # --- recipe, file and flags to one configuration ---------------------------------------------------------------------
@@ -78,9 +84,10 @@ def read_arguments(argv: Sequence[str]) -> tuple[argparse.Namespace, RunConfig]:
     """
     words = [_underscored(word) for word in argv]
     without_exits = [word for word in words if word not in ("-h", "--help") and not word.startswith("--print_config")]
-    asked = _parse(_parser(recipe(DEFAULT_RECIPE)), without_exits)
-    folder = asked["folder"] or f"runs/{asked['recipe']}"
-    values = _parse(_parser(_recorded(folder) if asked["resume"] else recipe(asked["recipe"])), words)
+    asked = _parse(_parser(RunConfig(recipe="")), without_exits)
+    name = asked["recipe"] or DEFAULT_RECIPES[asked["objective"]]
+    folder = asked["folder"] or f"runs/{name}"
+    values = _parse(_parser(_recorded(folder) if asked["resume"] else recipe(name)), words)
     own = {name: values.pop(name) for name in ("dry_run", "resume", "json", "folder", "config")}
     return argparse.Namespace(**own | {"folder": folder}), config_from_dict(values)
 

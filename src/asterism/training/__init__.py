@@ -9,7 +9,8 @@ Importing this package imports neither torch nor transformers; what needs them i
 from importlib import import_module
 from typing import TYPE_CHECKING
 
-from asterism.training.recipes import RECIPES, ModelConfig, RunConfig, recipe
+from asterism.training.configuration import ModelConfig, RunConfig
+from asterism.training.recipes import RECIPES, recipe
 
 if TYPE_CHECKING:
     from asterism.training.data import load_corpus

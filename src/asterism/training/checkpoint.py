@@ -9,7 +9,7 @@ import json
 import os
 import shutil
 import uuid
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
@@ -32,7 +32,7 @@ STATE = "state.json"
 class TrainingState:
     """What a run remembers besides tensors. Data and dropout are functions of (seed, step), so no generator is kept.
 
-    `seconds` is training time over all resumes; `loss_sum` is in nats per byte over the `loss_steps` steps since the
+    `seconds` is training time over all resumes; `loss_sum` is in nats, over the `loss_steps` steps since the
     last line of the history.
     """
 
@@ -43,11 +43,19 @@ class TrainingState:
 
 
 def save_checkpoint(
-    folder: Path, model: PreTrainedModel, optimizer: torch.optim.Optimizer, state: TrainingState
+    folder: Path,
+    model: PreTrainedModel,
+    optimizer: torch.optim.Optimizer,
+    state: TrainingState,
+    save_files: Callable[[Path], None],
 ) -> None:
-    """Write model, optimiser and state to a new folder, atomically. The folder also is a Hugging Face model folder."""
+    """Write model, optimiser and state to a new folder, atomically. The folder also is a Hugging Face model folder.
+
+    `save_files` writes what belongs to the model besides, such as a tokenizer.
+    """
     with replacing(folder) as temporary:
         model.save_pretrained(temporary)
+        save_files(temporary)
         save_file(_optimizer_tensors(model, optimizer), temporary / OPTIMIZER)
         (temporary / STATE).write_text(json.dumps(asdict(state)))
 
@@ -72,8 +80,12 @@ def load_checkpoint(folder: Path, model: PreTrainedModel, optimizer: torch.optim
 
 def load_weights(folder: Path, model: PreTrainedModel) -> None:
     """Fill the model with the weights in `folder`. Raises CheckpointError if they are damaged or another model's."""
-    tensors = read_tensors(folder / WEIGHTS)
-    _compare(folder / WEIGHTS, tensors, {name: list(value.shape) for name, value in model.state_dict().items()})
+    tensors, state = read_tensors(folder / WEIGHTS), model.state_dict()
+    written = {state[name].data_ptr(): name for name in tensors.keys() & state.keys()}
+    for name in state.keys() - tensors.keys():  # a tensor that has two names in the model is written under one
+        if twin := written.get(state[name].data_ptr()):
+            tensors[name] = tensors[twin]
+    _compare(folder / WEIGHTS, tensors, {name: list(value.shape) for name, value in state.items()})
     model.load_state_dict(tensors)
 
 

@@ -19,7 +19,7 @@ from typing import Any
 
 from asterism.errors import AsterismError, CheckpointError
 from asterism.training.checkpoint import read_json, write_json, write_text
-from asterism.training.recipes import RunConfig, config_from_dict
+from asterism.training.configuration import RunConfig, config_from_dict
 
 
 class RunFolder:
