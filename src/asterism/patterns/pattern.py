@@ -163,6 +163,11 @@ class Pattern(ABC):
         parts = (child.unstable_part() for child in self.children)
         return next((part for part in parts if part is not None), None)
 
+    @property
+    def depends_on_length(self) -> bool:
+        """False when the pattern provably gives a pair (q, k) the same answer in sequences of any length."""
+        return self.unstable_part() is not None
+
     def walk(self) -> Iterator["Pattern"]:
         """This pattern and everything it is made of, parents first."""
         yield self
