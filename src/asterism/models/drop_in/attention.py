@@ -77,12 +77,17 @@ def layer_pattern(module: nn.Module, tokens: Tokens) -> Pattern:
 
     Raises PatternError for a causal model whose pattern reads the future or is not prefix-stable.
     """
-    pattern = read_patterns(module.config)[module.layer_idx]
-    return _complete(pattern, tokens.causal, tokens.window)
+    field, layers = module.config.asterism_pattern, module.config.num_hidden_layers
+    texts = tuple(field) if isinstance(field, list) else field
+    return _complete(texts, layers, module.layer_idx, tokens.causal, tokens.window)
 
 
+@torch.compiler.assume_constant_result
 @lru_cache(maxsize=1024)
-def _complete(pattern: Pattern, causal: bool, own_window: int | None) -> Pattern:
+def _complete(
+    texts: str | tuple[str, ...] | None, layers: int, number: int, causal: bool, own_window: int | None
+) -> Pattern:
+    pattern = read_patterns(texts, layers)[number]
     if own_window is not None:
         pattern = pattern & (window(own_window - 1) if causal else window(own_window, own_window))
     if causal:

@@ -49,9 +49,9 @@ def _check_cache(module: nn.Module, arguments: tuple[Any, ...], named: dict[str,
 def _forgetting_layer(cache: Cache, number: int, pattern: Pattern) -> PatternCacheLayer:
     """The cache's part for a layer; an empty DynamicCache is given one, in place, because its owner holds on to it."""
     if type(cache) is not DynamicCache or cache.offloading:
+        kind = f"{'offloaded ' if cache.offloading else ''}{type(cache).__name__}"
         raise ConfigurationError(
-            f"past_key_values is a {'offloaded ' if cache.offloading else ''}{type(cache).__name__}, which cannot forget"
-            " by a pattern; pass an empty DynamicCache(), or nothing"
+            f"past_key_values is a {kind}, which cannot forget by a pattern; pass an empty DynamicCache(), or nothing"
         )
     while len(cache.layers) <= number:
         cache.layers.append(DynamicLayer())

@@ -7,7 +7,6 @@ with its pattern, and without, transformers refuses to build it, because no atte
 """
 
 from collections.abc import Sequence
-from functools import lru_cache
 
 from transformers import PreTrainedConfig
 
@@ -55,26 +54,20 @@ def write_patterns(patterns: Pattern | Schedule | str | Sequence[Pattern | str])
     if isinstance(patterns, Sequence) and all(isinstance(pattern, Pattern | str) for pattern in patterns):
         return [parse(str(pattern)).text for pattern in patterns]
     raise PatternError(
-        f"use_pattern needs a pattern, a schedule, the text of one, or a list with one pattern per layer, got {patterns!r}"
+        f"use_pattern needs a pattern, a schedule, the text of one, or a list with one per layer, got {patterns!r}"
     )
 
 
-def read_patterns(config: PreTrainedConfig) -> tuple[Pattern, ...]:
-    """The pattern of each layer.
+def read_patterns(texts: str | Sequence[str] | None, layers: int) -> tuple[Pattern, ...]:
+    """The pattern of each layer, from what the field holds.
 
-    Raises PatternError for a text that cannot be read, ConfigurationError for a configuration without the field, and
-    for a list whose length is not the number of layers.
+    Raises PatternError for a text that cannot be read, ConfigurationError for an empty field, and for a list whose
+    length is not the number of layers.
     """
-    field = config.asterism_pattern
-    if field is None:
+    if texts is None:
         raise ConfigurationError(
-            f"this {type(config).__name__} names no pattern (asterism_pattern): give one, use_pattern(model, pattern)"
+            "the model's configuration names no pattern (asterism_pattern); give one, use_pattern(model, pattern)"
         )
-    return _parse_layers(tuple(field) if isinstance(field, list) else field, config.num_hidden_layers)
-
-
-@lru_cache(maxsize=256)
-def _parse_layers(texts: str | tuple[str, ...], layers: int) -> tuple[Pattern, ...]:
     if isinstance(texts, str):
         schedule = parse_schedule(texts)
         return tuple(schedule.layer(number) for number in range(layers))

@@ -57,8 +57,8 @@ def describe_tokens(
         )
     if isinstance(q_offset, torch.Tensor) or kv_offset != 0 or kv_length != q_offset + q_length:
         raise ConfigurationError(
-            f"{q_length} queries at {q_offset} cannot be laid over {kv_length} keys from {kv_offset} on: a pattern needs"
-            " all keys of the queries' own sequence, not those of another or of a static or sliding cache;"
+            f"{q_length} queries at {q_offset} do not fit {kv_length} keys from {kv_offset} on: a pattern needs all the"
+            " keys of the queries' own sequence, not those of another or of a static or sliding cache;"
             " use_pattern(model) makes the model keep the right keys in a DynamicCache"
         )
     if q_offset and not causal:

@@ -18,7 +18,7 @@ Model = TypeVar("Model", bound=PreTrainedModel)
 def use_pattern(model: Model, pattern: Pattern | Schedule | str | Sequence[Pattern | str] | None = None) -> Model:
     """Let a pattern say who reads whom in a model of transformers: Llama, Qwen, Mistral, GPT-2, BERT, ModernBERT, ...
 
-        model = use_pattern(AutoModelForCausalLM.from_pretrained(path), "window(left=1023) | columns(128, 127) & causal()")
+        model = use_pattern(AutoModelForCausalLM.from_pretrained(path), "window(left=1023) | sinks()")
 
     The model is changed in place and returned. `pattern` is a Pattern, a Schedule, the text of one (such as
     "interleave(a, b)"), or a list with one pattern per layer; without it, the one that the configuration names.
@@ -45,7 +45,7 @@ def use_pattern(model: Model, pattern: Pattern | Schedule | str | Sequence[Patte
     try:
         if pattern is not None:
             config.asterism_pattern = write_patterns(pattern)
-        for module, rule in zip(modules, read_patterns(config), strict=True):
+        for module, rule in zip(modules, read_patterns(config.asterism_pattern, len(modules)), strict=True):
             rule.check_heads(config.num_attention_heads)
             if module.is_causal and getattr(config, "is_causal", True):
                 require_causal(rule)
@@ -65,7 +65,7 @@ def use_pattern(model: Model, pattern: Pattern | Schedule | str | Sequence[Patte
 
 
 def drop_pattern(model: Model) -> Model:
-    """Undo `use_pattern`: attention is dense again, by the default implementation of transformers. Returns the model."""
+    """Undo `use_pattern`: attention is dense again, by transformers' default implementation. Returns the model."""
     model.config.asterism_pattern = None
     model.set_attn_implementation(model.get_correct_attn_implementation(None, is_init_check=True))
     return model
