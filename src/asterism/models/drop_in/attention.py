@@ -6,7 +6,7 @@ query reads what both it and the pattern allow.
 """
 
 from functools import lru_cache
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
@@ -17,7 +17,7 @@ from asterism.layers.cache import PatternCacheLayer
 from asterism.models.drop_in.field import read_patterns
 from asterism.models.drop_in.tokens import Tokens, require_tokens
 from asterism.models.padding import Packing
-from asterism.patterns import Pattern, require_causal, window
+from asterism.patterns import require_causal, window
 
 DROPOUT_FIELDS = ("attention_dropout", "attn_pdrop", "attention_probs_dropout_prob", "attn_dropout")
 """How configurations call the dropout of attention."""
@@ -35,6 +35,13 @@ HARMLESS = frozenset(
     )
 )
 """What models pass on to attention that says nothing about its scores."""
+
+
+class Rule(NamedTuple):
+    """A layer's pattern as text, and whether the rows of a batch must follow it at their own lengths."""
+
+    text: str
+    depends_on_length: bool
 
 
 def pattern_attention(
@@ -63,55 +70,60 @@ def pattern_attention(
         raise ConfigurationError(f"attention got is_causal={is_causal}, but the model's mask says {tokens.causal}")
     if sliding_window is not None and tokens.window is None:
         raise ConfigurationError(f"attention got sliding_window={sliding_window}, but the model's mask has no window")
-    pattern = layer_pattern(module, tokens)
+    rule = layer_rule(module, tokens)
     if pattern_cache is not None:
-        mixed = _attend_cached(query, key, value, pattern, tokens, scaling, pattern_cache)
+        mixed = _attend_cached(query, key, value, rule, tokens, scaling, pattern_cache)
     else:
         _check_keys(key, tokens, query.shape[2])
-        mixed = _attend_all(query, key, value, pattern, tokens, scaling)
+        mixed = _attend_all(query, key, value, rule, tokens, scaling)
     return mixed.transpose(1, 2).contiguous(), None
 
 
-def layer_pattern(module: nn.Module, tokens: Tokens) -> Pattern:
+def layer_rule(module: nn.Module, tokens: Tokens) -> Rule:
     """Who reads whom in a layer: its pattern, and the model's own window with it.
 
     Raises PatternError for a causal model whose pattern reads the future or is not prefix-stable.
     """
     field, layers = module.config.asterism_pattern, module.config.num_hidden_layers
     texts = tuple(field) if isinstance(field, list) else field
-    return _complete(texts, layers, module.layer_idx, tokens.causal, tokens.window)
+    return Rule(*_constant_rule(texts, layers, module.layer_idx, tokens.causal, tokens.window))
 
 
 @torch.compiler.assume_constant_result
+def _constant_rule(*question: Any) -> tuple[str, bool]:
+    """As `_complete_rule`; nothing for torch.compile to look into."""
+    return _complete_rule(*question)
+
+
 @lru_cache(maxsize=1024)
-def _complete(
+def _complete_rule(
     texts: str | tuple[str, ...] | None, layers: int, number: int, causal: bool, own_window: int | None
-) -> Pattern:
+) -> tuple[str, bool]:
     pattern = read_patterns(texts, layers)[number]
     if own_window is not None:
         pattern = pattern & (window(own_window - 1) if causal else window(own_window, own_window))
     if causal:
         require_causal(pattern)
-    return pattern
+    return pattern.text, pattern.depends_on_length
 
 
 def _attend_all(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, pattern: Pattern, tokens: Tokens, scale: float | None
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, rule: Rule, tokens: Tokens, scale: float | None
 ) -> torch.Tensor:
     """k and v hold all S + N tokens."""
     if tokens.seen:
         positions = _count(tokens.real, k.shape[2], k.device)
-        return decode(q, k, v, pattern, positions[:, tokens.seen :].clamp(min=0), positions, scale=scale)
+        return decode(q, k, v, rule.text, positions[:, tokens.seen :].clamp(min=0), positions, scale=scale)
     if tokens.packing is None:
-        return attend(q, k, v, pattern, scale=scale)
-    return _attend_packed(q, k, v, pattern, tokens.packing, scale)
+        return attend(q, k, v, rule.text, scale=scale)
+    return _attend_packed(q, k, v, rule, tokens.packing, scale)
 
 
 def _attend_cached(
     q: torch.Tensor,
     k: torch.Tensor,
     v: torch.Tensor,
-    pattern: Pattern,
+    rule: Rule,
     tokens: Tokens,
     scale: float | None,
     cache: PatternCacheLayer,
@@ -123,31 +135,31 @@ def _attend_cached(
         positions = torch.where(positions < 0, -1, positions + cache.lengths[:, None])
     keys, values, key_positions = cache.extend(k, v, positions)
     if not tokens.seen:
-        return _attend_all(q, k, v, pattern, tokens, scale)
-    return decode(q, keys, values, pattern, positions.clamp(min=0), key_positions, scale=scale)
+        return _attend_all(q, k, v, rule, tokens, scale)
+    return decode(q, keys, values, rule.text, positions.clamp(min=0), key_positions, scale=scale)
 
 
 def _attend_packed(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, pattern: Pattern, packing: Packing, scale: float | None
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, rule: Rule, packing: Packing, scale: float | None
 ) -> torch.Tensor:
     """Real tokens in front, padding behind them; then back to where they were."""
     q, k, v = (packing.pack(x.transpose(1, 2)).transpose(1, 2) for x in (q, k, v))
-    if pattern.depends_on_length:
-        mixed = _attend_by_length(q, k, v, pattern, packing.real.sum(dim=1), scale)
+    if rule.depends_on_length:
+        mixed = _attend_by_length(q, k, v, rule, packing.real.sum(dim=1), scale)
     else:
-        mixed = attend(q, k, v, pattern, key_mask=packing.real, scale=scale)
+        mixed = attend(q, k, v, rule.text, key_mask=packing.real, scale=scale)
     return packing.unpack(mixed.transpose(1, 2)).transpose(1, 2)
 
 
 def _attend_by_length(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, pattern: Pattern, lengths: torch.Tensor, scale: float | None
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, rule: Rule, lengths: torch.Tensor, scale: float | None
 ) -> torch.Tensor:
     """[B, H, N, Dv], rows of one length at a time, and 0 behind the real tokens."""
     mixed = q.new_zeros(*q.shape[:3], v.shape[3])
     for length in lengths.unique().tolist():
         rows = (lengths == length).nonzero()[:, 0]
         parts = (x[rows, :, :length] for x in (q, k, v))
-        part = nn.functional.pad(attend(*parts, pattern, scale=scale), (0, 0, 0, q.shape[2] - length))
+        part = nn.functional.pad(attend(*parts, rule.text, scale=scale), (0, 0, 0, q.shape[2] - length))
         mixed = mixed.index_copy(0, rows, part)
     return mixed
 

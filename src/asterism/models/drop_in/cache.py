@@ -13,10 +13,10 @@ from transformers.cache_utils import Cache, DynamicLayer
 
 from asterism.errors import ConfigurationError
 from asterism.layers.cache import PatternCacheLayer
-from asterism.models.drop_in.attention import layer_pattern
+from asterism.models.drop_in.attention import layer_rule
 from asterism.models.drop_in.field import IMPLEMENTATION
 from asterism.models.drop_in.tokens import require_tokens
-from asterism.patterns import Pattern
+from asterism.patterns import Pattern, parse
 
 
 def install_hooks(module: nn.Module) -> None:
@@ -32,8 +32,8 @@ def _hand_over_cache(
     cache = named.get("past_key_values")
     if cache is None or module.config._attn_implementation != IMPLEMENTATION:
         return None
-    pattern = layer_pattern(module, require_tokens(named.get("attention_mask")))
-    layer = _forgetting_layer(cache, module.layer_idx, pattern)
+    rule = layer_rule(module, require_tokens(named.get("attention_mask")))
+    layer = _forgetting_layer(cache, module.layer_idx, parse(rule.text))
     return arguments, named | {"past_key_values": None, "pattern_cache": layer}
 
 
