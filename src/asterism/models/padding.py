@@ -33,10 +33,15 @@ class Packing(NamedTuple):
         return cls(column, mask.cumsum(dim=1) - 1, mask.gather(1, column))
 
     def pack(self, columns: torch.Tensor) -> torch.Tensor:
-        """[B, N, C] by column -> [B, N, C] by slot."""
-        return columns.gather(1, self.column[:, :, None].expand_as(columns))
+        """[B, N, ...] by column -> [B, N, ...] by slot."""
+        return columns.gather(1, _like(self.column, columns))
 
     def unpack(self, slots: torch.Tensor) -> torch.Tensor:
-        """[B, N, C] by slot -> [B, N, C] by column."""
-        slot = self.slot[:, :, None]
-        return slots.gather(1, slot.clamp(min=0).expand_as(slots)).masked_fill(slot < 0, 0)
+        """[B, N, ...] by slot -> [B, N, ...] by column."""
+        slot = _like(self.slot, slots)
+        return slots.gather(1, slot.clamp(min=0)).masked_fill(slot < 0, 0)
+
+
+def _like(index: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
+    """[B, N] as a view of the shape [B, N, ...] of the tokens."""
+    return index.reshape(*index.shape, *[1] * (tokens.ndim - 2)).expand_as(tokens)
