@@ -13,12 +13,14 @@ from pathlib import Path
 from typing import NamedTuple
 
 import pytest
+from small_encoders import save_tiny_bert, write_lines
 
 from asterism import training
 from asterism.cli import main as entry
 from asterism.cli.main import VERBS, main
 from asterism.cli.train import read_arguments
 from asterism.training import recipe
+from asterism.training.loop import quiet_transformers
 
 TINY = shlex.split(
     "--batch-size 4 --steps 3 --warmup-steps 1 --dtype float32 --model.hidden-size 16 --model.num-hidden-layers 1"
@@ -72,7 +74,7 @@ def refuses(result: Result, code: int, message: str) -> None:
 @pytest.mark.parametrize(
     ("command", "message"),
     [
-        ("", r"a verb is missing\. The verbs are show, plan, train, evaluate, generate"),
+        ("", r"a verb is missing\. The verbs are show, plan, train, finetune, evaluate, generate"),
         ("shwo 'causal()' -n 4", r"unknown verb 'shwo'\. Did you mean 'show'\?"),
         ("show 'causal()'", r"required: -n/--length"),
         ("show 'causal()' -n 4 --hed 1", r"unknown flag --hed\. Did you mean '--head'\?"),
@@ -284,12 +286,16 @@ def test_json_is_one_document(run: Run, tiny_run: Path, command: str):
 def test_the_example_of_every_help_runs(
     run: Run, verb: str, tiny_run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
+    lines = [{"text": f"the lamp is {word}", "label": word} for word in ("red", "blue")] * 20
+    write_lines(tmp_path / "reviews.jsonl", lines)
     result = run(verb, "--help")
     example = shlex.split(result.out.split("example:")[1])
     assert result.code == 0
     assert example[:2] == ["asterism", verb]
     (tmp_path / "runs").mkdir()
     (tmp_path / "runs" / "bytes-small").symlink_to(tiny_run)
+    with quiet_transformers():
+        save_tiny_bert(tmp_path / "runs" / "bigbird-tiny")
     monkeypatch.chdir(tmp_path)
     assert run(*example[1:], *(["--dry-run"] if verb == "train" else [])).code == 0
 

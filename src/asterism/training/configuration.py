@@ -15,6 +15,7 @@ Dtype = Literal["float32", "bfloat16"]
 Optimizer = Literal["adamw", "muon"]
 Schedule = Literal["cosine", "linear"]
 ObjectiveName = Literal["causal", "mlm"]
+TaskName = Literal["classify", "tag", "qa"]
 Block = Literal["pre_norm", "post_norm", "all_attention"]
 PositionType = Literal["learned", "factorised", "rotary", "relative", "none"]
 Activation = Literal["quick_gelu", "gelu", "gelu_new", "relu", "silu"]
@@ -157,6 +158,45 @@ class RunConfig(TrainingConfig):
             self._require("context", self.context >= 16, "must be at least 16 for objective mlm")
             typed = not self.next_sentence or self.model.type_vocab_size >= 2
             self._require("next_sentence", typed, "needs two token types: model.type_vocab_size must be at least 2")
+
+
+@dataclass(frozen=True, kw_only=True)
+class FineTuneConfig(TrainingConfig):
+    """Everything that decides a fine-tuning run: the settings of the training loop, and
+
+    Task: "classify" (documents), "tag" (tokens) or "qa" (spans that answer questions); see `tasks/` for their files.
+    Model: a folder with a model and its tokenizer, or a run folder; `from_scratch` takes its shape and new weights.
+    Data: `data` is a file of examples to train on; those in the file `validation` score the model. Without one, a
+    `validation_fraction` of the examples is held out, chosen by the seed.
+    Reading: of a document the first `length` tokens, by default as many as the model takes; "qa" with a `stride` reads
+    all of it, in windows of `length` that share so many tokens, and allows answers of `max_answer_length` tokens.
+    Length: the run also ends after `epochs` passes over the training examples.
+    Evaluation on the way: on at most `evaluation_examples` examples.
+    """
+
+    task: TaskName
+    model: str
+    data: str
+    validation: str | None = None
+    validation_fraction: float = 0.1
+    from_scratch: bool = False
+    length: int | None = None
+    stride: int | None = None
+    max_answer_length: int = 30
+    epochs: float = 3.0
+    learning_rate: float = 5e-5
+    evaluation_examples: int = 200
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._require_one_of("task", TaskName)
+        for name in ("max_answer_length", "evaluation_examples"):
+            self._require_positive(name)
+        self._require("length", self.length is None or self.length >= 1, "must be at least 1, or None for the model's")
+        self._require("stride", self.stride is None or self.stride >= 0, "must not be negative")
+        self._require("stride", self.stride is None or self.task == "qa", f"is for task 'qa', not {self.task!r}")
+        self._require("epochs", self.epochs > 0, "must be positive")
+        self._require("validation_fraction", 0 < self.validation_fraction <= 0.5, "must be above 0 and at most 0.5")
 
 
 def config_from_dict(values: Mapping[str, Any]) -> RunConfig:

@@ -45,7 +45,7 @@ def train(config: RunConfig, folder: str | Path, *, resume: bool = False, progre
     """
     run = RunFolder(folder)
     if resume:
-        _refuse_other_run(run.read_config(), config)
+        refuse_other_run(run.read_config(), config)
         if result := run.read_record()["result"]:
             return OBJECTIVES[config.objective].report_type(**result)
     else:
@@ -104,10 +104,11 @@ def fit(
             return _finish(objective, run, model, state, name)
 
 
-def _refuse_other_run(recorded: RunConfig, asked: RunConfig) -> None:
-    for field in fields(RunConfig):
+def refuse_other_run(recorded: TrainingConfig, asked: TrainingConfig) -> None:
+    """Raises ConfigurationError if a run that is to go on began with other settings; only data may have moved."""
+    for field in fields(recorded):
         old, new = getattr(recorded, field.name), getattr(asked, field.name)
-        if field.name != "data" and old != new:
+        if field.name not in ("data", "validation") and old != new:
             raise ConfigurationError(f"resume: {field.name} is {new!r}, but the run began with {old!r}")
 
 
