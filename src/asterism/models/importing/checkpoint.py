@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from huggingface_hub.errors import StrictDataclassError
 from transformers import PreTrainedConfig, PreTrainedModel
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
@@ -154,7 +155,7 @@ def _read_source_config(path: Path) -> PreTrainedConfig:
         )
     try:
         return CONFIG_MAPPING[kind].from_dict(document)
-    except (TypeError, ValueError) as error:
+    except (StrictDataclassError, TypeError, ValueError) as error:
         raise CheckpointError(f"{path / 'config.json'} is damaged: {' '.join(str(error).split())}") from error
 
 
