@@ -20,6 +20,7 @@ class AsterismPreTrainedModel(PreTrainedModel):
     config: AsterismConfig
     base_model_prefix = "model"
     supports_gradient_checkpointing = True
+    _keys_to_ignore_on_load_unexpected = [r"^pooler\."]  # an imported checkpoint keeps its pooler for classifiers
     _no_split_modules = ["AsterismBlock", "AsterismPostNormBlock", "AsterismAllAttentionBlock"]
     _skip_keys_device_placement = ["past_key_values", "cache"]
 

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from asterism.errors import AsterismError, CheckpointError
-from asterism.training.checkpoint import read_json, write_json, write_text
+from asterism.models.files import read_json, write_json, write_text
 from asterism.training.configuration import RunConfig, config_from_dict
 
 

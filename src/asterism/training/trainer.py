@@ -19,8 +19,9 @@ from transformers import PreTrainedModel
 
 from asterism.errors import ConfigurationError, DataError
 from asterism.kernels import cpu as cpu_kernel
+from asterism.models.files import replacing, write_json
 from asterism.training.build import build_model, model_config
-from asterism.training.checkpoint import TrainingState, load_checkpoint, replacing, write_json
+from asterism.training.checkpoint import TrainingState, load_checkpoint
 from asterism.training.configuration import RunConfig, TrainingConfig
 from asterism.training.folder import RunFolder
 from asterism.training.interrupts import held_back

@@ -17,8 +17,8 @@ from safetensors.numpy import save_file
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from asterism.errors import CheckpointError, DataError
+from asterism.models.files import read_tensors
 from asterism.training.build import arithmetic
-from asterism.training.checkpoint import read_tensors
 from asterism.training.configuration import RunConfig
 from asterism.training.data import Corpus, Split
 from asterism.training.objectives.masking import IGNORED, MASK_SHARE, Masking
