@@ -75,6 +75,7 @@ def refuses(result: Result, code: int, message: str) -> None:
     ("command", "message"),
     [
         ("", r"a verb is missing\. The verbs are show, plan, train, finetune, evaluate, generate"),
+        ("", r"a verb is missing\. The verbs are show, plan, certify, train, evaluate, generate"),
         ("shwo 'causal()' -n 4", r"unknown verb 'shwo'\. Did you mean 'show'\?"),
         ("show 'causal()'", r"required: -n/--length"),
         ("show 'causal()' -n 4 --hed 1", r"unknown flag --hed\. Did you mean '--head'\?"),
@@ -93,6 +94,12 @@ def refuses(result: Result, code: int, message: str) -> None:
         ("plan 'causal()' -n 4 --tile 0", r"--tile: must be a whole number of at least 1, got '0'"),
         ("plan 'causal()' -n 4 --tile 5", r"tile size must be .*, got 5"),
         ("plan 'explicit(\"0:0\")' -n 4", r"explicit: the pattern covers 1 positions and 4 were asked for"),
+        ("certify 'star()'", r"required: -n/--length"),
+        ("certify 'star()' -n 70000", r"n must be from 1 to 65,536, got 70,000"),
+        (
+            "certify 'star()' -n 4 --output reach.gif",
+            r"--output: the file name must end in \.png or \.svg, got 'reach\.gif'",
+        ),
         ("train --stps 3", r"unknown flag --stps\. Did you mean '--steps'\?"),
         ("train --hidden-size 3", r"unknown flag --hidden-size\. Did you mean '--model\.hidden-size'\?"),
         ("train extra", r"unexpected argument 'extra'"),
@@ -280,6 +287,25 @@ def test_json_is_one_document(run: Run, tiny_run: Path, command: str):
     result = run(*shlex.split(command.replace("RUN", str(tiny_run))))
     assert result.code == 0
     assert isinstance(json.loads(result.out), dict)
+
+
+@pytest.mark.parametrize("suffix", ["png", "svg"])
+def test_certify_explains_checks_and_draws(run: Run, tmp_path: Path, suffix: str):
+    picture = tmp_path / f"reach.{suffix}"
+    rule = "interleave(window(left=4, right=4), stride(period=8))"
+    result = run("certify", rule, "-n", 64, "--check", "--output", picture)
+    assert (result.code, result.err) == (0, "")
+    assert "s = 3 layers: 0 does not depend on 61 after 2" in result.out
+    assert re.search(r"average path length +1\.77 +1\.\d+ +2\.646\n", result.out)
+    assert result.out.count("checked  ") == 4
+    assert picture.stat().st_size > 5000
+
+
+def test_certify_in_json(run: Run):
+    document = json.loads(run("certify", "strided(8)", "-n", 32, "--check", "--json").out)
+    assert (document["star"], document["yun"], document["hops"]) == (False, False, None)
+    assert document["never"] == {"query": 0, "key": 1}
+    assert len(document["checked"]) == 4
 
 
 @pytest.mark.parametrize("verb", VERBS)
