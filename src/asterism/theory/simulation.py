@@ -1,0 +1,194 @@
+"""A Turing machine run by a transformer, token by token, beside the interpreter.
+
+The machine is brought into normal form and compiled to the full or the sparse construction. After each of its steps the
+configuration is read from the transformer's vectors: state, symbol under the head and cell of the head are what the
+decoder computed; the tape is the word that the encoder was given, with the symbols that the decoder has written. It must
+equal the configuration of the interpreter on the normal form and, where that stands for one of the machine's own, the
+interpreter's on the machine as it was given.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import count, islice
+
+from asterism.errors import AsterismError, MachineError, nearest
+from asterism.theory.encoding import Construction, read_group
+from asterism.theory.full_decoder import full_decoder
+from asterism.theory.hardmax import ARITHMETICS, Decoder, Token
+from asterism.theory.machine import Configuration, TuringMachine
+from asterism.theory.normal_form import NormalForm, normalise
+from asterism.theory.sparse_decoder import sparse_decoder
+
+CONSTRUCTIONS = {"full": full_decoder, "sparse": sparse_decoder}
+
+
+class Disagreement(AsterismError):
+    """The transformer's configuration at `time` is not the interpreter's."""
+
+    def __init__(self, time: int, problem: str) -> None:
+        super().__init__(f"at time {time} the transformer is wrong: {problem}")
+        self.time = time
+
+
+@dataclass(frozen=True)
+class Step:
+    """The machine at one time.
+
+    `configuration` is that of the normal form, `view` the same in the machine's own terms; `exact` tells whether the
+    machine itself was ever in it, or the normal form is between two of the machine's steps. From time 1 on, `token` is
+    the decoder token, from 0, that computed it, `reads` the tokens that its addressing attention found best,
+    `encoder_place` the place in the word, from 1, that its cross-attention found best, and `source` where the symbol
+    under the head comes from: "word", "blank", or the time at which it was written.
+    """
+
+    time: int
+    configuration: Configuration
+    view: Configuration
+    exact: bool
+    token: int | None = None
+    reads: tuple[int, ...] = ()
+    encoder_place: int | None = None
+    source: str | int = "blank"
+
+
+@dataclass(frozen=True)
+class Simulation:
+    """A run. `wrong` says where floating point went wrong, with the steps before it in `steps`."""
+
+    construction: Construction
+    normal: NormalForm
+    word: str
+    steps: tuple[Step, ...]
+    tokens: int
+    products: int
+    wrong: Disagreement | None = None
+
+    @property
+    def final(self) -> Configuration:
+        """The last configuration, in the machine's own terms."""
+        return [step.view for step in self.steps if step.exact or step is self.steps[-1]][-1]
+
+    @property
+    def halted(self) -> bool:
+        """Whether the machine came to its end within the steps allowed."""
+        return self.steps[-1].configuration.state in self.normal.machine.halting
+
+    @property
+    def accepted(self) -> bool:
+        """Whether it ended in an accept state."""
+        return self.steps[-1].configuration.state in self.normal.machine.accept
+
+
+def simulate(
+    machine: TuringMachine | str, word: str = "", *, attention: str = "full", arithmetic: str = "exact", steps: int = 500
+) -> Simulation:
+    """Run a machine, or the sample of that name, on a word for at most `steps` steps of its normal form.
+
+    attention   "full" (Perez 2019: one decoder token per step, which reads all before it) or "sparse" (Zaheer 2020:
+                t + 1 tokens for step t, which read at most two each)
+    arithmetic  "exact" rationals, "float64" or "float32"
+
+    Every configuration is checked. Raises Disagreement when exact arithmetic does not give the interpreter's; in floating
+    point the run ends there, with `wrong` set. Raises MachineError for names, words and machines that do not fit.
+    """
+    for asked, choices, what in ((attention, CONSTRUCTIONS, "attention"), (arithmetic, ARITHMETICS, "arithmetic")):
+        if asked not in choices:
+            raise MachineError(f"{what} must be one of {', '.join(choices)}, got {asked!r}.{nearest(asked, choices)}")
+    normal = normalise(TuringMachine.load(machine) if isinstance(machine, str) else machine)
+    construction = CONSTRUCTIONS[attention](normal.machine, ARITHMETICS[arithmetic])
+    run = Run(construction, normal, word)
+    taken: list[Step] = []
+    wrong = None
+    try:
+        for step in islice(run, steps + 1):
+            taken.append(step)
+    except Disagreement as disagreement:
+        if arithmetic == "exact":
+            raise
+        wrong = disagreement
+    return Simulation(construction, normal, word, tuple(taken), run.tokens, run.products, wrong)
+
+
+def first_wrong_time(
+    machine: TuringMachine | str, word: str = "", *, attention: str = "full", arithmetic: str, steps: int
+) -> int | None:
+    """The time at which the construction first differs from the interpreter in an arithmetic; None within `steps`."""
+    wrong = simulate(machine, word, attention=attention, arithmetic=arithmetic, steps=steps).wrong
+    return wrong.time if wrong else None
+
+
+class Run:
+    """The steps of a construction on a word, each computed when it is asked for, and checked.
+
+    `tokens` counts decoder tokens so far, `products` the products of queries and keys. Iterating raises Disagreement
+    where the transformer is wrong, and MachineError where the machine moves off a one-way tape.
+    """
+
+    def __init__(self, construction: Construction, normal: NormalForm, word: str) -> None:
+        self.construction, self.normal, self.word = construction, normal, word
+        self.tokens = self.products = 0
+        self._originals = normal.original.run(word)
+        self._arithmetic = construction.transformer.arithmetic
+
+    def __iter__(self) -> Iterator[Step]:
+        now, vector = self.normal.begin(self.word), self.construction.first_token
+        decoder = Decoder(self.construction.transformer, [*self.word] or [self.normal.machine.blank])
+        yield Step(0, now, self.normal.view(now), self.normal.stands_for(now))
+        for time in count(1):
+            expected = self.normal.machine.step(now)
+            if expected is None:
+                break
+            for _ in range(self.construction.tokens(time - 1)):
+                token = decoder.step(vector)
+                vector = token.following
+                self.products += token.products
+            self.tokens = token.number + 1
+            now = self._check(time, self._decode(time, now, token), expected)
+            yield self._step(time, now, token)
+        if next(self._originals, None) is not None:
+            raise Disagreement(time, "the normal form has halted and the machine has not")
+
+    def _decode(self, time: int, before: Configuration, token: Token) -> Configuration:
+        """The configuration that the decoder's vectors hold."""
+        machine, arithmetic = self.normal.machine, self._arithmetic
+        state = read_group(token.following, "q1", machine.states, arithmetic)
+        symbol = read_group(token.following, "s1", machine.symbols, arithmetic)
+        written = read_group(token.last, "s2", machine.symbols, arithmetic)
+        head = arithmetic.whole(self.construction.head(token.last))
+        for what, value in (("state", state), ("symbol under the head", symbol), ("symbol written", written)):
+            if value is None:
+                raise Disagreement(time, f"the {what} is not one of the machine's")
+        if head is None:
+            raise Disagreement(time, f"the head is on cell {self.construction.head(token.last)}")
+        tape = {**before.tape, before.head: written}
+        if written == machine.blank:
+            del tape[before.head]
+        if (seen := tape.get(head, machine.blank)) != symbol:
+            raise Disagreement(time, f"it takes the symbol under the head to be {symbol!r}, and it is {seen!r}")
+        return Configuration(state, head, tape)
+
+    def _check(self, time: int, decoded: Configuration, expected: Configuration) -> Configuration:
+        if decoded != expected:
+            raise Disagreement(time, f"it is in {decoded}, and the normal form in {expected}")
+        if self.normal.stands_for(decoded):
+            own = next(self._originals, None)
+            if self.normal.view(decoded) != own:
+                raise Disagreement(time, f"it stands for {self.normal.view(decoded)}, and the machine is in {own}")
+        return decoded
+
+    def _step(self, time: int, now: Configuration, token: Token) -> Step:
+        latest = self._arithmetic.whole(token.last.get(self.construction.latest, 0))
+        if time <= len(self.word):
+            source: str | int = "word"
+        else:
+            source = "blank" if latest is None or latest == time else latest - 1
+        return Step(
+            time=time,
+            configuration=now,
+            view=self.normal.view(now),
+            exact=self.normal.stands_for(now),
+            token=token.number,
+            reads=tuple(token.reads[max(token.reads)]),
+            encoder_place=token.encoder_reads[0] + 1,
+            source=source,
+        )
