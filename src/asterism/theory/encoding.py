@@ -11,8 +11,6 @@ from fractions import Fraction
 from asterism.theory.hardmax import Arithmetic, FeedForward, Hidden, Linear, Transformer, Vector
 from asterism.theory.machine import TuringMachine
 
-HALF = Fraction(1, 2)
-
 
 @dataclass(frozen=True)
 class Construction:

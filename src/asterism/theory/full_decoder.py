@@ -7,27 +7,28 @@ layer and three decoder layers compute token i + 1. Groups of a vector, 2|Q| + 4
 
     token i      q1 = q(i), s1 = s(i), x1 = m(i-1)
     position     x8..x11 = 1, i+1, 1/(i+1), 1/(i+1)^2
-    encoder      s3 = its i-th symbol; keys (x8, x9) = (i, -1), values s3 and x6 = i. A query holds (1, i+1) there, so it
-                 scores -|(i+1) - j|: it reads alpha, the symbol at place beta = min(i+1, n)  (lemma B.1)
+    encoder      keys (x8, x9) = (j, -1), values s3 = the j-th symbol and x6 = j. The decoder's queries hold (1, i+1)
+                 there and score -|(i+1) - j|: they read alpha, the symbol at place beta = min(i+1, n)  (lemma B.1)
     layer 1      q2, s2, x2 = q(i+1), v(i) (the symbol written), m(i); x3 = m(i-1); clears q1, s1, x1  (lemma B.2)
     layer 2      attends to all tokens alike: x4 = c(i+1)/(i+1) and x5 = c(i)/(i+1) are the means of moves so far, where
                  c is the cell of the head  (lemma B.3)
     layer 3      reads token l, the last that stood on the cell c(i+1): s4 = v(l), x7 = l + 1  (lemma B.4)
     output       s(i+1) = alpha, blank or v(l), by lemma B.6
 
-Lemma B.4: with e_k = 1/(k+1) the query and a key have the product e_i e_j (c(i+1) - c(j) + e_i e_j / 3). Its absolute
-value is (e_i e_j)^2 / 3 on the same cell, least for the latest j, and at least e_i e_j (1 - e_i e_j / 3), which is more,
-on any other. On a cell that is new all others are to its left, and l = i is the nearest and latest.
+Lemma B.4: with e_k = 1/(k+1), the query of token i is (c(i+1) e_i, e_i, e_i^2 / 3), the key of j is (e_j, -c(j) e_j,
+e_j^2), and their product e_i e_j (c(i+1) - c(j) + e_i e_j / 3). Its absolute value is (e_i e_j)^2 / 3 on the same cell,
+least for the latest j; on any other cell it is at least e_i e_j (1 - e_i e_j / 3), which is more. A new cell has all
+others to its left, and l = i is the nearest and latest.
 
-Beside the text: a cross-attention stands in every layer and adds alpha and beta again, because all layers read the same
-encoder values; the networks of layers 2 and 3 take off half of what they then find. The triple product of lemma B.2 and
+Beside the text: a cross-attention stands in every layer and adds alpha and beta each time, because all layers read the
+same encoder values; the networks of layers 1 and 2 take them off again. The triple product of lemma B.2 and
 the network after it are one layer of units here. An empty word is given to the encoder as one blank, as attention over
 nothing is not defined.
 """
 
 from fractions import Fraction
 
-from asterism.theory.encoding import HALF, Construction, Units, choose_symbol, copy, look_up_transition, slot
+from asterism.theory.encoding import Construction, Units, choose_symbol, copy, look_up_transition, slot
 from asterism.theory.hardmax import Arithmetic, Attention, DecoderLayer, FeedForward, Linear, Transformer, Vector
 from asterism.theory.machine import TuringMachine
 
@@ -42,8 +43,8 @@ def full_decoder(machine: TuringMachine, arithmetic: Arithmetic) -> Construction
         encoder_value=Linear({**copy("s3", "s3", symbols), "x6": {"x9": 1}}, arithmetic),
         layers=(
             DecoderLayer(None, _transition(machine, arithmetic)),
-            DecoderLayer(_mean_move(arithmetic), _halve_encoder(symbols, arithmetic)),
-            DecoderLayer(_last_visit(symbols, arithmetic), _halve_encoder(symbols, arithmetic)),
+            DecoderLayer(_mean_move(arithmetic), _forget_encoder(symbols, arithmetic)),
+            DecoderLayer(_last_visit(symbols, arithmetic), None),
         ),
         position=lambda token: _position(token + 1, arithmetic),
         neighbours=None,
@@ -82,6 +83,7 @@ def _transition(machine: TuringMachine, arithmetic: Arithmetic) -> FeedForward:
     look_up_transition(units, machine, "x2")
     units.scale([slot("q1", state) for state in machine.states], -1)
     units.scale([slot("s1", symbol) for symbol in machine.symbols], -1)
+    units.scale(_encoder_slots(machine.symbols), -1)
     units.signed("x1", {"x1": -1, "x3": 1})
     return units.network(arithmetic)
 
@@ -101,7 +103,12 @@ def _last_visit(symbols: tuple[str, ...], arithmetic: Arithmetic) -> Attention:
     )
 
 
-def _halve_encoder(symbols: tuple[str, ...], arithmetic: Arithmetic) -> FeedForward:
+def _forget_encoder(symbols: tuple[str, ...], arithmetic: Arithmetic) -> FeedForward:
+    """Layer 2: the next layer reads alpha and beta anew."""
     units = Units()
-    units.scale([*(slot("s3", symbol) for symbol in symbols), "x6"], -HALF)
+    units.scale(_encoder_slots(symbols), -1)
     return units.network(arithmetic)
+
+
+def _encoder_slots(symbols: tuple[str, ...]) -> list[str]:
+    return [*(slot("s3", symbol) for symbol in symbols), "x6"]

@@ -148,15 +148,21 @@ class Transformer:
 
 @dataclass(frozen=True)
 class Token:
-    """What one run of the decoder did: token number, the last layer's vector, the next token's vector, and the tokens
-    whose values were read: `reads` by the self-attention of each layer that has one, `encoder_reads` by the first
-    layer's cross-attention (from 0); `products` counts products of a query and a key, self- and cross-attention."""
+    """What the decoder did with one token; tokens and places in the word are counted from 0.
+
+    last       the last layer's vector                         following  the next token's vector
+    reads      the tokens whose values the last layer with self-attention read, that is those of the greatest score
+    word_reads the places in the word that the first layer's cross-attention read
+    degree     the most tokens that any self-attention looked at
+    products   products of a query and a key, in self- and cross-attention
+    """
 
     number: int
     last: Vector
     following: Vector
-    reads: Mapping[int, list[int]]
-    encoder_reads: list[int]
+    reads: tuple[int, ...]
+    word_reads: tuple[int, ...]
+    degree: int
     products: int
 
 
@@ -165,28 +171,37 @@ class Decoder:
 
     def __init__(self, transformer: Transformer, word: Sequence[str]) -> None:
         self.transformer, self.length = transformer, 0
-        number = transformer.arithmetic
-        self._encoder = _Memory(transformer.encoder_key, transformer.encoder_value, number)
+        arithmetic = transformer.arithmetic
+        self._word = _Memory(transformer.encoder_key, transformer.encoder_value, arithmetic)
         for place, symbol in enumerate(word, 1):
-            self._encoder.append(transformer.embed(symbol, place))
+            self._word.append(transformer.embed(symbol, place))
         heads = [layer.attention for layer in transformer.layers]
-        self._memories = [_Memory(head.key, head.value, number) if head else None for head in heads]
+        self._memories = [_Memory(head.key, head.value, arithmetic) if head else None for head in heads]
 
     def step(self, token: Vector) -> Token:
         """Read the next token and compute the one that follows it."""
-        reads, encoder_reads, products = {}, [], 0
         x = add(token, self.transformer.position(self.length))
-        for number, (layer, memory) in enumerate(zip(self.transformer.layers, self._memories, strict=True)):
+        among = self._neighbours()
+        looked: list[_Look] = []
+        crossed: list[_Look] = []
+        for layer, memory in zip(self.transformer.layers, self._memories, strict=True):
             if layer.attention and memory:
                 memory.append(x)
-                value, reads[number], count = memory.read(layer.attention.query(x), self._neighbours())
-                x, products = add(x, value), products + count
-            value, attended, count = self._encoder.read(x, None)
-            x, products = add(x, value), products + count
-            encoder_reads = encoder_reads or attended
+                looked.append(memory.read(layer.attention.query(x), among))
+                x = add(x, looked[-1].mean)
+            crossed.append(self._word.read(x, None))
+            x = add(x, crossed[-1].mean)
             x = add(x, layer.feed_forward(x)) if layer.feed_forward else x
         self.length += 1
-        return Token(self.length - 1, x, self.transformer.output(x), reads, encoder_reads, products)
+        return Token(
+            number=self.length - 1,
+            last=x,
+            following=self.transformer.output(x),
+            reads=looked[-1].best,
+            word_reads=crossed[0].best,
+            degree=max(look.degree for look in looked),
+            products=sum(look.products for look in looked + crossed),
+        )
 
     def _neighbours(self) -> np.ndarray | None:
         if self.transformer.neighbours is None:
@@ -226,15 +241,16 @@ class _Memory:
                 arrays[slot][self._length] = entry
         self._length += 1
 
-    def read(self, query: Vector, among: np.ndarray | None) -> tuple[Vector, list[int], int]:
-        """The mean of the values with the greatest score -|<query, key>|, their places, and the keys looked at."""
+    def read(self, query: Vector, among: np.ndarray | None) -> "_Look":
+        """Attend to the places `among`, or to all."""
         places = np.arange(self._length) if among is None else among
-        chosen = places
+        best = places
         if self._keys:
             distance = np.abs(self._products(query, slice(self._length) if among is None else among))
-            chosen = places[np.equal(distance, distance.min()).astype(bool)]
-        means = ((slot, self._arithmetic.mean(array[chosen])) for slot, array in self._values.items())
-        return {slot: mean for slot, mean in means if mean}, chosen.tolist(), len(places) if self._keys else 0
+            best = places[np.equal(distance, distance.min()).astype(bool)]
+        means = ((slot, self._arithmetic.mean(array[best])) for slot, array in self._values.items())
+        mean = {slot: value for slot, value in means if value}
+        return _Look(mean, tuple(best.tolist()), len(places), len(places) if self._keys else 0)
 
     def _products(self, query: Vector, among: slice | np.ndarray) -> np.ndarray:
         products = 0
@@ -242,3 +258,13 @@ class _Memory:
             if slot in query:
                 products = products + query[slot] * array[among]
         return products if isinstance(products, np.ndarray) else np.zeros_like(next(iter(self._keys.values()))[among])
+
+
+@dataclass(frozen=True)
+class _Look:
+    """One attention: the mean of the best values, their places, how many were looked at, products of query and key."""
+
+    mean: Vector
+    best: tuple[int, ...]
+    degree: int
+    products: int

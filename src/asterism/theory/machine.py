@@ -58,7 +58,8 @@ class TuringMachine:
     """A deterministic machine. `transitions` maps (state, symbol) to what the step does.
 
     `accept` and `reject` are the states that halt; `inputs` are the symbols of which words are made, `symbols` all that
-    may stand on the tape, the blank first. `lines` says where in a text each transition stood. Raises MachineError when the parts do not fit each other.
+    may stand on the tape, the blank first. `lines` says where in a text each transition stood. Raises MachineError when
+    the parts do not fit each other.
     """
 
     name: str
@@ -118,7 +119,7 @@ class TuringMachine:
         for place, symbol in tape.items():
             if symbol not in self.inputs:
                 raise MachineError(
-                    f"{self.name}: the input has {symbol!r} at place {place + 1};"
+                    f"{self.name}: the input has {symbol!r} at position {place};"
                     f" its symbols are {' '.join(self.inputs) or 'none: it starts on an empty tape'}"
                 )
         return Configuration(self.start, 0, tape)
@@ -171,9 +172,7 @@ class TuringMachine:
         if self.start not in defined:
             yield f"the start state {self.start!r} is undefined: it has no transitions and does not halt"
 
-    def _transition_problems(
-        self, state: str, symbol: str, transition: Transition, defined: set[str]
-    ) -> Iterator[str]:
+    def _transition_problems(self, state: str, symbol: str, transition: Transition, defined: set[str]) -> Iterator[str]:
         if state in self.halting:
             yield f"state {state!r} halts, so it cannot have transitions"
         for seen in (symbol, transition.symbol):

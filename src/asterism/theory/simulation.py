@@ -36,9 +36,9 @@ class Step:
 
     `configuration` is that of the normal form, `view` the same in the machine's own terms; `exact` tells whether the
     machine itself was ever in it, or the normal form is between two of the machine's steps. From time 1 on, `token` is
-    the decoder token, from 0, that computed it, `reads` the tokens that its addressing attention found best,
-    `encoder_place` the place in the word, from 1, that its cross-attention found best, and `source` where the symbol
-    under the head comes from: "word", "blank", or the time at which it was written.
+    the decoder token that computed it, `reads` the tokens that its addressing attention found best, `word_reads` the
+    places in the word that its cross-attention found best (all counted from 0), and `source` says where the symbol under
+    the head came from: "word", "blank" (a new cell), or the time at which it was written.
     """
 
     time: int
@@ -47,40 +47,41 @@ class Step:
     exact: bool
     token: int | None = None
     reads: tuple[int, ...] = ()
-    encoder_place: int | None = None
+    word_reads: tuple[int, ...] = ()
     source: str | int = "blank"
 
 
 @dataclass(frozen=True)
 class Simulation:
-    """A run. `wrong` says where floating point went wrong, with the steps before it in `steps`."""
+    """A run that has ended. `wrong` says where floating point went wrong; `steps` are then those before it."""
 
-    construction: Construction
-    normal: NormalForm
-    word: str
+    run: "Run"
     steps: tuple[Step, ...]
-    tokens: int
-    products: int
     wrong: Disagreement | None = None
 
     @property
     def final(self) -> Configuration:
         """The last configuration, in the machine's own terms."""
-        return [step.view for step in self.steps if step.exact or step is self.steps[-1]][-1]
+        return [step for step in self.steps if step.exact or step is self.steps[-1]][-1].view
 
     @property
     def halted(self) -> bool:
         """Whether the machine came to its end within the steps allowed."""
-        return self.steps[-1].configuration.state in self.normal.machine.halting
+        return self.steps[-1].configuration.state in self.run.normal.machine.halting
 
     @property
     def accepted(self) -> bool:
         """Whether it ended in an accept state."""
-        return self.steps[-1].configuration.state in self.normal.machine.accept
+        return self.steps[-1].configuration.state in self.run.normal.machine.accept
 
 
 def simulate(
-    machine: TuringMachine | str, word: str = "", *, attention: str = "full", arithmetic: str = "exact", steps: int = 500
+    machine: TuringMachine | str,
+    word: str = "",
+    *,
+    attention: str = "full",
+    arithmetic: str = "exact",
+    steps: int = 500,
 ) -> Simulation:
     """Run a machine, or the sample of that name, on a word for at most `steps` steps of its normal form.
 
@@ -91,42 +92,53 @@ def simulate(
     Every configuration is checked. Raises Disagreement when exact arithmetic does not give the interpreter's; in floating
     point the run ends there, with `wrong` set. Raises MachineError for names, words and machines that do not fit.
     """
-    for asked, choices, what in ((attention, CONSTRUCTIONS, "attention"), (arithmetic, ARITHMETICS, "arithmetic")):
-        if asked not in choices:
-            raise MachineError(f"{what} must be one of {', '.join(choices)}, got {asked!r}.{nearest(asked, choices)}")
-    normal = normalise(TuringMachine.load(machine) if isinstance(machine, str) else machine)
-    construction = CONSTRUCTIONS[attention](normal.machine, ARITHMETICS[arithmetic])
-    run = Run(construction, normal, word)
+    run = prepare(machine, word, attention=attention, arithmetic=arithmetic)
     taken: list[Step] = []
-    wrong = None
     try:
         for step in islice(run, steps + 1):
             taken.append(step)
     except Disagreement as disagreement:
         if arithmetic == "exact":
             raise
-        wrong = disagreement
-    return Simulation(construction, normal, word, tuple(taken), run.tokens, run.products, wrong)
+        return Simulation(run, tuple(taken), disagreement)
+    return Simulation(run, tuple(taken))
 
 
 def first_wrong_time(
     machine: TuringMachine | str, word: str = "", *, attention: str = "full", arithmetic: str, steps: int
 ) -> int | None:
     """The time at which the construction first differs from the interpreter in an arithmetic; None within `steps`."""
-    wrong = simulate(machine, word, attention=attention, arithmetic=arithmetic, steps=steps).wrong
-    return wrong.time if wrong else None
+    try:
+        for _ in islice(prepare(machine, word, attention=attention, arithmetic=arithmetic), steps + 1):
+            pass
+    except Disagreement as disagreement:
+        return disagreement.time
+    return None
+
+
+def prepare(
+    machine: TuringMachine | str, word: str = "", *, attention: str = "full", arithmetic: str = "exact"
+) -> "Run":
+    """The run of `simulate`, whose steps are computed as they are asked for. Raises MachineError as `simulate` does."""
+    for asked, choices, what in ((attention, CONSTRUCTIONS, "attention"), (arithmetic, ARITHMETICS, "arithmetic")):
+        if asked not in choices:
+            raise MachineError(f"{what} must be one of {', '.join(choices)}, got {asked!r}.{nearest(asked, choices)}")
+    normal = normalise(TuringMachine.load(machine) if isinstance(machine, str) else machine)
+    normal.begin(word)
+    return Run(CONSTRUCTIONS[attention](normal.machine, ARITHMETICS[arithmetic]), normal, word)
 
 
 class Run:
     """The steps of a construction on a word, each computed when it is asked for, and checked.
 
-    `tokens` counts decoder tokens so far, `products` the products of queries and keys. Iterating raises Disagreement
+    Counted so far: decoder `tokens`, `products` of queries and keys, and `degree`, the most tokens that a token could
+    read. Iterating raises Disagreement
     where the transformer is wrong, and MachineError where the machine moves off a one-way tape.
     """
 
     def __init__(self, construction: Construction, normal: NormalForm, word: str) -> None:
         self.construction, self.normal, self.word = construction, normal, word
-        self.tokens = self.products = 0
+        self.tokens = self.products = self.degree = 0
         self._originals = normal.original.run(word)
         self._arithmetic = construction.transformer.arithmetic
 
@@ -141,8 +153,9 @@ class Run:
             for _ in range(self.construction.tokens(time - 1)):
                 token = decoder.step(vector)
                 vector = token.following
+                self.tokens += 1
                 self.products += token.products
-            self.tokens = token.number + 1
+                self.degree = max(self.degree, token.degree)
             now = self._check(time, self._decode(time, now, token), expected)
             yield self._step(time, now, token)
         if next(self._originals, None) is not None:
@@ -188,7 +201,7 @@ class Run:
             view=self.normal.view(now),
             exact=self.normal.stands_for(now),
             token=token.number,
-            reads=tuple(token.reads[max(token.reads)]),
-            encoder_place=token.encoder_reads[0] + 1,
+            reads=token.reads,
+            word_reads=token.word_reads,
             source=source,
         )

@@ -17,7 +17,7 @@ Groups of a vector, 2|Q| + 4|S| + 15 slots:
     token i      q1 = q(g), s1 = s(g), x1 = c(g); the best so far, written at a time l: s4 = v(l),
                  (x13, x14, x15) = u = (l+1, 1/(l+1), c(l))
     position     x8..x12 = 1, g+1, 1/(g+1), h, h(g+1), with h = 1 at compute tokens and else 0
-    encoder      as in the full construction: s3 and x7 are alpha and beta at place g + 1
+    encoder      as in the full construction: s3 and x7 are alpha and beta at place g + 1, read anew in every layer
     layer 1      q2, s2, x2 = q(g+1), v(g), c(g+1)
     layer 2      the switch on h. Compute tokens: q1, x1 = q(g+1), c(g+1); s1, x6 = alpha, beta; they offer their own
                  write s2 = v(g), (x3, x4, x5) = (g+1, 1/(g+1), c(g)). The others: q1, x1, s1 stay, x6 = g + 1; they offer
@@ -45,7 +45,7 @@ from fractions import Fraction
 from math import isqrt
 
 from asterism.patterns import Pattern, explicit
-from asterism.theory.encoding import HALF, Construction, Units, choose_symbol, copy, look_up_transition, slot
+from asterism.theory.encoding import Construction, Units, choose_symbol, copy, look_up_transition, slot
 from asterism.theory.hardmax import Arithmetic, Attention, DecoderLayer, FeedForward, Linear, Transformer, Vector
 from asterism.theory.machine import TuringMachine
 
@@ -127,10 +127,11 @@ def position(node: int, arithmetic: Arithmetic) -> Vector:
 
 
 def _transition(machine: TuringMachine, arithmetic: Arithmetic) -> FeedForward:
-    """Layer 1 (Perez 2019, lemma B.2), and c(g+1) = c(g) + m(g)."""
+    """Layer 1: the transition (Perez 2019, lemma B.2) and c(g+1) = c(g) + m(g). Layer 2 reads alpha and beta anew."""
     units = Units()
     look_up_transition(units, machine, "x2")
     units.add("x2", units.unit("cell", {"x1": 1}))
+    units.scale([*(slot("s3", symbol) for symbol in machine.symbols), "x7"], -1)
     return units.network(arithmetic)
 
 
@@ -139,8 +140,8 @@ def _switch(machine: TuringMachine, arithmetic: Arithmetic) -> FeedForward:
     units = Units()
     for state in machine.states:
         _choose(units, slot("q1", state), {slot("q2", state): 1}, {slot("q1", state): 1}, one_hot=True)
-    for symbol in machine.symbols:  # alpha and beta have been added twice by now
-        _choose(units, slot("s1", symbol), {slot("s3", symbol): HALF}, {slot("s1", symbol): 1}, one_hot=True)
+    for symbol in machine.symbols:
+        _choose(units, slot("s1", symbol), {slot("s3", symbol): 1}, {slot("s1", symbol): 1}, one_hot=True)
         _choose(units, slot("s2", symbol), {slot("s2", symbol): 1}, {slot("s4", symbol): 1}, one_hot=True)
     for target, computed, kept in (
         ("x1", "x2", "x1"),
@@ -149,7 +150,7 @@ def _switch(machine: TuringMachine, arithmetic: Arithmetic) -> FeedForward:
         ("x5", "x1", "x15"),
     ):
         _choose(units, target, {computed: 1}, {kept: 1})
-    _choose(units, "x6", {"x7": HALF}, {"x9": 1})
+    _choose(units, "x6", {"x7": 1}, {"x9": 1})
     cleared = [slot(group, symbol) for group in ("s1", "s2", "s4") for symbol in machine.symbols]
     units.scale([*(slot("q1", state) for state in machine.states), *cleared, "x1", *CARRIED], -1)
     return units.network(arithmetic)
