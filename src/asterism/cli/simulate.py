@@ -52,9 +52,9 @@ class _Rows:
             own = self.own if step.exact else ""
             reads, word = (" ".join(map(str, row[name])) for name in ("reads", "word_reads"))
             token = "" if step.token is None else step.token
+            source, tape = row["source"], row["tape"]
             print(
-                f"{step.time:>4}  {own:>4}  {step.view.state:<15} {row['source']:<11}  {token:>5}  {reads:<10}  {word:<4}"
-                f"  {row['tape']}"
+                f"{step.time:>4}  {own:>4}  {step.view.state:<15} {source:<11}  {token:>5}  {reads:<10}  {word:<4}  {tape}"
             )
 
     def _row(self, step: Step) -> dict[str, object]:
@@ -106,9 +106,10 @@ def _record(simulation: Run, rows: _Rows, wrong: Disagreement | None) -> dict[st
 
 def _summary(simulation: Run, rows: _Rows, wrong: Disagreement | None) -> str:
     facts = _record(simulation, rows, wrong)
-    ending = {"running": "still running", "wrong": "right"}.get(str(facts["result"]), facts["result"])
+    result = str(facts["result"])
+    ending = {"running": "still running after", "wrong": "right for"}.get(result, f"{result} after")
     lines = [
-        f"{facts['machine']} on {facts['input']!r}: {ending} after {facts['steps']:,} steps,"
+        f"{facts['machine']} on {facts['input']!r}: {ending} {facts['steps']:,} steps,"
         f" {facts['own_steps']:,} of them its own; tape {facts['tape']}",
         f"{facts['attention']} attention, {facts['arithmetic']}: {facts['tokens']:,} decoder tokens of width"
         f" {facts['width']}, {facts['layers']} layers; a token reads at most {facts['degree']:,};"

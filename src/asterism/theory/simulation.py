@@ -1,10 +1,15 @@
 """A Turing machine run by a transformer, token by token, beside the interpreter.
 
-The machine is brought into normal form and compiled to the full or the sparse construction. After each of its steps the
-configuration is read from the transformer's vectors: state, symbol under the head and cell of the head are what the
-decoder computed; the tape is the word that the encoder was given, with the symbols that the decoder has written. It must
-equal the configuration of the interpreter on the normal form and, where that stands for one of the machine's own, the
-interpreter's on the machine as it was given.
+The machine is brought into normal form and compiled to the full or the sparse construction. After each of its steps
+the configuration is read from the transformer's vectors: state, symbol under the head and cell of the head are what the
+decoder computed; the tape is the word that the encoder was given, with the symbols that the decoder has written. It
+must equal the configuration of the interpreter on the normal form and, where that stands for one of the machine's own,
+the interpreter's on the machine as it was given.
+
+What exactness is for: with the head on cell c at time t, the full construction's products of two visits to that cell
+differ by about 1 / t^5, and rounding moves each of them by about c / t^2 times the format's precision. Near c t^3 =
+2^24 in float32 and 2^53 in float64 the wrong visit wins; `first_wrong_time` finds the step. The sparse construction
+subtracts whole numbers and then adds 1 / (3(l+1)), an order that floating point keeps for longer than any run here.
 """
 
 from collections.abc import Iterator
@@ -37,8 +42,8 @@ class Step:
     `configuration` is that of the normal form, `view` the same in the machine's own terms; `exact` tells whether the
     machine itself was ever in it, or the normal form is between two of the machine's steps. From time 1 on, `token` is
     the decoder token that computed it, `reads` the tokens that its addressing attention found best, `word_reads` the
-    places in the word that its cross-attention found best (all counted from 0), and `source` says where the symbol under
-    the head came from: "word", "blank" (a new cell), or the time at which it was written.
+    places in the word that its cross-attention found best (all counted from 0), and `source` says where the symbol
+    under the head came from: "word", "blank" (a new cell), or the time at which it was written.
     """
 
     time: int
@@ -89,8 +94,9 @@ def simulate(
                 t + 1 tokens for step t, which read at most two each)
     arithmetic  "exact" rationals, "float64" or "float32"
 
-    Every configuration is checked. Raises Disagreement when exact arithmetic does not give the interpreter's; in floating
-    point the run ends there, with `wrong` set. Raises MachineError for names, words and machines that do not fit.
+    Every configuration is checked. Raises Disagreement when exact arithmetic does not give the interpreter's; in
+    floating point the run ends there, with `wrong` set. Raises MachineError for names, words and machines that do not
+    fit.
     """
     run = prepare(machine, word, attention=attention, arithmetic=arithmetic)
     taken: list[Step] = []

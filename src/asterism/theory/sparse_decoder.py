@@ -20,8 +20,8 @@ Groups of a vector, 2|Q| + 4|S| + 15 slots:
     encoder      as in the full construction: s3 and x7 are alpha and beta at place g + 1, read anew in every layer
     layer 1      q2, s2, x2 = q(g+1), v(g), c(g+1)
     layer 2      the switch on h. Compute tokens: q1, x1 = q(g+1), c(g+1); s1, x6 = alpha, beta; they offer their own
-                 write s2 = v(g), (x3, x4, x5) = (g+1, 1/(g+1), c(g)). The others: q1, x1, s1 stay, x6 = g + 1; they offer
-                 what they carry, s2 = s4 and (x3, x4, x5) = u
+                 write s2 = v(g), (x3, x4, x5) = (g+1, 1/(g+1), c(g)). The others: q1, x1, s1 stay, x6 = g + 1; they
+                 offer what they carry, s2 = s4 and (x3, x4, x5) = u
     layer 3      reads the better of two offers into s4 and x13, x14, x15: query (x2, 1, 1/3), key (1, -x5, x4), that is
                  |c(g+1) - c(l) + 1 / (3(l+1))|, least for the latest write to the same cell, else at least 2/3
     output       s(g+1) at compute tokens as in the full construction; s(g) at the others, for which x6 = g + 1
@@ -106,11 +106,11 @@ def neighbours(node: int) -> Sequence[int]:
     """The decoder tokens that token `node` reads, all counted from 1: one or two of them."""
     g = block(node)
     k = node - triangular(g)
-    if k == g + 1:
-        pair = (node - 1, node)
-    else:
-        pair = (1, node - 1) if k == 1 else (triangular(k), node)
-    return sorted({reached for reached in pair if reached >= 1})
+    if k == 1 and g > 0:
+        return sorted({1, node - 1})
+    if k <= g:
+        return [triangular(k), node]
+    return [node - 1, node] if node > 1 else [node]
 
 
 def decoder_pattern(steps: int) -> Pattern:
