@@ -8,6 +8,8 @@ from asterism.theory.hardmax import ARITHMETICS
 from asterism.theory.machine import sample_names
 from asterism.theory.simulation import CONSTRUCTIONS, Disagreement, Run, Step, prepare
 
+_LINE = "{:>4}  {:>4}  {:<15} {:<11}  {:>5}  {:<10}  {:<4}  {}"
+
 
 def run(argv: Sequence[str]) -> None:
     arguments = _parser().parse(argv)
@@ -47,15 +49,14 @@ class _Rows:
         if keep:
             self.kept.append(row)
         if self.show:
-            if step.time == 0:
-                print("time   own  state           symbol from  token  reads       word  tape")
-            own = self.own if step.exact else ""
-            reads, word = (" ".join(map(str, row[name])) for name in ("reads", "word_reads"))
-            token = "" if step.token is None else step.token
-            source, tape = row["source"], row["tape"]
-            print(
-                f"{step.time:>4}  {own:>4}  {step.view.state:<15} {source:<11}  {token:>5}  {reads:<10}  {word:<4}  {tape}"
-            )
+            self._print(step.time, row)
+
+    def _print(self, time: int, row: dict[str, object]) -> None:
+        if time == 0:
+            print(_LINE.format("time", "own", "state", "symbol from", "token", "reads", "word", "tape"))
+        own, token = ("" if row[name] is None else row[name] for name in ("own", "token"))
+        reads, word = (" ".join(map(str, row[name])) for name in ("reads", "word_reads"))
+        print(_LINE.format(time, own, row["state"], row["source"], token, reads, word, row["tape"]))
 
     def _row(self, step: Step) -> dict[str, object]:
         return {

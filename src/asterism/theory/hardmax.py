@@ -44,8 +44,6 @@ class Arithmetic:
 
     def mean(self, values: np.ndarray) -> Number:
         """The mean of an array [count]."""
-        if len(values) == 1:
-            return values[0]
         total = values.sum()
         return self.number(Fraction(total, len(values))) if self.dtype is object else total / self.dtype(len(values))
 
@@ -248,9 +246,14 @@ class _Memory:
         if self._keys:
             distance = np.abs(self._products(query, slice(self._length) if among is None else among))
             best = places[np.equal(distance, distance.min()).astype(bool)]
-        means = ((slot, self._arithmetic.mean(array[best])) for slot, array in self._values.items())
-        mean = {slot: value for slot, value in means if value}
-        return _Look(mean, tuple(best.tolist()), len(places), len(places) if self._keys else 0)
+        return _Look(self._mean(best), tuple(best.tolist()), len(places), len(places) if self._keys else 0)
+
+    def _mean(self, best: np.ndarray) -> Vector:
+        if len(best) == 1:
+            place = best[0]
+            return {slot: value for slot, array in self._values.items() if (value := array[place])}
+        means = {slot: self._arithmetic.mean(array[best]) for slot, array in self._values.items()}
+        return {slot: value for slot, value in means.items() if value}
 
     def _products(self, query: Vector, among: slice | np.ndarray) -> np.ndarray:
         products = 0
