@@ -202,6 +202,14 @@ def test_random_machines_in_normal_form(machine: TuringMachine, data: st.DataObj
         assert "moves left of cell 0" in str(error)
 
 
+def test_states_may_have_the_names_of_the_form():
+    text = "start: q_init\naccept: q_back\ninput: 1\nTAPE\nq_init 1 -> q_read 1 R\nq_read 1 -> q_init _ S\n"
+    for tape in ("", "tape: one-way"):
+        machine = TuringMachine.parse(text.replace("TAPE", tape))
+        for word in ("", "1", "11", "111"):
+            corresponds(machine, word, 60)
+
+
 def broken(change: dict[tuple[str, str], Transition | None]) -> NormalForm:
     normal = normalise(TuringMachine.load("increment"))
     table = {key: value for key, value in (dict(normal.machine.transitions) | change).items() if value}

@@ -4,7 +4,7 @@ A vector consists of groups. A group of states or symbols is one-hot: slot "q1:r
 state "right". The other slots hold numbers.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 
@@ -49,15 +49,18 @@ def read_group(x: Vector, group: str, members: Sequence[str], arithmetic: Arithm
     return held[0] if len(held) == 1 and arithmetic.whole(x[slot(group, held[0])]) == 1 else None
 
 
+Weights = Mapping[str, int | Fraction]
+
+
 class Units:
     """One hidden layer while it is written down: its units, and what they add to which slot."""
 
     def __init__(self) -> None:
-        self.rows: dict[str, dict[str, int | Fraction]] = {}
+        self.rows: dict[str, Weights] = {}
         self.thresholds: dict[str, int] = {}
         self.outputs: dict[str, dict[str, int | Fraction]] = {}
 
-    def unit(self, name: str, weights: dict[str, int | Fraction], threshold: int = 0) -> str:
+    def unit(self, name: str, weights: Weights, threshold: int = 0) -> str:
         """Define the unit relu(<weights, x> - threshold)."""
         assert name not in self.rows, name
         self.rows[name], self.thresholds[name] = weights, threshold
@@ -73,7 +76,7 @@ class Units:
         for name in slots:
             self.add(name, self.unit(f"itself {name}", {name: 1}), weight)
 
-    def signed(self, source: str, weights: dict[str, int | Fraction]) -> None:
+    def signed(self, source: str, weights: Weights) -> None:
         """Add multiples of a slot of either sign to slots, as relu(x) - relu(-x)."""
         plus, minus = self.unit(f"+{source}", {source: 1}), self.unit(f"-{source}", {source: -1})
         for target, weight in weights.items():

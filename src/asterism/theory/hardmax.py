@@ -224,8 +224,8 @@ class _Memory:
 
     def __init__(self, key: Linear, value: Linear, arithmetic: Arithmetic) -> None:
         self._key, self._value, self._arithmetic = key, value, arithmetic
-        self._keys = {slot: np.zeros(16, arithmetic.dtype) for slot in key.rows}
-        self._values = {slot: np.zeros(16, arithmetic.dtype) for slot in value.rows}
+        self._keys: dict[str, np.ndarray] = {slot: np.zeros(16, arithmetic.dtype) for slot in key.rows}
+        self._values: dict[str, np.ndarray] = {slot: np.zeros(16, arithmetic.dtype) for slot in value.rows}
         self._capacity, self._length = 16, 0
 
     def append(self, x: Vector) -> None:

@@ -74,7 +74,7 @@ class TuringMachine:
 
     def __post_init__(self) -> None:
         for key, problem in self._problems():
-            line = f", line {self.lines[key]}" if key in self.lines else ""
+            line = f", line {self.lines[key]}" if key and key in self.lines else ""
             raise MachineError(f"{self.name}{line}: {problem}")
 
     @property

@@ -26,7 +26,7 @@ from asterism.theory.machine import Configuration, Transition, TuringMachine
 
 INIT, READ, BACK, STUCK = "q_init", "q_read", "q_back", "stuck"
 MARK = "end"  # stands in cell 0; machines that are normalised have symbols of one character
-UP, DOWN, ONLY = " up", " down", ""
+UP, DOWN = " up", " down"  # with the spaces, no state of the machine can be mistaken for one of the form's own
 RETURN = " return"
 
 
@@ -56,7 +56,7 @@ class NormalForm:
         state, half = self._origin.get(now.state, (now.state, UP))
         if now.state.endswith(DOWN + RETURN):
             half = DOWN
-        tape = {}
+        tape: dict[int, str] = {}
         for cell, symbol in now.tape.items():
             if cell == 0:
                 continue
@@ -71,11 +71,11 @@ def normalise(machine: TuringMachine) -> NormalForm:
     for name in (*machine.states, *(symbol for symbol in machine.symbols if len(symbol) != 1)):
         if name in machine.symbols or any(map(str.isspace, name)):
             raise MachineError(f"{machine.name}: states have no spaces and symbols one character, got {name!r}")
-    halves = (UP, DOWN) if machine.tape == "two-way" else (ONLY,)
+    halves = (UP, DOWN) if machine.tape == "two-way" else (UP,)
     origin = {state + half: (state, half) for state in machine.states for half in halves}
     pairs = [up + down for up in machine.symbols for down in machine.symbols[1:]] if len(halves) == 2 else []
     symbols = (*machine.symbols, *pairs, MARK)
-    transitions = _reading(machine, halves[0]) | dict(_folded(machine, halves))
+    transitions = _reading(machine) | dict(_folded(machine, halves))
     halting = {state for state, (old, _) in origin.items() if old in machine.halting}
     total = {
         (state, symbol): transitions.get((state, symbol), Transition(STUCK, symbol, 1))
@@ -96,12 +96,12 @@ def normalise(machine: TuringMachine) -> NormalForm:
     return NormalForm(machine, normal, origin)
 
 
-def _reading(machine: TuringMachine, half: str) -> dict[tuple[str, str], Transition]:
+def _reading(machine: TuringMachine) -> dict[tuple[str, str], Transition]:
     """The pass over the word, and the walk back to the machine's first configuration."""
     transitions = {
         (INIT, machine.blank): Transition(READ, MARK, 1),
         (READ, machine.blank): Transition(BACK, machine.blank, -1),
-        (BACK, MARK): Transition(machine.start + half, MARK, 1),
+        (BACK, MARK): Transition(machine.start + UP, MARK, 1),
     }
     for symbol in machine.inputs:
         transitions[READ, symbol] = Transition(READ, symbol, 1)
@@ -112,7 +112,7 @@ def _reading(machine: TuringMachine, half: str) -> dict[tuple[str, str], Transit
 def _folded(machine: TuringMachine, halves: tuple[str, ...]) -> Iterator[tuple[tuple[str, str], Transition]]:
     """The machine's own transitions on each half of the tape, the turns on the mark, and the returns."""
     others = machine.symbols if len(halves) == 2 else (machine.blank,)
-    returns = {}
+    returns: dict[str, str] = {}
     for (state, symbol), (target, written, move) in machine.transitions.items():
         for half in halves:
             for other in others:

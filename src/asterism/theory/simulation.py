@@ -174,11 +174,9 @@ class Run:
         symbol = read_group(token.following, "s1", machine.symbols, arithmetic)
         written = read_group(token.last, "s2", machine.symbols, arithmetic)
         head = arithmetic.whole(self.construction.head(token.last))
-        for what, value in (("state", state), ("symbol under the head", symbol), ("symbol written", written)):
-            if value is None:
-                raise Disagreement(time, f"the {what} is not one of the machine's")
-        if head is None:
-            raise Disagreement(time, f"the head is on cell {self.construction.head(token.last)}")
+        if state is None or symbol is None or written is None or head is None:
+            read = f"state {state}, symbol {symbol}, written {written}, cell {head}"
+            raise Disagreement(time, f"its vectors hold no configuration, but {read}")
         tape = {**before.tape, before.head: written}
         if written == machine.blank:
             del tape[before.head]

@@ -45,7 +45,7 @@ from fractions import Fraction
 from math import isqrt
 
 from asterism.patterns import Pattern, explicit
-from asterism.theory.encoding import Construction, Units, choose_symbol, copy, look_up_transition, slot
+from asterism.theory.encoding import Construction, Units, Weights, choose_symbol, copy, look_up_transition, slot
 from asterism.theory.hardmax import Arithmetic, Attention, DecoderLayer, FeedForward, Linear, Transformer, Vector
 from asterism.theory.machine import TuringMachine
 
@@ -156,7 +156,7 @@ def _switch(machine: TuringMachine, arithmetic: Arithmetic) -> FeedForward:
     return units.network(arithmetic)
 
 
-def _choose(units: Units, target: str, computed: dict, kept: dict, *, one_hot: bool = False) -> None:
+def _choose(units: Units, target: str, computed: Weights, kept: Weights, *, one_hot: bool = False) -> None:
     """Add `computed` to the target if h = 1 and `kept` if h = 0. Both are at most g + 1, or 1 in a one-hot group."""
     if one_hot:
         take = units.unit(f"computed {target}", {**computed, "x11": 1}, 1)
@@ -168,8 +168,8 @@ def _choose(units: Units, target: str, computed: dict, kept: dict, *, one_hot: b
     units.add(target, keep)
 
 
-def _sum(first: dict, second: dict) -> dict:
-    return {name: first.get(name, 0) + second.get(name, 0) for name in first | second}
+def _sum(first: Weights, second: Weights) -> Weights:
+    return {name: first.get(name, 0) + second.get(name, 0) for name in (*first, *second)}
 
 
 def _better_offer(symbols: tuple[str, ...], arithmetic: Arithmetic) -> Attention:
