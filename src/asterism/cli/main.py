@@ -22,6 +22,7 @@ VERBS = {
     "show": "draw a pattern; say how many keys its queries read and what it costs",
     "plan": "explain how a pattern is computed: passes, layouts, tiles, FLOPs, memory",
     "certify": "which universality theorems hold for a pattern, with witnesses or counterexamples",
+    "simulate": "run a Turing machine as a transformer, in exact arithmetic, and check every step",
     "train": "train a model from a recipe; show progress and bits per byte; save it",
     "finetune": "teach a pretrained encoder to classify, to tag, or to answer questions",
     "evaluate": "measure a trained model in bits per byte",
