@@ -118,16 +118,11 @@ def import_checkpoint(
     renamed = architecture.rename(weights, head, tied=config.tie_word_embeddings, unwanted=unwanted)
     with torch.device("meta"):  # draws no random numbers
         model = CLASSES[head](config)
-    tensors = renamed.tensors
-    shapes = {_bare(name): list(tensor.shape) for name, tensor in model.state_dict().items()}
-    shapes[_POSITIONS][0] = positions + offset
-    pooler = {name: tensors.pop(name) for name in list(tensors) if name.startswith("pooler.") and name not in shapes}
-    if config.tie_word_embeddings and _DECODER in shapes:
-        _tie(path, tensors)
-    _compare(path, renamed, shapes, lambda name: architecture.origin(name, head))
-    tensors[_POSITIONS] = extend_positions(tensors[_POSITIONS][offset:], config.max_position_embeddings)
-    model.load_state_dict({name: tensors[_bare(name)] for name in model.state_dict()}, assign=True)
-    model.tie_weights()
+    pooler = _spare_pooler(model, renamed.tensors)
+    if config.tie_word_embeddings:
+        _tie(path, model, renamed.tensors)
+    _compare(path, model, renamed, positions + offset, lambda name: architecture.origin(name, head))
+    _fill(model, renamed.tensors, offset)
     with replacing(output) as temporary:
         model.save_pretrained(temporary, state_dict=model.state_dict() | pooler)
         tokenizer = copy_tokenizer(path, temporary, source.model_type, length)
@@ -172,7 +167,7 @@ def _change(
             raise ConfigurationError(
                 f"globals are for Longformer; a pattern such as longformer(globals=(0,)) makes this {model_type} sparse"
             )
-        fields["mixers"] = [mixer.replace("(0,)", str(tuple(globals))) for mixer in fields["mixers"]]
+        fields["mixers"] = [mixer.replace("globals=(0,)", f"globals={tuple(globals)}") for mixer in fields["mixers"]]
         fields["global_projections"] = list(globals) or None
     if length is not None:
         if length < fields["max_position_embeddings"]:
@@ -192,17 +187,34 @@ def _change(
                 )
 
 
-def _tie(path: Path, tensors: dict[str, torch.Tensor]) -> None:
+def _spare_pooler(model: PreTrainedModel, tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Take the pooler out of the tensors of a model that has none; it is written beside them, for a classifier."""
+    names = [name for name in tensors if name.startswith("pooler.") and name not in model.state_dict()]
+    return {name: tensors.pop(name) for name in names}
+
+
+def _tie(path: Path, model: PreTrainedModel, tensors: dict[str, torch.Tensor]) -> None:
     """Let the embedding be the decoder. Raises CheckpointError when the checkpoint has another decoder."""
     embedding = tensors.get(_EMBEDDING)
-    if embedding is not None and not torch.equal(tensors.setdefault(_DECODER, embedding), embedding):
+    if embedding is None or _DECODER not in model.state_dict():
+        return
+    if not torch.equal(tensors.setdefault(_DECODER, embedding), embedding):
         raise CheckpointError(
             f"{path} says that decoder and embedding are tied, but they differ;"
             ' write "tie_word_embeddings": false into its config.json'
         )
 
 
+def _fill(model: PreTrainedModel, tensors: Mapping[str, torch.Tensor], offset: int) -> None:
+    """Give the model the tensors, its positions from row `offset` of the table, as many as it has."""
+    table = extend_positions(tensors[_POSITIONS][offset:], model.config.max_position_embeddings)
+    tensors = {**tensors, _POSITIONS: table}
+    model.load_state_dict({name: tensors[_bare(name)] for name in model.state_dict()}, assign=True)
+    model.tie_weights()
+
+
 def _bare(name: str) -> str:
+    """A name without the prefix that the backbone has in a model with a head."""
     return name.removeprefix("model.")
 
 
@@ -211,9 +223,16 @@ def extend_positions(table: torch.Tensor, length: int) -> torch.Tensor:
     return table.repeat(-(-length // len(table)), 1)[:length].contiguous()
 
 
-def _compare(path: Path, renamed: Renamed, shapes: Mapping[str, list[int]], origin: Callable[[str], str]) -> None:
-    """Raises CheckpointError when a tensor is missing, unknown, of no use to the class, or of another shape."""
+def _compare(
+    path: Path, model: PreTrainedModel, renamed: Renamed, positions: int, origin: Callable[[str], str]
+) -> None:
+    """Raises CheckpointError when a tensor is missing, unknown, of no use to the class, or of another shape.
+
+    `positions` are the rows that the checkpoint's table must have; `origin` gives the checkpoint's name of a tensor.
+    """
     tensors = renamed.tensors
+    shapes = {_bare(name): list(tensor.shape) for name, tensor in model.state_dict().items()}
+    shapes[_POSITIONS][0] = positions
     wrong = {
         "it lacks": [origin(name) for name in shapes.keys() - tensors.keys()],
         "it has, and the class does not": renamed.unknown + [origin(name) for name in tensors.keys() - shapes.keys()],
