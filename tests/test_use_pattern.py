@@ -30,6 +30,7 @@ from transformers import (
     MistralForCausalLM,
     ModernBertConfig,
     ModernBertForMaskedLM,
+    PreTrainedConfig,
     PreTrainedModel,
     Qwen2Config,
     Qwen2ForCausalLM,
@@ -340,6 +341,7 @@ def test_a_saved_model_keeps_its_pattern(tmp_path, monkeypatch, name: str, auto,
     assert_close(real_logits(copy.deepcopy(model), inputs), expected)
     # Without asterism, transformers knows no attention of this name.
     monkeypatch.delitem(AttentionInterface._global_mapping, "asterism")
+    monkeypatch.delattr(PreTrainedConfig, "asterism_pattern")
     with pytest.raises(ValueError, match="asterism"):
         auto.from_pretrained(tmp_path / "second")
 
