@@ -48,6 +48,10 @@ class KernelError(AsterismError, ValueError):
     """The tensors given to a kernel do not fit each other, the pattern, or the implementation."""
 
 
+class CertificateError(AsterismError):
+    """A witness of a certificate does not hold."""
+
+
 def nearest(name: str, choices: Iterable[str]) -> str:
     """The clause " Did you mean 'x'?" for the choice most like `name`, or an empty string."""
     matches = difflib.get_close_matches(name, list(choices), n=1)

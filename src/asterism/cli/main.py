@@ -20,6 +20,7 @@ from asterism.errors import AsterismError, nearest
 VERBS = {
     "show": "draw a pattern; say how many keys its queries read and what it costs",
     "plan": "explain how a pattern is computed: passes, layouts, tiles, FLOPs, memory",
+    "certify": "which universality theorems hold for a pattern, with witnesses or counterexamples",
     "train": "train a model from a recipe; show progress and bits per byte; save it",
     "evaluate": "measure a trained model in bits per byte",
     "generate": "continue a prompt with a trained model",

@@ -239,7 +239,7 @@ class Plan:
         bits = np.unpackbits(words.view(np.uint8), axis=-1, bitorder="little")
         return bits[..., : self.tile].astype(bool)
 
-    def _places(self, part: Pass, tiles: Integers | Indices, of_queries: bool) -> tuple[Integers, Booleans]:
+    def places(self, part: Pass, tiles: Integers | Indices, of_queries: bool) -> tuple[Integers, Booleans]:
         """Tokens of the tiles [n, tile], and which of them exist."""
         count, index = (part.n_queries, part.query_index) if of_queries else (part.n_keys, part.key_index)
         place = tiles.astype(np.int64)[:, None] * self.tile + np.arange(self.tile)
@@ -247,15 +247,20 @@ class Plan:
         place = np.minimum(place, count - 1)
         return (place if index is None else index[place].astype(np.int64)), exists
 
+    def pairs_of(self, part: Pass, entries: slice | Integers) -> tuple[Integers, Integers, Integers]:
+        """List, query and key of every allowed pair in some of the entries of a pass's `columns`."""
+        tile_list, tile_row = (array[entries] for array in part.entries())
+        queries, has_query = self.places(part, tile_row, of_queries=True)
+        keys, has_key = self.places(part, part.columns[entries], of_queries=False)
+        allowed = self.tile_masks(part.kinds[entries]) & has_query[:, :, None] & has_key[:, None, :]
+        tile, row, column = np.nonzero(allowed)
+        return tile_list[tile], queries[tile, row], keys[tile, column]
+
     def _paint(self, dense: Booleans, part: Pass, chunk: slice) -> None:
-        tile_list, tile_row = (array[chunk] for array in part.entries())
-        queries, has_query = self._places(part, tile_row, of_queries=True)
-        keys, has_key = self._places(part, part.columns[chunk], of_queries=False)
-        allowed = self.tile_masks(part.kinds[chunk]) & has_query[:, :, None] & has_key[:, None, :]
-        at = np.nonzero(allowed)
+        tile_list, queries, keys = self.pairs_of(part, chunk)
         for number, head in enumerate(part.heads):
-            chosen = slice(None) if part.lists == 1 else tile_list[at[0]] == number
-            dense[head, queries[at[0], at[1]][chosen], keys[at[0], at[2]][chosen]] = True
+            chosen = slice(None) if part.lists == 1 else tile_list == number
+            dense[head, queries[chosen], keys[chosen]] = True
 
     def _pairs(self, part: Pass) -> int:
         _, tile_row = part.entries()

@@ -1,0 +1,58 @@
+"""asterism certify: which universality theorems hold for a pattern at a length, with witnesses or counterexamples."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from asterism.cli.parser import Parser, UsageError, print_json, whole_number
+from asterism.theory import Certificate, certify
+
+
+def run(argv: Sequence[str]) -> None:
+    arguments = _parser().parse(argv)
+    output = _picture_file(arguments.output)
+    certificate = certify(arguments.pattern, arguments.length)
+    checked = certificate.check() if arguments.check else []
+    if output:
+        from asterism.theory.picture import draw_reach
+
+        draw_reach(certificate, output)
+    if arguments.json:
+        print_json(certificate.summary() | ({"checked": checked} if arguments.check else {}))
+        return
+    print("\n".join([certificate.explain(), "", *_small_world(certificate), *[f"checked  {line}" for line in checked]]))
+
+
+def _small_world(certificate: Certificate) -> list[str]:
+    """A table of the union of the patterns beside a random graph and a ring."""
+    world = certificate.small_world
+    columns = (world.pattern, world.random, world.ring)
+    rows = {
+        "average path length": [_number(column.path_length) for column in columns],
+        "pairs connected": [f"{column.connected:.2%}" for column in columns],
+        "clustering": [_number(column.clustering) for column in columns],
+        "spectral gap": [_number(column.spectral_gap) for column in columns],
+    }
+    about = f"undirected, {world.pattern.degree:,.1f} neighbours per token"
+    if world.pattern.sample < certificate.n:
+        about += f"; paths and clustering from {world.pattern.sample} tokens drawn at random"
+    head = f"{'':<20}{'pattern':>12}{'random graph':>14}{'ring':>12}"
+    return [about, head, *(f"{name:<20}{a:>12}{b:>14}{c:>12}" for name, (a, b, c) in rows.items())]
+
+
+def _number(value: float | None) -> str:
+    return "-" if value is None else f"{value:.4g}"
+
+
+def _picture_file(name: str | None) -> Path | None:
+    if name is not None and Path(name).suffix.lower() not in (".png", ".svg"):
+        raise UsageError(f"--output: the file name must end in .png or .svg, got {name!r}")
+    return None if name is None else Path(name)
+
+
+def _parser() -> Parser:
+    parser = Parser("certify", __doc__ or "", 'asterism certify "star() | window(1, 1)" -n 64 --output reach.png')
+    parser.add_argument("pattern", help='the rule or the cycle of rules, such as "interleave(blocks(8), columns(8))"')
+    parser.add_argument("-n", "--length", type=whole_number(1), required=True, help="how many tokens")
+    parser.add_argument("--check", action="store_true", help="test every witness against the rule, pair by pair")
+    parser.add_argument("--output", metavar="PATH", help="also draw reach by layer, as .png or .svg")
+    return parser
