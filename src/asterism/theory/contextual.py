@@ -26,6 +26,7 @@ the hub reads is f_1, there being no token n + 1. The hub is shifted once per ph
 + 1) + 1 layers.
 """
 
+from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
@@ -148,6 +149,10 @@ class ContextualMapping:
         `inputs` holds features in units of `delta`, object or int [inputs, n, d]; token `tokens[i]` gets inputs[:, i].
         `delta` is the grid's step, that of the construction by default or a finer one, which divides it.
         """
+        return deque(self.trace(inputs, delta), maxlen=1).pop()
+
+    def trace(self, inputs: Codes, delta: Fraction | None = None) -> Iterator[Codes]:
+        """The codes before the first layer and after each, otherwise as `codes`."""
         steps = _steps(self.delta)
         finer = _finer(self.delta, delta or self.delta)
         codes = np.zeros((len(inputs), self.length), object)
@@ -157,10 +162,11 @@ class ContextualMapping:
             codes[:, token] += sum(
                 weights[feature] * inputs[:, place, feature].astype(object) for feature in range(self.d)
             )
+        yield codes
         keys = [[graph.keys(token) for token in range(self.length)] for graph in self.graphs]
         for layer in self.layers:
             codes = _scaled(layer, finer)(codes, keys[layer.pattern])
-        return codes
+            yield codes
 
     def check(self, positions: Sequence[int] | None = None, delta: Fraction | str | None = None) -> Enumeration:
         """Enumerate the grid and compare all codes at `positions` (by default those of the input).
