@@ -203,8 +203,8 @@ class Approximation:
         if bits > EXACT_BITS:
             raise ConfigurationError(
                 f"at n={self.n}, d={self.mapping.d}, delta=1/{self.steps} the codes need {bits} bits or more, and a"
-                f" float64 model keeps {EXACT_BITS} exactly: take a larger delta, fewer tokens or features, or a pattern"
-                " of fewer hops; exact() has no such limit"
+                f" float64 model keeps {EXACT_BITS} exactly: take a larger delta, fewer tokens or features, or a"
+                " pattern of fewer hops; exact() has no such limit"
             )
 
 
@@ -294,8 +294,8 @@ def _builder(pattern: Pattern | Schedule | str, n: int, d: int, construction: st
     certificate = certify(schedule, n + 1)
     if construction == "auto" and not certificate.star:
         raise PatternError(
-            f"no theorem certifies {schedule}: Assumption 1 of Yun 2020 does not hold at length {n}, and there is no star"
-            f" at length {n + 1}; certify(...).explain() says why"
+            f"no theorem certifies {schedule}: Assumption 1 of Yun 2020 does not hold at length {n} and there is no"
+            f" star at length {n + 1}; certify(...).explain() says why"
         )
     number = certificate.hub.pattern if certificate.star else 0
     return lambda delta: (star_mapping(schedule, n, d, delta), (schedule.patterns[number],))
