@@ -1,22 +1,25 @@
 """Theorems that run: each construction of the papers as code that a reader can execute and a test can refute.
 
-    from asterism.theory import certify
-    print(certify("star() | window(1, 1)", 64).explain())
+from asterism.theory import certify
+print(certify("star() | window(1, 1)", 64).explain())
 """
 
 from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from asterism.theory.approximation import Approximation, approximate
     from asterism.theory.contextual import ContextualMapping, star_mapping, yun_mapping
     from asterism.theory.machine import TuringMachine
     from asterism.theory.simulation import simulate
     from asterism.theory.universality import Certificate, certify
 
 __all__ = [
+    "Approximation",
     "Certificate",
     "ContextualMapping",
     "TuringMachine",
+    "approximate",
     "certify",
     "simulate",
     "star_mapping",
@@ -24,9 +27,11 @@ __all__ = [
 ]
 
 _LAZY = {
+    "Approximation": "approximation",
     "Certificate": "universality",
     "ContextualMapping": "contextual",
     "TuringMachine": "machine",
+    "approximate": "approximation",
     "certify": "universality",
     "simulate": "simulation",
     "star_mapping": "contextual",

@@ -31,6 +31,7 @@ delta^(-n^2 d) times the spread of what they read. Corrected here, found by exec
 The paper shifts the hub once per value; here one shift per phase covers its interval: n (delta^-d + 1) + 1 layers.
 """
 
+from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
@@ -157,6 +158,10 @@ class ContextualMapping:
         `inputs` holds features in units of `delta`, object or int [inputs, n, d]; token `tokens[i]` gets inputs[:, i].
         `delta` is the grid's step, that of the construction by default or a finer one, which divides it.
         """
+        return deque(self.trace(inputs, delta), maxlen=1).pop()
+
+    def trace(self, inputs: Codes, delta: Fraction | None = None) -> Iterator[Codes]:
+        """The codes before the first layer and after each, otherwise as `codes`."""
         steps = _steps(self.delta)
         finer = _finer(self.delta, delta or self.delta)
         codes = np.zeros((len(inputs), self.length), object)
@@ -164,10 +169,11 @@ class ContextualMapping:
         weights = [2 * steps**feature for feature in range(self.d)]
         for place, token in enumerate(self.tokens):
             codes[:, token] += inputs[:, place].astype(object) @ np.array(weights, object)
+        yield codes
         keys = [[graph.keys(token) for token in range(self.length)] for graph in self.graphs]
         for layer in self.layers:
             codes = _scaled(layer, finer)(codes, keys[layer.pattern])
-        return codes
+            yield codes
 
     def check(self, positions: Sequence[int] | None = None, delta: Fraction | str | None = None) -> Enumeration:
         """Enumerate the grid and compare all codes at `positions` (by default those of the input).
