@@ -261,22 +261,26 @@ def pointing(features, text, context=CONTEXT, strength=5.0):
     return logits
 
 
-def test_windows_cover_the_context_and_each_answer_whole(tmp_path):
-    examples = questions(tmp_path, question())
-    tokenizer = word_tokenizer()
-    features = Answering(examples, length=14, stride=3).features(examples, tokenizer)
+def test_windows_cover_the_context_and_point_at_whole_answers_only(tmp_path):
+    examples = questions(tmp_path, question("in the attic"))
+    features = Answering(examples, length=14, stride=3).features(examples, word_tokenizer())
     assert len(features) > 2 and {one.example for one in features} == {0}
-    begins = [one.tokens[one.tokens[:, 0] >= 0] for one in features]
-    for before, after in zip(begins, begins[1:], strict=False):
+    stretches = [one.tokens[one.tokens[:, 0] >= 0] for one in features]
+    for before, after in zip(stretches, stretches[1:], strict=False):
         assert np.array_equal(before[-3:], after[:3])  # the stride is what they share
-    assert begins[0][0, 0] == 0 and begins[-1][-1, 1] == len(CONTEXT)
-    for one in features:
+    assert stretches[0][0, 0] == 0 and stretches[-1][-1, 1] == len(CONTEXT)
+    begin, end = examples[0].answers[0].start, examples[0].answers[0].start + len("in the attic")
+    kinds = set()
+    for one, stretch in zip(features, stretches, strict=True):
         assert len(one.inputs["input_ids"]) <= 14
+        starts, ends = (stretch[:, 0] == begin).any(), (stretch[:, 1] == end).any()
+        kinds.add((bool(starts), bool(ends)))
         first, last = one.target
-        shown = CONTEXT[one.tokens[first, 0] : one.tokens[last, 1]] if one.target != (0, 0) else None
-        holds = (one.tokens[:, 0] == CONTEXT.index("attic")).any()
-        assert shown == ("attic" if holds else None)
-    assert any(one.target != (0, 0) for one in features)
+        if starts and ends:
+            assert CONTEXT[one.tokens[first, 0] : one.tokens[last, 1]] == "in the attic"
+        else:
+            assert one.target == (0, 0)
+    assert len(kinds) == 4  # no part, only its beginning, only its end, all of it
 
 
 def test_with_and_without_stride_agree_when_the_context_fits(tmp_path):
