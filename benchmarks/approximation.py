@@ -3,9 +3,10 @@
     python benchmarks/approximation.py benchmarks/results/approximation.json
     python benchmarks/approximation.py --report benchmarks/results/approximation.json
 
-The first takes every example of `asterism.theory.functions`, finer and finer grids up to MOST_CODES codes, and the grids
-that `approximate` chooses for each epsilon; it measures d_2 of the exact construction and, for the chosen grids, of the
-torch model; about a minute on one core. The second prints the tables in Markdown and draws the picture beside the file.
+The first takes every example of `asterism.theory.functions`, finer and finer grids up to MOST_CODES codes, and the
+grids that `approximate` chooses for each epsilon; it measures d_2 of the exact construction and, for the chosen grids,
+of the torch model; about a minute on one core. The second prints the tables in Markdown and draws the picture beside
+the file.
 """
 
 import json

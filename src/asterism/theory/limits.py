@@ -57,7 +57,7 @@ def rational_unit_vectors(count: int, n: int, d: int, seed: int) -> NDArray[np.o
     Random rational points t of d - 1 coordinates, projected from the pole: (2 t, |t|^2 - 1) / (|t|^2 + 1).
     """
     drawn = np.random.Generator(np.random.Philox(seed)).normal(size=(count, n, d - 1))
-    points = np.vectorize(lambda x: Fraction(round(64 * x), 64), otypes=[object])(drawn)
+    points = np.vectorize(lambda x: Fraction(round(256 * x), 256), otypes=[object])(drawn)
     square = (points**2).sum(-1, keepdims=True)
     return np.concatenate([2 * points, square - 1], axis=-1) / (square + 1)
 
