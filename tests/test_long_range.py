@@ -8,6 +8,7 @@ import pytest
 from small_encoders import write_lines
 
 from asterism.training.long_range import (
+    DECOYS,
     EVIDENCE,
     LAST,
     PLACES,
@@ -59,7 +60,8 @@ def test_the_evidence_decides_and_stands_anywhere_behind_the_beginning(documents
         paragraph = " ".join(words[at:]).split(". ")[:EVIDENCE]
         assert all(topics(sentence)[document["label"]] >= 1 for sentence in paragraph)
         assert at >= PREFIX and at + len(" ".join(paragraph).split()) <= LAST + 60
-    assert is_uniform([document["evidence"] for document in documents], PREFIX, LAST)
+    section = 8 * EVIDENCE
+    assert is_uniform([document["evidence"] for document in documents], PREFIX, LAST - section)
 
 
 def test_the_beginning_says_nothing_about_the_label(documents):
@@ -75,11 +77,12 @@ def test_the_beginning_says_nothing_about_the_label(documents):
     assert right / COUNT < 0.35
 
 
-def test_one_fact_of_four_answers_and_none_of_the_beginning(questions):
+def test_one_fact_answers_and_other_places_are_only_passed(questions):
     for question in questions:
         facts = FACT.findall(question["context"])
         thing = re.fullmatch(r"Where is the (\w+)\?", question["question"])[1]
-        assert len(facts) == 4 and len({one for one, _ in facts}) == len({place for _, place in facts}) == 4
+        passed = set(re.findall(r"went past the (\w+)", question["context"]))
+        assert len(facts) == 1 and len(passed) == DECOYS and facts[0][1] not in passed
         (place,), (start,) = question["answers"]["text"], question["answers"]["answer_start"]
         assert (thing, place) in facts and question["context"][start:].startswith(place)
         assert thing not in " ".join(question["context"].split()[:PREFIX]).lower().split()
@@ -97,7 +100,7 @@ def test_text_restates_its_facts():
     texts = [text_document(random) for random in generators(0, "text", 50)]
     for text in texts:
         facts = FACT.findall(text)
-        assert len(set(facts)) <= 6 and len(facts) > 15
+        assert len(set(facts)) <= 6 and len(facts) > 12
         assert len({place for _, place in set(facts)}) == len({thing for thing, _ in set(facts)}) == len(set(facts))
 
 

@@ -4,12 +4,12 @@ Documents are 3,900 words of generated prose. None of what decides stands in the
 further on is uniform. A model that reads 512 tokens therefore can do no better than guess, whatever its tokenizer; one
 that reads 4,096 tokens of a tokenizer with a token per word sees it all.
 
-Classification (`classify.train.jsonl`, `classify.test.jsonl`): one section of 24 sentences uses words of one of four
+Classification (`classify.train.jsonl`, `classify.test.jsonl`): one section of 150 sentences uses words of one of four
 topics, which is the label. One word of each topic also stands anywhere in the document, also in its beginning, whatever
 the label is.
 
-Question answering (`qa.train.jsonl`, `qa.test.jsonl`): four sentences say where four things are kept; the question asks
-for one of them. The other three are of the same form and stand anywhere.
+Question answering (`qa.train.jsonl`, `qa.test.jsonl`): one sentence says where the thing is that the question asks for.
+Eight other sentences, anywhere in the document, mention other places.
 
 Text (`text/`): short unlabelled documents of the same prose, with paragraphs on topics, in which six sentences on where
 things are kept return again and again: words to predict that have been said before. Places are drawn anew for every
@@ -34,8 +34,10 @@ PREFIX = 600
 """How many words at its start say nothing about label or answer."""
 LAST = 3_400
 """About where everything that decides ends: with a token for each word and mark, before token 4,000."""
-EVIDENCE = 24
-"""Sentences of a document that are on its topic: about one of twenty."""
+EVIDENCE = 150
+"""Sentences of a document that are on its topic: about three of ten."""
+DECOYS = 8
+"""Sentences of a document that mention a place where nothing is."""
 
 TOPICS = {
     "weather": ("storm", "thunder", "snow", "fog", "rain", "frost", "hail", "breeze"),
@@ -111,32 +113,34 @@ def classification_document(random: np.random.Generator) -> dict[str, Any]:
 
 
 def question_document(random: np.random.Generator) -> dict[str, Any]:
-    """{"context", "question", "answers", "evidence"}: the last is the number of the first word of the asked fact."""
-    things, places = (random.choice(names, 4, replace=False).tolist() for names in (THINGS, PLACES))
-    facts = [_fact(random, thing, place) for thing, place in zip(things, places, strict=True)]
-    asked, others = facts[0], facts[1:]
-    at = int(random.integers(PREFIX, LAST - _words([asked])))
-    distractors = [([fact], int(random.integers(LAST))) for fact in others]
-    sentences, numbers = _document(random, [([asked], at), *distractors])
+    """{"context", "question", "answers", "evidence"}: the last is the number of the first word of the fact."""
+    thing = _pick(random, THINGS)
+    place, *others = random.choice(PLACES, 1 + DECOYS, replace=False).tolist()
+    fact = _fact(random, thing, place)
+    at = int(random.integers(PREFIX, LAST - _words([fact])))
+    decoys = [([_passing(random, other)], int(random.integers(LAST))) for other in others]
+    sentences, numbers = _document(random, [([fact], at), *decoys])
     context = " ".join(sentences)
-    start = context.index(asked) + asked.index(places[0])
+    start = context.index(fact) + fact.index(place)
     return {
         "context": context,
-        "question": f"Where is the {things[0]}?",
-        "answers": {"text": [places[0]], "answer_start": [start]},
+        "question": f"Where is the {thing}?",
+        "answers": {"text": [place], "answer_start": [start]},
         "evidence": numbers[0],
     }
 
 
 def text_document(random: np.random.Generator) -> str:
-    """An unlabelled document of 400 words: of five sentences three restate one of six facts, and one is on a topic."""
+    """An unlabelled document of 400 words: half of its sentences restate one of six facts, a fifth are on a topic."""
     things, places = (random.choice(names, 6, replace=False).tolist() for names in (THINGS, PLACES))
     topic = TOPICS[list(TOPICS)[int(random.integers(len(TOPICS)))]]
     sentences: list[str] = []
     while _words(sentences) < 400:
         kind, fact = random.random(), int(random.integers(6))
-        if kind < 0.6:
+        if kind < 0.5:
             sentences.append(_fact(random, things[fact], places[fact]))
+        elif kind < 0.6:
+            sentences.append(_passing(random, _pick(random, PLACES)))
         else:
             sentences.append(_sentence(random, _pick(random, topic if kind < 0.8 else _OBJECTS)))
     return " ".join(sentences) + "\n"
@@ -164,6 +168,10 @@ def _document(random: np.random.Generator, planted: Sequence[tuple[list[str], in
 def _sentence(random: np.random.Generator, noun: str) -> str:
     adjective, person, verb, time = (_pick(random, words) for words in (_ADJECTIVES, _PEOPLE, _VERBS, _TIMES))
     return f"The {adjective} {person} {verb} the {noun} {time}."
+
+
+def _passing(random: np.random.Generator, place: str) -> str:
+    return f"The {_pick(random, _ADJECTIVES)} {_pick(random, _PEOPLE)} went past the {place} {_pick(random, _TIMES)}."
 
 
 def _fact(random: np.random.Generator, thing: str, place: str) -> str:
