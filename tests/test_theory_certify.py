@@ -29,7 +29,7 @@ from asterism.theory.hamiltonian import (
 )
 from asterism.theory.reach import Never, Reach, find_reach, first_layers
 from asterism.theory.small_world import measure, random_graph, ring
-from asterism.theory.universality import Hub, MissingLoop
+from asterism.theory.universality import Hub, MissingLoop, find_hub
 
 CAUSAL = ("causal()", "strided(8)", "fixed(8, summary=2)", "sinks(2, 4)", "bigbird_causal(block=4)")
 
@@ -134,8 +134,7 @@ def agrees_as_graph(dense: np.ndarray) -> None:
     assert (search.path is not None) == has_path(dense)
     assert (search.path is None) == (search.obstruction is not None)
     assert search.path is None or is_path(graph, search.path)
-    spokes = graph.hubs[[np.delete(graph.loops, hub).all() for hub in graph.hubs]]
-    assert bool(spokes.size) == has_star(dense)
+    assert isinstance(find_hub([[graph]]), Hub) == has_star(dense)
 
 
 def test_a_thousand_random_graphs_on_5_to_8_vertices():
@@ -530,7 +529,7 @@ def test_checks_of_long_sequences_follow_some_keys():
 def test_4096_tokens_take_seconds(text: str):
     started = time.process_time()
     certificate = certify(text, 4096)
-    assert time.process_time() - started < 5
+    assert time.process_time() - started < 10
     assert certificate.hops == {"dense()": 1, "yun_window(64)": 128, "interleave(window(32, 32), stride(64))": 3}.get(
         text, 2
     )

@@ -149,11 +149,11 @@ def certify(pattern: Pattern | Schedule | str, n: int) -> Certificate:
     heads = [[read_graph(part, n, head) for head in range(part.heads)] for part in schedule.patterns]
     graphs = tuple(reduce(or_, row) for row in heads)
     return Certificate(
-        schedule, n, graphs, _find_hub(heads), _missing_loop(heads), find_path(reduce(or_, graphs)), find_reach(graphs)
+        schedule, n, graphs, find_hub(heads), _missing_loop(heads), find_path(reduce(or_, graphs)), find_reach(graphs)
     )
 
 
-def _find_hub(heads: Sequence[Sequence[Graph]]) -> Hub | NoHub:
+def find_hub(heads: Sequence[Sequence[Graph]]) -> Hub | NoHub:
     """The first hub of the first pattern and head that has one, else why each token is none."""
     missing = {}
     for pattern, row in enumerate(heads):
