@@ -26,7 +26,7 @@ from typing import Any
 
 import numpy as np
 
-from asterism.training.checkpoint import replacing
+from asterism.models.files import replacing
 
 WORDS = 3_900
 """Words of a labelled document."""

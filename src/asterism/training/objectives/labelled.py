@@ -10,8 +10,8 @@ import numpy as np
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
+from asterism.models.files import write_text
 from asterism.training.build import arithmetic
-from asterism.training.checkpoint import write_text
 from asterism.training.configuration import FineTuneConfig
 from asterism.training.objectives.objective import Headline, Objective, Report
 from asterism.training.packing import Epochs
