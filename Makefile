@@ -9,7 +9,7 @@ STAMP := .venv/installed
 LATER := kernels layers models cache cli readme
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/pytest --numprocesses logical --maxprocesses 8
 
-.PHONY: help train test quick test-slow bench gpu-check lint install clean
+.PHONY: help train test quick test-slow bench long-range gpu-check lint install clean
 .DEFAULT_GOAL := help
 
 help:  ## List the targets
@@ -33,6 +33,9 @@ bench: $(STAMP)  ## Measure all implementations and the peers installed, into be
 	$(BIN)/python benchmarks/choice.py benchmarks/results/$(DEVICE)-choice.json
 	$(BIN)/asterism bench -n 4096 16384 65536 --patience 20 --output benchmarks/results/$(DEVICE).json \
 		--plot benchmarks/results/$(DEVICE).png
+
+long-range: $(STAMP)  ## Tasks that need length, read whole and cut to 512 tokens, into benchmarks/results (50 minutes)
+	$(BIN)/python benchmarks/long_range.py runs/long-range benchmarks/results/long-range.json
 
 gpu-check:  ## With a Python that has a GPU (PYTHON=...): its tests and figures, into benchmarks/results
 	@$(PYTHON) -c 'import sys, torch; sys.exit(None if torch.cuda.is_available() else "make gpu-check needs a GPU that PyTorch finds; PYTHON=... names the Python to use")'

@@ -286,10 +286,15 @@ def block_picture(picture: np.ndarray, block: int) -> np.ndarray:
 
 def is_prefix_stable(pictures: Iterable[np.ndarray]) -> bool:
     """Whether no pair (q, k <= q) changes between pictures [heads, n, n] of growing lengths."""
-    lower = [np.tril(picture) for picture in pictures]
+    return is_stable(np.tril(picture) for picture in pictures)
+
+
+def is_stable(pictures: Iterable[np.ndarray]) -> bool:
+    """Whether no pair changes between pictures [heads, n, n] of growing lengths."""
+    drawn = list(pictures)
     return all(
         np.array_equal(long[:, : short.shape[1], : short.shape[1]], short)
-        for short, long in zip(lower[:-1], lower[1:], strict=True)
+        for short, long in zip(drawn[:-1], drawn[1:], strict=True)
     )
 
 

@@ -139,6 +139,10 @@ def loaded_after(statement: str) -> set[str]:
             {"torch", "transformers", "triton", "matplotlib"},
         ),
         ("from asterism import compile_pattern; compile_pattern('fixed(8)', 90)", {"torch", "transformers", "triton"}),
+        (
+            "from asterism.theory import simulate; simulate('beaver3')",
+            {"torch", "transformers", "triton", "matplotlib"},
+        ),
         ("from asterism import attend, SparseAttention", {"transformers", "triton", "matplotlib"}),
     ],
 )

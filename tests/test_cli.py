@@ -13,12 +13,14 @@ from pathlib import Path
 from typing import NamedTuple
 
 import pytest
+from small_encoders import save_tiny_bert, write_lines
 
 from asterism import training
 from asterism.cli import main as entry
 from asterism.cli.main import VERBS, main
 from asterism.cli.train import read_arguments
 from asterism.training import recipe
+from asterism.training.loop import quiet_transformers
 
 TINY = shlex.split(
     "--batch-size 4 --steps 3 --warmup-steps 1 --dtype float32 --model.hidden-size 16 --model.num-hidden-layers 1"
@@ -72,7 +74,8 @@ def refuses(result: Result, code: int, message: str) -> None:
 @pytest.mark.parametrize(
     ("command", "message"),
     [
-        ("", r"a verb is missing\. The verbs are show, plan, train, evaluate, generate"),
+        ("", r"a verb is missing\. The verbs are show, plan, train, finetune, evaluate, generate"),
+        ("", r"a verb is missing\. The verbs are show, plan, certify, train, evaluate, generate"),
         ("shwo 'causal()' -n 4", r"unknown verb 'shwo'\. Did you mean 'show'\?"),
         ("show 'causal()'", r"required: -n/--length"),
         ("show 'causal()' -n 4 --hed 1", r"unknown flag --hed\. Did you mean '--head'\?"),
@@ -91,6 +94,12 @@ def refuses(result: Result, code: int, message: str) -> None:
         ("plan 'causal()' -n 4 --tile 0", r"--tile: must be a whole number of at least 1, got '0'"),
         ("plan 'causal()' -n 4 --tile 5", r"tile size must be .*, got 5"),
         ("plan 'explicit(\"0:0\")' -n 4", r"explicit: the pattern covers 1 positions and 4 were asked for"),
+        ("certify 'star()'", r"required: -n/--length"),
+        ("certify 'star()' -n 70000", r"n must be from 1 to 65,536, got 70,000"),
+        (
+            "certify 'star()' -n 4 --output reach.gif",
+            r"--output: the file name must end in \.png or \.svg, got 'reach\.gif'",
+        ),
         ("train --stps 3", r"unknown flag --stps\. Did you mean '--steps'\?"),
         ("train --hidden-size 3", r"unknown flag --hidden-size\. Did you mean '--model\.hidden-size'\?"),
         ("train extra", r"unexpected argument 'extra'"),
@@ -280,16 +289,39 @@ def test_json_is_one_document(run: Run, tiny_run: Path, command: str):
     assert isinstance(json.loads(result.out), dict)
 
 
+@pytest.mark.parametrize("suffix", ["png", "svg"])
+def test_certify_explains_checks_and_draws(run: Run, tmp_path: Path, suffix: str):
+    picture = tmp_path / f"reach.{suffix}"
+    rule = "interleave(window(left=4, right=4), stride(period=8))"
+    result = run("certify", rule, "-n", 64, "--check", "--output", picture)
+    assert (result.code, result.err) == (0, "")
+    assert "s = 3 layers: 0 does not depend on 61 after 2" in result.out
+    assert re.search(r"average path length +1\.77 +1\.\d+ +2\.646\n", result.out)
+    assert result.out.count("checked  ") == 4
+    assert picture.stat().st_size > 5000
+
+
+def test_certify_in_json(run: Run):
+    document = json.loads(run("certify", "strided(8)", "-n", 32, "--check", "--json").out)
+    assert (document["star"], document["yun"], document["hops"]) == (False, False, None)
+    assert document["never"] == {"query": 0, "key": 1}
+    assert len(document["checked"]) == 4
+
+
 @pytest.mark.parametrize("verb", VERBS)
 def test_the_example_of_every_help_runs(
     run: Run, verb: str, tiny_run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
+    lines = [{"text": f"the lamp is {word}", "label": word} for word in ("red", "blue")] * 20
+    write_lines(tmp_path / "reviews.jsonl", lines)
     result = run(verb, "--help")
     example = shlex.split(result.out.split("example:")[1])
     assert result.code == 0
     assert example[:2] == ["asterism", verb]
     (tmp_path / "runs").mkdir()
     (tmp_path / "runs" / "bytes-small").symlink_to(tiny_run)
+    with quiet_transformers():
+        save_tiny_bert(tmp_path / "runs" / "bigbird-tiny")
     monkeypatch.chdir(tmp_path)
     assert run(*example[1:], *(["--dry-run"] if verb == "train" else [])).code == 0
 
@@ -312,6 +344,12 @@ def test_flags_override_the_file_and_the_file_the_recipe(tmp_path: Path):
         assert (config.recipe, config.steps, config.seed, config.model.dropout) == (expected.recipe, 9, 5, 0.5)
         assert config.model.position_shape == expected.model.position_shape
         assert config.learning_rate == expected.learning_rate
+
+
+def test_the_objective_chooses_the_recipe_when_none_is_named():
+    assert read_arguments([])[1].recipe == "bytes-small"
+    arguments, config = read_arguments(["--objective", "mlm", "--next-sentence", "true"])
+    assert (config.recipe, config.next_sentence, arguments.folder) == ("bigbird-tiny", True, "runs/bigbird-tiny")
 
 
 def test_flags_may_have_dashes_or_underscores():

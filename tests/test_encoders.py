@@ -64,6 +64,8 @@ def dense_attention(hidden: torch.Tensor, layer: nn.Module, mask: torch.Tensor, 
         torch.stack(F.linear(hidden, part.weight, part.bias).chunk(heads, dim=-1))
         for part in (layer.query, layer.key, layer.value)
     )
+    if layer.rotary is not None:
+        q, k = turned(q), turned(k)
     scores = (q @ k.mT / math.sqrt(q.shape[-1])).masked_fill(~mask, -math.inf)
     mixed = scores.softmax(dim=-1) @ v
     if layer.global_projections is not None:
@@ -76,6 +78,14 @@ def dense_attention(hidden: torch.Tensor, layer: nn.Module, mask: torch.Tensor, 
             if place < len(hidden):
                 mixed[:, place] = everything[:, place]
     return F.linear(torch.cat(list(mixed), dim=-1), layer.output.weight, layer.output.bias)
+
+
+def turned(heads: torch.Tensor) -> torch.Tensor:
+    """Rotary positions 0, 1, ... of [H, N, D], as complex numbers."""
+    half = heads.shape[-1] // 2
+    angles = torch.arange(heads.shape[1])[:, None] * 10000.0 ** (-torch.arange(half, dtype=heads.dtype) / half)
+    pairs = torch.complex(heads[..., :half], heads[..., half:]) * torch.polar(torch.ones_like(angles), angles)
+    return torch.cat([pairs.real, pairs.imag], dim=-1)
 
 
 def oracle(model: AsterismModel, tokens: torch.Tensor, types: torch.Tensor | None = None) -> torch.Tensor:
@@ -116,15 +126,23 @@ def normalise(x: torch.Tensor, norm: nn.LayerNorm) -> torch.Tensor:
 VARIANTS: dict[str, dict] = {
     "bert": {"type_vocab_size": 2},
     "etc": {"global_tokens": 3},
+    "rotary": {"global_tokens": 3, "position_type": "rotary"},
     "longformer": {"global_projections": [0, 5, 60]},
     "fnet": {"embedding_size": 24, "type_vocab_size": 4},
     "bare": {"embedding_norm": False, "position_type": "none", "attention_bias": False},
 }
 
 
-@pytest.mark.parametrize("variant", VARIANTS)
+MIXERS = [*PATTERNS, "interleave(fourier(), window(left=3, right=2))", ["fourier()", PATTERNS[2], "dense()"]]
+
+
 @pytest.mark.parametrize(
-    "mixers", [*PATTERNS, "interleave(fourier(), window(left=3, right=2))", ["fourier()", PATTERNS[2], "dense()"]]
+    ("mixers", "variant"),
+    [
+        *((mixers, "bert") for mixers in MIXERS),
+        *((mixers, list(VARIANTS)[1 + number % 5]) for number, mixers in enumerate(MIXERS)),
+        *((PATTERNS[2], variant) for variant in VARIANTS),
+    ],
 )
 def test_an_encoder_is_its_formula(mixers: str | list[str], variant: str) -> None:
     model = encoder(mixers, **VARIANTS[variant])
@@ -175,10 +193,8 @@ def weighted(hidden: torch.Tensor) -> torch.Tensor:
 @pytest.mark.parametrize("mixers", [*PATTERNS, "fourier()", "interleave(fourier(), bigbird(block=4), dense())"])
 def test_padding_changes_no_real_token(mixers: str, side: str) -> None:
     """Neither the hidden states of real tokens nor any gradient."""
-    variant = VARIANTS["bert" if side == "holes" else "etc" if side == "left" else "longformer"]
-    if mixers == "fourier()" and side == "right":
-        variant = VARIANTS["fnet"]
-    model = encoder(mixers, **variant)
+    variants = {"left": "rotary", "right": "longformer", "holes": "bert"}
+    model = encoder(mixers, **VARIANTS["fnet" if mixers == "fourier()" else variants[side]])
     tokens, mask, rows = padded(side)
     hidden = model(tokens, attention_mask=mask).last_hidden_state
     sum(weighted(hidden[number][mask[number].bool()][None]) for number in range(len(rows))).backward()
@@ -402,6 +418,19 @@ def test_gradient_checkpointing_gives_the_same_gradients(reentrant: bool) -> Non
         torch.testing.assert_close(gradient, plain, atol=1e-12, rtol=0)
 
 
+def test_training_compiles_without_a_graph_break() -> None:
+    torch.compiler.reset()
+    model, tokens = encoder("interleave(dense(), longformer(window=4))", AsterismForMaskedLM), random_tokens(2, 24)
+    mask = torch.ones_like(tokens)
+    mask[1, :5] = 0
+
+    def loss(tokens: torch.Tensor) -> torch.Tensor:
+        return model(tokens, attention_mask=mask, labels=tokens).loss
+
+    compiled = torch.compile(loss, backend="eager", fullgraph=True)
+    torch.testing.assert_close(compiled(tokens), loss(tokens))
+
+
 def test_vocabulary_can_be_resized() -> None:
     for tied in (True, False):
         model, tokens = encoder(kind=AsterismForMaskedLM, tie_word_embeddings=tied), random_tokens(1, 12)
@@ -430,7 +459,10 @@ def test_a_new_encoder_starts_as_bert() -> None:
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"block": "postnorm"}, "unknown block 'postnorm'; known are pre_norm, post_norm. Did you mean 'post_norm'?"),
+        (
+            {"block": "postnorm"},
+            "unknown block 'postnorm'; known are pre_norm, post_norm, all_attention. Did you mean 'post_norm'?",
+        ),
         (
             {"pooler_act": "tan"},
             "unknown pooler_act 'tan'; known are tanh, quick_gelu, gelu, gelu_new, relu, silu. Did you mean 'tanh'?",
@@ -446,7 +478,11 @@ def test_a_new_encoder_starts_as_bert() -> None:
         ),
         (
             {"mixers": "fourier()", "position_type": "rotary"},
-            "position_type 'rotary' and global_projections belong to attention, and all layers mix by fourier()",
+            "block 'post_norm' has only fourier() for its mixers, which knows no rotary positions",
+        ),
+        (
+            {"mixers": "fourier()", "global_projections": [0]},
+            "block 'post_norm' has only fourier() for its mixers, which knows no global_projections",
         ),
         (
             {"mixers": ["fourier()"]},

@@ -16,6 +16,7 @@ from asterism.layers import (
     FactorisedPositions,
     FeedForward,
     LearnedPositions,
+    PostNormBlock,
     PreNormBlock,
     ResidualLinear,
     Rotary,
@@ -81,6 +82,48 @@ def test_attention_reads_no_masked_key_and_no_other_segment() -> None:
     torch.testing.assert_close(layer(hidden, segments=segments), expected, atol=1e-12, rtol=0)
 
 
+@pytest.mark.parametrize("text", ["star_transformer()", "bigbird(block=3)", "window(left=2, right=2)"])
+def test_rows_with_lengths_follow_the_pattern_at_their_own_length(text: str) -> None:
+    layer = SparseAttention(32, 4, text, num_key_value_heads=2, global_projections=[1, 17]).double()
+    hidden, lengths = random(5, 20, 32), [13, 20, 1, 0, 13]
+    mixed = layer(hidden, lengths=lengths)
+    segments = torch.zeros(5, 20, dtype=torch.int64)
+    ordinary = SparseAttention(32, 4, text, num_key_value_heads=2).double()
+    ordinary.load_state_dict(layer.state_dict(), strict=False)
+    by_segment = ordinary(hidden, lengths=lengths, segments=segments)
+    for row, length in enumerate(lengths):
+        alone = hidden[row : row + 1, :length]
+        if length:
+            torch.testing.assert_close(mixed[row, :length], layer(alone)[0], atol=1e-12, rtol=0)
+            torch.testing.assert_close(by_segment[row, :length], ordinary(alone)[0], atol=1e-12, rtol=0)
+
+
+def test_global_projections_answer_with_every_key() -> None:
+    layer = SparseAttention(32, 4, "window(left=2) | global_keys(7)", global_projections=[7, 0, 30]).double()
+    hidden, mask = (
+        random(2, 20, 32),
+        torch.from_numpy(patterns.parse("window(left=2) | global_keys(7)").dense(20))[None],
+    )
+    key_mask = torch.rand(2, 20, generator=torch.Generator().manual_seed(3)) < 0.7
+    expected = by_hand(layer, hidden, mask & key_mask[:, None, None, :])
+    others = SparseAttention(32, 4, "dense()").double()
+    others.query, others.key, others.value = layer.global_query, layer.global_key, layer.global_value
+    others.output = layer.output
+    answers = by_hand(others, hidden, torch.ones(1, 1, 20, 20, dtype=torch.bool) & key_mask[:, None, None, :])
+    expected = torch.where(torch.isin(torch.arange(20), torch.tensor([0, 7]))[:, None], answers, expected)
+    torch.testing.assert_close(layer(hidden, key_mask=key_mask), expected, atol=1e-12, rtol=0)
+    short = hidden[:, :5]
+    away = SparseAttention(32, 4, "window(left=2)", global_projections=[9]).double()
+    torch.testing.assert_close(away(short), by_hand(away, short, torch.from_numpy(away.pattern.dense(5))[None]))
+    with pytest.raises(ConfigurationError, match="cannot be used together with segments"):
+        layer(hidden, segments=torch.zeros(2, 20, dtype=torch.int64))
+
+
+def test_projections_without_bias() -> None:
+    layer = SparseAttention(32, 4, "causal()", bias=False, global_projections=[0])
+    assert {name.rsplit(".")[-1] for name, _ in layer.named_parameters()} == {"weight"}
+
+
 def test_half_size_queries_and_keys_have_half_the_parameters() -> None:
     layer = SparseAttention(64, 2, "causal()", query_key_dim=32)
     assert [layer.query.out_features, layer.key.out_features, layer.value.out_features] == [32, 32, 64]
@@ -111,6 +154,14 @@ def test_attention_refuses(arguments: tuple, error: type[Exception], message: st
         (
             {"query_key_dim": 12, "rotary": Rotary()},
             "rotary positions turn pairs of features, but query heads are 3 wide",
+        ),
+        (
+            {"global_projections": []},
+            "global_projections must be different places of the sequence, counted from 0, got []",
+        ),
+        (
+            {"global_projections": [2, 2]},
+            "global_projections must be different places of the sequence, counted from 0, got [2, 2]",
         ),
     ],
 )
@@ -181,6 +232,21 @@ def test_block_is_the_formula_of_the_paper() -> None:
     torch.testing.assert_close(block(hidden), hidden + a + b, atol=1e-12, rtol=0)
 
 
+@pytest.mark.parametrize("activation", ["gelu", "gelu_new"])
+def test_block_with_the_norm_last_is_that_of_bert(activation: str) -> None:
+    block = PostNormBlock(SparseAttention(16, 2, "dense()"), 16, 24, activation=activation).double().eval()
+    for norm in (block.mixer_norm, block.feed_forward_norm):
+        nn.init.normal_(norm.weight)
+        nn.init.normal_(norm.bias)
+    hidden = random(2, 9, 16)
+    h = block.mixer_norm(hidden + block.mixer(hidden))
+    x = block.feed_forward.expand(h)
+    curve = torch.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3)) if activation == "gelu_new" else None
+    x = 0.5 * x * (1 + (torch.erf(x / math.sqrt(2)) if curve is None else curve))
+    expected = block.feed_forward_norm(h + block.feed_forward.contract(x))
+    torch.testing.assert_close(block(hidden), expected, atol=1e-12, rtol=0)
+
+
 def test_block_is_four_times_as_wide_inside_by_default() -> None:
     assert PreNormBlock(nn.Identity(), 8).feed_forward.expand.out_features == 32
 
@@ -244,3 +310,33 @@ def test_initialisation_of_section_5_3() -> None:
         if isinstance(module, nn.LayerNorm):
             assert (module.weight == 1).all()
     assert sum(isinstance(module, ResidualLinear) for module in model.modules()) == 2
+
+    model.apply(lambda module: initialise(module, gain=gain, depth=depth, spread=0.02))
+    for weight in spreads:
+        assert weight.std().item() == pytest.approx(0.02, rel=0.02)
+
+
+def test_a_block_keeps_no_activations_of_its_feed_forward_part():
+    """Of features times tokens: 1 + 1 around the norm, q, k, v and out 4, once more out in token order, 1 + 1, 4."""
+    block = PreNormBlock(SparseAttention(32, 4, "window(left=3)"), 32)
+    hidden, kept = torch.randn(2, 50, 32, requires_grad=True), {}
+    own = {parameter.data_ptr() for parameter in block.parameters()}
+
+    def keep(tensor):
+        storage = tensor.untyped_storage()
+        if storage.data_ptr() not in own:
+            kept[storage.data_ptr()] = storage.nbytes()
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+        out = block(hidden)
+    assert sum(kept.values()) < 14 * hidden.numel() * 4
+    (gradient,) = torch.autograd.grad(out.sum(), hidden)
+    feed_forward = block.feed_forward
+    middle = hidden + block.mixer(block.mixer_norm(hidden))
+    plain = middle + feed_forward.contract(
+        feed_forward.activation(feed_forward.expand(block.feed_forward_norm(middle)))
+    )
+    (expected,) = torch.autograd.grad(plain.sum(), hidden)
+    torch.testing.assert_close(out, plain)
+    torch.testing.assert_close(gradient, expected)

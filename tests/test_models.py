@@ -411,7 +411,7 @@ def test_configuration_stores_patterns_as_text() -> None:
         ),
         (
             {"position_type": "factorized", "position_shape": [8, 8]},
-            "unknown position_type 'factorized'; known are learned, factorised, rotary, none."
+            "unknown position_type 'factorized'; known are learned, factorised, rotary, relative, none."
             " Did you mean 'factorised'?",
         ),
         (

@@ -506,6 +506,13 @@ def test_not_prefix_stable(text):
     assert not oracle.is_prefix_stable(pictures(part))
 
 
+@pytest.mark.parametrize("text", [*STABLE, *NOT_CAUSAL, *UNSTABLE, "bigbird(block=4, random=0, globals=(0,))"])
+def test_depends_on_length(text):
+    """Of the published patterns, exactly those depend on the length whose pictures, whole ones, change with it."""
+    pattern = patterns.parse(text)
+    assert pattern.depends_on_length == (not oracle.is_stable(pictures(pattern)))
+
+
 def test_a_draw_among_earlier_blocks_never_changes():
     for pattern in (patterns.random_blocks(4, 2, earlier=True, heads=2), patterns.bigbird_causal(block=4, heads=2)):
         assert oracle.is_prefix_stable(pictures(pattern))

@@ -1,14 +1,18 @@
 """The all-attention layer against its formulas, written densely, one head at a time, in float64."""
 
 import math
+import subprocess
+import sys
 
 import pytest
 import torch
 from oracle import Rule, picture, rule
+from test_compiler import PEAK, needs_proc
 from torch import nn
 
 from asterism.errors import ConfigurationError
 from asterism.layers import (
+    AdaptiveSpan,
     AllAttentionBlock,
     PersistentAttention,
     RelativePositions,
@@ -207,3 +211,178 @@ def test_a_cache_without_the_span_is_refused() -> None:
     layer = layer_of(rule("causal"), span=9)
     with pytest.raises(ConfigurationError, match="the cache forgets by"):
         layer(random(1, 2, HIDDEN), cache=PatternCacheLayer(SparseAttention(HIDDEN, HEADS, "causal()").pattern))
+
+
+# --- the adaptive span, the initialisation, the block ----------------------------------------------------------------
+
+
+def test_weights_of_the_adaptive_span_by_hand() -> None:
+    """A reach of 3 with a ramp of 2: the authors' mask is 1 up to distance 4, then 1/2, then 0."""
+    span = AdaptiveSpan(1, 6, 2)
+    span.shares.data.fill_(0.5)
+    weights = span().weights(torch.arange(8)[None, None])
+    torch.testing.assert_close(weights, torch.tensor([1, 1, 1, 1, 1, 0.5, 0, 0])[None, None])
+
+
+def test_shares_are_projected_after_an_update_and_the_penalty_is_the_mean_span() -> None:
+    layer = layer_of(rule("causal"), span=10, adaptive_span_ramp=4)
+    shares = layer.adaptive_span.shares
+    shares.data = torch.tensor([-0.5, 0.25, 0.75, 1.5]).double()
+    layer(random(1, 3, HIDDEN)).sum().backward()
+    torch.testing.assert_close(shares.data, torch.tensor([0, 0.25, 0.75, 1]).double())
+    assert layer.adaptive_span.penalty().item() == 10 * 0.5
+    (gradient,) = torch.autograd.grad(layer.adaptive_span.penalty(), shares)
+    torch.testing.assert_close(gradient, torch.full((4,), 10 / 4, dtype=torch.float64))
+
+
+def test_a_short_span_reads_fewer_keys(monkeypatch) -> None:
+    """Keys that no head gives weight to are not gathered."""
+    layer = layer_of(rule("causal"), span=20, adaptive_span_ramp=2)
+    layer.adaptive_span.shares.data.fill_(0.1)
+    monkeypatch.setattr(distance_module, "_MOST_QUERIES", 1)
+    monkeypatch.setattr(distance_module, "_FEWEST_QUERIES", 1)
+    counts = []
+    read = distance_module._read
+    monkeypatch.setattr(distance_module, "_read", lambda *x: counts.append(x[1].shape[2]) or read(*x))
+    layer(random(1, TOKENS, HIDDEN))
+    assert counts == [min(query, 4) + 1 for query in range(TOKENS)]
+
+
+def test_initialisation_is_that_of_the_authors() -> None:
+    torch.manual_seed(0)
+    heads, vectors, width = 4, 300, 128
+    layer = PersistentAttention(width, heads, "causal()", vectors, span=50, adaptive_span_ramp=8)
+    table = RelativePositions(200, 32)
+    model = nn.ModuleList([layer, table])
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.fill_(0.7)
+    model.apply(lambda module: initialise(module, gain=1 / math.sqrt(3), depth=50))
+    spreads = {
+        layer.persistent.keys: 1 / math.sqrt(width // heads),
+        layer.persistent.values: 1 / math.sqrt(vectors),
+        table.weight: 1.0,
+        layer.query.weight: 1 / math.sqrt(3 * width),
+        layer.output.weight: 1 / math.sqrt(3 * width),
+    }
+    for weight, spread in spreads.items():
+        assert weight.std().item() == pytest.approx(spread, rel=0.02)
+    assert not layer.adaptive_span.shares.any()
+    assert not [name for name, _ in layer.named_parameters() if name.endswith("bias")]
+
+
+def test_parameters_are_those_of_the_paper() -> None:
+    """Section 5 of the paper and its scripts: 4 d^2 + 2 N d in a layer, and a norm."""
+    with torch.device("meta"):
+        layer = PersistentAttention(512, 8, "causal()", 2048, span=8192, adaptive_span_ramp=32)
+        block = AllAttentionBlock(layer, 512)
+    assert sum(x.numel() for x in block.parameters()) == 4 * 512**2 + 2 * 2048 * 512 + 2 * 512 + 8
+
+
+def test_the_block_is_one_norm_over_a_sum() -> None:
+    block = AllAttentionBlock(layer_of(rule("causal")), HIDDEN).double()
+    hidden = random(2, 9, HIDDEN)
+    summed = hidden + block.mixer(hidden)
+    expected = (summed - summed.mean(-1, keepdim=True)) / (summed.var(-1, correction=0, keepdim=True) + 1e-5).sqrt()
+    torch.testing.assert_close(block(hidden), expected, atol=1e-12, rtol=0)
+
+
+def test_dropout_of_the_block_falls_on_the_mixer() -> None:
+    block = AllAttentionBlock(layer_of(rule("causal")), HIDDEN, dropout=1.0).double()
+    hidden = random(2, 9, HIDDEN)
+    torch.testing.assert_close(block(hidden), block.mixer_norm(hidden))
+    assert not torch.equal(block.eval()(hidden), block.mixer_norm(hidden))
+
+
+# --- dtypes, memory, refusals ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("how", ["weights", "autocast"])
+@pytest.mark.parametrize("options", OPTIONS, ids=("plain", "by distance"))
+def test_bfloat16(options: dict, how: str) -> None:
+    """With weights of that type, and by autocast of a float32 layer: close to float64, forward and backward."""
+    layer = layer_of(rule("causal"), **options)
+    arguments = {"relative": random(10, HIDDEN // HEADS)} if options else {}
+    hidden = random(1, TOKENS, HIDDEN)
+    expected = layer(hidden, **arguments)
+    expected_gradient = torch.autograd.grad(expected.sum(), layer.persistent.keys)[0]
+    dtype = torch.bfloat16 if how == "weights" else torch.float32
+    layer.to(dtype)
+    arguments = {name: x.to(dtype) for name, x in arguments.items()}
+    with torch.autocast("cpu", torch.bfloat16, enabled=how == "autocast"):
+        found = layer(hidden.to(dtype), **arguments)
+    gradient = torch.autograd.grad(found.sum(), layer.persistent.keys)[0]
+    assert found.dtype == torch.bfloat16 and gradient.dtype == dtype
+    for one, other in ((found, expected), (gradient, expected_gradient)):
+        torch.testing.assert_close(one.double(), other, atol=0.03 * other.abs().max().item(), rtol=0)
+
+
+MEASURE = f"""{PEAK}
+import sys, torch
+from asterism.layers import PersistentAttention
+torch.set_num_threads(1)
+options = {{"span": 128, "relative_positions": True, "adaptive_span_ramp": 32}} if sys.argv[1] == "distance" else {{}}
+layer = PersistentAttention(16, 1, "window(left=128)", 64, implementation="eager", **options)
+arguments = {{"relative": torch.randn(129, 16)}} if options else {{}}
+
+def work(n):
+    layer(torch.randn(1, n, 16), **arguments).sum().backward()
+
+work(512)
+before = peak()
+for n in (8192, 32768):
+    work(n)
+    print(peak() - before)
+"""
+
+
+@needs_proc
+@pytest.mark.parametrize("way", ["plain", "distance"])
+def test_memory_grows_with_the_length(way: str) -> None:
+    """At 32,768 tokens a square of booleans alone is 1 GiB. Forward and backward, in a process of their own."""
+    command = [sys.executable, "-c", MEASURE, way]
+    output = subprocess.run(command, capture_output=True, text=True, check=True, timeout=300).stdout
+    short, long = map(float, output.split())
+    assert long < 300
+    assert long < 4 * short * 1.5 + 64
+
+
+@pytest.mark.parametrize(
+    ("pattern", "options", "message"),
+    [
+        ("causal()", {"persistent_vectors": 0}, "persistent_vectors must be at least 1, got 0"),
+        ("causal()", {"span": 0}, "span must be at least 1, got 0"),
+        ("causal()", {"span": 4, "adaptive_span_ramp": 0}, "adaptive_span_ramp must be at least 1, got 0"),
+        (
+            "causal()",
+            {"relative_positions": True},
+            "relative positions need a span: the furthest distance that is read",
+        ),
+        ("causal()", {"adaptive_span_ramp": 4}, "an adaptive span needs a span: the furthest distance that is read"),
+        (
+            "window(left=3, right=1)",
+            {"span": 4},
+            "a span of 4 tokens is for causal patterns, and window(left=3, right=1) may read the future;"
+            " write (window(left=3, right=1)) & causal(), or leave the span out",
+        ),
+    ],
+)
+def test_refusals_when_built(pattern: str, options: dict, message: str) -> None:
+    with pytest.raises(ConfigurationError) as caught:
+        PersistentAttention(HIDDEN, HEADS, pattern, **{"persistent_vectors": VECTORS, **options})
+    assert str(caught.value) == message
+
+
+@pytest.mark.parametrize(
+    ("options", "table", "message"),
+    [
+        ({}, (10, 6), "this layer has no relative positions, but was given a table [10, 6]"),
+        ({"span": 9, "relative_positions": True}, None, "relative positions need a table [10, 6], got none"),
+        ({"span": 9, "relative_positions": True}, (9, 6), "relative positions need a table [10, 6], got [9, 6]"),
+    ],
+)
+def test_refusals_of_tables(options: dict, table: tuple[int, int] | None, message: str) -> None:
+    layer = layer_of(rule("causal"), **options)
+    with pytest.raises(ConfigurationError) as caught:
+        layer(random(1, 2, HIDDEN), relative=None if table is None else random(*table))
+    assert str(caught.value) == message

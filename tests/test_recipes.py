@@ -11,43 +11,198 @@ from torch.utils.flop_counter import FlopCounterMode
 from asterism.errors import ConfigurationError
 from asterism.training import estimate as estimate_module
 from asterism.training.build import build_model
+from asterism.training.configuration import ModelConfig, RunConfig, config_from_dict
 from asterism.training.estimate import estimate
-from asterism.training.recipes import RECIPES, ModelConfig, RunConfig, config_from_dict, recipe
+from asterism.training.recipes import RECIPES, recipe
 from asterism.training.schedule import learning_rate_factor, progress
 
 GOLDEN = {
     "bytes-small": """
-        recipe=bytes-small mixers=window(left=255) | columns(period=64, first=56, count=8) & causal()
-        hidden_size=192 num_attention_heads=3 position_type=rotary initializer_gain=0.354 batch_size=4 steps=20000
-        minutes=10.0 learning_rate=0.006 warmup_steps=50 optimizer=muon weight_decay=0.1 log_every=20
-        evaluation_every=400 evaluation_bytes=65536 checkpoint_every=400
+        recipe=bytes-small mixers=window(left=255) | columns(period=64, first=56, count=8) & causal() hidden_size=192
+        num_attention_heads=3 position_type=rotary initializer_gain=0.354 batch_size=4 steps=20000 minutes=10.0
+        learning_rate=0.006 warmup_steps=50 optimizer=muon weight_decay=0.1 log_every=20 evaluation_every=400
+        checkpoint_every=400 evaluation_bytes=65536
     """,
     "sparse-transformer-enwik8": """
         recipe=sparse-transformer-enwik8 mixers=fixed(stride=128, summary=32, heads=8) hidden_size=512
         num_hidden_layers=30 num_attention_heads=8 position_type=factorised position_shape=(96, 128) dropout=0.4
-        context=12288 recompute=True steps=36621 learning_rate=0.00035 warmup_steps=5000 beta2=0.999 log_every=50
-        evaluation_every=1000 evaluation_bytes=1000000 checkpoint_every=1000
+        recompute=True steps=36621 learning_rate=0.00035 warmup_steps=5000 beta2=0.999 log_every=50
+        evaluation_every=1000 checkpoint_every=1000 context=12288 evaluation_bytes=1000000
     """,
     "sparse-transformer-cifar10": """
         recipe=sparse-transformer-cifar10 mixers=strided(stride=96) num_hidden_layers=128 num_attention_heads=2
         query_key_dim=128 intermediate_size=512 position_type=factorised position_shape=(32, 32, 3) dropout=0.25
-        record_length=3072 context=3072 batch_size=32 recompute=True steps=180000 learning_rate=0.00035
-        warmup_steps=5000 beta2=0.999 log_every=50 evaluation_every=1000 evaluation_bytes=1000000 checkpoint_every=1000
+        batch_size=32 recompute=True steps=180000 learning_rate=0.00035 warmup_steps=5000 beta2=0.999 log_every=50
+        evaluation_every=1000 checkpoint_every=1000 record_length=3072 context=3072 evaluation_bytes=1000000
     """,
     "sparse-transformer-imagenet64": """
         recipe=sparse-transformer-imagenet64 mixers=strided(stride=128) hidden_size=512 num_hidden_layers=48
-        num_attention_heads=16 position_type=factorised position_shape=(64, 64, 3) dropout=0.01 record_length=12288
-        context=12288 batch_size=64 accumulation=4 recompute=True steps=1401276 learning_rate=0.00035
-        warmup_steps=5000 beta2=0.999 log_every=50 evaluation_every=1000 evaluation_bytes=1000000 checkpoint_every=1000
+        num_attention_heads=16 position_type=factorised position_shape=(64, 64, 3) dropout=0.01 batch_size=64
+        accumulation=4 recompute=True steps=1401276 learning_rate=0.00035 warmup_steps=5000 beta2=0.999 log_every=50
+        evaluation_every=1000 checkpoint_every=1000 record_length=12288 context=12288 evaluation_bytes=1000000
     """,
     "sparse-transformer-music": """
         recipe=sparse-transformer-music mixers=strided(stride=256) hidden_size=512 num_hidden_layers=48
-        num_attention_heads=16 position_type=factorised position_shape=(256, 256) record_length=65536 context=65536
-        batch_size=8 accumulation=4 recompute=True steps=100000 learning_rate=0.00035 warmup_steps=5000 beta2=0.999
-        log_every=50 evaluation_every=1000 evaluation_bytes=1000000 checkpoint_every=1000
+        num_attention_heads=16 position_type=factorised position_shape=(256, 256) batch_size=8 accumulation=4
+        recompute=True steps=100000 learning_rate=0.00035 warmup_steps=5000 beta2=0.999 log_every=50
+        evaluation_every=1000 checkpoint_every=1000 record_length=65536 context=65536 evaluation_bytes=1000000
+    """,
+    "all-attention-tiny": """
+        recipe=all-attention-tiny mixers=window(left=256) & ~window() block=all_attention vocab_size=256 hidden_size=192
+        num_attention_heads=3 attention_bias=False persistent_vectors=256 adaptive_span=True relative_span=256
+        position_type=relative batch_size=4 steps=20000 minutes=10.0 learning_rate=0.003 warmup_steps=50 optimizer=muon
+        weight_decay=0.1 log_every=20 evaluation_every=400 checkpoint_every=400 evaluation_bytes=65536
+    """,
+    "all-attention-enwik8-small": """
+        recipe=all-attention-enwik8-small mixers=window(left=8192) & ~window() block=all_attention vocab_size=256
+        hidden_size=512 num_hidden_layers=18 num_attention_heads=8 attention_bias=False persistent_vectors=1024
+        adaptive_span=True relative_span=8192 max_position_embeddings=8192 position_type=relative dropout=0.3
+        batch_size=4 accumulation=4 recompute=True steps=480000 learning_rate=0.00035 warmup_steps=32000 beta2=0.999
+        log_every=50 evaluation_every=1000 checkpoint_every=1000 context=8192 evaluation_bytes=1000000
+    """,
+    "all-attention-enwik8-large": """
+        recipe=all-attention-enwik8-large mixers=window(left=8192) & ~window() block=all_attention vocab_size=256
+        hidden_size=512 num_hidden_layers=36 num_attention_heads=8 attention_bias=False persistent_vectors=2048
+        adaptive_span=True relative_span=8192 max_position_embeddings=8192 position_type=relative dropout=0.4
+        batch_size=4 accumulation=4 recompute=True steps=210000 learning_rate=0.00035 warmup_steps=32000 beta2=0.999
+        log_every=50 evaluation_every=1000 checkpoint_every=1000 context=8192 evaluation_bytes=1000000
+    """,
+    "bert-tiny": """
+        recipe=bert-tiny mixers=dense() hidden_size=192 num_attention_heads=3 position_type=rotary type_vocab_size=2
+        embedding_norm=True hidden_act=gelu layer_norm_eps=1e-12 initializer_gain=0.354 tie_word_embeddings=True
+        batch_size=4 steps=20000 minutes=10.0 learning_rate=0.006 warmup_steps=50 optimizer=muon weight_decay=0.1
+        log_every=20 evaluation_every=200 checkpoint_every=200 objective=mlm tokenizer=bpe:4096
+    """,
+    "bert-base": """
+        recipe=bert-base mixers=dense() block=post_norm vocab_size=30522 hidden_size=768 num_hidden_layers=12
+        num_attention_heads=12 max_position_embeddings=512 type_vocab_size=2 embedding_norm=True hidden_act=gelu
+        dropout=0.1 layer_norm_eps=1e-12 initializer_range=0.02 tie_word_embeddings=True batch_size=256 accumulation=32
+        recompute=True steps=1000000 learning_rate=0.0001 warmup_steps=10000 schedule=linear beta2=0.999 log_every=50
+        evaluation_every=1000 checkpoint_every=1000 objective=mlm next_sentence=True tokenizer=bpe:30522 context=512
+        evaluation_bytes=1000000
+    """,
+    "bigbird-tiny": """
+        recipe=bigbird-tiny mixers=('bigbird(block=32, random=1, seed=0, heads=3)', 'bigbird(block=32, random=1, seed=1,
+        heads=3)', 'bigbird(block=32, random=1, seed=2, heads=3)', 'bigbird(block=32, random=1, seed=3, heads=3)')
+        hidden_size=192 num_attention_heads=3 position_type=rotary type_vocab_size=2 embedding_norm=True
+        hidden_act=gelu_new layer_norm_eps=1e-12 initializer_gain=0.354 tie_word_embeddings=True batch_size=4
+        steps=20000 minutes=10.0 learning_rate=0.006 warmup_steps=50 optimizer=muon weight_decay=0.1 log_every=20
+        evaluation_every=200 checkpoint_every=200 objective=mlm tokenizer=bpe:4096
+    """,
+    "bigbird-itc-base": """
+        recipe=bigbird-itc-base mixers=('bigbird(block=64, random=3, seed=0, heads=12)', 'bigbird(block=64, random=3,
+        seed=1, heads=12)', 'bigbird(block=64, random=3, seed=2, heads=12)', 'bigbird(block=64, random=3, seed=3,
+        heads=12)', 'bigbird(block=64, random=3, seed=4, heads=12)', 'bigbird(block=64, random=3, seed=5, heads=12)',
+        'bigbird(block=64, random=3, seed=6, heads=12)', 'bigbird(block=64, random=3, seed=7, heads=12)',
+        'bigbird(block=64, random=3, seed=8, heads=12)', 'bigbird(block=64, random=3, seed=9, heads=12)',
+        'bigbird(block=64, random=3, seed=10, heads=12)', 'bigbird(block=64, random=3, seed=11, heads=12)')
+        block=post_norm vocab_size=50358 hidden_size=768 num_hidden_layers=12 num_attention_heads=12
+        max_position_embeddings=4096 type_vocab_size=2 embedding_norm=True hidden_act=gelu_new dropout=0.1
+        layer_norm_eps=1e-12 initializer_range=0.02 tie_word_embeddings=True batch_size=256 accumulation=128
+        recompute=True steps=500000 learning_rate=0.0001 warmup_steps=10000 schedule=linear beta2=0.999 log_every=50
+        evaluation_every=1000 checkpoint_every=1000 objective=mlm tokenizer=bpe:50358 context=4096
+        evaluation_bytes=1000000
+    """,
+    "bigbird-etc-base": """
+        recipe=bigbird-etc-base mixers=bigbird_etc(block=84, globals=256) block=post_norm vocab_size=50358
+        hidden_size=768 num_hidden_layers=12 num_attention_heads=12 max_position_embeddings=4096 type_vocab_size=2
+        embedding_norm=True global_tokens=256 hidden_act=gelu_new dropout=0.1 layer_norm_eps=1e-12
+        initializer_range=0.02 tie_word_embeddings=True batch_size=256 accumulation=128 recompute=True steps=500000
+        learning_rate=0.0001 warmup_steps=10000 schedule=linear beta2=0.999 log_every=50 evaluation_every=1000
+        checkpoint_every=1000 objective=mlm tokenizer=bpe:50358 context=4096 evaluation_bytes=1000000
+    """,
+    "bigbird-itc-large": """
+        recipe=bigbird-itc-large mixers=('bigbird(block=64, random=3, seed=0, heads=16)', 'bigbird(block=64, random=3,
+        seed=1, heads=16)', 'bigbird(block=64, random=3, seed=2, heads=16)', 'bigbird(block=64, random=3, seed=3,
+        heads=16)', 'bigbird(block=64, random=3, seed=4, heads=16)', 'bigbird(block=64, random=3, seed=5, heads=16)',
+        'bigbird(block=64, random=3, seed=6, heads=16)', 'bigbird(block=64, random=3, seed=7, heads=16)',
+        'bigbird(block=64, random=3, seed=8, heads=16)', 'bigbird(block=64, random=3, seed=9, heads=16)',
+        'bigbird(block=64, random=3, seed=10, heads=16)', 'bigbird(block=64, random=3, seed=11, heads=16)',
+        'bigbird(block=64, random=3, seed=12, heads=16)', 'bigbird(block=64, random=3, seed=13, heads=16)',
+        'bigbird(block=64, random=3, seed=14, heads=16)', 'bigbird(block=64, random=3, seed=15, heads=16)',
+        'bigbird(block=64, random=3, seed=16, heads=16)', 'bigbird(block=64, random=3, seed=17, heads=16)',
+        'bigbird(block=64, random=3, seed=18, heads=16)', 'bigbird(block=64, random=3, seed=19, heads=16)',
+        'bigbird(block=64, random=3, seed=20, heads=16)', 'bigbird(block=64, random=3, seed=21, heads=16)',
+        'bigbird(block=64, random=3, seed=22, heads=16)', 'bigbird(block=64, random=3, seed=23, heads=16)')
+        block=post_norm vocab_size=50358 hidden_size=1024 num_hidden_layers=24 num_attention_heads=16
+        max_position_embeddings=4096 type_vocab_size=2 embedding_norm=True hidden_act=gelu_new dropout=0.1
+        layer_norm_eps=1e-12 initializer_range=0.02 tie_word_embeddings=True batch_size=2048 accumulation=2048
+        recompute=True steps=500000 learning_rate=0.0001 warmup_steps=10000 schedule=linear beta2=0.999 log_every=50
+        evaluation_every=1000 checkpoint_every=1000 objective=mlm tokenizer=bpe:50358 context=4096
+        evaluation_bytes=1000000
+    """,
+    "longformer-tiny": """
+        recipe=longformer-tiny mixers=longformer(window=64, globals=(0,)) hidden_size=192 num_attention_heads=3
+        position_type=rotary embedding_norm=True global_projections=(0,) hidden_act=gelu initializer_gain=0.354
+        tie_word_embeddings=True batch_size=4 steps=20000 minutes=10.0 learning_rate=0.006 warmup_steps=50
+        optimizer=muon weight_decay=0.1 log_every=20 evaluation_every=200 checkpoint_every=200 objective=mlm
+        tokenizer=bpe:4096
+    """,
+    "longformer-base": """
+        recipe=longformer-base mixers=longformer(window=512, globals=(0,)) block=post_norm vocab_size=50265
+        hidden_size=768 num_hidden_layers=12 num_attention_heads=12 max_position_embeddings=4096 embedding_norm=True
+        global_projections=(0,) hidden_act=gelu dropout=0.1 initializer_range=0.02 tie_word_embeddings=True
+        batch_size=64 accumulation=32 recompute=True steps=65000 learning_rate=0.0001 warmup_steps=10000 schedule=linear
+        beta2=0.999 log_every=50 evaluation_every=1000 checkpoint_every=1000 objective=mlm tokenizer=bpe:50265
+        context=4096 evaluation_bytes=1000000
+    """,
+    "star-tiny": """
+        recipe=star-tiny mixers=star_transformer() hidden_size=192 num_attention_heads=3 position_type=rotary
+        type_vocab_size=2 embedding_norm=True hidden_act=gelu layer_norm_eps=1e-12 initializer_gain=0.354
+        tie_word_embeddings=True batch_size=4 steps=20000 minutes=10.0 learning_rate=0.006 warmup_steps=50
+        optimizer=muon weight_decay=0.1 log_every=20 evaluation_every=200 checkpoint_every=200 objective=mlm
+        tokenizer=bpe:4096
+    """,
+    "star-base": """
+        recipe=star-base mixers=star_transformer() block=post_norm vocab_size=30522 hidden_size=768 num_hidden_layers=12
+        num_attention_heads=12 max_position_embeddings=4096 type_vocab_size=2 embedding_norm=True hidden_act=gelu
+        dropout=0.1 layer_norm_eps=1e-12 initializer_range=0.02 tie_word_embeddings=True batch_size=256 accumulation=128
+        recompute=True steps=500000 learning_rate=0.0001 warmup_steps=10000 schedule=linear beta2=0.999 log_every=50
+        evaluation_every=1000 checkpoint_every=1000 objective=mlm tokenizer=bpe:30522 context=4096
+        evaluation_bytes=1000000
+    """,
+    "fnet-tiny": """
+        recipe=fnet-tiny mixers=fourier() block=post_norm hidden_size=192 num_attention_heads=3 type_vocab_size=4
+        embedding_size=192 embedding_norm=True hidden_act=gelu_new layer_norm_eps=1e-12 initializer_range=0.02
+        tie_word_embeddings=True batch_size=4 steps=20000 minutes=10.0 learning_rate=0.003 warmup_steps=50
+        optimizer=muon weight_decay=0.1 log_every=20 evaluation_every=200 checkpoint_every=200 objective=mlm
+        tokenizer=bpe:4096
+    """,
+    "fnet-base": """
+        recipe=fnet-base mixers=fourier() block=post_norm vocab_size=32000 hidden_size=768 num_hidden_layers=12
+        num_attention_heads=12 max_position_embeddings=512 type_vocab_size=4 embedding_size=768 embedding_norm=True
+        hidden_act=gelu_new dropout=0.1 layer_norm_eps=1e-12 initializer_range=0.02 tie_word_embeddings=True
+        batch_size=256 accumulation=32 recompute=True steps=1000000 learning_rate=0.0001 warmup_steps=10000
+        schedule=linear beta2=0.999 log_every=50 evaluation_every=1000 checkpoint_every=1000 objective=mlm
+        next_sentence=True tokenizer=unigram:32000 context=512 evaluation_bytes=1000000
+    """,
+    "fnet-large": """
+        recipe=fnet-large mixers=fourier() block=post_norm vocab_size=32000 hidden_size=1024 num_hidden_layers=24
+        num_attention_heads=16 max_position_embeddings=512 type_vocab_size=4 embedding_size=1024 embedding_norm=True
+        hidden_act=gelu_new dropout=0.1 layer_norm_eps=1e-12 initializer_range=0.02 tie_word_embeddings=True
+        batch_size=256 accumulation=64 recompute=True steps=1000000 learning_rate=0.0001 warmup_steps=10000
+        schedule=linear beta2=0.999 log_every=50 evaluation_every=1000 checkpoint_every=1000 objective=mlm
+        next_sentence=True tokenizer=unigram:32000 context=512 evaluation_bytes=1000000
+    """,
+    "fnet-hybrid-tiny": """
+        recipe=fnet-hybrid-tiny mixers=('fourier()', 'fourier()', 'fourier()', 'dense()') block=post_norm
+        hidden_size=192 num_attention_heads=3 type_vocab_size=4 embedding_size=192 embedding_norm=True
+        hidden_act=gelu_new layer_norm_eps=1e-12 initializer_range=0.02 tie_word_embeddings=True batch_size=4
+        steps=20000 minutes=10.0 learning_rate=0.003 warmup_steps=50 optimizer=muon weight_decay=0.1 log_every=20
+        evaluation_every=200 checkpoint_every=200 objective=mlm tokenizer=bpe:4096
+    """,
+    "fnet-hybrid-base": """
+        recipe=fnet-hybrid-base mixers=('fourier()', 'fourier()', 'fourier()', 'fourier()', 'fourier()', 'fourier()',
+        'fourier()', 'fourier()', 'fourier()', 'fourier()', 'dense()', 'dense()') block=post_norm vocab_size=32000
+        hidden_size=768 num_hidden_layers=12 num_attention_heads=12 max_position_embeddings=512 type_vocab_size=4
+        embedding_size=768 embedding_norm=True hidden_act=gelu_new dropout=0.1 layer_norm_eps=1e-12
+        initializer_range=0.02 tie_word_embeddings=True batch_size=256 accumulation=32 recompute=True steps=1000000
+        learning_rate=0.0001 warmup_steps=10000 schedule=linear beta2=0.999 log_every=50 evaluation_every=1000
+        checkpoint_every=1000 objective=mlm next_sentence=True tokenizer=unigram:32000 context=512
+        evaluation_bytes=1000000
     """,
 }
-"""For each recipe, every field that differs from the defaults of RunConfig and ModelConfig, in order."""
+"""For each recipe, every field that differs from the defaults: its name, the model's fields, the run's, in order."""
 
 PUBLISHED_PARAMETERS = {
     "sparse-transformer-enwik8": 95e6,
@@ -71,7 +226,9 @@ def _text(config):
         changed = [field.name for field in fields(owner) if getattr(owner, field.name) != getattr(default, field.name)]
         words.append([f"{name}={getattr(owner, name)}" for name in changed if name != "model"])
     run, model = words
-    return " ".join(run[:1] + model + run[1:])
+    (name,) = (word for word in run if word.startswith("recipe="))
+    run.remove(name)
+    return " ".join([name, *model, *run])
 
 
 @pytest.mark.parametrize("name", RECIPES)
@@ -92,7 +249,7 @@ def test_published_sizes_within_three_percent(name):
     costs = estimate(recipe(name))
     assert abs(costs.parameters / PUBLISHED_PARAMETERS[name] - 1) < 0.03
     # Every weight takes part in four products of two operations: forward, recomputed, and two backward.
-    assert costs.flops_per_byte > 7.5 * costs.parameters
+    assert costs.flops_per_token > 7.5 * costs.parameters
     assert 4 * 4 * costs.parameters < costs.memory < 40 * 2**30
 
 
@@ -101,7 +258,7 @@ def test_estimate_agrees_with_the_model_itself():
     model = build_model(TINY, torch.device("cpu"))
     costs = estimate(TINY)
     assert costs.parameters == sum(parameter.numel() for parameter in model.parameters())
-    assert costs.bytes_per_step == 256 and costs.optimizer_memory == 8 * costs.parameters
+    assert costs.tokens_per_step == 256 and costs.optimizer_memory == 8 * costs.parameters
     matrices = sum(p.numel() for p in model.model.layers.parameters() if p.ndim == 2)
     assert estimate(replace(TINY, optimizer="muon")).optimizer_memory == costs.optimizer_memory - 4 * matrices
     with FlopCounterMode(display=False) as counter:
@@ -111,10 +268,10 @@ def test_estimate_agrees_with_the_model_itself():
         for name, count in counter.get_flop_counts()["Global"].items()
         if "mm" in str(name) and "bmm" not in str(name)
     )
-    assert costs.flops_per_step - costs.attention_flops_per_step == linear
+    assert costs.flops_per_step - costs.mixing_flops_per_step == linear
     # 64 queries with 16 keys each, less the corner; 4 operations forward and 10 backward.
     pairs = 64 * 16 - 15 * 16 // 2
-    assert costs.attention_flops_per_step == 14 * pairs * 32 * 3 * 4
+    assert costs.mixing_flops_per_step == 14 * pairs * 32 * 3 * 4
 
 
 @pytest.mark.model

@@ -18,14 +18,15 @@ from transformers import AutoModelForCausalLM
 from asterism.errors import CheckpointError, ConfigurationError, DataError, NonFiniteLossError
 from asterism.training import trainer
 from asterism.training.build import build_model, load_model
+from asterism.training.configuration import ModelConfig, RunConfig
 from asterism.training.data import load_corpus
-from asterism.training.evaluation import bits_per_byte, evaluate, plan_split, yardsticks
+from asterism.training.evaluation import evaluate
 from asterism.training.folder import RunFolder
 from asterism.training.generation import generate_bytes
 from asterism.training.interrupts import held_back
+from asterism.training.objectives.causal import bits_per_byte, plan_split, yardsticks
 from asterism.training.optimizer import parameter_groups
 from asterism.training.progress import Bar, Lines, Silence, Status, clock, make_display
-from asterism.training.recipes import ModelConfig, RunConfig
 from asterism.training.trainer import train
 
 pytestmark = pytest.mark.model
@@ -492,7 +493,15 @@ def test_bad_sampling_settings_are_named(finished, settings):
 
 
 STATUS = Status(
-    step=1200, fraction=0.5, seconds_left=75.0, loss=1.386, bits_per_byte=2.0, validation=2.25, bytes_per_second=12345.0
+    step=1200,
+    fraction=0.5,
+    seconds_left=75.0,
+    loss=1.386,
+    headline="bits/byte",
+    training=2.0,
+    validation=2.25,
+    speed=12345.0,
+    unit="bytes",
 )
 
 
@@ -503,7 +512,7 @@ def test_progress_is_plain_lines_where_stderr_is_no_terminal(capsys):
     display.show(STATUS)
     display.show(replace(STATUS, fraction=1.0))
     output = capsys.readouterr()
-    line = "step 1,200  loss 1.386  bits/byte 2.000 (validation 2.250)  12.3 kB/s  1:15 left"
+    line = "step 1,200  loss 1.386  bits/byte 2.000 (validation 2.250)  12,345 bytes/s  1:15 left"
     assert output.err.splitlines() == [f" 50.0%  {line}", f"100.0%  {line}"] and output.out == ""
 
 

@@ -26,6 +26,12 @@ class ConfigurationError(AsterismError, ValueError):
     exit_code = 2
 
 
+class MachineError(AsterismError, ValueError):
+    """A Turing machine, its text form, its input, or its run is wrong."""
+
+    exit_code = 2
+
+
 class DataError(AsterismError):
     """Data are missing, unreadable, empty or too short."""
 

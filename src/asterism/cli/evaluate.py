@@ -1,15 +1,11 @@
-"""asterism evaluate: how many bits per byte a trained model needs on data it has not seen."""
+"""asterism evaluate: bits per byte, or nats per masked token, of a trained model on data it has not seen."""
 
 from collections.abc import Sequence
 from dataclasses import asdict
-from typing import TYPE_CHECKING
 
 from asterism import training
 from asterism.cli.parser import Parser, print_json, whole_number
 from asterism.training.data import SPLITS
-
-if TYPE_CHECKING:
-    from asterism.training.evaluation import Evaluation
 
 
 def run(argv: Sequence[str]) -> None:
@@ -24,20 +20,7 @@ def run(argv: Sequence[str]) -> None:
     if arguments.json:
         print_json({"run": arguments.run, **asdict(result)})
     else:
-        print(_describe(result))
-
-
-def _describe(result: "Evaluation") -> str:
-    rows = [f"{score.minimum_context:>15,}  {score.bits_per_byte:>13.4f}" for score in result.scores]
-    yardsticks = ", ".join(f"{name} {bits:.4f}" for name, bits in result.yardsticks.items())
-    return "\n".join(
-        [
-            f"{result.bytes_scored:,} bytes of the {result.split} split of {result.corpus}",
-            "minimum context  bits per byte",
-            *rows,
-            f"the same bytes compressed: {yardsticks}",
-        ]
-    )
+        print(result)
 
 
 def _parser() -> Parser:

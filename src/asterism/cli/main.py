@@ -5,6 +5,7 @@ verb's module is imported, so that `show` and `plan` start without torch.
 """
 
 import importlib
+import keyword
 import os
 import signal
 import sys
@@ -21,9 +22,12 @@ VERBS = {
     "show": "draw a pattern; say how many keys its queries read and what it costs",
     "plan": "explain how a pattern is computed: passes, layouts, tiles, FLOPs, memory",
     "certify": "which universality theorems hold for a pattern, with witnesses or counterexamples",
+    "simulate": "run a Turing machine as a transformer, in exact arithmetic, and check every step",
     "train": "train a model from a recipe; show progress and bits per byte; save it",
+    "finetune": "teach a pretrained encoder to classify, to tag, or to answer questions",
     "evaluate": "measure a trained model in bits per byte",
     "generate": "continue a prompt with a trained model",
+    "import": "turn a Hugging Face checkpoint into an Asterism model, longer and sparse if asked",
     "bench": "time attention over patterns, beside dense attention and other libraries",
 }
 
@@ -77,12 +81,17 @@ def _dispatch(argv: Sequence[str]) -> None:
 
 def _run(verb: str, argv: Sequence[str]) -> None:
     try:
-        importlib.import_module(f"asterism.cli.{verb}").run(argv)
+        importlib.import_module(f"asterism.cli.{_module(verb)}").run(argv)
     except ModuleNotFoundError as error:
         package = (error.name or "").partition(".")[0]
         if package not in _EXTRAS:
             raise
         raise AsterismError(f"{verb} needs {package}: pip install 'asterism[{_EXTRAS[package]}]'") from None
+
+
+def _module(verb: str) -> str:
+    """The module of a verb; a name that is a keyword of Python gets an underscore."""
+    return f"{verb}_" if keyword.iskeyword(verb) else verb
 
 
 def _help() -> str:

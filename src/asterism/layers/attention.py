@@ -187,7 +187,10 @@ class SparseAttention(nn.Module):
         if segments is not None:
             raise ConfigurationError("global_projections read every key, so they cannot be used together with segments")
         columns = torch.arange(hidden.shape[1], device=hidden.device)
-        places = columns[[place for place in self.global_projections if place < len(columns)]]
+        asked = [place for place in self.global_projections if place < len(columns)]
+        if not asked:
+            return mixed
+        places = columns[asked]
         if lengths is not None:
             real = columns < torch.tensor(lengths, device=hidden.device)[:, None]
             key_mask = real if key_mask is None else key_mask & real

@@ -140,9 +140,10 @@ class PersistentAttention(SparseAttention):
         for name, number in numbers.items():
             if number is not None and number < 1:
                 raise ConfigurationError(f"{name} must be at least 1, got {number}")
-        if span is None and (relative_positions or adaptive_span_ramp is not None):
-            option = "relative positions" if relative_positions else "an adaptive span"
-            raise ConfigurationError(f"{option} need a span: the furthest distance that a query reads")
+        if span is None and relative_positions:
+            raise ConfigurationError("relative positions need a span: the furthest distance that is read")
+        if span is None and adaptive_span_ramp is not None:
+            raise ConfigurationError("an adaptive span needs a span: the furthest distance that is read")
         if span is not None:
             self.pattern = within_span(self.pattern, span)
         self.span, self.relative_positions = span, relative_positions
@@ -160,11 +161,15 @@ class PersistentAttention(SparseAttention):
         positions; the other arguments are those of SparseAttention. A cache forgets by `self.pattern`, which has the
         span in it.
         """
-        head_dim = self.persistent.keys.shape[2]
-        expected = [self.span + 1, head_dim] if self.relative_positions else None
-        if (seen := None if relative is None else list(relative.shape)) != expected:
-            raise ConfigurationError(f"the table of relative positions must be {expected}, got {seen}")
+        self._check_table(None if relative is None else list(relative.shape))
         return super().forward(hidden, relative=relative, **arguments)
+
+    def _check_table(self, shape: list[int] | None) -> None:
+        if not self.relative_positions:
+            if shape is not None:
+                raise ConfigurationError(f"this layer has no relative positions, but was given a table {shape}")
+        elif shape != (expected := [self.span + 1, self.persistent.keys.shape[2]]):
+            raise ConfigurationError(f"relative positions need a table {expected}, got {shape or 'none'}")
 
     def _read(
         self,

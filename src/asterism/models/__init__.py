@@ -15,6 +15,8 @@ from asterism.models.base import AsterismPreTrainedModel
 from asterism.models.causal_lm import AsterismForCausalLM
 from asterism.models.classification import AsterismForSequenceClassification, AsterismForTokenClassification
 from asterism.models.configuration import AsterismConfig
+from asterism.models.drop_in import drop_pattern, use_pattern
+from asterism.models.importing import ImportedCheckpoint, import_checkpoint
 from asterism.models.masked_lm import AsterismForMaskedLM, AsterismForPreTraining
 from asterism.models.modeling import AsterismModel
 from asterism.models.question_answering import AsterismForQuestionAnswering
@@ -38,4 +40,8 @@ __all__ = [
     "AsterismForTokenClassification",
     "AsterismModel",
     "AsterismPreTrainedModel",
+    "drop_pattern",
+    "use_pattern",
+    "ImportedCheckpoint",
+    "import_checkpoint",
 ]

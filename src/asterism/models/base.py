@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import torch
 from torch import nn
 from transformers import PreTrainedModel
 
@@ -19,7 +20,8 @@ class AsterismPreTrainedModel(PreTrainedModel):
     config: AsterismConfig
     base_model_prefix = "model"
     supports_gradient_checkpointing = True
-    _no_split_modules = ["AsterismBlock", "AsterismPostNormBlock"]
+    _keys_to_ignore_on_load_unexpected = [r"^pooler\."]  # an imported checkpoint keeps its pooler for classifiers
+    _no_split_modules = ["AsterismBlock", "AsterismPostNormBlock", "AsterismAllAttentionBlock"]
     _skip_keys_device_placement = ["past_key_values", "cache"]
 
     def _init_weights(self, module: nn.Module) -> None:
@@ -36,3 +38,18 @@ class AsterismPreTrainedModel(PreTrainedModel):
                     f"{type(self).__name__}.forward has no argument {name!r}; positions count the tokens of"
                     " attention_mask, and attention weights are never kept"
                 )
+
+    def _penalise(
+        self, loss: torch.Tensor | None, labels: torch.Tensor | None, loss_arguments: dict[str, Any]
+    ) -> torch.Tensor | None:
+        """The loss and, in training, the penalty of adaptive spans: once per step of the optimiser.
+
+        When num_items_in_batch says that this batch is a part of a step, it bears its part of the penalty.
+        """
+        penalty = self.model.span_penalty() if self.training and loss is not None else None
+        if penalty is None:
+            return loss
+        items = loss_arguments.get("num_items_in_batch")
+        if items is not None and labels is not None:
+            penalty = penalty * (labels != loss_arguments.get("ignore_index", -100)).sum() / items
+        return loss + penalty

@@ -81,7 +81,7 @@ class AsterismForCausalLM(AsterismPreTrainedModel, GenerationMixin):
         if labels is not None:
             loss = self.loss_function(logits, labels, vocab_size=self.config.vocab_size, **loss_arguments)
         return CausalLMOutputWithPast(
-            loss=loss,
+            loss=self._penalise(loss, labels, loss_arguments),
             logits=logits,
             past_key_values=outputs.past_key_values,
             hidden_states=outputs.hidden_states,

@@ -69,7 +69,9 @@ class AsterismForSequenceClassification(_Classifier):
             if self.config.problem_type in ("multi_label_classification", "regression"):
                 labels = labels.to(logits.dtype)
             loss = self.loss_function(labels=labels, pooled_logits=logits, config=self.config, **loss_arguments)
-        return SequenceClassifierOutput(loss=loss, logits=logits, hidden_states=outputs.hidden_states)
+        return SequenceClassifierOutput(
+            loss=self._penalise(loss, labels, loss_arguments), logits=logits, hidden_states=outputs.hidden_states
+        )
 
 
 class AsterismForTokenClassification(_Classifier):
@@ -110,4 +112,6 @@ class AsterismForTokenClassification(_Classifier):
         loss = None
         if labels is not None:
             loss = self.loss_function(logits=logits, labels=labels, config=self.config, **loss_arguments)
-        return TokenClassifierOutput(loss=loss, logits=logits, hidden_states=outputs.hidden_states)
+        return TokenClassifierOutput(
+            loss=self._penalise(loss, labels, loss_arguments), logits=logits, hidden_states=outputs.hidden_states
+        )

@@ -12,13 +12,14 @@ from transformers import PreTrainedConfig
 
 from asterism.errors import ConfigurationError, nearest
 from asterism.kernels import IMPLEMENTATIONS
+from asterism.layers import within_span
 from asterism.layers.block import ACTIVATIONS
 from asterism.layers.fourier import NOT_CAUSAL
 from asterism.models.mixers import Fourier, parse_mixers
 from asterism.patterns import Pattern, require_causal
 
-BLOCKS = ("pre_norm", "post_norm")
-POSITION_TYPES = ("learned", "factorised", "rotary", "none")
+BLOCKS = ("pre_norm", "post_norm", "all_attention")
+POSITION_TYPES = ("learned", "factorised", "rotary", "relative", "none")
 
 
 class AsterismConfig(PreTrainedConfig):
@@ -28,13 +29,21 @@ class AsterismConfig(PreTrainedConfig):
                              "interleave(window(left=127), stride(period=128) & causal())", or a list with one text per
                              layer. A Pattern or Schedule is turned into its text. "fourier()" is Fourier mixing in the
                              place of attention.
-    block                    "pre_norm" (Child 2019, with one more norm after the last block) or "post_norm" (BERT)
+    block                    "pre_norm" (Child 2019, with one more norm after the last block), "post_norm" (BERT) or
+                             "all_attention" (Sukhbaatar 2019: no feed-forward part, no bias in attention)
+    persistent_vectors       keys and values that every head of an all-attention block has of its own
+    adaptive_span            whether every head of an all-attention block learns how far it reads, up to relative_span,
+                             with a ramp of adaptive_span_ramp tokens at the end. In training, the sum over the layers
+                             of the mean span in tokens, times adaptive_span_penalty, is added to the loss.
     num_key_value_heads      key and value heads, shared by groups of query heads; by default one per query head
     query_key_dim            width of the queries over all heads; by default hidden_size
-    intermediate_size        width of the feed-forward part; by default 4 * hidden_size
+    intermediate_size        width of the feed-forward part, if the block has one; by default 4 * hidden_size
     max_position_embeddings  how many tokens learned and factorised positions reach. Rotary positions do not end: there
                              it says for which length the model is meant, and refuses nothing.
-    position_type            "learned", "factorised" or "rotary"; "none" for mixers that need no positions
+    position_type            "learned", "factorised", "rotary", "relative" (all-attention blocks: a key embedding for
+                             each distance up to relative_span, shared by all layers and heads), or "none"
+    relative_span            the furthest distance that an all-attention block with relative positions or an adaptive
+                             span reads; its patterns must be causal
     position_shape           the axes of factorised positions, last axis fastest; their product must reach
                              max_position_embeddings. Only for position_type "factorised".
     type_vocab_size          how many token types are embedded; 0 for none
@@ -70,8 +79,13 @@ class AsterismConfig(PreTrainedConfig):
     max_position_embeddings: int = 1024
     mixers: str | list[str] = "causal()"
     block: str = "pre_norm"
+    persistent_vectors: int = 0
+    adaptive_span: bool = False
+    adaptive_span_ramp: int = 32
+    adaptive_span_penalty: float = 1e-7
     position_type: str = "learned"
     position_shape: list[int] | None = None
+    relative_span: int | None = None
     rope_theta: float = 10000.0
     type_vocab_size: int = 0
     embedding_size: int | None = None
@@ -116,14 +130,17 @@ class AsterismConfig(PreTrainedConfig):
         return parse_mixers(self.mixers, self.num_hidden_layers)
 
     def layer_patterns(self) -> list[Pattern]:
-        """The pattern of each layer, for what needs one in every layer, such as a cache.
+        """The pattern that each layer reads by, for what needs one in every layer, such as a cache.
 
-        Raises what `layer_mixers` raises, and ConfigurationError when a layer mixes without a pattern.
+        Raises what `layer_mixers` raises, and ConfigurationError when a layer mixes without a pattern or when
+        relative_span limits one that is not causal.
         """
         mixers = self.layer_mixers()
         if any(isinstance(mixer, Fourier) for mixer in mixers):
             raise ConfigurationError(NOT_CAUSAL)
-        return mixers
+        if self.relative_span is None:
+            return mixers
+        return [within_span(pattern, self.relative_span) for pattern in mixers]
 
     def require_causal(self) -> None:
         """Raises ConfigurationError or PatternError for what a causal model cannot have."""
@@ -143,18 +160,7 @@ class AsterismConfig(PreTrainedConfig):
 
     def check(self) -> None:
         """Raises ConfigurationError for values that no model can have; layers check what concerns only them."""
-        for name in _COUNTS:
-            self._check_count(name, getattr(self, name), 1)
-        self._check_count("type_vocab_size", self.type_vocab_size, 0)
-        self._check_count("global_tokens", self.global_tokens, 0)
-        if self.embedding_size is not None:
-            self._check_count("embedding_size", self.embedding_size, 1)
-        for name in ("dropout", "classifier_dropout"):
-            rate = getattr(self, name)
-            if rate is not None and not 0 <= rate < 1:
-                raise ConfigurationError(f"{name} must be at least 0 and below 1, got {rate}")
-        if self.initializer_range is not None and not self.initializer_range > 0:
-            raise ConfigurationError(f"initializer_range must be positive, got {self.initializer_range}")
+        self._check_numbers()
         for name, known in _CHOICES.items():
             choice = getattr(self, name)
             if choice not in known:
@@ -166,14 +172,63 @@ class AsterismConfig(PreTrainedConfig):
                 f"position_shape belongs to position_type 'factorised', which needs it;"
                 f" got position_type {self.position_type!r} and position_shape {self.position_shape}"
             )
-        attends = any(isinstance(mixer, Pattern) for mixer in self.layer_mixers())
-        if not attends and (self.position_type == "rotary" or self.global_projections is not None):
+        if (self.relative_span is not None) != (self.position_type == "relative" or self.adaptive_span):
             raise ConfigurationError(
-                "position_type 'rotary' and global_projections belong to attention, and all layers mix by fourier()"
+                f"relative_span belongs to position_type 'relative' and to adaptive_span, which need it;"
+                f" got position_type {self.position_type!r}, adaptive_span {self.adaptive_span}"
+                f" and relative_span {self.relative_span}"
             )
+        self._check_block()
 
-    @staticmethod
-    def _check_count(name: str, size: object, least: int) -> None:
+    def _check_numbers(self) -> None:
+        for name in _COUNTS:
+            self._check_count(name, 1)
+        for name in ("type_vocab_size", "global_tokens", "persistent_vectors"):
+            self._check_count(name, 0)
+        for name in ("embedding_size", "relative_span"):
+            if getattr(self, name) is not None:
+                self._check_count(name, 1)
+        for name in ("dropout", "classifier_dropout"):
+            rate = getattr(self, name)
+            if rate is not None and not 0 <= rate < 1:
+                raise ConfigurationError(f"{name} must be at least 0 and below 1, got {rate}")
+        if self.initializer_range is not None and not self.initializer_range > 0:
+            raise ConfigurationError(f"initializer_range must be positive, got {self.initializer_range}")
+        if not self.adaptive_span_penalty >= 0:
+            raise ConfigurationError(f"adaptive_span_penalty must not be negative, got {self.adaptive_span_penalty}")
+
+    def _check_block(self) -> None:
+        """Raises ConfigurationError for options of attention and of blocks that do not go together."""
+        attends = [isinstance(mixer, Pattern) for mixer in self.layer_mixers()]
+        if self.block == "all_attention":
+            refused = {
+                "no feed-forward part, so fourier() cannot be its mixer": not all(attends),
+                "no bias in its attention: set attention_bias=False": self.attention_bias,
+                "persistent vectors: set persistent_vectors to 1 or more": self.persistent_vectors == 0,
+                "no rotary positions: use position_type 'relative', 'learned', 'factorised' or 'none'": (
+                    self.position_type == "rotary"
+                ),
+                "no global_projections": self.global_projections is not None,
+            }
+        else:
+            refused = {
+                "no persistent_vectors: they are for block 'all_attention'": self.persistent_vectors > 0,
+                "no adaptive_span: it is for block 'all_attention'": self.adaptive_span,
+                "no relative positions: they are for block 'all_attention'": self.position_type == "relative",
+            }
+            if not any(attends):
+                refused |= {
+                    "only fourier() for its mixers, which knows no rotary positions": self.position_type == "rotary",
+                    "only fourier() for its mixers, which knows no global_projections": (
+                        self.global_projections is not None
+                    ),
+                }
+        for reason, holds in refused.items():
+            if holds:
+                raise ConfigurationError(f"block {self.block!r} has {reason}")
+
+    def _check_count(self, name: str, least: int) -> None:
+        size = getattr(self, name)
         if not isinstance(size, int) or size < least:
             raise ConfigurationError(f"{name} must be an integer of at least {least}, got {size!r}")
 
@@ -187,6 +242,7 @@ _COUNTS = (
     "query_key_dim",
     "intermediate_size",
     "max_position_embeddings",
+    "adaptive_span_ramp",
 )
 
 _CHOICES = {

@@ -92,7 +92,9 @@ class AsterismForMaskedLM(_PredictsTokens):
         loss = None
         if labels is not None:
             loss = self.loss_function(logits, labels, vocab_size=self.config.vocab_size, **loss_arguments)
-        return MaskedLMOutput(loss=loss, logits=logits, hidden_states=outputs.hidden_states)
+        return MaskedLMOutput(
+            loss=self._penalise(loss, labels, loss_arguments), logits=logits, hidden_states=outputs.hidden_states
+        )
 
 
 class AsterismForPreTraining(_PredictsTokens):
@@ -139,7 +141,7 @@ class AsterismForPreTraining(_PredictsTokens):
         if next_sentence_label is not None:
             losses.append(nn.functional.cross_entropy(answers.float(), next_sentence_label.view(-1)))
         return BertForPreTrainingOutput(
-            loss=sum(losses[1:], start=losses[0]) if losses else None,
+            loss=self._penalise(sum(losses) if losses else None, labels, loss_arguments),
             prediction_logits=logits,
             seq_relationship_logits=answers,
             hidden_states=outputs.hidden_states,

@@ -20,11 +20,14 @@ from transformers.utils.generic import can_return_tuple
 
 from asterism.errors import ConfigurationError
 from asterism.layers import (
+    AllAttentionBlock,
     FactorisedPositions,
     FourierMixing,
     LearnedPositions,
+    PersistentAttention,
     PostNormBlock,
     PreNormBlock,
+    RelativePositions,
     Rotary,
     SparseAttention,
 )
@@ -44,8 +47,8 @@ class AsterismPostNormBlock(GradientCheckpointingLayer, PostNormBlock):
     """A PostNormBlock whose activations can be recomputed in the backward pass."""
 
 
-BLOCKS = {"pre_norm": AsterismBlock, "post_norm": AsterismPostNormBlock}
-"""For each `block` of the configuration."""
+class AsterismAllAttentionBlock(GradientCheckpointingLayer, AllAttentionBlock):
+    """An AllAttentionBlock whose activations can be recomputed in the backward pass."""
 
 
 class AsterismModel(AsterismPreTrainedModel):
@@ -61,6 +64,7 @@ class AsterismModel(AsterismPreTrainedModel):
         self.embed_tokens = nn.Embedding(config.vocab_size, width)
         self.embed_types = nn.Embedding(config.type_vocab_size, width) if config.type_vocab_size else None
         self.positions = _position_embedding(config)
+        self.relative = _relative_positions(config)
         self.global_tokens = nn.Embedding(config.global_tokens, width) if config.global_tokens else None
         has_norm, has_projection = config.embedding_norm, config.embedding_size is not None
         self.embedding_norm = nn.LayerNorm(width, eps=config.layer_norm_eps) if has_norm else nn.Identity()
@@ -117,12 +121,13 @@ class AsterismModel(AsterismPreTrainedModel):
             embedded = embedded + self.positions(positions.clamp(min=0))
         hidden, positions = self._begin(embedded, positions)
         padding = self._padding_arguments(packing)
+        relative = {} if self.relative is None else {"relative": self.relative()}
         wanted = self.config.output_hidden_states if output_hidden_states is None else output_hidden_states
         states = []
         for block, layer_cache, arguments in zip(self.layers, layer_caches, padding, strict=True):
             if wanted:
                 states.append(hidden)
-            hidden = block(hidden, positions=positions, cache=layer_cache, **arguments)
+            hidden = block(hidden, positions=positions, cache=layer_cache, **arguments, **relative)
         states.append(self.norm(hidden))
         states = [state[:, self.config.global_tokens :] for state in states]
         if packing is not None:
@@ -130,6 +135,13 @@ class AsterismModel(AsterismPreTrainedModel):
         return BaseModelOutputWithPast(
             last_hidden_state=states[-1], past_key_values=cache, hidden_states=tuple(states) if wanted else None
         )
+
+    def span_penalty(self) -> torch.Tensor | None:
+        """What adaptive spans add to the loss: the sum over the layers of their mean span, times the penalty."""
+        if not self.config.adaptive_span:
+            return None
+        spans = torch.stack([block.mixer.adaptive_span.penalty() for block in self.layers])
+        return self.config.adaptive_span_penalty * spans.sum()
 
     def _add_types(self, embedded: torch.Tensor, token_type_ids: torch.Tensor | None) -> torch.Tensor:
         if self.embed_types is None:
@@ -198,8 +210,8 @@ class AsterismModel(AsterismPreTrainedModel):
 
 
 def _position_embedding(config: AsterismConfig) -> FactorisedPositions | None:
-    """What is added to the token embedding; None for rotary positions, which turn queries and keys instead."""
-    if config.position_type in ("rotary", "none"):
+    """What is added to the token embedding; None when attention itself knows where tokens stand, or nothing does."""
+    if config.position_type not in ("learned", "factorised"):
         return None
     if config.position_shape is None:
         return LearnedPositions(config.max_position_embeddings, config.embedding_width)
@@ -212,14 +224,25 @@ def _position_embedding(config: AsterismConfig) -> FactorisedPositions | None:
     return positions
 
 
-def _block(config: AsterismConfig, mixer: Pattern | Fourier) -> AsterismBlock | AsterismPostNormBlock:
-    return BLOCKS[config.block](
+def _relative_positions(config: AsterismConfig) -> RelativePositions | None:
+    if config.position_type != "relative":
+        return None
+    return RelativePositions(config.relative_span, config.query_key_dim // config.num_attention_heads)
+
+
+def _block(
+    config: AsterismConfig, mixer: Pattern | Fourier
+) -> AsterismBlock | AsterismPostNormBlock | AsterismAllAttentionBlock:
+    options = {"dropout": config.dropout, "layer_norm_eps": config.layer_norm_eps}
+    if config.block == "all_attention":
+        return AsterismAllAttentionBlock(_all_attention(config, mixer), config.hidden_size, **options)
+    kind = AsterismBlock if config.block == "pre_norm" else AsterismPostNormBlock
+    return kind(
         FourierMixing() if isinstance(mixer, Fourier) else _attention(config, mixer),
         config.hidden_size,
         config.intermediate_size,
         activation=config.hidden_act,
-        dropout=config.dropout,
-        layer_norm_eps=config.layer_norm_eps,
+        **options,
     )
 
 
@@ -234,6 +257,21 @@ def _attention(config: AsterismConfig, pattern: Pattern) -> SparseAttention:
         rotary=Rotary(config.rope_theta) if config.position_type == "rotary" else None,
         bias=config.attention_bias,
         global_projections=config.global_projections,
+    )
+
+
+def _all_attention(config: AsterismConfig, pattern: Pattern) -> PersistentAttention:
+    return PersistentAttention(
+        config.hidden_size,
+        config.num_attention_heads,
+        pattern,
+        config.persistent_vectors,
+        num_key_value_heads=config.num_key_value_heads,
+        query_key_dim=config.query_key_dim,
+        implementation=config.implementation,
+        span=config.relative_span,
+        relative_positions=config.position_type == "relative",
+        adaptive_span_ramp=config.adaptive_span_ramp if config.adaptive_span else None,
     )
 
 

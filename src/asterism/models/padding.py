@@ -1,9 +1,12 @@
 """Padding that changes no real token.
 
-A causal pattern counts tokens, so a padded batch is packed once, after the embedding: the real tokens of each row move
-to the front, whatever side or hole the padding is in. Behind them, padding is in the future of every real token, and no
-causal pattern reads it. After the last layer the results move back. A padded column repeats the last real token before
-it, so the last column of a row always predicts the token that comes next; one without such a token gets 0.
+Patterns count tokens, so a padded batch is packed once, after the embedding: the real tokens of each row move to the
+front, whatever side or hole the padding is in, and after the last layer the results move back. Behind the real tokens,
+padding is in the future of all of them, and no causal pattern reads it. For other mixers padded keys are masked; a
+pattern whose rule depends on the length, such as one with a global last token, is laid over each row's own length.
+
+A padded column repeats the last real token before it, so the last column of a row always predicts the token that comes
+next; one without such a token gets 0.
 """
 
 from typing import NamedTuple
@@ -30,10 +33,15 @@ class Packing(NamedTuple):
         return cls(column, mask.cumsum(dim=1) - 1, mask.gather(1, column))
 
     def pack(self, columns: torch.Tensor) -> torch.Tensor:
-        """[B, N, C] by column -> [B, N, C] by slot."""
-        return columns.gather(1, self.column[:, :, None].expand_as(columns))
+        """[B, N, ...] by column -> [B, N, ...] by slot."""
+        return columns.gather(1, _like(self.column, columns))
 
     def unpack(self, slots: torch.Tensor) -> torch.Tensor:
-        """[B, N, C] by slot -> [B, N, C] by column."""
-        slot = self.slot[:, :, None]
-        return slots.gather(1, slot.clamp(min=0).expand_as(slots)).masked_fill(slot < 0, 0)
+        """[B, N, ...] by slot -> [B, N, ...] by column."""
+        slot = _like(self.slot, slots)
+        return slots.gather(1, slot.clamp(min=0)).masked_fill(slot < 0, 0)
+
+
+def _like(index: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
+    """[B, N] as a view of the shape [B, N, ...] of the tokens."""
+    return index.reshape(*index.shape, *[1] * (tokens.ndim - 2)).expand_as(tokens)

@@ -134,7 +134,7 @@ class Approximation:
 
     @property
     def positions(self) -> list[int]:
-        return sorted(self.mapping.tokens)
+        return list(self.mapping.tokens)
 
     @property
     def price(self) -> Price:
@@ -148,14 +148,14 @@ class Approximation:
     def exact(self, inputs: Floats) -> Floats:
         """The construction with thresholds, hard attention and exact whole numbers, [B, n, outputs]."""
         cells, place = np.unique(_cells(_checked_inputs(inputs, self), self.steps), axis=0, return_inverse=True)
-        codes = self.mapping.codes(self._in_order(cells))[:, self.positions]
+        codes = self.mapping.codes(cells)[:, self.positions]
         table, _ = self._enumerated
         values = [[table[code] for code in row] for row in codes.tolist()]
         return np.array(values)[place.reshape(-1)]
 
     def codes(self, inputs: Floats) -> NDArray[np.object_]:
         """The exact codes of all positions of the mapping, in units of delta, object [B, length]."""
-        return self.mapping.codes(self._in_order(_cells(_checked_inputs(inputs, self), self.steps))) // 2
+        return self.mapping.codes(_cells(_checked_inputs(inputs, self), self.steps)) // 2
 
     def model(self, temperature: float = TEMPERATURE) -> Approximator:
         """The torch model. Raises ConfigurationError where float64 cannot hold its numbers."""
@@ -179,7 +179,7 @@ class Approximation:
         table: dict[int, Floats] = {}
         largest = 0
         for cells in _grid(self.steps, self.n, self.mapping.d):
-            codes, number = trace_largest(self.mapping, self._in_order(cells))
+            codes, number = trace_largest(self.mapping, cells)
             largest = max(largest, number)
             for row, tokens in zip(codes[:, self.positions].tolist(), self._values(cells), strict=True):
                 table.update(zip(row, tokens, strict=True))
@@ -193,10 +193,6 @@ class Approximation:
 
     def _values(self, cells: Integers) -> Floats:
         return _evaluate(self.function, (cells + 0.5) / self.steps)
-
-    def _in_order(self, cells: Integers) -> Integers:
-        """Tokens in the order in which the mapping visits their positions."""
-        return cells[:, [self.positions.index(token) for token in self.mapping.tokens]]
 
     def _check_range(self, largest: int) -> None:
         bits = largest.bit_length()

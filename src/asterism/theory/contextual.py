@@ -1,9 +1,9 @@
 """Contextual mappings: sparse attention that gives every token of every input a code of its own, in exact arithmetic.
 
-The step of both universality proofs that needs attention. Inputs are grids: n tokens of d features from {0, delta, ...,
-1 - delta}, 1 / delta whole. A token is read through u^T Z with u = (1, delta^-1, ..., delta^-(d-1)), which is one to one
-on the grid. Every layer changes the first feature only, so u^T Z changes by as much, and the codes u^T Z are all the
-state that the layers see. Two kinds of layer, both hardmax attention over the keys A_k that a pattern lets token k read:
+The step of both universality proofs that needs attention. Inputs are on a grid: n tokens of d features from {0, delta,
+..., 1 - delta}, 1 / delta whole. A token is read through u^T Z with u = (1, delta^-1, ..., delta^-(d-1)), one to one on
+the grid. Every layer changes the first feature only, so u^T Z changes by as much, and the codes u^T Z are all the state
+that the layers see. Two kinds of layer, both hardmax attention over the keys A_k that a pattern lets token k read:
 
     sparse selective shift    z_k += factor (max over A_k - min over A_k)  if low < z_k < high    (two heads)
     global shift              z_k += factor max over A_k                                           (one head)
@@ -17,13 +17,18 @@ delta^-d z_gamma(i-1) - (delta^-d - 1) z_gamma(i), as gamma(i) reads gamma(i-1),
 least left. So z_gamma(n) holds the whole input; s global shifts, s the layers to full reach, hand it to every token.
 Layers: p (n - 1) / delta^d + s.
 
-`star_mapping` is the construction of Zaheer 2020, appendix A, for any pattern with a star. Corrected here, found by
-executing what is printed: (1) a shift tests u^T Z of the query, printed as that of the key; (2) likewise b is taken from
-the query's side; (3) the hub starts at delta^(-n d), printed once with exponent -(n + 1) d; (4) token k lives in
-[delta^(-(k-1) d), delta^(-k d)), printed once shifted by one, and token 1 starts at 0; (5) the bounds S_k, T_k of the
-hub come from an expansion with wrong terms: exact intervals are used instead; (6) in the last phase the least value that
-the hub reads is f_1, there being no token n + 1. The hub is shifted once per phase over its whole interval: n (delta^-d
-+ 1) + 1 layers.
+`star_mapping` is the construction of Zaheer 2020, appendix A, for any pattern with a star. Phase k shifts token k to
+f_k = delta^-d (hub - l_k) + l_k and then the hub by delta^(-n d) (f_k - l_(k+1)); a last layer shifts the tokens by
+delta^(-n^2 d) times the spread of what they read. Corrected here, found by executing what is printed:
+
+1. a shift tests u^T Z of the query; printed: of the key;
+2. likewise b is subtracted on the query's side; printed: on the key's;
+3. the hub starts at delta^(-n d); printed once: with exponent -(n + 1) d;
+4. token k starts in [delta^(-(k-1) d), delta^(-k d)), token 1 from 0 on; printed once: shifted by one;
+5. the bounds S_k, T_k of the hub follow from an expansion with wrong terms: exact intervals are used instead;
+6. in the last phase the least value that the hub reads is f_1; printed: l_(n+1), and there is no such token.
+
+The paper shifts the hub once per value; here one shift per phase covers its interval: n (delta^-d + 1) + 1 layers.
 """
 
 from collections import deque
@@ -43,6 +48,10 @@ Codes = NDArray[np.object_]
 
 MOST_CODES = 2**20
 """The most codes, tokens times inputs, that a check enumerates."""
+
+
+MOST_LAYERS = 2**16
+"""The most shifts, tokens times values, that are built."""
 
 
 @dataclass(frozen=True)
@@ -127,8 +136,8 @@ class Enumeration:
 class ContextualMapping:
     """Layers that give each token of each input a code of its own.
 
-    `tokens` are the n positions of the input, in the order in which the construction visits them, among the `length`
-    positions of the patterns; `start` is what the position code adds to each position's u^T Z, in units of delta / 2.
+    `tokens` are the positions of the n input tokens among the `length` positions of the patterns, ascending; `start` is
+    what each position's u^T Z has before the input is added, in units of delta / 2.
     """
 
     graphs: tuple[Graph, ...]
@@ -159,9 +168,7 @@ class ContextualMapping:
         codes += np.array(self.start, object) * finer
         weights = [2 * steps**feature for feature in range(self.d)]
         for place, token in enumerate(self.tokens):
-            codes[:, token] += sum(
-                weights[feature] * inputs[:, place, feature].astype(object) for feature in range(self.d)
-            )
+            codes[:, token] += inputs[:, place].astype(object) @ np.array(weights, object)
         yield codes
         keys = [[graph.keys(token) for token in range(self.length)] for graph in self.graphs]
         for layer in self.layers:
@@ -181,8 +188,8 @@ class ContextualMapping:
         count = steps ** (n * self.d)
         if count * self.length > MOST_CODES:
             raise PatternError(
-                f"the grid has {steps}^({n} * {self.d}) = {count:,} inputs of {self.length} codes each, and a check"
-                f" enumerates at most {MOST_CODES:,} codes: take fewer tokens or features, or a larger delta"
+                f"the grid has {steps}^{n * self.d} inputs of {self.length} codes each, and a check enumerates at most"
+                f" {MOST_CODES:,} codes: take fewer tokens or features, or a larger delta"
             )
         inputs = _grid(steps, n, self.d)
         codes = self.codes(inputs, step)
@@ -193,9 +200,8 @@ class ContextualMapping:
                 if code in seen:
                     other, where = seen[code]
                     first, second = (_features(inputs[which], step) for which in (other, row))
-                    return Enumeration(
-                        count, count * len(positions), Collision(code * step / 2, first, where, second, position)
-                    )
+                    collision = Collision(code * step / 2, first, where, second, position)
+                    return Enumeration(count, count * len(positions), collision)
                 seen[code] = row, position
         return Enumeration(count, count * len(positions), None)
 
@@ -215,7 +221,7 @@ def yun_mapping(
     then collide. Raises PatternError for a pattern that does not satisfy Assumption 1, and a delta that is not 1 over a
     whole number of at least 2.
     """
-    delta, certificate = _checked(d, delta), _certified(pattern, n)
+    delta, certificate = _checked(n, d, delta), _certified(pattern, n)
     if path is None or hops is None:
         if not certificate.yun:
             raise PatternError(_refusal(certificate, "Assumption 1 of Yun 2020", "path= and hops="))
@@ -233,7 +239,7 @@ def yun_mapping(
         for layer in _one_cycle(graphs, path[place - 1], path[place], start[path[place]] + 2 * value, steps**d)
     ]
     layers += [GlobalShift(number % len(graphs), n * steps ** ((n + 1) * d + 1)) for number in range(hops)]
-    return ContextualMapping(graphs, tuple(path), d, delta, tuple(start), tuple(layers))
+    return ContextualMapping(graphs, tuple(range(n)), d, delta, tuple(start), tuple(layers))
 
 
 def star_mapping(pattern: Pattern | Schedule | str, n: int, d: int, delta: Fraction | str) -> ContextualMapping:
@@ -242,7 +248,7 @@ def star_mapping(pattern: Pattern | Schedule | str, n: int, d: int, delta: Fract
     The pattern is taken at length n + 1. Raises PatternError for a pattern without a star, and a delta that is not 1
     over a whole number of at least 2.
     """
-    delta, certificate = _checked(d, delta), _certified(pattern, n + 1)
+    delta, certificate = _checked(n, d, delta), _certified(pattern, n + 1)
     if not isinstance(certificate.hub, Hub):
         raise PatternError(_refusal(certificate, "Theorem 1 of Zaheer 2020 (a star)"))
     graphs, steps = (certificate.graphs[certificate.hub.pattern],), _steps(delta)
@@ -268,7 +274,7 @@ def star_mapping(pattern: Pattern | Schedule | str, n: int, d: int, delta: Fract
 
 
 def _one_cycle(graphs: Sequence[Graph], before: int, token: int, value: int, factor: int) -> Iterator[Layer]:
-    """One layer per pattern: the shift of `value` by the first pattern in which `token` reads `before`, else nothing."""
+    """One layer per pattern: a shift of `value` in the first one in which `token` reads `before`, else nothing."""
     active = next((number for number, graph in enumerate(graphs) if graph.has(token, before)), None)
     for number in range(len(graphs)):
         yield SelectiveShift(number, value - 1, value + 1, factor) if number == active else Idle(number)
@@ -277,12 +283,18 @@ def _one_cycle(graphs: Sequence[Graph], before: int, token: int, value: int, fac
 # --- grids and units -------------------------------------------------------------------------------------------------
 
 
-def _checked(d: int, delta: Fraction | str) -> Fraction:
+def _checked(n: int, d: int, delta: Fraction | str) -> Fraction:
+    """The step as a fraction, once it is known to make a grid and layers of a size that can be built."""
     delta = Fraction(delta)
     if delta.numerator != 1 or delta.denominator < 2 or d < 1:
         raise PatternError(
             f"a grid needs at least one feature and a step that is 1 over a whole number of at least 2, got {d=} and"
             f" delta={delta}"
+        )
+    if n < 1 or n * _steps(delta) ** d > MOST_LAYERS:
+        raise PatternError(
+            f"the construction shifts each of {n:,} tokens once per value, {_steps(delta)}^{d} of them, and at most"
+            f" {MOST_LAYERS:,} layers are built: take at least 1 token, and fewer features or a larger delta"
         )
     return delta
 
@@ -292,8 +304,8 @@ def _certified(pattern: Pattern | Schedule | str, length: int) -> Certificate:
     for part in certificate.schedule.patterns:
         if part.heads > 1:
             raise PatternError(
-                f"the construction's heads share one pattern and {part.text} has {part.heads}: write their patterns as a"
-                " cycle, interleave(a, b, ...)"
+                f"the construction's heads share one pattern and {part.text} has {part.heads}:"
+                " write their patterns as a cycle, interleave(a, b, ...)"
             )
     return certificate
 

@@ -118,13 +118,18 @@ def find_path(graph: Graph, seed: int = 0) -> PathSearch:
         tried.append(name)
         if is_path(graph, path):
             return PathSearch(path, None, tuple(tried))
+    small = graph.n <= EXACT
+    if small:
+        tried.append("all sets of tokens")
+        path = exact_path(graph)
+        if path is not None:
+            return PathSearch(path, None, tuple(tried))
     for search in _OBSTRUCTIONS:
         obstruction = search(graph)
         if obstruction is not None:
             return PathSearch(None, obstruction, tuple(tried))
-    if graph.n <= EXACT:
-        path = exact_path(graph)
-        return PathSearch(path, None if path is not None else Exhausted(graph.n), (*tried, "all sets of tokens"))
+    if small:
+        return PathSearch(None, Exhausted(graph.n), tuple(tried))
     tried.append("separators, shared predecessors and unconnected tokens, without a proof against a path")
     if graph.edges > _SEARCHED_EDGES:
         return PathSearch(None, None, (*tried, f"no search: more than {_SEARCHED_EDGES:,} edges"))

@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import numpy as np
+from matplotlib import colormaps
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.colors import BoundaryNorm
 from matplotlib.figure import Figure
@@ -32,7 +33,7 @@ def draw_reach(certificate: Certificate, path: Path) -> None:
     edges = np.linspace(0.5, layers + 0.5, min(layers, _COLOURS) + 1)
     shown = map_axes.imshow(
         np.ma.masked_equal(connected, 0),
-        cmap=_colours(),
+        cmap=colormaps["viridis_r"].with_extremes(bad="0.85"),
         norm=BoundaryNorm(edges, _COLOURS),
         extent=(0, n, n, 0),
         interpolation="nearest",
@@ -50,14 +51,6 @@ def draw_reach(certificate: Certificate, path: Path) -> None:
     curve_axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     curve_axes.grid(alpha=0.3)
     figure.savefig(path, dpi=130)
-
-
-def _colours():
-    from matplotlib import colormaps
-
-    colours = colormaps["viridis_r"].copy()
-    colours.set_bad("0.85")
-    return colours
 
 
 def _title(certificate: Certificate) -> str:

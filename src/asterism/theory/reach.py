@@ -111,8 +111,8 @@ def full_row(keys: int) -> Bits:
 class Never:
     """A pair that no number of layers connects: query `query` never depends on key `key`.
 
-    The proof is `closed`, bool [n]: it holds every key that the query reads and every key that one of its members reads,
-    in every pattern, and `key` is not among them.
+    The proof is `closed`, bool [n]: it holds every key that the query reads and every key that one of its members
+    reads, in every pattern, and `key` is not among them.
     """
 
     query: int
@@ -127,7 +127,7 @@ class Reach:
     `hops` is the least s after which every token depends on every token; `straggler` is a pair (query, key) that is not
     connected after s - 1 layers. Otherwise `never` is a pair that is never connected. When there is none and `repeats`,
     each pair is connected after some number of layers, but not all after the same one: the layers repeat before that.
-    When neither holds, nothing was decided. `fractions[t - 1]` is the share of the n x n pairs connected after t layers.
+    When neither holds, nothing was decided. `fractions[t - 1]` is the share of all n^2 pairs connected after t layers.
     """
 
     n: int

@@ -2,9 +2,9 @@
 
 - Zaheer 2020, Theorem 1: transformers whose graph contains a star approximate every continuous sequence function. A
   star: a hub that reads all tokens and is read by all, and every other token reads itself (Definition 1).
-- Yun 2020, Theorem 1, asks of the patterns A^1, ..., A^p that the layers cycle through (Assumption 1): every token reads
-  itself in every pattern; a Hamiltonian path through their union, an order of the tokens in which each reads the one
-  before it; and that some number s of layers connects every token with every token.
+- Yun 2020, Theorem 1, asks of the patterns A^1, ..., A^p that the layers cycle through (Assumption 1): that every token
+  reads itself in every pattern; that their union has a Hamiltonian path, an order of the tokens in which each reads the
+  one before it; and that some number s of layers connects every token with every token.
 
 Three readings are ours. A layer can do nothing (its projections zero, the residual left), so a star in one pattern of a
 cycle is enough. Heads can do nothing, too: a star must lie in the pattern of one head, and heads with patterns of their
@@ -149,11 +149,11 @@ def certify(pattern: Pattern | Schedule | str, n: int) -> Certificate:
     heads = [[read_graph(part, n, head) for head in range(part.heads)] for part in schedule.patterns]
     graphs = tuple(reduce(or_, row) for row in heads)
     return Certificate(
-        schedule, n, graphs, _find_hub(heads), _missing_loop(heads), find_path(reduce(or_, graphs)), find_reach(graphs)
+        schedule, n, graphs, find_hub(heads), _missing_loop(heads), find_path(reduce(or_, graphs)), find_reach(graphs)
     )
 
 
-def _find_hub(heads: Sequence[Sequence[Graph]]) -> Hub | NoHub:
+def find_hub(heads: Sequence[Sequence[Graph]]) -> Hub | NoHub:
     """The first hub of the first pattern and head that has one, else why each token is none."""
     missing = {}
     for pattern, row in enumerate(heads):

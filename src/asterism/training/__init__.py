@@ -9,19 +9,23 @@ Importing this package imports neither torch nor transformers; what needs them i
 from importlib import import_module
 from typing import TYPE_CHECKING
 
-from asterism.training.recipes import RECIPES, ModelConfig, RunConfig, recipe
+from asterism.training.configuration import FineTuneConfig, ModelConfig, RunConfig
+from asterism.training.recipes import RECIPES, recipe
 
 if TYPE_CHECKING:
     from asterism.training.data import load_corpus
     from asterism.training.evaluation import evaluate
+    from asterism.training.finetuning import finetune
     from asterism.training.generation import generate_bytes
     from asterism.training.trainer import train
 
 __all__ = [
     "RECIPES",
+    "FineTuneConfig",
     "ModelConfig",
     "RunConfig",
     "evaluate",
+    "finetune",
     "generate_bytes",
     "load_corpus",
     "recipe",
@@ -30,6 +34,7 @@ __all__ = [
 
 _LAZY = {
     "evaluate": "asterism.training.evaluation",
+    "finetune": "asterism.training.finetuning",
     "generate_bytes": "asterism.training.generation",
     "load_corpus": "asterism.training.data",
     "train": "asterism.training.trainer",

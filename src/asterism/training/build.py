@@ -3,30 +3,55 @@
 from dataclasses import asdict
 
 import torch
+from transformers import PreTrainedModel
 
-from asterism.models import AsterismConfig, AsterismForCausalLM
+from asterism.errors import ConfigurationError
+from asterism.models import AsterismConfig, AsterismForCausalLM, AsterismForMaskedLM, AsterismForPreTraining
 from asterism.training.checkpoint import load_weights
+from asterism.training.configuration import Dtype, RunConfig
 from asterism.training.folder import RunFolder
 from asterism.training.randomness import derive, isolated
-from asterism.training.recipes import Dtype, RunConfig
+from asterism.training.tokenization import Vocabulary, vocabulary
+
+BYTES = Vocabulary(256, None)
+"""What a causal model predicts; none of them pads."""
 
 
 def model_config(config: RunConfig) -> AsterismConfig:
-    """The configuration of the run's model: a vocabulary of bytes, and positions for one context."""
-    return AsterismConfig(vocab_size=256, max_position_embeddings=config.context, **asdict(config.model))
+    """The configuration of the run's model: the vocabulary of its tokenizer, and positions for one context.
+
+    Raises ConfigurationError for a vocabulary or context that the model has no room for, and what `vocabulary` raises.
+    """
+    tokens = BYTES if config.objective == "causal" else vocabulary(config.tokenizer)
+    shape = {name: list(value) if isinstance(value, tuple) else value for name, value in asdict(config.model).items()}
+    for name, needed, what in (
+        ("vocab_size", tokens.size, f"the tokens of {config.tokenizer}"),
+        ("max_position_embeddings", config.context, "the context"),
+    ):
+        shape[name] = needed if shape[name] is None else shape[name]
+        if shape[name] < needed:
+            raise ConfigurationError(f"model.{name} is {shape[name]:,}, too few for {what}: {needed:,}")
+    return AsterismConfig(pad_token_id=tokens.padding, **shape)
 
 
-def build_model(config: RunConfig, device: torch.device) -> AsterismForCausalLM:
+def model_class(config: RunConfig) -> type[PreTrainedModel]:
+    """The class of the run's model: the head that its objective needs."""
+    if config.objective == "causal":
+        return AsterismForCausalLM
+    return AsterismForPreTraining if config.next_sentence else AsterismForMaskedLM
+
+
+def build_model(config: RunConfig, device: torch.device) -> PreTrainedModel:
     """A new model in float32, initialised on the CPU from the run's seed; no global generator is touched.
 
     Raises ConfigurationError or PatternError for a shape or pattern that cannot work.
     """
     with isolated(derive(config.seed)):
-        model = AsterismForCausalLM(model_config(config))
+        model = model_class(config)(model_config(config))
     return model.to(device)
 
 
-def load_model(folder: RunFolder) -> tuple[RunConfig, AsterismForCausalLM]:
+def load_model(folder: RunFolder) -> tuple[RunConfig, PreTrainedModel]:
     """The configuration of a run and its finished model, or that of its newest checkpoint, ready to be used.
 
     The model is on the GPU if there is one. Raises CheckpointError if the folder is no run or is damaged.

@@ -1,26 +1,20 @@
 """Weights, optimiser state and counters in files that hold data only: safetensors and JSON, never pickle.
 
-A folder is written under a temporary name, flushed to disk and renamed, so that under its own name it is always whole.
 Reading checks everything: a file that is missing, cut off, unparsable or about another model is named in a
 CheckpointError, and nothing is changed before all of it has been read.
 """
 
 import json
-import os
-import shutil
-import uuid
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
-from typing import Any
 
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from safetensors.torch import save_file
 from transformers import PreTrainedModel
 
 from asterism.errors import CheckpointError
+from asterism.models.files import read_json, read_tensors, replacing
 from asterism.training.optimizer import MOMENTS
 
 WEIGHTS = "model.safetensors"
@@ -32,7 +26,7 @@ STATE = "state.json"
 class TrainingState:
     """What a run remembers besides tensors. Data and dropout are functions of (seed, step), so no generator is kept.
 
-    `seconds` is training time over all resumes; `loss_sum` is in nats per byte over the `loss_steps` steps since the
+    `seconds` is training time over all resumes; `loss_sum` is in nats, over the `loss_steps` steps since the
     last line of the history.
     """
 
@@ -43,11 +37,19 @@ class TrainingState:
 
 
 def save_checkpoint(
-    folder: Path, model: PreTrainedModel, optimizer: torch.optim.Optimizer, state: TrainingState
+    folder: Path,
+    model: PreTrainedModel,
+    optimizer: torch.optim.Optimizer,
+    state: TrainingState,
+    save_files: Callable[[Path], None],
 ) -> None:
-    """Write model, optimiser and state to a new folder, atomically. The folder also is a Hugging Face model folder."""
+    """Write model, optimiser and state to a new folder, atomically. The folder also is a Hugging Face model folder.
+
+    `save_files` writes what belongs to the model besides, such as a tokenizer.
+    """
     with replacing(folder) as temporary:
         model.save_pretrained(temporary)
+        save_files(temporary)
         save_file(_optimizer_tensors(model, optimizer), temporary / OPTIMIZER)
         (temporary / STATE).write_text(json.dumps(asdict(state)))
 
@@ -72,8 +74,12 @@ def load_checkpoint(folder: Path, model: PreTrainedModel, optimizer: torch.optim
 
 def load_weights(folder: Path, model: PreTrainedModel) -> None:
     """Fill the model with the weights in `folder`. Raises CheckpointError if they are damaged or another model's."""
-    tensors = read_tensors(folder / WEIGHTS)
-    _compare(folder / WEIGHTS, tensors, {name: list(value.shape) for name, value in model.state_dict().items()})
+    tensors, state = read_tensors(folder / WEIGHTS), model.state_dict()
+    written = {state[name].data_ptr(): name for name in tensors.keys() & state.keys()}
+    for name in state.keys() - tensors.keys():  # a tensor that has two names in the model is written under one
+        if twin := written.get(state[name].data_ptr()):
+            tensors[name] = tensors[twin]
+    _compare(folder / WEIGHTS, tensors, {name: list(value.shape) for name, value in state.items()})
     model.load_state_dict(tensors)
 
 
@@ -84,70 +90,6 @@ def read_state(folder: Path) -> TrainingState:
     if not isinstance(values, dict) or set(values) != names:
         raise CheckpointError(f"{folder / STATE} is damaged: its fields must be {', '.join(sorted(names))}")
     return TrainingState(**values)
-
-
-def read_tensors(path: Path) -> dict[str, torch.Tensor]:
-    """All tensors of a safetensors file, on the CPU. Raises CheckpointError."""
-    try:
-        return load_file(path)
-    except FileNotFoundError:
-        raise CheckpointError(f"{path} is missing") from None
-    except (SafetensorError, OSError) as error:
-        raise CheckpointError(f"{path} is damaged: {error}") from error
-
-
-def read_json(path: Path) -> Any:
-    """A JSON document. Raises CheckpointError."""
-    try:
-        return json.loads(path.read_text())
-    except FileNotFoundError:
-        raise CheckpointError(f"{path} is missing") from None
-    except (ValueError, OSError) as error:
-        raise CheckpointError(f"{path} is damaged: {error}") from error
-
-
-def write_json(path: Path, document: object) -> None:
-    """Write a JSON document, atomically."""
-    write_text(path, json.dumps(document, indent=2, allow_nan=False) + "\n")
-
-
-def write_text(path: Path, text: str) -> None:
-    """Write a file atomically: readers see the old one or the whole new one."""
-    temporary = _beside(path)
-    temporary.write_text(text)
-    _flush(temporary)
-    temporary.replace(path)
-
-
-@contextmanager
-def replacing(folder: Path) -> Iterator[Path]:
-    """A temporary folder that takes the name `folder` when the body ends, and is removed if it fails."""
-    temporary = _beside(folder)
-    temporary.mkdir(parents=True)
-    try:
-        yield temporary
-        for path in (*temporary.iterdir(), temporary):
-            _flush(path)
-        if folder.exists():
-            shutil.rmtree(folder)
-        temporary.replace(folder)
-        _flush(folder.parent)
-    except BaseException:
-        shutil.rmtree(temporary, ignore_errors=True)
-        raise
-
-
-def _beside(path: Path) -> Path:
-    """An unused hidden name in the same folder. Python's own temporary files could be read by their owner only."""
-    return path.with_name(f".{path.name}-{uuid.uuid4().hex}")
-
-
-def _flush(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def _moment_names(model: PreTrainedModel, optimizer: torch.optim.Optimizer) -> list[tuple[str, tuple[str, ...]]]:

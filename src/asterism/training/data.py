@@ -6,11 +6,15 @@ file are never on both sides. A single file is split by position, 90/5/5 (enwik8
 as in the literature); a file of fixed-length records is split between records. Files of a folder are joined in order
 of their paths, each followed by one NUL byte. Invariant: every byte of the corpus is in exactly one split, and equal
 files give equal splits on every machine.
+
+What reads documents finds them between NUL bytes: the files of a folder, the lines of a JSONL file, or else one
+document in each split of a file.
 """
 
 import hashlib
+import json
 import sysconfig
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -45,6 +49,12 @@ class Corpus:
     def split(self, name: Split) -> np.ndarray:
         """The bytes of one split, by name."""
         return {"train": self.train, "validation": self.validation, "test": self.test}[name]
+
+    def documents(self, name: Split) -> Iterator[str]:
+        """The documents of one split that hold anything; what is no UTF-8 in them becomes U+FFFD."""
+        for document in self.split(name).tobytes().split(b"\0"):
+            if document:
+                yield document.decode(errors="replace")
 
     def require(self, name: Split, context: int) -> np.ndarray:
         """The bytes of a split that holds at least one sequence of `context` bytes; DataError if it does not.
@@ -82,6 +92,34 @@ def load_corpus(path: str | Path | None = None, *, record_length: int | None = N
         raise DataError(f"data: cannot read {error.filename or path}: {error.strerror}") from error
 
 
+def load_documents(path: str | Path | None = None) -> Corpus:
+    """As `load_corpus`, but in a file whose name ends in .jsonl every line is a document, and is split by its hash.
+
+    A line is an object with the document under "text". Raises DataError, also for a line that is none, with its number.
+    """
+    if path is None or Path(path).suffix != ".jsonl" or not Path(path).is_file():
+        return load_corpus(path)
+    try:
+        with open(path, "rb") as lines:
+            return _from_documents(str(path), [_text_of(path, number, line) for number, line in enumerate(lines, 1)])
+    except OSError as error:
+        raise DataError(f"data: cannot read {path}: {error.strerror}") from error
+
+
+def _text_of(path: str | Path, number: int, line: bytes) -> bytes:
+    """The document in one line of a JSONL file."""
+    try:
+        entry = json.loads(line)
+    except ValueError as error:
+        raise DataError(f"data: {path} line {number} is no JSON: {error}") from None
+    text = entry.get("text") if isinstance(entry, dict) else None
+    if not isinstance(text, str):
+        raise DataError(f'data: {path} line {number} has no document: an object {{"text": "..."}} is needed')
+    if not text.strip():
+        raise DataError(f"data: {path} line {number} holds an empty document; remove the line")
+    return text.encode(errors="replace")
+
+
 def _from_file(path: Path, record_length: int | None) -> Corpus:
     if not path.exists():
         raise DataError(f"data: there is no file or folder {path}")
@@ -103,12 +141,15 @@ def _from_file(path: Path, record_length: int | None) -> Corpus:
 
 
 def _from_files(name: str, folder: Path, files: Iterable[Path]) -> Corpus:
-    parts: dict[Split, list[bytes]] = {split: [] for split in SPLITS}
-    for file in sorted(files, key=lambda one: one.relative_to(folder).as_posix()):
-        content = file.read_bytes()
-        parts[_split_of(content)].append(content + b"\0")
-    if not any(parts.values()):
+    if not (paths := sorted(files, key=lambda one: one.relative_to(folder).as_posix())):
         raise DataError(f"data: {name} holds no files")
+    return _from_documents(name, (path.read_bytes() for path in paths))
+
+
+def _from_documents(name: str, documents: Iterable[bytes]) -> Corpus:
+    parts: dict[Split, list[bytes]] = {split: [] for split in SPLITS}
+    for content in documents:
+        parts[_split_of(content)].append(content + b"\0")
     train, validation, test = (np.frombuffer(b"".join(parts[split]), dtype=np.uint8) for split in SPLITS)
     return _corpus(name, train, validation, test, None)
 

@@ -1,39 +1,45 @@
 """What a run will cost, without weights and without training: parameters, FLOPs, memory.
 
-The model is laid out on the meta device, attention is counted by the plans of its patterns, and what the backward pass
-needs is found by running models of one and two layers on fake tensors, which have shapes and no data. Nothing here
-repeats how a layer is built, so nothing here can go out of date with it.
+The model is laid out on the meta device, attention is counted by the plans of its patterns, and the products with
+weights and what the backward pass needs are found by running models of one and two layers on fake tensors, which have
+shapes and no data. Nothing here repeats how a layer is built, so nothing here can go out of date with it.
 """
 
 from collections import Counter
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from math import log2
 
+import numpy as np
 import torch
-import torch.nn.functional as F
-from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils.flop_counter import FlopCounterMode
+from transformers import PreTrainedModel
 
 from asterism.compiler import compile_pattern
-from asterism.models import AsterismForCausalLM
-from asterism.training.build import arithmetic, model_config
+from asterism.models import AsterismConfig
+from asterism.patterns import Pattern
+from asterism.training.build import model_class, model_config
+from asterism.training.configuration import RunConfig
+from asterism.training.objectives import causal, masked
 from asterism.training.optimizer import moment_bytes, parameter_groups
-from asterism.training.recipes import RunConfig
 
 
 @dataclass(frozen=True, kw_only=True)
 class Estimate:
-    """Costs of a run. A step is one step of the optimiser, forward and backward, over `bytes_per_step` bytes.
+    """Costs of a run. A step is one step of the optimiser, forward and backward; its `tokens_per_step` may be bytes.
 
-    `attention_flops_per_step` is the part of `flops_per_step` that the patterns decide; pairs that a pattern does not
-    allow are not counted. Memory is in bytes, on one device: what is kept during a step, the compiled patterns
-    (`plan_memory`) included. Buffers inside operations come on top.
+    `mixing_flops_per_step` is the part of `flops_per_step` in which tokens read one another: attention, whose pattern
+    decides, pairs that it does not allow not counted; persistent vectors; and Fourier transforms, 2.5 n log2 n for n
+    real numbers as is usual. Adaptive spans count as if they had all grown to the largest. Memory is in bytes, on one
+    device: what is kept during a step, the compiled patterns (`plan_memory`) included. Buffers inside operations come
+    on top.
     """
 
     parameters: int
-    bytes_per_step: int
+    tokens_per_step: int
     steps: int
     flops_per_step: int
-    attention_flops_per_step: int
+    mixing_flops_per_step: int
     weight_memory: int
     gradient_memory: int
     optimizer_memory: int
@@ -41,9 +47,9 @@ class Estimate:
     plan_memory: int
 
     @property
-    def flops_per_byte(self) -> float:
-        """Operations to train on one byte."""
-        return self.flops_per_step / self.bytes_per_step
+    def flops_per_token(self) -> float:
+        """Operations to train on one token or byte."""
+        return self.flops_per_step / self.tokens_per_step
 
     @property
     def memory(self) -> int:
@@ -52,59 +58,95 @@ class Estimate:
         return kept + self.activation_memory + self.plan_memory
 
 
+_WEIGHT_PRODUCTS = (torch.ops.aten.mm, torch.ops.aten.addmm)
+"""What linear layers call; products of two activations are batched."""
+
+
 def estimate(config: RunConfig) -> Estimate:
     """The costs of a run. Raises ConfigurationError or PatternError for a model that cannot be built."""
     with torch.device("meta"):
-        model = AsterismForCausalLM(model_config(config))
+        model = model_class(config)(model_config(config))
     parameters = model.num_parameters()
-    weights = sum(part.weight.numel() for part in model.modules() if isinstance(part, nn.Linear))
-    bytes_per_step = config.batch_size * config.context
-    attention, plan_memory = _attention(config)
-    # A product with a weight matrix takes two operations per weight and byte, and its backward pass two products more.
-    products = 4 if config.recompute else 3
+    products, activations = _products_and_activations(config)
+    mixing, plan_memory = _mixing(config)
+    # Each product with weights takes two more in the backward pass, and one again when it is recomputed.
     return Estimate(
         parameters=parameters,
-        bytes_per_step=bytes_per_step,
+        tokens_per_step=config.batch_size * config.context,
         steps=config.steps,
-        flops_per_step=products * 2 * weights * bytes_per_step + attention,
-        attention_flops_per_step=attention,
+        flops_per_step=(4 if config.recompute else 3) * products + mixing,
+        mixing_flops_per_step=mixing,
         weight_memory=4 * parameters,
         gradient_memory=4 * parameters,
         optimizer_memory=moment_bytes(parameter_groups(model, config)),
-        activation_memory=_activations(config),
+        activation_memory=activations,
         plan_memory=plan_memory,
     )
 
 
-def _attention(config: RunConfig) -> tuple[int, int]:
-    """FLOPs of all attention in a step, and bytes of all plans."""
+def _mixing(config: RunConfig) -> tuple[int, int]:
+    """FLOPs of all mixing in a step, and bytes of all plans."""
     model = model_config(config)
+    tokens = model.global_tokens + config.context
     flops = memory = 0
-    for pattern, layers in Counter(model.layer_patterns()).items():
-        plan = compile_pattern(pattern, config.context)
-        heads = model.num_attention_heads // plan.heads
-        # Half of the products have the width of queries and keys, half that of values.
-        for width in (model.query_key_dim or model.hidden_size, model.hidden_size):
-            head_dim = width // model.num_attention_heads
-            once = plan.flops(head_dim, backward=True) + (plan.flops(head_dim) if config.recompute else 0)
-            flops += once * heads * layers * config.batch_size // 2
-        memory += plan.bytes
+    for mixer, layers in Counter(model.layer_mixers()).items():
+        if isinstance(mixer, Pattern):
+            plan = compile_pattern(mixer, tokens)
+            memory += plan.bytes
+            once = _attention(model, plan.pairs * (model.num_attention_heads // plan.heads), tokens, config.recompute)
+        else:
+            numbers = tokens * model.hidden_size
+            # The gradient of the transform is the transform of the gradient.
+            once = round(2.5 * numbers * log2(numbers)) * (3 if config.recompute else 2)
+        flops += once * layers * config.batch_size
     return flops, memory
 
 
-def _activations(config: RunConfig) -> int:
-    """Bytes kept for the backward pass of one slice of a batch."""
-    one, two = _kept(config, 1), _kept(config, 2)
-    layer, rest = two - one, 2 * one - two
-    if not config.recompute:
-        return rest + config.model.num_hidden_layers * layer
-    between_layers = 4 * config.batch_size // config.accumulation * config.context * config.model.hidden_size
-    return rest + config.model.num_hidden_layers * between_layers + layer
+def _attention(model: AsterismConfig, pairs: int, tokens: int, recompute: bool) -> int:
+    """FLOPs of one layer over one sequence, `pairs` of all heads: two products forward and five backward.
+
+    One of the two has the width of queries and keys, the other that of values. Relative positions take a product more,
+    and two backward.
+    """
+    asked, read = (width // model.num_attention_heads for width in (model.query_key_dim, model.hidden_size))
+    own = tokens * model.persistent_vectors * model.num_attention_heads
+    forward = 2 * (pairs + own) * (asked + read)
+    positions = 2 * pairs * asked if model.position_type == "relative" else 0
+    again = forward + positions if recompute else 0
+    return forward * 7 // 2 + 3 * positions + again
 
 
-def _kept(config: RunConfig, layers: int) -> int:
-    """Bytes of all tensors, other than parameters, that autograd keeps for one slice through so many layers."""
-    shallow = replace(config, model=replace(config.model, num_hidden_layers=layers))
+def _products_and_activations(config: RunConfig) -> tuple[int, int]:
+    """FLOPs forward of all products with weights in a step, and bytes kept for the backward pass of one slice.
+
+    Layers with the same kind of mixer cost the same.
+    """
+    model = model_config(config)
+    sequences = config.batch_size // config.accumulation
+    kinds: dict[type, list[str]] = {}
+    for mixer in model.layer_mixers():
+        kinds.setdefault(type(mixer), []).append(str(getattr(mixer, "text", mixer)))
+    products = activations = 0
+    largest = 0
+    for texts in kinds.values():
+        one, two = (_run(config, model, [texts[0]] * layers, sequences) for layers in (1, 2))
+        layer, rest = two - one, 2 * one - two
+        products += layer[0] * len(texts)
+        activations += layer[1] * len(texts)
+        largest = max(largest, layer[1])
+    if config.recompute:
+        between_layers = 4 * sequences * (config.context + model.global_tokens) * model.hidden_size
+        activations = model.num_hidden_layers * between_layers + largest
+    return config.accumulation * int(products + rest[0]), int(activations + rest[1])
+
+
+def _run(config: RunConfig, model: AsterismConfig, mixers: list[str], sequences: int) -> np.ndarray:
+    """FLOPs of products with weights, forward, and bytes of all tensors, other than parameters, that autograd keeps.
+
+    Of one slice through a model with these mixers alone: int64 [2].
+    """
+    changes = {"mixers": mixers, "num_hidden_layers": len(mixers), "adaptive_span": False}
+    shallow = AsterismConfig(**model.to_dict() | changes)
     kept: list[torch.Tensor] = []
 
     def keep(tensor: torch.Tensor) -> torch.Tensor:
@@ -112,13 +154,19 @@ def _kept(config: RunConfig, layers: int) -> int:
         return tensor
 
     with FakeTensorMode():
-        model = AsterismForCausalLM(model_config(shallow))
-        rows = torch.zeros(config.batch_size // config.accumulation, config.context + 1, dtype=torch.int64)
-        with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
-            with arithmetic(config.dtype, rows.device):
-                logits = model(input_ids=rows[:, :-1]).logits
-            F.cross_entropy(logits.flatten(0, 1).float(), rows[:, 1:].flatten())
+        network = model_class(config)(shallow)
+        with FlopCounterMode(display=False) as counter, torch.autograd.graph.saved_tensors_hooks(keep, lambda x: x):
+            _blank_loss(config, network, sequences)
+    products = sum(
+        count for operation, count in counter.get_flop_counts()["Global"].items() if operation in _WEIGHT_PRODUCTS
+    )
     # Views share a storage, which is kept once.
     storages = {one.untyped_storage()._cdata: one.untyped_storage().nbytes() for one in kept}
-    own = {parameter.untyped_storage()._cdata for parameter in model.parameters()}
-    return sum(size for storage, size in storages.items() if storage not in own)
+    own = {parameter.untyped_storage()._cdata for parameter in network.parameters()}
+    return np.array([products, sum(size for storage, size in storages.items() if storage not in own)])
+
+
+def _blank_loss(config: RunConfig, model: PreTrainedModel, sequences: int) -> torch.Tensor:
+    if config.objective == "causal":
+        return causal.byte_loss(model, causal.blank_batch(config, sequences), config)
+    return masked.masked_loss(model, masked.blank_batch(config, sequences), config)

@@ -1,29 +1,28 @@
-"""How well a model predicts bytes: bits per byte, and what general compressors need for the same bytes.
+"""How well the model of a run does on data that it has not seen.
 
-With a minimum context M, every scored byte has at least M bytes before it in its window (the protocol of Child 2019,
-table 3). Several values of M are scored on the same bytes, so that their numbers can be compared: the first
-max(1, largest M) bytes of the split, which cannot have that much context, are left out for all of them.
+Of bytes: bits per byte, and what general compressors need for the same bytes. With a minimum context M, every scored
+byte has at least M bytes before it in its window (the protocol of Child 2019, table 3). Several values of M are scored
+on the same bytes, so that their numbers can be compared: the first max(1, largest M) bytes of the split, which cannot
+have that much context, are left out for all of them.
+
+Of masked tokens: nats per masked token, and what the frequencies of the training split give for the same tokens.
 """
 
-import bz2
-import lzma
-import math
-import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-import torch
-import torch.nn.functional as F
+from transformers import PreTrainedModel
 
 from asterism.errors import ConfigurationError
-from asterism.models import AsterismForCausalLM
-from asterism.training.build import arithmetic, load_model
-from asterism.training.data import Split, load_corpus
+from asterism.training.build import load_model
+from asterism.training.configuration import RunConfig
+from asterism.training.data import Corpus, Split, load_corpus, load_documents
 from asterism.training.folder import RunFolder
-from asterism.training.recipes import RunConfig
-from asterism.training.windows import ScoringPlan, plan_records, plan_stream, read_windows
+from asterism.training.objectives.causal import bits_per_byte, plan_range, yardsticks
+from asterism.training.objectives.masked import Rows, describe, masked_figures, read_frequencies
+from asterism.training.tokenization import load_tokenizer
 
 
 @dataclass(frozen=True)
@@ -35,7 +34,7 @@ class Score:
 
 
 @dataclass(frozen=True)
-class Evaluation:
+class ByteEvaluation:
     """Scores of a model and yardsticks (bits per byte by compressor), all on the same `bytes_scored` bytes.
 
     `is_training_corpus` says whether the corpus is, by its hash, the one the model was trained on.
@@ -49,6 +48,46 @@ class Evaluation:
     scores: tuple[Score, ...]
     yardsticks: dict[str, float]
 
+    def __str__(self) -> str:
+        rows = [f"{score.minimum_context:>15,}  {score.bits_per_byte:>13.4f}" for score in self.scores]
+        compressed = ", ".join(f"{name} {bits:.4f}" for name, bits in self.yardsticks.items())
+        return "\n".join(
+            [
+                f"{self.bytes_scored:,} bytes of the {self.split} split of {self.corpus}",
+                "minimum context  bits per byte",
+                *rows,
+                f"the same bytes compressed: {compressed}",
+            ]
+        )
+
+
+@dataclass(frozen=True)
+class MaskedEvaluation:
+    """Figures of a model on the same `tokens_masked` tokens, in nats per token and as shares.
+
+    `is_training_corpus` says whether the corpus is, by its hash, the one the model was trained on;
+    `next_sentence_accuracy` is None for a model without pairs.
+    """
+
+    corpus: str
+    corpus_sha256: str
+    is_training_corpus: bool
+    split: str
+    tokens_masked: int
+    masked_loss: float
+    masked_accuracy: float
+    unigram_entropy: float
+    next_sentence_accuracy: float | None
+
+    def __str__(self) -> str:
+        return describe(
+            f"{self.tokens_masked:,} masked tokens of the {self.split} split of {self.corpus}",
+            self.masked_loss,
+            self.masked_accuracy,
+            self.unigram_entropy,
+            self.next_sentence_accuracy,
+        )
+
 
 def evaluate(
     folder: str | Path,
@@ -57,7 +96,7 @@ def evaluate(
     split: Split = "validation",
     minimum_context: int | Sequence[int] = 0,
     limit: int | None = None,
-) -> Evaluation:
+) -> ByteEvaluation | MaskedEvaluation:
     """Score the finished model of a run folder, or its newest checkpoint.
 
     `data` is a file or folder; None means the run's own. `limit` scores only the first so many bytes, at least one
@@ -67,16 +106,22 @@ def evaluate(
     config, model = load_model(run)
     asked = (minimum_context,) if isinstance(minimum_context, int) else tuple(minimum_context)
     _check_minimum_context(config, asked)
-    corpus = load_corpus(config.data if data is None else data, record_length=config.record_length)
+    if limit is not None and limit < 1:
+        raise ConfigurationError(f"limit {limit}: at least one byte must be scored")
+    place = config.data if data is None else data
+    if config.objective == "mlm":
+        return _evaluate_masked(run, config, model, load_documents(place), split, limit)
+    corpus = load_corpus(place, record_length=config.record_length)
     bytes_ = corpus.require(split, config.context)
     first, stop = _scored_range(config, len(bytes_), asked, limit)
     scores = tuple(
-        Score(minimum, bits_per_byte(model, bytes_, _plan(config, minimum, first, stop), config)) for minimum in asked
+        Score(minimum, bits_per_byte(model, bytes_, plan_range(config, minimum, first, stop), config))
+        for minimum in asked
     )
-    return Evaluation(
+    return ByteEvaluation(
         corpus=corpus.name,
         corpus_sha256=corpus.sha256,
-        is_training_corpus=corpus.sha256 == run.read_record()["corpus"]["sha256"],
+        is_training_corpus=_is_training_corpus(run, corpus),
         split=split,
         bytes_scored=stop - first,
         scores=scores,
@@ -84,43 +129,30 @@ def evaluate(
     )
 
 
-def plan_split(config: RunConfig, size: int) -> ScoringPlan:
-    """The windows that score a whole split of `size` bytes, next to each other: minimum context 0."""
-    first, stop = _scored_range(config, size, (0,), None)
-    return _plan(config, 0, first, stop)
+def _evaluate_masked(
+    run: RunFolder, config: RunConfig, model: PreTrainedModel, corpus: Corpus, split: Split, limit: int | None
+) -> MaskedEvaluation:
+    weights = run.weights()
+    rows = Rows(config, corpus, split, load_tokenizer(weights))
+    wanted = len(rows.starts)
+    if limit is not None:
+        wanted = max(1, wanted * min(limit, len(corpus.split(split))) // len(corpus.split(split)))
+    figures = masked_figures(model, rows, np.arange(wanted), read_frequencies(weights))
+    return MaskedEvaluation(
+        corpus=corpus.name,
+        corpus_sha256=corpus.sha256,
+        is_training_corpus=_is_training_corpus(run, corpus),
+        split=split,
+        tokens_masked=int(figures["tokens_masked"]),
+        masked_loss=figures["masked_loss"],
+        masked_accuracy=figures["masked_accuracy"],
+        unigram_entropy=figures["unigram_entropy"],
+        next_sentence_accuracy=figures.get("next_sentence_accuracy"),
+    )
 
 
-@torch.no_grad()
-def bits_per_byte(model: AsterismForCausalLM, data: np.ndarray, plan: ScoringPlan, config: RunConfig) -> float:
-    """The mean of -log2 p(byte) over the bytes that `plan` scores in `data` (uint8), in the run's arithmetic.
-
-    The model is left in evaluation mode. Sums are in float64, so that the result does not depend on the number of
-    windows; batches have the size of one slice of the run's batches.
-    """
-    model.eval()
-    size = config.batch_size // config.accumulation
-    positions = torch.arange(config.context, device=model.device)
-    nats = 0.0
-    for at in range(0, len(plan.starts), size):
-        rows = read_windows(
-            data, plan.starts[at : at + size], config.context, records=config.record_length is not None
-        ).to(model.device)
-        with arithmetic(config.dtype, model.device):
-            logits = model(input_ids=rows[:, :-1]).logits
-        losses = F.cross_entropy(logits.flatten(0, 1).float(), rows[:, 1:].flatten(), reduction="none")
-        firsts = torch.from_numpy(plan.firsts[at : at + size]).to(model.device)
-        nats += losses[(positions >= firsts[:, None]).flatten()].cpu().double().sum().item()
-    return nats / math.log(2) / plan.bytes_scored
-
-
-def yardsticks(data: bytes) -> dict[str, float]:
-    """Bits per byte that zlib, bz2 and lzma need for `data`, each at its strongest standard setting (9)."""
-    compressed = {
-        "zlib": zlib.compress(data, 9),
-        "bz2": bz2.compress(data, 9),
-        "lzma": lzma.compress(data, preset=9),
-    }
-    return {name: 8 * len(small) / len(data) for name, small in compressed.items()}
+def _is_training_corpus(run: RunFolder, corpus: Corpus) -> bool:
+    return bool(corpus.sha256 == run.read_record()["corpus"]["sha256"])
 
 
 def _check_minimum_context(config: RunConfig, asked: Sequence[int]) -> None:
@@ -128,6 +160,10 @@ def _check_minimum_context(config: RunConfig, asked: Sequence[int]) -> None:
         raise ConfigurationError("minimum context: at least one value is needed")
     if config.record_length is not None and any(asked):
         raise ConfigurationError("minimum context: this model reads records, and a record has no bytes before it")
+    if config.objective != "causal" and any(asked):
+        raise ConfigurationError(
+            "minimum context: this model predicts masked tokens, and all of a row is their context"
+        )
     for minimum in asked:
         if not 0 <= minimum <= config.context:
             raise ConfigurationError(
@@ -137,16 +173,8 @@ def _check_minimum_context(config: RunConfig, asked: Sequence[int]) -> None:
 
 def _scored_range(config: RunConfig, size: int, asked: Sequence[int], limit: int | None) -> tuple[int, int]:
     """The first byte that is scored, and the one after the last."""
-    if limit is not None and limit < 1:
-        raise ConfigurationError(f"limit {limit}: at least one byte must be scored")
     if config.record_length is not None:
         stop = size if limit is None else min(size, max(limit, config.context))
         return 0, stop - stop % config.context
     first = max(1, *asked)
     return first, size if limit is None else min(size, max(first + limit, config.context + 1))
-
-
-def _plan(config: RunConfig, minimum: int, first: int, stop: int) -> ScoringPlan:
-    if config.record_length is not None:
-        return plan_records(config.context, stop=stop)
-    return plan_stream(config.context, minimum, first=first, stop=stop)

@@ -6,6 +6,7 @@
     tensorboard/      the same for TensorBoard
     checkpoints/      step-00000250/: a Hugging Face model folder with optimizer.safetensors and state.json added;
                       only the newest is kept, and none once the run is finished
+    predictions.jsonl what a fine-tuned model says about each validation example
     model/            the finished model: a Hugging Face model folder
 
 Invariant: run.json is written first and model/ before its result; whatever is found under these names is whole.
@@ -18,8 +19,8 @@ from pathlib import Path
 from typing import Any
 
 from asterism.errors import AsterismError, CheckpointError
-from asterism.training.checkpoint import read_json, write_json, write_text
-from asterism.training.recipes import RunConfig, config_from_dict
+from asterism.models.files import read_json, write_json, write_text
+from asterism.training.configuration import RunConfig, config_from_dict
 
 
 class RunFolder:
@@ -32,6 +33,7 @@ class RunFolder:
         self.picture = self.path / "loss.png"
         self.tensorboard = self.path / "tensorboard"
         self.checkpoints = self.path / "checkpoints"
+        self.predictions = self.path / "predictions.jsonl"
         self.model = self.path / "model"
 
     def create(self, record: Mapping[str, Any]) -> None:

@@ -29,6 +29,11 @@ def generate_bytes(
     """
     _check(length, temperature, top_k, top_p)
     config, model = load_model(RunFolder(folder))
+    if config.objective != "causal":
+        raise ConfigurationError(
+            f"generation: {folder} was trained with objective {config.objective}, which fills in what is masked and"
+            " continues nothing; use its model folder with the fill-mask pipeline of transformers"
+        )
     start = b"\0" + prompt if config.record_length is not None or not prompt else prompt
     tokens = torch.tensor([list(start)], device=model.device)
     sampling = {"temperature": temperature, "top_k": top_k or 0, "top_p": 1.0 if top_p is None else top_p}

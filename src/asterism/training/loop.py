@@ -9,19 +9,16 @@ from itertools import count
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import nn
 from torch.optim.lr_scheduler import LambdaLR
 from transformers import PrinterCallback, Trainer, TrainingArguments
 from transformers.utils import logging
 
 from asterism.errors import ConfigurationError
-from asterism.training.build import arithmetic
+from asterism.training.configuration import TrainingConfig
 from asterism.training.folder import RunFolder
 from asterism.training.randomness import derive
-from asterism.training.recipes import RunConfig
 from asterism.training.session import Session
-from asterism.training.windows import draw_starts, read_windows
 
 
 class Loop(Trainer):
@@ -38,15 +35,11 @@ class Loop(Trainer):
         self.losses: list[torch.Tensor] = []
 
     def get_train_dataloader(self) -> Iterator[dict[str, torch.Tensor]]:
-        """Slices of batches without end: {"rows": int64 [batch_size / accumulation, context + 1]}."""
-        config, data = self.session.config, self.session.corpus.train
-        records = config.record_length is not None
+        """Slices of batches without end: of every tensor, batch_size / accumulation sequences."""
         for step in count(self.session.state.step):
-            starts = draw_starts(
-                len(data), config.context, config.batch_size, records=records, seed=config.seed, step=step
-            )
-            rows = read_windows(data, starts, config.context, records=records)
-            yield from ({"rows": part} for part in rows.chunk(config.accumulation))
+            batch = self.session.objective.batch(step)
+            slices = zip(*(tensor.chunk(self.session.config.accumulation) for tensor in batch.values()), strict=True)
+            yield from (dict(zip(batch, part, strict=True)) for part in slices)
 
     def training_step(self, model: nn.Module, inputs: dict[str, Any], num_items_in_batch: Any = None) -> torch.Tensor:
         """One slice, forward and backward, with dropout keyed by (seed, step, slice)."""
@@ -58,11 +51,8 @@ class Loop(Trainer):
     def compute_loss(
         self, model: nn.Module, inputs: dict[str, Any], return_outputs: bool = False, num_items_in_batch: Any = None
     ) -> torch.Tensor:
-        """Mean nats per byte: every position predicts the next byte of its row."""
-        rows = inputs["rows"]
-        with arithmetic(self.session.config.dtype, rows.device):
-            logits = model(input_ids=rows[:, :-1]).logits
-        return F.cross_entropy(logits.flatten(0, 1).float(), rows[:, 1:].flatten())
+        """The objective's loss of one slice."""
+        return self.session.objective.loss(model, inputs)
 
     def _clip_grad_norm(self, model: nn.Module) -> torch.Tensor:
         """Clip, and show loss and norm to the session, which raises if they are not finite: before the optimiser steps.
@@ -80,7 +70,7 @@ class Loop(Trainer):
         return 0
 
 
-def loop_arguments(config: RunConfig, folder: RunFolder) -> TrainingArguments:
+def loop_arguments(config: TrainingConfig, folder: RunFolder) -> TrainingArguments:
     """The Trainer's arguments for a run. Raises ConfigurationError when started as one of several processes."""
     arguments = TrainingArguments(
         output_dir=str(folder.path),

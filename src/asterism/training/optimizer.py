@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from asterism.training.recipes import RunConfig
+from asterism.training.configuration import TrainingConfig
 
 MOMENTS = {"adamw": ("step", "exp_avg", "exp_avg_sq"), "muon": ("momentum_buffer",)}
 """What each kind of parameter group keeps per parameter; "step" is a number, the rest have the parameter's shape."""
@@ -19,7 +19,7 @@ MOMENTS = {"adamw": ("step", "exp_avg", "exp_avg_sq"), "muon": ("momentum_buffer
 class MuonAndAdamW(torch.optim.Optimizer):
     """Two optimisers that look like one: parameter groups of kind "muon" and of kind "adamw"."""
 
-    def __init__(self, muon_groups: list[dict[str, Any]], adamw_groups: list[dict[str, Any]], config: RunConfig):
+    def __init__(self, muon_groups: list[dict[str, Any]], adamw_groups: list[dict[str, Any]], config: TrainingConfig):
         rate, betas = config.learning_rate, (config.beta1, config.beta2)
         self.muon = torch.optim.Muon(muon_groups, lr=rate, adjust_lr_fn="match_rms_adamw")
         self.adamw = torch.optim.AdamW(adamw_groups, lr=rate, betas=betas, fused=True)
@@ -45,7 +45,7 @@ class MuonAndAdamW(torch.optim.Optimizer):
         self.adamw.step()
 
 
-def make_optimizer(model: nn.Module, config: RunConfig) -> torch.optim.Optimizer:
+def make_optimizer(model: nn.Module, config: TrainingConfig) -> torch.optim.Optimizer:
     """The optimiser that the run asks for, over all parameters of a model."""
     groups = parameter_groups(model, config)
     muon, adamw = ([group for group in groups if group["kind"] == kind] for kind in ("muon", "adamw"))
@@ -54,7 +54,7 @@ def make_optimizer(model: nn.Module, config: RunConfig) -> torch.optim.Optimizer
     return torch.optim.AdamW(adamw, lr=config.learning_rate, betas=(config.beta1, config.beta2), fused=True)
 
 
-def parameter_groups(model: nn.Module, config: RunConfig) -> list[dict[str, Any]]:
+def parameter_groups(model: nn.Module, config: TrainingConfig) -> list[dict[str, Any]]:
     """Who looks after which parameters; the blocks of the model are those in `model.model.layers`."""
     named = list(model.named_parameters())
     matrices = [(name, parameter) for name, parameter in named if parameter.ndim >= 2]
@@ -62,8 +62,9 @@ def parameter_groups(model: nn.Module, config: RunConfig) -> list[dict[str, Any]
     adamw = [_group(vectors, "adamw", 0.0)]
     if config.optimizer == "adamw":
         return [_group([parameter for _, parameter in matrices], "adamw", config.weight_decay), *adamw]
-    hidden = [parameter for name, parameter in matrices if name.startswith("model.layers.")]
-    outer = [parameter for name, parameter in matrices if not name.startswith("model.layers.")]
+    in_block = {name for name, parameter in matrices if name.startswith("model.layers.") and parameter.ndim == 2}
+    hidden = [parameter for name, parameter in matrices if name in in_block]
+    outer = [parameter for name, parameter in matrices if name not in in_block]
     return [_group(hidden, "muon", config.weight_decay), _group(outer, "adamw", config.weight_decay), *adamw]
 
 

@@ -1,4 +1,4 @@
-"""The loss curve of a run as a picture, drawn from its history."""
+"""The headline figure of a run over its steps as a picture, drawn from its history."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -7,21 +7,23 @@ from typing import Any
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
+from asterism.training.objectives import Headline
 
-def draw_loss(history: Sequence[Mapping[str, Any]], path: Path) -> None:
-    """Write a PNG with training and validation bits per byte over steps."""
+
+def draw_history(history: Sequence[Mapping[str, Any]], headline: Headline, path: Path) -> None:
+    """Write a PNG with the headline figure, in training and on the validation split, over steps."""
     figure = Figure(figsize=(8, 5), layout="constrained")
     FigureCanvasAgg(figure)
     axes = figure.add_subplot()
     for field, label, style in (
-        ("bits_per_byte", "training", "-"),
-        ("validation_bits_per_byte", "validation", "o-"),
+        (headline.name, "training", "-"),
+        (f"validation_{headline.name}", "validation", "o-"),
     ):
         points = [(entry["step"], entry[field]) for entry in history if field in entry]
         if points:
             axes.plot(*zip(*points, strict=True), style, label=label, markersize=4)
     axes.set_xlabel("step")
-    axes.set_ylabel("bits per byte")
+    axes.set_ylabel(f"{headline.label} ({'lower' if headline.lower_is_better else 'higher'} is better)")
     axes.set_ylim(bottom=0)
     axes.grid(alpha=0.3)
     if axes.lines:

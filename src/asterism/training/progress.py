@@ -14,21 +14,28 @@ SECONDS_BETWEEN_LINES = 10.0
 
 @dataclass(frozen=True)
 class Status:
-    """One moment of a run. `fraction` is the finished share, `loss` in nats per byte, `validation` in bits per byte."""
+    """One moment of a run: `fraction` is the finished share, `loss` in nats.
+
+    `training` and `validation` are the figure called `headline`, where it is known; `speed` is in `unit` per second.
+    """
 
     step: int
     fraction: float
     seconds_left: float
     loss: float
-    bits_per_byte: float
+    headline: str
+    training: float | None
     validation: float | None
-    bytes_per_second: float
+    speed: float
+    unit: str
 
     def __str__(self) -> str:
+        training = "" if self.training is None else f" {self.training:.3f}"
         validation = "" if self.validation is None else f" (validation {self.validation:.3f})"
+        headline = f"{self.headline}{training}{validation}  " if training or validation else ""
         return (
-            f"step {self.step:,}  loss {self.loss:.3f}  bits/byte {self.bits_per_byte:.3f}{validation}  "
-            f"{self.bytes_per_second / 1000:,.1f} kB/s  {clock(self.seconds_left)} left"
+            f"step {self.step:,}  loss {self.loss:.3f}  {headline}"
+            f"{self.speed:,.0f} {self.unit}/s  {clock(self.seconds_left)} left"
         )
 
 

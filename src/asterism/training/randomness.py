@@ -17,6 +17,14 @@ def derive(*numbers: int) -> int:
     return int(np.random.SeedSequence(numbers).generate_state(1, np.uint64)[0])
 
 
+def of_row(seed: int, step: int, row: int) -> np.random.Generator:
+    """A generator of its own for each row of each step: Philox keyed by (seed, step), its counter set apart by the row.
+
+    What `draw_starts` draws for the same (seed, step) is set apart, too.
+    """
+    return np.random.Generator(np.random.Philox(key=[seed, step], counter=[0, row + 1, 0, 0]))
+
+
 @contextmanager
 def isolated(seed: int) -> Iterator[None]:
     """Run the body with torch seeded, then restore the states of all global generators, also after an error."""

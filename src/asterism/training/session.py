@@ -2,22 +2,21 @@
 
 import math
 import time
+from collections.abc import Mapping
 from typing import Any
 
 import torch
 from torch.utils.tensorboard import SummaryWriter
-from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+from transformers import PreTrainedModel, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
 from asterism.errors import NonFiniteLossError
-from asterism.models import AsterismForCausalLM
 from asterism.training.checkpoint import TrainingState, save_checkpoint
-from asterism.training.data import Corpus
-from asterism.training.evaluation import bits_per_byte, plan_split
+from asterism.training.configuration import TrainingConfig
 from asterism.training.folder import RunFolder
 from asterism.training.interrupts import Interrupts
-from asterism.training.picture import draw_loss
+from asterism.training.objectives import Objective
+from asterism.training.picture import draw_history
 from asterism.training.progress import Display, Status
-from asterism.training.recipes import RunConfig
 from asterism.training.schedule import learning_rate_factor, progress
 
 
@@ -26,17 +25,17 @@ class Session(TrainerCallback):
 
     def __init__(
         self,
-        config: RunConfig,
-        corpus: Corpus,
+        config: TrainingConfig,
+        objective: Objective,
         folder: RunFolder,
-        model: AsterismForCausalLM,
+        model: PreTrainedModel,
         optimizer: torch.optim.Optimizer,
         state: TrainingState,
         display: Display,
         interrupts: Interrupts,
     ) -> None:
         self.config = config
-        self.corpus = corpus
+        self.objective = objective
         self.folder = folder
         self.model = model
         self.optimizer = optimizer
@@ -44,7 +43,6 @@ class Session(TrainerCallback):
         self.display = display
         self.interrupts = interrupts
         self.writer = SummaryWriter(str(folder.tensorboard), purge_step=state.step + 1)
-        self.plan = plan_split(config, len(corpus.validation)).thin(config.evaluation_bytes)
         self.first_step = state.step
         self.started = time.monotonic() - state.seconds
         self.step_began = self.started
@@ -65,7 +63,7 @@ class Session(TrainerCallback):
     def observe(self, loss: float, gradient_norm: float) -> None:
         """Take note of a step that is about to change the weights.
 
-        `loss` is in nats per byte, the norm is that before clipping. Raises NonFiniteLossError if either is not finite.
+        `loss` is in nats, the norm is that before clipping. Raises NonFiniteLossError if either is not finite.
         """
         if not (math.isfinite(loss) and math.isfinite(gradient_norm)):
             what = f"the loss is {loss}" if not math.isfinite(loss) else f"the gradient's norm is {gradient_norm}"
@@ -104,14 +102,15 @@ class Session(TrainerCallback):
     def log(self) -> None:
         """Record the mean of the steps since the last record, and show it."""
         loss = self.state.loss_sum / self.state.loss_steps
-        speed = self.busy_steps * self.config.batch_size * self.config.context / self.busy_seconds
+        figures = self.objective.training_figures(loss)
+        speed = self.busy_steps * self.objective.units_per_step / self.busy_seconds
         fraction = progress(self.config, self.state.step, self.state.seconds)
         self.record(
             loss=loss,
-            bits_per_byte=loss / math.log(2),
+            **figures,
             learning_rate=self.learning_rate,
             gradient_norm=self.gradient_norm,
-            bytes_per_second=speed,
+            **{f"{self.objective.unit}_per_second": speed},
         )
         self.display.show(
             Status(
@@ -119,9 +118,11 @@ class Session(TrainerCallback):
                 fraction=fraction,
                 seconds_left=self.state.seconds * max(0.0, 1 / fraction - 1),
                 loss=loss,
-                bits_per_byte=loss / math.log(2),
+                headline=self.objective.headline.label,
+                training=figures.get(self.objective.headline.name),
                 validation=self.validation,
-                bytes_per_second=speed,
+                speed=speed,
+                unit=self.objective.unit,
             )
         )
         self.state.loss_sum, self.state.loss_steps = 0.0, 0
@@ -129,9 +130,10 @@ class Session(TrainerCallback):
 
     def evaluate(self) -> None:
         """Score the fixed sample of the validation split, record it, and draw the curve."""
-        self.validation = bits_per_byte(self.model, self.corpus.validation, self.plan, self.config)
-        self.record(validation_bits_per_byte=self.validation)
-        draw_loss(self.folder.read_history(), self.folder.picture)
+        figures = self.objective.evaluate(self.model, sample=True)
+        self.validation = figures[self.objective.headline.name]
+        self.record(**validation_figures(figures))
+        draw_history(self.folder.read_history(), self.objective.headline, self.folder.picture)
 
     def record(self, **figures: float) -> None:
         """Add figures of this step to the history and to TensorBoard."""
@@ -144,10 +146,15 @@ class Session(TrainerCallback):
         if self.saved_step == self.state.step:
             return
         checkpoint = self.folder.checkpoint(self.state.step)
-        save_checkpoint(checkpoint, self.model, self.optimizer, self.state)
+        save_checkpoint(checkpoint, self.model, self.optimizer, self.state, self.objective.save_files)
         self.folder.keep_only(checkpoint)
         self.saved_step = self.state.step
 
     def close(self) -> None:
         """The sitting is over."""
         self.writer.close()
+
+
+def validation_figures(figures: Mapping[str, float]) -> dict[str, float]:
+    """Figures of an evaluation under the names they have in the history."""
+    return {f"validation_{name}": value for name, value in figures.items()}

@@ -7,50 +7,31 @@ is part of the schedule). Invariant: weights change, and checkpoints are written
 """
 
 import platform
+from collections.abc import Callable
 from contextlib import closing
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, fields
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import torch
+from transformers import PreTrainedModel
 
 from asterism.errors import ConfigurationError, DataError
 from asterism.kernels import cpu as cpu_kernel
-from asterism.models import AsterismForCausalLM
-from asterism.training.build import build_model
-from asterism.training.checkpoint import TrainingState, load_checkpoint, replacing, write_json
-from asterism.training.data import SPLITS, Corpus, load_corpus
-from asterism.training.evaluation import bits_per_byte, plan_split, yardsticks
+from asterism.models.files import replacing, write_json
+from asterism.training.build import build_model, model_config
+from asterism.training.checkpoint import TrainingState, load_checkpoint
+from asterism.training.configuration import RunConfig, TrainingConfig
 from asterism.training.folder import RunFolder
 from asterism.training.interrupts import held_back
 from asterism.training.loop import Loop, loop_arguments, quiet_transformers
+from asterism.training.objectives import OBJECTIVES, Objective, Report, make_objective
 from asterism.training.optimizer import make_optimizer
-from asterism.training.picture import draw_loss
+from asterism.training.picture import draw_history
 from asterism.training.progress import make_display
 from asterism.training.randomness import derive, isolated
-from asterism.training.recipes import RunConfig
-from asterism.training.session import Session
-
-
-@dataclass(frozen=True, kw_only=True)
-class Report:
-    """What a finished run came to. Bits per byte are of `validation_bytes` bytes: the whole split, without its first.
-
-    `minutes` is training time, evaluations on the way included, the last one not.
-    """
-
-    folder: str
-    recipe: str
-    parameters: int
-    steps: int
-    minutes: float
-    bytes_trained: int
-    corpus: str
-    corpus_sha256: str
-    validation_bytes: int
-    validation_bits_per_byte: float
-    yardsticks: dict[str, float]
+from asterism.training.session import Session, validation_figures
 
 
 def train(config: RunConfig, folder: str | Path, *, resume: bool = False, progress: bool = True) -> Report:
@@ -65,57 +46,80 @@ def train(config: RunConfig, folder: str | Path, *, resume: bool = False, progre
     """
     run = RunFolder(folder)
     if resume:
-        _refuse_other_run(run.read_config(), config)
+        refuse_other_run(run.read_config(), config)
         if result := run.read_record()["result"]:
-            return Report(**result)
+            return OBJECTIVES[config.objective].report_type(**result)
     else:
         run.refuse_existing()
-    corpus = load_corpus(config.data, record_length=config.record_length)
-    corpus.require("train", config.context)
-    corpus.require("validation", config.context)
+    model_config(config)  # refuses what cannot work before data are read
+    objective = make_objective(config, run)
+    return fit(
+        config,
+        objective,
+        lambda device: build_model(config, device),
+        run,
+        name=config.recipe,
+        resume=resume,
+        progress=progress,
+    )
+
+
+def fit(
+    config: TrainingConfig,
+    objective: Objective,
+    build: Callable[[torch.device], PreTrainedModel],
+    run: RunFolder,
+    *,
+    name: str,
+    resume: bool,
+    progress: bool,
+) -> Report:
+    """Train what `build` makes for a device on an objective, in a run folder; `train` says how.
+
+    `name` is what the report calls the recipe. With `resume` the folder holds an unfinished run, whose data must be
+    the objective's.
+    """
     with quiet_transformers(), isolated(derive(config.seed)):
-        return _train(config, corpus, run, resume, progress)
+        arguments = loop_arguments(config, run)
+        model = build(arguments.device)
+        if config.recompute:
+            # The old name warns where there is the new one; transformers 5.17 has only the old one.
+            getattr(model, "activation_checkpointing_enable", model.gradient_checkpointing_enable)()
+        optimizer = make_optimizer(model, config)
+        if resume:
+            state = _restore(run, objective, model, optimizer)
+        else:
+            run.create(_record(config, objective))
+            state = TrainingState()
+        with closing(make_display(progress)) as display:
+            with (
+                held_back() as interrupts,
+                closing(Session(config, objective, run, model, optimizer, state, display, interrupts)) as session,
+            ):
+                if not session.is_over():
+                    if arguments.device.type == "cpu":
+                        cpu_kernel.is_available()  # builds the kernel, if need be, before the run's clock starts
+                    Loop(session, arguments).train()
+                session.save()
+            display.say("evaluating on the whole validation split")
+            return _finish(objective, run, model, state, name)
 
 
-def _train(config: RunConfig, corpus: Corpus, run: RunFolder, resume: bool, progress: bool) -> Report:
-    arguments = loop_arguments(config, run)
-    model = build_model(config, arguments.device)
-    if config.recompute:
-        # The old name warns where there is the new one; transformers 5.17 has only the old one.
-        getattr(model, "activation_checkpointing_enable", model.gradient_checkpointing_enable)()
-    optimizer = make_optimizer(model, config)
-    if resume:
-        state = _restore(run, corpus, model, optimizer)
-    else:
-        run.create(_record(config, corpus))
-        state = TrainingState()
-    with closing(make_display(progress)) as display:
-        with (
-            held_back() as interrupts,
-            closing(Session(config, corpus, run, model, optimizer, state, display, interrupts)) as session,
-        ):
-            if not session.is_over():
-                if arguments.device.type == "cpu":
-                    cpu_kernel.is_available()  # builds the kernel, if need be, before the run's clock starts
-                Loop(session, arguments).train()
-            session.save()
-        display.say("evaluating on the whole validation split")
-        return _finish(config, corpus, run, model, state)
-
-
-def _refuse_other_run(recorded: RunConfig, asked: RunConfig) -> None:
-    for field in fields(RunConfig):
+def refuse_other_run(recorded: TrainingConfig, asked: TrainingConfig) -> None:
+    """Raises ConfigurationError if a run that is to go on began with other settings; only data may have moved."""
+    for field in fields(recorded):
         old, new = getattr(recorded, field.name), getattr(asked, field.name)
-        if field.name != "data" and old != new:
+        if field.name not in ("data", "validation") and old != new:
             raise ConfigurationError(f"resume: {field.name} is {new!r}, but the run began with {old!r}")
 
 
 def _restore(
-    run: RunFolder, corpus: Corpus, model: AsterismForCausalLM, optimizer: torch.optim.Optimizer
+    run: RunFolder, objective: Objective, model: PreTrainedModel, optimizer: torch.optim.Optimizer
 ) -> TrainingState:
     """Go back to the newest checkpoint, or to the beginning if there is none yet."""
-    if run.read_record()["corpus"]["sha256"] != corpus.sha256:
-        raise DataError(f"data: {corpus.name} is not what the run in {run.path} began with: its hash differs")
+    corpus = objective.corpus_record()
+    if run.read_record()["corpus"]["sha256"] != corpus["sha256"]:
+        raise DataError(f"data: {corpus['name']} is not what the run in {run.path} began with: its hash differs")
     checkpoint = run.latest_checkpoint()
     state = TrainingState() if checkpoint is None else load_checkpoint(checkpoint, model, optimizer)
     run.keep_only(checkpoint)
@@ -123,44 +127,36 @@ def _restore(
     return state
 
 
-def _record(config: RunConfig, corpus: Corpus) -> dict[str, Any]:
+def _record(config: TrainingConfig, objective: Objective) -> dict[str, Any]:
     """What run.json says about a run that begins."""
     packages = ("asterism", "torch", "transformers", "accelerate", "numpy", "safetensors")
     return {
         "config": asdict(config),
-        "corpus": {
-            "name": corpus.name,
-            "sha256": corpus.sha256,
-            "bytes": {name: len(corpus.split(name)) for name in SPLITS},
-        },
+        "corpus": objective.corpus_record(),
         "versions": {"python": platform.python_version()} | {name: version(name) for name in packages},
         "result": None,
     }
 
 
-def _finish(
-    config: RunConfig, corpus: Corpus, run: RunFolder, model: AsterismForCausalLM, state: TrainingState
-) -> Report:
+def _finish(objective: Objective, run: RunFolder, model: PreTrainedModel, state: TrainingState, name: str) -> Report:
     """Save the model, score the whole validation split, and write the result down."""
     with replacing(run.model) as folder:
         model.save_pretrained(folder)
-    plan = plan_split(config, len(corpus.validation))
-    score = bits_per_byte(model, corpus.validation, plan, config)
-    report = Report(
+        objective.save_files(folder)
+    figures = objective.evaluate(model)
+    corpus = objective.corpus_record()
+    report = objective.report_type(
         folder=str(run.path),
-        recipe=config.recipe,
+        recipe=name,
         parameters=model.num_parameters(),
         steps=state.step,
         minutes=state.seconds / 60,
-        bytes_trained=state.step * config.batch_size * config.context,
-        corpus=corpus.name,
-        corpus_sha256=corpus.sha256,
-        validation_bytes=plan.bytes_scored,
-        validation_bits_per_byte=score,
-        yardsticks=yardsticks(corpus.validation[-plan.bytes_scored :].tobytes()),
+        corpus=corpus["name"],
+        corpus_sha256=corpus["sha256"],
+        **objective.results(figures, state.step),
     )
-    run.append_history({"step": state.step, "seconds": round(state.seconds, 3), "validation_bits_per_byte": score})
-    draw_loss(run.read_history(), run.picture)
+    run.append_history({"step": state.step, "seconds": round(state.seconds, 3), **validation_figures(figures)})
+    draw_history(run.read_history(), objective.headline, run.picture)
     write_json(run.run_file, run.read_record() | {"result": asdict(report)})
     run.keep_only(None)
     return report

@@ -1,0 +1,69 @@
+"""asterism finetune: teach a pretrained encoder a task from a file of examples, and score it.
+
+Tasks: classify (JSONL or CSV: text, and label or labels), tag (JSONL: tokens, tags; or CoNLL), qa (SQuAD's JSON; or
+JSONL: context, question, answers). The run folder gets the model with its tokenizer, the predictions for the validation
+examples and the curve of the loss.
+"""
+
+import argparse
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from asterism import training
+from asterism.cli.parser import UsageError, print_json
+from asterism.cli.settings import SettingsParser, underscored
+from asterism.training.configuration import FineTuneConfig
+
+
+def run(argv: Sequence[str]) -> None:
+    folder, resume, as_json, config = _read_arguments(argv)
+    try:
+        report = training.finetune(config, folder, resume=resume)
+    except KeyboardInterrupt:
+        if Path(folder, "run.json").exists():
+            print(f"go on with: asterism finetune --folder {folder} --resume", file=sys.stderr)
+        raise
+    if as_json:
+        print_json(asdict(report))
+        return
+    print(report)
+    print(f"{report.parameters:,} parameters, {report.steps:,} steps in {report.minutes:.1f} minutes")
+    print(f"saved in {report.folder}")
+
+
+def _read_arguments(argv: Sequence[str]) -> tuple[str, bool, bool, FineTuneConfig]:
+    """The run folder, whether to resume it, whether to print JSON, and the configuration of the run."""
+    words = [underscored(word) for word in argv]
+    asked = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
+    asked.add_argument("--folder")
+    asked.add_argument("--resume", action="store_true")
+    found, _ = asked.parse_known_args(words)
+    if found.resume and found.folder is None:
+        raise UsageError("--resume needs --folder: which run is to go on?")
+    values = _parser(_recorded(found.folder) if found.resume else {}).parse(words)
+    folder, resume, as_json, _ = (values.pop(name) for name in ("folder", "resume", "json", "config"))
+    config = FineTuneConfig(**values)
+    return folder or f"runs/finetune-{config.task}", resume, as_json, config
+
+
+def _recorded(folder: str) -> dict[str, Any]:
+    from asterism.training.finetuning import read_finetune_config  # takes seconds to import
+    from asterism.training.folder import RunFolder
+
+    return asdict(read_finetune_config(RunFolder(folder)))
+
+
+def _parser(defaults: dict[str, Any]) -> SettingsParser:
+    parser = SettingsParser(
+        "finetune",
+        "--task TASK --model PATH --data PATH [--validation PATH] [--folder RUN] [--resume] [SETTING ...]",
+        __doc__ or "",
+        "asterism finetune --task classify --model runs/bigbird-tiny --data reviews.jsonl --epochs 3",
+    )
+    parser.add_argument("--folder", metavar="RUN", help="where the run is written (default: runs/finetune-TASK)")
+    parser.add_argument("--resume", action="store_true", help="go on with the run in the folder, with its settings")
+    parser.add_settings(FineTuneConfig, {"FineTuneConfig": "settings of the run"}, defaults)
+    return parser

@@ -1,0 +1,73 @@
+"""asterism import: turn a Hugging Face checkpoint into an Asterism model, longer and sparse if asked.
+
+PATH is a folder with config.json and safetensors of BERT, RoBERTa, CamemBERT, XLM-RoBERTa, Longformer, BigBird or FNet.
+The output loads with AutoModel, AutoModelForMaskedLM, ... after `import asterism.models`, and with AutoTokenizer.
+"""
+
+from collections.abc import Sequence
+from dataclasses import asdict
+from typing import TYPE_CHECKING
+
+from asterism.cli.parser import Parser, print_json, whole_number
+
+if TYPE_CHECKING:
+    from asterism.models import ImportedCheckpoint
+
+
+def run(argv: Sequence[str]) -> None:
+    arguments = _parser().parse(argv)
+    from asterism.models import import_checkpoint  # takes seconds to import
+
+    imported = import_checkpoint(
+        arguments.path,
+        arguments.output,
+        length=arguments.length,
+        pattern=arguments.pattern,
+        globals=arguments.globals,
+        allow_pickle=arguments.allow_pickle,
+    )
+    if arguments.json:
+        print_json(asdict(imported))
+    else:
+        print(_describe(imported))
+
+
+def _describe(imported: "ImportedCheckpoint") -> str:
+    before, after = imported.positions
+    mixers = dict.fromkeys([imported.mixers] if isinstance(imported.mixers, str) else imported.mixers)
+    lines = [
+        f"{imported.source} -> {imported.model}, {imported.parameters:,} parameters",
+        f"positions  {after:,}" + (f", the {before:,} of the checkpoint copied" if after > before else ""),
+        *(f"pattern    {mixer}" for mixer in mixers),
+        f"tokenizer  {', '.join(imported.tokenizer) or 'none in the checkpoint'}",
+        *(f"note       {note}" for note in imported.notes),
+        *([f"left out   {', '.join(imported.left_out)}"] if imported.left_out else []),
+        f"saved in {imported.folder}",
+    ]
+    return "\n".join(lines)
+
+
+def _parser() -> Parser:
+    parser = Parser(
+        "import", __doc__ or "", 'asterism import bert-base --output long-bert --length 4096 --pattern "bigbird()"'
+    )
+    parser.add_argument("path", metavar="PATH", help="the folder of the checkpoint")
+    parser.add_argument("--output", metavar="FOLDER", required=True, help="where to write the model; must not exist")
+    parser.add_argument(
+        "--length",
+        type=whole_number(1),
+        metavar="N",
+        help="how many tokens the model is to reach; the learned positions are copied one after the other",
+    )
+    parser.add_argument("--pattern", metavar="TEXT", help="who attends to whom, in place of the checkpoint's rule")
+    parser.add_argument(
+        "--globals",
+        type=whole_number(0),
+        nargs="*",
+        metavar="PLACE",
+        help="places of Longformer's global tokens (default 0; none without a number)",
+    )
+    parser.add_argument(
+        "--allow-pickle", action="store_true", help="read pytorch_model.bin, as tensors only, where it is all there is"
+    )
+    return parser

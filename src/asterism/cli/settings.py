@@ -1,0 +1,91 @@
+"""Verbs whose flags are the fields of a configuration: flags and a YAML file to one set of values.
+
+The parser is jsonargparse's, made from a dataclass; here its flags get dashes and its complaints become one line with
+the nearest valid name.
+"""
+
+import argparse
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from jsonargparse import ArgumentParser, DefaultHelpFormatter
+
+from asterism.cli.parser import UsageError, refuse_unknown
+from asterism.errors import nearest
+
+
+class _Formatter(DefaultHelpFormatter, argparse.RawDescriptionHelpFormatter):
+    """jsonargparse's types and defaults; description and example as they are written."""
+
+
+class SettingsParser(ArgumentParser):
+    """jsonargparse's parser of one verb; its help shows flags with dashes, as they are written on the command line."""
+
+    def __init__(self, verb: str, usage: str, description: str, example: str) -> None:
+        super().__init__(
+            prog=f"asterism {verb}",
+            usage=f"asterism {verb} {usage}",
+            description=description,
+            epilog=f"example:\n  {example}",
+            formatter_class=_Formatter,
+            exit_on_error=False,
+            allow_abbrev=False,
+        )
+        self.add_argument("--config", action="config", metavar="PATH", help="a YAML or JSON file of settings")
+        self.add_argument("--json", action="store_true", help="print one JSON document instead of text")
+
+    def add_settings(self, configuration: type, titles: Mapping[str, str], defaults: Mapping[str, Any]) -> None:
+        """Add the fields of a dataclass as flags, in groups with these titles, and with these defaults."""
+        self.add_class_arguments(configuration)
+        groups = self.groups or {}
+        for name, title in titles.items():
+            groups[name].title = title
+        self.set_defaults(dict(defaults))
+
+    def format_help(self) -> str:
+        return re.sub(r"--[a-z_.]+", lambda flag: _dashed(flag.group()), super().format_help())
+
+    def parse(self, words: Sequence[str]) -> dict[str, Any]:
+        """The values of all flags; flags override the file, wherever they stand. Raises UsageError."""
+        try:
+            return self.parse_args(_file_first(words)).as_dict()
+        except argparse.ArgumentError as error:
+            raise _usage_error(str(error), [_dashed(flag) for flag in self._option_string_actions]) from None
+
+
+def underscored(word: str) -> str:
+    """`--batch-size=4` as the parser knows it, `--batch_size=4`; other words as they are."""
+    flag, equals, value = word.partition("=")
+    return flag[:2] + flag[2:].replace("-", "_") + equals + value if word.startswith("--") else word
+
+
+def _file_first(words: Sequence[str]) -> list[str]:
+    """The words with the configuration file in front, so that flags before it override it too."""
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
+    parser.add_argument("--config")
+    found, rest = parser.parse_known_args(words)
+    return rest if found.config is None else [f"--config={found.config}", *rest]
+
+
+def _dashed(flag: str) -> str:
+    return flag.replace("_", "-")
+
+
+def _usage_error(message: str, flags: Sequence[str]) -> UsageError:
+    """jsonargparse's complaint in one line, with the nearest valid name."""
+    text = " ".join(message.split())
+    if found := re.match(r"unrecognized arguments: (\S+)", text):
+        refuse_unknown([_dashed(found[1])], flags)
+    if found := re.match(r"(?:Group '(?P<group>.+)' does not accept option|Option) '(?P<name>.+?)'", text):
+        name = f"{found['group']}.{found['name']}" if found["group"] else found["name"]
+        settings = [flag.removeprefix("--").replace("-", "_") for flag in flags]
+        return UsageError(f"the configuration file has an unknown setting {name!r}.{nearest(name, settings)}")
+    if found := re.match(r"the following arguments are required: (.+)", text):
+        return UsageError(f"required: {', '.join(f'--{_dashed(name)}' for name in found[1].split(', '))}; see --help")
+    text = re.sub(r"<class '(\w+)'>", r"\1", text).replace("NoneType", "null").replace("typing.Literal", "one of ")
+    text = re.sub(
+        r"Does not validate .*? Subtypes: \[(.*)\] Errors: .* Given value: ", r"Expected \1. Got value: ", text
+    )
+    text = re.sub(r'Parser key "(.+?)":', lambda key: f"--{_dashed(key[1])}:", text)
+    return UsageError(re.sub(r"Expected (?:a )?(.+)\. Got value: ", r"expected \1, got ", text))

@@ -1,0 +1,14 @@
+"""Patterns for models of transformers, through its AttentionInterface. Importing registers the parts there."""
+
+from transformers import AttentionInterface, AttentionMaskInterface
+
+from asterism.models.drop_in.attention import pattern_attention
+from asterism.models.drop_in.field import IMPLEMENTATION, PatternField
+from asterism.models.drop_in.tokens import describe_tokens
+from asterism.models.drop_in.use_pattern import drop_pattern, use_pattern
+
+PatternField.register()
+AttentionInterface.register(IMPLEMENTATION, pattern_attention)
+AttentionMaskInterface.register(IMPLEMENTATION, describe_tokens)
+
+__all__ = ["drop_pattern", "use_pattern"]

@@ -1,0 +1,199 @@
+"""The attention function that transformers calls in each layer of a model that follows a pattern.
+
+To the pattern, a token's position is the number of real tokens before it in its row, so padding changes no real token.
+A pattern that depends on the length is laid over each row's own length. A sliding window of the model's own remains: a
+query reads what both it and the pattern allow.
+"""
+
+from functools import lru_cache
+from typing import Any, NamedTuple
+
+import torch
+from torch import nn
+
+from asterism.errors import ConfigurationError
+from asterism.kernels import attend, decode
+from asterism.layers.cache import PatternCacheLayer
+from asterism.models.drop_in.field import read_patterns
+from asterism.models.drop_in.tokens import Tokens, require_tokens
+from asterism.models.padding import Packing
+from asterism.patterns import require_causal, window
+
+DROPOUT_FIELDS = ("attention_dropout", "attn_pdrop", "attention_probs_dropout_prob", "attn_dropout")
+"""How configurations call the dropout of attention."""
+
+HARMLESS = frozenset(
+    (
+        "cache_position",
+        "deterministic",
+        "logits_to_keep",
+        "num_items_in_batch",
+        "output_hidden_states",
+        "position_ids",
+        "return_dict",
+        "use_cache",
+    )
+)
+"""What models pass on to attention that says nothing about its scores."""
+
+
+class Rule(NamedTuple):
+    """A layer's pattern as text, and whether the rows of a batch must follow it at their own lengths."""
+
+    text: str
+    depends_on_length: bool
+
+
+def pattern_attention(
+    module: nn.Module,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attention_mask: Tokens,
+    dropout: float = 0.0,
+    scaling: float | None = None,
+    is_causal: bool | None = None,
+    sliding_window: int | None = None,
+    pattern_cache: PatternCacheLayer | None = None,
+    **others: Any,
+) -> tuple[torch.Tensor, None]:
+    """q [B, H, N, D], k [B, Hkv, N, D] and v [B, Hkv, N, Dv] -> [B, N, H, Dv], by the pattern of the module's layer.
+
+    Without `pattern_cache`, k and v may hold the S keys before them, too. Raises ConfigurationError for everything that
+    would change the scores and that a pattern does not say, PatternError for a pattern that this layer cannot use.
+    """
+    tokens = require_tokens(attention_mask)
+    _refuse_others(others)
+    if dropout > 0:
+        raise ConfigurationError(_explain_dropout(module.config, dropout))
+    if is_causal is not None and is_causal != tokens.causal:
+        raise ConfigurationError(f"attention got is_causal={is_causal}, but the model's mask says {tokens.causal}")
+    if sliding_window is not None and tokens.window is None:
+        raise ConfigurationError(f"attention got sliding_window={sliding_window}, but the model's mask has no window")
+    rule = layer_rule(module, tokens)
+    if pattern_cache is not None:
+        mixed = _attend_cached(query, key, value, rule, tokens, scaling, pattern_cache)
+    else:
+        _check_keys(key, tokens, query.shape[2])
+        mixed = _attend_all(query, key, value, rule, tokens, scaling)
+    return mixed.transpose(1, 2).contiguous(), None
+
+
+def layer_rule(module: nn.Module, tokens: Tokens) -> Rule:
+    """Who reads whom in a layer: its pattern, and the model's own window with it.
+
+    Raises PatternError for a causal model whose pattern reads the future or is not prefix-stable.
+    """
+    field, layers = module.config.asterism_pattern, module.config.num_hidden_layers
+    texts = tuple(field) if isinstance(field, list) else field
+    return Rule(*_constant_rule(texts, layers, module.layer_idx, tokens.causal, tokens.window))
+
+
+@torch.compiler.assume_constant_result
+def _constant_rule(*question: Any) -> tuple[str, bool]:
+    """As `_complete_rule`; nothing for torch.compile to look into."""
+    return _complete_rule(*question)
+
+
+@lru_cache(maxsize=1024)
+def _complete_rule(
+    texts: str | tuple[str, ...] | None, layers: int, number: int, causal: bool, own_window: int | None
+) -> tuple[str, bool]:
+    pattern = read_patterns(texts, layers)[number]
+    if own_window is not None:
+        pattern = pattern & (window(own_window - 1) if causal else window(own_window, own_window))
+    if causal:
+        require_causal(pattern)
+    return pattern.text, pattern.depends_on_length
+
+
+def _attend_all(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, rule: Rule, tokens: Tokens, scale: float | None
+) -> torch.Tensor:
+    """k and v hold all S + N tokens."""
+    if tokens.seen:
+        positions = _count(tokens.real, k.shape[2], k.device)
+        return decode(q, k, v, rule.text, positions[:, tokens.seen :].clamp(min=0), positions, scale=scale)
+    if tokens.packing is None:
+        return attend(q, k, v, rule.text, scale=scale)
+    return _attend_packed(q, k, v, rule, tokens.packing, scale)
+
+
+def _attend_cached(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    rule: Rule,
+    tokens: Tokens,
+    scale: float | None,
+    cache: PatternCacheLayer,
+) -> torch.Tensor:
+    """k and v hold the N new tokens, which the cache is extended by."""
+    new = q.shape[2]
+    positions = _count(None if tokens.real is None else tokens.real[:, -new:], new, q.device)
+    if tokens.seen:
+        positions = torch.where(positions < 0, -1, positions + cache.lengths[:, None])
+    keys, values, key_positions = cache.extend(k, v, positions)
+    if not tokens.seen:
+        return _attend_all(q, k, v, rule, tokens, scale)
+    return decode(q, keys, values, rule.text, positions.clamp(min=0), key_positions, scale=scale)
+
+
+def _attend_packed(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, rule: Rule, packing: Packing, scale: float | None
+) -> torch.Tensor:
+    """Real tokens in front, padding behind them; then back to where they were."""
+    q, k, v = (packing.pack(x.transpose(1, 2)).transpose(1, 2) for x in (q, k, v))
+    if rule.depends_on_length:
+        mixed = _attend_by_length(q, k, v, rule, packing.real.sum(dim=1), scale)
+    else:
+        mixed = attend(q, k, v, rule.text, key_mask=packing.real, scale=scale)
+    return packing.unpack(mixed.transpose(1, 2)).transpose(1, 2)
+
+
+def _attend_by_length(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, rule: Rule, lengths: torch.Tensor, scale: float | None
+) -> torch.Tensor:
+    """[B, H, N, Dv], rows of one length at a time, and 0 behind the real tokens."""
+    mixed = q.new_zeros(*q.shape[:3], v.shape[3])
+    for length in lengths.unique().tolist():
+        rows = (lengths == length).nonzero()[:, 0]
+        parts = (x[rows, :, :length] for x in (q, k, v))
+        part = nn.functional.pad(attend(*parts, rule.text, scale=scale), (0, 0, 0, q.shape[2] - length))
+        mixed = mixed.index_copy(0, rows, part)
+    return mixed
+
+
+def _count(real: torch.Tensor | None, tokens: int, device: torch.device) -> torch.Tensor:
+    """The number of real tokens before each token: int64 [B or 1, tokens], -1 for padding."""
+    if real is None:
+        return torch.arange(tokens, device=device)[None]
+    return torch.where(real, real.cumsum(dim=1) - 1, -1)
+
+
+# --- refusals --------------------------------------------------------------------------------------------------------
+
+
+def _check_keys(key: torch.Tensor, tokens: Tokens, new: int) -> None:
+    if key.shape[2] != tokens.seen + new:
+        raise ConfigurationError(
+            f"attention got {key.shape[2]} keys for {tokens.seen} tokens seen and {new} new ones: a pattern needs the"
+            " keys of the queries' own sequence, no more and no less"
+        )
+
+
+def _refuse_others(others: dict[str, Any]) -> None:
+    for name, given in others.items():
+        if name not in HARMLESS and given is not None and given is not False:
+            raise ConfigurationError(
+                f"the model gives its attention {name!r}, which can change its scores: attention by a pattern knows no"
+                " soft-capping, sinks, position biases or cross-attention, and returns no weights"
+            )
+
+
+def _explain_dropout(config: Any, dropout: float) -> str:
+    field = next((name for name in DROPOUT_FIELDS if getattr(config, name, None)), "the attention dropout")
+    return (
+        f"attention dropout is {dropout} in training, and attention by a pattern has none:"
+        f" build or load the model with {field}=0"
+    )

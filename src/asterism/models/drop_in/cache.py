@@ -1,0 +1,71 @@
+"""How a model of transformers gets the cache that forgets.
+
+Its attention modules know no positions, so they cannot extend a PatternCache themselves. Two hooks around each of them
+do: the first takes the cache away from the module and hands the layer's part of it to the attention function, which
+knows the positions; the second sees to it that it arrived there.
+"""
+
+from typing import Any
+
+from torch import nn
+from transformers import DynamicCache
+from transformers.cache_utils import Cache, DynamicLayer
+
+from asterism.errors import ConfigurationError
+from asterism.layers.cache import PatternCacheLayer
+from asterism.models.drop_in.attention import layer_rule
+from asterism.models.drop_in.field import IMPLEMENTATION
+from asterism.models.drop_in.tokens import require_tokens
+from asterism.patterns import Pattern, parse
+
+
+def install_hooks(module: nn.Module) -> None:
+    """Make an attention module forget by its pattern. The hooks do nothing while another attention is selected."""
+    if _hand_over_cache not in module._forward_pre_hooks.values():
+        module.register_forward_pre_hook(_hand_over_cache, with_kwargs=True)
+        module.register_forward_hook(_check_cache, with_kwargs=True)
+
+
+def _hand_over_cache(
+    module: nn.Module, arguments: tuple[Any, ...], named: dict[str, Any]
+) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
+    cache = named.get("past_key_values")
+    if cache is None or module.config._attn_implementation != IMPLEMENTATION:
+        return None
+    rule = layer_rule(module, require_tokens(named.get("attention_mask")))
+    layer = _forgetting_layer(cache, module.layer_idx, parse(rule.text))
+    return arguments, named | {"past_key_values": None, "pattern_cache": layer}
+
+
+def _check_cache(module: nn.Module, arguments: tuple[Any, ...], named: dict[str, Any], output: Any) -> None:
+    layer = named.get("pattern_cache")
+    if layer is not None and layer.get_seq_length() == named["attention_mask"].seen:
+        raise ConfigurationError(
+            f"{type(module).__name__} keeps its arguments from the attention function, so no cache can follow the"
+            " pattern; call the model with use_cache=False"
+        )
+
+
+def _forgetting_layer(cache: Cache, number: int, pattern: Pattern) -> PatternCacheLayer:
+    """The cache's part for a layer; an empty DynamicCache is given one, in place, because its owner holds on to it."""
+    if type(cache) is not DynamicCache or cache.offloading:
+        kind = f"{'offloaded ' if cache.offloading else ''}{type(cache).__name__}"
+        raise ConfigurationError(
+            f"past_key_values is a {kind}, which cannot forget by a pattern; pass an empty DynamicCache(), or nothing"
+        )
+    while len(cache.layers) <= number:
+        cache.layers.append(DynamicLayer())
+    layer = cache.layers[number]
+    if not isinstance(layer, PatternCacheLayer):
+        if layer.get_seq_length() > 0:
+            raise ConfigurationError(
+                "past_key_values was filled without the pattern, and the positions of its keys are unknown;"
+                " pass an empty DynamicCache(), or nothing"
+            )
+        layer = cache.layers[number] = PatternCacheLayer(pattern)
+    if layer.pattern != pattern:
+        raise ConfigurationError(
+            f"past_key_values forgets by the pattern {layer.pattern.text}, but layer {number} reads by {pattern.text};"
+            " pass an empty DynamicCache(), or nothing"
+        )
+    return layer

@@ -1,0 +1,92 @@
+"""What a model of transformers tells its attention about the tokens of one call, in the place of a mask.
+
+Models build their masks through `AttentionMaskInterface`; ours builds none. It notes which tokens are real and whether
+the future is hidden, and refuses what it cannot note, so that nothing a model asks of its mask is ever lost.
+"""
+
+from typing import Any, NamedTuple
+
+import torch
+
+from asterism.errors import ConfigurationError
+from asterism.models.padding import Packing
+
+
+class Tokens(NamedTuple):
+    """N new tokens per row, after S that a cache has seen.
+
+    real     bool [B, S + N], False for padding; None when all tokens are real
+    packing  of the new tokens, when there is padding and S is 0
+    seen     S
+    causal   whether the model hides the future
+    window   the sliding window of the model's own: a causal query reads so many keys, itself included; another one
+             reads so many on either side. None for a layer without.
+    """
+
+    real: torch.Tensor | None
+    packing: Packing | None
+    seen: int
+    causal: bool
+    window: int | None
+
+
+def describe_tokens(
+    batch_size: int,
+    q_length: int,
+    kv_length: int,
+    q_offset: int = 0,
+    kv_offset: int = 0,
+    attention_mask: torch.Tensor | None = None,
+    local_size: int | None = None,
+    allow_is_causal_skip: bool = True,
+    allow_is_bidirectional_skip: bool | None = None,
+    **unused: Any,
+) -> Tokens:
+    """The mask function: a Tokens, which transformers hands from the model to the attention of each layer.
+
+    Only masks of models that hide nothing come with `allow_is_bidirectional_skip`. Where neither skip is allowed, the
+    mask is more than padding, causality and a window. Raises ConfigurationError for such masks, for caches that give
+    keys another way than one after the other, and for keys of another sequence.
+    """
+    causal = allow_is_bidirectional_skip is None
+    if not (allow_is_causal_skip if causal else allow_is_bidirectional_skip):
+        raise ConfigurationError(
+            "the model's mask holds more than padding, such as packed sequences (position_ids that start again) or a"
+            " mask function of its own, and a pattern cannot be laid over it; give one sequence per row and an"
+            " attention_mask [batch, tokens] (inside torch.compile, transformers takes its absence for packing)"
+        )
+    if isinstance(q_offset, torch.Tensor) or kv_offset != 0 or kv_length != q_offset + q_length:
+        raise ConfigurationError(
+            f"{q_length} queries at {q_offset} do not fit {kv_length} keys from {kv_offset} on: a pattern needs all the"
+            " keys of the queries' own sequence, not those of another or of a static or sliding cache;"
+            " use_pattern(model) makes the model keep the right keys in a DynamicCache"
+        )
+    if q_offset and not causal:
+        raise ConfigurationError("a model that reads the future cannot continue from a cache; pass the whole sequence")
+    real = _mask_of_real(attention_mask, batch_size, kv_length)
+    packing = None if real is None or q_offset else Packing.of(real)
+    return Tokens(real, packing, q_offset, causal, local_size)
+
+
+def _mask_of_real(attention_mask: torch.Tensor | None, batch: int, tokens: int) -> torch.Tensor | None:
+    if attention_mask is None:
+        return None
+    if list(attention_mask.shape) != [batch, tokens]:
+        raise ConfigurationError(
+            f"attention_mask has shape {list(attention_mask.shape)}; {tokens} tokens, those in the cache included, need"
+            f" [{batch}, {tokens}], 1 for tokens and 0 for padding"
+        )
+    real = attention_mask.bool()
+    # Traced, the mask has no values yet.
+    return None if not torch.compiler.is_compiling() and bool(real.all()) else real
+
+
+def require_tokens(mask: object) -> Tokens:
+    """What `describe_tokens` gave the model, or ConfigurationError for anything else that stands in its place."""
+    if isinstance(mask, Tokens):
+        return mask
+    seen = f"a mask of shape {list(mask.shape)}" if isinstance(mask, torch.Tensor) else f"{mask!r} in place of a mask"
+    raise ConfigurationError(
+        f"attention got {seen}, which no pattern can be laid over: pass attention_mask as [batch, tokens], 1 for tokens"
+        " and 0 for padding; the pattern takes the place of masks [batch, heads, queries, keys]"
+    )

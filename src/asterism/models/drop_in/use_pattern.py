@@ -1,0 +1,111 @@
+"""Give a model of transformers a pattern, and take it away again."""
+
+from collections.abc import Sequence
+from typing import TypeVar
+
+from torch import nn
+from transformers import PreTrainedConfig, PreTrainedModel
+
+from asterism.errors import ConfigurationError
+from asterism.models.drop_in.cache import install_hooks
+from asterism.models.drop_in.field import IMPLEMENTATION, read_patterns, write_patterns
+from asterism.patterns import Pattern, require_causal
+from asterism.patterns.schedule import Schedule
+
+Model = TypeVar("Model", bound=PreTrainedModel)
+
+
+def use_pattern(model: Model, pattern: Pattern | Schedule | str | Sequence[Pattern | str] | None = None) -> Model:
+    """Let a pattern say who reads whom in a model of transformers: Llama, Qwen, Mistral, GPT-2, BERT, ModernBERT, ...
+
+        model = use_pattern(AutoModelForCausalLM.from_pretrained(path), "window(left=1023) | sinks()")
+
+    The model is changed in place and returned. `pattern` is a Pattern, a Schedule, the text of one (such as
+    "interleave(a, b)"), or a list with one pattern per layer; without it, the one that the configuration names.
+
+    - The weights stay as they are; only the mask changes. Where a layer has a sliding window of its own, a query reads
+      what both it and the pattern allow.
+    - Causal models need a pattern that is causal and prefix-stable; encoders take any.
+    - Padding, on any side, changes no real token: to the pattern, positions count the real tokens of a row. A pattern
+      that depends on the length, such as `bigbird`, is laid over each row's own length.
+    - `generate` and `use_cache=True` keep only the keys that the pattern can still read.
+    - `save_pretrained` writes the pattern to config.json. After `import asterism.models`, `from_pretrained` of
+      transformers gives the model with its pattern; then `use_pattern(model)` adds the cache that forgets, in whose
+      place there is otherwise one that keeps every key. Without that import transformers refuses to build the model.
+    - A call with `attn_implementation` or `set_attn_implementation` still selects another attention, for comparison.
+
+    Raises PatternError for a pattern that the model cannot use and ConfigurationError for a model that cannot follow
+    one; nothing has changed then. Later calls raise ConfigurationError for what a pattern does not say and kernels do
+    not know: attention dropout in training, masks [batch, heads, queries, keys], packed sequences, soft-capped scores,
+    attention sinks, position biases, cross-attention, attention weights as an output, and caches of other kinds.
+    """
+    config = _check_model(model)
+    modules = _attention_modules(model)
+    before = config.asterism_pattern, config._attn_implementation
+    try:
+        if pattern is not None:
+            config.asterism_pattern = write_patterns(pattern)
+        for module, rule in zip(modules, read_patterns(config.asterism_pattern, len(modules)), strict=True):
+            rule.check_heads(config.num_attention_heads)
+            if module.is_causal and getattr(config, "is_causal", True):
+                require_causal(rule)
+        config._attn_implementation = "eager"
+        model.set_attn_implementation(IMPLEMENTATION)
+        if config._attn_implementation != IMPLEMENTATION:
+            raise ConfigurationError(
+                f"{type(model).__name__} computes attention itself, not through the AttentionInterface of transformers;"
+                " no pattern can be given to it"
+            )
+    except Exception:
+        config.asterism_pattern, config._attn_implementation = before
+        raise
+    for module in modules:
+        install_hooks(module)
+    return model
+
+
+def drop_pattern(model: Model) -> Model:
+    """Undo `use_pattern`: attention is dense again, by transformers' default implementation. Returns the model."""
+    model.config.asterism_pattern = None
+    model.set_attn_implementation(model.get_correct_attn_implementation(None, is_init_check=True))
+    return model
+
+
+def _check_model(model: PreTrainedModel) -> PreTrainedConfig:
+    """The model's configuration; ConfigurationError for kinds of models that no pattern fits."""
+    if not isinstance(model, PreTrainedModel):
+        raise ConfigurationError(
+            f"use_pattern needs a model of transformers (PreTrainedModel), got a {type(model).__name__};"
+            " give it the model inside"
+        )
+    config = model.config
+    parts = [name for name in config.sub_configs if getattr(config, name, None) is not None]
+    for name, meaning in (
+        *((name, "is made of several models") for name in parts),
+        ("is_encoder_decoder", "is an encoder with a decoder"),
+        ("add_cross_attention", "has cross-attention"),
+        ("attention_chunk_size", "attends in chunks"),
+        ("num_kv_shared_layers", "shares keys between layers"),
+    ):
+        if getattr(config, name, None):
+            raise ConfigurationError(
+                f"{type(model).__name__} {meaning} ({name} in its configuration);"
+                " use_pattern takes models of one stack of layers of self-attention"
+            )
+    return config
+
+
+def _attention_modules(model: PreTrainedModel) -> list[nn.Module]:
+    """The attention of each layer, first to last; ConfigurationError unless there is one for each."""
+    modules = {
+        module.layer_idx: module
+        for module in model.modules()
+        if isinstance(getattr(module, "layer_idx", None), int) and hasattr(module, "is_causal")
+    }
+    layers = model.config.num_hidden_layers
+    if sorted(modules) != list(range(layers)) or any(m.config is not model.config for m in modules.values()):
+        raise ConfigurationError(
+            f"{type(model).__name__} has {layers} layers, and attention that knows its layer (layer_idx, is_causal)"
+            f" was found in {sorted(modules) or 'none'}; use_pattern needs it in each"
+        )
+    return [modules[number] for number in range(layers)]

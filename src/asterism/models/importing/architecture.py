@@ -1,0 +1,203 @@
+"""What an architecture of Hugging Face is to the import: names of its tensors and fields of its configuration.
+
+All of them are encoders in the manner of BERT: embeddings with a norm, post-norm blocks, a pooler, heads. They differ
+in what their parts are called, in how they count positions, and in who attends to whom.
+"""
+
+import re
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from transformers import PreTrainedConfig
+
+from asterism.errors import CheckpointError
+
+BACKBONE = {
+    "embeddings.word_embeddings": "embed_tokens",
+    "embeddings.token_type_embeddings": "embed_types",
+    "embeddings.position_embeddings": "positions",
+    "embeddings.LayerNorm": "embedding_norm",
+    "encoder.layer.*.attention.self.query": "layers.*.mixer.query",
+    "encoder.layer.*.attention.self.key": "layers.*.mixer.key",
+    "encoder.layer.*.attention.self.value": "layers.*.mixer.value",
+    "encoder.layer.*.attention.output.dense": "layers.*.mixer.output",
+    "encoder.layer.*.attention.output.LayerNorm": "layers.*.mixer_norm",
+    "encoder.layer.*.intermediate.dense": "layers.*.feed_forward.expand",
+    "encoder.layer.*.output.dense": "layers.*.feed_forward.contract",
+    "encoder.layer.*.output.LayerNorm": "layers.*.feed_forward_norm",
+}
+"""Modules of BERT's backbone, and ours; a star stands for the number of a layer."""
+
+HARMLESS = {"embeddings.position_ids", "embeddings.token_type_ids"}
+"""Buffers of old checkpoints that say what is known anyway."""
+
+_KINDS = {"gamma": "weight", "beta": "bias"}
+"""What the first checkpoints of BERT call the tensors of a norm."""
+
+_ACTIVATIONS = {
+    "gelu": "gelu",
+    "gelu_new": "gelu_new",
+    "gelu_fast": "gelu_new",
+    "gelu_pytorch_tanh": "gelu_new",
+    "relu": "relu",
+    "silu": "silu",
+    "swish": "silu",
+    "quick_gelu": "quick_gelu",
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Architecture:
+    """One kind of checkpoint.
+
+    class_prefix      what the names of its classes begin with, such as "Bert" of BertForMaskedLM
+    prefix            of the backbone's tensors in a model with a head, such as "bert."
+    backbone, pooler  modules of the backbone, and ours
+    heads             by the end of the class name, such as "ForMaskedLM": modules of the head, and ours
+    fields            from its configuration, the fields of AsterismConfig beside those that all have. Raises
+                      CheckpointError for what has no counterpart.
+    offset            from its configuration, how many rows of the position table come before the first position
+    """
+
+    class_prefix: str
+    prefix: str
+    backbone: Mapping[str, str]
+    pooler: Mapping[str, str]
+    heads: Mapping[str, Mapping[str, str]]
+    fields: Callable[[PreTrainedConfig, str], dict[str, Any]]
+    offset: Callable[[PreTrainedConfig], int] = lambda config: 0
+
+    def module(self, tensor: str) -> str:
+        """The module that a tensor of the checkpoint belongs to, without the prefix, a star for the layer."""
+        module = tensor.removeprefix(self.prefix).rpartition(".")[0]
+        return re.sub(r"^encoder\.layer\.\d+\.", "encoder.layer.*.", module)
+
+    def head_of(self, config: PreTrainedConfig, tensors: Iterable[str]) -> str:
+        """The end of the name of the class that the checkpoint holds.
+
+        config.json names the class. Where it names none or ForMaskedLM, a checkpoint with both heads of BERT's
+        pre-training keeps both. Raises CheckpointError for a class without an exact counterpart.
+        """
+        named = (config.architectures or [None])[0]
+        head = None if named is None else named.removeprefix(self.class_prefix)
+        if named is not None and (head == named or head not in self.heads):
+            known = ", ".join(self.class_prefix + head for head in self.heads)
+            raise CheckpointError(
+                f"{named} has no exact counterpart; of model_type {config.model_type} these are imported: {known}."
+                " To import the backbone alone, save it with AutoModel.from_pretrained(PATH).save_pretrained(FOLDER)"
+            )
+        modules = {self.module(tensor) for tensor in tensors}
+        if head in (None, "ForMaskedLM"):
+            for fuller in ("ForPreTraining", "ForMaskedLM"):
+                parts = self.heads.get(fuller, {}).keys() - _TIED
+                if parts and parts <= modules and (fuller == "ForMaskedLM" or self.pooler.keys() <= modules):
+                    return fuller
+        return head or "Model"
+
+    def rename(
+        self, tensors: Mapping[str, torch.Tensor], head: str, *, tied: bool, unwanted: Iterable[str] = ()
+    ) -> "Renamed":
+        """The tensors under our names.
+
+        `tied` says whether the decoder is tied to the embedding; modules in `unwanted` are left out.
+        """
+        modules = self._modules(head)
+        unused = {*unwanted, *(self.pooler.keys() - modules.keys())}
+        if not tied:
+            unused |= {module for module in _FREE_BIAS if f"{module}.decoder.bias" in tensors}
+        renamed = Renamed({}, [], [])
+        for name, tensor in tensors.items():
+            module, kind = self.module(name), name.rpartition(".")[2]
+            if name.removeprefix(self.prefix) in HARMLESS:
+                continue
+            if module in unused:
+                renamed.unused.append(name)
+            elif module in modules:
+                number = re.search(r"encoder\.layer\.(\d+)\.", name)
+                target = modules[module].replace("*", number[1]) if number else modules[module]
+                _add(renamed.tensors, f"{target}.{_KINDS.get(kind, kind)}", tensor, name)
+            else:
+                renamed.unknown.append(name)
+        return renamed
+
+    def origin(self, ours: str, head: str) -> str:
+        """The checkpoint's name of a tensor of ours, without the prefix: what `rename` undoes."""
+        module, _, kind = ours.rpartition(".")
+        number = re.match(r"layers\.(\d+)\.", module)
+        starred = module.replace(number[0], "layers.*.", 1) if number else module
+        theirs = {name: origin for origin, name in self._modules(head).items()}[starred]
+        return f"{theirs.replace('*', number[1]) if number else theirs}.{kind}"
+
+    def _modules(self, head: str) -> dict[str, str]:
+        """Modules of a class, and ours. Its pooler is among them unless the head has one of its own."""
+        modules = {**self.backbone, **self.heads[head]}
+        return modules if "pooler.dense" in modules.values() else modules | self.pooler
+
+
+@dataclass(frozen=True)
+class Renamed:
+    """`tensors` under our names; names of the checkpoint that are unknown, and that the model has no use for."""
+
+    tensors: dict[str, torch.Tensor]
+    unknown: list[str]
+    unused: list[str]
+
+
+_FREE_BIAS = ("cls.predictions", "lm_head")
+"""Modules that hold the bias of a tied decoder; where the decoder is not tied it has its own, and this is not read."""
+
+_TIED = {name for module in _FREE_BIAS for name in (module, f"{module}.decoder")}
+"""Modules of a masked-LM head that a checkpoint may lack: the bias has one of two names, and the matrix is tied."""
+
+
+def _add(ours: dict[str, torch.Tensor], target: str, tensor: torch.Tensor, name: str) -> None:
+    if target in ours and not torch.equal(ours[target], tensor):
+        raise CheckpointError(f"the tensor {name} differs from another that stands for the same, {target}")
+    ours[target] = tensor
+
+
+def common_fields(config: PreTrainedConfig, offset: int) -> dict[str, Any]:
+    """The fields of AsterismConfig that all architectures fill alike. Raises CheckpointError for what cannot be had."""
+    refuse_unless(config, "is_decoder", False, "a decoder that reads an encoder or the past only")
+    refuse_unless(config, "add_cross_attention", False, "a decoder that reads an encoder")
+    refuse_unless(config, "position_embedding_type", "absolute", "positions inside attention")
+    return {
+        "vocab_size": config.vocab_size,
+        "hidden_size": config.hidden_size,
+        "num_hidden_layers": config.num_hidden_layers,
+        "num_attention_heads": getattr(config, "num_attention_heads", 1),
+        "intermediate_size": config.intermediate_size,
+        "max_position_embeddings": config.max_position_embeddings - offset,
+        "type_vocab_size": config.type_vocab_size,
+        "block": "post_norm",
+        "embedding_norm": True,
+        "hidden_act": activation(config),
+        "dropout": config.hidden_dropout_prob,
+        "classifier_dropout": getattr(config, "classifier_dropout", None),
+        "layer_norm_eps": config.layer_norm_eps,
+        "initializer_range": config.initializer_range,
+        "tie_word_embeddings": config.tie_word_embeddings,
+        "pad_token_id": config.pad_token_id,
+        "bos_token_id": config.bos_token_id,
+        "eos_token_id": config.eos_token_id,
+        "id2label": config.id2label,
+        "label2id": config.label2id,
+        "problem_type": config.problem_type,
+    }
+
+
+def activation(config: PreTrainedConfig) -> str:
+    """Our name of the activation. Raises CheckpointError for one that is unknown here."""
+    if config.hidden_act not in _ACTIVATIONS:
+        raise CheckpointError(
+            f"hidden_act {config.hidden_act!r} is unknown here; known are {', '.join(sorted(_ACTIVATIONS))}"
+        )
+    return _ACTIVATIONS[config.hidden_act]
+
+
+def refuse_unless(config: PreTrainedConfig, field: str, value: object, meaning: str) -> None:
+    """Raises CheckpointError when a field of the checkpoint's configuration is set, and not to this value."""
+    if (seen := getattr(config, field, value)) not in (value, None):
+        raise CheckpointError(f"the checkpoint has {field}={seen!r}, {meaning}, which is not imported; {value!r} is")

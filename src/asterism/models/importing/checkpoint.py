@@ -1,0 +1,263 @@
+"""From a Hugging Face checkpoint folder to the folder of an Asterism model.
+
+Nothing is guessed: every tensor of the checkpoint is used, or the import is refused and names it, or it is reported as
+left out. The output appears whole or not at all, and no random number is drawn.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from huggingface_hub.errors import StrictDataclassError
+from transformers import PreTrainedConfig, PreTrainedModel
+from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+
+from asterism.errors import CheckpointError, ConfigurationError, nearest
+from asterism.models.classification import AsterismForSequenceClassification, AsterismForTokenClassification
+from asterism.models.configuration import AsterismConfig
+from asterism.models.files import replacing
+from asterism.models.importing.architecture import Architecture, Renamed, common_fields
+from asterism.models.importing.bert import BERT
+from asterism.models.importing.big_bird import BIG_BIRD
+from asterism.models.importing.fnet import FNET
+from asterism.models.importing.longformer import GLOBAL_PROJECTIONS, LONGFORMER
+from asterism.models.importing.roberta import CAMEMBERT, ROBERTA, XLM_ROBERTA
+from asterism.models.importing.source import read_configuration, read_weights
+from asterism.models.importing.tokenizer import copy_tokenizer
+from asterism.models.masked_lm import AsterismForMaskedLM, AsterismForPreTraining
+from asterism.models.modeling import AsterismModel
+from asterism.models.question_answering import AsterismForQuestionAnswering
+
+ARCHITECTURES: dict[str, Architecture] = {
+    "bert": BERT,
+    "big_bird": BIG_BIRD,
+    "camembert": CAMEMBERT,
+    "fnet": FNET,
+    "longformer": LONGFORMER,
+    "roberta": ROBERTA,
+    "xlm-roberta": XLM_ROBERTA,
+}
+"""By `model_type` of config.json."""
+
+CLASSES: dict[str, type[PreTrainedModel]] = {
+    "Model": AsterismModel,
+    "ForMaskedLM": AsterismForMaskedLM,
+    "ForPreTraining": AsterismForPreTraining,
+    "ForSequenceClassification": AsterismForSequenceClassification,
+    "ForTokenClassification": AsterismForTokenClassification,
+    "ForQuestionAnswering": AsterismForQuestionAnswering,
+}
+"""By the end of the name of the checkpoint's class."""
+
+_EMBEDDING, _DECODER, _POSITIONS = "embed_tokens.weight", "lm_head.decoder.weight", "positions.weight"
+
+
+@dataclass(frozen=True, kw_only=True)
+class ImportedCheckpoint:
+    """What was made of a checkpoint.
+
+    source, model       the classes, such as "RobertaForMaskedLM" and "AsterismForMaskedLM"
+    positions           how many tokens the checkpoint reached, and how many the model reaches
+    mixers              of the model's configuration
+    tokenizer           files that were copied; none if the checkpoint has no tokenizer
+    left_out            tensors of the checkpoint that the model has no use for
+    notes               what the model does otherwise than the checkpoint's class, one line each
+    """
+
+    folder: str
+    source: str
+    model: str
+    parameters: int
+    positions: tuple[int, int]
+    mixers: str | list[str]
+    tokenizer: list[str]
+    left_out: list[str]
+    notes: list[str]
+
+
+def import_checkpoint(
+    path: str | Path,
+    output: str | Path,
+    *,
+    length: int | None = None,
+    pattern: str | Sequence[str] | None = None,
+    globals: Sequence[int] | None = None,
+    allow_pickle: bool = False,
+) -> ImportedCheckpoint:
+    """Write the checkpoint in the folder `path` as an Asterism model to the folder `output`.
+
+    BERT, RoBERTa (and CamemBERT, XLM-RoBERTa), Longformer, BigBird and FNet; backbone, pooler, and the heads that have
+    an exact counterpart. Dtypes stay as they are. Tokenizer files are copied along.
+
+    length        how many tokens the model is to reach: the table of learned positions is copied one after the other,
+                  as often as needed (Beltagy 2020, section 5). By default as many as the checkpoint has.
+    pattern       who attends to whom, in place of the checkpoint's rule: as `mixers` of AsterismConfig
+    globals       for Longformer: the places of its global tokens, by default the first only; none leaves the global
+                  projections out
+    allow_pickle  read weights from pytorch_model.bin where there are no safetensors; with PyTorch's restricted reader,
+                  which builds tensors and runs no code
+
+    Raises CheckpointError for what is missing, damaged, unknown or in the way, ConfigurationError for a length or
+    pattern that does not fit the checkpoint, PatternError for a pattern that cannot be read.
+    """
+    path, output = Path(path), Path(output)
+    if output.exists() and (not output.is_dir() or any(output.iterdir())):
+        raise CheckpointError(f"{output} exists and is not an empty folder; choose another one for the imported model")
+    source = _read_source_config(path)
+    architecture = ARCHITECTURES[source.model_type]
+    weights = read_weights(path, allow_pickle=allow_pickle)
+    head = architecture.head_of(source, weights)
+    offset = architecture.offset(source)
+    fields = common_fields(source, offset) | architecture.fields(source, head)
+    positions = fields["max_position_embeddings"]
+    _change(fields, source.model_type, length, pattern, globals)
+    config = AsterismConfig(**fields)
+    unwanted = GLOBAL_PROJECTIONS if config.global_projections is None else ()
+    renamed = architecture.rename(weights, head, tied=config.tie_word_embeddings, unwanted=unwanted)
+    with torch.device("meta"):  # draws no random numbers
+        model = CLASSES[head](config)
+    pooler = _spare_pooler(model, renamed.tensors)
+    if config.tie_word_embeddings:
+        _tie(path, model, renamed.tensors)
+    _compare(path, model, renamed, positions + offset, lambda name: architecture.origin(name, head))
+    _fill(model, renamed.tensors, offset)
+    with replacing(output) as temporary:
+        model.save_pretrained(temporary, state_dict=model.state_dict() | pooler)
+        tokenizer = copy_tokenizer(path, temporary, source.model_type, length)
+    return ImportedCheckpoint(
+        folder=str(output),
+        source=architecture.class_prefix + head,
+        model=type(model).__name__,
+        parameters=sum(parameter.numel() for parameter in model.parameters()),
+        positions=(positions, config.max_position_embeddings),
+        mixers=config.mixers,
+        tokenizer=tokenizer,
+        left_out=renamed.unused,
+        notes=_notes(source, config, pattern),
+    )
+
+
+def _read_source_config(path: Path) -> PreTrainedConfig:
+    """The checkpoint's configuration, with the defaults of its class for what config.json leaves out."""
+    document = read_configuration(path)
+    kind = document.get("model_type")
+    if kind not in ARCHITECTURES:
+        raise CheckpointError(
+            f"{path} is of model_type {kind!r}; imported are {', '.join(ARCHITECTURES)}."
+            + nearest(str(kind), ARCHITECTURES)
+        )
+    try:
+        return CONFIG_MAPPING[kind].from_dict(document)
+    except (StrictDataclassError, TypeError, ValueError) as error:
+        raise CheckpointError(f"{path / 'config.json'} is damaged: {' '.join(str(error).split())}") from error
+
+
+def _change(
+    fields: dict[str, Any],
+    model_type: str,
+    length: int | None,
+    pattern: str | Sequence[str] | None,
+    globals: Sequence[int] | None,
+) -> None:
+    """Put what the user wants instead into the fields of the model's configuration."""
+    if globals is not None:
+        if model_type != "longformer":
+            raise ConfigurationError(
+                f"globals are for Longformer; a pattern such as longformer(globals=(0,)) makes this {model_type} sparse"
+            )
+        fields["mixers"] = [mixer.replace("globals=(0,)", f"globals={tuple(globals)}") for mixer in fields["mixers"]]
+        fields["global_projections"] = list(globals) or None
+    if length is not None:
+        if length < fields["max_position_embeddings"]:
+            raise ConfigurationError(
+                f"length {length} is less than the {fields['max_position_embeddings']} positions of the checkpoint;"
+                " leave it out: the model reads shorter inputs as they are"
+            )
+        fields["max_position_embeddings"] = length
+    if pattern is not None:
+        own = AsterismConfig(**fields).layer_mixers()
+        fields["mixers"] = pattern if isinstance(pattern, str) else list(pattern)
+        for number, (old, new) in enumerate(zip(own, AsterismConfig(**fields).layer_mixers(), strict=True)):
+            if (old.text == "fourier()") != (new.text == "fourier()"):
+                raise ConfigurationError(
+                    f"the pattern gives layer {number} {new.text}, where the checkpoint has the weights of {old.text}:"
+                    " attention and Fourier mixing cannot replace each other"
+                )
+
+
+def _spare_pooler(model: PreTrainedModel, tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Take the pooler out of the tensors of a model that has none; it is written beside them, for a classifier."""
+    names = [name for name in tensors if name.startswith("pooler.") and name not in model.state_dict()]
+    return {name: tensors.pop(name) for name in names}
+
+
+def _tie(path: Path, model: PreTrainedModel, tensors: dict[str, torch.Tensor]) -> None:
+    """Let the embedding be the decoder. Raises CheckpointError when the checkpoint has another decoder."""
+    embedding = tensors.get(_EMBEDDING)
+    if embedding is None or _DECODER not in model.state_dict():
+        return
+    if not torch.equal(tensors.setdefault(_DECODER, embedding), embedding):
+        raise CheckpointError(
+            f"{path} says that decoder and embedding are tied, but they differ;"
+            ' write "tie_word_embeddings": false into its config.json'
+        )
+
+
+def _fill(model: PreTrainedModel, tensors: Mapping[str, torch.Tensor], offset: int) -> None:
+    """Give the model the tensors, its positions from row `offset` of the table, as many as it has."""
+    table = extend_positions(tensors[_POSITIONS][offset:], model.config.max_position_embeddings)
+    tensors = {**tensors, _POSITIONS: table}
+    model.load_state_dict({name: tensors[_bare(name)] for name in model.state_dict()}, assign=True)
+    model.tie_weights()
+
+
+def _bare(name: str) -> str:
+    """A name without the prefix that the backbone has in a model with a head."""
+    return name.removeprefix("model.")
+
+
+def extend_positions(table: torch.Tensor, length: int) -> torch.Tensor:
+    """[P, C] -> [length, C]: the table once after the other, the last copy cut off (Beltagy 2020, section 5)."""
+    return table.repeat(-(-length // len(table)), 1)[:length].contiguous()
+
+
+def _compare(
+    path: Path, model: PreTrainedModel, renamed: Renamed, positions: int, origin: Callable[[str], str]
+) -> None:
+    """Raises CheckpointError when a tensor is missing, unknown, of no use to the class, or of another shape.
+
+    `positions` are the rows that the checkpoint's table must have; `origin` gives the checkpoint's name of a tensor.
+    """
+    tensors = renamed.tensors
+    shapes = {_bare(name): list(tensor.shape) for name, tensor in model.state_dict().items()}
+    shapes[_POSITIONS][0] = positions
+    wrong = {
+        "it lacks": [origin(name) for name in shapes.keys() - tensors.keys()],
+        "it has, and the class does not": renamed.unknown + [origin(name) for name in tensors.keys() - shapes.keys()],
+        "of another shape are": [
+            f"{origin(name)} {list(tensors[name].shape)} instead of {shape}"
+            for name, shape in shapes.items()
+            if name in tensors and list(tensors[name].shape) != shape
+        ],
+    }
+    complaints = [f"{what} {_some(sorted(names))}" for what, names in wrong.items() if names]
+    if complaints:
+        raise CheckpointError(f"the tensors of {path} are not those of its config.json: {'; '.join(complaints)}")
+
+
+def _some(names: Sequence[str], most: int = 4) -> str:
+    return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")
+
+
+def _notes(source: PreTrainedConfig, config: AsterismConfig, pattern: object) -> list[str]:
+    notes = []
+    if source.model_type == "big_bird" and source.attention_type == "block_sparse" and pattern is None:
+        notes.append("the checkpoint does not store its random blocks: every layer draws its own, seeded by its number")
+    if config.global_projections is not None:
+        places = ", ".join(map(str, config.global_projections))
+        notes.append(f"the tokens at {places} are global: they read everything, through projections of their own")
+    if getattr(source, "attention_probs_dropout_prob", 0):
+        notes.append(f"no dropout inside attention (the checkpoint's class has {source.attention_probs_dropout_prob})")
+    return notes

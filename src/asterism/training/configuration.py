@@ -1,0 +1,218 @@
+"""What a run is: one typed, immutable configuration.
+
+A `RunConfig` says everything that decides a run's numbers: model, data, batches, optimiser, schedule, seed. The same
+value drives Python (`train(recipe("bytes-small"), folder)`), the command line (its flags are these fields) and the
+record in the run folder (`run.json`).
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from typing import Any, Literal, get_args
+
+from asterism.errors import ConfigurationError, nearest
+
+Dtype = Literal["float32", "bfloat16"]
+Optimizer = Literal["adamw", "muon"]
+Schedule = Literal["cosine", "linear"]
+ObjectiveName = Literal["causal", "mlm"]
+TaskName = Literal["classify", "tag", "qa"]
+Block = Literal["pre_norm", "post_norm", "all_attention"]
+PositionType = Literal["learned", "factorised", "rotary", "relative", "none"]
+Activation = Literal["quick_gelu", "gelu", "gelu_new", "relu", "silu"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelConfig:
+    """The shape of a model. The fields are those of `AsterismConfig`, which checks them against each other.
+
+    `mixers` is a pattern or schedule in text form, or one text per layer. None leaves a size to the model's default: as
+    many key/value heads as heads, queries and keys as wide as the model, a feed-forward layer four times as wide, and
+    to the run's: the vocabulary of its tokenizer, as many positions as the context.
+    """
+
+    mixers: str | tuple[str, ...] = "causal()"
+    block: Block = "pre_norm"
+    vocab_size: int | None = None
+    hidden_size: int = 256
+    num_hidden_layers: int = 4
+    num_attention_heads: int = 4
+    num_key_value_heads: int | None = None
+    query_key_dim: int | None = None
+    intermediate_size: int | None = None
+    attention_bias: bool = True
+    persistent_vectors: int = 0
+    adaptive_span: bool = False
+    adaptive_span_ramp: int = 32
+    adaptive_span_penalty: float = 1e-7
+    relative_span: int | None = None
+    max_position_embeddings: int | None = None
+    position_type: PositionType = "learned"
+    position_shape: tuple[int, ...] | None = None
+    type_vocab_size: int = 0
+    embedding_size: int | None = None
+    embedding_norm: bool = False
+    global_tokens: int = 0
+    global_projections: tuple[int, ...] | None = None
+    hidden_act: Activation = "quick_gelu"
+    dropout: float = 0.0
+    layer_norm_eps: float = 1e-5
+    initializer_gain: float = 0.125
+    initializer_range: float | None = None
+    tie_word_embeddings: bool = False
+    implementation: str = "auto"
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainingConfig:
+    """What the training loop needs to know, whatever is trained on. Raises ConfigurationError for impossible values.
+
+    Batches: `batch_size` sequences per step of the optimiser, computed in `accumulation` equal slices; `recompute`
+    keeps only what passes between blocks and computes the rest again in the backward pass.
+    Optimiser: "adamw" for all parameters, or "muon" for the matrices of the blocks and AdamW for the rest.
+    Length: the run ends after `steps` steps or `minutes` minutes, whichever comes first; the learning rate warms up
+    over `warmup_steps` steps and then falls to 0 with max(step / steps, elapsed / minutes), as `schedule` says.
+    Housekeeping, in steps: `log_every`, `evaluation_every`, `checkpoint_every`.
+    """
+
+    batch_size: int = 16
+    accumulation: int = 1
+    recompute: bool = False
+    steps: int = 10_000
+    minutes: float | None = None
+    learning_rate: float = 1e-3
+    warmup_steps: int = 100
+    schedule: Schedule = "cosine"
+    optimizer: Optimizer = "adamw"
+    beta1: float = 0.9
+    beta2: float = 0.95
+    weight_decay: float = 0.01
+    gradient_clip: float = 1.0
+    dtype: Dtype = "bfloat16"
+    seed: int = 0
+    log_every: int = 10
+    evaluation_every: int = 250
+    checkpoint_every: int = 250
+
+    def __post_init__(self) -> None:
+        for name in ("batch_size", "accumulation", "steps", "log_every", "evaluation_every", "checkpoint_every"):
+            self._require_positive(name)
+        for name in ("warmup_steps", "weight_decay", "seed"):
+            self._require(name, getattr(self, name) >= 0, "must not be negative")
+        for name in ("learning_rate", "gradient_clip"):
+            self._require(name, getattr(self, name) > 0, "must be positive")
+        for name in ("beta1", "beta2"):
+            self._require(name, 0 <= getattr(self, name) < 1, "must be in [0, 1)")
+        self._require("minutes", self.minutes is None or self.minutes > 0, "must be positive, or None for no limit")
+        self._require_one_of("optimizer", Optimizer)
+        self._require_one_of("dtype", Dtype)
+        self._require_one_of("schedule", Schedule)
+        divides = self.batch_size % self.accumulation == 0
+        self._require("accumulation", divides, f"must divide batch_size={self.batch_size}")
+
+    def _require(self, name: str, holds: bool, rule: str) -> None:
+        if not holds:
+            raise ConfigurationError(f"run configuration: {name}={getattr(self, name)!r} {rule}")
+
+    def _require_positive(self, name: str) -> None:
+        self._require(name, getattr(self, name) >= 1, "must be at least 1")
+
+    def _require_one_of(self, name: str, choices: Any) -> None:
+        known = get_args(choices)
+        self._require(name, getattr(self, name) in known, f"must be one of: {', '.join(known)}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunConfig(TrainingConfig):
+    """Everything that decides a run: the settings of the training loop, and
+
+    Objective: "causal" predicts the next byte; "mlm" predicts masked tokens, with `next_sentence` also whether the
+    second part of a sequence follows the first.
+    Data: `data` is a file or a folder (None: the standard library's sources, see `data.py`). With `record_length`,
+    the file holds records of that many bytes, and each record is one sequence. For "mlm", `tokenizer` is "bytes",
+    "bpe:SIZE", "unigram:SIZE" or a folder (see `tokenization.py`). Sequences have `context` bytes or tokens.
+    Evaluation on the way: on about `evaluation_bytes` bytes, spread evenly over the validation split.
+    """
+
+    recipe: str = "custom"
+    model: ModelConfig = ModelConfig()
+    objective: ObjectiveName = "causal"
+    next_sentence: bool = False
+    data: str | None = None
+    tokenizer: str = "bytes"
+    record_length: int | None = None
+    context: int = 1024
+    evaluation_bytes: int = 131_072
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._require_positive("context")
+        self._require_positive("evaluation_bytes")
+        is_sequence = self.record_length in (None, self.context)
+        self._require("record_length", is_sequence, f"must equal context={self.context}: a record is one sequence")
+        self._require_one_of("objective", ObjectiveName)
+        if self.objective == "causal":
+            self._require("tokenizer", self.tokenizer == "bytes", "must be 'bytes': objective causal predicts bytes")
+            self._require("next_sentence", not self.next_sentence, "needs objective mlm")
+        else:
+            self._require("record_length", self.record_length is None, "needs objective causal: records are bytes")
+            self._require("context", self.context >= 16, "must be at least 16 for objective mlm")
+            typed = not self.next_sentence or self.model.type_vocab_size >= 2
+            self._require("next_sentence", typed, "needs two token types: model.type_vocab_size must be at least 2")
+
+
+@dataclass(frozen=True, kw_only=True)
+class FineTuneConfig(TrainingConfig):
+    """Everything that decides a fine-tuning run: the settings of the training loop, and
+
+    Task: "classify" (documents), "tag" (tokens) or "qa" (spans that answer questions); see `tasks/` for their files.
+    Model: a folder with a model and its tokenizer, or a run folder; `from_scratch` takes its shape and new weights.
+    Data: `data` is a file of examples to train on; those in the file `validation` score the model. Without one, a
+    `validation_fraction` of the examples is held out, chosen by the seed.
+    Reading: of a document the first `length` tokens, by default as many as the model takes; "qa" with a `stride` reads
+    all of it, in windows of `length` that share so many tokens, and allows answers of `max_answer_length` tokens.
+    Length: the run also ends after `epochs` passes over the training examples.
+    Evaluation on the way: on at most `evaluation_examples` examples.
+    """
+
+    task: TaskName
+    model: str
+    data: str
+    validation: str | None = None
+    validation_fraction: float = 0.1
+    from_scratch: bool = False
+    length: int | None = None
+    stride: int | None = None
+    max_answer_length: int = 30
+    epochs: float = 3.0
+    learning_rate: float = 5e-5
+    evaluation_examples: int = 200
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._require_one_of("task", TaskName)
+        for name in ("max_answer_length", "evaluation_examples"):
+            self._require_positive(name)
+        self._require("length", self.length is None or self.length >= 1, "must be at least 1, or None for the model's")
+        self._require("stride", self.stride is None or self.stride >= 0, "must not be negative")
+        self._require("stride", self.stride is None or self.task == "qa", f"is for task 'qa', not {self.task!r}")
+        self._require("epochs", self.epochs > 0, "must be positive")
+        self._require("validation_fraction", 0 < self.validation_fraction <= 0.5, "must be above 0 and at most 0.5")
+
+
+def config_from_dict(values: Mapping[str, Any]) -> RunConfig:
+    """The inverse of `dataclasses.asdict(config)`, also after a trip through JSON.
+
+    Raises ConfigurationError for a field that does not exist (with the nearest that does) or a value that cannot work.
+    """
+    _check_names("run configuration", values, RunConfig)
+    model = dict(values.get("model", {}))
+    _check_names("model configuration", model, ModelConfig)
+    model = {name: tuple(value) if isinstance(value, list) else value for name, value in model.items()}
+    return RunConfig(**{**values, "model": ModelConfig(**model)})
+
+
+def _check_names(what: str, values: Mapping[str, Any], kind: type) -> None:
+    known = [one.name for one in fields(kind)]
+    for name in values:
+        if name not in known:
+            raise ConfigurationError(f"{what}: there is no field {name!r}.{nearest(name, known)}")

@@ -1,0 +1,154 @@
+"""Learning from labelled examples: the loss of a model with a task's head, and the task's scores."""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+import torch
+from transformers import PreTrainedModel, PreTrainedTokenizerFast
+
+from asterism.models.files import write_text
+from asterism.training.build import arithmetic
+from asterism.training.configuration import FineTuneConfig
+from asterism.training.objectives.objective import Headline, Objective, Report
+from asterism.training.packing import Epochs
+from asterism.training.tasks import Feature, Task
+from asterism.training.tasks.task import Logits, pad
+
+
+@dataclass(frozen=True, kw_only=True)
+class LabelledReport(Report):
+    """What a finished run came to, on `validation_examples` examples. Scores are from 0 to 1, the higher the better.
+
+    `training_features` and `validation_features` are the rows that the model reads: more than there are examples when
+    documents are read through windows.
+    """
+
+    training_examples: int
+    validation_examples: int
+    training_features: int
+    validation_features: int
+    headline: str
+    scores: dict[str, float]
+
+    def __str__(self) -> str:
+        rows = [f"{name:<24}{value:.4f}" for name, value in self.scores.items()]
+        return "\n".join([f"validation: {self.validation_examples:,} examples", *rows])
+
+
+class Labelled(Objective):
+    """A task's loss on batches of training features, and its scores on validation examples.
+
+    Features come in a new order on each pass, a function of (seed, pass); a batch may span two passes. A full
+    evaluation also writes `predictions_file`: one JSON object per validation example, with the place of its record.
+    Raises DataError for an example that the task cannot use.
+    """
+
+    report_type: ClassVar[type[Report]] = LabelledReport
+    unit: ClassVar[str] = "examples"
+
+    def __init__(
+        self,
+        config: FineTuneConfig,
+        task: Task,
+        tokenizer: PreTrainedTokenizerFast,
+        training: Sequence[Any],
+        validation: Sequence[Any],
+        corpus: dict[str, Any],
+        predictions_file: Path,
+    ) -> None:
+        self.headline = Headline(task.headline, task.headline.replace("_", " "), lower_is_better=False)
+        self.config = config
+        self.task = task
+        self.tokenizer = tokenizer
+        self.training_examples = len(training)
+        self.training = task.features(training, tokenizer)
+        self.validation = validation
+        self.corpus = corpus
+        self.predictions_file = predictions_file
+        self.units_per_step = config.batch_size
+        self.validation_features = task.features(validation, tokenizer)
+        self.epochs = Epochs(len(self.training), config.seed)
+
+    def batch(self, step: int) -> dict[str, torch.Tensor]:
+        """The model's inputs, int64 [batch_size, longest row], and the task's targets."""
+        size = self.config.batch_size
+        return self._together([self.training[number] for number in self.epochs.draw(step * size, size)])
+
+    def loss(self, model: PreTrainedModel, batch: Mapping[str, torch.Tensor]) -> torch.Tensor:
+        """The loss of the model's own head."""
+        with arithmetic(self.config.dtype, model.device):
+            return model(**batch).loss.float()
+
+    def training_figures(self, loss: float) -> dict[str, float]:
+        """Nothing: a loss is no score."""
+        return {}
+
+    def evaluate(self, model: PreTrainedModel, *, sample: bool = False) -> dict[str, float]:
+        """The task's scores of the validation examples, or of `evaluation_examples` of them, spread evenly."""
+        every = max(1, -(-len(self.validation) // self.config.evaluation_examples)) if sample else 1
+        examples = self.validation[::every]
+        features = [
+            replace(feature, example=feature.example // every)
+            for feature in self.validation_features
+            if feature.example % every == 0
+        ]
+        predictions = self.task.predict(examples, features, self._logits(model, features))
+        if not sample:
+            self._write(predictions)
+        return self.task.score(examples, predictions)
+
+    def results(self, figures: Mapping[str, float], steps: int) -> dict[str, Any]:
+        """The fields of LabelledReport."""
+        return {
+            "training_examples": self.training_examples,
+            "validation_examples": len(self.validation),
+            "training_features": len(self.training),
+            "validation_features": len(self.validation_features),
+            "headline": self.headline.name,
+            "scores": dict(figures),
+        }
+
+    def corpus_record(self) -> dict[str, Any]:
+        """Name, hash, and the examples of each split."""
+        return self.corpus
+
+    def save_files(self, folder: Path) -> None:
+        """The tokenizer."""
+        self.tokenizer.save_pretrained(folder)
+
+    def _together(self, features: Sequence[Feature]) -> dict[str, torch.Tensor]:
+        """Rows of one length, padded on the right, and their targets."""
+        length = max(len(feature.inputs["input_ids"]) for feature in features)
+        fillers = {"input_ids": self.tokenizer.pad_token_id or 0, "token_type_ids": 0}
+        rows = {name: [feature.inputs[name] for feature in features] for name in features[0].inputs}
+        masks = [np.ones(len(row), dtype=np.int32) for row in rows["input_ids"]]
+        inputs = {name: pad(values, length, fillers[name]) for name, values in rows.items()}
+        return {**inputs, "attention_mask": pad(masks, length, 0), **self.task.targets(features, length)}
+
+    @torch.no_grad()
+    def _logits(self, model: PreTrainedModel, features: Sequence[Feature]) -> list[Logits]:
+        """What the model says about each feature, in batches of the size of one slice of training."""
+        model.eval()
+        size = self.config.batch_size // self.config.accumulation
+        answers: list[Logits] = []
+        for at in range(0, len(features), size):
+            some = features[at : at + size]
+            batch = {name: tensor.to(model.device) for name, tensor in self._together(some).items()}
+            with arithmetic(self.config.dtype, model.device):
+                found = model(**batch)
+            outputs = [found[name].float().cpu().numpy() for name in self.task.outputs]
+            for number, feature in enumerate(some):
+                end = len(feature.inputs["input_ids"]) if self.task.per_token else None
+                answers.append(tuple(output[number, :end] for output in outputs))
+        return answers
+
+    def _write(self, predictions: Sequence[dict[str, Any]]) -> None:
+        lines = [
+            json.dumps({"record": example.record.place, **prediction}, ensure_ascii=False, allow_nan=False)
+            for example, prediction in zip(self.validation, predictions, strict=True)
+        ]
+        write_text(self.predictions_file, "\n".join(lines) + "\n")

@@ -1,0 +1,287 @@
+"""Predicting masked tokens, and with pairs also whether the second half of a row follows the first (Devlin 2019).
+
+Figures are in nats per masked token, of masks that are the same in every run: those of row r of a split are a function
+of r. Beside them stands the yardstick "unigram entropy": the cross-entropy of the same tokens under the frequencies of
+the training split, which is what a model reaches that knows tokens but reads none.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from safetensors.numpy import save_file
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from asterism.errors import CheckpointError, DataError
+from asterism.models.files import read_tensors
+from asterism.training.build import arithmetic
+from asterism.training.configuration import RunConfig
+from asterism.training.data import Corpus, Split
+from asterism.training.objectives.masking import IGNORED, MASK_SHARE, Masking
+from asterism.training.objectives.objective import Headline, Objective, Report, penalised
+from asterism.training.packing import Epochs, TokenStream
+from asterism.training.randomness import of_row
+from asterism.training.tokenization import load_tokenizer, make_tokenizer
+
+FREQUENCIES = "unigram.safetensors"
+_EVALUATION_SEED = 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class MaskedReport(Report):
+    """What a finished run on masked tokens came to, on `tokens_masked` tokens of the validation split.
+
+    Loss and entropy are in nats per masked token; `next_sentence_accuracy` is None without pairs.
+    """
+
+    tokens_trained: int
+    tokens_masked: int
+    validation_masked_loss: float
+    validation_masked_accuracy: float
+    unigram_entropy: float
+    next_sentence_accuracy: float | None
+
+    def __str__(self) -> str:
+        return describe(
+            f"validation: {self.tokens_masked:,} masked tokens",
+            self.validation_masked_loss,
+            self.validation_masked_accuracy,
+            self.unigram_entropy,
+            self.next_sentence_accuracy,
+        )
+
+
+def describe(what: str, loss: float, accuracy: float, entropy: float, next_sentence: float | None) -> str:
+    """Figures of masked tokens for people."""
+    lines = [
+        f"{what}, {loss:.4f} nats each, {accuracy:.1%} right",
+        f"the same tokens under the frequencies of the training split: {entropy:.4f} nats",
+    ]
+    if next_sentence is not None:
+        lines.append(f"next sentence: {next_sentence:.1%} right")
+    return "\n".join(lines)
+
+
+class MaskedTokens(Objective):
+    """15 of 100 tokens of every row are predicted from what masking has left of it.
+
+    `tokenizer_folder` holds the tokenizer of a run that goes on; without it the tokenizer is what the configuration
+    says, trained on the training split if it is to be trained. Raises ConfigurationError and DataError for a tokenizer
+    that cannot be had, DataError for splits with too few tokens and, with pairs, with fewer than two documents.
+    """
+
+    headline: ClassVar[Headline] = Headline("masked_loss", "nats/masked token")
+    report_type: ClassVar[type[Report]] = MaskedReport
+    unit: ClassVar[str] = "tokens"
+
+    def __init__(self, config: RunConfig, corpus: Corpus, tokenizer_folder: Path | None = None) -> None:
+        self.config = config
+        self.corpus = corpus
+        self.units_per_step = config.batch_size * config.context
+        self.tokenizer = (
+            make_tokenizer(config.tokenizer, corpus.documents("train"), config.context)
+            if tokenizer_folder is None
+            else load_tokenizer(tokenizer_folder)
+        )
+        self.train = Rows(config, corpus, "train", self.tokenizer)
+        self.validation = Rows(config, corpus, "validation", self.tokenizer)
+        self.epochs = Epochs(len(self.train.starts), config.seed)
+        self.frequencies = np.bincount(self.train.stream.tokens, minlength=len(self.tokenizer))
+
+    def batch(self, step: int) -> dict[str, torch.Tensor]:
+        """Rows of the training split as `Rows.read` gives them; every row is read once before any is read again."""
+        count = self.config.batch_size
+        rows = self.epochs.draw(step * count, count)
+        return self.train.read(rows, [of_row(self.config.seed, step, place) for place in range(count)])
+
+    def loss(self, model: PreTrainedModel, batch: Mapping[str, torch.Tensor]) -> torch.Tensor:
+        """Mean nats per masked token; with pairs, plus the mean nats of the answers to "does it follow"."""
+        return masked_loss(model, batch, self.config)
+
+    def training_figures(self, loss: float) -> dict[str, float]:
+        """Without pairs the loss is that of masked tokens."""
+        return {} if self.config.next_sentence else {"masked_loss": loss}
+
+    def evaluate(self, model: PreTrainedModel, *, sample: bool = False) -> dict[str, float]:
+        """Figures of all rows of the validation split, or of rows spread evenly that hold about `evaluation_bytes`."""
+        rows = np.arange(len(self.validation.starts))
+        if sample:
+            rows = rows[:: max(1, -(-len(self.corpus.validation) // self.config.evaluation_bytes))]
+        return masked_figures(model, self.validation, rows, self.frequencies)
+
+    def results(self, figures: Mapping[str, float], steps: int) -> dict[str, Any]:
+        """The fields of MaskedReport."""
+        return {
+            "tokens_trained": steps * self.units_per_step,
+            "tokens_masked": int(figures["tokens_masked"]),
+            "validation_masked_loss": figures["masked_loss"],
+            "validation_masked_accuracy": figures["masked_accuracy"],
+            "unigram_entropy": figures["unigram_entropy"],
+            "next_sentence_accuracy": figures.get("next_sentence_accuracy"),
+        }
+
+    def corpus_record(self) -> dict[str, Any]:
+        """Name, hash, and of each split that is used bytes, tokens, documents, and documents without a token."""
+        sizes = {
+            name: {
+                "bytes": len(self.corpus.split(name)),
+                "tokens": len(rows.stream.tokens),
+                "documents": rows.stream.documents,
+                "empty_documents": rows.stream.empty,
+            }
+            for name, rows in (("train", self.train), ("validation", self.validation))
+        }
+        return {"name": self.corpus.name, "sha256": self.corpus.sha256, **sizes}
+
+    def save_files(self, folder: Path) -> None:
+        """The tokenizer, and the frequencies of its tokens in the training split."""
+        self.tokenizer.save_pretrained(folder)
+        save_file({"frequencies": self.frequencies}, folder / FREQUENCIES)
+
+
+class Rows:
+    """The packed rows of one split, masked, and with pairs also paired. `starts`, int64 [rows], are those of its rows.
+
+    Raises DataError for a split with too few tokens and, with pairs, with fewer than two documents.
+    """
+
+    def __init__(self, config: RunConfig, corpus: Corpus, split: Split, tokenizer: PreTrainedTokenizerBase) -> None:
+        what = f"the {split} split of {corpus.name}"
+        self.config = config
+        self.stream = TokenStream.of(corpus.documents(split), tokenizer)
+        self.content = content_per_row(config)
+        self.stream.require(self.content, what)
+        if config.next_sentence and self.stream.documents < 2:
+            raise DataError(f"data: {what} has one document; next_sentence draws second parts from other documents")
+        self.starts = self.stream.row_starts(self.content)
+        self.masking = Masking.of(tokenizer)
+        self.masked_per_row = masked_per_row(config)
+        self._first, self._separator = tokenizer.cls_token_id, tokenizer.sep_token_id
+
+    def read(self, rows: np.ndarray, random: Sequence[np.random.Generator]) -> dict[str, torch.Tensor]:
+        """The rows of these numbers, what is random about each drawn from a generator of its own.
+
+        input_ids int64 [rows, context]; places and labels int64 [rows, masked_per_row] as `Masking.apply` gives them;
+        with pairs also token_type_ids [rows, context] and next_sentence_label int64 [rows]: 1 where the second part
+        is of another document.
+        """
+        columns: dict[str, list[Any]] = {}
+        for start, generator in zip(self.starts[rows].tolist(), random, strict=True):
+            for name, value in self._row(start, generator).items():
+                columns.setdefault(name, []).append(value)
+        return {name: torch.from_numpy(np.stack(values)) for name, values in columns.items()}
+
+    def _row(self, start: int, random: np.random.Generator) -> dict[str, Any]:
+        content = self.stream.tokens[start : start + self.content]
+        if not self.config.next_sentence:
+            tokens = np.concatenate([[self._first], content, [self._separator]])
+            return self._masked(tokens, random)
+        cut = self._draw_cut(start, random)
+        first, second = content[:cut], content[cut:]
+        is_other = int(random.random() < 0.5)
+        if is_other:
+            second = self.stream.of_another_document(start + cut - 1, len(second), random)
+        tokens = np.concatenate([[self._first], first, [self._separator], second, [self._separator]])
+        types = np.repeat([0, 1], [cut + 2, len(second) + 1])
+        return self._masked(tokens, random) | {"token_type_ids": types, "next_sentence_label": np.int64(is_other)}
+
+    def _masked(self, tokens: np.ndarray, random: np.random.Generator) -> dict[str, Any]:
+        inputs, places, labels = self.masking.apply(tokens.astype(np.int64), self.masked_per_row, random)
+        return {"input_ids": inputs, "places": places, "labels": labels}
+
+    def _draw_cut(self, start: int, random: np.random.Generator) -> int:
+        """Where the first part of a pair ends: in the middle half of the row, between two tokens of one document."""
+        cuts = np.arange(self.content // 4, 3 * self.content // 4)
+        return int(random.choice(cuts[~np.isin(start + cuts, self.stream.starts)]))
+
+
+def blank_batch(config: RunConfig, sequences: int) -> dict[str, torch.Tensor]:
+    """A batch of so many sequences as `Rows.read` gives it, all zeros."""
+    masked = masked_per_row(config)
+    shapes = {"input_ids": (config.context,), "places": (masked,), "labels": (masked,)}
+    if config.next_sentence:
+        shapes |= {"token_type_ids": (config.context,), "next_sentence_label": ()}
+    return {name: torch.zeros(sequences, *shape, dtype=torch.int64) for name, shape in shapes.items()}
+
+
+def content_per_row(config: RunConfig) -> int:
+    """How many tokens of the text a row holds: all but the class token and a separator behind each part."""
+    return config.context - (3 if config.next_sentence else 2)
+
+
+def masked_per_row(config: RunConfig) -> int:
+    """How many of them are predicted."""
+    return round(MASK_SHARE * content_per_row(config))
+
+
+def masked_loss(model: PreTrainedModel, batch: Mapping[str, torch.Tensor], config: RunConfig) -> torch.Tensor:
+    """The loss of `MaskedTokens`, of a batch as `Rows.read` gives it."""
+    logits, answers = _predict(model, batch, config)
+    loss = F.cross_entropy(logits, batch["labels"].flatten(), ignore_index=IGNORED)
+    if answers is not None:
+        loss = loss + F.cross_entropy(answers, batch["next_sentence_label"])
+    return penalised(loss, model)
+
+
+@torch.no_grad()
+def masked_figures(
+    model: PreTrainedModel, rows: Rows, numbers: np.ndarray, frequencies: np.ndarray
+) -> dict[str, float]:
+    """Figures of the rows of these numbers: masked_loss and unigram_entropy in nats per token, masked_accuracy,
+    tokens_masked, and with pairs next_sentence_accuracy.
+
+    The masks, and the second parts of pairs, are the same for every model. `frequencies`, int64 [tokens], count the
+    tokens of the training split. The model is left in evaluation mode.
+    """
+    model.eval()
+    size = rows.config.batch_size // rows.config.accumulation
+    ordinary = frequencies[rows.masking.ordinary] + 1.0  # every token might have come once more
+    unigram = np.full(len(frequencies), np.nan)
+    unigram[rows.masking.ordinary] = np.log(ordinary.sum()) - np.log(ordinary)
+    nats = entropy = tokens = right = pairs_right = 0.0
+    for at in range(0, len(numbers), size):
+        part = numbers[at : at + size]
+        batch = rows.read(part, [of_row(_EVALUATION_SEED, 0, number) for number in part.tolist()])
+        batch = {name: tensor.to(model.device) for name, tensor in batch.items()}
+        logits, answers = _predict(model, batch, rows.config)
+        labels = batch["labels"].flatten()
+        known = labels != IGNORED
+        nats += F.cross_entropy(logits, labels, reduction="none", ignore_index=IGNORED).double().sum().item()
+        right += (logits.argmax(-1) == labels).sum().item()
+        entropy += unigram[labels[known].cpu().numpy()].sum()
+        tokens += known.sum().item()
+        if answers is not None:
+            pairs_right += (answers.argmax(-1) == batch["next_sentence_label"]).sum().item()
+    pairs = {"next_sentence_accuracy": pairs_right / len(numbers)} if rows.config.next_sentence else {}
+    return {
+        "masked_loss": nats / tokens,
+        "masked_accuracy": right / tokens,
+        "unigram_entropy": entropy / tokens,
+        "tokens_masked": tokens,
+        **pairs,
+    }
+
+
+def read_frequencies(folder: Path) -> np.ndarray:
+    """How often each token came in the training split, int64 [tokens], from a model folder. Raises CheckpointError."""
+    tensors = read_tensors(folder / FREQUENCIES)
+    if "frequencies" not in tensors:
+        raise CheckpointError(f"{folder / FREQUENCIES} is damaged: it holds no frequencies")
+    return tensors["frequencies"].numpy()
+
+
+def _predict(
+    model: PreTrainedModel, batch: Mapping[str, torch.Tensor], config: RunConfig
+) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """Logits float32 [rows * masked_per_row, vocabulary] of the masked places alone, and with pairs [rows, 2]."""
+    with arithmetic(config.dtype, batch["input_ids"].device):
+        inputs = {"input_ids": batch["input_ids"], "token_type_ids": batch.get("token_type_ids")}
+        hidden = model.model(**inputs).last_hidden_state
+        places = batch["places"][:, :, None].expand(-1, -1, hidden.shape[-1])
+        logits = model.lm_head(hidden.gather(1, places)).flatten(0, 1)
+        answers = model.next_sentence(model.pooler(hidden)) if config.next_sentence else None
+    return logits.float(), None if answers is None else answers.float()

@@ -1,0 +1,40 @@
+"""The recipes: functions that each return one complete `RunConfig`."""
+
+from collections.abc import Callable
+
+from asterism.errors import ConfigurationError, nearest
+from asterism.training.configuration import RunConfig
+from asterism.training.recipes import all_attention, encoders, sparse_transformer
+
+RECIPES: dict[str, Callable[[], RunConfig]] = {
+    "bytes-small": sparse_transformer.bytes_small,
+    "sparse-transformer-enwik8": sparse_transformer.sparse_transformer_enwik8,
+    "sparse-transformer-cifar10": sparse_transformer.sparse_transformer_cifar10,
+    "sparse-transformer-imagenet64": sparse_transformer.sparse_transformer_imagenet64,
+    "sparse-transformer-music": sparse_transformer.sparse_transformer_music,
+    "all-attention-tiny": all_attention.all_attention_tiny,
+    "all-attention-enwik8-small": all_attention.all_attention_enwik8_small,
+    "all-attention-enwik8-large": all_attention.all_attention_enwik8_large,
+    "bert-tiny": encoders.bert_tiny,
+    "bert-base": encoders.bert_base,
+    "bigbird-tiny": encoders.bigbird_tiny,
+    "bigbird-itc-base": encoders.bigbird_itc_base,
+    "bigbird-etc-base": encoders.bigbird_etc_base,
+    "bigbird-itc-large": encoders.bigbird_itc_large,
+    "longformer-tiny": encoders.longformer_tiny,
+    "longformer-base": encoders.longformer_base,
+    "star-tiny": encoders.star_tiny,
+    "star-base": encoders.star_base,
+    "fnet-tiny": encoders.fnet_tiny,
+    "fnet-base": encoders.fnet_base,
+    "fnet-large": encoders.fnet_large,
+    "fnet-hybrid-tiny": encoders.fnet_hybrid_tiny,
+    "fnet-hybrid-base": encoders.fnet_hybrid_base,
+}
+
+
+def recipe(name: str) -> RunConfig:
+    """The configuration of a recipe. Raises ConfigurationError for an unknown name, with the nearest known one."""
+    if name not in RECIPES:
+        raise ConfigurationError(f"unknown recipe {name!r}.{nearest(name, RECIPES)} Known: {', '.join(RECIPES)}")
+    return RECIPES[name]()

@@ -1,0 +1,61 @@
+"""Causal models of bytes without feed-forward parts: persistent memory (Sukhbaatar et al. 2019, arXiv 1907.01470).
+
+Models are those of `asterism.models.published`. Published in the authors' scripts: 64 sequences in blocks of 512 bytes,
+each of which reads a cache of the bytes before it; Adagrad at 0.07, warm-up over 32,000 steps, gradient clip 0.03,
+200,000 steps and 10,000 more at a tenth of the learning rate. Here sequences are as long as the largest span, with as
+many bytes in a step, and the optimiser is Adam. Inferred: its learning rate, betas and decay.
+"""
+
+from asterism.training.configuration import RunConfig
+from asterism.training.recipes.shape import published_shape
+
+
+def all_attention_tiny() -> RunConfig:
+    """Bytes without feed-forward parts, for two CPU cores and ten minutes: the settings of bytes-small."""
+    return RunConfig(
+        recipe="all-attention-tiny",
+        model=published_shape("all-attention-enwik8-tiny", max_position_embeddings=None),
+        context=1024,
+        batch_size=4,
+        steps=20_000,
+        minutes=10.0,
+        optimizer="muon",
+        learning_rate=3e-3,
+        warmup_steps=50,
+        weight_decay=0.1,
+        log_every=20,
+        evaluation_every=400,
+        evaluation_bytes=65_536,
+        checkpoint_every=400,
+    )
+
+
+def all_attention_enwik8_small() -> RunConfig:
+    """Enwik8 in bytes, 38M parameters, 1.01 bits per byte (Sukhbaatar 2019, table 2)."""
+    return _enwik8("all-attention-enwik8-small", steps=480_000)
+
+
+def all_attention_enwik8_large() -> RunConfig:
+    """Enwik8 in bytes, 114M parameters, 0.98 bits per byte (Sukhbaatar 2019, table 2)."""
+    return _enwik8("all-attention-enwik8-large", steps=210_000)
+
+
+def _enwik8(name: str, steps: int) -> RunConfig:
+    """A run with the settings that both share (module docstring)."""
+    return RunConfig(
+        recipe=name,
+        model=published_shape(name),
+        context=8192,
+        batch_size=4,
+        accumulation=4,
+        recompute=True,
+        steps=steps,
+        learning_rate=3.5e-4,
+        warmup_steps=32_000,
+        beta2=0.999,
+        gradient_clip=1.0,
+        log_every=50,
+        evaluation_every=1_000,
+        evaluation_bytes=1_000_000,
+        checkpoint_every=1_000,
+    )

@@ -1,0 +1,167 @@
+"""Masked language models: encoders at their published sizes, and twins that train in minutes on two CPU cores.
+
+Models are those of `asterism.models.published`, which says where their sizes come from. Published for BERT, BigBird and
+FNet alike: Adam at 1e-4, linear warm-up over 10,000 steps, linear decay, dropout 0.1, 15 of 100 tokens masked (Devlin
+2019, appendix A.2; Zaheer 2020, appendix E; Lee-Thorp 2021, section 4.1). For all of them we train the tokenizer on the
+text at hand, with as many tokens as the published vocabulary. Not published for all, and taken from BERT: beta2 0.999,
+weight decay 0.01, gradient clip 1.0. Adam's epsilon is PyTorch's 1e-8. Rows are packed (`packing.py`).
+
+The twins are our own in all but the mixer: so short a run wants few tokens, small batches, fast learning, no dropout,
+and where there is attention, rotary positions and norms in front. FNet keeps its positions, and its norms behind: they
+bring the unnormalised transform back to size.
+"""
+
+from typing import Any
+
+from asterism.training.configuration import RunConfig
+from asterism.training.recipes.shape import published_shape
+
+
+def bert_tiny() -> RunConfig:
+    """The dense twin, with which to compare the others: every token reads all 1,024."""
+    return _tiny("bert-tiny", "bert-tiny", **_ATTENTION)
+
+
+def bigbird_tiny() -> RunConfig:
+    """BigBird for two CPU cores and ten minutes: window, random and global blocks over 1,024 tokens.
+
+    Its masked loss falls well below what the frequencies of tokens give, on text that every Python carries.
+    """
+    return _tiny("bigbird-tiny", "bigbird-itc-tiny", **_ATTENTION)
+
+
+def longformer_tiny() -> RunConfig:
+    """Longformer for two CPU cores and ten minutes: a window, and one global token with projections of its own."""
+    return _tiny("longformer-tiny", "longformer-tiny", **_ATTENTION)
+
+
+def star_tiny() -> RunConfig:
+    """A star with a ring for two CPU cores and ten minutes: every token reads its neighbours and the first token."""
+    return _tiny("star-tiny", "star-tiny", **_ATTENTION)
+
+
+def fnet_tiny() -> RunConfig:
+    """FNet for two CPU cores and ten minutes: Fourier mixing in the place of attention."""
+    return _tiny("fnet-tiny", "fnet-tiny")
+
+
+def fnet_hybrid_tiny() -> RunConfig:
+    """FNet with attention in the last layer, for two CPU cores and ten minutes."""
+    return _tiny("fnet-hybrid-tiny", "fnet-hybrid-tiny")
+
+
+def bert_base() -> RunConfig:
+    """BERT, 110M parameters: 1,000,000 steps of 256 pairs of 512 tokens (Devlin 2019, appendix A.2).
+
+    Published: all but the accumulation. The authors take 90% of the steps at 128 tokens; here all have 512.
+    """
+    return _pretraining("bert-base", "bpe:30522", 512, batch_size=256, accumulation=32, next_sentence=True)
+
+
+def bigbird_itc_base() -> RunConfig:
+    """BigBird-ITC, 128M parameters: batches of 256 rows of 4,096 tokens (Zaheer 2020, appendix E).
+
+    Inferred: the number of steps, and that the model starts anew, where the authors start from RoBERTa.
+    """
+    return _pretraining("bigbird-itc-base", "bpe:50358", 4096, batch_size=256, accumulation=128, steps=500_000)
+
+
+def bigbird_etc_base() -> RunConfig:
+    """BigBird-ETC: 256 global tokens in front of 4,096, else as bigbird-itc-base (Zaheer 2020, appendix E).
+
+    Without the authors' contrastive prediction of spans (CPC).
+    """
+    return _pretraining("bigbird-etc-base", "bpe:50358", 4096, batch_size=256, accumulation=128, steps=500_000)
+
+
+def bigbird_itc_large() -> RunConfig:
+    """BigBird-ITC, 358M parameters: batches of 2,048 rows of 4,096 tokens (Zaheer 2020, appendix E)."""
+    return _pretraining("bigbird-itc-large", "bpe:50358", 4096, batch_size=2048, accumulation=2048, steps=500_000)
+
+
+def longformer_base() -> RunConfig:
+    """Longformer, 149M parameters: 65,000 steps of 64 rows of 4,096 tokens (Beltagy 2020, section 5).
+
+    Published: learning rate 3e-5 and a warm-up of 500 steps, for going on from RoBERTa. Here the model starts anew,
+    with the learning rate and warm-up of BERT.
+    """
+    return _pretraining("longformer-base", "bpe:50265", 4096, batch_size=64, accumulation=32, steps=65_000)
+
+
+def star_base() -> RunConfig:
+    """A star with a ring over 4,096 tokens, in the shape of BERT. Not published: the settings are BigBird's."""
+    return _pretraining("star-base", "bpe:30522", 4096, batch_size=256, accumulation=128, steps=500_000)
+
+
+def fnet_base() -> RunConfig:
+    """FNet, 83M parameters: 1,000,000 steps of 256 pairs of 512 tokens (Lee-Thorp 2021, section 4.1).
+
+    Inferred: byte-level unigram tokens in the place of SentencePiece's.
+    """
+    return _pretraining("fnet-base", "unigram:32000", 512, batch_size=256, accumulation=32, next_sentence=True)
+
+
+def fnet_large() -> RunConfig:
+    """FNet, 238M parameters; else as fnet-base (Lee-Thorp 2021, section 4.1)."""
+    return _pretraining("fnet-large", "unigram:32000", 512, batch_size=256, accumulation=64, next_sentence=True)
+
+
+def fnet_hybrid_base() -> RunConfig:
+    """FNet with attention in the last two layers, 88M parameters; else as fnet-base (Lee-Thorp 2021, section 4.1)."""
+    return _pretraining("fnet-hybrid-base", "unigram:32000", 512, batch_size=256, accumulation=32, next_sentence=True)
+
+
+_ATTENTION = {
+    "block": "pre_norm",
+    "position_type": "rotary",
+    "initializer_range": None,
+    "initializer_gain": 0.354,
+    "learning_rate": 6e-3,
+}
+"""Where twins with attention differ from their published relatives and from the twins of FNet."""
+
+
+def _tiny(recipe: str, model: str, *, learning_rate: float = 3e-3, **shape: Any) -> RunConfig:
+    """A run of ten minutes on two CPU cores; vocabulary and positions follow the tokenizer and the context."""
+    return RunConfig(
+        recipe=recipe,
+        model=published_shape(model, vocab_size=None, max_position_embeddings=None, dropout=0.0, **shape),
+        objective="mlm",
+        tokenizer="bpe:4096",
+        context=1024,
+        batch_size=4,
+        steps=20_000,
+        minutes=10.0,
+        optimizer="muon",
+        learning_rate=learning_rate,
+        warmup_steps=50,
+        weight_decay=0.1,
+        log_every=20,
+        evaluation_every=200,
+        evaluation_bytes=131_072,
+        checkpoint_every=200,
+    )
+
+
+def _pretraining(name: str, tokenizer: str, context: int, *, steps: int = 1_000_000, **settings: Any) -> RunConfig:
+    """A run with the settings that are common to all (module docstring)."""
+    return RunConfig(
+        recipe=name,
+        model=published_shape(name),
+        objective="mlm",
+        tokenizer=tokenizer,
+        context=context,
+        steps=steps,
+        recompute=True,
+        learning_rate=1e-4,
+        warmup_steps=10_000,
+        schedule="linear",
+        beta2=0.999,
+        weight_decay=0.01,
+        gradient_clip=1.0,
+        log_every=50,
+        evaluation_every=1_000,
+        evaluation_bytes=1_000_000,
+        checkpoint_every=1_000,
+        **settings,
+    )

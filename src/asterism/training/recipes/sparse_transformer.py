@@ -1,0 +1,171 @@
+"""Causal models of bytes with sparse attention, after Child et al. 2019 (arXiv 1904.10509).
+
+Published for all of them: Adam, linear warm-up over 5,000 steps, cosine decay, gradient clip 1.0, weight decay 0.01
+(section 6), attention and feed-forward blocks computed again in the backward pass (section 5.4). Not published, and
+chosen here for all of them: the batch size (and with it how many steps the published epochs are), Adam's betas, weight
+decay decoupled and on matrices only, and bfloat16 instead of float16 with dynamic loss scaling. Each recipe's docstring
+says what else is inferred.
+"""
+
+from typing import Any
+
+from asterism.training.configuration import ModelConfig, RunConfig
+
+
+def bytes_small() -> RunConfig:
+    """A small byte model for two CPU cores and ten minutes, on text that every Python carries.
+
+    Our own: four layers of width 192 over a context of 1,024. A byte reads the 256 latest bytes and the last eighth of
+    every block of 64, as in the fixed pattern of Child 2019, whose own blocks forget the line before where they begin.
+    So short a run wants a small model, small batches and fast learning: rotary positions, Muon, and the larger of the
+    two readings of the paper's initialisation.
+    """
+    return RunConfig(
+        recipe="bytes-small",
+        model=ModelConfig(
+            mixers="window(left=255) | columns(period=64, first=56, count=8) & causal()",
+            hidden_size=192,
+            num_attention_heads=3,
+            position_type="rotary",
+            initializer_gain=0.354,
+        ),
+        context=1024,
+        batch_size=4,
+        steps=20_000,
+        minutes=10.0,
+        optimizer="muon",
+        learning_rate=6e-3,
+        warmup_steps=50,
+        weight_decay=0.1,
+        log_every=20,
+        evaluation_every=400,
+        evaluation_bytes=65_536,
+        checkpoint_every=400,
+    )
+
+
+def sparse_transformer_enwik8() -> RunConfig:
+    """Enwik8 in bytes, 95M parameters, 0.99 bits per byte (Child 2019, section 7).
+
+    Published: context 12,288, 30 layers, 8 heads, width 512, the fixed pattern with stride 128 and 32 summary cells,
+    merged heads whose summary cells are distinct sub-blocks, positions by row and column of a matrix as wide as the
+    stride, dropout 0.40, 80 epochs over the first 90 MB. Inferred: the learning rate (that of CIFAR-10).
+    """
+    context, batch_size = 12_288, 16
+    return _child_2019(
+        recipe="sparse-transformer-enwik8",
+        model=ModelConfig(
+            mixers="fixed(stride=128, summary=32, heads=8)",
+            hidden_size=512,
+            num_hidden_layers=30,
+            num_attention_heads=8,
+            position_type="factorised",
+            position_shape=(96, 128),
+            dropout=0.40,
+        ),
+        context=context,
+        batch_size=batch_size,
+        steps=80 * 90_000_000 // (context * batch_size),
+    )
+
+
+def sparse_transformer_cifar10() -> RunConfig:
+    """CIFAR-10 in bytes, 59M parameters, 2.80 bits per byte (Child 2019, section 7).
+
+    Published: context 3,072 (one image), 128 layers, 2 heads, width 256, queries, keys and feed-forward layers of half
+    size, a strided pattern, positions by row, column and channel, dropout 0.25, learning rate 3.5e-4, 120 epochs over
+    48,000 images. Inferred: the stride of 96 (one row of pixels; it is in the authors' later code, not in the paper)
+    and that the two parts of the pattern are merged. Data: raw records of 3,072 bytes, split 90/5/5 where the paper
+    held out 2,000 images.
+    """
+    context, batch_size = 3_072, 32
+    return _child_2019(
+        recipe="sparse-transformer-cifar10",
+        model=ModelConfig(
+            mixers="strided(stride=96)",
+            hidden_size=256,
+            num_hidden_layers=128,
+            num_attention_heads=2,
+            query_key_dim=128,
+            intermediate_size=512,
+            position_type="factorised",
+            position_shape=(32, 32, 3),
+            dropout=0.25,
+        ),
+        record_length=context,
+        context=context,
+        batch_size=batch_size,
+        steps=120 * 48_000 // batch_size,
+    )
+
+
+def sparse_transformer_imagenet64() -> RunConfig:
+    """ImageNet at 64 x 64 in bytes, 152M parameters, 3.44 bits per byte (Child 2019, section 7).
+
+    Published: context 12,288 (one image), 48 layers, 16 heads, width 512, the strided pattern with stride 128,
+    positions by row, column and channel, dropout 0.01, 70 epochs (over 1,281,167 images). Inferred: the learning rate
+    (that of CIFAR-10) and that the two parts of the pattern are merged. Data: raw records of 12,288 bytes.
+    """
+    context, batch_size = 12_288, 64
+    return _child_2019(
+        recipe="sparse-transformer-imagenet64",
+        model=ModelConfig(
+            mixers="strided(stride=128)",
+            hidden_size=512,
+            num_hidden_layers=48,
+            num_attention_heads=16,
+            position_type="factorised",
+            position_shape=(64, 64, 3),
+            dropout=0.01,
+        ),
+        record_length=context,
+        context=context,
+        batch_size=batch_size,
+        accumulation=4,
+        steps=70 * 1_281_167 // batch_size,
+    )
+
+
+def sparse_transformer_music() -> RunConfig:
+    """Classical music, 12 kHz in 8-bit mu-law, 152M parameters, 1.97 bits per byte (Child 2019, section 7).
+
+    Published: context 65,536, a strided pattern, 152M parameters. Inferred: everything else. Width 512 and 48 layers
+    of 16 heads are the shape of the ImageNet recipe, which has the published number of parameters; the stride of 256
+    is the square root of the context (section 4 asks for a stride near it); positions are by row and column of a
+    matrix as wide as the stride; learning rate of CIFAR-10; no dropout; 100,000 steps of 8 clips. Data: raw records of
+    65,536 bytes.
+    """
+    context = 65_536
+    return _child_2019(
+        recipe="sparse-transformer-music",
+        model=ModelConfig(
+            mixers="strided(stride=256)",
+            hidden_size=512,
+            num_hidden_layers=48,
+            num_attention_heads=16,
+            position_type="factorised",
+            position_shape=(256, 256),
+        ),
+        record_length=context,
+        context=context,
+        batch_size=8,
+        accumulation=4,
+        steps=100_000,
+    )
+
+
+def _child_2019(**settings: Any) -> RunConfig:
+    """A run with the settings that all recipes of Child 2019 share (module docstring)."""
+    return RunConfig(
+        recompute=True,
+        learning_rate=3.5e-4,
+        warmup_steps=5_000,
+        beta2=0.999,
+        weight_decay=0.01,
+        gradient_clip=1.0,
+        log_every=50,
+        evaluation_every=1_000,
+        evaluation_bytes=1_000_000,
+        checkpoint_every=1_000,
+        **settings,
+    )

@@ -1,0 +1,122 @@
+"""How good predictions are: accuracy and F1 of classes, F1 of labelled spans, exact match and F1 of answers.
+
+Plain functions of plain values, so that each can be checked by hand. A precision, recall or F1 whose denominator is 0
+is 0, except that nothing predicted where nothing was to be found is right (1).
+"""
+
+import re
+import string
+from collections import Counter
+from collections.abc import Hashable, Iterable, Sequence
+from dataclasses import dataclass
+from statistics import fmean
+
+
+@dataclass(frozen=True)
+class Counts:
+    """How many items were predicted, how many there are, and how many are both."""
+
+    predicted: int
+    there: int
+    right: int
+
+    @property
+    def precision(self) -> float:
+        """The share of what was predicted that is right."""
+        return self.right / self.predicted if self.predicted else float(not self.there)
+
+    @property
+    def recall(self) -> float:
+        """The share of what is there that was predicted."""
+        return self.right / self.there if self.there else float(not self.predicted)
+
+    @property
+    def f1(self) -> float:
+        """The harmonic mean of precision and recall."""
+        both = self.predicted + self.there
+        return 2 * self.right / both if both else 1.0
+
+
+def count(predicted: Sequence[Iterable[Hashable]], there: Sequence[Iterable[Hashable]]) -> Counts:
+    """Counts over documents, each a collection of distinct items."""
+    pairs = [(set(one), set(other)) for one, other in zip(predicted, there, strict=True)]
+    return Counts(
+        predicted=sum(len(one) for one, _ in pairs),
+        there=sum(len(other) for _, other in pairs),
+        right=sum(len(one & other) for one, other in pairs),
+    )
+
+
+def accuracy(predicted: Sequence[Hashable], there: Sequence[Hashable]) -> float:
+    """The share of predictions that are right."""
+    return fmean(one == other for one, other in zip(predicted, there, strict=True))
+
+
+def micro_f1(predicted: Sequence[Iterable[Hashable]], there: Sequence[Iterable[Hashable]]) -> float:
+    """F1 of all labels of all documents counted together."""
+    return count(predicted, there).f1
+
+
+def macro_f1(predicted: Sequence[Iterable[Hashable]], there: Sequence[Iterable[Hashable]]) -> float:
+    """The mean of the F1 of each label, over the labels that occur among the predictions or in the documents."""
+    predicted, there = [set(one) for one in predicted], [set(one) for one in there]
+    labels = set().union(*predicted, *there)
+    each = [count([one & {label} for one in predicted], [one & {label} for one in there]).f1 for label in labels]
+    return fmean(each) if each else 1.0
+
+
+# --- labelled spans ---------------------------------------------------------------------------------------------------
+
+_BIO = re.compile(r"O|[BI]-.+")
+
+
+def are_bio(tags: Iterable[str]) -> bool:
+    """Whether all tags are "O", "B-..." or "I-...", so that they mark spans."""
+    return all(_BIO.fullmatch(tag) for tag in tags)
+
+
+def bio_spans(tags: Sequence[str]) -> set[tuple[str, int, int]]:
+    """The spans (kind, first token, token after the last) that BIO tags mark, as conlleval reads them.
+
+    A span begins with B, and also with an I that follows no token of its kind.
+    """
+    spans, kind, first = set(), "", 0
+    for place, tag in enumerate([*tags, "O"]):
+        prefix, _, name = tag.partition("-")
+        if prefix != "I" or name != kind:
+            if kind:
+                spans.add((kind, first, place))
+            kind, first = name, place
+    return spans
+
+
+# --- answers ----------------------------------------------------------------------------------------------------------
+
+_ARTICLES = re.compile(r"\b(a|an|the)\b")
+_PUNCTUATION = set(string.punctuation)
+
+
+def normalise_answer(text: str) -> str:
+    """As the evaluation of SQuAD: lower case, without ASCII punctuation and the articles, single spaces."""
+    without_punctuation = "".join(glyph for glyph in text.lower() if glyph not in _PUNCTUATION)
+    return " ".join(_ARTICLES.sub(" ", without_punctuation).split())
+
+
+def exact_match(predicted: str, golds: Sequence[str]) -> float:
+    """1 if the prediction is one of the gold answers, both normalised, else 0. No gold answer means the answer ""."""
+    return max(float(normalise_answer(predicted) == normalise_answer(gold)) for gold in _golds(golds))
+
+
+def answer_f1(predicted: str, golds: Sequence[str]) -> float:
+    """F1 of the words, counted with repetitions, against the gold answer that suits best; "" matches only ""."""
+    return max(_word_f1(normalise_answer(predicted).split(), normalise_answer(gold).split()) for gold in _golds(golds))
+
+
+def _golds(golds: Sequence[str]) -> Sequence[str]:
+    """The gold answers that are left when normalised; [""] if there is none, as in the evaluation of SQuAD 2.0."""
+    return [gold for gold in golds if normalise_answer(gold)] or [""]
+
+
+def _word_f1(predicted: Sequence[str], gold: Sequence[str]) -> float:
+    right = (Counter(predicted) & Counter(gold)).total()
+    return Counts(len(predicted), len(gold), right).f1

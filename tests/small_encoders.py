@@ -1,0 +1,63 @@
+"""A tiny BERT with a word tokenizer, in a folder, and files of examples that it can learn."""
+
+import json
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import torch
+from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors
+from transformers import BertConfig, BertForMaskedLM, PreTrainedTokenizerFast
+
+from asterism.training.randomness import isolated
+
+SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
+WORDS = (
+    *("the", "a", "lamp", "coin", "book", "is", "in", "at", "cellar", "attic", "garden", "red", "blue", "green"),
+    *("good", "bad", "where", "what", "anna", "ben", "of", "paris", "rome", "."),
+)
+
+
+def word_tokenizer(words: Iterable[str] = WORDS) -> PreTrainedTokenizerFast:
+    """One token per word or mark, lower case, with BERT's special tokens."""
+    vocabulary = {token: number for number, token in enumerate([*SPECIAL, *words])}
+    tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="[UNK]"))
+    tokenizer.normalizer = normalizers.Lowercase()
+    tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single="[CLS] $A [SEP]",
+        pair="[CLS] $A [SEP] $B:1 [SEP]:1",
+        special_tokens=[(token, vocabulary[token]) for token in ("[CLS]", "[SEP]")],
+    )
+    names = {"pad_token": "[PAD]", "unk_token": "[UNK]", "cls_token": "[CLS]", "sep_token": "[SEP]"}
+    return PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer,
+        mask_token="[MASK]",
+        model_input_names=["input_ids", "token_type_ids", "attention_mask"],
+        **names,
+    )
+
+
+def save_tiny_bert(folder: Path, *, positions: int = 32) -> Path:
+    """A model folder with random weights: one layer, width 32, no dropout."""
+    tokenizer = word_tokenizer()
+    config = BertConfig(
+        vocab_size=len(tokenizer),
+        hidden_size=32,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        intermediate_size=64,
+        max_position_embeddings=positions,
+        hidden_dropout_prob=0.0,
+        attention_probs_dropout_prob=0.0,
+        initializer_range=0.2,
+    )
+    with isolated(1), torch.device("cpu"):
+        BertForMaskedLM(config).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return folder
+
+
+def write_lines(path: Path, records: Iterable[Any]) -> Path:
+    path.write_text("".join(json.dumps(record) + "\n" for record in records))
+    return path

@@ -1,0 +1,298 @@
+"""Fine-tuning end to end: learning, predictions, exact resumption, the finished folder, and everything refused."""
+
+import json
+import re
+import shutil
+import signal
+from dataclasses import asdict, replace
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from small_encoders import save_tiny_bert, word_tokenizer, write_lines
+from transformers import pipeline
+
+from asterism.cli.main import main
+from asterism.errors import CheckpointError, ConfigurationError, DataError, NonFiniteLossError
+from asterism.models import AsterismConfig, AsterismForMaskedLM
+from asterism.training import FineTuneConfig, finetune, trainer
+from asterism.training.loop import quiet_transformers
+from asterism.training.progress import Silence
+from asterism.training.randomness import isolated
+
+pytestmark = pytest.mark.model
+
+THINGS, PLACES = ("lamp", "coin", "book"), ("cellar", "attic", "garden")
+REVIEWS = [
+    {"text": f"the {thing} is {word}", "label": "good" if word in ("red", "good") else "bad"}
+    for thing in THINGS
+    for word in ("red", "blue", "good", "bad")
+]
+TAGGED = [
+    {"tokens": ["the", thing, "of", name], "tags": ["O", "O", "O", "B-PER" if name in ("anna", "ben") else "B-LOC"]}
+    for thing in THINGS
+    for name in ("paris", "rome", "anna", "ben")
+]
+QUESTIONS = [
+    {
+        "context": f"the {thing} is in {place} . anna is red .",
+        "question": f"where is the {thing}",
+        "answers": [{"text": place, "answer_start": len(f"the {thing} is in ")}],
+    }
+    for thing in THINGS
+    for place in PLACES
+]
+
+
+@pytest.fixture(scope="module")
+def bert(tmp_path_factory):
+    with quiet_transformers():
+        return save_tiny_bert(tmp_path_factory.mktemp("models") / "bert")
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("data")
+    return {
+        "classify": write_lines(folder / "reviews.jsonl", REVIEWS * 4),
+        "tag": write_lines(folder / "tagged.jsonl", TAGGED * 4),
+        "qa": write_lines(folder / "questions.jsonl", QUESTIONS * 4),
+    }
+
+
+@pytest.fixture(scope="module")
+def settings(bert, files):
+    def make(task, /, **changes):
+        values = {"learning_rate": 5e-3, "warmup_steps": 2, "batch_size": 8, "dtype": "float32", "epochs": 5.0}
+        return FineTuneConfig(**{"task": task, "model": str(bert), "data": str(files[task]), **values, **changes})
+
+    return make
+
+
+@pytest.fixture(scope="module")
+def finished(settings, tmp_path_factory):
+    """A finished run of each task; tests must not change them."""
+    folder = tmp_path_factory.mktemp("runs")
+    return {task: (folder / task, finetune(settings(task), folder / task, progress=False)) for task in REPORTED}
+
+
+REPORTED = {
+    "classify": {"accuracy", "macro_f1"},
+    "tag": {"token_accuracy", "entity_precision", "entity_recall", "entity_f1"},
+    "qa": {"exact_match", "f1"},
+}
+
+
+@pytest.mark.parametrize("task", REPORTED)
+def test_a_task_is_learned(finished, files, task):
+    folder, report = finished[task]
+    assert set(report.scores) == REPORTED[task] and report.headline in report.scores
+    assert report.scores[report.headline] == 1.0
+    total = len(files[task].read_text().splitlines())
+    assert report.training_examples + report.validation_examples == total
+    assert report.validation_examples == round(total / 10)
+    predictions = [json.loads(line) for line in (folder / "predictions.jsonl").read_text().splitlines()]
+    assert len(predictions) == report.validation_examples
+    for prediction in predictions:
+        line = int(prediction["record"].rpartition(" ")[2])
+        record = json.loads(files[task].read_text().splitlines()[line - 1])
+        assert prediction.get("label") == record.get("label") and prediction.get("tags") == record.get("tags")
+    assert json.loads((folder / "run.json").read_text())["result"] == asdict(report)
+    assert not (folder / "checkpoints").exists()
+
+
+def test_pipelines_read_the_finished_folders(finished):
+    with quiet_transformers():
+        classify = pipeline("text-classification", model=str(finished["classify"][0] / "model"))
+        tag = pipeline("token-classification", model=str(finished["tag"][0] / "model"))
+    assert classify("the coin is good")[0]["label"] == "good"
+    assert [(one["word"], one["entity"]) for one in tag("the lamp of rome")[-1:]] == [("rome", "B-LOC")]
+
+
+def test_one_of_our_own_models_learns_and_runs_in_pipelines(settings, tmp_path):
+    tokenizer = word_tokenizer()
+    config = AsterismConfig(
+        vocab_size=len(tokenizer),
+        hidden_size=32,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        max_position_embeddings=32,
+        mixers="bigbird(block=4, window=3, random=1)",
+        block="post_norm",
+        initializer_range=0.2,
+        type_vocab_size=2,
+    )
+    with isolated(0), quiet_transformers():
+        AsterismForMaskedLM(config).save_pretrained(tmp_path / "model")
+    tokenizer.save_pretrained(tmp_path / "model")
+    for task in REPORTED:
+        report = finetune(settings(task, model=str(tmp_path / "model")), tmp_path / task, progress=False)
+        assert report.scores[report.headline] > 0.9, task
+    with quiet_transformers():
+        classify = pipeline("text-classification", model=str(tmp_path / "classify" / "model"))
+    assert classify("the coin is good")[0]["label"] == "good"
+    again = settings("classify", model=str(tmp_path / "classify"), epochs=1.0)
+    assert finetune(again, tmp_path / "again", progress=False).scores["accuracy"] == 1  # a run folder is a model, too
+
+
+def test_a_stride_reads_what_is_beyond_the_length(settings, tmp_path):
+    filler = "the a of . " * 3
+    moved = [
+        {
+            **record,
+            "context": filler + record["context"],
+            "answers": [{"text": one["text"], "answer_start": one["answer_start"] + len(filler)}],
+        }
+        for record in QUESTIONS * 4
+        for one in record["answers"]
+    ]
+    data = write_lines(tmp_path / "q.jsonl", moved)
+    cut = finetune(settings("qa", data=str(data), length=16), tmp_path / "cut", progress=False)
+    windows = finetune(settings("qa", data=str(data), length=16, stride=4), tmp_path / "windows", progress=False)
+    assert cut.training_features == cut.training_examples and cut.scores["exact_match"] == 0
+    assert windows.training_features > windows.training_examples and windows.scores["exact_match"] == 1
+
+
+def test_a_resumed_run_equals_one_that_was_not_stopped(settings, tmp_path, monkeypatch):
+    config = settings("classify", steps=9, checkpoint_every=4, log_every=3, accumulation=2)
+    whole = finetune(config, tmp_path / "whole", progress=False)
+
+    class Stopping(Silence):
+        def show(self, status):
+            if status.step == 6:
+                signal.raise_signal(signal.SIGINT)
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(trainer, "make_display", lambda enabled: Stopping())
+        finetune(config, tmp_path / "parts", progress=False)
+    resumed = finetune(config, tmp_path / "parts", resume=True, progress=False)
+    assert resumed.scores == whole.scores and resumed.steps == whole.steps == 9
+    first, second = (load_file(tmp_path / name / "model" / "model.safetensors") for name in ("whole", "parts"))
+    assert first.keys() == second.keys() and all(torch.equal(first[name], second[name]) for name in first)
+    assert finetune(config, tmp_path / "parts", resume=True, progress=False) == resumed  # finished: only reported
+    with pytest.raises(ConfigurationError, match="resume: seed is 1, but the run began with 0"):
+        finetune(replace(config, seed=1), tmp_path / "parts", resume=True, progress=False)
+
+
+def test_what_is_asked_of_a_run_decides_it(settings, tmp_path):
+    config = settings("classify", steps=2)
+    one, other, scratch = (
+        finetune(replace(config, **change), tmp_path / name, progress=False)
+        for name, change in (("one", {}), ("other", {}), ("scratch", {"from_scratch": True}))
+    )
+    tensors = [load_file(tmp_path / name / "model" / "model.safetensors") for name in ("one", "other", "scratch")]
+    name = "bert.encoder.layer.0.attention.self.query.weight"
+    assert torch.equal(tensors[0][name], tensors[1][name]) and one.scores == other.scores
+    assert (tensors[0][name] - tensors[2][name]).abs().max() > 0.1 and scratch.steps == 2
+
+
+# --- what is refused ------------------------------------------------------------------------------------------------
+
+
+def test_validation_labels_that_training_does_not_have(settings, tmp_path):
+    other = write_lines(tmp_path / "v.jsonl", [{"text": "the lamp", "label": "good"}, {"text": "x", "label": "fine"}])
+    with pytest.raises(DataError, match=r"v\.jsonl, line 2: field 'label' is 'fine', which is no label"):
+        finetune(settings("classify", validation=str(other)), tmp_path / "run", progress=False)
+    assert not (tmp_path / "run").exists()
+
+
+def test_too_few_examples_to_hold_some_out(settings, tmp_path):
+    data = write_lines(tmp_path / "few.jsonl", REVIEWS[:4])
+    with pytest.raises(DataError, match=r"few\.jsonl has 4 examples, too few to hold 0\.1 of them out"):
+        finetune(settings("classify", data=str(data)), tmp_path / "run", progress=False)
+
+
+def test_models_that_cannot_be_used(settings, bert, tmp_path):
+    def refused(model, error, message, **changes):
+        with pytest.raises(error, match=message) as caught:
+            finetune(settings("classify", model=str(model), **changes), tmp_path / "run", progress=False)
+        assert "\n" not in str(caught.value) and not (tmp_path / "run").exists()
+
+    def changed(name):
+        return Path(shutil.copytree(bert, tmp_path / name))
+
+    refused(tmp_path / "none", CheckpointError, "none is no folder of a model or a run: it has no config.json")
+    refused(bert, ConfigurationError, "length: 64 tokens were asked for, .* takes 32", length=64)
+
+    no_tokenizer = changed("no-tokenizer")
+    (no_tokenizer / "tokenizer.json").unlink()
+    (no_tokenizer / "tokenizer_config.json").unlink()
+    refused(no_tokenizer, CheckpointError, "no-tokenizer holds no tokenizer")
+
+    lacking = changed("lacking")
+    tensors = load_file(lacking / "model.safetensors")
+    name = "bert.encoder.layer.0.output.dense.weight"
+    save_file({key: value for key, value in tensors.items() if key != name}, lacking / "model.safetensors")
+    refused(lacking, CheckpointError, f"lacking lacks the encoder's tensor {name}")
+
+    shaped = changed("shaped")
+    save_file(tensors | {name: tensors[name][:, :5].contiguous()}, shaped / "model.safetensors")
+    refused(shaped, CheckpointError, f"shaped has another shape of the encoder's tensor {name}")
+
+    pickled = changed("pickled")
+    (pickled / "model.safetensors").unlink()
+    torch.save(tensors, pickled / "pytorch_model.bin")
+    refused(pickled, CheckpointError, "pickled cannot be read for this task")
+
+    damaged = changed("damaged")
+    (damaged / "model.safetensors").write_bytes((bert / "model.safetensors").read_bytes()[:200])
+    refused(damaged, CheckpointError, "damaged cannot be read for this task")
+
+    wide = changed("wide")
+    word_tokenizer([f"word{number}" for number in range(90)]).save_pretrained(wide)
+    refused(wide, ConfigurationError, r"the tokenizer in .*wide has 95 tokens, the model's embedding has rows for 29")
+
+
+def test_a_loss_that_is_not_finite_stops_the_run(settings, tmp_path):
+    with pytest.raises(NonFiniteLossError, match="step"):
+        finetune(settings("classify", learning_rate=1e30), tmp_path / "run", progress=False)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"stride": 4}, "stride=4 is for task 'qa', not 'classify'"),
+        ({"epochs": 0.0}, "epochs=0.0 must be positive"),
+        ({"validation_fraction": 0.7}, "validation_fraction=0.7 must be above 0 and at most 0.5"),
+        ({"length": 0}, "length=0 must be at least 1"),
+        ({"task": "rank"}, "task='rank' must be one of: classify, tag, qa"),
+    ],
+)
+def test_settings_that_cannot_work(settings, changes, message):
+    with pytest.raises(ConfigurationError, match=message):
+        settings("classify", **changes)
+
+
+# --- the command ----------------------------------------------------------------------------------------------------
+
+
+def test_the_command_prints_the_scores_and_resumes(bert, files, tmp_path, capsys):
+    words = ["--task", "classify", "--model", bert, "--data", files["classify"], "--steps", "2", "--dtype", "float32"]
+    folder = tmp_path / "run"
+    assert main(["finetune", *map(str, words), "--folder", str(folder), "--json"]) == 0
+    report = json.loads(capsys.readouterr().out)
+    assert report["steps"] == 2 and 0 <= report["scores"]["accuracy"] <= 1
+    assert main(["finetune", "--resume", "--folder", str(folder)]) == 0
+    out = capsys.readouterr().out
+    assert f"accuracy                {report['scores']['accuracy']:.4f}" in out and f"saved in {folder}" in out
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "message"),
+    [
+        ("--task classify", 2, "required: --model, --data; see --help"),
+        ("--task rank --model m --data d", 2, r"--task: expected one of \['classify', 'tag', 'qa'\], got rank"),
+        ("--task qa --model m --data d --epoch 3", 2, r"unknown flag --epoch\. Did you mean '--epochs'\?"),
+        ("--task qa --model m --data d --epochs 0", 2, "epochs=0.0 must be positive"),
+        ("--resume", 2, "--resume needs --folder"),
+        ("--resume --folder missing", 4, "missing is not a run folder"),
+        ("--task qa --model missing --data d", 4, "model: missing is no folder of a model or a run"),
+    ],
+)
+def test_the_command_refuses_in_one_line(words, code, message, capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert main(["finetune", *words.split()]) == code
+    out, err = capsys.readouterr()
+    assert out == "" and err.count("\n") == 1 and err.startswith("asterism: error: ")
+    assert re.search(message, err), err

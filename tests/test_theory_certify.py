@@ -1,0 +1,584 @@
+"""Certificates: against exhaustive search on small graphs, against facts of the papers, and against their checkers."""
+
+import itertools
+import json
+import math
+import time
+
+import networkx as nx
+import numpy as np
+import oracle
+import pytest
+
+pytest.importorskip("scipy")
+
+from asterism import patterns
+from asterism.errors import AsterismError, CertificateError, PatternError
+from asterism.theory import Certificate, certify
+from asterism.theory.graph import Graph, read_graph
+from asterism.theory.hamiltonian import (
+    EXACT,
+    Exhausted,
+    PathSearch,
+    Separator,
+    TooFewPredecessors,
+    Unconnected,
+    exact_path,
+    find_path,
+    is_path,
+)
+from asterism.theory.reach import Never, Reach, find_reach, first_layers
+from asterism.theory.small_world import measure, random_graph, ring
+from asterism.theory.universality import Hub, MissingLoop, find_hub
+
+CAUSAL = ("causal()", "strided(8)", "fixed(8, summary=2)", "sinks(2, 4)", "bigbird_causal(block=4)")
+
+
+def cycle(text: str) -> patterns.Schedule:
+    """The parts of a published pattern, layer by layer."""
+    return patterns.interleave(*patterns.parse(text).parts)
+
+
+def graph_of(dense: np.ndarray) -> Graph:
+    return Graph.of_pairs(len(dense), *np.nonzero(dense))
+
+
+# --- independent definitions, by brute force on boolean matrices ------------------------------------------------------
+
+
+def has_star(dense: np.ndarray) -> bool:
+    star = [np.eye(len(dense), dtype=bool) for _ in dense]
+    for hub, spokes in enumerate(star):
+        spokes[hub], spokes[:, hub] = True, True
+        spokes[hub, hub] = False
+    return any((dense >= spokes).all() for spokes in star)
+
+
+def has_path(union: np.ndarray) -> bool:
+    """Try every order that can be continued token by token."""
+    readers = [np.flatnonzero(union[:, token]).tolist() for token in range(len(union))]
+
+    def extend(last: int, left: frozenset[int]) -> bool:
+        return not left or any(extend(token, left - {token}) for token in readers[last] if token in left)
+
+    tokens = frozenset(range(len(union)))
+    return any(extend(token, tokens - {token}) for token in tokens)
+
+
+def hops_of(cycle: list[np.ndarray]) -> int | None:
+    """The least number of layers after which all pairs are connected; None once the layers repeat."""
+    state, seen = np.eye(len(cycle[0]), dtype=int), set()
+    for number in itertools.count():
+        if number % len(cycle) == 0:
+            if state.tobytes() in seen:
+                return None
+            seen.add(state.tobytes())
+        state = (cycle[number % len(cycle)].astype(int) @ state > 0).astype(int)
+        if state.all():
+            return number + 1
+
+
+def agrees(cycle: list[np.ndarray], certificate: Certificate) -> None:
+    loops = all(dense.diagonal().all() for dense in cycle)
+    path, hops = has_path(np.logical_or.reduce(cycle)), hops_of(cycle)
+    found = (certificate.star, certificate.self_loops, certificate.hamiltonian_path, certificate.hops)
+    assert found == (any(map(has_star, cycle)), loops, path, hops), (cycle, certificate)
+    assert certificate.full_reach == (hops is not None)
+    assert certificate.yun == (loops and path and hops is not None)
+
+
+def certify_matrices(*cycle: np.ndarray) -> Certificate:
+    return certify(patterns.interleave(*map(patterns.explicit, cycle)), len(cycle[0]))
+
+
+def matrices(n: int) -> np.ndarray:
+    """Every directed graph on n vertices, self loops included: bool [2^(n^2), n, n]."""
+    codes = np.arange(1 << n * n)[:, None]
+    return ((codes >> np.arange(n * n)) & 1).astype(bool).reshape(-1, n, n)
+
+
+def one_of_each_kind(graphs: np.ndarray) -> np.ndarray:
+    """One graph of every isomorphism class: the one of the least code among its relabellings."""
+    n = graphs.shape[1]
+    weights = 1 << np.arange(n * n)
+    codes = [
+        graphs[:, order][:, :, order].reshape(len(graphs), -1) @ weights
+        for order in map(list, itertools.permutations(range(n)))
+    ]
+    return graphs[np.min(codes, axis=0) == codes[0]]
+
+
+def test_every_graph_on_up_to_3_vertices_and_kinds_on_4():
+    """On 4 vertices: one of each kind with no self loop and with all of them, and some of the others."""
+    kinds = one_of_each_kind(matrices(4))
+    assert len(kinds) == 3044  # relations on 4 unlabelled points
+    loops = kinds.diagonal(axis1=1, axis2=2).sum(axis=1)
+    assert ((loops == 0).sum(), (loops == 4).sum()) == (218, 218)
+    some = np.random.default_rng(4).random(len(kinds)) < 0.15
+    for dense in [dense for n in (1, 2, 3) for dense in matrices(n)] + list(kinds[(loops % 4 == 0) | some]):
+        agrees_as_graph(dense)
+
+
+@pytest.mark.slow
+def test_every_graph_on_4_vertices():
+    for dense in matrices(4):
+        agrees_as_graph(dense)
+
+
+def agrees_as_graph(dense: np.ndarray) -> None:
+    """The same agreement without the compiler, whose work on thousands of explicit patterns takes long."""
+    graph = graph_of(dense)
+    search, reach = find_path(graph), find_reach([graph])
+    assert reach.hops == hops_of([dense])
+    assert reach.decided
+    assert (search.path is not None) == has_path(dense)
+    assert (search.path is None) == (search.obstruction is not None)
+    assert search.path is None or is_path(graph, search.path)
+    assert isinstance(find_hub([[graph]]), Hub) == has_star(dense)
+
+
+def test_a_thousand_random_graphs_on_5_to_8_vertices():
+    random = np.random.default_rng(5)
+    for number in range(1000):
+        n = 5 + number % 4
+        dense = random.random((n, n)) < random.choice([0.15, 0.3, 0.5])
+        dense |= np.eye(n, dtype=bool) & (random.random() < 0.7)
+        agrees_as_graph(dense)
+
+
+def test_random_cycles_of_explicit_patterns_through_the_whole_library():
+    random = np.random.default_rng(6)
+    for number in range(60):
+        n, period = 2 + number % 5, 1 + number % 3
+        cycle = [(random.random((n, n)) < 0.5) | (np.eye(n, dtype=bool) & (number % 4 > 0)) for _ in range(period)]
+        certificate = certify_matrices(*cycle)
+        agrees(cycle, certificate)
+        assert len(certificate.check()) == 4
+
+
+# --- the list of the certificates that must be right ------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("text", "n", "star", "yun", "hops"),
+    [
+        ("star()", 3, True, True, 2),
+        ("star()", 4, True, False, 2),
+        ("star()", 64, True, False, 2),
+        ("star() | window(1, 1)", 64, True, True, 2),
+        ("star_transformer()", 64, True, True, 2),
+        ("yun_star()", 64, True, True, 2),
+        ("yun_window(4)", 64, False, True, 32),
+        ("bigbird(block=4)", 64, True, True, 2),
+        ("bigbird(block=4, random=0)", 64, True, True, 2),
+        ("bigbird(block=4, random=2, heads=3, seed=1)", 64, True, True, 2),
+        ("dense()", 64, True, True, 1),
+        ("dense()", 1, True, True, 1),
+        ("dense() & ~(global_queries(3) & global_keys(3))", 9, True, False, 2),
+        ("window(1, 1) & ~(global_queries(3) & global_keys(3))", 9, False, False, 8),
+        ('explicit("0:0-1;1:0-1;2:2-3;3:2-3")', 4, False, False, None),
+        ("stride(2)", 64, False, False, None),
+        ("window() & ~window()", 5, False, False, None),
+        *((text, 32, False, False, None) for text in CAUSAL),
+    ],
+)
+def test_certificates_of_patterns(text: str, n: int, star: bool, yun: bool, hops: int | None):
+    certificate = certify(text, n)
+    assert (certificate.star, certificate.yun, certificate.hops) == (star, yun, hops)
+    assert len(certificate.check()) == 4
+
+
+def test_star_needs_two_layers_and_names_its_hub():
+    certificate = certify(patterns.star(), 64)
+    assert certificate.hub == Hub(0, 0, 0)
+    assert certify("yun_star()", 64).hub == Hub(0, 0, 63)
+    assert certificate.connections == (3 * 64 - 2,)
+
+
+@pytest.mark.parametrize("n", [4, 5, 20, 21, 300])
+def test_the_bare_star_has_no_hamiltonian_path(n: int):
+    """Condition 2 fails from 4 tokens on; ring edges restore it."""
+    certificate = certify("star()", n)
+    assert (certificate.hamiltonian_path, certificate.self_loops, certificate.full_reach) == (False, True, True)
+    assert isinstance(certificate.path.obstruction, Separator)
+    assert certify("star_transformer()", n).yun
+
+
+@pytest.mark.parametrize("n", [3, 8, 15, 16, 17, 31, 40, 63, 64])
+@pytest.mark.parametrize("w", [2, 4, 8])
+def test_fixed_reaches_all_in_two_layers_exactly_when_w_divides_n(n: int, w: int):
+    if n <= w:
+        return
+    certificate = certify(cycle(f"yun_fixed({w})"), n)
+    assert certificate.hops == (2 if n % w == 0 else None)
+    assert certificate.yun == (n % w == 0)
+    if n % w:
+        assert certificate.reach.never.key >= n - n % w  # a token after the last whole block
+
+
+@pytest.mark.parametrize(("n", "w"), [(16, 4), (64, 8), (256, 16)])
+def test_fixed_in_the_other_order_takes_three_layers(n: int, w: int):
+    block, column = patterns.yun_fixed(w).parts
+    assert certify(patterns.interleave(block, column), n).hops == 2
+    assert certify(patterns.interleave(column, block), n).hops == 3
+
+
+@pytest.mark.parametrize(
+    ("n", "w", "hops"),
+    [(4, 2, 2), (16, 4, 3), (16, 5, 3), (25, 5, 3), (64, 8, 3), (64, 9, 3), (256, 8, 3), (256, 16, 3), (256, 32, 3)],
+)
+def test_strided_as_written_takes_three_layers(n: int, w: int, hops: int):
+    assert certify(cycle(f"yun_strided({w})"), n).hops == hops
+    wider = patterns.interleave(patterns.window(w, w), patterns.stride(w))
+    assert certify(wider, n).hops == 2
+
+
+@pytest.mark.parametrize(("n", "w"), [(16, 4), (64, 8), (10, 2), (11, 6), (100, 7)])
+def test_a_window_takes_as_many_layers_as_steps_to_the_far_end(n: int, w: int):
+    assert certify(f"yun_window({w})", n).hops == math.ceil((n - 1) / (w // 2))
+
+
+@pytest.mark.parametrize("text", CAUSAL)
+@pytest.mark.parametrize("parts", [False, True])
+def test_causal_patterns_never_reach_the_future(text: str, parts: bool):
+    asked = cycle(text) if parts and hasattr(patterns.parse(text), "parts") else text
+    certificate = certify(asked, 32)
+    assert (certificate.full_reach, certificate.yun) == (False, False)
+    assert certificate.reach.never.query < certificate.reach.never.key
+    assert "no token reads the future" in certificate.explain()
+
+
+def test_a_missing_self_loop_is_named():
+    holes = patterns.window(1, 1) & ~(patterns.global_queries(3) & patterns.global_keys(3))
+    certificate = certify(patterns.interleave(patterns.dense(), holes), 9)
+    assert certificate.missing_loop == MissingLoop(1, 0, 3)
+    assert certificate.yun is False
+    assert "token 3 does not of pattern 2" in certificate.explain()
+
+
+def test_heads_with_patterns_of_their_own():
+    """A star must lie in one head, loops in every head; path and reach are those of the union."""
+    halves = patterns.per_head([patterns.window(1, 0), patterns.window(0, 1)])
+    assert certify(halves, 8).yun is True
+    split_star = patterns.per_head(
+        [patterns.global_keys(0) | patterns.window(), patterns.global_queries(0) | patterns.window()]
+    )
+    certificate = certify(split_star, 8)
+    assert (certificate.star, certificate.hops) == (False, 2)
+    loopless = patterns.per_head([patterns.dense(), patterns.dense() & ~patterns.window()])
+    assert certify(loopless, 8).missing_loop == MissingLoop(0, 1, 0)
+    assert certify(loopless, 8).hub == Hub(0, 0, 0)
+    for pattern in (halves, split_star, loopless):
+        assert len(certify(pattern, 8).check()) == 4
+
+
+def test_a_star_in_one_pattern_of_a_cycle_is_enough():
+    certificate = certify(patterns.interleave(patterns.window(1, 1), patterns.star()), 16)
+    assert certificate.hub == Hub(1, 0, 0)
+    assert "hub 0 of pattern 2" in certificate.explain()
+
+
+# --- reach ------------------------------------------------------------------------------------------------------------
+
+
+def test_the_order_of_the_cycle_matters():
+    """S^t unites S^(t-1) over the keys of pattern t: the last layer is the one applied last."""
+    first, second = np.eye(3, dtype=bool), np.eye(3, dtype=bool)
+    first[1, 0] = second[2, 1] = True
+    layers = first_layers([graph_of(first), graph_of(second)], 3, 4)
+    assert layers[2, 0] == 2  # 1 reads 0, then 2 reads 1
+    layers = first_layers([graph_of(second), graph_of(first)], 3, 4)
+    assert layers[2, 0] == 3
+
+
+def test_reach_without_self_loops_may_repeat_for_ever():
+    ring_of_5 = np.roll(np.eye(5, dtype=bool), 1, axis=1)
+    certificate = certify_matrices(ring_of_5)
+    assert (certificate.hops, certificate.full_reach, certificate.reach.never) == (None, False, None)
+    assert certificate.reach.repeats
+    assert "never connect all pairs at once" in certificate.explain()
+    assert "the layers repeat and never connect all pairs at once" in certificate.check()[-1]
+
+
+def test_reach_of_long_sequences_is_followed_in_blocks():
+    """More keys than a block holds: the same as from boolean matrices."""
+    n = 1100
+    pattern = patterns.blocks(40) | patterns.columns(90, first=7)
+    certificate = certify(patterns.interleave(pattern, patterns.window(20, 3)), n)
+    parts = [pattern.dense(n)[0], patterns.window(20, 3).dense(n)[0]]
+    state, shares = np.eye(n, dtype=np.float32), []
+    while not state.all():
+        state = (parts[len(shares) % 2].astype(np.float32) @ state > 0).astype(np.float32)
+        shares.append(state.mean(dtype=np.float64))
+    assert certificate.hops == len(shares)
+    np.testing.assert_allclose(certificate.reach.fractions, shares, rtol=1e-12)
+
+
+def test_first_layers_of_a_window():
+    tokens = np.arange(12)
+    distance = np.abs(tokens[:, None] - tokens)
+    exact = np.maximum(-(-distance // 2), 1)
+    graphs = [read_graph(patterns.window(2, 2), 12)]
+    assert (first_layers(graphs, 12, 6) == exact).all()
+    assert (first_layers(graphs, 4, 6) == exact.reshape(4, 3, 4, 3).max(axis=(1, 3))).all()
+    assert (first_layers(graphs, 12, 2) == np.where(exact > 2, 0, exact)).all()
+
+
+# --- graphs -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "dense()",
+        "causal()",
+        "stride(3)",
+        "bigbird(block=3, heads=2)",
+        "yun_strided(5)",
+        "fixed(4, 2)",
+        "star_transformer()",
+    ],
+)
+@pytest.mark.parametrize("n", [1, 7, 70])
+def test_a_graph_is_the_dense_picture(text: str, n: int):
+    pattern = patterns.parse(text)
+    for head in range(pattern.heads):
+        dense, graph, tokens = pattern.dense(n)[head], read_graph(pattern, n, head), np.arange(n)
+        assert (graph.has(tokens[:, None], tokens) == dense).all()
+        assert (graph.transposed.has(tokens[:, None], tokens) == dense.T).all()
+        assert (graph.complement.has(tokens[:, None], tokens) == ~dense).all()
+        both = (dense | dense.T) & ~np.eye(n, dtype=bool)
+        assert (graph.undirected.has(tokens[:, None], tokens) == both).all()
+        assert (graph.out_degrees == dense.sum(axis=1)).all()
+        assert (graph.in_degrees == dense.sum(axis=0)).all()
+        assert all((graph.keys(token) == np.flatnonzero(dense[token])).all() for token in tokens)
+
+
+def test_a_dense_row_is_one_run():
+    assert len(read_graph(patterns.dense(), 5000).reads.starts) == 5000
+
+
+@pytest.mark.parametrize(
+    ("text", "n"),
+    [("bigbird(block=4)", 60), ("star()", 40), ("yun_strided(5)", 50), ("stride(3)", 21), ("random_blocks(2, 2)", 70)],
+)
+def test_small_world_figures_agree_with_networkx(text: str, n: int):
+    graph = read_graph(patterns.parse(text), n).undirected
+    figures = measure(graph)
+    theirs = nx.Graph(zip(*(column.tolist() for column in graph.pairs()), strict=True))
+    paths = [d for _, lengths in nx.all_pairs_shortest_path_length(theirs) for d in lengths.values() if d]
+    assert figures.path_length == pytest.approx(np.mean(paths))
+    assert figures.connected == pytest.approx(len(paths) / (n * (n - 1)))
+    assert figures.clustering == pytest.approx(nx.average_clustering(theirs))
+    assert figures.spectral_gap == pytest.approx(sorted(nx.normalized_laplacian_spectrum(theirs))[1], abs=1e-9)
+
+
+def test_spectral_gap_of_a_ring_too_long_for_a_matrix():
+    n = 1500
+    figures = measure(ring(n, 2 * n))
+    eigenvalue = (math.cos(2 * math.pi / n) + math.cos(4 * math.pi / n)) / 2
+    assert figures.spectral_gap == pytest.approx(1 - eigenvalue, abs=1e-6)
+    assert figures.clustering == pytest.approx(0.5)
+
+
+@pytest.mark.parametrize("n", [2, 3, 6, 9, 12])
+def test_relatives_have_as_many_edges(n: int):
+    for edges in range(n * (n - 1) // 2 + 1):
+        for graph in (ring(n, edges), random_graph(n, edges)):
+            assert graph.edges == 2 * edges
+            assert not graph.loops.any()
+
+
+def test_bigbird_is_a_small_world():
+    world = certify("bigbird(block=8)", 512).small_world
+    assert world.pattern.path_length < 0.8 * world.ring.path_length
+    assert world.pattern.clustering > 2 * world.random.clustering
+    assert world.pattern.spectral_gap > 2 * world.ring.spectral_gap
+
+
+# --- Hamiltonian paths ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("text", "n", "found_by"),
+    [
+        ("window(right=3)", 50, "the reversed order"),
+        ("longformer(8, dilation=3, globals=(0, 5))", 200, "pieces in their natural order, joined by hubs"),
+        ("bigbird(block=64, window=1, random=0)", 200, "pieces in their natural order, joined by hubs"),
+        ("stride(3) | columns(8)", 20, "all sets of tokens"),
+        ("stride(3) | columns(8)", 200, "rotations per token"),
+        ("~window(2, 2)", 60, "rotations per token"),
+        ("yun_random(12)", 400, "joining the cycles"),
+    ],
+)
+def test_paths_are_found(text: str, n: int, found_by: str):
+    graph = read_graph(patterns.parse(text), n)
+    search = find_path(graph)
+    assert found_by in search.tried[-1]
+    assert is_path(graph, search.path)
+
+
+@pytest.mark.parametrize(
+    ("text", "n", "kind"),
+    [
+        ("star()", 200, Separator),
+        ("stride(3)", 200, Separator),
+        ("bigbird(block=8, window=1, random=0)", 200, Separator),
+        ("window(2, dilation=2) | global_keys(0)", 200, TooFewPredecessors),
+        ("blocks(5) | global_queries(7)", 5 * 8, Separator),
+        ("columns(4) | window()", 30, Separator),
+    ],
+)
+def test_obstructions_are_proved(text: str, n: int, kind: type):
+    certificate = certify(text, n)
+    assert certificate.hamiltonian_path is False
+    assert isinstance(certificate.path.obstruction, kind)
+    assert any("no Hamiltonian path" in line for line in certificate.check())
+
+
+def test_two_tokens_that_never_depend_on_each_other():
+    """Two rings that read a third one: connected, with a cycle cover, and yet no path."""
+    dense = np.kron(np.eye(3, dtype=bool), np.roll(np.eye(10, dtype=bool), 1, axis=1))
+    dense[0, 20] = dense[10, 20] = dense[20, 21] = dense[3, 22] = dense[14, 25] = dense[5, 24] = dense[16, 28] = True
+    certificate = certify_matrices(dense)
+    assert isinstance(certificate.path.obstruction, Unconnected)
+    certificate.check()
+
+
+def test_not_decided_is_said_with_what_was_tried():
+    certificate = certify("dense()", 200)
+    undecided = forged(certificate, path=PathSearch(None, None, ("a", "b")))
+    assert (undecided.yun, undecided.hamiltonian_path) == (None, None)
+    assert "not decided" in undecided.explain()
+    assert "tried a; b" in undecided.explain()
+    assert "Hamiltonian path: nothing was claimed" in undecided.check()
+
+
+def test_a_search_without_result_lists_what_was_tried():
+    theirs = nx.random_regular_graph(3, 300, seed=1)
+    search = find_path(graph_of(nx.to_numpy_array(theirs) > 0))
+    assert search.obstruction is None
+    assert search.path is None or is_path(graph_of(nx.to_numpy_array(theirs) > 0), search.path)
+    assert [name for name in search.tried if "rotations" in name]
+
+
+def test_exact_search_is_refused_above_its_limit():
+    with pytest.raises(PatternError, match=rf"all 2\^n sets of tokens: {EXACT + 1} tokens are too many"):
+        exact_path(read_graph(patterns.window(1, 1), EXACT + 1))
+
+
+def test_exact_search_finds_what_no_closed_form_does():
+    petersen = nx.to_numpy_array(nx.petersen_graph()) > 0
+    assert is_path(graph_of(petersen), exact_path(graph_of(petersen)))
+    theta = nx.Graph([(0, a) for a in (2, 4, 6)] + [(2, 3), (4, 5), (6, 7)])  # a spider with three legs
+    dense = nx.to_numpy_array(theta, nodelist=[0, 2, 3, 4, 5, 6, 7]) > 0
+    assert exact_path(graph_of(dense)) is None
+
+
+# --- checkers ---------------------------------------------------------------------------------------------------------
+
+
+def forged(certificate: Certificate, **changes: object) -> Certificate:
+    values = {
+        name: getattr(certificate, name) for name in ("schedule", "n", "graphs", "hub", "missing_loop", "path", "reach")
+    }
+    return Certificate(**(values | changes))
+
+
+def none(n: int) -> np.ndarray:
+    return np.zeros(n, bool)
+
+
+@pytest.mark.parametrize(
+    ("text", "changes"),
+    [
+        ("window(1, 1)", {"hub": Hub(0, 0, 3)}),
+        ("star()", {"hub": certify("window(1, 1)", 8).hub}),
+        ("window(1, 1)", {"missing_loop": MissingLoop(0, 0, 2)}),
+        ("window(1, 1) & ~window()", {"missing_loop": None}),
+        ("window(1, 1)", {"path": PathSearch(np.array([0, 1, 2, 3, 5, 4, 6, 7]), None, ())}),
+        ("window(1, 1)", {"path": PathSearch(np.array([0, 1, 2, 3, 4, 5, 6, 6]), None, ())}),
+        ("window(1, 1)", {"path": PathSearch(None, Exhausted(8), ())}),
+        ("window(1, 1)", {"path": PathSearch(None, TooFewPredecessors(np.arange(3), np.arange(1)), ())}),
+        ("window(1, 1)", {"path": PathSearch(None, Unconnected(0, 5, none(8), none(8)), ())}),
+        ("window(1, 1)", {"path": PathSearch(None, Separator(np.array([3]), np.array([0, 1, 2, -1, 2, 2, 2, 2])), ())}),
+        ("window(1, 1)", {"reach": Reach(8, 6, (0, 7), None, False, (1.0,))}),
+        ("window(1, 1)", {"reach": Reach(8, 8, (0, 7), None, False, (1.0,))}),
+        ("window(1, 1)", {"reach": Reach(8, None, None, Never(0, 5, none(8)), True, (1.0,))}),
+        ("window(1, 1)", {"reach": Reach(8, None, None, None, True, (1.0,))}),
+    ],
+)
+def test_checkers_refuse_false_witnesses(text: str, changes: dict[str, object]):
+    certificate = certify(text, 8)
+    certificate.check()
+    with pytest.raises(CertificateError, match="the certificate is wrong: it claims that"):
+        forged(certificate, **changes).check()
+
+
+def test_checks_of_long_sequences_follow_some_keys():
+    lines = certify("yun_window(64)", 2048).check()
+    assert "keys, drawn at random, reach every token in 64 layers" in lines[-1]
+
+
+# --- scale, words, refusals -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "text", ["interleave(window(32, 32), stride(64))", "bigbird()", "dense()", "star()", "yun_window(64)"]
+)
+def test_4096_tokens_take_seconds(text: str):
+    started = time.process_time()
+    certificate = certify(text, 4096)
+    assert time.process_time() - started < 10
+    assert certificate.hops == {"dense()": 1, "yun_window(64)": 128, "interleave(window(32, 32), stride(64))": 3}.get(
+        text, 2
+    )
+
+
+def test_a_graph_takes_no_n_by_n_memory():
+    """8,192 dense tokens have 67 million pairs; their graph and reach are held in a few megabytes."""
+    import tracemalloc
+
+    graph = read_graph(patterns.causal(), 8192)
+    tracemalloc.start()
+    find_reach([graph])
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak < 8192**2 / 2  # bytes; measured: about 25 MB, most of it the table of unions
+
+
+def test_summary_is_plain_and_complete():
+    certificate = certify(cycle("yun_fixed(4)"), 16)
+    document = json.loads(json.dumps(certificate.summary(), allow_nan=False))
+    assert document["gamma"] == list(range(16))
+    assert (document["star"], document["yun"], document["hops"], document["connections"]) == (False, True, 2, [64, 76])
+    assert document["small_world"]["pattern"]["degree"] == pytest.approx(6.375, abs=3)
+
+
+@pytest.mark.parametrize(
+    ("pattern", "n", "message"),
+    [
+        ("dense()", 0, "n must be from 1 to 65,536, got 0"),
+        ("dense()", 10**6, "n must be from 1 to 65,536, got 1,000,000"),
+        ('explicit("0:0")', 4, "the pattern covers 1 positions and 4 were asked for"),
+        ("dens()", 4, "unknown pattern 'dens'"),
+        ("stride(2)", 65536, "scattered pairs"),
+    ],
+)
+def test_refusals(pattern: str, n: int, message: str):
+    with pytest.raises(AsterismError, match=message) as raised:
+        certify(pattern, n)
+    assert "\n" not in str(raised.value)
+
+
+def test_text_pattern_and_schedule_are_the_same_question():
+    pattern = patterns.parse("star()")
+    for asked in (pattern, "star()", patterns.interleave(pattern)):
+        assert certify(asked, 9).explain() == certify(pattern, 9).explain()
+
+
+def test_rules_of_the_oracle_give_the_same_stars():
+    """The compiled graph against the plain loops of the oracle."""
+    for rule in (oracle.rule("star"), oracle.rule("star_transformer"), oracle.rule("causal")):
+        dense = oracle.picture(rule, 12)[0]
+        assert certify(rule.text, 12).star == has_star(np.asarray(dense, bool))

@@ -1,0 +1,49 @@
+"""What docs/turing-machines.md shows is true: its output is the output, its code runs, its times are measured."""
+
+import json
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+
+from asterism.cli.main import main
+from asterism.theory import TuringMachine
+from asterism.theory.machine import sample_names
+
+TEXT = (Path(__file__).parent.parent / "docs" / "turing-machines.md").read_text()
+BLOCKS = re.findall(r"^```(\w+)\n(.*?)^```$", TEXT, re.MULTILINE | re.DOTALL)
+ROWS = re.findall(r"^\| `asterism (simulate [^`]+)` \| (.+) \|$", TEXT, re.MULTILINE)
+
+
+def test_the_output_shown_is_the_output(capsys: pytest.CaptureFixture[str]):
+    shown = [text.removeprefix("$ ").partition("\n") for kind, text in BLOCKS if kind == "console"]
+    assert len(shown) == 3
+    for command, _, expected in shown:
+        assert main(shlex.split(command)[1:]) == 0
+        assert capsys.readouterr().out == expected
+
+
+def test_the_python_runs():
+    (code,) = (text for kind, text in BLOCKS if kind == "python")
+    exec(compile(code, "turing-machines.md", "exec"), {})
+
+
+def test_the_machine_and_the_names_are_the_samples():
+    (machine,) = (text for kind, text in BLOCKS if kind == "text")
+    assert TuringMachine.parse(machine, "increment") == TuringMachine.load("increment")
+    (listed,) = re.findall(r"A machine is a sample \((.*?)\)", TEXT, re.DOTALL)
+    assert sorted(re.findall(r"`([^`]+)`", listed)) == list(sample_names())
+
+
+@pytest.mark.parametrize(
+    ("command", "time"), [pytest.param(*row, marks=pytest.mark.slow if "11000" in row[0] else ()) for row in ROWS]
+)
+def test_the_times_of_rounding(command: str, time: str, capsys: pytest.CaptureFixture[str]):
+    assert main([*shlex.split(command), "--json"]) == 0
+    wrong_at = json.loads(capsys.readouterr().out)["wrong_at"]
+    assert (f"{wrong_at:,}" if wrong_at else "not within its steps") == time
+
+
+def test_the_table_is_read():
+    assert len(ROWS) == 6

@@ -1,0 +1,487 @@
+"""Models of transformers follow a pattern: against the same models, dense, with the pattern as a mask."""
+
+import copy
+import json
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from transformers import (
+    AttentionInterface,
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoModelForMaskedLM,
+    BartConfig,
+    BartForConditionalGeneration,
+    BertConfig,
+    BertForMaskedLM,
+    BertLMHeadModel,
+    DistilBertConfig,
+    DistilBertModel,
+    DynamicCache,
+    Gemma2Config,
+    Gemma2ForCausalLM,
+    GPT2Config,
+    GPT2LMHeadModel,
+    LlamaConfig,
+    LlamaForCausalLM,
+    MistralConfig,
+    MistralForCausalLM,
+    ModernBertConfig,
+    ModernBertForMaskedLM,
+    PreTrainedConfig,
+    PreTrainedModel,
+    Qwen2Config,
+    Qwen2ForCausalLM,
+    Qwen3Config,
+    Qwen3ForCausalLM,
+    RobertaConfig,
+    RobertaForMaskedLM,
+    StaticCache,
+)
+
+from asterism import patterns
+from asterism.errors import ConfigurationError, PatternError
+from asterism.layers.cache import PatternCacheLayer
+from asterism.models import drop_pattern, use_pattern
+
+pytestmark = pytest.mark.model
+
+LAYERS, HEADS, VOCABULARY = 3, 4, 40
+SIZES = {
+    "vocab_size": VOCABULARY,
+    "hidden_size": 32,
+    "num_hidden_layers": LAYERS,
+    "num_attention_heads": HEADS,
+    "intermediate_size": 48,
+    "max_position_embeddings": 128,
+    "pad_token_id": 0,
+    "bos_token_id": 1,
+    "eos_token_id": None,
+}
+GROUPED = SIZES | {"num_key_value_heads": 2}
+NO_DROPOUT = {"attention_probs_dropout_prob": 0.0, "hidden_dropout_prob": 0.0}
+GPT2_SIZES = {"vocab_size": VOCABULARY, "n_embd": 32, "n_layer": LAYERS, "n_head": HEADS, "n_positions": 128}
+CAUSAL = {
+    "llama": lambda: LlamaForCausalLM(LlamaConfig(**GROUPED)),
+    "qwen2": lambda: Qwen2ForCausalLM(Qwen2Config(**GROUPED)),
+    "qwen3": lambda: Qwen3ForCausalLM(Qwen3Config(**GROUPED, head_dim=8)),
+    "mistral": lambda: MistralForCausalLM(MistralConfig(**GROUPED, sliding_window=None)),
+    "mistral, own window": lambda: MistralForCausalLM(MistralConfig(**GROUPED, sliding_window=9)),
+    "gpt2": lambda: GPT2LMHeadModel(
+        GPT2Config(**GPT2_SIZES, attn_pdrop=0, resid_pdrop=0, embd_pdrop=0, pad_token_id=0, eos_token_id=None)
+    ),
+    "bert, decoder": lambda: BertLMHeadModel(BertConfig(**SIZES, **NO_DROPOUT, is_decoder=True)),
+}
+ENCODERS = {
+    "bert": lambda: BertForMaskedLM(BertConfig(**SIZES, **NO_DROPOUT)),
+    "roberta": lambda: RobertaForMaskedLM(RobertaConfig(**SIZES, **NO_DROPOUT)),
+    "modernbert": lambda: ModernBertForMaskedLM(
+        ModernBertConfig(**SIZES, cls_token_id=1, sep_token_id=2, global_attn_every_n_layers=2, local_attention=8)
+    ),
+}
+CAUSAL_PATTERNS = (
+    "window(left=5)",
+    "strided(stride=6)",
+    "fixed(stride=8, summary=2, heads=4)",
+    "interleave(window(left=3), causal(), sinks(first=2, window=4))",
+)
+ENCODER_PATTERNS = (
+    "window(left=3, right=2)",
+    "stride(period=4) | window(1, 1)",
+    "bigbird(block=4, window=1, random=1)",
+    "interleave(longformer(window=4, globals=(0, -1)), split_heads(window(2, 2), stride(period=3), heads=4), dense())",
+)
+COLUMNS = 21
+SIDES = {
+    "none": [range(COLUMNS)] * 3,
+    "left": [range(COLUMNS), range(6, COLUMNS), range(13, COLUMNS)],
+    "right": [range(COLUMNS), range(15), range(8)],
+}
+"""Where the real tokens of each row stand."""
+
+
+def build(name: str) -> PreTrainedModel:
+    """A model in float64, whose weights are large enough that every token matters."""
+    model = (CAUSAL | ENCODERS)[name]().double().eval()
+    generator = torch.Generator().manual_seed(0)
+    for parameter_name, parameter in model.named_parameters():
+        is_scale = "norm" in parameter_name.lower() or "ln_" in parameter_name
+        spread = 1.0 if "embed" in parameter_name or "wte" in parameter_name else 0.3
+        if parameter.ndim == 1 and is_scale and parameter_name.endswith("weight"):
+            nn.init.ones_(parameter)
+        else:
+            nn.init.normal_(parameter, std=spread, generator=generator)
+    return model
+
+
+def batch(side: str) -> dict[str, torch.Tensor]:
+    tokens = torch.randint(3, VOCABULARY, (3, COLUMNS), generator=torch.Generator().manual_seed(1))
+    mask = torch.zeros(3, COLUMNS, dtype=torch.int64)
+    for row, real in enumerate(SIDES[side]):
+        mask[row, list(real)] = 1
+    return {"input_ids": torch.where(mask == 1, tokens, 0), "attention_mask": mask}
+
+
+def dense_mask(pattern: patterns.Pattern, side: str) -> torch.Tensor:
+    """What a pattern allows, bool [batch, heads, queries, keys]; each row by its real tokens. Padding reads itself."""
+    allowed = np.zeros((3, HEADS, COLUMNS, COLUMNS), bool)
+    for row, real in enumerate(SIDES[side]):
+        allowed[row][:, min(real) : max(real) + 1, min(real) : max(real) + 1] = pattern.dense(len(real))
+    return torch.from_numpy(allowed) | torch.eye(COLUMNS, dtype=torch.bool)
+
+
+class DenseWithMasks:
+    """A stock model whose layers get masks of their own."""
+
+    def __init__(self, model: PreTrainedModel, schedule: str, side: str) -> None:
+        self.model = model
+        model.set_attn_implementation("sdpa")
+        for module in model.modules():
+            if hasattr(module, "layer_idx") and hasattr(module, "is_causal"):
+                mask = dense_mask(patterns.parse_schedule(schedule).layer(module.layer_idx), side)
+                if (own := self.own_window(module)) is not None:
+                    mask = mask & dense_mask(own, side)
+                module.register_forward_pre_hook(
+                    lambda module, args, kwargs, mask=mask: (args, kwargs | {"attention_mask": mask}), with_kwargs=True
+                )
+
+    @staticmethod
+    def own_window(module: nn.Module) -> patterns.Pattern | None:
+        size = getattr(module, "sliding_window", None) or getattr(module.config, "sliding_window", None)
+        if isinstance(module.config, ModernBertConfig):
+            # local_attention=8 is 4 on either side.
+            return patterns.window(4, 4) if module.sliding_window else None
+        return patterns.window(size - 1) if isinstance(module.config, MistralConfig) and size else None
+
+
+def real_logits(model: PreTrainedModel, inputs: dict[str, torch.Tensor], **arguments) -> torch.Tensor:
+    return model(**inputs, **arguments).logits[inputs["attention_mask"].bool()]
+
+
+def enable_checkpointing(model: PreTrainedModel) -> None:
+    """By its name in the transformers at hand."""
+    enable = getattr(model, "activation_checkpointing_enable", None) or model.gradient_checkpointing_enable
+    enable()
+
+
+def assert_close(got: torch.Tensor, expected: torch.Tensor) -> None:
+    torch.testing.assert_close(got, expected, atol=1e-9, rtol=1e-9)
+
+
+# --- numbers ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("side", SIDES)
+@pytest.mark.parametrize("name", [*CAUSAL, *ENCODERS])
+@torch.no_grad()
+def test_a_pattern_that_covers_everything_changes_nothing(name: str, side: str) -> None:
+    model, inputs = build(name), batch(side)
+    expected = real_logits(model, inputs)
+    use_pattern(model, "causal()" if name in CAUSAL else "dense()")
+    assert_close(real_logits(model, inputs), expected)
+    assert_close(real_logits(model, inputs, use_cache=False) if name in CAUSAL else expected, expected)
+
+
+@pytest.mark.parametrize("side", SIDES)
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [(name, text) for name in CAUSAL for text in CAUSAL_PATTERNS]
+    + [(name, text) for name in ENCODERS for text in ENCODER_PATTERNS],
+)
+@torch.no_grad()
+def test_logits_equal_those_of_the_dense_model_with_the_pattern_as_mask(name: str, text: str, side: str) -> None:
+    inputs = batch(side)
+    expected = real_logits(DenseWithMasks(build(name), text, side).model, inputs)
+    got = real_logits(use_pattern(build(name), text), inputs)
+    assert_close(got, expected)
+    assert not torch.allclose(got, real_logits(build(name), inputs), atol=1e-3)
+
+
+@pytest.mark.parametrize("checkpointing", [False, True])
+@pytest.mark.parametrize(
+    ("name", "text", "side"),
+    [
+        ("llama", "fixed(stride=8, summary=2)", "left"),
+        ("gpt2", "window(left=4)", "none"),
+        ("bert", "bigbird(block=4, window=1, random=1)", "right"),
+        ("modernbert", "window(3, 3)", "right"),
+    ],
+)
+def test_gradients_equal_those_of_the_dense_model_with_the_pattern_as_mask(name, text, side, checkpointing) -> None:
+    inputs = batch(side)
+    # The first real token of a causal row would be predicted by padding, which may hold anything.
+    predicted = inputs["attention_mask"].roll(1, dims=1) * inputs["attention_mask"] == 1
+    labels = torch.where(predicted, inputs["input_ids"], -100)
+    gradients = []
+    for model in (DenseWithMasks(build(name), text, side).model, use_pattern(build(name), text)):
+        model.train()
+        if checkpointing:
+            enable_checkpointing(model)
+        model(**inputs, labels=labels).loss.backward()
+        gradients.append({name: parameter.grad for name, parameter in model.named_parameters()})
+    for parameter_name, expected in gradients[0].items():
+        if expected is not None:
+            torch.testing.assert_close(gradients[1][parameter_name], expected, atol=1e-10, rtol=1e-8)
+
+
+def test_a_compiled_model_trains() -> None:
+    inputs = batch("right")
+    losses = []
+    for compiled in (False, True):
+        model = use_pattern(build("llama"), "fixed(stride=8, summary=2)").train()
+        run = torch.compile(model, backend="aot_eager", fullgraph=True) if compiled else model
+        loss = run(**inputs, labels=inputs["input_ids"], use_cache=False).loss
+        loss.backward()
+        losses.append((loss.item(), model.model.embed_tokens.weight.grad))
+    assert losses[0][0] == pytest.approx(losses[1][0], abs=1e-12)
+    assert_close(losses[1][1], losses[0][1])
+
+
+@pytest.mark.parametrize("name", ["llama", "gpt2", "bert", "modernbert"])
+@pytest.mark.parametrize("side", ["left", "right"])
+@torch.no_grad()
+def test_padding_changes_no_real_token(name: str, side: str) -> None:
+    text = "strided(stride=4)" if name in CAUSAL else "bigbird(block=3, window=1, random=1)"
+    model, inputs = use_pattern(build(name), text), batch(side)
+    positions = (inputs["attention_mask"].cumsum(dim=1) - 1).clamp(min=0)
+    together = model(**inputs, position_ids=positions).logits
+    for row, real in enumerate(SIDES[side]):
+        alone = model(input_ids=inputs["input_ids"][row : row + 1, list(real)]).logits
+        assert_close(together[row, list(real)], alone[0])
+
+
+# --- the cache -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("side", SIDES)
+@pytest.mark.parametrize("name", CAUSAL)
+@torch.no_grad()
+def test_logits_with_the_cache_equal_logits_without(name: str, side: str) -> None:
+    text = "interleave(fixed(stride=6, summary=1), window(left=4), sinks(first=1, window=3))"
+    model, inputs = use_pattern(build(name), text), batch(side)
+    expected = real_logits(model, inputs, use_cache=False)
+    cache, parts = DynamicCache(config=model.config), []
+    for start, stop in ((0, 9), (9, 10), (10, 16), *((i, i + 1) for i in range(16, COLUMNS))):
+        part = model(
+            input_ids=inputs["input_ids"][:, start:stop],
+            attention_mask=inputs["attention_mask"][:, :stop],
+            position_ids=torch.arange(start, stop)[None],
+            past_key_values=cache,
+        )
+        assert part.past_key_values is cache
+        parts.append(part.logits)
+    assert_close(torch.cat(parts, dim=1)[inputs["attention_mask"].bool()], expected)
+    assert [layer.keys.shape[2] <= limit for layer, limit in zip(cache.layers, (6 + 3, 4, 3), strict=True)] == [
+        True
+    ] * 3
+
+
+@pytest.mark.parametrize("name", ["llama", "qwen3", "mistral, own window", "gpt2"])
+@pytest.mark.parametrize(
+    "how", [{}, {"num_beams": 3}, {"do_sample": True}, {"num_beams": 2, "num_return_sequences": 2}, {"min_p": 0.0}]
+)
+def test_generate_with_the_cache_equals_generate_without(name: str, how: dict) -> None:
+    model, inputs = use_pattern(build(name), "interleave(fixed(stride=6, summary=1), window(left=4))"), batch("left")
+    outputs = []
+    for use_cache in (True, False):
+        with torch.random.fork_rng():
+            torch.manual_seed(5)
+            outputs.append(
+                model.generate(**inputs, **how, max_new_tokens=24, use_cache=use_cache, return_dict_in_generate=True)
+            )
+    assert torch.equal(outputs[0].sequences, outputs[1].sequences)
+    assert outputs[0].sequences.shape[1] == COLUMNS + 24
+    kept = [layer.keys.shape[2] for layer in outputs[0].past_key_values.layers]
+    assert all(isinstance(layer, PatternCacheLayer) for layer in outputs[0].past_key_values.layers)
+    assert kept[1] == 4 and kept[0] <= 6 + (COLUMNS + 24) // 6
+
+
+def test_generate_makes_of_a_padded_row_what_it_makes_of_it_alone() -> None:
+    model, inputs = use_pattern(build("llama"), "strided(stride=5)"), batch("left")
+    together = model.generate(**inputs, max_new_tokens=12)
+    for row, real in enumerate(SIDES["left"]):
+        alone = model.generate(inputs["input_ids"][row : row + 1, list(real)], max_new_tokens=12)
+        assert torch.equal(together[row, list(real)[0] :], alone[0])
+
+
+@torch.no_grad()
+def test_a_mask_may_be_left_out_once_the_cache_knows_the_padding() -> None:
+    model, inputs = use_pattern(build("gpt2"), "strided(stride=4)"), batch("left")
+    first = {key: value[:, :-1] for key, value in inputs.items()}
+    last, position = inputs["input_ids"][:, -1:], torch.tensor([[COLUMNS - 1]])
+    expected = model(**inputs).logits[:, -1:]
+    cache = model(**first, use_cache=True).past_key_values
+    assert_close(model(last, past_key_values=cache, position_ids=position).logits, expected)
+
+
+# --- saved and restored ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("name", "auto", "pattern"),
+    [
+        ("llama", AutoModelForCausalLM, patterns.parse_schedule("interleave(window(left=4), fixed(stride=6))")),
+        ("modernbert", AutoModelForMaskedLM, [patterns.window(2, 2), "dense()", "stride(period=3)"]),
+    ],
+)
+@torch.no_grad()
+def test_a_saved_model_keeps_its_pattern(tmp_path, monkeypatch, name: str, auto, pattern) -> None:
+    model, inputs = use_pattern(build(name), pattern), batch("left")
+    expected = real_logits(model, inputs)
+    for folder in ("first", "second"):  # saved again after it was loaded
+        model.save_pretrained(tmp_path / folder)
+        model = auto.from_pretrained(tmp_path / folder, dtype=torch.float64).eval()
+        assert model.config._attn_implementation == "asterism"
+        assert_close(real_logits(model, inputs), expected)
+    written = json.loads((tmp_path / "second" / "config.json").read_text())
+    assert written["asterism_pattern"] == model.config.asterism_pattern
+    assert_close(real_logits(use_pattern(model), inputs), expected)
+    assert_close(real_logits(copy.deepcopy(model), inputs), expected)
+    # Without asterism, transformers knows no attention of this name.
+    monkeypatch.delitem(AttentionInterface._global_mapping, "asterism")
+    monkeypatch.delattr(PreTrainedConfig, "asterism_pattern")
+    with pytest.raises(ValueError, match="asterism"):
+        auto.from_pretrained(tmp_path / "second")
+
+
+@torch.no_grad()
+def test_a_loaded_model_generates_the_same_and_forgets_after_use_pattern(tmp_path) -> None:
+    model, inputs = use_pattern(build("llama"), "fixed(stride=6, summary=1)"), batch("left")
+    expected = model.generate(**inputs, max_new_tokens=12)
+    model.save_pretrained(tmp_path)
+    loaded = AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.float64).eval()
+    assert torch.equal(loaded.generate(**inputs, max_new_tokens=12), expected)
+    assert type(loaded(**inputs, use_cache=True).past_key_values.layers[0]) is not PatternCacheLayer
+    use_pattern(loaded)
+    assert torch.equal(loaded.generate(**inputs, max_new_tokens=12), expected)
+    assert type(loaded(**inputs, use_cache=True).past_key_values.layers[0]) is PatternCacheLayer
+
+
+@torch.no_grad()
+def test_a_pattern_can_be_changed_set_aside_and_dropped(tmp_path) -> None:
+    model, inputs = build("llama"), batch("right")
+    dense = real_logits(model, inputs)
+    fresh = model.config.to_dict()
+    narrow = real_logits(use_pattern(model, "window(left=2)"), inputs)
+    wide = real_logits(use_pattern(model, patterns.window(left=4)), inputs)
+    assert not torch.allclose(narrow, wide) and not torch.allclose(narrow, dense)
+    model.set_attn_implementation("sdpa")
+    assert_close(real_logits(model, inputs), dense)
+    assert_close(real_logits(use_pattern(model), inputs), wide)
+    assert_close(real_logits(drop_pattern(model), inputs), dense)
+    assert model.config.to_dict() == fresh and model.config._attn_implementation == "sdpa"
+    assert model.generate(**inputs, max_new_tokens=3).shape == (3, COLUMNS + 3)
+    with pytest.raises(ConfigurationError, match="configuration names no pattern"):
+        use_pattern(model)
+
+
+# --- refusals --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("name", "pattern", "error", "message"),
+    [
+        ("llama", "window(1, 1)", PatternError, r"cannot be used by a causal model: it may read the future"),
+        ("gpt2", "bigbird(block=4)", PatternError, r"bigbird\(block=4\) cannot be used by a causal model"),
+        ("bert, decoder", "dense()", PatternError, r"cannot be used by a causal model"),
+        ("bert", "fixed(stride=4, heads=2)", PatternError, "is a pattern of 2 heads and the attention has 4"),
+        ("bert", "windw(2)", PatternError, "Did you mean 'window'"),
+        ("bert", 3, PatternError, "use_pattern needs a pattern"),
+        ("bert", ["dense()"], ConfigurationError, "1 patterns are listed for 3 layers"),
+    ],
+)
+def test_a_pattern_the_model_cannot_use_is_refused_and_nothing_changes(name, pattern, error, message) -> None:
+    model = build(name)
+    before = model.config.to_dict(), model.config._attn_implementation
+    with pytest.raises(error, match=message):
+        use_pattern(model, pattern)
+    assert (model.config.to_dict(), model.config._attn_implementation) == before
+
+
+def test_models_that_cannot_follow_a_pattern_are_refused() -> None:
+    with pytest.raises(ConfigurationError, match="use_pattern needs a model of transformers"):
+        use_pattern(nn.Linear(2, 2), "dense()")
+    bart = BartConfig(
+        vocab_size=9,
+        d_model=8,
+        encoder_layers=1,
+        decoder_layers=1,
+        encoder_attention_heads=2,
+        decoder_attention_heads=2,
+    )
+    with pytest.raises(ConfigurationError, match="is an encoder with a decoder"):
+        use_pattern(BartForConditionalGeneration(bart), "dense()")
+    crossing = BertConfig(**SIZES, is_decoder=True, add_cross_attention=True)
+    with pytest.raises(ConfigurationError, match="has cross-attention"):
+        use_pattern(BertLMHeadModel(crossing), "causal()")
+    silent = DistilBertModel(DistilBertConfig(vocab_size=9, dim=8, n_heads=2, n_layers=1, hidden_dim=8))
+    with pytest.raises(ConfigurationError, match=r"attention that knows its layer .* was found in none"):
+        use_pattern(silent, "dense()")
+    assert silent.config.asterism_pattern is None
+
+
+def test_what_a_pattern_does_not_say_is_refused() -> None:
+    inputs = batch("none")
+    tokens = inputs["input_ids"]
+    llama, bert = use_pattern(build("llama"), "window(left=4)"), use_pattern(build("bert"), "window(2, 2)")
+    with pytest.raises(
+        ConfigurationError, match=r"a mask of shape \[3, 1, 21, 21\], which no pattern can be laid over"
+    ):
+        llama(tokens, attention_mask=torch.ones(3, 1, COLUMNS, COLUMNS, dtype=torch.bool), use_cache=False)
+    with pytest.raises(ConfigurationError, match="packed sequences"):
+        llama(tokens, position_ids=torch.arange(COLUMNS)[None] % 7, use_cache=False)
+    with pytest.raises(ConfigurationError, match=r"attention_mask has shape \[3, 20\]"):
+        llama(tokens, attention_mask=inputs["attention_mask"][:, 1:], use_cache=True)
+    with pytest.raises(ConfigurationError, match="the model gives its attention 'softcap'"):
+        gemma = Gemma2Config(**GROUPED, head_dim=8)
+        use_pattern(Gemma2ForCausalLM(gemma), "causal()")(tokens)
+    with pytest.raises(ValueError, match="output_attentions"):
+        bert.config.output_attentions = True
+
+
+@pytest.mark.parametrize("field", ["attention_probs_dropout_prob", "attention_dropout", "attn_pdrop"])
+def test_attention_dropout_is_refused_in_training(field: str) -> None:
+    model = {
+        "attention_probs_dropout_prob": lambda: BertForMaskedLM(BertConfig(**SIZES)),
+        "attention_dropout": lambda: LlamaForCausalLM(LlamaConfig(**SIZES, attention_dropout=0.1)),
+        "attn_pdrop": lambda: GPT2LMHeadModel(GPT2Config(**GPT2_SIZES)),
+    }[field]()
+    use_pattern(model, "causal()")
+    model.eval()(**batch("none"))
+    with pytest.raises(ConfigurationError, match=f"attention dropout is 0.1 in training.*with {field}=0"):
+        model.train()(**batch("none"))
+
+
+@torch.no_grad()
+def test_caches_that_cannot_forget_are_refused(tmp_path) -> None:
+    model, inputs = build("llama"), batch("left")
+    dense = model(**inputs, use_cache=True).past_key_values
+    use_pattern(model, "window(left=4)")
+    following = {"input_ids": inputs["input_ids"][:, :1], "attention_mask": torch.ones(3, COLUMNS + 1)}
+    with pytest.raises(ConfigurationError, match="past_key_values was filled without the pattern"):
+        model(**following, past_key_values=dense)
+    with pytest.raises(ConfigurationError, match="static or sliding cache"):
+        model(**inputs, past_key_values=StaticCache(config=model.config, max_cache_len=64))
+    with pytest.raises(ConfigurationError, match="static or sliding cache"):
+        model.generate(**inputs, max_new_tokens=2, cache_implementation="static", disable_compile=True)
+    other = model(**inputs, use_cache=True).past_key_values
+    use_pattern(model, "window(left=5)")
+    with pytest.raises(ConfigurationError, match=r"forgets by the pattern window\(left=4\), but layer 0 reads by"):
+        model(**following, past_key_values=other)
+    # Loaded without use_pattern, a model with a window of its own keeps a sliding cache.
+    mistral = use_pattern(build("mistral, own window"), "causal()")
+    mistral.save_pretrained(tmp_path)
+    loaded = AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.float64)
+    with pytest.raises(ConfigurationError, match=r"use_pattern\(model\) makes the model keep the right keys"):
+        loaded.generate(**inputs, max_new_tokens=4)
+
+
+def test_every_configuration_has_the_field() -> None:
+    assert LlamaConfig().asterism_pattern is None
+    assert "asterism_pattern" not in LlamaConfig().to_dict()
+    config = AutoConfig.for_model("llama", asterism_pattern="window(left=3)")
+    assert config.asterism_pattern == "window(left=3)" and config._attn_implementation == "asterism"
+    config.asterism_pattern = None
+    assert "attn_implementation" not in config.to_dict()
