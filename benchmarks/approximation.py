@@ -20,6 +20,7 @@ from typing import Any
 import numpy as np
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
+from matplotlib.ticker import LogLocator, NullLocator, StrMethodFormatter
 
 from asterism.bench.machine import describe
 from asterism.errors import ConfigurationError
@@ -111,7 +112,11 @@ def draw_price(rows: Sequence[Mapping[str, Any]], path: Path) -> None:
     for axes in (left, right):
         axes.set_xscale("log")
         axes.set_yscale("log")
-        axes.grid(alpha=0.3, which="both")
+        for axis in (axes.xaxis, axes.yaxis):
+            axis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+            axis.set_major_formatter(StrMethodFormatter("{x:g}"))
+            axis.set_minor_locator(NullLocator())
+        axes.grid(alpha=0.3)
     left.set_xlabel("delta")
     left.set_ylabel("d_2(f, g)")
     right.set_xlabel("d_2(f, g)")
