@@ -20,8 +20,10 @@ from typing import Any
 import numpy as np
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
+from matplotlib.ticker import LogLocator, NullLocator, StrMethodFormatter
 
 from asterism.bench.machine import describe
+from asterism.errors import ConfigurationError
 from asterism.theory.approximation import Approximation, approximate, as_function
 from asterism.theory.functions import EXAMPLES, Example
 
@@ -57,33 +59,42 @@ def measure() -> dict[str, Any]:
         for epsilon in EPSILONS:
             approximation = build(example, epsilon=epsilon)
             row = about | {"epsilon": epsilon, "price": price(approximation)}
-            epsilons.append(row | {"model": measure_model(approximation)})
-            print(name, epsilon, epsilons[-1]["model"], file=sys.stderr)
+            row["exact"] = vars(approximation.measure(seed=1))
+            epsilons.append(row | measure_model(approximation))
+            print(name, epsilon, epsilons[-1]["model"] or epsilons[-1]["refusal"], file=sys.stderr)
     date = datetime.now(UTC).isoformat(timespec="seconds")
     return {"date": date, "machine": describe("cpu"), "samples": SAMPLES, "grids": grids, "epsilons": epsilons}
 
 
 def measure_model(approximation: Approximation) -> dict[str, Any]:
-    """d_2 of the torch model, and on how many inputs it equals the exact construction to the last bit."""
-    model = approximation.model()
+    """d_2 of the torch model, and on how many inputs it equals the exact construction to the last bit; or why not."""
+    try:
+        model = approximation.model()
+    except ConfigurationError as refusal:
+        return {"model": None, "refusal": str(refusal)}
     found = approximation.measure(model, samples=SAMPLES, seed=1)
     shape = (COMPARED, approximation.n, approximation.mapping.d)
     inputs = np.random.Generator(np.random.Philox(2)).random(shape)
     equal = (as_function(model)(inputs) == approximation.exact(inputs)).all((1, 2)).sum()
-    return {**vars(found), "samples": COMPARED, "samples_equal_to_exact": int(equal)}
+    return {"model": {**vars(found), "samples": COMPARED, "samples_equal_to_exact": int(equal)}, "refusal": None}
 
 
-def table(rows: Sequence[Mapping[str, Any]], first: str, distance: str) -> str:
-    """Markdown: a line per grid. `first` names the leading column besides delta, `distance` whose d_2 is shown."""
-    heads = ["function", first, "delta", "d_2", "attention layers", "feed-forward layers", "parameters"]
-    lines = [f"| {' | '.join(heads)} |", "|---" * len(heads) + "|"]
+def table(rows: Sequence[Mapping[str, Any]], first: str) -> str:
+    """Markdown: a line per grid; `first` names the leading column besides the function. Refusals follow."""
+    modelled = any("model" in row for row in rows)
+    counts = ("attention_layers", "feed_forward_layers", "heads", "hidden_size", "width", "parameters")
+    heads = ["function", first, "delta", "d_2 exact", *(["d_2 torch model"] if modelled else []), *counts]
+    lines = [f"| {' | '.join(heads).replace('_', ' ')} |", "|---" * len(heads) + "|"]
     for row in rows:
-        cells = {"function": row["function"], first: row[first], "delta": row["price"]["delta"]}
-        cells["d_2"] = f"{row[distance]['value']:.4f} +- {row[distance]['error']:.4f}"
-        for name in ("attention_layers", "feed_forward_layers", "parameters"):
-            cells[name] = f"{row['price'][name]:,}"
-        lines.append(f"| {' | '.join(str(cell) for cell in cells.values())} |")
-    return "\n".join(lines)
+        cells = [row["function"], str(row[first]), row["price"]["delta"], _shown(row["exact"])]
+        cells += [_shown(row["model"]) if row["model"] else "refused"] if modelled else []
+        lines.append(f"| {' | '.join(cells + [format(row['price'][name], ',') for name in counts])} |")
+    refusals = [f"{row['function']}, {first} {row[first]}: {row['refusal']}" for row in rows if row.get("refusal")]
+    return "\n".join(lines + [""] + refusals if refusals else lines)
+
+
+def _shown(distance: Mapping[str, float]) -> str:
+    return f"{distance['value']:.4f} +- {distance['error']:.4f}"
 
 
 def draw_price(rows: Sequence[Mapping[str, Any]], path: Path) -> None:
@@ -101,7 +112,11 @@ def draw_price(rows: Sequence[Mapping[str, Any]], path: Path) -> None:
     for axes in (left, right):
         axes.set_xscale("log")
         axes.set_yscale("log")
-        axes.grid(alpha=0.3, which="both")
+        for axis in (axes.xaxis, axes.yaxis):
+            axis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+            axis.set_major_formatter(StrMethodFormatter("{x:g}"))
+            axis.set_minor_locator(NullLocator())
+        axes.grid(alpha=0.3)
     left.set_xlabel("delta")
     left.set_ylabel("d_2(f, g)")
     right.set_xlabel("d_2(f, g)")
@@ -115,7 +130,7 @@ def main(arguments: Sequence[str]) -> None:
     if arguments[0] == "--report":
         path = Path(arguments[1])
         record = json.loads(path.read_text())
-        print(table(record["epsilons"], "epsilon", "model"), table(record["grids"], "pattern", "exact"), sep="\n\n")
+        print(table(record["epsilons"], "epsilon"), table(record["grids"], "pattern"), sep="\n\n")
         draw_price(record["grids"], path.with_suffix(".png"))
     else:
         Path(arguments[0]).write_text(json.dumps(measure(), indent=1) + "\n")
