@@ -9,13 +9,13 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import torch
-import torch.nn.functional as F
 from torch import nn
 
 from asterism.errors import ConfigurationError
 from asterism.kernels import attend, decode
 from asterism.layers.initialisation import ResidualLinear
 from asterism.layers.positions import Rotary
+from asterism.layers.rows import by_length
 from asterism.patterns import Pattern, parse
 
 if TYPE_CHECKING:
@@ -141,16 +141,13 @@ class SparseAttention(nn.Module):
         """[B, H, N, Dv]; with lengths, rows of one length at a time, and 0 behind the real tokens."""
         if lengths is None or min(lengths) == q.shape[2]:
             return self._read(q, k, v, key_mask, segments, **score_terms)
-        order, parts = [], []
-        for length in sorted(set(lengths)):
-            rows = [row for row, own in enumerate(lengths) if own == length]
+
+        def read(rows: list[int], length: int) -> torch.Tensor:
             operands = [x[rows, :, :length] for x in (q, k, v)]
             masks = [None if mask is None else mask[rows, :length] for mask in (key_mask, segments)]
-            part = self._read(*operands, *masks, **score_terms)
-            order += rows
-            parts.append(F.pad(part, (0, 0, 0, q.shape[2] - length)))
-        back = torch.tensor(order, device=q.device).argsort()
-        return torch.cat(parts)[back]
+            return self._read(*operands, *masks, **score_terms)
+
+        return by_length(lengths, q.shape[2], read)
 
     def _read(
         self,

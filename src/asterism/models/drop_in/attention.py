@@ -14,6 +14,7 @@ from torch import nn
 from asterism.errors import ConfigurationError
 from asterism.kernels import attend, decode
 from asterism.layers.cache import PatternCacheLayer
+from asterism.layers.rows import by_length
 from asterism.models.drop_in.field import read_patterns
 from asterism.models.drop_in.tokens import Tokens, require_tokens
 from asterism.models.padding import Packing
@@ -145,23 +146,13 @@ def _attend_packed(
     """Real tokens in front, padding behind them; then back to where they were."""
     q, k, v = (packing.pack(x.transpose(1, 2)).transpose(1, 2) for x in (q, k, v))
     if rule.depends_on_length:
-        mixed = _attend_by_length(q, k, v, rule, packing.real.sum(dim=1), scale)
+        lengths = packing.real.sum(dim=1).tolist()
+        mixed = by_length(
+            lengths, q.shape[2], lambda rows, n: attend(*(x[rows, :, :n] for x in (q, k, v)), rule.text, scale=scale)
+        )
     else:
         mixed = attend(q, k, v, rule.text, key_mask=packing.real, scale=scale)
     return packing.unpack(mixed.transpose(1, 2)).transpose(1, 2)
-
-
-def _attend_by_length(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, rule: Rule, lengths: torch.Tensor, scale: float | None
-) -> torch.Tensor:
-    """[B, H, N, Dv], rows of one length at a time, and 0 behind the real tokens."""
-    mixed = q.new_zeros(*q.shape[:3], v.shape[3])
-    for length in lengths.unique().tolist():
-        rows = (lengths == length).nonzero()[:, 0]
-        parts = (x[rows, :, :length] for x in (q, k, v))
-        part = nn.functional.pad(attend(*parts, rule.text, scale=scale), (0, 0, 0, q.shape[2] - length))
-        mixed = mixed.index_copy(0, rows, part)
-    return mixed
 
 
 def _count(real: torch.Tensor | None, tokens: int, device: torch.device) -> torch.Tensor:
