@@ -1,0 +1,39 @@
+"""What the pages of docs/ show is true: their output is the output, their code runs, their links lead somewhere."""
+
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+
+from asterism.cli.main import main
+
+DOCS = Path(__file__).parent.parent / "docs"
+PAGES = ("theory.md", "turing-machines.md")
+
+
+def blocks(page: str, kind: str) -> list[str]:
+    found = re.findall(rf"^```{kind}\n(.*?)^```$", (DOCS / page).read_text(), re.MULTILINE | re.DOTALL)
+    assert found
+    return found
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_the_output_shown_is_the_output(page: str, capsys: pytest.CaptureFixture[str]):
+    for text in blocks(page, "console"):
+        command, _, expected = text.removeprefix("$ ").partition("\n")
+        assert main(shlex.split(command)[1:]) == 0
+        assert capsys.readouterr().out == expected
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_the_python_runs(page: str):
+    namespace: dict[str, object] = {}
+    for text in blocks(page, "python"):
+        exec(compile(text, page, "exec"), namespace)
+
+
+@pytest.mark.parametrize("page", sorted(path.name for path in DOCS.glob("*.md")))
+def test_the_links_lead_somewhere(page: str):
+    links = re.findall(r"\]\(([^)#]+)\)", (DOCS / page).read_text())
+    assert [link for link in links if not link.startswith("http") and not (DOCS / link).exists()] == []
