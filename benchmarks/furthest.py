@@ -62,10 +62,11 @@ class Finder(nn.Module):
 
 
 def draw(model: nn.Module, generator: torch.Generator) -> None:
-    """Every matrix from N(0, 1 / its inputs), from a generator of its own."""
-    for parameter in model.parameters():
-        if parameter.dim() == 2:
-            nn.init.normal_(parameter, std=parameter.shape[1] ** -0.5, generator=generator)
+    """Every matrix from N(0, 1 / its inputs), from a generator of its own; every bias 0. Norms keep theirs, 1 and 0."""
+    for module in model.modules():
+        if isinstance(module, nn.Linear):
+            nn.init.normal_(module.weight, std=module.in_features**-0.5, generator=generator)
+            nn.init.zeros_(module.bias)
 
 
 def examples(count: int, n: int, seed: int) -> tuple[Tensor, Tensor, Tensor]:
@@ -176,6 +177,7 @@ def main(arguments: Sequence[str]) -> None:
         print(table(rows))
         draw_accuracy(rows, path.with_suffix(".png"))
     else:
+        torch.set_num_threads(1)
         measure(Path(arguments[0]), [int(text) for text in arguments[1:]] or TOKENS)
 
 
