@@ -74,8 +74,7 @@ def refuses(result: Result, code: int, message: str) -> None:
 @pytest.mark.parametrize(
     ("command", "message"),
     [
-        ("", r"a verb is missing\. The verbs are show, plan, train, finetune, evaluate, generate"),
-        ("", r"a verb is missing\. The verbs are show, plan, certify, train, evaluate, generate"),
+        ("", r"a verb is missing\. The verbs are show, plan, certify, simulate, train, finetune, evaluate, generate"),
         ("shwo 'causal()' -n 4", r"unknown verb 'shwo'\. Did you mean 'show'\?"),
         ("show 'causal()'", r"required: -n/--length"),
         ("show 'causal()' -n 4 --hed 1", r"unknown flag --hed\. Did you mean '--head'\?"),
@@ -322,6 +321,7 @@ def test_the_example_of_every_help_runs(
     (tmp_path / "runs" / "bytes-small").symlink_to(tiny_run)
     with quiet_transformers():
         save_tiny_bert(tmp_path / "runs" / "bigbird-tiny")
+        save_tiny_bert(tmp_path / "bert-base")
     monkeypatch.chdir(tmp_path)
     assert run(*example[1:], *(["--dry-run"] if verb == "train" else [])).code == 0
 

@@ -348,16 +348,16 @@ def peak():
 MEASURE = f"""{PEAK}
 import sys, time
 from asterism import compile_pattern
-started = time.perf_counter()
+started = time.process_time()
 plan = compile_pattern(sys.argv[1], int(sys.argv[2]))
-seconds = time.perf_counter() - started
+seconds = time.process_time() - started
 print(seconds, peak(), plan.tiles, "torch" in sys.modules)
 """
 needs_proc = pytest.mark.skipif(sys.platform != "linux", reason="peak memory is read from /proc")
 
 
 def measured(text: str, length: int) -> tuple[float, float]:
-    """Seconds and peak MiB of compiling in a fresh process."""
+    """Processor seconds and peak MiB of compiling in a fresh process."""
     command = [sys.executable, "-W", "error", "-c", MEASURE, text, str(length)]
     output = subprocess.run(command, capture_output=True, text=True, check=True, timeout=300).stdout
     seconds, peak, tiles, torch_loaded = output.split()
