@@ -9,6 +9,7 @@ of Fourier mixing next to layers of attention.
 
 import gc
 import json
+import math
 import os
 import subprocess
 import sys
@@ -28,9 +29,8 @@ from asterism.bench.memory import extra_bytes
 from asterism.layers import FourierMixing, SparseAttention
 from asterism.models import AsterismConfig, AsterismModel
 
-LENGTHS = (512, 1024, 2048, 4096, 8192, 16_384)
-BUDGET = 2 * 2**30
-MOST_MEMORY = 14 * 2**30
+LENGTHS = (512, 1024, 2048, 4096, 8192, 16_384, 65_536)
+BUDGET = 8 * 2**30
 WIDTH, HEADS, LAYERS = 768, 12, 2
 SIZES = {
     "hidden_size": WIDTH,
@@ -64,7 +64,8 @@ MODELS: dict[str, Callable[[], nn.Module]] = {
     "BERT, SDPA": lambda: bert("sdpa"),
     "Hugging Face BigBird": bigbird,
 }
-QUADRATIC = ("BERT, eager", "Hugging Face BigBird")
+MOST = {"bytes": 18 * 2**30, "seconds": 300.0}
+"""What a step may take."""
 
 MIXERS: dict[str, Callable[[], nn.Module]] = {
     "Fourier mixing": FourierMixing,
@@ -120,20 +121,29 @@ def alone(what: str, name: str, length: int) -> dict[str, float] | None:
 
 
 def measure() -> list[dict[str, Any]]:
-    """All rows; a quadratic model is left out where it would take more memory than there is."""
+    """All rows; a step that would take too much memory or time, growing as it did, is left out."""
     rows = []
     for name in MODELS:
-        peak = 0.0
+        known: list[tuple[int, dict[str, float]]] = []
         for length in LENGTHS:
-            fits = name not in QUADRATIC or 4 * peak < MOST_MEMORY
+            fits = all(predicted(known, length, what) < most for what, most in MOST.items())
             figures = alone("step", name, length) if fits else None
             rows.append({"what": "step", "name": name, "length": length, "figures": figures})
-            peak = figures["bytes"] if figures else 4 * peak
+            known += [(length, figures)] if figures else []
             print(rows[-1], file=sys.stderr)
     for name in MIXERS:
-        for length in LENGTHS[:-1]:
+        for length in LENGTHS[:-2]:
             rows.append({"what": "layer", "name": name, "length": length, "figures": alone("layer", name, length)})
     return rows
+
+
+def predicted(known: list[tuple[int, dict[str, float]]], length: int, what: str) -> float:
+    """Bytes or seconds at a length, growing as they did between the last two lengths."""
+    if len(known) < 2:
+        return 0.0
+    (short, less), (long, more) = known[-2:]
+    growth = math.log(more[what] / less[what]) / math.log(long / short)
+    return more[what] * (length / long) ** growth
 
 
 def longest(rows: list[dict[str, Any]], name: str) -> float:
@@ -141,8 +151,7 @@ def longest(rows: list[dict[str, Any]], name: str) -> float:
     points = [(row["length"], row["figures"]["bytes"]) for row in rows if row["name"] == name and row["figures"]]
     for (short, less), (long, more) in zip(points, points[1:], strict=False):
         if less <= BUDGET < more:
-            exponent = torch.tensor(long / short).log2() / torch.tensor(more / less).log2()
-            return float(short * (BUDGET / less) ** exponent)
+            return short * (BUDGET / less) ** (math.log(long / short) / math.log(more / less))
     return float("nan") if points[0][1] > BUDGET else float(points[-1][0])
 
 
@@ -156,9 +165,9 @@ def report(rows: list[dict[str, Any]]) -> None:
             for x, n in zip(cells, LENGTHS, strict=True)
         ]
         print(
-            f"{name:<30}" + "".join(f"{cell:>16}" for cell in told) + f"   {longest(rows, name):,.0f} tokens fit 2 GiB"
+            f"{name:<30}" + "".join(f"{cell:>16}" for cell in told) + f"   {longest(rows, name):,.0f} tokens fit 8 GiB"
         )
-    print(f"\n{'a layer, forward':<30}" + "".join(f"{length:>16,}" for length in LENGTHS[:-1]))
+    print(f"\n{'a layer, forward':<30}" + "".join(f"{length:>16,}" for length in LENGTHS[:-2]))
     for name in MIXERS:
         cells = [row["figures"]["seconds"] for row in rows if row["what"] == "layer" and row["name"] == name]
         print(f"{name:<30}" + "".join(f"{x * 1e3:>13.1f} ms" for x in cells))
