@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from asterism.bench.memory import extra_bytes
-from asterism.bench.promises.subjects import VOCABULARY, Subject
+from asterism.bench.promises.subjects import SUBJECTS, VOCABULARY, Subject
 from asterism.training.randomness import isolated
 
 LENGTH, SHORT, PADDING = 176, 40, 24
@@ -40,8 +40,7 @@ def padding_changes_no_real_token(subject: Subject) -> Outcome:
     Encoders are judged by the right, where their tokenizers pad, causal models by the left, where generation pads.
     """
     tokens = _tokens(LENGTH)
-    model = subject.build()
-    alone = _logits(model, tokens)
+    alone = _logits(subject.build(), tokens)
     mask = torch.cat([torch.ones(1, LENGTH), torch.zeros(1, PADDING)], dim=1).long()
     padded = torch.cat([tokens, torch.zeros(1, PADDING, dtype=torch.int64)], dim=1)
     extra = {"attention_mask": mask} if subject.takes_padding else {}
@@ -162,8 +161,6 @@ def _generators() -> dict[str, object]:
 
 def _measure(name: str, length: int) -> int:
     """Bytes by which memory peaks during a forward pass."""
-    from asterism.bench.promises.subjects import SUBJECTS
-
     model = next(subject for subject in SUBJECTS if subject.name == name).build(torch.float32)
     _logits(model, _tokens(LENGTH))
     gc.collect()
