@@ -336,6 +336,18 @@ def test_sequence_classification(problem: str, labels: torch.Tensor, loss: Calla
         torch.testing.assert_close(out.loss, loss(out.logits, labels))
 
 
+def test_pooling_by_the_mean_of_real_tokens() -> None:
+    tokens, mask = random_tokens(2, 20), torch.ones(2, 20, dtype=torch.long)
+    mask[0, :3], mask[1, 15:] = 0, 0
+    model = encoder(kind=AsterismForSequenceClassification, num_labels=3, classifier_pooling="mean")
+    hidden = model.model(tokens, attention_mask=mask).last_hidden_state
+    means = torch.stack([hidden[0, 3:].mean(0), hidden[1, :15].mean(0)])
+    expected = model.classifier(torch.tanh(model.pooler.dense(means)))
+    torch.testing.assert_close(model(tokens, attention_mask=mask).logits, expected)
+    whole = model(tokens[:, :15]).logits
+    torch.testing.assert_close(whole, model(tokens, attention_mask=(torch.arange(20) < 15).expand(2, 20).long()).logits)
+
+
 def test_dropout_of_the_classifier() -> None:
     assert encoder(kind=AsterismForTokenClassification, dropout=0.2).dropout.p == 0.2
     assert encoder(kind=AsterismForTokenClassification, dropout=0.2, classifier_dropout=0.0).dropout.p == 0.0
@@ -464,6 +476,10 @@ def test_a_new_encoder_starts_as_bert() -> None:
             "unknown block 'postnorm'; known are pre_norm, post_norm, all_attention. Did you mean 'post_norm'?",
         ),
         (
+            {"classifier_pooling": "maximum"},
+            "unknown classifier_pooling 'maximum'; known are cls, mean.",
+        ),
+        (
             {"pooler_act": "tan"},
             "unknown pooler_act 'tan'; known are tanh, quick_gelu, gelu, gelu_new, relu, silu. Did you mean 'tanh'?",
         ),
@@ -486,7 +502,7 @@ def test_a_new_encoder_starts_as_bert() -> None:
         ),
         (
             {"mixers": ["fourier()"]},
-            "mixers lists 1 patterns for 3 layers; give one per layer, or one schedule for all",
+            "1 patterns are listed for 3 layers; give one per layer, or one schedule for all",
         ),
     ],
 )

@@ -132,6 +132,10 @@ def test_one_of_our_own_models_learns_and_runs_in_pipelines(settings, tmp_path):
     with quiet_transformers():
         classify = pipeline("text-classification", model=str(tmp_path / "classify" / "model"))
     assert classify("the coin is good")[0]["label"] == "good"
+    assert AsterismConfig.from_pretrained(tmp_path / "classify" / "model").classifier_pooling == "cls"
+    mean = settings("classify", model=str(tmp_path / "model"), pooling="mean")
+    assert finetune(mean, tmp_path / "mean", progress=False).scores["accuracy"] > 0.9
+    assert AsterismConfig.from_pretrained(tmp_path / "mean" / "model").classifier_pooling == "mean"
     again = settings("classify", model=str(tmp_path / "classify"), epochs=1.0)
     assert finetune(again, tmp_path / "again", progress=False).scores["accuracy"] == 1  # a run folder is a model, too
 
@@ -244,6 +248,12 @@ def test_models_that_cannot_be_used(settings, bert, tmp_path):
     refused(wide, ConfigurationError, r"the tokenizer in .*wide has 95 tokens, the model's embedding has rows for 29")
 
 
+def test_a_pooling_that_the_model_does_not_have_is_refused(settings, tmp_path):
+    with pytest.raises(ConfigurationError, match="the bert model in .* leaves no choice of classifier_pooling"):
+        finetune(settings("classify", pooling="mean"), tmp_path / "run", progress=False)
+    assert not (tmp_path / "run").exists()
+
+
 def test_a_loss_that_is_not_finite_stops_the_run(settings, tmp_path):
     with pytest.raises(NonFiniteLossError, match="step"):
         finetune(settings("classify", learning_rate=1e30), tmp_path / "run", progress=False)
@@ -257,6 +267,8 @@ def test_a_loss_that_is_not_finite_stops_the_run(settings, tmp_path):
         ({"validation_fraction": 0.7}, "validation_fraction=0.7 must be above 0 and at most 0.5"),
         ({"length": 0}, "length=0 must be at least 1"),
         ({"task": "rank"}, "task='rank' must be one of: classify, tag, qa"),
+        ({"pooling": "max"}, "pooling='max' must be one of: cls, mean"),
+        ({"task": "tag", "pooling": "mean"}, "pooling='mean' is for task 'classify', not 'tag'"),
     ],
 )
 def test_settings_that_cannot_work(settings, changes, message):

@@ -613,7 +613,7 @@ def test_what_has_no_counterpart_is_refused_by_name(kind, head, fields, message,
     [
         ({"length": 63}, ConfigurationError, "length 63 is less than the 64 positions of the checkpoint; leave it out"),
         ({"pattern": "windw(3)"}, PatternError, "windw"),
-        ({"pattern": ["dense()"]}, ConfigurationError, "lists 1 patterns for 2 layers"),
+        ({"pattern": ["dense()"]}, ConfigurationError, "1 patterns are listed for 2 layers"),
         ({"pattern": "interleave(dense(), fourier())"}, ConfigurationError, "gives layer 1 fourier()"),
         ({"pattern": "fixed(stride=8, summary=2, heads=3)"}, PatternError, "3"),
         ({"globals": [0]}, ConfigurationError, "globals are for Longformer"),

@@ -407,7 +407,7 @@ def test_configuration_stores_patterns_as_text() -> None:
         ({"dropout": 1.0}, "dropout must be at least 0 and below 1, got 1.0"),
         (
             {"mixers": ["causal()", "window(left=2)"]},
-            "mixers lists 2 patterns for 3 layers; give one per layer, or one schedule for all",
+            "2 patterns are listed for 3 layers; give one per layer, or one schedule for all",
         ),
         (
             {"position_type": "factorized", "position_shape": [8, 8]},

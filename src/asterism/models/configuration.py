@@ -19,6 +19,7 @@ from asterism.models.mixers import Fourier, parse_mixers
 from asterism.patterns import Pattern, require_causal
 
 BLOCKS = ("pre_norm", "post_norm", "all_attention")
+POOLINGS = ("cls", "mean")
 POSITION_TYPES = ("learned", "factorised", "rotary", "relative", "none")
 
 
@@ -55,7 +56,9 @@ class AsterismConfig(PreTrainedConfig):
     attention_bias           whether the projections of attention have a bias
     global_projections       places of tokens that ask through projections of their own and read every key (Longformer)
     hidden_act               "quick_gelu" (x * sigmoid(1.702 x)), "gelu", "gelu_new", "relu" or "silu"
-    pooler_act               what the pooled first token goes through: "tanh" or one of hidden_act
+    pooler_act               what the pooled token goes through: "tanh" or one of hidden_act
+    classifier_pooling       which token speaks for a whole sequence: the first real one, "cls", or the mean of the real
+                             ones, "mean", which learns faster when what decides is spread over a long document
     dropout                  at the end of each residual branch; there is none inside attention
     classifier_dropout       before the last layer of a classifier; by default dropout
     initializer_gain         standard deviation of a weight times sqrt(d_in); see `asterism.layers.initialisation`
@@ -95,6 +98,7 @@ class AsterismConfig(PreTrainedConfig):
     global_projections: list[int] | None = None
     hidden_act: str = "quick_gelu"
     pooler_act: str = "tanh"
+    classifier_pooling: str = "cls"
     dropout: float = 0.0
     classifier_dropout: float | None = None
     layer_norm_eps: float = 1e-5
@@ -249,5 +253,6 @@ _CHOICES = {
     "block": BLOCKS,
     "position_type": POSITION_TYPES,
     "pooler_act": ("tanh", *ACTIVATIONS),
+    "classifier_pooling": POOLINGS,
     "implementation": IMPLEMENTATIONS,
 }

@@ -29,7 +29,7 @@ def parse_mixers(mixers: str | Sequence[str], layers: int) -> list[Pattern | Fou
         return [turns[number % len(turns)] for number in range(layers)]
     if len(mixers) != layers:
         raise ConfigurationError(
-            f"mixers lists {len(mixers)} patterns for {layers} layers; give one per layer, or one schedule for all"
+            f"{len(mixers)} patterns are listed for {layers} layers; give one per layer, or one schedule for all"
         )
     return [Fourier() if _is_fourier(_read(text)) else _parse_pattern(text) for text in mixers]
 

@@ -1,4 +1,4 @@
-"""The pooler: one vector for a whole sequence, from its first token."""
+"""The pooler: one vector for a whole sequence, from its first token or from the mean of all."""
 
 import torch
 from torch import nn
@@ -8,18 +8,29 @@ from asterism.models.configuration import AsterismConfig
 
 
 class Pooler(nn.Module):
-    """A dense layer and an activation (`pooler_act`) on the first real token of each row."""
+    """A dense layer and an activation (`pooler_act`) on the first real token of each row, or on the mean of all."""
 
     def __init__(self, config: AsterismConfig) -> None:
         super().__init__()
+        self.pool = {"cls": _first, "mean": _mean}[config.classifier_pooling]
         self.dense = nn.Linear(config.hidden_size, config.hidden_size)
         self.activation = torch.tanh if config.pooler_act == "tanh" else ACTIVATIONS[config.pooler_act]
 
     def forward(self, hidden: torch.Tensor, attention_mask: torch.Tensor | None = None) -> torch.Tensor:
         """[B, N, hidden_size] and the mask [B, N] of real tokens -> [B, hidden_size]."""
-        if attention_mask is None:
-            first = hidden[:, 0]
-        else:
-            column = attention_mask.bool().int().argmax(dim=1)
-            first = hidden[torch.arange(len(hidden), device=hidden.device), column]
-        return self.activation(self.dense(first))
+        return self.activation(self.dense(self.pool(hidden, attention_mask)))
+
+
+def _first(hidden: torch.Tensor, attention_mask: torch.Tensor | None) -> torch.Tensor:
+    if attention_mask is None:
+        return hidden[:, 0]
+    column = attention_mask.bool().int().argmax(dim=1)
+    return hidden[torch.arange(len(hidden), device=hidden.device), column]
+
+
+def _mean(hidden: torch.Tensor, attention_mask: torch.Tensor | None) -> torch.Tensor:
+    """A row without a real token gets zeros."""
+    if attention_mask is None:
+        return hidden.mean(dim=1)
+    real = attention_mask.bool()[..., None]
+    return hidden.masked_fill(~real, 0).sum(dim=1) / real.sum(dim=1).clamp(min=1)

@@ -16,6 +16,7 @@ Optimizer = Literal["adamw", "muon"]
 Schedule = Literal["cosine", "linear"]
 ObjectiveName = Literal["causal", "mlm"]
 TaskName = Literal["classify", "tag", "qa"]
+Pooling = Literal["cls", "mean"]
 Block = Literal["pre_norm", "post_norm", "all_attention"]
 PositionType = Literal["learned", "factorised", "rotary", "relative", "none"]
 Activation = Literal["quick_gelu", "gelu", "gelu_new", "relu", "silu"]
@@ -170,6 +171,8 @@ class FineTuneConfig(TrainingConfig):
     `validation_fraction` of the examples is held out, chosen by the seed.
     Reading: of a document the first `length` tokens, by default as many as the model takes; "qa" with a `stride` reads
     all of it, in windows of `length` that share so many tokens, and allows answers of `max_answer_length` tokens.
+    Pooling: "classify" labels a document by its first token ("cls") or by the mean of all ("mean"); by default as the
+    model says.
     Length: the run also ends after `epochs` passes over the training examples.
     Evaluation on the way: on at most `evaluation_examples` examples.
     """
@@ -182,6 +185,7 @@ class FineTuneConfig(TrainingConfig):
     from_scratch: bool = False
     length: int | None = None
     stride: int | None = None
+    pooling: Pooling | None = None
     max_answer_length: int = 30
     epochs: float = 3.0
     learning_rate: float = 5e-5
@@ -195,6 +199,9 @@ class FineTuneConfig(TrainingConfig):
         self._require("length", self.length is None or self.length >= 1, "must be at least 1, or None for the model's")
         self._require("stride", self.stride is None or self.stride >= 0, "must not be negative")
         self._require("stride", self.stride is None or self.task == "qa", f"is for task 'qa', not {self.task!r}")
+        if self.pooling is not None:
+            self._require_one_of("pooling", Pooling)
+            self._require("pooling", self.task == "classify", f"is for task 'classify', not {self.task!r}")
         self._require("epochs", self.epochs > 0, "must be positive")
         self._require("validation_fraction", 0 < self.validation_fraction <= 0.5, "must be above 0 and at most 0.5")
 

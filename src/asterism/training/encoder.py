@@ -4,6 +4,7 @@ Nothing is downloaded and no pickle is read. Weights that the folder does not ha
 puts something new on top; an encoder that is not whole is refused.
 """
 
+from collections.abc import Iterable
 from pathlib import Path
 
 import transformers
@@ -47,12 +48,15 @@ def load_encoder(path: str, task: Task, vocabulary: int, *, fresh: bool) -> PreT
     """The model of a folder in float32, with what the task needs on top; `fresh` draws all of its weights anew.
 
     New weights come from torch's global generator. Raises CheckpointError for weights that are missing, damaged or
-    pickled, ConfigurationError for a tokenizer of `vocabulary` tokens that the model has no embeddings for.
+    pickled, ConfigurationError for a tokenizer of `vocabulary` tokens that the model has no embeddings for and
+    for a choice of the task that its kind of model does not leave.
     """
     folder = _model_folder(path)
     architecture = getattr(transformers, task.architecture)
     try:
-        config = AutoConfig.from_pretrained(folder, local_files_only=True, **task.model_fields())
+        fields = task.model_fields()
+        config = AutoConfig.from_pretrained(folder, local_files_only=True, **fields)
+        _refuse_unknown_fields(folder, config, fields)
         if fresh:
             model = architecture.from_config(config)
         else:
@@ -98,6 +102,13 @@ def _model_folder(path: str) -> Path:
     if not (folder / "config.json").exists():
         raise CheckpointError(f"model: {folder} is no folder of a model or a run: it has no config.json or run.json")
     return folder
+
+
+def _refuse_unknown_fields(folder: Path, config: PreTrainedConfig, fields: Iterable[str]) -> None:
+    """Raises ConfigurationError for a field that this kind of model does not know; transformers passes over it."""
+    for name in fields:
+        if not hasattr(config, name):
+            raise ConfigurationError(f"model: the {config.model_type} model in {folder} leaves no choice of {name}")
 
 
 def _refuse_incomplete(folder: Path, model: PreTrainedModel, found: dict) -> None:

@@ -97,7 +97,7 @@ def _length(config: FineTuneConfig, most: int | None) -> int:
 
 def _task(config: FineTuneConfig, training: Sequence[Any], length: int) -> Task:
     if config.task == "classify":
-        return Classification(training, length=length)
+        return Classification(training, length=length, pooling=config.pooling)
     if config.task == "tag":
         return Tagging(training, length=length)
     return Answering(training, length=length, stride=config.stride, max_answer_length=config.max_answer_length)

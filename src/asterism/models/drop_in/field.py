@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from transformers import PreTrainedConfig
 
 from asterism.errors import ConfigurationError, PatternError
+from asterism.models.mixers import Fourier, parse_mixers
 from asterism.patterns import Pattern, parse, parse_schedule
 from asterism.patterns.schedule import Schedule
 
@@ -61,18 +62,16 @@ def write_patterns(patterns: Pattern | Schedule | str | Sequence[Pattern | str])
 def read_patterns(texts: str | Sequence[str] | None, layers: int) -> tuple[Pattern, ...]:
     """The pattern of each layer, from what the field holds.
 
-    Raises PatternError for a text that cannot be read, ConfigurationError for an empty field, and for a list whose
-    length is not the number of layers.
+    Raises PatternError for a text that cannot be read, ConfigurationError for an empty field, for a list whose length is
+    not the number of layers, and for a mixer that is no pattern.
     """
     if texts is None:
         raise ConfigurationError(
             "the model's configuration names no pattern (asterism_pattern); give one, use_pattern(model, pattern)"
         )
-    if isinstance(texts, str):
-        schedule = parse_schedule(texts)
-        return tuple(schedule.layer(number) for number in range(layers))
-    if len(texts) != layers:
+    mixers = parse_mixers(texts, layers)
+    if not all(isinstance(mixer, Pattern) for mixer in mixers):
         raise ConfigurationError(
-            f"{len(texts)} patterns are listed for {layers} layers; give one per layer, or one schedule for all"
+            f"asterism_pattern: {Fourier.text} is no pattern; only Asterism's own models mix by it"
         )
-    return tuple(parse(text) for text in texts)
+    return tuple(mixers)

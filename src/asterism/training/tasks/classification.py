@@ -45,24 +45,27 @@ class Classification(Task[Document]):
     labels   the labels that exist, in the order of the model's outputs
     several  whether a document may have any number of them; else it has one
     length   how many tokens of a document are read
+    pooling  which token the model labels a document by, "cls" or "mean"; None leaves it to the model
     """
 
     architecture: ClassVar[str] = "AutoModelForSequenceClassification"
 
-    def __init__(self, documents: Sequence[Document], *, length: int) -> None:
+    def __init__(self, documents: Sequence[Document], *, length: int, pooling: str | None = None) -> None:
         """With the labels of the training documents. Raises DataError if they leave nothing to decide."""
         self.labels = sorted({label for document in documents for label in document.labels})
         self.several = documents[0].several
         self.length = length
+        self.pooling = pooling
         self.headline = "macro_f1" if self.several else "accuracy"
         if len(self.labels) < 2 - self.several:
             seen = ", ".join(self.labels) or "none"
             raise DataError(f"data: the training documents must have {2 - self.several} labels or more, seen: {seen}")
 
     def model_fields(self) -> dict[str, Any]:
-        """The labels, and which loss."""
+        """The labels, which loss, and which token they are read from."""
         kind = "multi_label_classification" if self.several else "single_label_classification"
-        return {**label_fields(self.labels), "problem_type": kind}
+        pooling = {} if self.pooling is None else {"classifier_pooling": self.pooling}
+        return {**label_fields(self.labels), "problem_type": kind, **pooling}
 
     def features(self, examples: Sequence[Document], tokenizer: PreTrainedTokenizerFast) -> list[Feature]:
         """One feature per document. The target is a list of 0 and 1 per label, or the number of the label."""
