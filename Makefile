@@ -7,9 +7,11 @@ GPU = $(shell $(PYTHON) -c 'import torch; print(torch.cuda.get_device_name().low
 BIN := .venv/bin
 STAMP := .venv/installed
 QUICK := algebra architecture compiler data draw liveness patterns pictures recipes scores text
+MODELS := models encoders import use_pattern huggingface finetuning masked
+LOWEST := 5.17.0
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/pytest --numprocesses logical --maxprocesses 8
 
-.PHONY: help train test quick test-slow bench long-range gpu-check lint install clean
+.PHONY: help train test quick test-slow test-lowest bench long-range gpu-check lint install clean
 .DEFAULT_GOAL := help
 
 help:  ## List the targets
@@ -27,6 +29,12 @@ quick: $(STAMP)  ## Run the tests of patterns, compiler, data and recipes: under
 
 test-slow: $(STAMP)  ## Run the tests that take minutes
 	$(PYTEST) -m slow
+
+test-lowest:  ## Run the tests of models, in .venv-lowest, with the oldest transformers that is supported
+	test -x .venv-lowest/bin/python || $(PYTHON) -m venv .venv-lowest
+	sed 's/^transformers==.*/transformers==$(LOWEST)/' constraints.txt > .venv-lowest/constraints.txt
+	.venv-lowest/bin/pip install --quiet --constraint .venv-lowest/constraints.txt --editable ".[dev]"
+	$(PYTEST:$(BIN)/%=.venv-lowest/bin/%) $(MODELS:%=tests/test_%.py) tests/promises
 
 bench: $(STAMP)  ## Measure all implementations and the peers installed, into benchmarks/results (an hour or so)
 	$(BIN)/pip install --quiet --constraint constraints.txt --editable ".[bench]"
@@ -57,4 +65,4 @@ $(STAMP): pyproject.toml constraints.txt
 	@touch $@
 
 clean:  ## Remove .venv and caches; runs/ stays
-	rm -rf .venv .pytest_cache .ruff_cache .hypothesis
+	rm -rf .venv .venv-lowest .pytest_cache .ruff_cache .hypothesis

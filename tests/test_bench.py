@@ -6,6 +6,7 @@ import re
 import shlex
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import NamedTuple
@@ -183,12 +184,21 @@ def test_without_backward_only_forward_is_timed():
 
 def test_tasks_take_turns_and_slow_ones_leave():
     order = []
-    tasks = [Task(lambda: order.append("a"), "cpu"), Task(lambda: order.append("b"), "cpu")]
-    in_turns(tasks, 3, patience=60)
-    assert order == ["a", "b", "b", "a", "a", "b"]
+    tasks = [Task(partial(order.append, name), "cpu") for name in "abc"]
+    in_turns(tasks, 20, patience=60)
+    rounds = ["".join(order[start : start + 3]) for start in range(0, 60, 3)]
+    assert all(set(one) == set("abc") for one in rounds) and len(set(rounds)) == 6
     slow = Task(lambda: None, "cpu", seconds=[40.0])
     in_turns([slow], 3, patience=60)
     assert slow.seconds == [40.0]
+
+
+def test_a_slow_first_call_counts_where_nothing_compiles():
+    calls = []
+    task = Task(lambda: calls.append(0), "cpu")
+    task.warm_up(patience=0)
+    in_turns([task], 3, patience=0)
+    assert len(calls) == len(task.seconds) == 1
 
 
 def test_dense_attention_that_would_take_long_is_computed_in_part():

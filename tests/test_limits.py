@@ -1,5 +1,6 @@
 """The furthest-vector task: one full layer solves it, orthogonal vectors reduce to it, and who can interact at all."""
 
+import importlib.util
 import json
 from functools import reduce
 from pathlib import Path
@@ -22,8 +23,10 @@ from asterism.theory.limits import (
     sign_vectors,
     soft_solver,
 )
+from asterism.training.randomness import isolated
 
-KEPT = Path(__file__).parents[1] / "benchmarks" / "results" / "furthest-vector.json"
+BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
+KEPT = BENCHMARKS / "results" / "furthest-vector.json"
 
 
 def take(vectors, index):
@@ -137,6 +140,19 @@ def test_what_is_refused():
         interactions("dense()", 4, 0)
     with pytest.raises(DataError, match=r"0 and 1, got an array of shape \[1, 2\]"):
         orthogonal_pair(np.array([[1, 2]]))
+
+
+def test_a_trained_model_is_a_function_of_the_seed(monkeypatch):
+    spec = importlib.util.spec_from_file_location("benchmark_furthest", BENCHMARKS / "furthest.py")
+    benchmark = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(benchmark)
+    monkeypatch.setattr(benchmark, "STEPS", 4)
+    monkeypatch.setattr(benchmark, "TOKENS_TESTED", 64)
+    figures = []
+    for seed in (1, 2):
+        with isolated(seed):
+            figures.append(benchmark.train(benchmark.PATTERNS["bigbird"], 2, 8))
+    assert figures[0] == figures[1]
 
 
 def test_kept_result_of_trained_models():

@@ -1,5 +1,6 @@
 """The measurement: every contender of every case, checked, then timed in turns; one row each, as plain data."""
 
+import math
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
@@ -138,7 +139,7 @@ def _measure_case(case: Case, settings: Settings, rate: float, plan_seconds: flo
     for contender in _contenders(settings, rate):
         row = _row(case, contender)
         rows.append(row)
-        entry = _admit(contender, case, operands, row, settings.backward)
+        entry = _admit(contender, case, operands, row, settings)
         if row["status"] != "skipped":
             say(f"  {contender.name}: {row['status']}{': ' + row['reason'] if row['reason'] else ''}")
         if entry is not None:
@@ -177,21 +178,21 @@ def _row(case: Case, contender: Contender) -> Row:
     }
 
 
-def _admit(contender: Contender, case: Case, operands: Operands, row: Row, backward: bool) -> _Entry | None:
+def _admit(contender: Contender, case: Case, operands: Operands, row: Row, settings: Settings) -> _Entry | None:
     """Check a contender and make it ready and warm; None, with the reason in its row, if it is not to be timed."""
     if reason := contender.reason_against(case):
         row.update(status="skipped", reason=reason)
         return None
-    checked = check(contender, case, backward)
+    checked = check(contender, case, settings.backward)
     row.update(checked_length=checked.length, no_backward=checked.no_backward)
     if not checked.passed:
         row.update(status="refused" if checked.refused else "failed", reason=checked.reason)
         return None
     try:
         prepared = contender.prepare(case)
-        tasks = _tasks(prepared, operands, backward and not checked.no_backward, case.device)
+        tasks = _tasks(prepared, operands, settings.backward and not checked.no_backward, case.device)
         for task in tasks.values():
-            task.warm_up()
+            task.warm_up(settings.patience if contender.kind == "dense" else math.inf)
     except Exception as error:  # out of memory, say: the others are still worth measuring
         row.update(status="refused", reason=f"at {case.length:,} tokens: {first_line(error)}")
         return None

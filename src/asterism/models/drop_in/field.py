@@ -62,8 +62,8 @@ def write_patterns(patterns: Pattern | Schedule | str | Sequence[Pattern | str])
 def read_patterns(texts: str | Sequence[str] | None, layers: int) -> tuple[Pattern, ...]:
     """The pattern of each layer, from what the field holds.
 
-    Raises PatternError for a text that cannot be read, ConfigurationError for an empty field, for a list whose length is
-    not the number of layers, and for a mixer that is no pattern.
+    Raises PatternError for a text that cannot be read, ConfigurationError for an empty field, for a list whose length
+    is not the number of layers, and for a mixer that is no pattern.
     """
     if texts is None:
         raise ConfigurationError(
