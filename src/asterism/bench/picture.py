@@ -43,6 +43,10 @@ def draw_times(record: Mapping[str, Any], path: Path) -> None:
     for across, pattern in enumerate(patterns):
         panels[0][across].set_title(pattern, fontsize=9)
         panels[-1][across].set_xlabel("tokens")
+    lengths = sorted({row["length"] for row in timed})
+    panels[0][0].set_xticks(lengths, [f"{length:,}" for length in lengths])
+    for axes in panels.flat:
+        axes.tick_params(axis="x", rotation=30, labelsize=8)
     lines = {line.get_label(): line for axes in panels.flat for line in axes.get_lines()}
     order = [name for name, _ in names if name in lines]
     figure.legend([lines[name] for name in order], order, loc="outside right center", fontsize=9)
@@ -66,8 +70,6 @@ def _draw_panel(
             axes.plot(*zip(*points, strict=True), _STYLES[kind], label=name, color=colour, markersize=4, linewidth=1.3)
     axes.set_xscale("log", base=2)
     axes.set_yscale("log")
-    lengths = sorted({row["length"] for row in rows})
-    axes.set_xticks(lengths, [f"{length:,}" for length in lengths], rotation=30, fontsize=8)
     axes.xaxis.set_minor_locator(NullLocator())
     axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
     axes.yaxis.set_major_formatter(StrMethodFormatter("{x:g}"))
