@@ -32,7 +32,7 @@ test-slow: $(STAMP)  ## Run the tests that take minutes
 
 test-lowest:  ## Run the tests of models, in .venv-lowest, with the oldest transformers that is supported
 	test -x .venv-lowest/bin/python || $(PYTHON) -m venv .venv-lowest
-	sed 's/^transformers==.*/transformers==$(LOWEST)/' constraints.txt > .venv-lowest/constraints.txt
+	sed -e 's/^transformers==.*/transformers==$(LOWEST)/' -e '/^huggingface/d' constraints.txt > .venv-lowest/constraints.txt
 	.venv-lowest/bin/pip install --quiet --constraint .venv-lowest/constraints.txt --editable ".[dev]"
 	$(PYTEST:$(BIN)/%=.venv-lowest/bin/%) $(MODELS:%=tests/test_%.py) tests/promises
 

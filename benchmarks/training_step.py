@@ -170,9 +170,14 @@ def report(rows: list[dict[str, Any]]) -> None:
             f"{name:<30}" + "".join(f"{cell:>16}" for cell in told) + f"   {longest(rows, name):,.0f} tokens fit 8 GiB"
         )
     print(f"\n{'a layer, forward':<30}" + "".join(f"{length:>16,}" for length in LENGTHS[:-2]))
-    for name in MIXERS:
-        cells = [row["figures"]["seconds"] for row in rows if row["what"] == "layer" and row["name"] == name]
+    times = {
+        name: [row["figures"]["seconds"] for row in rows if row["what"] == "layer" and row["name"] == name]
+        for name in MIXERS
+    }
+    for name, cells in times.items():
         print(f"{name:<30}" + "".join(f"{x * 1e3:>13.1f} ms" for x in cells))
+    ratios = zip(times["dense attention"], times["Fourier mixing"], strict=True)
+    print(f"{'dense over Fourier':<30}" + "".join(f"{dense / fourier:>16.1f}" for dense, fourier in ratios))
 
 
 def draw(rows: list[dict[str, Any]], file: Path) -> None:

@@ -37,7 +37,8 @@ class Outcome(NamedTuple):
 def padding_changes_no_real_token(subject: Subject) -> Outcome:
     """A row alone and the same row padded to a longer batch, on the right and on the left.
 
-    Encoders are judged by the right, where their tokenizers pad, causal models by the left, where generation pads.
+    Encoders are judged by the right, where their tokenizers pad, causal models by the left, where generation pads. Causal
+    models of others then get the positions that transformers' generation gives them; ours read them off the mask.
     """
     tokens = _tokens(LENGTH)
     alone = _logits(subject.build(), tokens)
@@ -45,7 +46,10 @@ def padding_changes_no_real_token(subject: Subject) -> Outcome:
     padded = torch.cat([tokens, torch.zeros(1, PADDING, dtype=torch.int64)], dim=1)
     extra = {"attention_mask": mask} if subject.takes_padding else {}
     right = _difference(alone, _logits(subject.build(), padded, **extra)[:, :LENGTH])
-    extra = {"attention_mask": mask.roll(PADDING, 1)} if subject.takes_padding else {}
+    mask = mask.roll(PADDING, 1)
+    extra = {"attention_mask": mask} if subject.takes_padding else {}
+    if subject.is_causal and not subject.is_ours:
+        extra["position_ids"] = (mask.cumsum(dim=1) - 1).clamp(min=0)
     left = _difference(alone, _logits(subject.build(), padded.roll(PADDING, 1), **extra)[:, PADDING:])
     kept = (left if subject.is_causal else right) < TOLERANCE
     return Outcome(kept, f"right {right:.1g}, left {left:.1g}")
