@@ -73,7 +73,7 @@ def machines(draw: st.DrawFn) -> TuringMachine:
     symbols = "_ab"[: draw(st.integers(2, 3))]
     transitions = st.builds(
         Transition,
-        st.sampled_from([*states * 5, "yes", "no"]),
+        st.sampled_from([*states * 8, "yes", "no"]),
         st.sampled_from(symbols),
         st.sampled_from([-1, 1, -1, 1, 0]),
     )
@@ -89,5 +89,5 @@ def machines(draw: st.DrawFn) -> TuringMachine:
         reject=frozenset({"no"} | undefined),
         inputs=tuple(symbols[1:]),
         symbols=tuple(symbols),
-        tape=draw(st.sampled_from(["two-way", "one-way"])),
+        tape=draw(st.sampled_from(["two-way", "two-way", "one-way"])),
     )

@@ -82,7 +82,7 @@ def test_random_machines():
     @given(machines(), st.data())
     def run(machine: TuringMachine, data: st.DataObject) -> None:
         word = data.draw(st.text(machine.inputs, max_size=4))
-        for attention, most in (("full", 30), ("sparse", 20)):
+        for attention, most in (("full", 30), ("sparse", 24)):
             steps = run_to_its_end(prepare(machine, word, attention=attention), most)
             counts[attention] += own_steps(steps)
 
