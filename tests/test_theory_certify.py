@@ -29,7 +29,7 @@ from asterism.theory.hamiltonian import (
     is_path,
 )
 from asterism.theory.reach import Never, Reach, find_reach, first_layers
-from asterism.theory.small_world import measure, random_graph, ring
+from asterism.theory.small_world import compare, measure, random_graph, ring
 from asterism.theory.universality import Hub, MissingLoop, find_hub
 
 CAUSAL = ("causal()", "strided(8)", "fixed(8, summary=2)", "sinks(2, 4)", "bigbird_causal(block=4)")
@@ -405,6 +405,17 @@ def test_relatives_have_as_many_edges(n: int):
             assert not graph.loops.any()
 
 
+def test_fewer_tokens_are_looked_at_where_each_takes_long(monkeypatch: pytest.MonkeyPatch):
+    """The same number in all three graphs, and said so."""
+    graph = read_graph(patterns.stride(8), 600)
+    full = compare(graph)
+    monkeypatch.setattr("asterism.theory.small_world.WORK", 2**19)
+    world = compare(graph)
+    assert full.pattern.sample == 256
+    assert 10 < world.pattern.sample == world.random.sample == world.ring.sample < 256
+    assert world.pattern.clustering == pytest.approx(full.pattern.clustering)
+
+
 def test_bigbird_is_a_small_world():
     world = certify("bigbird(block=8)", 512).small_world
     assert world.pattern.path_length < 0.8 * world.ring.path_length
@@ -614,24 +625,24 @@ def test_checks_of_long_sequences_follow_some_keys():
 # --- scale, words, refusals -------------------------------------------------------------------------------------------
 
 
-LONG = {
-    "interleave(window(32, 32), stride(64))": 3,
-    "bigbird()": 2,
-    "dense()": 1,
-    "star()": 2,
-    "yun_window(64)": 128,
-    "stride(2) | (global_queries(0) & global_keys(1))": None,
-}
-"""Patterns, and after how many layers all pairs are connected. The path of the last one must take its one odd edge."""
-
-
-@pytest.mark.parametrize("text", LONG)
-def test_4096_tokens_take_seconds(text: str, capsys: pytest.CaptureFixture[str]):
-    """The whole command: certificate, explanation, and figures beside a random graph and a ring."""
+@pytest.mark.parametrize(
+    ("text", "hops", "seconds"),
+    [
+        ("interleave(window(32, 32), stride(64))", 3, 15),
+        ("bigbird()", 2, 15),
+        ("dense()", 1, 15),
+        ("star()", 2, 15),
+        ("yun_window(64)", 128, 15),
+        # 8 million scattered edges, no closed form, and a path only over the one edge between the halves:
+        pytest.param("stride(2) | (global_queries(0) & global_keys(1))", None, 60, marks=pytest.mark.slow),
+    ],
+)
+def test_4096_tokens_take_seconds(text: str, hops: int | None, seconds: int, capsys: pytest.CaptureFixture[str]):
+    """Processor time of the whole command: certificate, words, figures beside a random graph and a ring."""
     started = time.process_time()
     assert main(["certify", text, "-n", "4096", "--json"]) == 0
-    assert time.process_time() - started < 20
-    assert json.loads(capsys.readouterr().out)["hops"] == LONG[text]
+    assert time.process_time() - started < seconds
+    assert json.loads(capsys.readouterr().out)["hops"] == hops
 
 
 def test_a_graph_takes_no_n_by_n_memory():

@@ -28,11 +28,11 @@ STEPS = 2
 ROTATIONS = 64
 """How many rotations per token are tried."""
 
-WORK = 2**28
-"""About how many numbers each bounded search looks at before it gives up: two or three seconds."""
+WORK = 2**27
+"""About how many numbers each bounded search looks at before it gives up: a second or two."""
 
-_STEP_WORK, _LABEL_WORK, _RUN_WORK = 2**12, 2**4, 2**3
-"""The same for a step beside the numbers it looks at, for numbering cycles per token, for pieces per run of keys."""
+_STEP_WORK, _LABEL_WORK, _MATCH_WORK, _RUN_WORK = 2**12, 2**4, 2**3, 2**3
+"""The same for a step beside its numbers, for labels of cycles per token, matchings per edge, and pieces per run."""
 
 _SEARCHED_EDGES = 2**24
 """The most edges that are listed one by one."""
@@ -364,7 +364,7 @@ def _patch_cycles(graph: Graph, generator: np.random.Generator) -> Integers | No
     n = graph.n
     closed = _with_extra_token(graph)
     steps = min(STEPS * n, WORK // (RESTARTS * (_STEP_WORK + _LABEL_WORK * n)))
-    for _ in range(RESTARTS):
+    for _ in range(min(RESTARTS, 1 + WORK // (_MATCH_WORK * closed.edges))):
         _, reads = _match(closed, generator.permutation(n + 1))
         if (reads < 0).any():
             return None  # a proof of absence, which _too_few_predecessors has given before
@@ -498,5 +498,5 @@ def _rotate(graph: Graph, generator: np.random.Generator) -> Integers | None:
 
 _SEARCHES: dict[str, Callable[[Graph, np.random.Generator], Integers | None]] = {
     f"up to {ROTATIONS} rotations per token of a path over mutual edges": _rotate,
-    f"joining the cycles of {RESTARTS} matchings, up to {STEPS} steps per token": _patch_cycles,
+    f"joining the cycles of up to {RESTARTS} matchings, up to {STEPS} steps per token": _patch_cycles,
 }
