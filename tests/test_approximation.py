@@ -1,6 +1,8 @@
 """Universal approximation: the distance is what was asked for, the torch model is the exact construction."""
 
 import json
+import re
+import tracemalloc
 from fractions import Fraction
 from pathlib import Path
 
@@ -191,6 +193,71 @@ def test_what_does_not_fit_is_refused_before_anything_is_built(how, message):
     assert "\n" not in str(caught.value)
 
 
+@pytest.mark.parametrize(
+    ("n", "codes", "size"),
+    [
+        (30, "32,212,254,720", r"38\d,\d{3}\.\d"),
+        (400, r"about 10\^123", r"10\^118"),
+        (2000, r"about 10\^605", r"10\^600"),
+    ],
+)
+def test_a_grid_of_any_size_is_refused_in_one_line(n, codes, size):
+    message = f"have {codes} codes, a layer each, which take about {size} GiB"
+    with pytest.raises(ConfigurationError, match=message) as caught:
+        approximate(far, n, 1, "dense()", delta="1/2")
+    assert len(str(caught.value)) < 200 and "\n" not in str(caught.value)
+
+
+def test_the_memory_of_attention_layers_counts():
+    """Of two tokens on a grid of 1/3, all but 18 codes' layers are attention, where most of a cycle is idle."""
+    cycle = f"interleave({', '.join(['dense()'] * 300)})"
+    price = approximate(far, 2, 1, cycle, delta="1/3").price
+    assert (price.attention_layers, price.codes) == (901, 18)
+    with pytest.raises(ConfigurationError, match="GiB are left"):
+        approximate(far, 2, 1, cycle, delta="1/3", memory=price.memory - 1)
+
+
+@pytest.mark.parametrize(("name", "delta"), [("far", "1/6"), ("root", "1/8")])
+def test_the_memory_is_known_before(name, delta):
+    """Within a factor of two of the bytes of all numbers and Python objects of a model and its table."""
+    approximation = build(name, delta=delta)
+    tracemalloc.start()
+    model = approximation.model()
+    objects, _ = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    tensors = sum(tensor.nbytes for tensor in (*model.parameters(), *model.buffers()))
+    assert tensors == 8 * (approximation.price.parameters + approximation.n)
+    assert (objects + tensors) / 2 <= approximation.price.memory <= 2 * (objects + tensors)
+
+
+def test_a_star_in_one_pattern_of_a_cycle():
+    """The cycle is run as it is: the layers of the other patterns wait."""
+    approximation = approximate(far, 2, 1, "interleave(window(), star(), stride(2))", delta="1/3", construction="star")
+    model = approximation.model()
+    price = approximation.price
+    assert (price.attention_layers, price.idle) == (3 * (2 * (3 + 1) + 1), 2 * (2 * (3 + 1) + 1))
+    assert [layer.layer.pattern.text for layer in model.map][:4] == [
+        "window()",
+        "star()",
+        "stride(period=2)",
+        "window()",
+    ]
+    inputs = grid(approximation)
+    assert (as_function(model)(inputs) == approximation.exact(inputs)).all()
+    assert (approximation.exact(inputs) == approximation.quantised(inputs)).all()
+
+
+@pytest.mark.parametrize("delta", ["abc", "1/0", "", float("nan")])
+def test_a_delta_that_is_no_fraction_is_refused(delta):
+    with pytest.raises(PatternError, match=r"delta must be a fraction such as '1/4', got") as caught:
+        approximate(far, 2, 1, "dense()", delta=delta)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_float_is_the_fraction_that_is_written():
+    assert approximate(far, 2, 1, "dense()", delta=0.1).price.delta == Fraction(1, 10)
+
+
 def test_codes_beyond_float64_are_refused_by_the_model_only():
     approximation = approximate(crossed, 2, 2, "star()", delta="1/6", construction="star")
     with pytest.raises(ConfigurationError, match=r"codes need \d+ bits or more, and a float64 model keeps 50"):
@@ -232,3 +299,13 @@ def test_kept_results_of_the_torch_models():
     for row in record["epsilons"]:
         assert row["exact"]["value"] + 3 * row["exact"]["error"] <= row["epsilon"]
         assert (row["model"] is None) == ("float64 model keeps 50" in (row["refusal"] or ""))
+
+
+def test_the_prices_on_the_page_are_the_kept_ones():
+    page = (KEPT.parents[2] / "docs" / "theory.md").read_text()
+    rows = [row.split(" | ") for row in re.findall(r"^\| (\w+ \| \d .*) \|$", page, re.MULTILINE)]
+    names = ("function", "n", "d", "epsilon", "delta", "attention_layers", "feed_forward_layers")
+    facts = [row | row["price"] for row in json.loads(KEPT.read_text())["epsilons"]]
+    kept = [[format(fact[name], "," if name.endswith("layers") else "") for name in names] for fact in facts]
+    assert len(rows) == 6
+    assert [row for row in rows if row not in kept] == []

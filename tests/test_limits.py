@@ -138,8 +138,10 @@ def test_what_is_refused():
         FurthestVectorLayer(2, 0)
     with pytest.raises(ConfigurationError, match="got 0"):
         interactions("dense()", 4, 0)
-    with pytest.raises(DataError, match=r"0 and 1, got an array of shape \[1, 2\]"):
-        orthogonal_pair(np.array([[1, 2]]))
+    with pytest.raises(DataError, match=r"rows of 0 and 1, got 2 in row 1$"):
+        orthogonal_pair(np.array([[1, 0], [1, 2]]))
+    with pytest.raises(DataError, match=r"rows of 0 and 1, got an array of shape \[2\]$"):
+        orthogonal_pair(np.array([1, 0]))
 
 
 def test_a_trained_model_is_a_function_of_the_seed(monkeypatch):

@@ -194,7 +194,7 @@ def test_samples_in_normal_form(name: str):
 
 @given(machines(), st.data())
 def test_random_machines_in_normal_form(machine: TuringMachine, data: st.DataObject):
-    word = data.draw(st.text(machine.inputs, max_size=3))
+    word = data.draw(st.text(machine.inputs, max_size=4))
     try:
         corresponds(machine, word, 60)
     except MachineError as error:
@@ -208,6 +208,13 @@ def test_states_may_have_the_names_of_the_form():
         machine = TuringMachine.parse(text.replace("TAPE", tape))
         for word in ("", "1", "11", "111"):
             corresponds(machine, word, 60)
+
+
+@pytest.mark.parametrize("state", ["1", "_"])
+def test_a_state_may_have_the_name_of_a_symbol(state: str):
+    text = f"start: {state}\naccept: done\ninput: 1\n{state} 1 -> {state} _ R\n{state} _ -> done 1 L\n"
+    for word in ("", "1", "11"):
+        corresponds(TuringMachine.parse(text), word, 60)
 
 
 def broken(change: dict[tuple[str, str], Transition | None]) -> NormalForm:

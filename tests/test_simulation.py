@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from fractions import Fraction
 from functools import cache
+from itertools import islice
 
 import numpy as np
 import pytest
@@ -22,7 +23,7 @@ from asterism.theory.full_decoder import full_decoder
 from asterism.theory.hardmax import EXACT, Attention, Decoder, FeedForward, Hidden, Linear, Vector
 from asterism.theory.machine import sample_names
 from asterism.theory.normal_form import normalise
-from asterism.theory.simulation import Disagreement, Run, first_wrong_time
+from asterism.theory.simulation import Disagreement, Run, Step, first_wrong_time, prepare
 from asterism.theory.sparse_decoder import (
     block,
     decoder_pattern,
@@ -37,9 +38,14 @@ ATTENTIONS = ("full", "sparse")
 # --- equal to the interpreter ----------------------------------------------------------------------------------------
 
 
+def own_steps(steps: Sequence[Step]) -> int:
+    """The machine's own steps, without the reading pass and what else only the normal form does."""
+    return max(0, sum(step.exact for step in steps) - 1)
+
+
 @cache
 def run_samples(attention: str) -> int:
-    """Run every sample on all its words; the number of machine steps that were checked."""
+    """Run every sample on all its words; how many of the machines' own steps were checked."""
     checked = 0
     for name, (inputs, expected) in SAMPLES.items():
         for word in inputs:
@@ -53,7 +59,7 @@ def run_samples(attention: str) -> int:
             assert (done.run.tokens, done.run.degree) == (
                 (time, time) if attention == "full" else (triangular(time), min(time, 2))
             )
-            checked += time
+            checked += own_steps(done.steps)
     return checked
 
 
@@ -68,18 +74,35 @@ def test_drift_for_as_long_as_one_likes():
     assert len(simulate("drift", steps=60, attention="sparse").steps) == 61
 
 
-@settings(max_examples=200)
-@given(machines(), st.data())
-def test_random_machines(machine: TuringMachine, data: st.DataObject):
-    word = data.draw(st.text(machine.inputs, max_size=3))
-    for attention, steps in (("full", 24), ("sparse", 16)):
-        try:
-            done = simulate(machine, word, attention=attention, steps=steps)
-        except MachineError as error:
-            assert machine.tape == "one-way"
-            assert "moves left of cell 0" in str(error)
-        else:
-            assert done.halted or len(done.steps) == steps + 1
+def test_random_machines():
+    """Full and sparse attention over whole runs, some of which end where the machine leaves its tape."""
+    counts = {"full": 0, "sparse": 0}
+
+    @settings(max_examples=200)
+    @given(machines(), st.data())
+    def run(machine: TuringMachine, data: st.DataObject) -> None:
+        word = data.draw(st.text(machine.inputs, max_size=4))
+        for attention, most in (("full", 30), ("sparse", 24)):
+            steps = run_to_its_end(prepare(machine, word, attention=attention), most)
+            counts[attention] += own_steps(steps)
+
+    run()
+    assert min(counts.values()) >= 5 * 200, counts
+
+
+def run_to_its_end(run: Run, most: int) -> list[Step]:
+    """At most so many steps of a run; it may end earlier where the machine halts or leaves a one-way tape."""
+    steps: list[Step] = []
+    try:
+        for step in islice(run, most + 1):
+            steps.append(step)
+    except MachineError as error:
+        assert run.normal.original.tape == "one-way"
+        assert "moves left of cell 0" in str(error)
+    else:
+        machine = run.normal.machine
+        assert len(steps) == most + 1 or steps[-1].configuration.state in machine.halting
+    return steps
 
 
 @pytest.mark.parametrize("attention", ATTENTIONS)
@@ -88,6 +111,13 @@ def test_a_machine_that_leaves_its_tape(attention: str):
     assert contents(simulate(machine, "01", attention=attention).final) == "10"
     with pytest.raises(MachineError, match="moves left of cell 0 in state 'carry' on '1', and its tape is one-way"):
         simulate(machine, "11", attention=attention)
+
+
+@pytest.mark.parametrize("attention", ATTENTIONS)
+def test_a_state_may_have_the_name_of_a_symbol(attention: str):
+    machine = TuringMachine.parse("start: a\naccept: z\ninput: a z\na a -> a z R\na z -> a a R\na _ -> z _ L\n")
+    done = simulate(machine, "aza", attention=attention)
+    assert (done.accepted, contents(done.final)) == (True, "zaz")
 
 
 def test_a_run_can_be_stopped():

@@ -11,6 +11,7 @@ pytest.importorskip("scipy")
 from asterism import patterns
 from asterism.errors import PatternError
 from asterism.theory import certify, star_mapping, yun_mapping
+from asterism.theory.contextual import Idle
 
 GRIDS = [(2, 1, 2), (2, 1, 3), (2, 2, 2), (2, 3, 2), (3, 1, 2), (3, 1, 3), (3, 1, 4), (3, 2, 2), (4, 1, 2), (4, 1, 3)]
 """(n, d, 1 / delta)"""
@@ -25,13 +26,36 @@ CYCLES = {
 
 
 @pytest.mark.parametrize(("n", "d", "steps"), GRIDS)
-@pytest.mark.parametrize("text", ["star()", "star_transformer()", "dense()", "bigbird(block=1, random=0)"])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "star()",
+        "star_transformer()",
+        "dense()",
+        "bigbird(block=1, random=0)",
+        "bigbird(block=1, random=1, seed=3)",
+        "yun_star()",
+        "global_tokens((1,)) | window()",
+        "global_tokens((2,)) | window()",
+    ],
+)
 def test_star_mapping_on_whole_grids(n: int, d: int, steps: int, text: str):
     mapping = star_mapping(text, n, d, Fraction(1, steps))
     result = mapping.check()
     assert result.distinct, str(result)
     assert (result.inputs, result.codes) == (steps ** (n * d), n * steps ** (n * d))
     assert len(mapping.layers) == n * (steps**d + 1) + 1
+
+
+@pytest.mark.parametrize(("n", "d", "steps"), GRIDS[:6])
+def test_star_mapping_in_a_cycle(n: int, d: int, steps: int):
+    """The star is in the second pattern, with its hub last; the layers of the other patterns are idle."""
+    mapping = star_mapping("interleave(window(), yun_star(), stride(2))", n, d, Fraction(1, steps))
+    assert mapping.check().distinct
+    assert mapping.tokens == tuple(range(n))
+    assert len(mapping.layers) == 3 * (n * (steps**d + 1) + 1)
+    assert [layer.pattern for layer in mapping.layers] == [0, 1, 2] * (len(mapping.layers) // 3)
+    assert all(isinstance(layer, Idle) == (layer.pattern != 1) for layer in mapping.layers)
 
 
 @pytest.mark.parametrize(
@@ -149,19 +173,32 @@ def test_the_checker_sees_missing_shifts(make, dropped: int):
     collides(replace(mapping, layers=mapping.layers[dropped:]).check())
 
 
+def test_a_float_is_the_fraction_that_is_written():
+    assert yun_mapping("dense()", 2, 1, 0.1).delta == Fraction(1, 10)
+
+
 # --- refusals ---------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (lambda: yun_mapping("dense()", 3, 1, "2/3"), "1 over a whole number of at least 2, got d=1 and delta=2/3"),
-        (lambda: yun_mapping("dense()", 3, 1, "1"), "at least 2, got d=1 and delta=1"),
-        (lambda: star_mapping("dense()", 3, 0, "1/2"), "at least one feature"),
+        (lambda: yun_mapping("dense()", 3, 1, "2/3"), "1 over a whole number of at least 2, got delta=2/3"),
+        (lambda: yun_mapping("dense()", 3, 1, "1"), "at least 2, got delta=1"),
+        (lambda: yun_mapping("dense()", 3, 1, "abc"), "delta must be a fraction such as '1/4', got 'abc'"),
+        (lambda: star_mapping("dense()", 3, 1, "1/0"), "delta must be a fraction such as '1/4', got '1/0'"),
+        (lambda: yun_mapping("dense()", 3, 1, "1/2").check(delta="x"), "delta must be a fraction such as '1/4', got"),
+        (lambda: star_mapping("dense()", 3, 0, "1/2"), "at least one token of one feature, got n=3 and d=0"),
+        (lambda: star_mapping("dense()", 0, 1, "1/2"), "at least one token of one feature, got n=0 and d=1"),
         (lambda: star_mapping("window(1, 1)", 3, 1, "1/2"), "not certified for Theorem 1 of Zaheer 2020"),
         (lambda: yun_mapping("star()", 4, 1, "1/2"), "not certified for Assumption 1 of Yun 2020, see explain"),
         (lambda: yun_mapping("dense()", 9, 3, "1/9").check(), r"the grid has 9\^27 inputs of 9 codes each"),
         (lambda: yun_mapping("dense()", 9, 9, "1/9"), r"once per value, 9\^9 of them, and at most 65,536 layers"),
+        (
+            lambda: yun_mapping("interleave(dense(), dense(), dense())", 3, 2, "1/128"),
+            r"once per value, 128\^2 of them, in a cycle of 3 patterns, and at most 65,536 layers",
+        ),
+        (lambda: star_mapping("interleave(dense(), dense())", 2, 2, "1/150"), "in a cycle of 2 patterns, and at most"),
         (
             lambda: yun_mapping("dense()", 3, 1, "1/2").check(delta="1/3"),
             "must divide the construction's, 1/2, and 1/3",

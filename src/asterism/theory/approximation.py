@@ -36,13 +36,20 @@ from asterism.theory.approximator import (
     WIDTH,
     Approximator,
     Features,
-    count_layers,
+    count_feed_forward_layers,
     count_parameters,
     trace_largest,
 )
-from asterism.theory.contextual import ContextualMapping, Idle, star_mapping, yun_mapping
+from asterism.theory.contextual import (
+    ContextualMapping,
+    count_star_layers,
+    count_yun_layers,
+    read_delta,
+    star_mapping,
+    yun_mapping,
+)
 from asterism.theory.graph import Integers
-from asterism.theory.universality import certify
+from asterism.theory.universality import Certificate, certify
 
 Floats = NDArray[np.float64]
 Function = Callable[[Floats], Floats]
@@ -94,11 +101,11 @@ def distance(
 
 @dataclass(frozen=True)
 class Price:
-    """What the torch model consists of, known before it is built.
+    """What the torch model consists of, known before anything is built.
 
     The grid has `inputs` inputs and n times as many `codes`, a feed-forward layer each. Of the attention layers, `idle`
-    only wait for their pattern's turn. `width` counts the hidden units of a feed-forward layer. `memory` is in bytes
-    and includes the exact table.
+    only wait for their pattern's turn. `width` counts the hidden units of a feed-forward layer. `memory` is about how
+    many bytes the model and the exact table take.
     """
 
     delta: Fraction
@@ -116,12 +123,15 @@ class Price:
 
 @dataclass(frozen=True, eq=False)
 class Approximation:
-    """An approximation of `function`. `positions` are the places of its tokens among the mapping's positions."""
+    """An approximation of `function`. `positions` are the places of its tokens among the mapping's positions.
+
+    `price` says what the torch model consists of, and `patterns` what its attention layers cycle through.
+    """
 
     function: Function
     mapping: ContextualMapping
     patterns: tuple[Pattern, ...]
-    outputs: int
+    price: Price
 
     @property
     def n(self) -> int:
@@ -135,11 +145,6 @@ class Approximation:
     @property
     def positions(self) -> list[int]:
         return list(self.mapping.tokens)
-
-    @property
-    def price(self) -> Price:
-        """What the torch model consists of."""
-        return _price(self.mapping, self.outputs)
 
     def quantised(self, inputs: Floats) -> Floats:
         """Step 1 alone: the function in the middle of the cell, [B, n, outputs]."""
@@ -211,7 +216,7 @@ def approximate(
     pattern: Pattern | Schedule | str,
     *,
     epsilon: float | None = None,
-    delta: Fraction | str | None = None,
+    delta: Fraction | str | float | None = None,
     p: float = 2,
     construction: Literal["auto", "yun", "star"] = "auto",
     memory: int | None = None,
@@ -227,7 +232,7 @@ def approximate(
     memory        bytes that table and model may take, by default what the machine has left
 
     Raises ConfigurationError when that is not enough, said before anything is built, and for arguments or a function
-    that do not fit; PatternError for a pattern that is not certified.
+    that do not fit; PatternError for a pattern that is not certified and a delta that makes no grid.
     """
     if (epsilon is None) == (delta is None):
         raise ConfigurationError("approximate needs either epsilon or delta")
@@ -237,13 +242,13 @@ def approximate(
         raise ConfigurationError(f"a function of sequences has at least 2 tokens of 1 feature, got {n=} and {d=}")
     left = _memory_left() if memory is None else memory
     outputs = _evaluate(function, np.full((1, n, d), 0.5)).shape[2]
-    build = _builder(pattern, n, d, construction)
+    chosen = _choose(pattern, n, d, construction)
     if delta is None:
-        return _largest_delta(function, build, n, d, outputs, epsilon, p, left)
-    delta = Fraction(delta)
-    _check_memory(n, d, outputs, delta.denominator, left)
-    mapping, patterns = build(delta)
-    return Approximation(function, mapping, patterns, outputs)
+        price = _largest_delta(function, chosen, outputs, epsilon, p, left)
+    else:
+        price = chosen.price(read_delta(delta), outputs)
+        _check_memory(price, n, d, left)
+    return Approximation(function, chosen.build(price.delta), chosen.certificate.schedule.patterns, price)
 
 
 def as_function(model: Approximator) -> Function:
@@ -256,45 +261,113 @@ def as_function(model: Approximator) -> Function:
     return evaluate
 
 
-# --- choice of delta --------------------------------------------------------------------------------------------------
+# --- choice of the construction and of delta --------------------------------------------------------------------------
 
 
-Builder = Callable[[Fraction], tuple[ContextualMapping, tuple[Pattern, ...]]]
+@dataclass(frozen=True)
+class _Construction:
+    """A construction for n tokens of d features, whose theorem the certificate proves; the grid is still open."""
+
+    certificate: Certificate
+    star: bool
+    n: int
+    d: int
+
+    def price(self, delta: Fraction, outputs: int) -> Price:
+        n, d, steps, features = self.n, self.d, delta.denominator, Features(self.d, outputs)
+        codes = n * steps ** (n * d)
+        attention_layers = self._attention_layers(steps, self.certificate.schedule.period)
+        feed_forward_layers = count_feed_forward_layers(d, steps, codes)
+        parameters = count_parameters(features, self.certificate.n, attention_layers, feed_forward_layers)
+        return Price(
+            delta=delta,
+            inputs=codes // n,
+            codes=codes,
+            attention_layers=attention_layers,
+            idle=attention_layers - self._attention_layers(steps, period=1),
+            feed_forward_layers=feed_forward_layers,
+            heads=HEADS,
+            hidden_size=features.hidden_size,
+            width=WIDTH,
+            parameters=parameters,
+            memory=8 * parameters
+            + attention_layers * _ATTENTION_BYTES
+            + feed_forward_layers * _FEED_FORWARD_BYTES
+            + codes * _CODE_BYTES,
+        )
+
+    def build(self, delta: Fraction) -> ContextualMapping:
+        make = star_mapping if self.star else yun_mapping
+        return make(self.certificate.schedule, self.n, self.d, delta)
+
+    def _attention_layers(self, steps: int, period: int) -> int:
+        if self.star:
+            return count_star_layers(self.n, self.d, steps, period)
+        return count_yun_layers(self.n, self.d, steps, period, self.certificate.hops)
+
+
+def _choose(pattern: Pattern | Schedule | str, n: int, d: int, construction: str) -> _Construction:
+    """The construction asked for, once a theorem covers the pattern."""
+    schedule = pattern if isinstance(pattern, Schedule) else parse_schedule(str(pattern))
+    if construction not in ("auto", "yun", "star"):
+        raise ConfigurationError(f"construction must be auto, yun or star, got {construction!r}")
+    reasons = []
+    if construction != "star":
+        certificate = certify(schedule, n)
+        if certificate.yun:
+            return _Construction(certificate, False, n, d)
+        reasons.append(f"Assumption 1 of Yun 2020 is not known to hold at length {n}")
+    if construction != "yun":
+        certificate = certify(schedule, n + 1)
+        if certificate.star:
+            return _Construction(certificate, True, n, d)
+        reasons.append(f"there is no star at length {n + 1}")
+    raise PatternError(f"no theorem certifies {schedule}: {' and '.join(reasons)}; certify(...).explain() says why")
 
 
 def _largest_delta(
-    function: Function, build: Builder, n: int, d: int, outputs: int, epsilon: float, p: float, left: int
-) -> Approximation:
+    function: Function, chosen: _Construction, outputs: int, epsilon: float, p: float, left: int
+) -> Price:
     """Try finer and finer grids. The error is about proportional to delta, so most steps can be left out."""
-    steps = 2
+    n, d, steps = chosen.n, chosen.d, 2
     while True:
-        _check_memory(n, d, outputs, steps, left, f"epsilon {epsilon:g} needs delta of about 1/{steps} or less: ")
+        price = chosen.price(Fraction(1, steps), outputs)
+        _check_memory(price, n, d, left, f"epsilon {epsilon:g} needs delta of about 1/{steps} or less: ")
 
         def quantised(inputs: Floats, steps: int = steps) -> Floats:
             return _evaluate(function, (_cells(inputs, steps) + 0.5) / steps)
 
         found = distance(function, quantised, n, d, p=p)
         if found.upper <= epsilon:
-            mapping, patterns = build(Fraction(1, steps))
-            return Approximation(function, mapping, patterns, outputs)
+            return price
         steps = max(steps + 1, math.floor(0.9 * steps * found.value / epsilon))
 
 
-def _builder(pattern: Pattern | Schedule | str, n: int, d: int, construction: str) -> Builder:
-    """How a mapping is made for the pattern, once a theorem covers it."""
-    schedule = pattern if isinstance(pattern, Schedule) else parse_schedule(str(pattern))
-    if construction not in ("auto", "yun", "star"):
-        raise ConfigurationError(f"construction must be auto, yun or star, got {construction!r}")
-    if construction == "yun" or (construction == "auto" and certify(schedule, n).yun):
-        return lambda delta: (yun_mapping(schedule, n, d, delta), schedule.patterns)
-    certificate = certify(schedule, n + 1)
-    if construction == "auto" and not certificate.star:
-        raise PatternError(
-            f"no theorem certifies {schedule}: Assumption 1 of Yun 2020 does not hold at length {n} and there is no"
-            f" star at length {n + 1}; certify(...).explain() says why"
+def _check_memory(price: Price, n: int, d: int, left: int, because: str = "") -> None:
+    """Refuse a grid whose table and model would not fit."""
+    if price.memory > left:
+        raise ConfigurationError(
+            f"{because}n={n} tokens of d={d} features on a grid of delta={price.delta} have {_count(price.codes)}"
+            f" codes, a layer each, which take about {_gibibytes(price.memory)}, and {_gibibytes(left)} are left"
         )
-    number = certificate.hub.pattern if certificate.star else 0
-    return lambda delta: (star_mapping(schedule, n, d, delta), (schedule.patterns[number],))
+
+
+def _count(number: int) -> str:
+    """A number of any size: whole up to a trillion, then as a power of ten."""
+    return f"{number:,}" if number < 10**12 else f"about 10^{math.log10(number):.0f}"
+
+
+def _gibibytes(size: int) -> str:
+    return f"{size / 2**30:,.1f} GiB" if size < 2**70 else f"10^{math.log10(size) - math.log10(2**30):.0f} GiB"
+
+
+def _memory_left() -> int:
+    """Bytes that new objects may take: what Linux calls available, elsewhere all memory."""
+    try:
+        lines = Path("/proc/meminfo").read_text().splitlines()
+        return 1024 * next(int(line.split()[1]) for line in lines if line.startswith("MemAvailable:"))
+    except (OSError, StopIteration):
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
 # --- cells and values -------------------------------------------------------------------------------------------------
@@ -335,51 +408,3 @@ def _checked_inputs(inputs: Floats, approximation: Approximation) -> Floats:
     if inputs.shape[1:] != (n, d) or inputs.min(initial=0) < 0 or inputs.max(initial=1) > 1:
         raise ConfigurationError(f"inputs are [B, {n}, {d}] with features in [0, 1], got {list(inputs.shape)}")
     return inputs
-
-
-# --- price ------------------------------------------------------------------------------------------------------------
-
-
-def _price(mapping: ContextualMapping, outputs: int) -> Price:
-    n, steps = len(mapping.tokens), mapping.delta.denominator
-    inputs = steps ** (n * mapping.d)
-    codes = n * inputs
-    attention_layers, feed_forward_layers = count_layers(mapping, codes)
-    parameters = count_parameters(mapping, outputs, codes)
-    return Price(
-        delta=mapping.delta,
-        inputs=inputs,
-        codes=codes,
-        attention_layers=attention_layers,
-        idle=sum(isinstance(layer, Idle) for layer in mapping.layers),
-        feed_forward_layers=feed_forward_layers,
-        heads=HEADS,
-        hidden_size=Features(mapping.d, outputs).hidden_size,
-        width=WIDTH,
-        parameters=parameters,
-        memory=8 * parameters
-        + attention_layers * _ATTENTION_BYTES
-        + feed_forward_layers * _FEED_FORWARD_BYTES
-        + codes * _CODE_BYTES,
-    )
-
-
-def _check_memory(n: int, d: int, outputs: int, steps: int, left: int, because: str = "") -> None:
-    """Refuse a grid whose table and feed-forward layers alone would not fit."""
-    codes = n * steps ** (n * d)
-    size = Features(d, outputs).hidden_size
-    needed = codes * (8 * (WIDTH * (size + 1) + size * (WIDTH + 1)) + _FEED_FORWARD_BYTES + _CODE_BYTES)
-    if needed > left:
-        raise ConfigurationError(
-            f"{because}n={n} tokens of d={d} features on a grid of delta=1/{steps} have {codes:,} codes, a layer each,"
-            f" which take about {needed / 2**30:,.1f} GiB, and {left / 2**30:,.1f} GiB are left"
-        )
-
-
-def _memory_left() -> int:
-    """Bytes that new objects may take: what Linux calls available, elsewhere all memory."""
-    try:
-        lines = Path("/proc/meminfo").read_text().splitlines()
-        return 1024 * next(int(line.split()[1]) for line in lines if line.startswith("MemAvailable:"))
-    except (OSError, StopIteration):
-        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")

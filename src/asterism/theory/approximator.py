@@ -139,20 +139,18 @@ class Approximator(nn.Module):
         return self.map(self.quantise(hidden))
 
 
-def count_layers(mapping: ContextualMapping, codes: int) -> tuple[int, int]:
-    """Attention and feed-forward layers of the model: an indicator's second half is in the layer after its first."""
-    thresholds = mapping.d * (mapping.delta.denominator - 1)
-    return len(mapping.layers), (thresholds + 1) + (codes + 1)
+def count_feed_forward_layers(d: int, steps: int, codes: int) -> int:
+    """Feed-forward layers of the model: an indicator's second half is in the layer after its first."""
+    thresholds = d * (steps - 1)
+    return (thresholds + 1) + (codes + 1)
 
 
-def count_parameters(mapping: ContextualMapping, outputs: int, codes: int) -> int:
-    """Parameters of the model, from the shapes of its layers."""
-    features = Features(mapping.d, outputs)
+def count_parameters(features: Features, length: int, attention_layers: int, feed_forward_layers: int) -> int:
+    """Parameters of the model for `length` positions, from the shapes of its layers."""
     size = features.hidden_size
-    attention_layers, feed_forward_layers = count_layers(mapping, codes)
     attention = 2 * HEADS * (size + 1) + 2 * size * (size + 1)
     feed_forward = WIDTH * (size + 1) + size * (WIDTH + 1)
-    ends = size * (mapping.d + mapping.length + outputs)
+    ends = size * (features.d + length + features.outputs)
     return attention_layers * attention + feed_forward_layers * feed_forward + ends
 
 

@@ -28,7 +28,8 @@ delta^(-n^2 d) times the spread of what they read. Corrected here, found by exec
 5. the bounds S_k, T_k of the hub follow from an expansion with wrong terms: exact intervals are used instead;
 6. in the last phase the least value that the hub reads is f_1; printed: l_(n+1), and there is no such token.
 
-The paper shifts the hub once per value; here one shift per phase covers its interval: n (delta^-d + 1) + 1 layers.
+The paper shifts the hub once per value; here one shift per phase covers its interval. Layers: p (n (delta^-d + 1) + 1)
+for a cycle of p patterns, of which the one with the star does all the work and the others wait.
 """
 
 from collections import deque
@@ -51,7 +52,7 @@ MOST_CODES = 2**20
 
 
 MOST_LAYERS = 2**16
-"""The most shifts, tokens times values, that are built."""
+"""The most layers that are built."""
 
 
 @dataclass(frozen=True)
@@ -175,13 +176,13 @@ class ContextualMapping:
             codes = _scaled(layer, finer)(codes, keys[layer.pattern])
             yield codes
 
-    def check(self, positions: Sequence[int] | None = None, delta: Fraction | str | None = None) -> Enumeration:
+    def check(self, positions: Sequence[int] | None = None, delta: Fraction | str | float | None = None) -> Enumeration:
         """Enumerate the grid and compare all codes at `positions` (by default those of the input).
 
         A finer `delta` than the construction's asks it to tell apart more inputs than it was built for. Raises
         PatternError when there are more than MOST_CODES codes, or delta does not divide the construction's.
         """
-        step = self.delta if delta is None else Fraction(delta)
+        step = self.delta if delta is None else read_delta(delta)
         _finer(self.delta, step)
         steps, n = _steps(step), len(self.tokens)
         positions = self.tokens if positions is None else positions
@@ -210,7 +211,7 @@ def yun_mapping(
     pattern: Pattern | Schedule | str,
     n: int,
     d: int,
-    delta: Fraction | str,
+    delta: Fraction | str | float,
     *,
     path: Sequence[int] | None = None,
     hops: int | None = None,
@@ -222,11 +223,12 @@ def yun_mapping(
     whole number of at least 2.
     """
     delta, certificate = _checked(n, d, delta), _certified(pattern, n)
+    period, steps, graphs = certificate.schedule.period, _steps(delta), certificate.graphs
     if path is None or hops is None:
         if not certificate.yun:
             raise PatternError(_refusal(certificate, "Assumption 1 of Yun 2020", "path= and hops="))
         path, hops = certificate.path.path.tolist(), certificate.hops
-    steps, graphs = _steps(delta), certificate.graphs
+    _check_layers(count_yun_layers(n, d, steps, period, hops), n, d, steps, period)
     spread = sum(steps**feature for feature in range(d))  # what adding 1 to every feature adds to u^T Z
     offsets = [n - 1, *range(n - 1)]
     start = [0] * n
@@ -238,39 +240,51 @@ def yun_mapping(
         for value in range(steps**d)
         for layer in _one_cycle(graphs, path[place - 1], path[place], start[path[place]] + 2 * value, steps**d)
     ]
-    layers += [GlobalShift(number % len(graphs), n * steps ** ((n + 1) * d + 1)) for number in range(hops)]
+    layers += [GlobalShift(number % period, n * steps ** ((n + 1) * d + 1)) for number in range(hops)]
     return ContextualMapping(graphs, tuple(range(n)), d, delta, tuple(start), tuple(layers))
 
 
-def star_mapping(pattern: Pattern | Schedule | str, n: int, d: int, delta: Fraction | str) -> ContextualMapping:
+def star_mapping(pattern: Pattern | Schedule | str, n: int, d: int, delta: Fraction | str | float) -> ContextualMapping:
     """The construction of Zaheer 2020, appendix A, for n tokens of d features beside the hub of a star.
 
-    The pattern is taken at length n + 1. Raises PatternError for a pattern without a star, and a delta that is not 1
-    over a whole number of at least 2.
+    The pattern is taken at length n + 1. In a cycle of patterns the layers of all but the one with the star are idle.
+    Raises PatternError for a pattern without a star, and a delta that is not 1 over a whole number of at least 2.
     """
     delta, certificate = _checked(n, d, delta), _certified(pattern, n + 1)
     if not isinstance(certificate.hub, Hub):
         raise PatternError(_refusal(certificate, "Theorem 1 of Zaheer 2020 (a star)"))
-    graphs, steps = (certificate.graphs[certificate.hub.pattern],), _steps(delta)
-    hub = certificate.hub.token
+    star, hub = certificate.hub.pattern, certificate.hub.token
+    period, steps = certificate.schedule.period, _steps(delta)
+    _check_layers(count_star_layers(n, d, steps, period), n, d, steps, period)
     tokens = tuple(token for token in range(n + 1) if token != hub)
     unit, spread = 2 * steps, sum(steps**feature for feature in range(d))
     start = [0] * (n + 1)
     for place, token in enumerate(tokens):
         start[token] = unit * spread * steps ** (place * d) if place else 0
     start[hub] = unit * steps ** (n * d)
-    layers: list[Layer] = []
+    shifts: list[SelectiveShift] = []
     own = [(start[token], start[token] + 2 * (steps**d - 1)) for token in tokens]
     center, shifted = (start[hub], start[hub]), []
     for place, (least, greatest) in enumerate(own):
-        layers += [SelectiveShift(0, least + 2 * v - 1, least + 2 * v + 1, steps**d) for v in range(steps**d)]
-        layers.append(SelectiveShift(0, center[0] - 1, center[1] + 1, steps ** (n * d)))
+        shifts += [SelectiveShift(star, least + 2 * v - 1, least + 2 * v + 1, steps**d) for v in range(steps**d)]
+        shifts.append(SelectiveShift(star, center[0] - 1, center[1] + 1, steps ** (n * d)))
         more = steps**d - 1
         shifted.append((steps**d * center[0] - more * greatest, steps**d * center[1] - more * least))
         below = own[place + 1] if place + 1 < n else shifted[0]
         center = tuple(center[side] + steps ** (n * d) * max(shifted[-1][side] - below[1 - side], 0) for side in (0, 1))
-    layers.append(SelectiveShift(0, shifted[0][0] - 1, shifted[-1][1] + 1, steps ** (n * n * d)))
-    return ContextualMapping(graphs, tokens, d, delta, tuple(start), tuple(layers))
+    shifts.append(SelectiveShift(star, shifted[0][0] - 1, shifted[-1][1] + 1, steps ** (n * n * d)))
+    layers = [shift if number == star else Idle(number) for shift in shifts for number in range(period)]
+    return ContextualMapping(certificate.graphs, tokens, d, delta, tuple(start), tuple(layers))
+
+
+def count_yun_layers(n: int, d: int, steps: int, period: int, hops: int) -> int:
+    """The layers of `yun_mapping`, steps = 1 / delta: p (n - 1) / delta^d + s."""
+    return period * (n - 1) * steps**d + hops
+
+
+def count_star_layers(n: int, d: int, steps: int, period: int) -> int:
+    """The layers of `star_mapping`, steps = 1 / delta: p (n (delta^-d + 1) + 1)."""
+    return period * (n * (steps**d + 1) + 1)
 
 
 def _one_cycle(graphs: Sequence[Graph], before: int, token: int, value: int, factor: int) -> Iterator[Layer]:
@@ -283,20 +297,31 @@ def _one_cycle(graphs: Sequence[Graph], before: int, token: int, value: int, fac
 # --- grids and units -------------------------------------------------------------------------------------------------
 
 
-def _checked(n: int, d: int, delta: Fraction | str) -> Fraction:
-    """The step as a fraction, once it is known to make a grid and layers of a size that can be built."""
-    delta = Fraction(delta)
-    if delta.numerator != 1 or delta.denominator < 2 or d < 1:
+def read_delta(delta: Fraction | str | float) -> Fraction:
+    """The step of a grid; a float is taken as it is written, 0.1 as 1/10. Raises PatternError if it makes no grid."""
+    try:
+        step = Fraction(str(delta))
+    except (ValueError, ZeroDivisionError):
+        raise PatternError(f"delta must be a fraction such as '1/4', got {delta!r}") from None
+    if step.numerator != 1 or step.denominator < 2:
+        raise PatternError(f"a grid needs a step that is 1 over a whole number of at least 2, got delta={step}")
+    return step
+
+
+def _checked(n: int, d: int, delta: Fraction | str | float) -> Fraction:
+    """The step as a fraction, once it is known that there are tokens and features."""
+    if n < 1 or d < 1:
+        raise PatternError(f"a mapping needs at least one token of one feature, got {n=} and {d=}")
+    return read_delta(delta)
+
+
+def _check_layers(layers: int, n: int, d: int, steps: int, period: int) -> None:
+    if layers > MOST_LAYERS:
+        turns = f" in a cycle of {period} patterns," if period > 1 else ""
         raise PatternError(
-            f"a grid needs at least one feature and a step that is 1 over a whole number of at least 2, got {d=} and"
-            f" delta={delta}"
+            f"the construction shifts each of {n:,} tokens once per value, {steps}^{d} of them,{turns} and at most"
+            f" {MOST_LAYERS:,} layers are built: take fewer tokens or features, or a larger delta"
         )
-    if n < 1 or n * _steps(delta) ** d > MOST_LAYERS:
-        raise PatternError(
-            f"the construction shifts each of {n:,} tokens once per value, {_steps(delta)}^{d} of them, and at most"
-            f" {MOST_LAYERS:,} layers are built: take at least 1 token, and fewer features or a larger delta"
-        )
-    return delta
 
 
 def _certified(pattern: Pattern | Schedule | str, length: int) -> Certificate:

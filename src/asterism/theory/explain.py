@@ -1,12 +1,17 @@
 """A certificate in words and as plain values."""
 
-from dataclasses import asdict
-from typing import TYPE_CHECKING
+from dataclasses import asdict, fields, is_dataclass
+from typing import TYPE_CHECKING, Any
 
-from asterism.theory.universality import Hub
+import numpy as np
+
+from asterism.theory.universality import Hub, MissingLoop, NoHub
 
 if TYPE_CHECKING:
     from asterism.theory.universality import Certificate
+
+_SHOWN = 4
+"""The most patterns and heads of which the text says why they contain no star."""
 
 _WORDS = {True: "yes", False: "no", None: "not decided"}
 
@@ -38,29 +43,54 @@ def explain(certificate: "Certificate") -> str:
 
 
 def summary(certificate: "Certificate") -> dict[str, object]:
-    """Answers, witnesses and figures; None stands for not decided and for what does not exist."""
+    """Answers, witnesses, counterexamples and figures; None stands for not decided and for what does not exist.
+
+    Everything is counted from 0, patterns of the cycle too. Sets of tokens are lists of them.
+    """
     path, reach, hub = certificate.path, certificate.reach, certificate.hub
-    never = reach.never
     return {
         "schedule": str(certificate.schedule),
         "length": certificate.n,
         "star": certificate.star,
-        "hub": asdict(hub) if isinstance(hub, Hub) else None,
+        "hub": _place(hub) if isinstance(hub, Hub) else None,
+        "missing_spokes": _missing_spokes(hub) if isinstance(hub, NoHub) else None,
         "yun": certificate.yun,
         "self_loops": certificate.self_loops,
-        "missing_loop": asdict(certificate.missing_loop) if certificate.missing_loop else None,
+        "missing_loop": _place(certificate.missing_loop) if certificate.missing_loop else None,
         "hamiltonian_path": certificate.hamiltonian_path,
-        "gamma": None if path.path is None else path.path.tolist(),
-        "obstruction": None if path.obstruction is None else str(path.obstruction),
+        "gamma": _plain(path.path),
+        "obstruction": None if path.obstruction is None else {"text": str(path.obstruction)} | _plain(path.obstruction),
         "tried": list(path.tried),
+        "left_out": list(path.left_out),
         "full_reach": certificate.full_reach,
         "hops": reach.hops,
         "straggler": reach.straggler,
-        "never": None if never is None else {"query": never.query, "key": never.key},
+        "never": _plain(reach.never),
         "connections": list(certificate.connections),
         "pairs_reached": list(reach.fractions),
         "small_world": asdict(certificate.small_world),
     }
+
+
+def _place(found: Hub | MissingLoop) -> dict[str, int]:
+    return {"pattern_index": found.pattern, "head": found.head, "token": found.token}
+
+
+def _missing_spokes(hub: NoHub) -> list[dict[str, object]]:
+    """For each pattern and head a pair (query, key) per token, which the star with that token as its hub lacks."""
+    return [
+        {"pattern_index": pattern, "head": head, "pairs": pairs.tolist()}
+        for (pattern, head), pairs in hub.missing.items()
+    ]
+
+
+def _plain(value: Any) -> Any:
+    """A proof or its parts as plain values: its kind and its fields, and a set of tokens as their list."""
+    if is_dataclass(value):
+        return {"kind": type(value).__name__} | {part.name: _plain(getattr(value, part.name)) for part in fields(value)}
+    if isinstance(value, np.ndarray):
+        return (np.flatnonzero(value) if value.dtype == bool else value).tolist()
+    return value
 
 
 def _line(name: str, answer: bool | None, reason: str) -> str:
@@ -71,10 +101,13 @@ def _star(certificate: "Certificate") -> str:
     hub = certificate.hub
     if isinstance(hub, Hub):
         return f"hub {hub.token}{_where(certificate, hub.pattern, hub.head)} reads all and is read by all"
-    missing = hub.missing[0, 0]
-    token = int(certificate.graphs[0].out_degrees.argmax())
-    query, key = missing[token].tolist()
-    return f"no token is a hub{_where(certificate, 0, 0)}; token {token} is none, as {query} does not read {key}"
+    reasons = []
+    for (pattern, head), missing in hub.missing.items():
+        token = int(certificate.graphs[pattern].out_degrees.argmax())
+        query, key = missing[token].tolist()
+        reasons.append(f"token {token}{_where(certificate, pattern, head)} is none, as {query} does not read {key}")
+    more = [f"{len(reasons) - _SHOWN:,} more"] if len(reasons) > _SHOWN else []
+    return "; ".join(["no token is a hub", *reasons[:_SHOWN], *more])
 
 
 def _loops(certificate: "Certificate") -> str:
@@ -89,7 +122,8 @@ def _path(certificate: "Certificate") -> str:
     if search.obstruction is not None:
         return str(search.obstruction)
     if search.path is None:
-        return f"tried {'; '.join(search.tried)}"
+        left_out = f"; left out, for too many edges: {'; '.join(search.left_out)}" if search.left_out else ""
+        return f"tried {'; '.join(search.tried)}{left_out}"
     ends = [str(token) for token in search.path.tolist()]
     shown = ", ".join(ends if len(ends) <= 8 else [*ends[:4], "...", *ends[-2:]])
     return f"gamma = {shown} ({search.tried[-1]})"

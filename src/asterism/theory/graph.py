@@ -82,9 +82,10 @@ class Graph:
 
     def has(self, queries: Integers | int, keys: Integers | int) -> Booleans:
         """Whether each query reads each key; the arrays broadcast."""
+        starts, stops = self.reads.starts, self.reads.stops
         place = np.asarray(queries, np.int64) * (self.n + 1) + keys
-        run = np.searchsorted(self.reads.starts, place, side="right") - 1
-        return (run >= 0) & (place < np.append(self.reads.stops, 0)[run])
+        run = np.searchsorted(starts, place, side="right") - 1
+        return (run >= 0) & (place < stops[run] if len(stops) else False)
 
     def runs_of(self, queries: Integers) -> tuple[Integers, Integers, Integers]:
         """The runs of some queries, one query after the other: which of `queries`, first key and end."""
@@ -96,7 +97,8 @@ class Graph:
     def keys(self, query: int) -> Integers:
         """The keys of a query, ascending."""
         _, start, stop = self.runs_of(np.array([query]))
-        return np.concatenate([np.arange(0), *(np.arange(*run) for run in zip(start, stop, strict=True))])
+        lengths = stop - start
+        return np.repeat(start - np.cumsum(lengths) + lengths, lengths) + np.arange(lengths.sum())
 
     def pairs(self) -> tuple[Integers, Integers]:
         """Query and key of every edge, sorted. One entry per edge: for sparse graphs."""

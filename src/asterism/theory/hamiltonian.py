@@ -28,8 +28,14 @@ STEPS = 2
 ROTATIONS = 64
 """How many rotations per token are tried."""
 
+WORK = 2**27
+"""About how many numbers each bounded search looks at before it gives up: a second or two."""
+
+_STEP_WORK, _LABEL_WORK, _MATCH_WORK, _RUN_WORK = 2**12, 2**4, 2**3, 2**3
+"""The same for a step beside its numbers, for labels of cycles per token, matchings per edge, and pieces per run."""
+
 _SEARCHED_EDGES = 2**24
-"""The most edges that a bounded search lists one by one."""
+"""The most edges that are listed one by one."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -104,11 +110,15 @@ Obstruction = TooFewPredecessors | Unconnected | Separator | Exhausted
 
 @dataclass(frozen=True, eq=False)
 class PathSearch:
-    """`path` int64 [n] (gamma: each token reads the one before it), or an `obstruction`, or neither: not decided."""
+    """`path` int64 [n] (gamma: each token reads the one before it), or an `obstruction`, or neither: not decided.
+
+    `tried` names what was tried, in its order, and `left_out` what was not because the graph has too many edges.
+    """
 
     path: Integers | None
     obstruction: Obstruction | None
     tried: tuple[str, ...]
+    left_out: tuple[str, ...] = ()
 
 
 def find_path(graph: Graph, seed: int = 0) -> PathSearch:
@@ -124,22 +134,23 @@ def find_path(graph: Graph, seed: int = 0) -> PathSearch:
         path = exact_path(graph)
         if path is not None:
             return PathSearch(path, None, tuple(tried))
-    for search in _OBSTRUCTIONS:
-        obstruction = search(graph)
-        if obstruction is not None:
-            return PathSearch(None, obstruction, tuple(tried))
+    left_out = () if graph.edges <= _SEARCHED_EDGES else (*_LISTING_OBSTRUCTIONS, *_SEARCHES)
+    for name, find in (_OBSTRUCTIONS | _LISTING_OBSTRUCTIONS).items():
+        if name not in left_out:
+            tried.append(name)
+            obstruction = find(graph)
+            if obstruction is not None:
+                return PathSearch(None, obstruction, tuple(tried))
     if small:
         return PathSearch(None, Exhausted(graph.n), tuple(tried))
-    tried.append("separators, shared predecessors and unconnected tokens, without a proof against a path")
-    if graph.edges > _SEARCHED_EDGES:
-        return PathSearch(None, None, (*tried, f"no search: more than {_SEARCHED_EDGES:,} edges"))
     generator = np.random.Generator(np.random.Philox(key=[seed, graph.n]))
     for name, search in _SEARCHES.items():
-        path = search(graph, generator)
-        tried.append(name)
-        if path is not None:
-            return PathSearch(path, None, tuple(tried))
-    return PathSearch(None, None, tuple(tried))
+        if name not in left_out:
+            tried.append(name)
+            path = search(graph, generator)
+            if path is not None:
+                return PathSearch(path, None, tuple(tried))
+    return PathSearch(None, None, tuple(tried), left_out)
 
 
 def is_path(graph: Graph, path: Integers) -> bool:
@@ -238,8 +249,6 @@ def _walk_back(ends: NDArray[np.uint32], reads: NDArray[np.int64]) -> Integers |
 
 def _too_few_predecessors(graph: Graph) -> TooFewPredecessors | None:
     """A violation of Hall's condition, from a largest matching of tokens to predecessors (Koenig's theorem)."""
-    if graph.edges > _SEARCHED_EDGES:
-        return None
     matrix, match = _match(graph, np.arange(graph.n))
     alone = match < 0
     if np.count_nonzero(alone) <= 1:
@@ -282,8 +291,6 @@ def _unconnected(graph: Graph) -> Unconnected | None:
     from scipy.sparse import csr_array
     from scipy.sparse.csgraph import connected_components
 
-    if graph.edges > _SEARCHED_EDGES:
-        return None
     query, key = graph.pairs()
     matrix = csr_array((np.ones(len(query), np.int8), (query, key)), shape=(graph.n, graph.n))
     count, piece = connected_components(matrix, connection="strong")
@@ -325,14 +332,23 @@ def _separator(graph: Graph) -> Separator | None:
     steps = np.flatnonzero(np.diff(degrees[order])) + 1
     candidates = [order[:size] for size in (0, *steps[:_SEPARATORS].tolist())]
     candidates += [order[place : place + 1] for place in range(1, min(_SEPARATORS, graph.n))]
-    for removed in candidates:
+    most = max(1, WORK // (_RUN_WORK * (graph.n + len(graph.runs[0]))))
+    for removed in candidates[:most]:
         piece = graph.pieces_without(removed)
         if piece.max(initial=-1) + 1 > len(removed) + 1:
             return Separator(np.sort(removed), piece)
     return None
 
 
-_OBSTRUCTIONS: tuple[Callable[[Graph], Obstruction | None], ...] = (_separator, _too_few_predecessors, _unconnected)
+_OBSTRUCTIONS: dict[str, Callable[[Graph], Obstruction | None]] = {
+    "separators of high degree, and single tokens": _separator
+}
+
+_LISTING_OBSTRUCTIONS: dict[str, Callable[[Graph], Obstruction | None]] = {
+    "tokens that share too few predecessors": _too_few_predecessors,
+    "tokens that never depend on each other": _unconnected,
+}
+"""Those that list the edges one by one."""
 
 
 # --- bounded searches ------------------------------------------------------------------------------------------------
@@ -347,11 +363,12 @@ def _patch_cycles(graph: Graph, generator: np.random.Generator) -> Integers | No
     """
     n = graph.n
     closed = _with_extra_token(graph)
-    for _ in range(RESTARTS):
+    steps = min(STEPS * n, WORK // (RESTARTS * (_STEP_WORK + _LABEL_WORK * n)))
+    for _ in range(min(RESTARTS, 1 + WORK // (_MATCH_WORK * closed.edges))):
         _, reads = _match(closed, generator.permutation(n + 1))
         if (reads < 0).any():
             return None  # a proof of absence, which _too_few_predecessors has given before
-        reads = _walk(closed, _merge_cycles(closed, reads), generator)
+        reads = _walk(closed, _merge_cycles(closed, reads), steps, generator)
         if reads is not None:
             path = [int(reads[n])]
             while len(path) < n:
@@ -360,12 +377,12 @@ def _patch_cycles(graph: Graph, generator: np.random.Generator) -> Integers | No
     return None
 
 
-def _walk(graph: Graph, reads: Integers, generator: np.random.Generator) -> Integers | None:
-    """Move the end of the path until all cycles are joined to it; None after STEPS * n steps."""
+def _walk(graph: Graph, reads: Integers, steps: int, generator: np.random.Generator) -> Integers | None:
+    """Move the end of the path until all cycles are joined to it; None after so many steps."""
     extra = graph.n - 1
     reads, read_by = reads.copy(), np.argsort(reads)
     label = _cycle_labels(reads)
-    for _ in range(STEPS * graph.n):
+    for _ in range(steps):
         if label.max() == 0:
             return reads
         last = int(read_by[extra])
@@ -392,19 +409,21 @@ def _with_extra_token(graph: Graph) -> Graph:
 
 
 def _merge_cycles(graph: Graph, reads: Integers) -> Integers:
-    """What each token reads once no exchange between two cycles joins any more of them."""
+    """What each token reads once no exchange between two cycles joins any more of them, or too many were looked for."""
     reads, read_by = reads.copy(), np.argsort(reads)
     label = _cycle_labels(reads)
     pending = [np.flatnonzero(label == number) for number in np.argsort(np.bincount(label), kind="stable")]
-    stuck = 0
-    while len(pending) > 1 and stuck < len(pending):
+    stuck = work = 0
+    while len(pending) > 1 and stuck < len(pending) and work < WORK // RESTARTS:
         members = pending.pop(0)
         exchange = _find_exchange(graph, members, reads, read_by, label)
         if exchange is None:
             pending.append(members)
             stuck += 1
+            work += _STEP_WORK * len(members)
             continue
         first, second = exchange
+        work += _STEP_WORK * (1 + int(np.argmax(members == first)))
         reads[first], reads[second] = reads[second], reads[first]
         read_by[reads[first]], read_by[reads[second]] = first, second
         other = next(place for place, part in enumerate(pending) if label[part[0]] == label[second])
@@ -414,6 +433,10 @@ def _merge_cycles(graph: Graph, reads: Integers) -> Integers:
     return reads
 
 
+_FEW = 64
+"""How many tokens are looked at together: often one of the first will do."""
+
+
 def _find_exchange(
     graph: Graph, members: Integers, reads: Integers, read_by: Integers, label: Integers
 ) -> tuple[int, int] | None:
@@ -421,9 +444,10 @@ def _find_exchange(
     for token in members.tolist():
         keys = graph.keys(token)
         others = read_by[keys[label[keys] != label[token]]]
-        able = others[graph.has(others, reads[token])]
-        if able.size:
-            return token, int(able[0])
+        for some in np.split(others, range(_FEW, len(others), _FEW)):
+            able = some[graph.has(some, reads[token])]
+            if able.size:
+                return token, int(able[0])
     return None
 
 
@@ -446,11 +470,14 @@ def _rotate(graph: Graph, generator: np.random.Generator) -> Integers | None:
     neighbours = [mutual.keys(token) for token in range(n)]
     path, place = np.zeros(n, np.int64), np.full(n, -1)
     path[0] = generator.integers(n)
-    place[path[0]], length = 0, 1
+    place[path[0]], length, work = 0, 1, 0
     for _ in range(ROTATIONS * n):
         if length == n:
             return path
         near = neighbours[path[length - 1]]
+        work += _STEP_WORK + near.size + length
+        if work > WORK:
+            return None
         fresh = near[place[near] < 0]
         if fresh.size:
             path[length] = generator.choice(fresh)
@@ -471,5 +498,5 @@ def _rotate(graph: Graph, generator: np.random.Generator) -> Integers | None:
 
 _SEARCHES: dict[str, Callable[[Graph, np.random.Generator], Integers | None]] = {
     f"up to {ROTATIONS} rotations per token of a path over mutual edges": _rotate,
-    f"joining the cycles of {RESTARTS} matchings, {STEPS} steps per token": _patch_cycles,
+    f"joining the cycles of up to {RESTARTS} matchings, up to {STEPS} steps per token": _patch_cycles,
 }

@@ -172,8 +172,10 @@ def orthogonal_pair_by_search(vectors: Integers) -> tuple[int, int] | None:
 
 def _binary(vectors: Integers) -> Integers:
     vectors = np.asarray(vectors)
-    if vectors.ndim != 2 or not np.isin(vectors, (0, 1)).all():
+    if vectors.ndim != 2:
         raise DataError(f"orthogonal vectors are rows of 0 and 1, got an array of shape {list(vectors.shape)}")
+    for row, column in np.argwhere(~np.isin(vectors, (0, 1))):
+        raise DataError(f"orthogonal vectors are rows of 0 and 1, got {vectors[row, column]} in row {row}")
     return vectors.astype(np.int64)
 
 

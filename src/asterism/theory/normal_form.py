@@ -68,9 +68,9 @@ class NormalForm:
 
 def normalise(machine: TuringMachine) -> NormalForm:
     """The machine in normal form. Raises MachineError for symbols of more than one character or states with blanks."""
-    for name in (*machine.states, *(symbol for symbol in machine.symbols if len(symbol) != 1)):
-        if name in machine.symbols or any(map(str.isspace, name)):
-            raise MachineError(f"{machine.name}: states have no spaces and symbols one character, got {name!r}")
+    spaced = [state for state in machine.states if any(map(str.isspace, state))]
+    for name in (*spaced, *(symbol for symbol in machine.symbols if len(symbol) != 1)):
+        raise MachineError(f"{machine.name}: states have no spaces and symbols one character, got {name!r}")
     halves = (UP, DOWN) if machine.tape == "two-way" else (UP,)
     origin = {state + half: (state, half) for state in machine.states for half in halves}
     pairs = [up + down for up in machine.symbols for down in machine.symbols[1:]] if len(halves) == 2 else []

@@ -13,7 +13,10 @@ from asterism.theory.graph import Graph, Integers
 from asterism.theory.reach import Layer, propagate_union
 
 SAMPLE = 256
-"""How many tokens paths and clustering are averaged over when there are more than twice as many."""
+"""How many tokens paths and clustering are averaged over, at most, when there are more than twice as many."""
+
+WORK = 2**27
+"""About how many runs of keys clustering looks at; fewer tokens are averaged over when all would take more."""
 
 
 @dataclass(frozen=True)
@@ -48,13 +51,22 @@ def compare(graph: Graph, seed: int = 0) -> Comparison:
     """The figures of a graph and of its two relatives; `seed` draws the random graph and the tokens looked at."""
     graph = graph.undirected
     edges = graph.edges // 2
-    return Comparison(*(measure(g, seed) for g in (graph, random_graph(graph.n, edges, seed), ring(graph.n, edges))))
+    graphs = (graph, random_graph(graph.n, edges, seed), ring(graph.n, edges))
+    count = min(map(_sample_size, graphs))
+    return Comparison(*(measure(g, seed, count) for g in graphs))
 
 
-def measure(graph: Graph, seed: int = 0) -> SmallWorld:
-    """The figures of an undirected graph."""
+def _sample_size(graph: Graph) -> int:
+    """How many tokens' neighbourhoods can be looked at; one costs the runs of all its neighbours."""
+    if graph.n <= 2 * SAMPLE:
+        return graph.n
+    return max(1, min(SAMPLE, WORK * graph.n**2 // (1 + graph.edges * len(graph.runs[0]))))
+
+
+def measure(graph: Graph, seed: int = 0, count: int = SAMPLE) -> SmallWorld:
+    """The figures of an undirected graph; `count` tokens are looked at, all of up to twice SAMPLE."""
     n = graph.n
-    sample = np.arange(n) if n <= 2 * SAMPLE else np.sort(_generator(seed, n).choice(n, SAMPLE, replace=False))
+    sample = np.arange(n) if n <= 2 * SAMPLE else np.sort(_generator(seed, n).choice(n, count, replace=False))
     path_length, connected = _path_length(graph, sample)
     clustering = float(np.mean([_clustering(graph, token) for token in sample.tolist()]))
     return SmallWorld(graph.edges / n, path_length, connected, clustering, _spectral_gap(graph), len(sample))
