@@ -139,6 +139,7 @@ def test_errors_of_the_configuration_file(run: Run, tmp_path: Path, text: str, m
     [
         ("--model.num-attention-heads 3", r"hidden_size 16 cannot be divided evenly over 3 attention heads"),
         ("--model.mixers 'bigbird()'", r"bigbird\(\) cannot be used by a causal model.*use bigbird_causal"),
+        ("--model.mixers 'fourier()'", r"fourier"),
         ("--model.mixers 'window(left=1, right=1)'", r"it may read the future"),
         ("--model.mixers 'per_head((causal(), causal(), causal()))'", r"3 heads"),
         ("--record-length 31", r"record_length=31 must equal context=32"),

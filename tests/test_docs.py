@@ -33,6 +33,22 @@ def test_the_python_runs(page: str):
         exec(compile(text, page, "exec"), namespace)
 
 
+@pytest.mark.model
+def test_the_commands_about_imports_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys):
+    """With a tiny BERT in the place of the real one. Of training, what it would cost; so nothing is there to tune."""
+    from small_encoders import save_tiny_bert  # needs transformers
+
+    monkeypatch.chdir(tmp_path)
+    save_tiny_bert(tmp_path / "bert-base-uncased")
+    commands = re.findall(r"^    asterism (\w+) (.*)$", (DOCS / "import.md").read_text(), re.MULTILINE)
+    assert [verb for verb, _ in commands] == ["import", "train", "finetune"]
+    for verb, words in commands[:2]:
+        assert main([verb, *shlex.split(words), *(["--dry-run"] if verb == "train" else [])]) == 0
+    assert main(["finetune", *shlex.split(commands[2][1])]) == 4
+    last = capsys.readouterr().err.splitlines()[-1]
+    assert last.startswith("asterism: error: model: runs/long-bert is no folder of a model or a run")
+
+
 @pytest.mark.parametrize("page", sorted(path.name for path in DOCS.glob("*.md")))
 def test_the_links_lead_somewhere(page: str):
     links = re.findall(r"\]\(([^)#]+)\)", (DOCS / page).read_text())

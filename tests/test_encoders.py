@@ -29,6 +29,8 @@ from asterism.models import (
     AsterismForTokenClassification,
     AsterismModel,
 )
+from asterism.models.mixers import Fourier
+from asterism.patterns import Pattern
 
 PATTERNS = (
     "dense()",
@@ -89,7 +91,7 @@ def turned(heads: torch.Tensor) -> torch.Tensor:
 
 
 def oracle(model: AsterismModel, tokens: torch.Tensor, types: torch.Tensor | None = None) -> torch.Tensor:
-    """Hidden states [N, C] of one row of tokens [N], by the formulas of Devlin 2019."""
+    """Hidden states [N, C] of one row of tokens [N], by the formulas of Devlin 2019, or with the norms in front."""
     config = model.config
     x = model.embed_tokens.weight[tokens]
     if config.type_vocab_size:
@@ -103,19 +105,28 @@ def oracle(model: AsterismModel, tokens: torch.Tensor, types: torch.Tensor | Non
     if config.embedding_size is not None:
         x = x @ model.embedding_projection.weight.T + model.embedding_projection.bias
     for block, mixer in zip(model.layers, config.layer_mixers(), strict=True):
-        if mixer.text == "fourier()":
-            mixed = torch.fft.fftn(x, dim=(0, 1)).real
+        if config.block == "pre_norm":  # Child 2019, section 5.2
+            x = x + mix(normalise(x, block.mixer_norm), block, mixer, config)
+            x = x + feed_forward(normalise(x, block.feed_forward_norm), block)
         else:
-            mask = torch.from_numpy(mixer.dense(len(x)))
-            mixed = dense_attention(x, block.mixer, mask, config.num_attention_heads)
-        x = normalise(x + mixed, block.mixer_norm)
-        inside = x @ block.feed_forward.expand.weight.T + block.feed_forward.expand.bias
-        inside = inside * 0.5 * (1 + torch.erf(inside / math.sqrt(2)))
-        x = normalise(
-            x + inside @ block.feed_forward.contract.weight.T + block.feed_forward.contract.bias,
-            block.feed_forward_norm,
-        )
+            x = normalise(x + mix(x, block, mixer, config), block.mixer_norm)
+            x = normalise(x + feed_forward(x, block), block.feed_forward_norm)
+    if config.block == "pre_norm":
+        x = normalise(x, model.norm)
     return x[config.global_tokens :]
+
+
+def mix(x: torch.Tensor, block: nn.Module, mixer: Pattern | Fourier, config: AsterismConfig) -> torch.Tensor:
+    if isinstance(mixer, Fourier):
+        return torch.fft.fftn(x, dim=(0, 1)).real
+    return dense_attention(x, block.mixer, torch.from_numpy(mixer.dense(len(x))), config.num_attention_heads)
+
+
+def feed_forward(x: torch.Tensor, block: nn.Module) -> torch.Tensor:
+    """With the error function's GELU."""
+    inside = x @ block.feed_forward.expand.weight.T + block.feed_forward.expand.bias
+    inside = inside * 0.5 * (1 + torch.erf(inside / math.sqrt(2)))
+    return inside @ block.feed_forward.contract.weight.T + block.feed_forward.contract.bias
 
 
 def normalise(x: torch.Tensor, norm: nn.LayerNorm) -> torch.Tensor:
@@ -130,6 +141,9 @@ VARIANTS: dict[str, dict] = {
     "longformer": {"global_projections": [0, 5, 60]},
     "fnet": {"embedding_size": 24, "type_vocab_size": 4},
     "bare": {"embedding_norm": False, "position_type": "none", "attention_bias": False},
+    "norms first": {"block": "pre_norm", "type_vocab_size": 2},
+    "norms first, rotary": {"block": "pre_norm", "position_type": "rotary", "global_tokens": 3},
+    "norms first, longformer": {"block": "pre_norm", "global_projections": [0, 5, 60]},
 }
 
 
@@ -142,6 +156,9 @@ MIXERS = [*PATTERNS, "interleave(fourier(), window(left=3, right=2))", ["fourier
         *((mixers, "bert") for mixers in MIXERS),
         *((mixers, list(VARIANTS)[1 + number % 5]) for number, mixers in enumerate(MIXERS)),
         *((PATTERNS[2], variant) for variant in VARIANTS),
+        *((mixers, "norms first") for mixers in (PATTERNS[5], MIXERS[-2], MIXERS[-1])),
+        ("bigbird_etc(block=4, window=3, globals=3)", "etc"),
+        ("bigbird_etc(block=4, window=3, random=1, globals=3)", "norms first, rotary"),
     ],
 )
 def test_an_encoder_is_its_formula(mixers: str | list[str], variant: str) -> None:
@@ -153,6 +170,19 @@ def test_an_encoder_is_its_formula(mixers: str | list[str], variant: str) -> Non
     for row in range(2):
         expected = oracle(model, tokens[row], None if types is None else types[row])
         torch.testing.assert_close(hidden[row], expected, atol=1e-10, rtol=0)
+
+
+def test_the_global_tokens_of_etc_are_those_in_front_and_no_others() -> None:
+    """As many in the pattern as in the model: then text reads its blocks and them, and they read all."""
+    n, extra, block = 21, 3, 4
+    allowed = patterns.bigbird_etc(block=block, window=3, globals=extra).dense(extra + n)[0]
+    number = [(place - extra) // block for place in range(extra + n)]
+    for query in range(extra + n):
+        for key in range(extra + n):
+            near = query >= extra and key >= extra and abs(number[query] - number[key]) <= 1
+            assert allowed[query, key] == (near or query < extra or key < extra)
+    model, tokens = encoder(f"bigbird_etc(block={block}, globals={extra})", global_tokens=extra), random_tokens(1, n)
+    assert model(tokens).last_hidden_state.shape[1] == n
 
 
 def test_token_types_are_zero_by_default() -> None:

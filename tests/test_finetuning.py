@@ -11,15 +11,18 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from small_encoders import save_tiny_bert, word_tokenizer, write_lines
-from transformers import pipeline
+from transformers import AutoConfig, RobertaConfig, pipeline
 
 from asterism.cli.main import main
 from asterism.errors import CheckpointError, ConfigurationError, DataError, NonFiniteLossError
 from asterism.models import AsterismConfig, AsterismForMaskedLM
 from asterism.training import FineTuneConfig, finetune, trainer
+from asterism.training.encoder import load_encoder, longest
 from asterism.training.loop import quiet_transformers
 from asterism.training.progress import Silence
 from asterism.training.randomness import isolated
+from asterism.training.tasks import Classification
+from asterism.training.tasks.classification import Document
 
 pytestmark = pytest.mark.model
 
@@ -155,6 +158,11 @@ def test_a_stride_reads_what_is_beyond_the_length(settings, tmp_path):
     cut = finetune(settings("qa", data=str(data), length=16), tmp_path / "cut", progress=False)
     windows = finetune(settings("qa", data=str(data), length=16, stride=4), tmp_path / "windows", progress=False)
     assert cut.training_features == cut.training_examples and cut.scores["exact_match"] == 0
+    assert cut.notes[0] == (
+        "32 of 32 training answers are not within the 16 tokens of a window: a longer length, or a stride,"
+        " would reach them"
+    )
+    assert len(cut.notes) == 2 and len(windows.notes) == 1
     assert windows.training_features > windows.training_examples and windows.scores["exact_match"] == 1
 
 
@@ -189,6 +197,73 @@ def test_what_is_asked_of_a_run_decides_it(settings, tmp_path):
     name = "bert.encoder.layer.0.attention.self.query.weight"
     assert torch.equal(tensors[0][name], tensors[1][name]) and one.scores == other.scores
     assert (tensors[0][name] - tensors[2][name]).abs().max() > 0.1 and scratch.steps == 2
+
+
+def _reload(settings, folder, tmp_path, capsys):
+    """The classifier after a step that hardly changes it, its labels, and the notes of the report."""
+    tiny = settings("classify", model=str(folder), learning_rate=1e-12, steps=1)
+    report = finetune(tiny, tmp_path / "again")
+    err = capsys.readouterr().err
+    assert all(f"note: {note}\n" in err for note in report.notes)
+    labels = AutoConfig.from_pretrained(tmp_path / "again" / "model").id2label
+    return load_file(tmp_path / "again" / "model" / "model.safetensors"), labels, report.notes
+
+
+@pytest.mark.parametrize("names", [("bad", "good"), ("good", "bad"), ("no", "yes")])
+def test_a_classifier_is_kept_for_the_same_labels_only_in_their_order(names, settings, finished, tmp_path, capsys):
+    folder = Path(shutil.copytree(finished["classify"][0] / "model", tmp_path / "model"))
+    document = json.loads((folder / "config.json").read_text())
+    document |= {"id2label": dict(enumerate(names)), "label2id": {name: at for at, name in enumerate(names)}}
+    (folder / "config.json").write_text(json.dumps(document))
+    after, labels, notes = _reload(settings, folder, tmp_path, capsys)
+    before = load_file(folder / "model.safetensors")
+    same = torch.allclose(after["classifier.weight"], before["classifier.weight"], atol=1e-6)
+    assert torch.allclose(after["bert.pooler.dense.weight"], before["bert.pooler.dense.weight"], atol=1e-6)
+    if "good" in names:
+        assert same and notes == [] and labels == dict(enumerate(names))
+    else:
+        assert not same and labels == {0: "bad", 1: "good"}
+        assert notes == [f"new weights, which {folder} does not have: classifier"]
+
+
+def test_new_parts_are_named(settings, bert, tmp_path, capsys):
+    notes = _reload(settings, bert, tmp_path, capsys)[2]
+    assert notes == [f"new weights, which {bert} does not have: classifier, pooler"]
+
+
+def test_heads_of_other_tasks_may_be_left_over(settings, finished, tmp_path):
+    report = finetune(settings("qa", model=str(finished["classify"][0]), steps=1), tmp_path / "run", progress=False)
+    assert report.notes == [f"new weights, which {finished['classify'][0]} does not have: qa_outputs"]
+
+
+def test_new_weights_are_of_float32_whatever_the_folder_has(bert, tmp_path):
+    half = Path(shutil.copytree(bert, tmp_path / "half"))
+    document = json.loads((half / "config.json").read_text())
+    (half / "config.json").write_text(json.dumps(document | {"dtype": "float16"}))
+    task = Classification([Document(None, "a", (label,), False) for label in ("good", "bad")], length=8)
+    assert load_encoder(str(half), task, 29, fresh=True)[0].dtype == torch.float32
+    assert load_encoder(str(half), task, 29, fresh=False)[0].dtype == torch.float32
+
+
+def test_rotary_positions_have_no_end(settings, tmp_path):
+    tokenizer = word_tokenizer()
+    sizes = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "max_position_embeddings": 4}
+    for position_type in ("rotary", "learned"):
+        config = AsterismConfig(
+            vocab_size=len(tokenizer), mixers="dense()", position_type=position_type, type_vocab_size=2, **sizes
+        )
+        with isolated(0), quiet_transformers():
+            AsterismForMaskedLM(config).save_pretrained(tmp_path / position_type)
+        tokenizer.save_pretrained(tmp_path / position_type)
+    rotary = settings("classify", model=str(tmp_path / "rotary"), length=8, steps=1)
+    assert finetune(rotary, tmp_path / "run", progress=False).steps == 1
+    with pytest.raises(ConfigurationError, match="length: 8 tokens were asked for, .*learned takes 4"):
+        finetune(settings("classify", model=str(tmp_path / "learned"), length=8), tmp_path / "no", progress=False)
+
+
+def test_a_model_that_counts_from_its_padding_but_names_none_does_not_say_its_length():
+    assert longest(RobertaConfig(pad_token_id=1, max_position_embeddings=514)) == 512
+    assert longest(RobertaConfig(pad_token_id=None, max_position_embeddings=514)) is None
 
 
 # --- what is refused ------------------------------------------------------------------------------------------------
@@ -237,7 +312,18 @@ def test_models_that_cannot_be_used(settings, bert, tmp_path):
     pickled = changed("pickled")
     (pickled / "model.safetensors").unlink()
     torch.save(tensors, pickled / "pytorch_model.bin")
-    refused(pickled, CheckpointError, "pickled cannot be read for this task")
+    refused(pickled, CheckpointError, r"weights in a pickle only \(pytorch_model.bin\).*asterism import --allow-pickle")
+
+    extra = {
+        name.replace("layer.0", "layer.1"): tensor.clone() for name, tensor in tensors.items() if "layer.0" in name
+    }
+    deeper = changed("deeper")
+    save_file(tensors | extra, deeper / "model.safetensors")
+    first = "encoder.layer.1.attention.output.LayerNorm.bias and 15 more"
+    refused(deeper, CheckpointError, f"deeper has, and its config.json does not know, the encoder's tensor .*{first}")
+    bare = {name.removeprefix("bert."): tensor for name, tensor in (tensors | extra).items() if name[:5] == "bert."}
+    save_file(bare, deeper / "model.safetensors")
+    refused(deeper, CheckpointError, f"does not know, the encoder's tensor .*{first}")
 
     damaged = changed("damaged")
     (damaged / "model.safetensors").write_bytes((bert / "model.safetensors").read_bytes()[:200])
@@ -308,3 +394,14 @@ def test_the_command_refuses_in_one_line(words, code, message, capsys, tmp_path,
     out, err = capsys.readouterr()
     assert out == "" and err.count("\n") == 1 and err.startswith("asterism: error: ")
     assert re.search(message, err), err
+
+
+def test_an_answer_that_is_not_in_its_context_leaves_nothing(bert, tmp_path, capsys):
+    wrong = {**QUESTIONS[0], "answers": [{"text": "garage", "answer_start": 0}]}
+    data = write_lines(tmp_path / "q.jsonl", [*QUESTIONS, wrong])
+    words = ["--task", "qa", "--model", str(bert), "--data", str(data), "--folder", str(tmp_path / "run")]
+    assert main(["finetune", *words]) == 3
+    out, err = capsys.readouterr()
+    assert (out, err.count("\n")) == ("", 1)
+    assert "q.jsonl, line 10: field 'answers' says 'garage' is at character 0" in err and "nowhere" in err
+    assert not (tmp_path / "run").exists()

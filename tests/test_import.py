@@ -410,6 +410,54 @@ def test_a_pattern_makes_a_dense_checkpoint_sparse(imported):
         assert difference(ours(**inputs).last_hidden_state, hidden, inputs["attention_mask"]) < 1e-10
 
 
+def test_a_pattern_is_all_that_longformer_reads(imported, tmp_path):
+    """Token 0 is not global any more: nothing beyond the window reaches it, nor does it reach beyond."""
+    theirs, inputs = original("Longformer"), batch(1, 30)
+    ours = imported(theirs, pattern="window(left=2, right=2)")
+    assert ours.config.global_projections is None
+    assert ours.config.mixers == "window(left=2, right=2)"
+    other = inputs["input_ids"].clone()
+    other[0, 20] = (other[0, 20] + 1) % VOCABULARY
+    with torch.no_grad():
+        changed = ours(**inputs).last_hidden_state != ours(**inputs | {"input_ids": other}).last_hidden_state
+    assert changed.any(-1)[0].nonzero().flatten().tolist() == list(range(16, 25))
+
+
+def test_a_pattern_with_global_tokens_is_both(imported, softmax_in_double):
+    """Longformer's own pattern, given as a pattern, with its global tokens named besides."""
+    theirs, inputs = original("Longformer", attention_window=4), batch(2, 31, (0, 7))
+    ours = imported(theirs, pattern="window(left=2, right=2)", globals=(0, 5))
+    assert ours.config.global_projections == [0, 5]
+    where = torch.zeros_like(inputs["input_ids"]).index_fill(1, torch.tensor([0, 5]), 1)
+    with torch.no_grad():
+        expected = theirs(**inputs, global_attention_mask=where).last_hidden_state
+        assert difference(ours(**inputs).last_hidden_state, expected, inputs["attention_mask"]) < 1e-10
+
+
+@pytest.mark.parametrize("globals", [[POSITIONS], [0, 99999], [-1]])
+def test_a_global_token_that_the_model_never_reaches_is_refused(globals, tmp_path):
+    original("Longformer").save_pretrained(tmp_path / "source")
+    with pytest.raises(ConfigurationError, match=rf"no token at place {globals[-1]:,}; the model reaches 64 tokens"):
+        import_checkpoint(tmp_path / "source", tmp_path / "output", globals=globals)
+    assert not (tmp_path / "output").exists()
+
+
+@pytest.mark.parametrize(
+    ("head", "changes", "here", "theirs"),
+    [
+        ("ForQuestionAnswering", {}, "the tokens at 0 are global", "all tokens of the question are"),
+        ("ForMaskedLM", {}, "the tokens at 0 are global", "none is"),
+        ("ForSequenceClassification", {"globals": [0, 3]}, "the tokens at 0, 3 are global", "the first one is"),
+        ("Model", {"pattern": "dense()"}, "no token is global", "none is"),
+    ],
+)
+def test_the_report_says_which_tokens_are_global(head, changes, here, theirs, tmp_path):
+    original("Longformer", head).save_pretrained(tmp_path / "source")
+    (note,) = import_checkpoint(tmp_path / "source", tmp_path / "output", **changes).notes
+    assert note.startswith(here)
+    assert f"in Longformer{head}, unless its caller names others, {theirs} " in note
+
+
 # --- the folder -------------------------------------------------------------------------------------------------------
 
 
@@ -686,11 +734,23 @@ def test_the_command_speaks_json(tmp_path, capsys):
     assert report["positions"] == [POSITIONS, POSITIONS]
 
 
+def test_the_command_reads_a_pickle_only_when_told_to(copy, tmp_path, capsys):
+    to_pickle(copy)
+    words = ["import", str(copy), "--output", str(tmp_path / "output")]
+    assert main(words) == 4
+    out, err = capsys.readouterr()
+    assert (out, err.count("\n")) == ("", 1) and "pass --allow-pickle" in err
+    assert not (tmp_path / "output").exists()
+    assert main([*words, "--allow-pickle"]) == 0
+    assert capsys.readouterr().out.endswith(f"saved in {tmp_path / 'output'}\n")
+
+
 def test_the_command_fails_in_one_line(checkpoint, tmp_path, capsys):
     output = ["--output", str(tmp_path / "output")]
     for words, code in [
         ([str(tmp_path / "nothing"), *output], 4),
         ([str(checkpoint), *output, "--length", "8"], 2),
+        ([str(checkpoint), *output, "--globals", "99999"], 2),
         ([str(checkpoint), *output, "--pattern", "widow(1)"], 2),
         ([str(checkpoint), *output, "--lenght", "80"], 2),
         ([str(checkpoint)], 2),

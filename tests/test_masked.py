@@ -29,6 +29,7 @@ from asterism.training.objectives.masking import IGNORED, Masking
 from asterism.training.packing import Epochs, TokenStream
 from asterism.training.progress import Silence
 from asterism.training.randomness import of_row
+from asterism.training.recipes import RECIPES, recipe
 from asterism.training.tokenization import SPECIAL_TOKENS, encode, load_tokenizer, make_tokenizer, pieces
 from asterism.training.trainer import train
 
@@ -358,6 +359,19 @@ def test_nothing_is_pickled(finished):
     assert {path.suffix for path in files} <= {".json", ".jsonl", ".png", ".safetensors"}
 
 
+TWINS = [name for name in RECIPES if name.endswith("-tiny") and recipe(name).objective == "mlm"]
+
+
+@pytest.mark.parametrize("name", TWINS)
+def test_every_twin_learns(name, texts, tmp_path):
+    """A few steps at 128 tokens in the place of 1,024."""
+    cut = {"context": 128, "steps": 14, "minutes": None, "warmup_steps": 2, "log_every": 1, "evaluation_bytes": 2000}
+    config = replace(recipe(name), data=str(texts), tokenizer="bpe:400", dtype="float32", **cut)
+    train(config, tmp_path / "run", progress=False)
+    losses = [entry["loss"] for entry in RunFolder(tmp_path / "run").read_history() if "loss" in entry]
+    assert len(losses) == 14 and np.mean(losses[-3:]) < losses[0] - 0.3
+
+
 # --- documents and bad input -----------------------------------------------------------------------------------------
 
 
@@ -369,6 +383,14 @@ def test_lines_of_jsonl_are_documents(tmp_path):
     assert sorted(found) == sorted(TEXTS)
 
 
+def test_files_of_white_space_are_no_documents(texts, tmp_path):
+    folder = shutil.copytree(texts, tmp_path / "texts")
+    for number in range(40):
+        (folder / f"blank{number}.txt").write_text(" \n" * (number + 1))
+    for split in ("train", "validation"):
+        assert list(load_documents(folder).documents(split)) == list(load_documents(texts).documents(split))
+
+
 @pytest.mark.parametrize(
     ("line", "message"),
     [
@@ -377,6 +399,7 @@ def test_lines_of_jsonl_are_documents(tmp_path):
         ('{"txt": "a"}', "texts.jsonl line 2 has no document"),
         ('{"text": 3}', "texts.jsonl line 2 has no document"),
         ('{"text": " \\n"}', "texts.jsonl line 2 holds an empty document"),
+        ('{"text": "a\\u0000b"}', "texts.jsonl line 2 has a NUL character, which ends a document here"),
     ],
 )
 def test_lines_that_hold_no_document_are_named(tiny, tmp_path, line, message):

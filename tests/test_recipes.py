@@ -89,6 +89,13 @@ GOLDEN = {
         steps=20000 minutes=10.0 learning_rate=0.006 warmup_steps=50 optimizer=muon weight_decay=0.1 log_every=20
         evaluation_every=200 checkpoint_every=200 objective=mlm tokenizer=bpe:4096
     """,
+    "bigbird-etc-tiny": """
+        recipe=bigbird-etc-tiny mixers=bigbird_etc(block=32, globals=32) hidden_size=192 num_attention_heads=3
+        position_type=rotary type_vocab_size=2 embedding_norm=True global_tokens=32 hidden_act=gelu_new
+        layer_norm_eps=1e-12 initializer_gain=0.354 tie_word_embeddings=True batch_size=4 steps=20000 minutes=10.0
+        learning_rate=0.006 warmup_steps=50 optimizer=muon weight_decay=0.1 log_every=20 evaluation_every=200
+        checkpoint_every=200 objective=mlm tokenizer=bpe:4096
+    """,
     "bigbird-itc-base": """
         recipe=bigbird-itc-base mixers=('bigbird(block=64, random=3, seed=0, heads=12)', 'bigbird(block=64, random=3,
         seed=1, heads=12)', 'bigbird(block=64, random=3, seed=2, heads=12)', 'bigbird(block=64, random=3, seed=3,

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from asterism.bench.promises import PROMISES, SUBJECTS
+from asterism.bench.promises import PROMISES, SUBJECTS, Outcome
 from asterism.cli.main import main
 from asterism.training.loop import quiet_transformers
 
@@ -61,6 +61,31 @@ def test_the_command_prints_every_outcome(monkeypatch, capsys):
     assert {row["promise"] for row in rows} == set(PROMISES) and all(row["kept"] for row in rows)
 
 
-def test_a_pattern_beside_promises_is_refused(capsys):
-    assert main(["bench", "causal()", "--promises"]) == 2
-    assert "--promises checks models of its own" in capsys.readouterr().err
+@pytest.mark.parametrize(
+    ("words", "named"),
+    [
+        (["causal()"], "a pattern"),
+        (["--plot", "times.png"], "--plot"),
+        (["-n", "64"], "--lengths"),
+        (["--threads", "1"], "--threads"),
+        (["--no-memory"], "--no-memory"),
+        (["--device", "cuda"], "--device"),
+        (["--heads", "2", "--json"], "--heads"),
+    ],
+)
+def test_what_promises_do_not_read_is_refused(words, named, capsys):
+    assert main(["bench", *words, "--promises"]) == 2
+    out, err = capsys.readouterr()
+    assert (out, err.count("\n")) == ("", 1)
+    assert f"--promises checks models of its own, so {named} says nothing there" in err
+
+
+def test_the_command_fails_when_one_of_ours_is_broken(monkeypatch, capsys, tmp_path):
+    promise = "no global generator moves"
+    monkeypatch.setattr("asterism.bench.promises.report.SUBJECTS", [OURS[0], PEERS["Hugging Face BERT"]])
+    monkeypatch.setattr("asterism.bench.promises.report.PROMISES", {promise: lambda subject: Outcome(False, "moved")})
+    assert main(["bench", "--promises", "--output", str(tmp_path / "record.json")]) == 1
+    out, err = capsys.readouterr()
+    assert out.count("BROKEN") == 2
+    assert err.splitlines()[-1] == f"asterism: error: broken promises of ours: {OURS[0].name}, {promise} (moved)"
+    assert (tmp_path / "record.json").exists()

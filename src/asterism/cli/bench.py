@@ -17,7 +17,7 @@ import torch
 from asterism.bench import OURS, Settings, measure, table
 from asterism.bench.case import DTYPES
 from asterism.cli.parser import Parser, UsageError, print_json, whole_number
-from asterism.errors import nearest
+from asterism.errors import AsterismError, nearest
 from asterism.kernels import IMPLEMENTATIONS
 from asterism.patterns import parse
 
@@ -43,10 +43,14 @@ def run(argv: Sequence[str]) -> None:
 
 
 def _promises(arguments: Namespace) -> None:
-    from asterism.bench.promises import promises, promises_table  # needs transformers, which only models do
+    """Check all promises; AsterismError when one of ours is broken."""
+    from asterism.bench.promises import broken, promises, promises_table  # needs transformers, which only models do
 
-    if arguments.patterns:
-        raise UsageError(f"--promises checks models of its own, got the pattern {arguments.patterns[0]!r}")
+    defaults = vars(_parser().parse(["--promises"]))
+    given = [name for name, value in vars(arguments).items() if value != defaults[name]]
+    if unread := [name for name in given if name not in ("output", "json")]:
+        what = "a pattern" if unread[0] == "patterns" else f"--{unread[0].replace('_', '-')}"
+        raise UsageError(f"--promises checks models of its own, so {what} says nothing there; leave it out")
     output = _file(arguments.output, ".json")
     record = promises(_say)
     if output:
@@ -55,6 +59,8 @@ def _promises(arguments: Namespace) -> None:
         print_json(record)
     else:
         print(promises_table(record))
+    if ours := broken(record):
+        raise AsterismError(f"broken promises of ours: {'; '.join(ours)}")
 
 
 def _settings(arguments: Namespace) -> Settings:

@@ -65,7 +65,7 @@ def _parser() -> Parser:
         type=whole_number(0),
         nargs="*",
         metavar="PLACE",
-        help="places of Longformer's global tokens (default 0; none without a number)",
+        help="places of Longformer's global tokens (default 0, with --pattern none; none without a number)",
     )
     parser.add_argument(
         "--allow-pickle", action="store_true", help="read pytorch_model.bin, as tensors only, where it is all there is"

@@ -1,20 +1,20 @@
 """asterism train: train a model from a recipe, a YAML file and flags, or say what that would cost.
 
 A recipe gives every setting; --config overrides the recipe, and flags override both, wherever they stand. All three
-fill the same configuration, whose fields are the flags below.
+fill the same configuration, whose fields are the flags below. With --start, a model that is there is trained on.
 """
 
 import argparse
 import sys
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from inspect import getdoc
 from pathlib import Path
 
 from asterism import training
 from asterism.cli.parser import amount, print_json
 from asterism.cli.settings import SettingsParser, underscored
-from asterism.training.configuration import RunConfig, config_from_dict
+from asterism.training.configuration import ModelConfig, RunConfig, config_from_dict
 from asterism.training.recipes import RECIPES, recipe
 
 DEFAULT_RECIPES = {"causal": "bytes-small", "mlm": "bigbird-tiny"}
@@ -43,7 +43,8 @@ def run(argv: Sequence[str]) -> None:
 
 
 def _tell_cost(config: RunConfig, as_json: bool) -> None:
-    from asterism.training.estimate import estimate  # takes seconds to import
+    from asterism.training.build import model_config  # takes seconds to import
+    from asterism.training.estimate import estimate
 
     cost = estimate(config)
     unit = "bytes" if config.objective == "causal" else "tokens"
@@ -54,7 +55,7 @@ def _tell_cost(config: RunConfig, as_json: bool) -> None:
     parts = [f"{part} {amount(getattr(cost, f'{part}_memory'), 'B')}" for part in _MEMORY]
     print(getdoc(RECIPES[config.recipe]))
     print()
-    print(f"mixers      {_summary(config.model.mixers)}")
+    print(f"mixers      {_summary(model_config(config).mixers)}")
     print(f"parameters  {cost.parameters:,}")
     print(f"step        {cost.tokens_per_step:,} {unit}, {amount(cost.flops_per_step, 'FLOP')} ({mixing:.0%} mixing)")
     limit = "" if config.minutes is None else f"; ends after {config.minutes:g} minutes at the latest"
@@ -62,7 +63,7 @@ def _tell_cost(config: RunConfig, as_json: bool) -> None:
     print(f"memory      {amount(cost.memory, 'B')}: {', '.join(parts)}")
 
 
-def _summary(mixers: str | tuple[str, ...]) -> str:
+def _summary(mixers: str | list[str]) -> str:
     """The mixers in a line: one text, or the first and the last of a list."""
     if isinstance(mixers, str):
         return mixers
@@ -83,7 +84,10 @@ def read_arguments(argv: Sequence[str]) -> tuple[argparse.Namespace, RunConfig]:
     asked = _parser(RunConfig(recipe="")).parse(without_exits)
     name = asked["recipe"] or DEFAULT_RECIPES[asked["objective"]]
     folder = asked["folder"] or f"runs/{name}"
-    values = _parser(_recorded(folder) if asked["resume"] else recipe(name)).parse(words)
+    base = _recorded(folder) if asked["resume"] else recipe(name)
+    if asked["start"] and not asked["resume"]:
+        base = replace(base, start=asked["start"], model=ModelConfig(), tokenizer=RunConfig.tokenizer)
+    values = _parser(base).parse(words)
     own = {name: values.pop(name) for name in ("dry_run", "resume", "json", "folder", "config")}
     return argparse.Namespace(**own | {"folder": folder}), config_from_dict(values)
 

@@ -52,7 +52,9 @@ class AsterismConfig(PreTrainedConfig):
                              hidden_size (FNet has one, of equal width); by default hidden_size, without that layer
     embedding_norm           a LayerNorm on the sum of the embeddings, before that layer, and dropout after it
     global_tokens            learned tokens in front of every sequence, as in BigBird-ETC. The patterns cover
-                             global_tokens + N tokens; positions and outputs leave them out.
+                             global_tokens + N tokens; positions and outputs leave them out. bigbird_etc(globals=g)
+                             is meant for global_tokens=g: of fewer or more, tokens of the text are global, or some of
+                             these are not.
     attention_bias           whether the projections of attention have a bias
     global_projections       places of tokens that ask through projections of their own and read every key (Longformer)
     hidden_act               "quick_gelu" (x * sigmoid(1.702 x)), "gelu", "gelu_new", "relu" or "silu"
@@ -161,6 +163,11 @@ class AsterismConfig(PreTrainedConfig):
     def embedding_width(self) -> int:
         """The width of the embeddings before they are brought to hidden_size."""
         return self.hidden_size if self.embedding_size is None else self.embedding_size
+
+    @property
+    def positions_end(self) -> bool:
+        """Whether no more than max_position_embeddings tokens can be read: each has a position in a table."""
+        return self.position_type in ("learned", "factorised")
 
     def check(self) -> None:
         """Raises ConfigurationError for values that no model can have; layers check what concerns only them."""

@@ -211,7 +211,7 @@ class AsterismModel(AsterismPreTrainedModel):
 
 def _position_embedding(config: AsterismConfig) -> FactorisedPositions | None:
     """What is added to the token embedding; None when attention itself knows where tokens stand, or nothing does."""
-    if config.position_type not in ("learned", "factorised"):
+    if not config.positions_end:
         return None
     if config.position_shape is None:
         return LearnedPositions(config.max_position_embeddings, config.embedding_width)

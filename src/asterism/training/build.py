@@ -11,6 +11,7 @@ from asterism.training.checkpoint import load_weights
 from asterism.training.configuration import Dtype, RunConfig
 from asterism.training.folder import RunFolder
 from asterism.training.randomness import derive, isolated
+from asterism.training.start import UNUSED, going_on, start_config, start_folder, tokenizer_name
 from asterism.training.tokenization import Vocabulary, vocabulary
 
 BYTES = Vocabulary(256, None)
@@ -20,9 +21,12 @@ BYTES = Vocabulary(256, None)
 def model_config(config: RunConfig) -> AsterismConfig:
     """The configuration of the run's model: the vocabulary of its tokenizer, and positions for one context.
 
-    Raises ConfigurationError for a vocabulary or context that the model has no room for, and what `vocabulary` raises.
+    Raises ConfigurationError for a vocabulary or context that the model has no room for, and what `vocabulary` raises;
+    CheckpointError for a start that cannot be one.
     """
-    tokens = BYTES if config.objective == "causal" else vocabulary(config.tokenizer)
+    tokens = BYTES if config.objective == "causal" else vocabulary(tokenizer_name(config))
+    if (folder := start_folder(config)) is not None:
+        return start_config(config, folder, model_class(config).__name__, tokens)
     shape = {name: list(value) if isinstance(value, tuple) else value for name, value in asdict(config.model).items()}
     for name, needed, what in (
         ("vocab_size", tokens.size, f"the tokens of {config.tokenizer}"),
@@ -42,12 +46,15 @@ def model_class(config: RunConfig) -> type[PreTrainedModel]:
 
 
 def build_model(config: RunConfig, device: torch.device) -> PreTrainedModel:
-    """A new model in float32, initialised on the CPU from the run's seed; no global generator is touched.
+    """The model that a run begins with, in float32; no global generator is touched.
 
-    Raises ConfigurationError or PatternError for a shape or pattern that cannot work.
+    New weights are drawn on the CPU from the run's seed. Raises ConfigurationError or PatternError for a shape or
+    pattern that cannot work, CheckpointError for a start that cannot be one.
     """
     with isolated(derive(config.seed)):
         model = model_class(config)(model_config(config))
+    if (folder := start_folder(config)) is not None:
+        load_weights(folder, model, unused=UNUSED)
     return model.to(device)
 
 
@@ -56,9 +63,9 @@ def load_model(folder: RunFolder) -> tuple[RunConfig, PreTrainedModel]:
 
     The model is on the GPU if there is one. Raises CheckpointError if the folder is no run or is damaged.
     """
-    config = folder.read_config()
-    model = build_model(config, torch.device("cuda" if torch.cuda.is_available() else "cpu"))
-    load_weights(folder.weights(), model)
+    config, weights = folder.read_config(), folder.weights()
+    model = build_model(going_on(config, weights), torch.device("cuda" if torch.cuda.is_available() else "cpu"))
+    load_weights(weights, model)
     return config, model.eval()
 
 

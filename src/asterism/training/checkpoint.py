@@ -72,9 +72,13 @@ def load_checkpoint(folder: Path, model: PreTrainedModel, optimizer: torch.optim
     return state
 
 
-def load_weights(folder: Path, model: PreTrainedModel) -> None:
-    """Fill the model with the weights in `folder`. Raises CheckpointError if they are damaged or another model's."""
+def load_weights(folder: Path, model: PreTrainedModel, unused: tuple[str, ...] = ()) -> None:
+    """Fill the model with the weights in `folder`. Raises CheckpointError if they are damaged or another model's.
+
+    Tensors that the model does not know may be there if their names begin with one of `unused`.
+    """
     tensors, state = read_tensors(folder / WEIGHTS), model.state_dict()
+    tensors = {name: tensor for name, tensor in tensors.items() if name in state or not name.startswith(unused)}
     written = {state[name].data_ptr(): name for name in tensors.keys() & state.keys()}
     for name in state.keys() - tensors.keys():  # a tensor that has two names in the model is written under one
         if twin := written.get(state[name].data_ptr()):

@@ -131,11 +131,14 @@ class RunConfig(TrainingConfig):
     Data: `data` is a file or a folder (None: the standard library's sources, see `data.py`). With `record_length`,
     the file holds records of that many bytes, and each record is one sequence. For "mlm", `tokenizer` is "bytes",
     "bpe:SIZE", "unigram:SIZE" or a folder (see `tokenization.py`). Sequences have `context` bytes or tokens.
+    Start: a folder of one of our models, or of a run, whose shape, weights and tokenizer the run begins with, in the
+    place of `model`, new weights and `tokenizer`.
     Evaluation on the way: on about `evaluation_bytes` bytes, spread evenly over the validation split.
     """
 
     recipe: str = "custom"
     model: ModelConfig = ModelConfig()
+    start: str | None = None
     objective: ObjectiveName = "causal"
     next_sentence: bool = False
     data: str | None = None
@@ -157,8 +160,12 @@ class RunConfig(TrainingConfig):
         else:
             self._require("record_length", self.record_length is None, "needs objective causal: records are bytes")
             self._require("context", self.context >= 16, "must be at least 16 for objective mlm")
-            typed = not self.next_sentence or self.model.type_vocab_size >= 2
+            typed = not self.next_sentence or self.model.type_vocab_size >= 2 or self.start is not None
             self._require("next_sentence", typed, "needs two token types: model.type_vocab_size must be at least 2")
+        if self.start is not None:
+            default = {"model": ModelConfig(), "tokenizer": RunConfig.tokenizer}
+            given = [name for name, value in default.items() if getattr(self, name) != value]
+            self._require("start", not given, f"brings its own {' and '.join(default)}; leave {', '.join(given)} out")
 
 
 @dataclass(frozen=True, kw_only=True)

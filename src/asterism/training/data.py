@@ -51,9 +51,9 @@ class Corpus:
         return {"train": self.train, "validation": self.validation, "test": self.test}[name]
 
     def documents(self, name: Split) -> Iterator[str]:
-        """The documents of one split that hold anything; what is no UTF-8 in them becomes U+FFFD."""
+        """The documents of one split, without those of white space alone; what is no UTF-8 in them becomes U+FFFD."""
         for document in self.split(name).tobytes().split(b"\0"):
-            if document:
+            if document.strip():
                 yield document.decode(errors="replace")
 
     def require(self, name: Split, context: int) -> np.ndarray:
@@ -117,6 +117,8 @@ def _text_of(path: str | Path, number: int, line: bytes) -> bytes:
         raise DataError(f'data: {path} line {number} has no document: an object {{"text": "..."}} is needed')
     if not text.strip():
         raise DataError(f"data: {path} line {number} holds an empty document; remove the line")
+    if "\0" in text:
+        raise DataError(f"data: {path} line {number} has a NUL character, which ends a document here; remove it")
     return text.encode(errors="replace")
 
 

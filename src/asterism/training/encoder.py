@@ -1,19 +1,21 @@
 """Encoders to fine-tune: a folder with a model and a fast tokenizer that transformers can read, our own or another's.
 
 Nothing is downloaded and no pickle is read. Weights that the folder does not have are drawn anew only where the task
-puts something new on top; an encoder that is not whole is refused.
+puts something new on top, and named; an encoder that is not whole, or more than its configuration says, is refused.
 """
 
-from collections.abc import Iterable
+from collections.abc import Container, Iterable
 from pathlib import Path
 
+import torch
 import transformers
 from safetensors import SafetensorError
+from torch import nn
 from transformers import AutoConfig, AutoTokenizer, PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerFast
 
-import asterism.models  # noqa: F401  registers our models with the Auto classes
 from asterism.errors import AsterismError, CheckpointError, ConfigurationError
-from asterism.training.folder import RunFolder
+from asterism.models import AsterismConfig  # registers our models with the Auto classes
+from asterism.training.folder import model_folder
 from asterism.training.tasks import Task
 
 TOKENIZER_FILES = ("tokenizer.json", "vocab.txt", "vocab.json", "tokenizer.model", "spiece.model", "spm.model")
@@ -27,7 +29,7 @@ def load_tokenizer(path: str) -> tuple[PreTrainedTokenizerFast, PreTrainedConfig
 
     Raises CheckpointError if the folder does not have both, ConfigurationError for a tokenizer without offsets.
     """
-    folder = _model_folder(path)
+    folder = model_folder(path, "model")
     if not any((folder / name).exists() for name in TOKENIZER_FILES):
         raise CheckpointError(f"model: {folder} holds no tokenizer; put there the one that the model was trained with")
     try:
@@ -44,21 +46,28 @@ def load_tokenizer(path: str) -> tuple[PreTrainedTokenizerFast, PreTrainedConfig
     return tokenizer, config
 
 
-def load_encoder(path: str, task: Task, vocabulary: int, *, fresh: bool) -> PreTrainedModel:
-    """The model of a folder in float32, with what the task needs on top; `fresh` draws all of its weights anew.
+def load_encoder(path: str, task: Task, vocabulary: int, *, fresh: bool) -> tuple[PreTrainedModel, list[str]]:
+    """The model of a folder in float32, with what the task needs on top, and the names of its parts that are new.
 
-    New weights come from torch's global generator. Raises CheckpointError for weights that are missing, damaged or
-    pickled, ConfigurationError for a tokenizer of `vocabulary` tokens that the model has no embeddings for and
-    for a choice of the task that its kind of model does not leave.
+    `fresh` draws all of its weights anew, and names none. An output layer for labels is new unless the folder's has the
+    same labels in the same order. New weights come from torch's global generator.
+
+    Raises CheckpointError for weights that are missing, left over, damaged or pickled, ConfigurationError for a
+    tokenizer of `vocabulary` tokens that the model has no embeddings for and for a choice of the task that its kind of
+    model does not leave.
     """
-    folder = _model_folder(path)
+    folder = model_folder(path, "model")
+    if not fresh:
+        _refuse_pickle(folder)
     architecture = getattr(transformers, task.architecture)
+    new: list[str] = []
     try:
         fields = task.model_fields()
+        before = labels_of(AutoConfig.from_pretrained(folder, local_files_only=True))
         config = AutoConfig.from_pretrained(folder, local_files_only=True, **fields)
         _refuse_unknown_fields(folder, config, fields)
         if fresh:
-            model = architecture.from_config(config)
+            model = architecture.from_config(config, dtype=torch.float32)
         else:
             model, found = architecture.from_pretrained(
                 folder,
@@ -70,6 +79,9 @@ def load_encoder(path: str, task: Task, vocabulary: int, *, fresh: bool) -> PreT
                 output_loading_info=True,
             )
             _refuse_incomplete(folder, model, found)
+            new = [*found["missing_keys"], *(name for name, *_ in found["mismatched_keys"])]
+            if "id2label" in fields and labels_of(config) != before:
+                new += _draw_outputs_anew(model, config.num_labels, drawn=new)
     except AsterismError:
         raise
     except (OSError, ValueError, KeyError, RuntimeError, SafetensorError) as error:
@@ -80,7 +92,12 @@ def load_encoder(path: str, task: Task, vocabulary: int, *, fresh: bool) -> PreT
             f"model: the tokenizer in {folder} has {vocabulary:,} tokens, the model's embedding has rows for {rows:,};"
             " give the model the tokenizer that it was trained with"
         )
-    return model
+    return model, sorted({name.removeprefix(f"{model.base_model_prefix}.").split(".")[0] for name in new})
+
+
+def labels_of(config: PreTrainedConfig) -> list[str]:
+    """The labels of a classifier, in the order of its outputs."""
+    return [config.id2label[number] for number in sorted(config.id2label)]
 
 
 def longest(config: PreTrainedConfig) -> int | None:
@@ -92,16 +109,25 @@ def longest(config: PreTrainedConfig) -> int | None:
     if positions is None or positions < 1:
         return None
     counts_from_padding = config.model_type in ("roberta", "xlm-roberta", "camembert", "longformer", "mpnet")
-    return positions - config.pad_token_id - 1 if counts_from_padding else positions
+    if not counts_from_padding:
+        return positions
+    return None if config.pad_token_id is None else positions - config.pad_token_id - 1
 
 
-def _model_folder(path: str) -> Path:
-    folder = Path(path)
-    if (folder / "run.json").exists():
-        return RunFolder(folder).weights()
-    if not (folder / "config.json").exists():
-        raise CheckpointError(f"model: {folder} is no folder of a model or a run: it has no config.json or run.json")
-    return folder
+def ends(config: PreTrainedConfig) -> bool:
+    """Whether no more tokens than `longest` can be read at all: where positions are rotary or relative, more can."""
+    if isinstance(config, AsterismConfig):
+        return config.positions_end
+    return getattr(config, "rope_parameters", None) is None
+
+
+def _refuse_pickle(folder: Path) -> None:
+    pickles = sorted(path.name for path in folder.glob("pytorch_model*.bin"))
+    if pickles and not any(folder.glob("*.safetensors")):
+        raise CheckpointError(
+            f"model: {folder} has its weights in a pickle only ({pickles[0]}), which can run code when it is read: save"
+            " them as safetensors, or let `asterism import --allow-pickle` make one of our models of them"
+        )
 
 
 def _refuse_unknown_fields(folder: Path, config: PreTrainedConfig, fields: Iterable[str]) -> None:
@@ -112,14 +138,39 @@ def _refuse_unknown_fields(folder: Path, config: PreTrainedConfig, fields: Itera
 
 
 def _refuse_incomplete(folder: Path, model: PreTrainedModel, found: dict) -> None:
-    """Raises CheckpointError if weights of the encoder are missing or of another shape; a pooler may be missing."""
+    """Raises CheckpointError if weights of the encoder are missing, left over, or of another shape.
+
+    A pooler may be missing or left over, and so may the head of another task.
+    """
     body = f"{model.base_model_prefix}."
-    missing = [name for name in found["missing_keys"] if name.startswith(body) and "pooler" not in name]
+    parts = {name for name, _ in model.base_model.named_children()}  # a bare encoder's tensors have no prefix
+    buffers = {name.removeprefix(body) for name, _ in model.named_buffers()}
+    missing = [name for name in found["missing_keys"] if name.startswith(body)]
     wrong = [name for name, *_ in found["mismatched_keys"] if name.startswith(body)]
-    for what, names in (("lacks", missing), ("has another shape of", wrong)):
+    extra = [name for name in found["unexpected_keys"] if name.startswith(body) or name.split(".")[0] in parts]
+    extra = [name for name in extra if name.removeprefix(body) not in buffers]
+    for what, names in (
+        ("lacks", [name for name in missing if "pooler" not in name]),
+        ("has another shape of", wrong),
+        ("has, and its config.json does not know,", [name for name in extra if "pooler" not in name]),
+    ):
         if names:
             rest = f" and {len(names) - 1:,} more" if len(names) > 1 else ""
             raise CheckpointError(f"model: {folder} {what} the encoder's tensor {min(names)}{rest}")
+
+
+def _draw_outputs_anew(model: PreTrainedModel, labels: int, drawn: Container[str]) -> list[str]:
+    """Draw the weights of layers on top of the encoder that have an output for each label, unless they are `drawn`.
+
+    Returns the names of the weights.
+    """
+    names = []
+    for name, module in model.named_modules():
+        on_top = not name.startswith(f"{model.base_model_prefix}.") and f"{name}.weight" not in drawn
+        if on_top and isinstance(module, nn.Linear) and module.out_features == labels:
+            module.reset_parameters()
+            names.append(f"{name}.weight")
+    return names
 
 
 def _one_line(error: Exception) -> str:

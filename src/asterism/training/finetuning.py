@@ -7,16 +7,19 @@ labels, and tokenizer, as the pipelines of transformers want them.
 
 import hashlib
 import math
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
+from transformers import PreTrainedConfig, PreTrainedModel
 
 from asterism.errors import CheckpointError, ConfigurationError, DataError
 from asterism.training.configuration import FineTuneConfig, TaskName
-from asterism.training.encoder import load_encoder, load_tokenizer, longest
+from asterism.training.encoder import ends, labels_of, load_encoder, load_tokenizer, longest
 from asterism.training.folder import RunFolder
 from asterism.training.loop import quiet_transformers
 from asterism.training.objectives.labelled import Labelled, LabelledReport
@@ -55,10 +58,10 @@ def finetune(
         run.refuse_existing()
     with quiet_transformers():
         tokenizer, shape = load_tokenizer(config.model)
-        length = _length(config, longest(shape))
+        length = _length(config, shape)
         tokenizer.model_max_length = length
         training, validation = _examples(config)
-        task = _task(config, training, length)
+        task = _task(config, training, length, labels_of(shape))
         corpus = _corpus_record(config, training, validation)
         objective = Labelled(config, task, tokenizer, training, validation, corpus, run.predictions)
     steps = min(config.steps, math.ceil(config.epochs * len(objective.training) / config.batch_size))
@@ -67,10 +70,20 @@ def finetune(
         refuse_other_run(read_finetune_config(run), config)
         if result := run.read_record()["result"]:
             return LabelledReport(**result)
+
+    def build(device: torch.device) -> PreTrainedModel:
+        model, new = load_encoder(config.model, task, len(tokenizer), fresh=config.from_scratch)
+        if new:
+            objective.notes.append(f"new weights, which {config.model} does not have: {', '.join(new)}")
+        if progress:
+            for note in objective.notes:
+                print(f"note: {note}", file=sys.stderr, flush=True)
+        return model.to(device)
+
     return fit(
         config,
         objective,
-        lambda device: load_encoder(config.model, task, len(tokenizer), fresh=config.from_scratch).to(device),
+        build,
         run,
         name=f"finetune-{config.task}",
         resume=resume,
@@ -86,20 +99,22 @@ def read_finetune_config(run: RunFolder) -> FineTuneConfig:
         raise CheckpointError(f"{run.run_file} is not that of a fine-tuning run: {error}") from error
 
 
-def _length(config: FineTuneConfig, most: int | None) -> int:
-    """How many tokens are read at once. Raises ConfigurationError if the model does not say, or takes fewer."""
+def _length(config: FineTuneConfig, shape: PreTrainedConfig) -> int:
+    """How many tokens are read at once. Raises ConfigurationError if the model does not say, or can read no more."""
+    most = longest(shape)
     if config.length is None and most is None:
         raise ConfigurationError(f"length: the model in {config.model} does not say how many tokens it takes; give one")
-    if config.length is not None and most is not None and config.length > most:
+    if config.length is not None and most is not None and config.length > most and ends(shape):
         raise ConfigurationError(f"length: {config.length:,} tokens were asked for, {config.model} takes {most:,}")
     return config.length or most
 
 
-def _task(config: FineTuneConfig, training: Sequence[Any], length: int) -> Task:
+def _task(config: FineTuneConfig, training: Sequence[Any], length: int, known: Sequence[str]) -> Task:
+    """The task; labels that the model knows keep their order."""
     if config.task == "classify":
-        return Classification(training, length=length, pooling=config.pooling)
+        return Classification(training, length=length, pooling=config.pooling, known=known)
     if config.task == "tag":
-        return Tagging(training, length=length)
+        return Tagging(training, length=length, known=known)
     return Answering(training, length=length, stride=config.stride, max_answer_length=config.max_answer_length)
 
 

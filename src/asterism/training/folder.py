@@ -113,3 +113,18 @@ class RunFolder:
         """Forget what was recorded after `step`: the run goes on from there."""
         kept = [entry for entry in self.read_history() if entry["step"] <= step]
         write_text(self.history_file, "".join(json.dumps(entry) + "\n" for entry in kept))
+
+
+def model_folder(path: str | Path, setting: str) -> Path:
+    """The folder of a model: `path` itself, or where the model of a run is.
+
+    Raises CheckpointError, which begins with the name of the setting that gave the path.
+    """
+    folder = Path(path)
+    if (folder / "run.json").exists():
+        return RunFolder(folder).weights()
+    if not (folder / "config.json").exists():
+        raise CheckpointError(
+            f"{setting}: {folder} is no folder of a model or a run: it has no config.json or run.json"
+        )
+    return folder

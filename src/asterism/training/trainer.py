@@ -32,10 +32,11 @@ from asterism.training.picture import draw_history
 from asterism.training.progress import make_display
 from asterism.training.randomness import derive, isolated
 from asterism.training.session import Session, validation_figures
+from asterism.training.start import going_on
 
 
 def train(config: RunConfig, folder: str | Path, *, resume: bool = False, progress: bool = True) -> Report:
-    """Train a model from `config` into a run folder, or go on with the run that is there.
+    """Train a new model, or that of `config.start`, into a run folder, or go on with the run that is there.
 
     With `resume`, the configuration must be the recorded one (`data` may have moved; its hash decides), and a finished
     run is only reported. `progress` shows a bar or lines on stderr. SIGINT and SIGTERM take effect after the step that
@@ -49,6 +50,8 @@ def train(config: RunConfig, folder: str | Path, *, resume: bool = False, progre
         refuse_other_run(run.read_config(), config)
         if result := run.read_record()["result"]:
             return OBJECTIVES[config.objective].report_type(**result)
+        if checkpoint := run.latest_checkpoint():
+            config = going_on(config, checkpoint)
     else:
         run.refuse_existing()
     model_config(config)  # refuses what cannot work before data are read

@@ -7,7 +7,7 @@ made inside: only `forward`, and for causal models its cache.
 """
 
 from asterism.bench.promises.checks import PROMISES, Outcome
-from asterism.bench.promises.report import promises, promises_table
+from asterism.bench.promises.report import broken, promises, promises_table
 from asterism.bench.promises.subjects import SUBJECTS, Subject
 
-__all__ = ["PROMISES", "SUBJECTS", "Outcome", "Subject", "promises", "promises_table"]
+__all__ = ["PROMISES", "SUBJECTS", "Outcome", "Subject", "broken", "promises", "promises_table"]

@@ -19,9 +19,18 @@ def promises(say: Callable[[str], None]) -> dict[str, Any]:
         for subject in SUBJECTS:
             say(subject.name)
             for promise, check in PROMISES.items():
-                outcome = check(subject)
-                rows.append({"subject": subject.name, "promise": promise, "kept": outcome.kept, "seen": outcome.seen})
+                outcome = check(subject)._asdict()
+                rows.append({"subject": subject.name, "is_ours": subject.is_ours, "promise": promise, **outcome})
     return {"date": datetime.now(UTC).date().isoformat(), "machine": describe("cpu"), "rows": rows}
+
+
+def broken(record: Mapping[str, Any]) -> list[str]:
+    """The promises that models of ours break."""
+    return [
+        f"{row['subject']}, {row['promise']} ({row['seen']})"
+        for row in record["rows"]
+        if row["is_ours"] and row["kept"] is False
+    ]
 
 
 def promises_table(record: Mapping[str, Any]) -> str:

@@ -26,12 +26,14 @@ def use_pattern(model: Model, pattern: Pattern | Schedule | str | Sequence[Patte
     - The weights stay as they are; only the mask changes. Where a layer has a sliding window of its own, a query reads
       what both it and the pattern allow.
     - Causal models need a pattern that is causal and prefix-stable; encoders take any.
-    - Padding, on any side, changes no real token: to the pattern, positions count the real tokens of a row. A pattern
-      that depends on the length, such as `bigbird`, is laid over each row's own length.
+    - To the pattern, positions count the real tokens of a row, whatever side padding is on. A pattern that depends on
+      the length, such as `bigbird`, is laid over each row's own length. So padding changes no real token, unless the
+      model's own positions do: with padding on the left, models with absolute positions (GPT-2, BERT) count it unless
+      `position_ids` say where the real tokens stand, as `generate` does.
     - `generate` and `use_cache=True` keep only the keys that the pattern can still read.
     - `save_pretrained` writes the pattern to config.json. After `import asterism.models`, `from_pretrained` of
-      transformers gives the model with its pattern; then `use_pattern(model)` adds the cache that forgets, in whose
-      place there is otherwise one that keeps every key. Without that import transformers refuses to build the model.
+      transformers gives the model with its pattern; without that import transformers refuses to build the model. The
+      cache of a model that was restored so keeps every key, until `use_pattern(model)` is called: then it forgets.
     - A call with `attn_implementation` or `set_attn_implementation` still selects another attention, for comparison.
 
     Raises PatternError for a pattern that the model cannot use and ConfigurationError for a model that cannot follow

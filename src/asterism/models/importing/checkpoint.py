@@ -27,8 +27,10 @@ from asterism.models.importing.roberta import CAMEMBERT, ROBERTA, XLM_ROBERTA
 from asterism.models.importing.source import read_configuration, read_weights
 from asterism.models.importing.tokenizer import copy_tokenizer
 from asterism.models.masked_lm import AsterismForMaskedLM, AsterismForPreTraining
+from asterism.models.mixers import Fourier
 from asterism.models.modeling import AsterismModel
 from asterism.models.question_answering import AsterismForQuestionAnswering
+from asterism.patterns import Pattern, global_tokens
 
 ARCHITECTURES: dict[str, Architecture] = {
     "bert": BERT,
@@ -94,8 +96,9 @@ def import_checkpoint(
     length        how many tokens the model is to reach: the table of learned positions is copied one after the other,
                   as often as needed (Beltagy 2020, section 5). By default as many as the checkpoint has.
     pattern       who attends to whom, in place of the checkpoint's rule: as `mixers` of AsterismConfig
-    globals       for Longformer: the places of its global tokens, by default the first only; none leaves the global
-                  projections out
+    globals       for Longformer: the places of its global tokens, by default the first only, or with a pattern none;
+                  they read every token and are read by all, whatever the pattern. None at all leaves the global
+                  projections out.
     allow_pickle  read weights from pytorch_model.bin where there are no safetensors; with PyTorch's restricted reader,
                   which builds tensors and runs no code
 
@@ -135,7 +138,7 @@ def import_checkpoint(
         mixers=config.mixers,
         tokenizer=tokenizer,
         left_out=renamed.unused,
-        notes=_notes(source, config, pattern),
+        notes=_notes(source, head, config, pattern),
     )
 
 
@@ -162,13 +165,10 @@ def _change(
     globals: Sequence[int] | None,
 ) -> None:
     """Put what the user wants instead into the fields of the model's configuration."""
-    if globals is not None:
-        if model_type != "longformer":
-            raise ConfigurationError(
-                f"globals are for Longformer; a pattern such as longformer(globals=(0,)) makes this {model_type} sparse"
-            )
-        fields["mixers"] = [mixer.replace("globals=(0,)", f"globals={tuple(globals)}") for mixer in fields["mixers"]]
-        fields["global_projections"] = list(globals) or None
+    if globals is not None and model_type != "longformer":
+        raise ConfigurationError(
+            f"globals are for Longformer; a pattern such as longformer(globals=(0,)) makes this {model_type} sparse"
+        )
     if length is not None:
         if length < fields["max_position_embeddings"]:
             raise ConfigurationError(
@@ -176,15 +176,32 @@ def _change(
                 " leave it out: the model reads shorter inputs as they are"
             )
         fields["max_position_embeddings"] = length
+    if globals is not None:
+        if beyond := [place for place in globals if not 0 <= place < fields["max_position_embeddings"]]:
+            raise ConfigurationError(
+                f"globals: there is no token at place {beyond[0]:,}; the model reaches"
+                f" {fields['max_position_embeddings']:,} tokens, and places count from 0"
+            )
+        fields["mixers"] = [mixer.replace("globals=(0,)", f"globals={tuple(globals)}") for mixer in fields["mixers"]]
+    if globals is not None or pattern is not None:
+        fields["global_projections"] = list(globals or ()) or None
     if pattern is not None:
         own = AsterismConfig(**fields).layer_mixers()
         fields["mixers"] = pattern if isinstance(pattern, str) else list(pattern)
-        for number, (old, new) in enumerate(zip(own, AsterismConfig(**fields).layer_mixers(), strict=True)):
-            if (old.text == "fourier()") != (new.text == "fourier()"):
-                raise ConfigurationError(
-                    f"the pattern gives layer {number} {new.text}, where the checkpoint has the weights of {old.text}:"
-                    " attention and Fourier mixing cannot replace each other"
-                )
+        new = AsterismConfig(**fields).layer_mixers()
+        _refuse_other_weights(own, new)
+        if globals:
+            fields["mixers"] = [str(mixer | global_tokens(tuple(globals))) for mixer in new]
+
+
+def _refuse_other_weights(own: Sequence[Pattern | Fourier], new: Sequence[Pattern | Fourier]) -> None:
+    """Raises ConfigurationError for a pattern whose layers need weights that the checkpoint does not have."""
+    for number, (old, mixer) in enumerate(zip(own, new, strict=True)):
+        if isinstance(old, Fourier) != isinstance(mixer, Fourier):
+            raise ConfigurationError(
+                f"the pattern gives layer {number} {mixer.text}, where the checkpoint has the weights of {old.text}:"
+                " attention and Fourier mixing cannot replace each other"
+            )
 
 
 def _spare_pooler(model: PreTrainedModel, tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
@@ -251,13 +268,23 @@ def _some(names: Sequence[str], most: int = 4) -> str:
     return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")
 
 
-def _notes(source: PreTrainedConfig, config: AsterismConfig, pattern: object) -> list[str]:
+def _notes(source: PreTrainedConfig, head: str, config: AsterismConfig, pattern: object) -> list[str]:
     notes = []
     if source.model_type == "big_bird" and source.attention_type == "block_sparse" and pattern is None:
         notes.append("the checkpoint does not store its random blocks: every layer draws its own, seeded by its number")
-    if config.global_projections is not None:
-        places = ", ".join(map(str, config.global_projections))
-        notes.append(f"the tokens at {places} are global: they read everything, through projections of their own")
+    if source.model_type == "longformer":
+        notes.append(_note_on_globals(head, config))
     if getattr(source, "attention_probs_dropout_prob", 0):
         notes.append(f"no dropout inside attention (the checkpoint's class has {source.attention_probs_dropout_prob})")
     return notes
+
+
+def _note_on_globals(head: str, config: AsterismConfig) -> str:
+    """Which tokens are global here, and which are in the checkpoint's class when its caller names none."""
+    places = ", ".join(map(str, config.global_projections or ()))
+    here = f"the tokens at {places} are global: they read everything, through projections of their own"
+    theirs = {"ForSequenceClassification": "the first one is", "ForQuestionAnswering": "all tokens of the question are"}
+    return (
+        f"{here if places else 'no token is global'}; in Longformer{head}, unless its caller names others,"
+        f" {theirs.get(head, 'none is')} (--globals names places)"
+    )

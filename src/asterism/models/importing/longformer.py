@@ -1,7 +1,8 @@
 """Longformer (Beltagy 2020): RoBERTa with a window per layer, and global tokens with projections of their own.
 
 Which tokens are global is an argument of Hugging Face's `forward` (`global_attention_mask`); here it is part of the
-pattern, and the first token unless the import is told otherwise.
+pattern, and the first token unless the import is told otherwise. Without that argument the classes of Hugging Face
+differ: the first token for sequences, the whole question for question answering, none for the others.
 """
 
 from typing import Any

@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -24,7 +24,7 @@ class LabelledReport(Report):
     """What a finished run came to, on `validation_examples` examples. Scores are from 0 to 1, the higher the better.
 
     `training_features` and `validation_features` are the rows that the model reads: more than there are examples when
-    documents are read through windows.
+    documents are read through windows. `notes` are what a user should know, one line each.
     """
 
     training_examples: int
@@ -33,6 +33,7 @@ class LabelledReport(Report):
     validation_features: int
     headline: str
     scores: dict[str, float]
+    notes: list[str] = field(default_factory=list)
 
     def __str__(self) -> str:
         rows = [f"{name:<24}{value:.4f}" for name, value in self.scores.items()]
@@ -44,6 +45,8 @@ class Labelled(Objective):
 
     Features come in a new order on each pass, a function of (seed, pass); a batch may span two passes. A full
     evaluation also writes `predictions_file`: one JSON object per validation example, with the place of its record.
+    `notes` are for the report; what builds the model adds its own.
+
     Raises DataError for an example that the task cannot use.
     """
 
@@ -66,6 +69,7 @@ class Labelled(Objective):
         self.tokenizer = tokenizer
         self.training_examples = len(training)
         self.training = task.features(training, tokenizer)
+        self.notes = task.notes(training, self.training)
         self.validation = validation
         self.corpus = corpus
         self.predictions_file = predictions_file
@@ -110,6 +114,7 @@ class Labelled(Objective):
             "validation_features": len(self.validation_features),
             "headline": self.headline.name,
             "scores": dict(figures),
+            "notes": self.notes,
         }
 
     def corpus_record(self) -> dict[str, Any]:

@@ -25,6 +25,7 @@ from asterism.training.objectives.masking import IGNORED, MASK_SHARE, Masking
 from asterism.training.objectives.objective import Headline, Objective, Report, penalised
 from asterism.training.packing import Epochs, TokenStream
 from asterism.training.randomness import of_row
+from asterism.training.start import tokenizer_name
 from asterism.training.tokenization import load_tokenizer, make_tokenizer
 
 FREQUENCIES = "unigram.safetensors"
@@ -83,7 +84,7 @@ class MaskedTokens(Objective):
         self.corpus = corpus
         self.units_per_step = config.batch_size * config.context
         self.tokenizer = (
-            make_tokenizer(config.tokenizer, corpus.documents("train"), config.context)
+            make_tokenizer(tokenizer_name(config), corpus.documents("train"), config.context)
             if tokenizer_folder is None
             else load_tokenizer(tokenizer_folder)
         )

@@ -18,6 +18,7 @@ RECIPES: dict[str, Callable[[], RunConfig]] = {
     "bert-tiny": encoders.bert_tiny,
     "bert-base": encoders.bert_base,
     "bigbird-tiny": encoders.bigbird_tiny,
+    "bigbird-etc-tiny": encoders.bigbird_etc_tiny,
     "bigbird-itc-base": encoders.bigbird_itc_base,
     "bigbird-etc-base": encoders.bigbird_etc_base,
     "bigbird-itc-large": encoders.bigbird_itc_large,

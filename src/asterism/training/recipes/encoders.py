@@ -30,6 +30,11 @@ def bigbird_tiny() -> RunConfig:
     return _tiny("bigbird-tiny", "bigbird-itc-tiny", **_ATTENTION)
 
 
+def bigbird_etc_tiny() -> RunConfig:
+    """BigBird-ETC for two CPU cores and ten minutes: a window of blocks, and 32 global tokens in front of 1,024."""
+    return _tiny("bigbird-etc-tiny", "bigbird-etc-tiny", **_ATTENTION)
+
+
 def longformer_tiny() -> RunConfig:
     """Longformer for two CPU cores and ten minutes: a window, and one global token with projections of its own."""
     return _tiny("longformer-tiny", "longformer-tiny", **_ATTENTION)

@@ -5,7 +5,7 @@ with ";" between them; may be empty). A label is text or a whole number, which s
 exist are those of the training data.
 """
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
@@ -50,9 +50,14 @@ class Classification(Task[Document]):
 
     architecture: ClassVar[str] = "AutoModelForSequenceClassification"
 
-    def __init__(self, documents: Sequence[Document], *, length: int, pooling: str | None = None) -> None:
-        """With the labels of the training documents. Raises DataError if they leave nothing to decide."""
-        self.labels = sorted({label for document in documents for label in document.labels})
+    def __init__(
+        self, documents: Sequence[Document], *, length: int, pooling: str | None = None, known: Sequence[str] = ()
+    ) -> None:
+        """With the labels of the training documents, in the order of `known` if those are the same, else sorted.
+
+        Raises DataError if they leave nothing to decide.
+        """
+        self.labels = in_order({label for document in documents for label in document.labels}, known)
         self.several = documents[0].several
         self.length = length
         self.pooling = pooling
@@ -119,6 +124,11 @@ def label_fields(labels: Sequence[str]) -> dict[str, Any]:
         "id2label": dict(enumerate(labels)),
         "label2id": {label: number for number, label in enumerate(labels)},
     }
+
+
+def in_order(labels: Collection[str], known: Sequence[str]) -> list[str]:
+    """The labels in the order in which a model already knows them, if it knows just these; else sorted."""
+    return list(known) if set(known) == set(labels) else sorted(labels)
 
 
 def refuse_unknown_label(record: Record, field: str, label: str, known: Sequence[str]) -> None:

@@ -87,6 +87,19 @@ class Answering(Task[Question]):
             raise question.record.error("context", "has nothing of which the tokenizer makes a token")
         yield from windows
 
+    def notes(self, examples: Sequence[Question], features: Sequence[Feature]) -> list[str]:
+        """How many answers no window holds."""
+        held = {feature.example for feature in features if feature.target != (0, 0)}
+        answered = [number for number, question in enumerate(examples) if question.answers]
+        beyond = sum(number not in held for number in answered)
+        if not beyond:
+            return []
+        more = "a longer length, or a stride" if self.stride is None else "a longer length, or a greater stride"
+        return [
+            f"{beyond:,} of {len(answered):,} training answers are not within the {self.length:,} tokens of a window:"
+            f" {more}, would reach them"
+        ]
+
     def targets(self, features: Sequence[Feature], length: int) -> dict[str, torch.Tensor]:
         """`start_positions` and `end_positions`: int64 [B] each."""
         starts, ends = zip(*(feature.target for feature in features), strict=True)

@@ -16,7 +16,7 @@ import torch
 from transformers import PreTrainedTokenizerFast
 
 from asterism.errors import DataError
-from asterism.training.tasks.classification import label_fields, refuse_unknown_label
+from asterism.training.tasks.classification import in_order, label_fields, refuse_unknown_label
 from asterism.training.tasks.records import Record, read_conll, read_json_lines, suffix
 from asterism.training.tasks.scores import accuracy, are_bio, bio_spans, count, macro_f1
 from asterism.training.tasks.task import Feature, Logits, Task, encode_documents, inputs_of, pad
@@ -53,10 +53,13 @@ class Tagging(Task[TaggedDocument]):
     architecture: ClassVar[str] = "AutoModelForTokenClassification"
     per_token: ClassVar[bool] = True
 
-    def __init__(self, documents: Sequence[TaggedDocument], *, length: int) -> None:
-        """With the tags of the training documents. Raises DataError if they leave nothing to decide."""
+    def __init__(self, documents: Sequence[TaggedDocument], *, length: int, known: Sequence[str] = ()) -> None:
+        """With the tags of the training documents, in the order of `known` if those are the same, else sorted.
+
+        Raises DataError if they leave nothing to decide.
+        """
         every = [tag for document in documents for tag in document.tags]
-        self.labels = sorted(set(every))
+        self.labels = in_order(set(every), known)
         self.length = length
         self.unread = "O" if "O" in self.labels else max(self.labels, key=every.count)
         self.marks_spans = are_bio(self.labels)

@@ -64,6 +64,10 @@ class Task(ABC, Generic[Example]):
     def features(self, examples: Sequence[Example], tokenizer: PreTrainedTokenizerFast) -> list[Feature]:
         """The features of all examples, in their order. Raises DataError for an example without a token."""
 
+    def notes(self, examples: Sequence[Example], features: Sequence[Feature]) -> list[str]:
+        """What a user should know about the training examples and their features, one line each."""
+        return []
+
     @abstractmethod
     def targets(self, features: Sequence[Feature], length: int) -> dict[str, torch.Tensor]:
         """What the loss needs for a batch of features whose rows are padded on the right to `length` tokens."""
