@@ -44,8 +44,8 @@ def report(rows: list[dict[str, Any]]) -> None:
     print("| recipe | nats a masked token | right | parameters | minutes |\n|---|---|---|---|---|")
     for row in sorted(rows, key=lambda row: row["validation_masked_loss"]):
         right = f"{row['validation_masked_accuracy']:.1%}"
-        parameters = f"{row['parameters'] / 1e6:.1f}M"
-        print(f"| `{row['recipe']}` | {row['validation_masked_loss']:.2f} | {right} | {parameters} | {row['minutes']:.1f} |")
+        sizes = f"{row['parameters'] / 1e6:.1f}M | {row['minutes']:.1f}"
+        print(f"| `{row['recipe']}` | {row['validation_masked_loss']:.2f} | {right} | {sizes} |")
     first = rows[0]
     print(f"\n{first['steps']:,} steps, {first['tokens_masked']:,} masked tokens;", end=" ")
     print(f"their frequencies alone give {first['unigram_entropy']:.2f} nats")

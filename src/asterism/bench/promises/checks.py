@@ -37,8 +37,8 @@ class Outcome(NamedTuple):
 def padding_changes_no_real_token(subject: Subject) -> Outcome:
     """A row alone and the same row padded to a longer batch, on the right and on the left.
 
-    Encoders are judged by the right, where their tokenizers pad, causal models by the left, where generation pads. Causal
-    models of others then get the positions that transformers' generation gives them; ours read them off the mask.
+    Encoders are judged by the right, where their tokenizers pad, causal models by the left, where generation pads.
+    Causal models of others then get the positions that transformers' generation gives them; ours read them off the mask.
     """
     tokens = _tokens(LENGTH)
     alone = _logits(subject.build(), tokens)
