@@ -38,7 +38,7 @@ def padding_changes_no_real_token(subject: Subject) -> Outcome:
     """A row alone and the same row padded to a longer batch, on the right and on the left.
 
     Encoders are judged by the right, where their tokenizers pad, causal models by the left, where generation pads.
-    Causal models of others then get the positions that transformers' generation gives them; ours read them off the mask.
+    Causal models of others then get the positions that their generation gives them; ours read them off the mask.
     """
     tokens = _tokens(LENGTH)
     alone = _logits(subject.build(), tokens)
