@@ -16,6 +16,7 @@ import sys
 import time
 from collections.abc import Callable
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -33,37 +34,40 @@ LENGTHS = (512, 1024, 2048, 4096, 8192, 16_384, 65_536)
 BUDGET = 8 * 2**30
 WIDTH, HEADS, LAYERS = 768, 12, 2
 SIZES = {
+    "vocab_size": 64,
     "hidden_size": WIDTH,
     "num_attention_heads": HEADS,
     "num_hidden_layers": LAYERS,
     "intermediate_size": 4 * WIDTH,
 }
-COMMON = {"vocab_size": 64, "max_position_embeddings": LENGTHS[-1], "intermediate_size": 4 * WIDTH} | SIZES
 NO_DROPOUT = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
 
 
-def ours(mixers: str) -> AsterismModel:
+def ours(mixers: str, positions: int) -> AsterismModel:
     """In the manner of BERT."""
     manner = {"block": "post_norm", "embedding_norm": True, "hidden_act": "gelu", "initializer_range": 0.02}
-    return AsterismModel(AsterismConfig(mixers=mixers, **manner, **COMMON))
+    return AsterismModel(AsterismConfig(mixers=mixers, max_position_embeddings=positions, **manner, **SIZES))
 
 
-def bert(implementation: str) -> BertModel:
-    return BertModel(BertConfig(attn_implementation=implementation, **NO_DROPOUT, **COMMON), add_pooling_layer=False)
+def bert(implementation: str, positions: int) -> BertModel:
+    fields = {"attn_implementation": implementation, "max_position_embeddings": positions}
+    return BertModel(BertConfig(**fields, **NO_DROPOUT, **SIZES), add_pooling_layer=False)
 
 
-def bigbird() -> BigBirdModel:
-    config = BigBirdConfig(attention_type="block_sparse", **NO_DROPOUT, **COMMON)
-    return BigBirdModel(config, add_pooling_layer=False)
+def bigbird(positions: int) -> BigBirdModel:
+    fields = {"attention_type": "block_sparse", "max_position_embeddings": positions}
+    return BigBirdModel(BigBirdConfig(**fields, **NO_DROPOUT, **SIZES), add_pooling_layer=False)
 
 
-MODELS: dict[str, Callable[[], nn.Module]] = {
-    "Asterism, bigbird(block=64)": lambda: ours("bigbird(block=64)"),
-    "Asterism, fourier()": lambda: ours("fourier()"),
-    "BERT, eager": lambda: bert("eager"),
-    "BERT, SDPA": lambda: bert("sdpa"),
+MODELS: dict[str, Callable[[int], nn.Module]] = {
+    "Asterism, bigbird(block=64)": partial(ours, "bigbird(block=64)"),
+    "Asterism, fourier()": partial(ours, "fourier()"),
+    "BERT, eager": partial(bert, "eager"),
+    "BERT, SDPA": partial(bert, "sdpa"),
     "Hugging Face BigBird": bigbird,
 }
+"""Models that take so many tokens at most."""
+
 WARM_UP = 1024
 """Tokens of the step before the timed one: after one of 704 or less, Hugging Face's BigBird stays dense for good."""
 MOST = {"bytes": 18 * 2**30, "seconds": 300.0}
@@ -79,7 +83,7 @@ MIXERS: dict[str, Callable[[], nn.Module]] = {
 def step(name: str, length: int) -> dict[str, float]:
     """Peak bytes beyond weights, gradients and optimiser state, and seconds, of a step after a short one."""
     torch.manual_seed(0)
-    model = MODELS[name]().train()
+    model = MODELS[name](length).train()
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
 
     def once(tokens: int) -> None:
