@@ -304,7 +304,7 @@ def test_certify_explains_checks_and_draws(run: Run, tmp_path: Path, suffix: str
 def test_certify_in_json(run: Run):
     document = json.loads(run("certify", "strided(8)", "-n", 32, "--check", "--json").out)
     assert (document["star"], document["yun"], document["hops"]) == (False, False, None)
-    assert document["never"] == {"query": 0, "key": 1}
+    assert document["never"] == {"kind": "Never", "query": 0, "key": 1, "closed": [0]}
     assert len(document["checked"]) == 4
 
 
