@@ -3,6 +3,7 @@
 import math
 import os
 import shutil
+import signal
 
 import pytest
 from hypothesis import HealthCheck, Phase, settings
@@ -23,6 +24,9 @@ settings.load_profile("asterism")
 # Without a GPU, Triton's interpreter runs its kernels; it must be known before anything imports Triton.
 if shutil.which("nvidia-smi") is None:
     os.environ["TRITON_INTERPRET"] = "1"
+
+# A shell that starts the tests in the background has them ignore the signal that some of them send.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # Kernels written in C++ fill their scratch memory with NaN.
 os.environ["ASTERISM_POISON"] = "1"
