@@ -714,7 +714,9 @@ def test_a_damaged_index_is_refused(index, message, copy, tmp_path):
 def test_the_command_imports(checkpoint, tmp_path, capsys):
     words = ["import", str(checkpoint), "--output", str(tmp_path / "output"), "--length", "128"]
     assert main([*words, "--pattern", "window(left=8, right=8) | global_tokens(0)"]) == 0
-    lines = capsys.readouterr().out.splitlines()
+    out, err = capsys.readouterr()
+    assert err == ""
+    lines = out.splitlines()
     ours = AutoModelForMaskedLM.from_pretrained(tmp_path / "output").eval()
     assert lines[0].startswith("BertForMaskedLM -> AsterismForMaskedLM, ")
     assert lines[1] == "positions  128, the 64 of the checkpoint copied"

@@ -17,15 +17,17 @@ if TYPE_CHECKING:
 def run(argv: Sequence[str]) -> None:
     arguments = _parser().parse(argv)
     from asterism.models import import_checkpoint  # takes seconds to import
+    from asterism.training.loop import quiet_transformers
 
-    imported = import_checkpoint(
-        arguments.path,
-        arguments.output,
-        length=arguments.length,
-        pattern=arguments.pattern,
-        globals=arguments.globals,
-        allow_pickle=arguments.allow_pickle,
-    )
+    with quiet_transformers():
+        imported = import_checkpoint(
+            arguments.path,
+            arguments.output,
+            length=arguments.length,
+            pattern=arguments.pattern,
+            globals=arguments.globals,
+            allow_pickle=arguments.allow_pickle,
+        )
     if arguments.json:
         print_json(asdict(imported))
     else:
