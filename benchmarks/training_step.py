@@ -163,7 +163,7 @@ def longest(rows: list[dict[str, Any]], name: str) -> float:
 
 def report(rows: list[dict[str, Any]]) -> None:
     """The tables of the README."""
-    print(f"{'one training step':<30}" + "".join(f"{length:>16,}" for length in LENGTHS))
+    print(f"{'one training step':<30}" + "".join(f"{length:>20,}" for length in LENGTHS))
     for name in MODELS:
         cells = [row["figures"] for row in rows if row["what"] == "step" and row["name"] == name]
         told = [
@@ -171,17 +171,17 @@ def report(rows: list[dict[str, Any]]) -> None:
             for x, n in zip(cells, LENGTHS, strict=True)
         ]
         print(
-            f"{name:<30}" + "".join(f"{cell:>16}" for cell in told) + f"   {longest(rows, name):,.0f} tokens fit 8 GiB"
+            f"{name:<30}" + "".join(f"{cell:>20}" for cell in told) + f"   {longest(rows, name):,.0f} tokens fit 8 GiB"
         )
-    print(f"\n{'a layer, forward':<30}" + "".join(f"{length:>16,}" for length in LENGTHS[:-2]))
+    print(f"\n{'a layer, forward':<30}" + "".join(f"{length:>20,}" for length in LENGTHS[:-2]))
     times = {
         name: [row["figures"]["seconds"] for row in rows if row["what"] == "layer" and row["name"] == name]
         for name in MIXERS
     }
     for name, cells in times.items():
-        print(f"{name:<30}" + "".join(f"{x * 1e3:>13.1f} ms" for x in cells))
+        print(f"{name:<30}" + "".join(f"{x * 1e3:>17.1f} ms" for x in cells))
     ratios = zip(times["dense attention"], times["Fourier mixing"], strict=True)
-    print(f"{'dense over Fourier':<30}" + "".join(f"{dense / fourier:>16.1f}" for dense, fourier in ratios))
+    print(f"{'dense over Fourier':<30}" + "".join(f"{dense / fourier:>20.1f}" for dense, fourier in ratios))
 
 
 def draw(rows: list[dict[str, Any]], file: Path) -> None:
