@@ -192,7 +192,7 @@ GOLDEN = {
         next_sentence=True tokenizer=unigram:32000 context=512 evaluation_bytes=1000000
     """,
     "fnet-hybrid-tiny": """
-        recipe=fnet-hybrid-tiny mixers=('fourier()', 'fourier()', 'fourier()', 'dense()') block=post_norm
+        recipe=fnet-hybrid-tiny mixers=('fourier()', 'fourier()', 'dense()', 'dense()') block=post_norm
         hidden_size=192 num_attention_heads=3 type_vocab_size=4 embedding_size=192 embedding_norm=True
         hidden_act=gelu_new layer_norm_eps=1e-12 initializer_range=0.02 tie_word_embeddings=True batch_size=4
         steps=20000 minutes=10.0 learning_rate=0.003 warmup_steps=50 optimizer=muon weight_decay=0.1 log_every=20

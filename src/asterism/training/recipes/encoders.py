@@ -51,7 +51,7 @@ def fnet_tiny() -> RunConfig:
 
 
 def fnet_hybrid_tiny() -> RunConfig:
-    """FNet with attention in the last layer, for two CPU cores and ten minutes."""
+    """FNet with attention in the last two layers, for two CPU cores and ten minutes."""
     return _tiny("fnet-hybrid-tiny", "fnet-hybrid-tiny")
 
 
