@@ -3,7 +3,7 @@
     python benchmarks/mixers.py runs/mixers benchmarks/results/mixers.json
 
 Trains every recipe below, in turn, on the text that every Python carries, and prints a table in Markdown. The recipes
-differ in their mixer, and those of FNet in what its published shape brings with it; all read 4 x 1,024 tokens a step.
+differ in their mixer, those of FNet also in norms, positions and learning rate; all read 4 x 1,024 tokens a step.
 What is finished in the folder is not done again, and what was stopped goes on. About an hour on one core.
 
 Equal work is counted in tokens; the minutes that each run took stand beside them.
