@@ -137,8 +137,8 @@ def fnet_tiny() -> AsterismConfig:
 def fnet_hybrid_tiny() -> AsterismConfig:
     """The twin of fnet-hybrid-base: attention in the last two of four layers.
 
-    As there, an even number of Fourier layers: their norms stand behind, where the transform is hundreds of times larger
-    than what it is added to, so an odd number leaves frequencies, in which attention finds no word.
+    As there, an even number of Fourier layers: their norms stand behind, where the transform is hundreds of times
+    larger than what it is added to, so an odd number leaves frequencies, in which attention finds no word.
     """
     return _fnet(["fourier()"] * 2 + ["dense()"] * 2, **TINY)
 
