@@ -7,7 +7,7 @@ GPU = $(shell $(PYTHON) -c 'import torch; print(torch.cuda.get_device_name().low
 BIN := .venv/bin
 STAMP := .venv/installed
 QUICK := algebra architecture compiler data draw liveness patterns pictures recipes scores text
-MODELS := models encoders import use_pattern huggingface finetuning masked
+MODELS := models encoders import use_pattern huggingface training start finetuning masked
 LOWEST := 5.17.0
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/pytest --numprocesses logical --maxprocesses 8
 

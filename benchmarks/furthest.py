@@ -4,9 +4,9 @@
     python benchmarks/furthest.py --report benchmarks/results/furthest-vector.json
 
 The first trains models for these numbers of tokens, by default all, a quarter of an hour in all on one core. It writes
-the file after each model and passes over those that the file has, so it can be stopped and started again. The second prints
-a table in Markdown and draws the picture beside the file. Every model starts from the same seed and sees the same
-batches, so on one machine its row is repeatable to the last digit.
+the file after each model and passes over those that the file has, so it can be stopped and started again. The second
+prints a table in Markdown and draws the picture beside the file. Every model starts from the same seed and sees the
+same batches, so on one machine its row is repeatable to the last digit.
 
 Vectors are corners of a cube, of equal length. A token is solved when all signs of its answer are right; only tokens
 with a single furthest vector count. `reach` is the share of pairs of tokens that the pattern connects in so many

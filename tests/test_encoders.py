@@ -30,6 +30,7 @@ from asterism.models import (
     AsterismModel,
 )
 from asterism.models.mixers import Fourier
+from asterism.models.pooler import Pooler
 from asterism.patterns import Pattern
 
 PATTERNS = (
@@ -376,6 +377,13 @@ def test_pooling_by_the_mean_of_real_tokens() -> None:
     torch.testing.assert_close(model(tokens, attention_mask=mask).logits, expected)
     whole = model(tokens[:, :15]).logits
     torch.testing.assert_close(whole, model(tokens, attention_mask=(torch.arange(20) < 15).expand(2, 20).long()).logits)
+
+
+def test_the_mean_of_many_tokens_in_half_precision() -> None:
+    pooler = Pooler(AsterismConfig(hidden_size=2, num_attention_heads=1, classifier_pooling="mean"))
+    hidden = torch.full((1, 70_000, 2), 10.0, dtype=torch.float16)
+    mask = torch.ones(1, 70_000, dtype=torch.long)
+    assert torch.equal(pooler.pool(hidden, mask), torch.full((1, 2), 10.0, dtype=torch.float16))
 
 
 def test_dropout_of_the_classifier() -> None:

@@ -183,6 +183,7 @@ def test_a_resumed_run_equals_one_that_was_not_stopped(settings, tmp_path, monke
     first, second = (load_file(tmp_path / name / "model" / "model.safetensors") for name in ("whole", "parts"))
     assert first.keys() == second.keys() and all(torch.equal(first[name], second[name]) for name in first)
     assert finetune(config, tmp_path / "parts", resume=True, progress=False) == resumed  # finished: only reported
+    assert json.loads((tmp_path / "parts" / "run.json").read_text())["corpus"]["labels"] == ["bad", "good"]
     with pytest.raises(ConfigurationError, match="resume: seed is 1, but the run began with 0"):
         finetune(replace(config, seed=1), tmp_path / "parts", resume=True, progress=False)
 
@@ -223,17 +224,17 @@ def test_a_classifier_is_kept_for_the_same_labels_only_in_their_order(names, set
         assert same and notes == [] and labels == dict(enumerate(names))
     else:
         assert not same and labels == {0: "bad", 1: "good"}
-        assert notes == [f"new weights, which {folder} does not have: classifier"]
+        assert notes == [f"drawn anew, as {folder} has none that fit: classifier"]
 
 
 def test_new_parts_are_named(settings, bert, tmp_path, capsys):
     notes = _reload(settings, bert, tmp_path, capsys)[2]
-    assert notes == [f"new weights, which {bert} does not have: classifier, pooler"]
+    assert notes == [f"drawn anew, as {bert} has none that fit: classifier, pooler"]
 
 
 def test_heads_of_other_tasks_may_be_left_over(settings, finished, tmp_path):
     report = finetune(settings("qa", model=str(finished["classify"][0]), steps=1), tmp_path / "run", progress=False)
-    assert report.notes == [f"new weights, which {finished['classify'][0]} does not have: qa_outputs"]
+    assert report.notes == [f"drawn anew, as {finished['classify'][0]} has none that fit: qa_outputs"]
 
 
 def test_new_weights_are_of_float32_whatever_the_folder_has(bert, tmp_path):

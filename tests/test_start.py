@@ -165,6 +165,11 @@ def _without_layers(folder):
     save_file(kept, folder / "model.safetensors", metadata={"format": "pt"})
 
 
+def _with_a_number_for_its_labels(folder):
+    document = json.loads((folder / "config.json").read_text()) | {"id2label": 3}
+    (folder / "config.json").write_text(json.dumps(document))
+
+
 @pytest.mark.parametrize(
     ("spoil", "change", "error", "message"),
     [
@@ -183,6 +188,7 @@ def _without_layers(folder):
             ConfigurationError,
             r"start: the tokenizer in .* has 95 tokens, the model embeds 29",
         ),
+        (_with_a_number_for_its_labels, {}, CheckpointError, r"start: .*config\.json is damaged: "),
         (_without_layers, {}, CheckpointError, r"lacks the tensor model\.layers\.0\.mixer\.key"),
     ],
 )

@@ -445,6 +445,13 @@ def test_paths_are_found(text: str, n: int, found_by: str):
     assert is_path(graph, search.path)
 
 
+def test_a_path_that_only_grows_takes_work_by_its_edges(monkeypatch):
+    """600 tokens with 595 neighbours each: 357,000 numbers and 600 small steps."""
+    monkeypatch.setattr("asterism.theory.hamiltonian.WORK", 2**20)
+    search = find_path(read_graph(patterns.parse("~window(2, 2)"), 600))
+    assert "rotations per token" in search.tried[-1] and search.path is not None
+
+
 @pytest.mark.parametrize(
     "text",
     [

@@ -25,10 +25,11 @@ class _Classifier(AsterismPreTrainedModel):
 
 
 class AsterismForSequenceClassification(_Classifier):
-    """Labels a sequence from its pooled first token: one of several labels, any of several labels, or numbers.
+    """Labels a sequence from its pooled token: one of several labels, any of several labels, or numbers.
 
-    `problem_type` of the configuration says which, as in transformers: "single_label_classification",
-    "multi_label_classification" or "regression". When it is None, the first labels decide.
+    `classifier_pooling` of the configuration says which token that is. `problem_type` says what the labels are, as in
+    transformers: "single_label_classification", "multi_label_classification" or "regression". When it is None, the
+    first labels decide.
     """
 
     def __init__(self, config: AsterismConfig) -> None:

@@ -98,7 +98,7 @@ class AsterismForMaskedLM(_PredictsTokens):
 
 
 class AsterismForPreTraining(_PredictsTokens):
-    """Predicts masked tokens, and from the pooled first token whether the second sentence follows the first."""
+    """Predicts masked tokens, and from the pooled token whether the second sentence follows the first."""
 
     def __init__(self, config: AsterismConfig) -> None:
         super().__init__(config)

@@ -33,4 +33,5 @@ def _mean(hidden: torch.Tensor, attention_mask: torch.Tensor | None) -> torch.Te
     if attention_mask is None:
         return hidden.mean(dim=1)
     real = attention_mask.bool()[..., None]
-    return hidden.masked_fill(~real, 0).sum(dim=1) / real.sum(dim=1).clamp(min=1)
+    total = hidden.masked_fill(~real, 0).sum(dim=1, dtype=torch.promote_types(hidden.dtype, torch.float32))
+    return (total / real.sum(dim=1).clamp(min=1)).to(hidden.dtype)

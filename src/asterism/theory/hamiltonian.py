@@ -31,7 +31,7 @@ ROTATIONS = 64
 WORK = 2**27
 """About how many numbers each bounded search looks at before it gives up: a second or two."""
 
-_STEP_WORK, _LABEL_WORK, _MATCH_WORK, _RUN_WORK = 2**12, 2**4, 2**3, 2**3
+_STEP_WORK, _TURN_WORK, _LABEL_WORK, _MATCH_WORK, _RUN_WORK = 2**12, 2**9, 2**4, 2**3, 2**3
 """The same for a step beside its numbers, for labels of cycles per token, matchings per edge, and pieces per run."""
 
 _SEARCHED_EDGES = 2**24
@@ -475,7 +475,7 @@ def _rotate(graph: Graph, generator: np.random.Generator) -> Integers | None:
         if length == n:
             return path
         near = neighbours[path[length - 1]]
-        work += _STEP_WORK + near.size + length
+        work += _TURN_WORK + near.size
         if work > WORK:
             return None
         fresh = near[place[near] < 0]
@@ -487,10 +487,12 @@ def _rotate(graph: Graph, generator: np.random.Generator) -> Integers | None:
         turns = place[near] + 1
         turns = turns[turns < length - 1]
         if not turns.size:
+            work += length
             path[:length] = path[:length][::-1].copy()
             place[path[:length]] = np.arange(length)
             continue
         turn = int(generator.choice(turns))
+        work += length - turn
         path[turn:length] = path[turn:length][::-1].copy()
         place[path[turn:length]] = np.arange(turn, length)
     return None

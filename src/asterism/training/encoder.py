@@ -115,7 +115,7 @@ def longest(config: PreTrainedConfig) -> int | None:
 
 
 def ends(config: PreTrainedConfig) -> bool:
-    """Whether no more tokens than `longest` can be read at all: where positions are rotary or relative, more can."""
+    """Whether no more tokens than `longest` can be read at all: where positions are rotary, more can."""
     if isinstance(config, AsterismConfig):
         return config.positions_end
     return getattr(config, "rope_parameters", None) is None

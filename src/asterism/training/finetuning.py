@@ -61,8 +61,9 @@ def finetune(
         length = _length(config, shape)
         tokenizer.model_max_length = length
         training, validation = _examples(config)
-        task = _task(config, training, length, labels_of(shape))
-        corpus = _corpus_record(config, training, validation)
+        recorded = run.read_record()["corpus"].get("labels") if resume else None
+        task = _task(config, training, length, recorded or labels_of(shape))
+        corpus = _corpus_record(config, training, validation) | {"labels": getattr(task, "labels", None)}
         objective = Labelled(config, task, tokenizer, training, validation, corpus, run.predictions)
     steps = min(config.steps, math.ceil(config.epochs * len(objective.training) / config.batch_size))
     config = replace(config, steps=steps, length=length)
@@ -74,7 +75,7 @@ def finetune(
     def build(device: torch.device) -> PreTrainedModel:
         model, new = load_encoder(config.model, task, len(tokenizer), fresh=config.from_scratch)
         if new:
-            objective.notes.append(f"new weights, which {config.model} does not have: {', '.join(new)}")
+            objective.notes.append(f"drawn anew, as {config.model} has none that fit: {', '.join(new)}")
         if progress:
             for note in objective.notes:
                 print(f"note: {note}", file=sys.stderr, flush=True)

@@ -7,6 +7,8 @@ has a model of its own and no longer needs the one it began with.
 from dataclasses import replace
 from pathlib import Path
 
+from huggingface_hub.errors import StrictDataclassError
+
 from asterism.errors import CheckpointError, ConfigurationError
 from asterism.models import AsterismConfig, AsterismForMaskedLM, AsterismForPreTraining
 from asterism.models.files import read_json
@@ -45,7 +47,10 @@ def start_config(config: RunConfig, folder: Path, kind: str, tokens: Vocabulary)
     if model_type != AsterismConfig.model_type:
         remedy = ": `asterism import` makes one of ours of it" if model_type in ARCHITECTURES else ""
         raise CheckpointError(f"start: {folder} is a model of type {model_type!r}, not one of ours{remedy}")
-    shape = AsterismConfig.from_dict({**document, "dtype": "float32"})
+    try:
+        shape = AsterismConfig.from_dict({**document, "dtype": "float32"})
+    except (StrictDataclassError, AttributeError, TypeError, ValueError) as error:
+        raise CheckpointError(f"start: {folder / 'config.json'} is damaged: {' '.join(str(error).split())}") from error
     kinds = {kind, AsterismForPreTraining.__name__} if kind == AsterismForMaskedLM.__name__ else {kind}
     if not kinds & set(shape.architectures or ()):
         raise CheckpointError(
