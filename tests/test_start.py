@@ -13,7 +13,7 @@ from small_encoders import WORDS, save_tiny_bert, word_tokenizer, write_lines
 from transformers import BertConfig, BertForPreTraining
 
 from asterism.cli.main import main
-from asterism.errors import CheckpointError, ConfigurationError
+from asterism.errors import CheckpointError, ConfigurationError, DataError
 from asterism.models import AsterismConfig, AsterismForCausalLM, AsterismForMaskedLM, import_checkpoint
 from asterism.training import FineTuneConfig, finetune, trainer
 from asterism.training.build import build_model, load_model
@@ -188,7 +188,13 @@ def _with_a_number_for_its_labels(folder):
             ConfigurationError,
             r"start: the tokenizer in .* has 95 tokens, the model embeds 29",
         ),
-        (_with_a_number_for_its_labels, {}, CheckpointError, r"start: .*config\.json is damaged: "),
+        (_with_a_number_for_its_labels, {}, DataError, "start holds none that can be read"),
+        (
+            _with_a_number_for_its_labels,
+            {"objective": "causal"},
+            CheckpointError,
+            r"start: .*config\.json is damaged: ",
+        ),
         (_without_layers, {}, CheckpointError, r"lacks the tensor model\.layers\.0\.mixer\.key"),
     ],
 )

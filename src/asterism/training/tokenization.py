@@ -113,7 +113,7 @@ def load_tokenizer(folder: str | Path) -> PreTrainedTokenizerBase:
         )
     try:
         tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
-    except (OSError, ValueError, KeyError, TypeError, ImportError) as error:
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, ImportError) as error:
         raise DataError(f"tokenizer: {folder} holds none that can be read: {' '.join(str(error).split())}") from error
     if lacking := [name for name in _REQUIRED if getattr(tokenizer, name) is None]:
         raise DataError(f"tokenizer: that in {folder} has no {', no '.join(lacking)}, which masking needs")
