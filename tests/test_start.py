@@ -126,6 +126,22 @@ def test_a_run_resumes_to_the_same_bits_without_the_model_it_began_with(config, 
         train(replace(config, start="elsewhere"), tmp_path / "parts", resume=True, progress=False)
 
 
+def test_a_run_that_was_cut_off_at_once_no_longer_needs_the_model_it_began_with(config, long, tmp_path, monkeypatch):
+    whole = train(config, tmp_path / "whole", progress=False)
+    start = shutil.copytree(long, tmp_path / "start")
+    config = replace(config, start=str(start))
+
+    def power_cut(loop):
+        raise RuntimeError("power cut")
+
+    with monkeypatch.context() as patch, pytest.raises(RuntimeError, match="power cut"):
+        patch.setattr(trainer.Loop, "train", power_cut)
+        train(config, tmp_path / "parts", progress=False)
+    shutil.rmtree(start)
+    resumed = train(config, tmp_path / "parts", resume=True, progress=False)
+    assert resumed.validation_masked_loss == whole.validation_masked_loss
+
+
 def test_bytes_are_trained_on_from_a_run(texts, tmp_path):
     model = ModelConfig(mixers="window(left=9)", hidden_size=16, num_hidden_layers=1, num_attention_heads=2)
     first = RunConfig(

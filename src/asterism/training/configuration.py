@@ -117,6 +117,11 @@ class TrainingConfig:
     def _require_positive(self, name: str) -> None:
         self._require(name, getattr(self, name) >= 1, "must be at least 1")
 
+    @property
+    def begins_elsewhere(self) -> bool:
+        """Whether the weights of the first step come from another folder, which may change before the run goes on."""
+        return False
+
     def _require_one_of(self, name: str, choices: Any) -> None:
         known = get_args(choices)
         self._require(name, getattr(self, name) in known, f"must be one of: {', '.join(known)}")
@@ -146,6 +151,10 @@ class RunConfig(TrainingConfig):
     record_length: int | None = None
     context: int = 1024
     evaluation_bytes: int = 131_072
+
+    @property
+    def begins_elsewhere(self) -> bool:
+        return self.start is not None
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -197,6 +206,10 @@ class FineTuneConfig(TrainingConfig):
     epochs: float = 3.0
     learning_rate: float = 5e-5
     evaluation_examples: int = 200
+
+    @property
+    def begins_elsewhere(self) -> bool:
+        return not self.from_scratch
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -99,6 +99,8 @@ def fit(
                 held_back() as interrupts,
                 closing(Session(config, objective, run, model, optimizer, state, display, interrupts)) as session,
             ):
+                if config.begins_elsewhere and not resume:
+                    session.save()
                 if not session.is_over():
                     if arguments.device.type == "cpu":
                         cpu_kernel.is_available()  # builds the kernel, if need be, before the run's clock starts
