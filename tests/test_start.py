@@ -255,4 +255,5 @@ def test_a_dry_run_counts_the_model_it_begins_with(long, capsys):
     assert main(["train", "--objective", "mlm", "--start", str(long), "--context", "64", "--dry-run"]) == 0
     out = capsys.readouterr().out
     parameters = AsterismForMaskedLM.from_pretrained(long).num_parameters()
+    assert f"start       {long}, in place of" in out
     assert f"mixers      {PATTERN}\n" in out and f"parameters  {parameters:,}\n" in out

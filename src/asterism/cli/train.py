@@ -55,6 +55,8 @@ def _tell_cost(config: RunConfig, as_json: bool) -> None:
     parts = [f"{part} {amount(getattr(cost, f'{part}_memory'), 'B')}" for part in _MEMORY]
     print(getdoc(RECIPES[config.recipe]))
     print()
+    if config.start is not None:
+        print(f"start       {config.start}, in place of the recipe's model and tokenizer")
     print(f"mixers      {_summary(model_config(config).mixers)}")
     print(f"parameters  {cost.parameters:,}")
     print(f"step        {cost.tokens_per_step:,} {unit}, {amount(cost.flops_per_step, 'FLOP')} ({mixing:.0%} mixing)")
