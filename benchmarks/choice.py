@@ -1,13 +1,10 @@
 """Is `auto` ever much slower than the better of dense and sparse? Times them over lengths and densities.
 
     python benchmarks/choice.py benchmarks/results/<device>-choice.json
-    python benchmarks/choice.py --again benchmarks/results/<device>-choice.json
     python benchmarks/choice.py --fit benchmarks/results/<device>-choice.json
 
 The first prints, per dtype, direction and length, the time of `auto` over the better one's for windows of growing
-width, and writes all times. The second times the cells above 1.15 anew, with five times the rounds, and keeps what was
-measured at first beside it: a wrong choice stays above, a disturbance does not. The third fits the figures of
-src/asterism/compiler/cost.py to such a file.
+width, and writes all times. The second fits the figures of src/asterism/compiler/cost.py to such a file.
 """
 
 import json
@@ -35,8 +32,7 @@ SHARES = (1 / 64, 1 / 16, 1 / 4, 1 / 2, 1)
 DTYPES = (torch.float32, torch.bfloat16)
 LONGEST_FITTED = 128
 WAYS = ("auto", "cpu", "eager", "dense")
-HEADS, HEAD_DIM, ROUNDS, AGAIN = 8, 64, 7, 5
-LIMIT = 1.15
+HEADS, HEAD_DIM, ROUNDS = 8, 64, 7
 
 
 def main(output: Path) -> None:
@@ -52,33 +48,20 @@ def main(output: Path) -> None:
     report(rows)
 
 
-def again(path: Path) -> None:
-    """Measure the cells above the limit anew, print, write."""
-    record = json.loads(path.read_text())
-    rows = record["rows"]
-    for number, row in enumerate(rows):
-        if slowdown(row) > LIMIT:
-            what = row["pattern"], row["length"], getattr(torch, row["dtype"]), row["backward"]
-            rows[number] = measure(*what, AGAIN) | {"at first": row.get("at first", row["seconds"])}
-            print(f"{what}: {slowdown(row):.2f}, then {slowdown(rows[number]):.2f}", file=sys.stderr)
-    path.write_text(json.dumps(record, indent=1) + "\n")
-    report(rows)
-
-
 def patterns(length: int) -> list[str]:
     """A window for each share of the length, causal attention, and everything."""
     windows = [f"window(left={max(0, round(length * share) - 1)})" for share in SHARES]
     return [*dict.fromkeys(windows), "causal()", "dense()"]
 
 
-def measure(pattern: str, length: int, dtype: torch.dtype, backward: bool, times: int = 1) -> dict[str, Any]:
-    """A row of times, with so many times the usual rounds."""
+def measure(pattern: str, length: int, dtype: torch.dtype, backward: bool) -> dict[str, Any]:
+    """A row of times."""
     generator = torch.Generator().manual_seed(0)
     q, k, v, grad = (torch.randn(1, HEADS, length, HEAD_DIM, generator=generator).to(dtype) for _ in range(4))
     tasks = {name: Task(call(q, k, v, grad, pattern, name, backward), "cpu") for name in WAYS}
     for name in [name for name, task in tasks.items() if not works(task)]:
         del tasks[name]
-    in_turns(list(tasks.values()), times * (ROUNDS if length > 1024 else 3 * ROUNDS), 30)
+    in_turns(list(tasks.values()), ROUNDS if length > 1024 else 3 * ROUNDS, 30)
     return {
         "pattern": pattern,
         "length": length,
@@ -161,7 +144,5 @@ def settings(rows: list[dict[str, Any]]) -> Iterator[tuple[str, bool, list[dict[
 if __name__ == "__main__":
     if sys.argv[1] == "--fit":
         fit(json.loads(Path(sys.argv[2]).read_text())["rows"])
-    elif sys.argv[1] == "--again":
-        again(Path(sys.argv[2]))
     else:
         main(Path(sys.argv[1]))

@@ -3,7 +3,6 @@
 import json
 import re
 import shutil
-import signal
 from dataclasses import asdict, replace
 from pathlib import Path
 
@@ -11,15 +10,15 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from small_encoders import save_tiny_bert, word_tokenizer, write_lines
+from stopping import at_step
 from transformers import AutoConfig, RobertaConfig, pipeline
 
 from asterism.cli.main import main
 from asterism.errors import CheckpointError, ConfigurationError, DataError, NonFiniteLossError
 from asterism.models import AsterismConfig, AsterismForMaskedLM
-from asterism.training import FineTuneConfig, finetune, trainer
+from asterism.training import FineTuneConfig, finetune
 from asterism.training.encoder import load_encoder, longest
 from asterism.training.loop import quiet_transformers
-from asterism.training.progress import Silence
 from asterism.training.randomness import isolated
 from asterism.training.tasks import Classification
 from asterism.training.tasks.classification import Document
@@ -166,17 +165,11 @@ def test_a_stride_reads_what_is_beyond_the_length(settings, tmp_path):
     assert windows.training_features > windows.training_examples and windows.scores["exact_match"] == 1
 
 
-def test_a_resumed_run_equals_one_that_was_not_stopped(settings, tmp_path, monkeypatch):
+def test_a_resumed_run_equals_one_that_was_not_stopped(settings, tmp_path):
     config = settings("classify", steps=9, checkpoint_every=4, log_every=3, accumulation=2)
     whole = finetune(config, tmp_path / "whole", progress=False)
 
-    class Stopping(Silence):
-        def show(self, status):
-            if status.step == 6:
-                signal.raise_signal(signal.SIGINT)
-
-    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr(trainer, "make_display", lambda enabled: Stopping())
+    with pytest.raises(KeyboardInterrupt), at_step(6):
         finetune(config, tmp_path / "parts", progress=False)
     resumed = finetune(config, tmp_path / "parts", resume=True, progress=False)
     assert resumed.scores == whole.scores and resumed.steps == whole.steps == 9

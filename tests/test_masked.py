@@ -3,8 +3,6 @@
 import json
 import math
 import shutil
-import signal
-from contextlib import contextmanager
 from dataclasses import asdict, replace
 from pathlib import Path
 
@@ -12,11 +10,11 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
+from stopping import at_step
 from tokenizers import Tokenizer, models
 from transformers import AutoModelForMaskedLM, AutoTokenizer, PreTrainedTokenizerFast, pipeline
 
 from asterism.errors import CheckpointError, ConfigurationError, DataError
-from asterism.training import trainer
 from asterism.training.build import build_model, load_model, model_config
 from asterism.training.configuration import ModelConfig, RunConfig
 from asterism.training.data import load_documents
@@ -27,7 +25,6 @@ from asterism.training.objectives import MaskedTokens
 from asterism.training.objectives.masked import Rows, blank_batch, masked_loss
 from asterism.training.objectives.masking import IGNORED, Masking
 from asterism.training.packing import Epochs, TokenStream
-from asterism.training.progress import Silence
 from asterism.training.randomness import of_row
 from asterism.training.recipes import RECIPES, recipe
 from asterism.training.tokenization import SPECIAL_TOKENS, encode, load_tokenizer, make_tokenizer, pieces
@@ -99,18 +96,6 @@ def finished(tiny, tmp_path_factory):
     """A finished run; tests must not change it."""
     folder = tmp_path_factory.mktemp("runs") / "finished"
     return folder, train(tiny, folder, progress=False)
-
-
-@contextmanager
-def _interrupted_at(step):
-    class Acting(Silence):
-        def show(self, status):
-            if status.step == step:
-                signal.raise_signal(signal.SIGINT)
-
-    with pytest.MonkeyPatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr(trainer, "make_display", lambda enabled: Acting())
-        yield
 
 
 def _history(folder):
@@ -284,7 +269,7 @@ def test_a_run_learns_and_leaves_a_complete_folder(tiny, finished):
 
 def test_an_interrupted_run_resumes_to_the_same_bits(tiny, finished, tmp_path):
     folder = tmp_path / "interrupted"
-    with _interrupted_at(14):
+    with pytest.raises(KeyboardInterrupt), at_step(14):
         train(tiny, folder)
     assert (folder / "checkpoints" / "step-00000014" / "tokenizer.json").exists()
     resumed = train(tiny, folder, resume=True, progress=False)
@@ -298,7 +283,7 @@ def test_pairs_train_and_resume_to_the_same_bits(tiny, tmp_path):
     config = replace(tiny, next_sentence=True, steps=16)
     whole = train(config, tmp_path / "whole", progress=False)
     assert 0 <= whole.next_sentence_accuracy <= 1 and "next sentence" in str(whole)
-    with _interrupted_at(7):
+    with pytest.raises(KeyboardInterrupt), at_step(7):
         train(config, tmp_path / "parts")
     parts = train(config, tmp_path / "parts", resume=True, progress=False)
     assert parts.validation_masked_loss == whole.validation_masked_loss

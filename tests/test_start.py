@@ -2,7 +2,6 @@
 
 import json
 import shutil
-import signal
 from dataclasses import replace
 
 import numpy as np
@@ -10,6 +9,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from small_encoders import WORDS, save_tiny_bert, word_tokenizer, write_lines
+from stopping import at_step
 from transformers import BertConfig, BertForPreTraining
 
 from asterism.cli.main import main
@@ -21,7 +21,6 @@ from asterism.training.configuration import ModelConfig, RunConfig
 from asterism.training.evaluation import evaluate
 from asterism.training.folder import RunFolder
 from asterism.training.loop import quiet_transformers
-from asterism.training.progress import Silence
 from asterism.training.trainer import train
 
 pytestmark = pytest.mark.model
@@ -102,18 +101,12 @@ def test_the_run_begins_with_the_weights_and_learns(config, long, tmp_path):
     assert report.validation_masked_loss < history[0]["loss"] - 0.3
 
 
-def test_a_run_resumes_to_the_same_bits_without_the_model_it_began_with(config, long, tmp_path, monkeypatch):
+def test_a_run_resumes_to_the_same_bits_without_the_model_it_began_with(config, long, tmp_path):
     whole = train(config, tmp_path / "whole", progress=False)
     start = shutil.copytree(long, tmp_path / "start")
     config = replace(config, start=str(start))
 
-    class Stopping(Silence):
-        def show(self, status):
-            if status.step == 3:
-                signal.raise_signal(signal.SIGINT)
-
-    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr(trainer, "make_display", lambda enabled: Stopping())
+    with pytest.raises(KeyboardInterrupt), at_step(3):
         train(config, tmp_path / "parts", progress=False)
     shutil.rmtree(start)
     assert load_model(RunFolder(tmp_path / "parts"))[0] == config

@@ -5,7 +5,6 @@ import math
 import random
 import shutil
 import signal
-from contextlib import contextmanager
 from dataclasses import asdict, replace
 from pathlib import Path
 
@@ -13,10 +12,10 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from stopping import at_step
 from transformers import AutoModelForCausalLM
 
 from asterism.errors import CheckpointError, ConfigurationError, DataError, NonFiniteLossError
-from asterism.training import trainer
 from asterism.training.build import build_model, load_model
 from asterism.training.configuration import ModelConfig, RunConfig
 from asterism.training.data import load_corpus
@@ -78,7 +77,7 @@ def finished(tiny, tmp_path_factory):
 def stopped(tiny, tmp_path_factory):
     """A run that SIGINT stopped while step 14 was recorded; tests must not change it."""
     folder = tmp_path_factory.mktemp("runs") / "stopped"
-    with pytest.raises(KeyboardInterrupt), _at_step(14, lambda: signal.raise_signal(signal.SIGINT)):
+    with pytest.raises(KeyboardInterrupt), at_step(14):
         train(tiny, folder)
     return folder
 
@@ -87,20 +86,6 @@ def stopped(tiny, tmp_path_factory):
 def interrupted(stopped, tmp_path):
     """A copy of the run that was stopped."""
     return Path(shutil.copytree(stopped, tmp_path / "interrupted"))
-
-
-@contextmanager
-def _at_step(step, act):
-    """Within the body, runs `act` when a run shows this step."""
-
-    class Acting(Silence):
-        def show(self, status):
-            if status.step == step:
-                act()
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(trainer, "make_display", lambda enabled: Acting())
-        yield
 
 
 def _history(folder):
@@ -165,7 +150,7 @@ def test_an_interrupted_run_resumes_to_the_same_bits(tiny, finished, interrupted
 def test_muon_resumes_to_the_same_bits_and_learns(tiny, tmp_path):
     config = replace(tiny, optimizer="muon", steps=20)
     whole = train(config, tmp_path / "whole", progress=False)
-    with pytest.raises(KeyboardInterrupt), _at_step(14, lambda: signal.raise_signal(signal.SIGINT)):
+    with pytest.raises(KeyboardInterrupt), at_step(14):
         train(config, tmp_path / "parts")
     parts = train(config, tmp_path / "parts", resume=True, progress=False)
     assert parts.validation_bits_per_byte == whole.validation_bits_per_byte < 5
@@ -191,7 +176,7 @@ def test_resumption_from_a_periodic_checkpoint_forgets_what_came_after_it(tiny, 
     def kill():
         raise Killed
 
-    with pytest.raises(Killed), _at_step(21, kill):
+    with pytest.raises(Killed), at_step(21, kill):
         train(tiny, folder)
     assert _history(folder)[-1]["step"] == 21
     with (folder / "history.jsonl").open("a") as file:
@@ -227,7 +212,7 @@ def test_sigterm_reaches_the_callers_handler_after_the_checkpoint(tiny, tmp_path
 
     previous = signal.signal(signal.SIGTERM, handler)
     try:
-        with pytest.raises(Terminated), _at_step(7, lambda: signal.raise_signal(signal.SIGTERM)):
+        with pytest.raises(Terminated), at_step(7, lambda: signal.raise_signal(signal.SIGTERM)):
             train(tiny, tmp_path / "run")
         assert signal.getsignal(signal.SIGTERM) is handler
     finally:

@@ -1,0 +1,23 @@
+"""Something happens to a run at a step."""
+
+import signal
+from contextlib import contextmanager
+
+import pytest
+
+from asterism.training import trainer
+from asterism.training.progress import Silence
+
+
+@contextmanager
+def at_step(step, act=lambda: signal.raise_signal(signal.SIGINT)):
+    """Within the body, runs `act` when a run shows this step; by default it is interrupted."""
+
+    class Acting(Silence):
+        def show(self, status):
+            if status.step == step:
+                act()
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(trainer, "make_display", lambda enabled: Acting())
+        yield
