@@ -14,10 +14,14 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from huggingface_hub.errors import StrictDataclassError
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 
 from asterism.errors import CheckpointError
+
+DAMAGED = (StrictDataclassError, AttributeError, KeyError, TypeError, ValueError)
+"""What transformers raises for a config.json whose fields hold what they cannot; which, depends on its version."""
 
 
 def read_tensors(path: Path) -> dict[str, torch.Tensor]:

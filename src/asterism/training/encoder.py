@@ -15,6 +15,7 @@ from transformers import AutoConfig, AutoTokenizer, PreTrainedConfig, PreTrained
 
 from asterism.errors import AsterismError, CheckpointError, ConfigurationError
 from asterism.models import AsterismConfig  # registers our models with the Auto classes
+from asterism.models.files import DAMAGED
 from asterism.training.folder import model_folder
 from asterism.training.tasks import Task
 
@@ -35,7 +36,7 @@ def load_tokenizer(path: str) -> tuple[PreTrainedTokenizerFast, PreTrainedConfig
     try:
         config = AutoConfig.from_pretrained(folder, local_files_only=True)
         tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True, config=config)
-    except (OSError, ValueError, KeyError) as error:
+    except (OSError, *DAMAGED) as error:
         raise CheckpointError(
             f"model: {folder} holds no model and tokenizer that can be read: {_one_line(error)}"
         ) from error
@@ -84,7 +85,7 @@ def load_encoder(path: str, task: Task, vocabulary: int, *, fresh: bool) -> tupl
                 new += _draw_outputs_anew(model, config.num_labels, drawn=new)
     except AsterismError:
         raise
-    except (OSError, ValueError, KeyError, RuntimeError, SafetensorError) as error:
+    except (OSError, RuntimeError, SafetensorError, *DAMAGED) as error:
         raise CheckpointError(f"model: {folder} cannot be read for this task: {_one_line(error)}") from error
     rows = model.get_input_embeddings().num_embeddings
     if vocabulary > rows:

@@ -7,11 +7,9 @@ has a model of its own and no longer needs the one it began with.
 from dataclasses import replace
 from pathlib import Path
 
-from huggingface_hub.errors import StrictDataclassError
-
 from asterism.errors import CheckpointError, ConfigurationError
 from asterism.models import AsterismConfig, AsterismForMaskedLM, AsterismForPreTraining
-from asterism.models.files import read_json
+from asterism.models.files import DAMAGED, read_json
 from asterism.models.importing.checkpoint import ARCHITECTURES
 from asterism.training.configuration import RunConfig
 from asterism.training.folder import model_folder
@@ -49,7 +47,7 @@ def start_config(config: RunConfig, folder: Path, kind: str, tokens: Vocabulary)
         raise CheckpointError(f"start: {folder} is a model of type {model_type!r}, not one of ours{remedy}")
     try:
         shape = AsterismConfig.from_dict({**document, "dtype": "float32"})
-    except (StrictDataclassError, AttributeError, TypeError, ValueError) as error:
+    except DAMAGED as error:
         raise CheckpointError(f"start: {folder / 'config.json'} is damaged: {' '.join(str(error).split())}") from error
     kinds = {kind, AsterismForPreTraining.__name__} if kind == AsterismForMaskedLM.__name__ else {kind}
     if not kinds & set(shape.architectures or ()):

@@ -19,6 +19,7 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, 
 from transformers import AutoTokenizer, PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 from asterism.errors import ConfigurationError, DataError
+from asterism.models.files import DAMAGED
 
 SPECIAL_TOKENS = {
     "pad_token": "[PAD]",
@@ -113,7 +114,7 @@ def load_tokenizer(folder: str | Path) -> PreTrainedTokenizerBase:
         )
     try:
         tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, ImportError) as error:
+    except (OSError, ImportError, *DAMAGED) as error:
         raise DataError(f"tokenizer: {folder} holds none that can be read: {' '.join(str(error).split())}") from error
     if lacking := [name for name in _REQUIRED if getattr(tokenizer, name) is None]:
         raise DataError(f"tokenizer: that in {folder} has no {', no '.join(lacking)}, which masking needs")

@@ -10,14 +10,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from huggingface_hub.errors import StrictDataclassError
 from transformers import PreTrainedConfig, PreTrainedModel
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 from asterism.errors import CheckpointError, ConfigurationError, nearest
 from asterism.models.classification import AsterismForSequenceClassification, AsterismForTokenClassification
 from asterism.models.configuration import AsterismConfig
-from asterism.models.files import replacing
+from asterism.models.files import DAMAGED, replacing
 from asterism.models.importing.architecture import Architecture, Renamed, common_fields
 from asterism.models.importing.bert import BERT
 from asterism.models.importing.big_bird import BIG_BIRD
@@ -153,7 +152,7 @@ def _read_source_config(path: Path) -> PreTrainedConfig:
         )
     try:
         return CONFIG_MAPPING[kind].from_dict(document)
-    except (StrictDataclassError, TypeError, ValueError) as error:
+    except DAMAGED as error:
         raise CheckpointError(f"{path / 'config.json'} is damaged: {' '.join(str(error).split())}") from error
 
 
