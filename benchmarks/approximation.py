@@ -3,10 +3,10 @@
     python benchmarks/approximation.py benchmarks/results/approximation.json
     python benchmarks/approximation.py --report benchmarks/results/approximation.json
 
-The first takes every example of `asterism.theory.functions`, finer and finer grids up to MOST_CODES codes, and the
-grids that `approximate` chooses for each epsilon; it measures d_2 of the exact construction and, for the chosen grids,
-of the torch model; about a minute on one core. The second prints the tables in Markdown and draws the picture beside
-the file.
+The first takes every example of `asterism.theory.approximation.functions`, finer and finer grids up to MOST_CODES
+codes, and the grids that `approximate` chooses for each epsilon; it measures d_2 of the exact construction and, for the
+chosen grids, of the torch model; about a minute on one core. The second prints the tables in Markdown and draws the
+picture beside the file.
 """
 
 import json
@@ -24,8 +24,8 @@ from matplotlib.ticker import LogLocator, NullLocator, StrMethodFormatter
 
 from asterism.bench.machine import describe
 from asterism.errors import ConfigurationError
-from asterism.theory.approximation import Approximation, approximate, as_function
-from asterism.theory.functions import EXAMPLES, Example
+from asterism.theory.approximation.construction import Approximation, approximate, as_function
+from asterism.theory.approximation.functions import EXAMPLES, Example
 
 EPSILONS = (0.2, 0.1, 0.05)
 MOST_CODES = 10_000

@@ -30,7 +30,7 @@ from torch import Tensor, nn
 
 from asterism.bench.machine import describe
 from asterism.layers import PreNormBlock, SparseAttention
-from asterism.theory.limits import furthest, interactions, sign_vectors
+from asterism.theory.approximation.limits import furthest, interactions, sign_vectors
 
 TOKENS = (8, 16, 32, 64)
 LAYERS = (1, 2, 4)

@@ -5,7 +5,7 @@ from itertools import product
 
 from hypothesis import strategies as st
 
-from asterism.theory.machine import Configuration, Transition, TuringMachine
+from asterism.theory.machines.machine import Configuration, Transition, TuringMachine
 
 
 def words(symbols: str, length: int) -> Iterator[str]:

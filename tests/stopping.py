@@ -5,8 +5,8 @@ from contextlib import contextmanager
 
 import pytest
 
-from asterism.training import trainer
-from asterism.training.progress import Silence
+from asterism.training.run import training as trainer
+from asterism.training.run.progress import Silence
 
 
 @contextmanager

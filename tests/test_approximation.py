@@ -14,9 +14,9 @@ from asterism.errors import ConfigurationError, PatternError
 from asterism.layers import FeedForward, SparseAttention
 from asterism.patterns import explicit
 from asterism.theory import approximate, certify
-from asterism.theory.approximation import Distance, as_function, distance
-from asterism.theory.approximator import RAMP
-from asterism.theory.functions import EXAMPLES, crossed, far
+from asterism.theory.approximation.construction import Distance, as_function, distance
+from asterism.theory.approximation.functions import EXAMPLES, crossed, far
+from asterism.theory.approximation.model import RAMP
 
 KEPT = Path(__file__).parents[1] / "benchmarks" / "results" / "approximation.json"
 

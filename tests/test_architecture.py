@@ -16,8 +16,13 @@ ORDER = ("errors", "patterns", "compiler", "kernels", "layers", "models", "train
 ALLOWED = {folder: set(ORDER[: number + 1]) for number, folder in enumerate(ORDER)} | {
     "theory": {"errors", "patterns", "compiler", "layers", "theory"}
 }
-ALLOWED["bench"] = {*ORDER, "bench"} - {"cli"}
-ALLOWED["cli"] |= {"theory", "bench"}
+ALLOWED["files"] = {"errors", "files"}
+ALLOWED["randomness"] = {"randomness"}
+for folder in ("models", "training"):
+    ALLOWED[folder] |= {"files", "randomness"}
+ALLOWED["bench"] = {*ALLOWED["training"], "bench"}
+ALLOWED["promises"] = {*ALLOWED["training"], "bench", "promises"}
+ALLOWED["cli"] |= {"theory", "bench", "promises", "files"}
 NO_TORCH = ("errors", "patterns", "compiler")
 
 
@@ -110,7 +115,7 @@ from . import plan
 from ..patterns import Pattern
 from .plan import Plan
 def later():
-    from ..training.trainer import train
+    from ..training.run.training import train
 """
     assert imports_of(ast.parse(text), "asterism.compiler.compile", is_package=False) == {
         "asterism.models",
@@ -118,7 +123,7 @@ def later():
         "asterism.compiler.plan",
         "asterism.patterns.Pattern",
         "asterism.compiler.plan.Plan",
-        "asterism.training.trainer.train",
+        "asterism.training.run.training.train",
     }
     (name,) = imports_of(ast.parse("from .plan import Plan"), "asterism.compiler", is_package=True)
     assert name == "asterism.compiler.plan.Plan"

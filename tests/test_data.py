@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from asterism.errors import DataError
-from asterism.training.data import SPLITS, load_corpus
-from asterism.training.windows import draw_starts, plan_records, plan_stream, read_windows
+from asterism.training.data.corpus import SPLITS, load_corpus
+from asterism.training.data.windows import draw_starts, plan_records, plan_stream, read_windows
 
 
 def test_standard_library_splits_are_disjoint_and_known_by_hash():

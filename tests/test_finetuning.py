@@ -16,12 +16,12 @@ from transformers import AutoConfig, RobertaConfig, pipeline
 from asterism.cli.main import main
 from asterism.errors import CheckpointError, ConfigurationError, DataError, NonFiniteLossError
 from asterism.models import AsterismConfig, AsterismForMaskedLM
+from asterism.randomness import isolated
 from asterism.training import FineTuneConfig, finetune
-from asterism.training.encoder import load_encoder, longest
-from asterism.training.loop import quiet_transformers
-from asterism.training.randomness import isolated
+from asterism.training.run.loop import quiet_transformers
 from asterism.training.tasks import Classification
 from asterism.training.tasks.classification import Document
+from asterism.training.tasks.encoder import load_encoder, longest
 
 pytestmark = pytest.mark.model
 

@@ -11,7 +11,8 @@ import torch
 
 from asterism.errors import ConfigurationError, DataError
 from asterism.patterns import parse, parse_schedule
-from asterism.theory.limits import (
+from asterism.randomness import isolated
+from asterism.theory.approximation.limits import (
     FurthestVectorLayer,
     furthest,
     hard_furthest,
@@ -23,7 +24,6 @@ from asterism.theory.limits import (
     sign_vectors,
     soft_solver,
 )
-from asterism.training.randomness import isolated
 
 BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
 KEPT = BENCHMARKS / "results" / "furthest-vector.json"

@@ -7,7 +7,8 @@ from collections import Counter
 import pytest
 from small_encoders import write_lines
 
-from asterism.training.long_range import (
+from asterism.training.tasks import read_documents, read_questions
+from asterism.training.tasks.long_range import (
     DECOYS,
     EVIDENCE,
     LAST,
@@ -23,7 +24,6 @@ from asterism.training.long_range import (
     text_document,
     write_long_range,
 )
-from asterism.training.tasks import read_documents, read_questions
 
 COUNT = 400
 TOPIC_OF = {word: topic for topic, words in TOPICS.items() for word in words}

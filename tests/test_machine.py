@@ -11,8 +11,8 @@ from small_machines import SAMPLES, contents, cyclic_tag_data, machines
 
 from asterism.errors import MachineError
 from asterism.theory import TuringMachine
-from asterism.theory.machine import Configuration, Transition, sample_names
-from asterism.theory.normal_form import MARK, READ, NormalForm, normalise
+from asterism.theory.machines.machine import Configuration, Transition, sample_names
+from asterism.theory.machines.normal_form import MARK, READ, NormalForm, normalise
 
 ADDER = """
 start: right          ; adds one

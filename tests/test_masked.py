@@ -15,20 +15,20 @@ from tokenizers import Tokenizer, models
 from transformers import AutoModelForMaskedLM, AutoTokenizer, PreTrainedTokenizerFast, pipeline
 
 from asterism.errors import CheckpointError, ConfigurationError, DataError
-from asterism.training.build import build_model, load_model, model_config
-from asterism.training.configuration import ModelConfig, RunConfig
-from asterism.training.data import load_documents
-from asterism.training.evaluation import evaluate
-from asterism.training.folder import RunFolder
-from asterism.training.generation import generate_bytes
+from asterism.randomness import of_row
+from asterism.training.data.corpus import load_documents
+from asterism.training.data.packing import Epochs, TokenStream
+from asterism.training.data.tokenization import SPECIAL_TOKENS, encode, load_tokenizer, make_tokenizer, pieces
 from asterism.training.objectives import MaskedTokens
 from asterism.training.objectives.masked import Rows, blank_batch, masked_loss
 from asterism.training.objectives.masking import IGNORED, Masking
-from asterism.training.packing import Epochs, TokenStream
-from asterism.training.randomness import of_row
 from asterism.training.recipes import RECIPES, recipe
-from asterism.training.tokenization import SPECIAL_TOKENS, encode, load_tokenizer, make_tokenizer, pieces
-from asterism.training.trainer import train
+from asterism.training.run.build import build_model, load_model, model_config
+from asterism.training.run.configuration import ModelConfig, RunConfig
+from asterism.training.run.evaluation import evaluate
+from asterism.training.run.folder import RunFolder
+from asterism.training.run.generation import generate_bytes
+from asterism.training.run.training import train
 
 pytestmark = pytest.mark.model
 
@@ -236,7 +236,7 @@ def test_tokenizers_know_every_text_and_are_the_same_when_made_again(name, size)
 
 
 def test_long_documents_are_cut_behind_line_ends_and_lose_nothing(monkeypatch):
-    monkeypatch.setattr("asterism.training.tokenization._PIECE", 10)
+    monkeypatch.setattr("asterism.training.data.tokenization._PIECE", 10)
     parts = list(pieces(["one\ntwo\nthree", "x" * 25, "", "short"]))
     assert parts == ["one\ntwo\n", "three", "x" * 10, "x" * 10, "x" * 5, "", "short"]
 

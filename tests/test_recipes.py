@@ -9,12 +9,12 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from asterism.errors import ConfigurationError
-from asterism.training import estimate as estimate_module
-from asterism.training.build import build_model
-from asterism.training.configuration import ModelConfig, RunConfig, config_from_dict
-from asterism.training.estimate import estimate
 from asterism.training.recipes import RECIPES, recipe
-from asterism.training.schedule import learning_rate_factor, progress
+from asterism.training.run import estimate as estimate_module
+from asterism.training.run.build import build_model
+from asterism.training.run.configuration import ModelConfig, RunConfig, config_from_dict
+from asterism.training.run.estimate import estimate
+from asterism.training.run.schedule import learning_rate_factor, progress
 
 GOLDEN = {
     "bytes-small": """

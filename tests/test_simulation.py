@@ -18,13 +18,13 @@ from asterism.cli.main import main
 from asterism.errors import MachineError
 from asterism.patterns.draw import degrees, draw
 from asterism.theory import TuringMachine, simulate
-from asterism.theory.encoding import Construction
-from asterism.theory.full_decoder import full_decoder
-from asterism.theory.hardmax import EXACT, Attention, Decoder, FeedForward, Hidden, Linear, Vector
-from asterism.theory.machine import sample_names
-from asterism.theory.normal_form import normalise
-from asterism.theory.simulation import Disagreement, Run, Step, first_wrong_time, prepare
-from asterism.theory.sparse_decoder import (
+from asterism.theory.machines.encoding import Construction
+from asterism.theory.machines.full_decoder import full_decoder
+from asterism.theory.machines.hardmax import EXACT, Attention, Decoder, FeedForward, Hidden, Linear, Vector
+from asterism.theory.machines.machine import sample_names
+from asterism.theory.machines.normal_form import normalise
+from asterism.theory.machines.simulation import Disagreement, Run, Step, first_wrong_time, prepare
+from asterism.theory.machines.sparse_decoder import (
     block,
     decoder_pattern,
     neighbours,

@@ -15,13 +15,14 @@ from transformers import BertConfig, BertForPreTraining
 from asterism.cli.main import main
 from asterism.errors import CheckpointError, ConfigurationError, DataError
 from asterism.models import AsterismConfig, AsterismForCausalLM, AsterismForMaskedLM, import_checkpoint
-from asterism.training import FineTuneConfig, finetune, trainer
-from asterism.training.build import build_model, load_model
-from asterism.training.configuration import ModelConfig, RunConfig
-from asterism.training.evaluation import evaluate
-from asterism.training.folder import RunFolder
-from asterism.training.loop import quiet_transformers
-from asterism.training.trainer import train
+from asterism.training import FineTuneConfig, finetune
+from asterism.training.run import training as trainer
+from asterism.training.run.build import build_model, load_model
+from asterism.training.run.configuration import ModelConfig, RunConfig
+from asterism.training.run.evaluation import evaluate
+from asterism.training.run.folder import RunFolder
+from asterism.training.run.loop import quiet_transformers
+from asterism.training.run.training import train
 
 pytestmark = pytest.mark.model
 

@@ -16,8 +16,8 @@ from asterism import patterns
 from asterism.cli.main import main
 from asterism.errors import AsterismError, CertificateError, PatternError
 from asterism.theory import Certificate, certify
-from asterism.theory.graph import Graph, read_graph
-from asterism.theory.hamiltonian import (
+from asterism.theory.certificates.graph import Graph, read_graph
+from asterism.theory.certificates.hamiltonian import (
     EXACT,
     Exhausted,
     PathSearch,
@@ -28,9 +28,9 @@ from asterism.theory.hamiltonian import (
     find_path,
     is_path,
 )
-from asterism.theory.reach import Never, Reach, find_reach, first_layers
-from asterism.theory.small_world import compare, measure, random_graph, ring
-from asterism.theory.universality import Hub, MissingLoop, find_hub
+from asterism.theory.certificates.reach import Never, Reach, find_reach, first_layers
+from asterism.theory.certificates.small_world import compare, measure, random_graph, ring
+from asterism.theory.certificates.universality import Hub, MissingLoop, find_hub
 
 CAUSAL = ("causal()", "strided(8)", "fixed(8, summary=2)", "sinks(2, 4)", "bigbird_causal(block=4)")
 
@@ -409,7 +409,7 @@ def test_fewer_tokens_are_looked_at_where_each_takes_long(monkeypatch: pytest.Mo
     """The same number in all three graphs, and said so."""
     graph = read_graph(patterns.stride(8), 600)
     full = compare(graph)
-    monkeypatch.setattr("asterism.theory.small_world.WORK", 2**19)
+    monkeypatch.setattr("asterism.theory.certificates.small_world.WORK", 2**19)
     world = compare(graph)
     assert full.pattern.sample == 256
     assert 10 < world.pattern.sample == world.random.sample == world.ring.sample < 256
@@ -447,7 +447,7 @@ def test_paths_are_found(text: str, n: int, found_by: str):
 
 def test_a_path_that_only_grows_takes_work_by_its_edges(monkeypatch):
     """600 tokens with 595 neighbours each: 357,000 numbers and 600 small steps."""
-    monkeypatch.setattr("asterism.theory.hamiltonian.WORK", 2**20)
+    monkeypatch.setattr("asterism.theory.certificates.hamiltonian.WORK", 2**20)
     search = find_path(read_graph(patterns.parse("~window(2, 2)"), 600))
     assert "rotations per token" in search.tried[-1] and search.path is not None
 
@@ -536,7 +536,7 @@ def test_not_decided_is_said_with_what_was_tried():
 
 
 def test_what_too_many_edges_leave_out_is_not_said_to_be_tried(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("asterism.theory.hamiltonian._SEARCHED_EDGES", 100)
+    monkeypatch.setattr("asterism.theory.certificates.hamiltonian._SEARCHED_EDGES", 100)
     certificate = certify("stride(3) | columns(8)", 200)
     tried, left_out = certificate.path.tried, certificate.path.left_out
     assert [name for name in tried if "separators" in name] == [tried[-1]]

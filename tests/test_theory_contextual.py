@@ -11,7 +11,7 @@ pytest.importorskip("scipy")
 from asterism import patterns
 from asterism.errors import PatternError
 from asterism.theory import certify, star_mapping, yun_mapping
-from asterism.theory.contextual import Idle
+from asterism.theory.approximation.contextual import Idle
 
 GRIDS = [(2, 1, 2), (2, 1, 3), (2, 2, 2), (2, 3, 2), (3, 1, 2), (3, 1, 3), (3, 1, 4), (3, 2, 2), (4, 1, 2), (4, 1, 3)]
 """(n, d, 1 / delta)"""

@@ -16,17 +16,17 @@ from stopping import at_step
 from transformers import AutoModelForCausalLM
 
 from asterism.errors import CheckpointError, ConfigurationError, DataError, NonFiniteLossError
-from asterism.training.build import build_model, load_model
-from asterism.training.configuration import ModelConfig, RunConfig
-from asterism.training.data import load_corpus
-from asterism.training.evaluation import evaluate
-from asterism.training.folder import RunFolder
-from asterism.training.generation import generate_bytes
-from asterism.training.interrupts import held_back
+from asterism.training.data.corpus import load_corpus
 from asterism.training.objectives.causal import bits_per_byte, plan_split, yardsticks
-from asterism.training.optimizer import parameter_groups
-from asterism.training.progress import Bar, Lines, Silence, Status, clock, make_display
-from asterism.training.trainer import train
+from asterism.training.run.build import build_model, load_model
+from asterism.training.run.configuration import ModelConfig, RunConfig
+from asterism.training.run.evaluation import evaluate
+from asterism.training.run.folder import RunFolder
+from asterism.training.run.generation import generate_bytes
+from asterism.training.run.optimizer import parameter_groups
+from asterism.training.run.progress import Bar, Lines, Silence, Status, clock, make_display
+from asterism.training.run.signals import held_back
+from asterism.training.run.training import train
 
 pytestmark = pytest.mark.model
 

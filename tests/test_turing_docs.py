@@ -9,7 +9,7 @@ import pytest
 
 from asterism.cli.main import main
 from asterism.theory import TuringMachine
-from asterism.theory.machine import sample_names
+from asterism.theory.machines.machine import sample_names
 
 TEXT = (Path(__file__).parent.parent / "docs" / "turing-machines.md").read_text()
 BLOCKS = re.findall(r"^```(\w+)\n(.*?)^```$", TEXT, re.MULTILINE | re.DOTALL)

@@ -4,9 +4,9 @@ import json
 
 import pytest
 
-from asterism.bench.promises import PROMISES, SUBJECTS, Outcome
 from asterism.cli.main import main
-from asterism.training.loop import quiet_transformers
+from asterism.promises import PROMISES, SUBJECTS, Outcome
+from asterism.training.run.loop import quiet_transformers
 
 MEMORY = "memory grows linearly"
 OURS = [subject for subject in SUBJECTS if subject.is_ours]
@@ -51,7 +51,7 @@ def test_peers_do_what_the_readme_says(name, promise):
 
 
 def test_the_command_prints_every_outcome(monkeypatch, capsys):
-    monkeypatch.setattr("asterism.bench.promises.report.SUBJECTS", OURS[-1:])
+    monkeypatch.setattr("asterism.promises.report.SUBJECTS", OURS[-1:])
     monkeypatch.delitem(PROMISES, MEMORY)
     assert main(["bench", "--promises"]) == 0
     shown = capsys.readouterr().out
@@ -82,8 +82,8 @@ def test_what_promises_do_not_read_is_refused(words, named, capsys):
 
 def test_the_command_fails_when_one_of_ours_is_broken(monkeypatch, capsys, tmp_path):
     promise = "no global generator moves"
-    monkeypatch.setattr("asterism.bench.promises.report.SUBJECTS", [OURS[0], PEERS["Hugging Face BERT"]])
-    monkeypatch.setattr("asterism.bench.promises.report.PROMISES", {promise: lambda subject: Outcome(False, "moved")})
+    monkeypatch.setattr("asterism.promises.report.SUBJECTS", [OURS[0], PEERS["Hugging Face BERT"]])
+    monkeypatch.setattr("asterism.promises.report.PROMISES", {promise: lambda subject: Outcome(False, "moved")})
     assert main(["bench", "--promises", "--output", str(tmp_path / "record.json")]) == 1
     out, err = capsys.readouterr()
     assert out.count("BROKEN") == 2

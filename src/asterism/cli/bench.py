@@ -44,7 +44,7 @@ def run(argv: Sequence[str]) -> None:
 
 def _promises(arguments: Namespace) -> None:
     """Check all promises; AsterismError when one of ours is broken."""
-    from asterism.bench.promises import broken, promises, promises_table  # needs transformers, which only models do
+    from asterism.promises import broken, promises, promises_table  # needs transformers, which only models do
 
     defaults = vars(_parser().parse(["--promises"]))
     given = [name for name, value in vars(arguments).items() if value != defaults[name]]

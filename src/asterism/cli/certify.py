@@ -13,7 +13,7 @@ def run(argv: Sequence[str]) -> None:
     certificate = certify(arguments.pattern, arguments.length)
     checked = certificate.check() if arguments.check else []
     if output:
-        from asterism.theory.picture import draw_reach
+        from asterism.theory.certificates.picture import draw_reach
 
         draw_reach(certificate, output)
     if arguments.json:

@@ -5,7 +5,7 @@ from dataclasses import asdict
 
 from asterism import training
 from asterism.cli.parser import Parser, print_json, whole_number
-from asterism.training.data import SPLITS
+from asterism.training.data.corpus import SPLITS
 
 
 def run(argv: Sequence[str]) -> None:

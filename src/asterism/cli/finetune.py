@@ -15,7 +15,7 @@ from typing import Any
 from asterism import training
 from asterism.cli.parser import UsageError, print_json
 from asterism.cli.settings import SettingsParser, underscored
-from asterism.training.configuration import FineTuneConfig
+from asterism.training.run.configuration import FineTuneConfig
 
 
 def run(argv: Sequence[str]) -> None:
@@ -50,8 +50,8 @@ def _read_arguments(argv: Sequence[str]) -> tuple[str, bool, bool, FineTuneConfi
 
 
 def _recorded(folder: str) -> dict[str, Any]:
-    from asterism.training.finetuning import read_finetune_config  # takes seconds to import
-    from asterism.training.folder import RunFolder
+    from asterism.training.run.finetuning import read_finetune_config  # takes seconds to import
+    from asterism.training.run.folder import RunFolder
 
     return asdict(read_finetune_config(RunFolder(folder)))
 

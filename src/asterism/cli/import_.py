@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 def run(argv: Sequence[str]) -> None:
     arguments = _parser().parse(argv)
     from asterism.models import import_checkpoint  # takes seconds to import
-    from asterism.training.loop import quiet_transformers
+    from asterism.training.run.loop import quiet_transformers
 
     with quiet_transformers():
         imported = import_checkpoint(

@@ -4,9 +4,9 @@ from collections.abc import Sequence
 from itertools import islice
 
 from asterism.cli.parser import Parser, print_json, whole_number
-from asterism.theory.hardmax import ARITHMETICS
-from asterism.theory.machine import sample_names
-from asterism.theory.simulation import CONSTRUCTIONS, Disagreement, Run, Step, prepare
+from asterism.theory.machines.hardmax import ARITHMETICS
+from asterism.theory.machines.machine import sample_names
+from asterism.theory.machines.simulation import CONSTRUCTIONS, Disagreement, Run, Step, prepare
 
 _LINE = "{:>4}  {:>4}  {:<15} {:<11}  {:>5}  {:<10}  {:<4}  {}"
 

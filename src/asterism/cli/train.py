@@ -14,8 +14,8 @@ from pathlib import Path
 from asterism import training
 from asterism.cli.parser import amount, print_json
 from asterism.cli.settings import SettingsParser, underscored
-from asterism.training.configuration import ModelConfig, RunConfig, config_from_dict
 from asterism.training.recipes import RECIPES, recipe
+from asterism.training.run.configuration import ModelConfig, RunConfig, config_from_dict
 
 DEFAULT_RECIPES = {"causal": "bytes-small", "mlm": "bigbird-tiny"}
 """For each objective."""
@@ -43,8 +43,8 @@ def run(argv: Sequence[str]) -> None:
 
 
 def _tell_cost(config: RunConfig, as_json: bool) -> None:
-    from asterism.training.build import model_config  # takes seconds to import
-    from asterism.training.estimate import estimate
+    from asterism.training.run.build import model_config  # takes seconds to import
+    from asterism.training.run.estimate import estimate
 
     cost = estimate(config)
     unit = "bytes" if config.objective == "causal" else "tokens"
@@ -95,7 +95,7 @@ def read_arguments(argv: Sequence[str]) -> tuple[argparse.Namespace, RunConfig]:
 
 
 def _recorded(folder: str) -> RunConfig:
-    from asterism.training.folder import RunFolder  # takes seconds to import
+    from asterism.training.run.folder import RunFolder  # takes seconds to import
 
     return RunFolder(folder).read_config()
 

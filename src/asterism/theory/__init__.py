@@ -8,11 +8,11 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from asterism.theory.approximation import Approximation, approximate
-    from asterism.theory.contextual import ContextualMapping, star_mapping, yun_mapping
-    from asterism.theory.machine import TuringMachine
-    from asterism.theory.simulation import simulate
-    from asterism.theory.universality import Certificate, certify
+    from asterism.theory.approximation.construction import Approximation, approximate
+    from asterism.theory.approximation.contextual import ContextualMapping, star_mapping, yun_mapping
+    from asterism.theory.certificates.universality import Certificate, certify
+    from asterism.theory.machines.machine import TuringMachine
+    from asterism.theory.machines.simulation import simulate
 
 __all__ = [
     "Approximation",
@@ -27,15 +27,15 @@ __all__ = [
 ]
 
 _LAZY = {
-    "Approximation": "approximation",
-    "Certificate": "universality",
-    "ContextualMapping": "contextual",
-    "TuringMachine": "machine",
-    "approximate": "approximation",
-    "certify": "universality",
-    "simulate": "simulation",
-    "star_mapping": "contextual",
-    "yun_mapping": "contextual",
+    "Approximation": "approximation.construction",
+    "Certificate": "certificates.universality",
+    "ContextualMapping": "approximation.contextual",
+    "TuringMachine": "machines.machine",
+    "approximate": "approximation.construction",
+    "certify": "certificates.universality",
+    "simulate": "machines.simulation",
+    "star_mapping": "approximation.contextual",
+    "yun_mapping": "approximation.contextual",
 }
 
 

@@ -9,15 +9,15 @@ Importing this package imports neither torch nor transformers; what needs them i
 from importlib import import_module
 from typing import TYPE_CHECKING
 
-from asterism.training.configuration import FineTuneConfig, ModelConfig, RunConfig
 from asterism.training.recipes import RECIPES, recipe
+from asterism.training.run.configuration import FineTuneConfig, ModelConfig, RunConfig
 
 if TYPE_CHECKING:
-    from asterism.training.data import load_corpus
-    from asterism.training.evaluation import evaluate
-    from asterism.training.finetuning import finetune
-    from asterism.training.generation import generate_bytes
-    from asterism.training.trainer import train
+    from asterism.training.data.corpus import load_corpus
+    from asterism.training.run.evaluation import evaluate
+    from asterism.training.run.finetuning import finetune
+    from asterism.training.run.generation import generate_bytes
+    from asterism.training.run.training import train
 
 __all__ = [
     "RECIPES",
@@ -33,11 +33,11 @@ __all__ = [
 ]
 
 _LAZY = {
-    "evaluate": "asterism.training.evaluation",
-    "finetune": "asterism.training.finetuning",
-    "generate_bytes": "asterism.training.generation",
-    "load_corpus": "asterism.training.data",
-    "train": "asterism.training.trainer",
+    "evaluate": "asterism.training.run.evaluation",
+    "finetune": "asterism.training.run.finetuning",
+    "generate_bytes": "asterism.training.run.generation",
+    "load_corpus": "asterism.training.data.corpus",
+    "train": "asterism.training.run.training",
 }
 
 

@@ -14,9 +14,9 @@ from transformers import PreTrainedConfig, PreTrainedModel
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 from asterism.errors import CheckpointError, ConfigurationError, nearest
+from asterism.files import DAMAGED, replacing
 from asterism.models.classification import AsterismForSequenceClassification, AsterismForTokenClassification
 from asterism.models.configuration import AsterismConfig
-from asterism.models.files import DAMAGED, replacing
 from asterism.models.importing.architecture import Architecture, Renamed, common_fields
 from asterism.models.importing.bert import BERT
 from asterism.models.importing.big_bird import BIG_BIRD

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from asterism.errors import CheckpointError
-from asterism.models.files import read_json, read_tensors
+from asterism.files import read_json, read_tensors
 
 Tensors = dict[str, torch.Tensor]
 

@@ -6,7 +6,7 @@ from pathlib import Path
 from transformers.models.auto.tokenization_auto import TOKENIZER_MAPPING_NAMES
 
 from asterism.errors import CheckpointError
-from asterism.models.files import read_json, write_json
+from asterism.files import read_json, write_json
 
 _CONFIGURATION = "tokenizer_config.json"
 _FILES = (

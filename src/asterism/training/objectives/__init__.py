@@ -1,11 +1,11 @@
 """Objectives: what a model is trained on and judged by. One file per objective; `objective.py` says what each has."""
 
-from asterism.training.configuration import RunConfig
-from asterism.training.data import load_corpus, load_documents
-from asterism.training.folder import RunFolder
+from asterism.training.data.corpus import load_corpus, load_documents
 from asterism.training.objectives.causal import CausalBytes
 from asterism.training.objectives.masked import MaskedTokens
 from asterism.training.objectives.objective import Headline, Objective, Report
+from asterism.training.run.configuration import RunConfig
+from asterism.training.run.folder import RunFolder
 
 OBJECTIVES: dict[str, type[Objective]] = {"causal": CausalBytes, "mlm": MaskedTokens}
 """By the name that `RunConfig.objective` gives them."""

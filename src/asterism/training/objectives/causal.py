@@ -14,11 +14,11 @@ import torch
 import torch.nn.functional as F
 from transformers import PreTrainedModel
 
-from asterism.training.build import arithmetic
-from asterism.training.configuration import RunConfig
-from asterism.training.data import SPLITS, Corpus
+from asterism.training.data.corpus import SPLITS, Corpus
+from asterism.training.data.windows import ScoringPlan, draw_starts, plan_records, plan_stream, read_windows
 from asterism.training.objectives.objective import Headline, Objective, Report, penalised
-from asterism.training.windows import ScoringPlan, draw_starts, plan_records, plan_stream, read_windows
+from asterism.training.run.build import arithmetic
+from asterism.training.run.configuration import RunConfig
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -10,11 +10,11 @@ import numpy as np
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
-from asterism.models.files import write_text
-from asterism.training.build import arithmetic
-from asterism.training.configuration import FineTuneConfig
+from asterism.files import write_text
+from asterism.training.data.packing import Epochs
 from asterism.training.objectives.objective import Headline, Objective, Report
-from asterism.training.packing import Epochs
+from asterism.training.run.build import arithmetic
+from asterism.training.run.configuration import FineTuneConfig
 from asterism.training.tasks import Feature, Task
 from asterism.training.tasks.task import Logits, pad
 

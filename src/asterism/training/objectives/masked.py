@@ -17,16 +17,16 @@ from safetensors.numpy import save_file
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from asterism.errors import CheckpointError, DataError
-from asterism.models.files import read_tensors
-from asterism.training.build import arithmetic
-from asterism.training.configuration import RunConfig
-from asterism.training.data import Corpus, Split
+from asterism.files import read_tensors
+from asterism.randomness import of_row
+from asterism.training.data.corpus import Corpus, Split
+from asterism.training.data.packing import Epochs, TokenStream
+from asterism.training.data.tokenization import load_tokenizer, make_tokenizer
 from asterism.training.objectives.masking import IGNORED, MASK_SHARE, Masking
 from asterism.training.objectives.objective import Headline, Objective, Report, penalised
-from asterism.training.packing import Epochs, TokenStream
-from asterism.training.randomness import of_row
-from asterism.training.start import tokenizer_name
-from asterism.training.tokenization import load_tokenizer, make_tokenizer
+from asterism.training.run.build import arithmetic
+from asterism.training.run.configuration import RunConfig
+from asterism.training.run.start import tokenizer_name
 
 FREQUENCIES = "unigram.safetensors"
 _EVALUATION_SEED = 0

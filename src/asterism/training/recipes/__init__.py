@@ -3,8 +3,8 @@
 from collections.abc import Callable
 
 from asterism.errors import ConfigurationError, nearest
-from asterism.training.configuration import RunConfig
 from asterism.training.recipes import all_attention, encoders, sparse_transformer
+from asterism.training.run.configuration import RunConfig
 
 RECIPES: dict[str, Callable[[], RunConfig]] = {
     "bytes-small": sparse_transformer.bytes_small,

@@ -6,8 +6,8 @@ each of which reads a cache of the bytes before it; Adagrad at 0.07, warm-up ove
 many bytes in a step, and the optimiser is Adam. Inferred: its learning rate, betas and decay.
 """
 
-from asterism.training.configuration import RunConfig
 from asterism.training.recipes.shape import published_shape
+from asterism.training.run.configuration import RunConfig
 
 
 def all_attention_tiny() -> RunConfig:

@@ -13,8 +13,8 @@ bring the unnormalised transform back to size.
 
 from typing import Any
 
-from asterism.training.configuration import RunConfig
 from asterism.training.recipes.shape import published_shape
+from asterism.training.run.configuration import RunConfig
 
 
 def bert_tiny() -> RunConfig:

@@ -3,7 +3,7 @@
 from dataclasses import fields
 from typing import Any
 
-from asterism.training.configuration import ModelConfig
+from asterism.training.run.configuration import ModelConfig
 
 
 def published_shape(name: str, **changes: Any) -> ModelConfig:

@@ -9,7 +9,7 @@ says what else is inferred.
 
 from typing import Any
 
-from asterism.training.configuration import ModelConfig, RunConfig
+from asterism.training.run.configuration import ModelConfig, RunConfig
 
 
 def bytes_small() -> RunConfig:

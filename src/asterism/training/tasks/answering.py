@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from asterism.errors import DataError
-from asterism.training.tasks.records import Record, read_json, read_json_lines, suffix
+from asterism.training.data.records import Record, read_json, read_json_lines, suffix
 
 
 @dataclass(frozen=True)

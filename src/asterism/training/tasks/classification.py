@@ -14,7 +14,7 @@ import torch
 from transformers import PreTrainedTokenizerFast
 
 from asterism.errors import DataError, nearest
-from asterism.training.tasks.records import Record, read_csv, read_json_lines, suffix
+from asterism.training.data.records import Record, read_csv, read_json_lines, suffix
 from asterism.training.tasks.scores import accuracy, macro_f1, micro_f1
 from asterism.training.tasks.task import Feature, Logits, Task, encode_documents, inputs_of
 

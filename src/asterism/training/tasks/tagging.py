@@ -16,8 +16,8 @@ import torch
 from transformers import PreTrainedTokenizerFast
 
 from asterism.errors import DataError
+from asterism.training.data.records import Record, read_conll, read_json_lines, suffix
 from asterism.training.tasks.classification import in_order, label_fields, refuse_unknown_label
-from asterism.training.tasks.records import Record, read_conll, read_json_lines, suffix
 from asterism.training.tasks.scores import accuracy, are_bio, bio_spans, count, macro_f1
 from asterism.training.tasks.task import Feature, Logits, Task, encode_documents, inputs_of, pad
 

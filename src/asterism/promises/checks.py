@@ -1,0 +1,175 @@
+"""The promises. Each check builds a subject and says what it saw; a difference is relative to the largest logit."""
+
+import gc
+import json
+import os
+import random
+import subprocess
+import sys
+from collections.abc import Callable
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import nn
+
+from asterism.bench.memory import extra_bytes
+from asterism.promises.subjects import SUBJECTS, VOCABULARY, Subject
+from asterism.randomness import isolated
+
+LENGTH, SHORT, PADDING = 176, 40, 24
+"""Tokens of a sequence: long enough for every peer to stay sparse."""
+
+MEMORY_LENGTHS = (2048, 8192)
+MOST_GROWTH = 6.0
+"""How many times more memory four times the tokens may take; linear growth is 4, quadratic 16."""
+
+TOLERANCE = 1e-6
+
+
+class Outcome(NamedTuple):
+    """Whether a promise is kept (None: it says nothing about this subject, and `seen` says why), and what was seen."""
+
+    kept: bool | None
+    seen: str
+
+
+def padding_changes_no_real_token(subject: Subject) -> Outcome:
+    """A row alone and the same row padded to a longer batch, on the right and on the left.
+
+    Encoders are judged by the right, where their tokenizers pad, causal models by the left, where generation pads.
+    Causal models of others then get the positions that their generation gives them; ours read them off the mask.
+    """
+    tokens = _tokens(LENGTH)
+    alone = _logits(subject.build(), tokens)
+    mask = torch.cat([torch.ones(1, LENGTH), torch.zeros(1, PADDING)], dim=1).long()
+    padded = torch.cat([tokens, torch.zeros(1, PADDING, dtype=torch.int64)], dim=1)
+    extra = {"attention_mask": mask} if subject.takes_padding else {}
+    right = _difference(alone, _logits(subject.build(), padded, **extra)[:, :LENGTH])
+    mask = mask.roll(PADDING, 1)
+    extra = {"attention_mask": mask} if subject.takes_padding else {}
+    if subject.is_causal and not subject.is_ours:
+        extra["position_ids"] = (mask.cumsum(dim=1) - 1).clamp(min=0)
+    left = _difference(alone, _logits(subject.build(), padded.roll(PADDING, 1), **extra)[:, PADDING:])
+    kept = (left if subject.is_causal else right) < TOLERANCE
+    return Outcome(kept, f"right {right:.1g}, left {left:.1g}")
+
+
+def no_future_is_read(subject: Subject) -> Outcome:
+    """The last token is replaced; what was predicted before it must not change."""
+    if not subject.is_causal:
+        return Outcome(None, "not causal")
+    tokens = _tokens(LENGTH)
+    other = tokens.clone()
+    other[:, -1] = (other[:, -1] + 1) % VOCABULARY
+    difference = _difference(*(_logits(subject.build(), x)[:, :-1] for x in (tokens, other)))
+    return Outcome(difference < TOLERANCE, f"{difference:.1g}")
+
+
+def cached_equals_uncached(subject: Subject) -> Outcome:
+    """The last tokens one at a time through the cache, and all at once without it."""
+    if not subject.is_causal:
+        return Outcome(None, "not causal")
+    tokens = _tokens(LENGTH)
+    whole = _logits(subject.build(), tokens)
+    model = subject.build()
+    steps = [tokens[:, : LENGTH - 8], *tokens[:, LENGTH - 8 :].split(1, dim=1)]
+    cache, parts = None, []
+    with isolated(0), torch.no_grad():
+        for step in steps:
+            result = model(input_ids=step, past_key_values=cache, use_cache=True)
+            cache = result.past_key_values
+            parts.append(result.logits)
+    difference = _difference(whole, torch.cat(parts, dim=1))
+    return Outcome(difference < TOLERANCE, f"{difference:.1g}")
+
+
+def training_reads_what_evaluation_reads(subject: Subject) -> Outcome:
+    """Training mode and evaluation mode, without dropout."""
+    tokens = _tokens(LENGTH)
+    difference = _difference(_logits(subject.build(), tokens), _logits(subject.build().train(), tokens))
+    return Outcome(difference < TOLERANCE, f"{difference:.1g}")
+
+
+def a_short_input_changes_nothing_after_it(subject: Subject) -> Outcome:
+    """A long input before and after a short one, through the same model."""
+    tokens = _tokens(LENGTH)
+    model = subject.build()
+    before = _logits(model, tokens)
+    _logits(model, tokens[:, :SHORT])
+    difference = _difference(before, _logits(model, tokens))
+    return Outcome(difference < TOLERANCE, f"{difference:.1g}")
+
+
+def no_global_generator_moves(subject: Subject) -> Outcome:
+    """The states of Python's, numpy's and torch's generators before and after a training step's forward pass."""
+    model = subject.build().train()
+    with isolated(0):
+        before = _generators()
+        with torch.no_grad():
+            model(input_ids=_tokens(LENGTH))
+        moved = [name for name, state in _generators().items() if state != before[name]]
+    return Outcome(not moved, f"moved: {', '.join(moved)}" if moved else "none moved")
+
+
+def memory_grows_linearly(subject: Subject) -> Outcome:
+    """Peak memory of a forward pass in float32 at two lengths, each in a process of its own."""
+    if sys.platform != "linux":
+        return Outcome(None, "peak memory is read from Linux's /proc")
+    peaks = []
+    for length in MEMORY_LENGTHS:
+        command = [sys.executable, "-m", "asterism.promises.checks", subject.name, str(length)]
+        environment = os.environ | {"MALLOC_MMAP_THRESHOLD_": "65536", "OMP_NUM_THREADS": "1"}
+        done = subprocess.run(command, capture_output=True, text=True, env=environment)
+        if done.returncode:
+            return Outcome(None, f"failed at {length:,} tokens: {done.stderr.strip().splitlines()[-1]}")
+        peaks.append(json.loads(done.stdout.splitlines()[-1]))
+    growth = peaks[1] / peaks[0]
+    return Outcome(growth < MOST_GROWTH, f"{growth:.1f} times, to {peaks[1] / 2**20:,.0f} MiB")
+
+
+PROMISES: dict[str, Callable[[Subject], Outcome]] = {
+    "padding changes no real token": padding_changes_no_real_token,
+    "a causal model reads no future": no_future_is_read,
+    "cached equals uncached": cached_equals_uncached,
+    "training reads what evaluation reads": training_reads_what_evaluation_reads,
+    "a short input changes nothing after it": a_short_input_changes_nothing_after_it,
+    "no global generator moves": no_global_generator_moves,
+    "memory grows linearly": memory_grows_linearly,
+}
+
+
+def _tokens(length: int) -> torch.Tensor:
+    """int64 [1, length], none of them the padding token 0."""
+    return torch.randint(1, VOCABULARY, (1, length), generator=torch.Generator().manual_seed(length))
+
+
+def _logits(model: nn.Module, tokens: torch.Tensor, **arguments: torch.Tensor) -> torch.Tensor:
+    """Always with the same state of the global generators, which some peers draw from."""
+    with isolated(0), torch.no_grad():
+        np.random.seed(0)  # put back by isolated
+        return model(input_ids=tokens, **arguments).logits
+
+
+def _difference(a: torch.Tensor, b: torch.Tensor) -> float:
+    return float((a - b).abs().max() / a.abs().max())
+
+
+def _generators() -> dict[str, object]:
+    return {
+        "Python": random.getstate(),
+        "numpy": np.random.get_state()[1].tobytes(),  # type: ignore[union-attr]
+        "torch": torch.get_rng_state().numpy().tobytes(),
+    }
+
+
+def _measure(name: str, length: int) -> int:
+    """Bytes by which memory peaks during a forward pass."""
+    model = next(subject for subject in SUBJECTS if subject.name == name).build(torch.float32)
+    _logits(model, _tokens(LENGTH))
+    gc.collect()
+    return extra_bytes(lambda: _logits(model, _tokens(length)), "cpu")
+
+
+if __name__ == "__main__":
+    print(json.dumps(_measure(sys.argv[1], int(sys.argv[2]))))

@@ -1,0 +1,97 @@
+"""Whose promises are checked: small models of ours and of Hugging Face, in evaluation mode, with random weights."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+from transformers import (
+    BertConfig,
+    BertForMaskedLM,
+    BigBirdConfig,
+    BigBirdForCausalLM,
+    BigBirdForMaskedLM,
+    FNetConfig,
+    FNetForMaskedLM,
+    LongformerConfig,
+    LongformerForMaskedLM,
+)
+
+from asterism.models import AsterismConfig, AsterismForCausalLM, AsterismForMaskedLM
+from asterism.randomness import isolated
+
+VOCABULARY, BLOCK, POSITIONS = 50, 8, 16_384
+_WIDTHS = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 64}
+_NO_DROPOUT = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
+_BLOCKS = {"block_size": BLOCK, "num_random_blocks": 2}
+
+
+@dataclass(frozen=True)
+class Subject:
+    """A model under test.
+
+    `make` builds it; `takes_padding` says whether it has an attention mask at all. Weights are drawn again after
+    building, large enough that every token matters.
+    """
+
+    name: str
+    is_causal: bool
+    make: Callable[[], nn.Module]
+    is_ours: bool = False
+    takes_padding: bool = True
+
+    def build(self, dtype: torch.dtype = torch.float64) -> nn.Module:
+        """The model in evaluation mode; the same weights every time, and no global generator moves."""
+        with isolated(0):
+            model = self.make()
+            for name, parameter in model.named_parameters():
+                is_scale = parameter.ndim == 1 and name.endswith("weight")
+                nn.init.normal_(parameter, mean=float(is_scale), std=0.1 if parameter.ndim == 1 else 0.3)
+        return model.to(dtype).eval()
+
+
+def _ours(mixers: str, is_causal: bool) -> Callable[[], nn.Module]:
+    fields: dict[str, Any] = {"vocab_size": VOCABULARY, "max_position_embeddings": POSITIONS, "pad_token_id": 0}
+    if is_causal:
+        return lambda: AsterismForCausalLM(AsterismConfig(mixers=mixers, **fields, **_WIDTHS))
+    manner = {"block": "post_norm", "embedding_norm": True, "hidden_act": "gelu"}
+    return lambda: AsterismForMaskedLM(AsterismConfig(mixers=mixers, **fields, **manner, **_WIDTHS))
+
+
+def _theirs(configuration: type, model: type, **fields: Any) -> Callable[[], nn.Module]:
+    sizes = {"vocab_size": VOCABULARY, "max_position_embeddings": POSITIONS} | _WIDTHS | fields
+    return lambda: model(configuration(**sizes))
+
+
+SUBJECTS = (
+    Subject("Asterism BigBird", False, _ours(f"bigbird(block={BLOCK}, random=2)", False), is_ours=True),
+    Subject("Asterism Longformer", False, _ours("longformer(window=32, globals=(0,))", False), is_ours=True),
+    Subject("Asterism FNet", False, _ours("fourier()", False), is_ours=True),
+    Subject("Asterism causal BigBird", True, _ours(f"bigbird_causal(block={BLOCK}, random=2)", True), is_ours=True),
+    Subject("Asterism fixed", True, _ours("fixed(stride=16, summary=2)", True), is_ours=True),
+    Subject("Hugging Face BERT", False, _theirs(BertConfig, BertForMaskedLM, **_NO_DROPOUT)),
+    Subject(
+        "Hugging Face BigBird",
+        False,
+        _theirs(BigBirdConfig, BigBirdForMaskedLM, attention_type="block_sparse", **_BLOCKS, **_NO_DROPOUT),
+    ),
+    Subject(
+        "Hugging Face Longformer",
+        False,
+        _theirs(LongformerConfig, LongformerForMaskedLM, attention_window=32, **_NO_DROPOUT),
+    ),
+    Subject(
+        "Hugging Face FNet",
+        False,
+        _theirs(FNetConfig, FNetForMaskedLM, hidden_dropout_prob=0.0),
+        takes_padding=False,
+    ),
+    Subject(
+        "Hugging Face causal BigBird",
+        True,
+        _theirs(
+            BigBirdConfig, BigBirdForCausalLM, attention_type="block_sparse", is_decoder=True, **_BLOCKS, **_NO_DROPOUT
+        ),
+    ),
+)

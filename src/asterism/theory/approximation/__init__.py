@@ -1,0 +1,1 @@
+"""What sparse transformers can approximate, as constructions that run, and what sparsity costs."""

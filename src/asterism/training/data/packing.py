@@ -1,0 +1,84 @@
+"""Documents as rows of tokens: packed end to end, so that no row is padded and no token is lost.
+
+The tokens of a split stand in one flat array, every document followed by a separator. A row is a class token, the next
+so many tokens of that array, and a separator; the last row ends with the array and repeats tokens of the row before it.
+A row that holds the end of one document and the beginning of the next reads across the separator, as in RoBERTa (Liu
+2019, FULL-SENTENCES) and in what BigBird and Longformer took from it: were documents kept apart, only the first one
+of a row would see the global tokens that these patterns put at fixed places. Invariant: all rows have one length.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import lru_cache
+
+import numpy as np
+from transformers import PreTrainedTokenizerBase
+
+from asterism.errors import DataError
+from asterism.randomness import derive
+from asterism.training.data.tokenization import encode
+
+
+@dataclass(frozen=True, eq=False)
+class TokenStream:
+    """The documents of a split: `tokens` int32 [tokens], each document with its separator behind it.
+
+    Document d is tokens[starts[d] : starts[d + 1]], `starts` int64 [documents + 1]. Documents that a tokenizer leaves
+    nothing of are left out; `empty` counts them.
+    """
+
+    tokens: np.ndarray
+    starts: np.ndarray
+    empty: int
+
+    @classmethod
+    def of(cls, documents: Iterable[str], tokenizer: PreTrainedTokenizerBase) -> "TokenStream":
+        """The documents as tokens."""
+        encoded = encode(tokenizer, documents)
+        kept = [document for document in encoded if len(document)]
+        separator = np.array([tokenizer.sep_token_id], dtype=np.int32)
+        lengths = [len(document) + 1 for document in kept]
+        return cls(
+            np.concatenate([part for document in kept for part in (document, separator)] or [separator[:0]]),
+            np.concatenate([[0], np.cumsum(lengths, dtype=np.int64)]),
+            len(encoded) - len(kept),
+        )
+
+    @property
+    def documents(self) -> int:
+        """How many documents there are."""
+        return len(self.starts) - 1
+
+    def row_starts(self, content: int) -> np.ndarray:
+        """Where rows of `content` tokens begin, so that together they hold every token: int64 [rows]."""
+        last = len(self.tokens) - content
+        return np.minimum(np.arange(0, len(self.tokens), content), last)
+
+    def of_another_document(self, position: int, length: int, random: np.random.Generator) -> np.ndarray:
+        """So many tokens from a random place in any document but the one at `position`; the first follows the last."""
+        document = np.searchsorted(self.starts, position, side="right") - 1
+        first, last = self.starts[document : document + 2]
+        begin = last + random.integers(len(self.tokens) - (last - first))
+        return self.tokens.take(np.arange(begin, begin + length), mode="wrap")
+
+    def require(self, content: int, what: str) -> None:
+        """Raises DataError if there are too few tokens for one row; `what` names the split and its corpus."""
+        if len(self.tokens) < content:
+            raise DataError(
+                f"data: {what} has {len(self.tokens):,} tokens in {self.documents:,} documents, a sequence needs"
+                f" {content:,}; give more data or a shorter context"
+            )
+
+
+class Epochs:
+    """Rows in a new random order for each pass over them, endlessly: a function of (seed, number of the draw)."""
+
+    def __init__(self, rows: int, seed: int) -> None:
+        self.rows = rows
+        self._order = lru_cache(maxsize=2)(
+            lambda epoch: np.random.Generator(np.random.Philox(derive(seed, epoch))).permutation(rows)
+        )
+
+    def draw(self, first: int, count: int) -> np.ndarray:
+        """The rows of the draws first .. first + count - 1: int64 [count]."""
+        return np.array([self._order(draw // self.rows)[draw % self.rows] for draw in range(first, first + count)])

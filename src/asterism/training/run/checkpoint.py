@@ -1,0 +1,120 @@
+"""Weights, optimiser state and counters in files that hold data only: safetensors and JSON, never pickle.
+
+Reading checks everything: a file that is missing, cut off, unparsable or about another model is named in a
+CheckpointError, and nothing is changed before all of it has been read.
+"""
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+
+import torch
+from safetensors.torch import save_file
+from transformers import PreTrainedModel
+
+from asterism.errors import CheckpointError
+from asterism.files import read_json, read_tensors, replacing
+from asterism.training.run.optimizer import MOMENTS
+
+WEIGHTS = "model.safetensors"
+OPTIMIZER = "optimizer.safetensors"
+STATE = "state.json"
+
+
+@dataclass
+class TrainingState:
+    """What a run remembers besides tensors. Data and dropout are functions of (seed, step), so no generator is kept.
+
+    `seconds` is training time over all resumes; `loss_sum` is in nats, over the `loss_steps` steps since the
+    last line of the history.
+    """
+
+    step: int = 0
+    seconds: float = 0.0
+    loss_sum: float = 0.0
+    loss_steps: int = 0
+
+
+def save_checkpoint(
+    folder: Path,
+    model: PreTrainedModel,
+    optimizer: torch.optim.Optimizer,
+    state: TrainingState,
+    save_files: Callable[[Path], None],
+) -> None:
+    """Write model, optimiser and state to a new folder, atomically. The folder also is a Hugging Face model folder.
+
+    `save_files` writes what belongs to the model besides, such as a tokenizer.
+    """
+    with replacing(folder) as temporary:
+        model.save_pretrained(temporary)
+        save_files(temporary)
+        save_file(_optimizer_tensors(model, optimizer), temporary / OPTIMIZER)
+        (temporary / STATE).write_text(json.dumps(asdict(state)))
+
+
+def load_checkpoint(folder: Path, model: PreTrainedModel, optimizer: torch.optim.Optimizer) -> TrainingState:
+    """Restore what `save_checkpoint` wrote. Raises CheckpointError for anything damaged, missing or left over."""
+    state = read_state(folder)
+    tensors = read_tensors(folder / OPTIMIZER)
+    moments = _moment_names(model, optimizer)
+    shapes = {name: list(parameter.shape) for name, parameter in model.named_parameters()}
+    expected = {
+        f"{moment}.{name}": [] if moment == "step" else shapes[name] for name, kept in moments for moment in kept
+    }
+    _compare(folder / OPTIMIZER, tensors, expected if state.step else {})
+    load_weights(folder, model)
+    if state.step:
+        values = [{moment: tensors[f"{moment}.{name}"] for moment in kept} for name, kept in moments]
+        groups = optimizer.state_dict()["param_groups"]
+        optimizer.load_state_dict({"state": dict(enumerate(values)), "param_groups": groups})
+    return state
+
+
+def load_weights(folder: Path, model: PreTrainedModel, unused: tuple[str, ...] = ()) -> None:
+    """Fill the model with the weights in `folder`. Raises CheckpointError if they are damaged or another model's.
+
+    Tensors that the model does not know may be there if their names begin with one of `unused`.
+    """
+    tensors, state = read_tensors(folder / WEIGHTS), model.state_dict()
+    tensors = {name: tensor for name, tensor in tensors.items() if name in state or not name.startswith(unused)}
+    written = {state[name].data_ptr(): name for name in tensors.keys() & state.keys()}
+    for name in state.keys() - tensors.keys():  # a tensor that has two names in the model is written under one
+        if twin := written.get(state[name].data_ptr()):
+            tensors[name] = tensors[twin]
+    _compare(folder / WEIGHTS, tensors, {name: list(value.shape) for name, value in state.items()})
+    model.load_state_dict(tensors)
+
+
+def read_state(folder: Path) -> TrainingState:
+    """The counters of a checkpoint. Raises CheckpointError."""
+    values = read_json(folder / STATE)
+    names = {field.name for field in fields(TrainingState)}
+    if not isinstance(values, dict) or set(values) != names:
+        raise CheckpointError(f"{folder / STATE} is damaged: its fields must be {', '.join(sorted(names))}")
+    return TrainingState(**values)
+
+
+def _moment_names(model: PreTrainedModel, optimizer: torch.optim.Optimizer) -> list[tuple[str, tuple[str, ...]]]:
+    """The optimiser's parameters by name, in its order, and what it keeps for each."""
+    names = {id(parameter): name for name, parameter in model.named_parameters()}
+    groups = optimizer.param_groups
+    return [(names[id(parameter)], MOMENTS[group["kind"]]) for group in groups for parameter in group["params"]]
+
+
+def _optimizer_tensors(model: PreTrainedModel, optimizer: torch.optim.Optimizer) -> dict[str, torch.Tensor]:
+    state = optimizer.state_dict()["state"]
+    names = [name for name, _ in _moment_names(model, optimizer)]
+    return {f"{moment}.{names[index]}": tensor for index, one in state.items() for moment, tensor in one.items()}
+
+
+def _compare(path: Path, tensors: Mapping[str, torch.Tensor], expected: Mapping[str, list[int]]) -> None:
+    for name in expected.keys() - tensors.keys():
+        raise CheckpointError(f"{path} does not fit the run: it lacks the tensor {name}")
+    for name in tensors.keys() - expected.keys():
+        raise CheckpointError(f"{path} does not fit the run: it has a tensor {name} that the model does not know")
+    for name, shape in expected.items():
+        if list(tensors[name].shape) != shape:
+            seen = list(tensors[name].shape)
+            raise CheckpointError(f"{path} does not fit the run: {name} has shape {seen}, the model needs {shape}")

@@ -1,0 +1,172 @@
+"""What a run will cost, without weights and without training: parameters, FLOPs, memory.
+
+The model is laid out on the meta device, attention is counted by the plans of its patterns, and the products with
+weights and what the backward pass needs are found by running models of one and two layers on fake tensors, which have
+shapes and no data. Nothing here repeats how a layer is built, so nothing here can go out of date with it.
+"""
+
+from collections import Counter
+from dataclasses import dataclass
+from math import log2
+
+import numpy as np
+import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils.flop_counter import FlopCounterMode
+from transformers import PreTrainedModel
+
+from asterism.compiler import compile_pattern
+from asterism.models import AsterismConfig
+from asterism.patterns import Pattern
+from asterism.training.objectives import causal, masked
+from asterism.training.run.build import model_class, model_config
+from asterism.training.run.configuration import RunConfig
+from asterism.training.run.optimizer import moment_bytes, parameter_groups
+
+
+@dataclass(frozen=True, kw_only=True)
+class Estimate:
+    """Costs of a run. A step is one step of the optimiser, forward and backward; its `tokens_per_step` may be bytes.
+
+    `mixing_flops_per_step` is the part of `flops_per_step` in which tokens read one another: attention, whose pattern
+    decides, pairs that it does not allow not counted; persistent vectors; and Fourier transforms, 2.5 n log2 n for n
+    real numbers as is usual. Adaptive spans count as if they had all grown to the largest. Memory is in bytes, on one
+    device: what is kept during a step, the compiled patterns (`plan_memory`) included. Buffers inside operations come
+    on top.
+    """
+
+    parameters: int
+    tokens_per_step: int
+    steps: int
+    flops_per_step: int
+    mixing_flops_per_step: int
+    weight_memory: int
+    gradient_memory: int
+    optimizer_memory: int
+    activation_memory: int
+    plan_memory: int
+
+    @property
+    def flops_per_token(self) -> float:
+        """Operations to train on one token or byte."""
+        return self.flops_per_step / self.tokens_per_step
+
+    @property
+    def memory(self) -> int:
+        """All memory together."""
+        kept = self.weight_memory + self.gradient_memory + self.optimizer_memory
+        return kept + self.activation_memory + self.plan_memory
+
+
+_WEIGHT_PRODUCTS = (torch.ops.aten.mm, torch.ops.aten.addmm)
+"""What linear layers call; products of two activations are batched."""
+
+
+def estimate(config: RunConfig) -> Estimate:
+    """The costs of a run. Raises ConfigurationError or PatternError for a model that cannot be built."""
+    with torch.device("meta"):
+        model = model_class(config)(model_config(config))
+    parameters = model.num_parameters()
+    products, activations = _products_and_activations(config)
+    mixing, plan_memory = _mixing(config)
+    # Each product with weights takes two more in the backward pass, and one again when it is recomputed.
+    return Estimate(
+        parameters=parameters,
+        tokens_per_step=config.batch_size * config.context,
+        steps=config.steps,
+        flops_per_step=(4 if config.recompute else 3) * products + mixing,
+        mixing_flops_per_step=mixing,
+        weight_memory=4 * parameters,
+        gradient_memory=4 * parameters,
+        optimizer_memory=moment_bytes(parameter_groups(model, config)),
+        activation_memory=activations,
+        plan_memory=plan_memory,
+    )
+
+
+def _mixing(config: RunConfig) -> tuple[int, int]:
+    """FLOPs of all mixing in a step, and bytes of all plans."""
+    model = model_config(config)
+    tokens = model.global_tokens + config.context
+    flops = memory = 0
+    for mixer, layers in Counter(model.layer_mixers()).items():
+        if isinstance(mixer, Pattern):
+            plan = compile_pattern(mixer, tokens)
+            memory += plan.bytes
+            once = _attention(model, plan.pairs * (model.num_attention_heads // plan.heads), tokens, config.recompute)
+        else:
+            numbers = tokens * model.hidden_size
+            # The gradient of the transform is the transform of the gradient.
+            once = round(2.5 * numbers * log2(numbers)) * (3 if config.recompute else 2)
+        flops += once * layers * config.batch_size
+    return flops, memory
+
+
+def _attention(model: AsterismConfig, pairs: int, tokens: int, recompute: bool) -> int:
+    """FLOPs of one layer over one sequence, `pairs` of all heads: two products forward and five backward.
+
+    One of the two has the width of queries and keys, the other that of values. Relative positions take a product more,
+    and two backward.
+    """
+    asked, read = (width // model.num_attention_heads for width in (model.query_key_dim, model.hidden_size))
+    own = tokens * model.persistent_vectors * model.num_attention_heads
+    forward = 2 * (pairs + own) * (asked + read)
+    positions = 2 * pairs * asked if model.position_type == "relative" else 0
+    again = forward + positions if recompute else 0
+    return forward * 7 // 2 + 3 * positions + again
+
+
+def _products_and_activations(config: RunConfig) -> tuple[int, int]:
+    """FLOPs forward of all products with weights in a step, and bytes kept for the backward pass of one slice.
+
+    Layers with the same kind of mixer cost the same.
+    """
+    model = model_config(config)
+    sequences = config.batch_size // config.accumulation
+    kinds: dict[type, list[str]] = {}
+    for mixer in model.layer_mixers():
+        kinds.setdefault(type(mixer), []).append(str(getattr(mixer, "text", mixer)))
+    products = activations = 0
+    largest = 0
+    for texts in kinds.values():
+        one, two = (_run(config, model, [texts[0]] * layers, sequences) for layers in (1, 2))
+        layer, rest = two - one, 2 * one - two
+        products += layer[0] * len(texts)
+        activations += layer[1] * len(texts)
+        largest = max(largest, layer[1])
+    if config.recompute:
+        between_layers = 4 * sequences * (config.context + model.global_tokens) * model.hidden_size
+        activations = model.num_hidden_layers * between_layers + largest
+    return config.accumulation * int(products + rest[0]), int(activations + rest[1])
+
+
+def _run(config: RunConfig, model: AsterismConfig, mixers: list[str], sequences: int) -> np.ndarray:
+    """FLOPs of products with weights, forward, and bytes of all tensors, other than parameters, that autograd keeps.
+
+    Of one slice through a model with these mixers alone: int64 [2].
+    """
+    changes = {"mixers": mixers, "num_hidden_layers": len(mixers), "adaptive_span": False}
+    shallow = AsterismConfig(**model.to_dict() | changes)
+    kept: list[torch.Tensor] = []
+
+    def keep(tensor: torch.Tensor) -> torch.Tensor:
+        kept.append(tensor)
+        return tensor
+
+    with FakeTensorMode():
+        network = model_class(config)(shallow)
+        with FlopCounterMode(display=False) as counter, torch.autograd.graph.saved_tensors_hooks(keep, lambda x: x):
+            _blank_loss(config, network, sequences)
+    products = sum(
+        count for operation, count in counter.get_flop_counts()["Global"].items() if operation in _WEIGHT_PRODUCTS
+    )
+    # Views share a storage, which is kept once.
+    storages = {one.untyped_storage()._cdata: one.untyped_storage().nbytes() for one in kept}
+    own = {parameter.untyped_storage()._cdata for parameter in network.parameters()}
+    return np.array([products, sum(size for storage, size in storages.items() if storage not in own)])
+
+
+def _blank_loss(config: RunConfig, model: PreTrainedModel, sequences: int) -> torch.Tensor:
+    if config.objective == "causal":
+        return causal.byte_loss(model, causal.blank_batch(config, sequences), config)
+    return masked.masked_loss(model, masked.blank_batch(config, sequences), config)

@@ -1,0 +1,130 @@
+"""The run folder: where everything about a run is, and the one place that knows the names.
+
+    run.json          configuration, corpus (name, hash, sizes), versions, and the result once there is one
+    history.jsonl     one JSON object per line: training figures, and validation bits per byte
+    loss.png          the same as a picture
+    tensorboard/      the same for TensorBoard
+    checkpoints/      step-00000250/: a Hugging Face model folder with optimizer.safetensors and state.json added;
+                      only the newest is kept, and none once the run is finished
+    predictions.jsonl what a fine-tuned model says about each validation example
+    model/            the finished model: a Hugging Face model folder
+
+Invariant: run.json is written first and model/ before its result; whatever is found under these names is whole.
+"""
+
+import json
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from asterism.errors import AsterismError, CheckpointError
+from asterism.files import read_json, write_json, write_text
+from asterism.training.run.configuration import RunConfig, config_from_dict
+
+
+class RunFolder:
+    """Paths and records of one run."""
+
+    def __init__(self, path: str | Path) -> None:
+        self.path = Path(path)
+        self.run_file = self.path / "run.json"
+        self.history_file = self.path / "history.jsonl"
+        self.picture = self.path / "loss.png"
+        self.tensorboard = self.path / "tensorboard"
+        self.checkpoints = self.path / "checkpoints"
+        self.predictions = self.path / "predictions.jsonl"
+        self.model = self.path / "model"
+
+    def create(self, record: Mapping[str, Any]) -> None:
+        """Start a run here. Raises CheckpointError if there is something already."""
+        self.refuse_existing()
+        self.path.mkdir(parents=True, exist_ok=True)
+        write_json(self.run_file, record)
+
+    def refuse_existing(self) -> None:
+        """Raises CheckpointError if there is anything here that a new run would mix with."""
+        if self.path.exists() and (not self.path.is_dir() or any(self.path.iterdir())):
+            raise CheckpointError(f"{self.path} exists and is not an empty folder; resume it, or choose another folder")
+
+    def read_record(self) -> dict[str, Any]:
+        """The contents of run.json. Raises CheckpointError if this is no run folder, or a damaged one."""
+        if not self.run_file.exists():
+            raise CheckpointError(f"{self.path} is not a run folder: it has no {self.run_file.name}")
+        record = read_json(self.run_file)
+        if not isinstance(record, dict) or not {"config", "corpus", "result"} <= record.keys():
+            raise CheckpointError(f"{self.run_file} is damaged: config, corpus or result is not there")
+        return record
+
+    def read_config(self) -> RunConfig:
+        """The configuration of the run. Raises CheckpointError."""
+        try:
+            return config_from_dict(self.read_record()["config"])
+        except (AsterismError, TypeError) as error:
+            if isinstance(error, CheckpointError):
+                raise
+            raise CheckpointError(f"{self.run_file} is damaged: {error}") from error
+
+    def checkpoint(self, step: int) -> Path:
+        """Where the checkpoint of a step is."""
+        return self.checkpoints / f"step-{step:08d}"
+
+    def latest_checkpoint(self) -> Path | None:
+        """The newest whole checkpoint, or None."""
+        found = self.checkpoints.glob("step-*") if self.checkpoints.is_dir() else ()
+        return max(found, default=None)
+
+    def keep_only(self, checkpoint: Path | None) -> None:
+        """Remove every other checkpoint, and what an interrupted writer left behind."""
+        for path in list(self.checkpoints.iterdir()) if self.checkpoints.is_dir() else []:
+            if path != checkpoint:
+                shutil.rmtree(path)
+        if checkpoint is None and self.checkpoints.is_dir():
+            self.checkpoints.rmdir()
+
+    def weights(self) -> Path:
+        """The folder with the finished model, or the newest checkpoint. Raises CheckpointError if there is neither."""
+        found = self.model if self.model.exists() else self.latest_checkpoint()
+        if found is None:
+            raise CheckpointError(f"{self.path} holds no model yet: the run ended before its first checkpoint")
+        return found
+
+    def append_history(self, entry: Mapping[str, Any]) -> None:
+        """Add one line to the history."""
+        with self.history_file.open("a") as file:
+            file.write(json.dumps(entry, allow_nan=False) + "\n")
+
+    def read_history(self) -> list[dict[str, Any]]:
+        """All whole lines of the history; a last line that was cut off is left out. Raises CheckpointError."""
+        if not self.history_file.exists():
+            return []
+        lines = self.history_file.read_text().splitlines(keepends=True)
+        entries = []
+        for number, line in enumerate(lines, start=1):
+            try:
+                entries.append(json.loads(line))
+            except ValueError as error:
+                if number == len(lines):
+                    break
+                raise CheckpointError(f"{self.history_file} is damaged in line {number}: {error}") from error
+        return entries
+
+    def cut_history(self, step: int) -> None:
+        """Forget what was recorded after `step`: the run goes on from there."""
+        kept = [entry for entry in self.read_history() if entry["step"] <= step]
+        write_text(self.history_file, "".join(json.dumps(entry) + "\n" for entry in kept))
+
+
+def model_folder(path: str | Path, setting: str) -> Path:
+    """The folder of a model: `path` itself, or where the model of a run is.
+
+    Raises CheckpointError, which begins with the name of the setting that gave the path.
+    """
+    folder = Path(path)
+    if (folder / "run.json").exists():
+        return RunFolder(folder).weights()
+    if not (folder / "config.json").exists():
+        raise CheckpointError(
+            f"{setting}: {folder} is no folder of a model or a run: it has no config.json or run.json"
+        )
+    return folder

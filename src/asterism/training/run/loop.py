@@ -1,0 +1,110 @@
+"""The training loop: transformers' Trainer with its logging, evaluation, checkpoints and random sampling taken out.
+
+What is left is what it is good at: the loop itself, accumulation, clipping, devices. Everything else is the session's.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from itertools import count
+from typing import Any
+
+import torch
+from torch import nn
+from torch.optim.lr_scheduler import LambdaLR
+from transformers import PrinterCallback, Trainer, TrainingArguments
+from transformers.utils import logging
+
+from asterism.errors import ConfigurationError
+from asterism.randomness import derive
+from asterism.training.run.configuration import TrainingConfig
+from asterism.training.run.folder import RunFolder
+from asterism.training.run.session import Session
+
+
+class Loop(Trainer):
+    """Runs a session's steps until it says stop. Data and dropout of a step are functions of (seed, step)."""
+
+    # What compute_loss returns is the mean over one slice; the Trainer divides it by the number of slices.
+    loss_is_scaled_for_ga = False
+
+    def __init__(self, session: Session, arguments: TrainingArguments) -> None:
+        schedule = LambdaLR(session.optimizer, session.learning_rate_factor)
+        super().__init__(session.model, arguments, optimizers=(session.optimizer, schedule), callbacks=[session])
+        self.remove_callback(PrinterCallback)
+        self.session = session
+        self.losses: list[torch.Tensor] = []
+
+    def get_train_dataloader(self) -> Iterator[dict[str, torch.Tensor]]:
+        """Slices of batches without end: of every tensor, batch_size / accumulation sequences."""
+        for step in count(self.session.state.step):
+            batch = self.session.objective.batch(step)
+            slices = zip(*(tensor.chunk(self.session.config.accumulation) for tensor in batch.values()), strict=True)
+            yield from (dict(zip(batch, part, strict=True)) for part in slices)
+
+    def training_step(self, model: nn.Module, inputs: dict[str, Any], num_items_in_batch: Any = None) -> torch.Tensor:
+        """One slice, forward and backward, with dropout keyed by (seed, step, slice)."""
+        torch.manual_seed(derive(self.session.config.seed, self.session.state.step, len(self.losses)))
+        loss = super().training_step(model, inputs, num_items_in_batch)
+        self.losses.append(loss)
+        return loss
+
+    def compute_loss(
+        self, model: nn.Module, inputs: dict[str, Any], return_outputs: bool = False, num_items_in_batch: Any = None
+    ) -> torch.Tensor:
+        """The objective's loss of one slice."""
+        return self.session.objective.loss(model, inputs)
+
+    def _clip_grad_norm(self, model: nn.Module) -> torch.Tensor:
+        """Clip, and show loss and norm to the session, which raises if they are not finite: before the optimiser steps.
+
+        Both numbers are read at once, the only time a step waits for the device.
+        """
+        norm = torch.as_tensor(super()._clip_grad_norm(model))
+        loss, norm_value = torch.stack([torch.stack(self.losses).sum(), norm]).tolist()
+        self.losses.clear()
+        self.session.observe(loss, norm_value)
+        return norm
+
+    def floating_point_ops(self, inputs: dict[str, Any]) -> int:
+        """Not counted here, where it would be counted anew for every slice; see `estimate`."""
+        return 0
+
+
+def loop_arguments(config: TrainingConfig, folder: RunFolder) -> TrainingArguments:
+    """The Trainer's arguments for a run. Raises ConfigurationError when started as one of several processes."""
+    arguments = TrainingArguments(
+        output_dir=str(folder.path),
+        max_steps=config.steps,
+        per_device_train_batch_size=config.batch_size // config.accumulation,
+        gradient_accumulation_steps=config.accumulation,
+        max_grad_norm=config.gradient_clip,
+        seed=config.seed % 2**32,
+        logging_strategy="no",
+        logging_nan_inf_filter=False,
+        save_strategy="no",
+        report_to="none",
+        disable_tqdm=True,
+        use_cache=True,
+        log_level="error",
+    )
+    if arguments.world_size > 1:
+        raise ConfigurationError(
+            f"training runs in one process, this is one of {arguments.world_size}; start it without torchrun"
+        )
+    # One process drives one device: with more, the Trainer would split every batch over all it sees.
+    arguments._n_gpu = min(1, arguments.n_gpu)
+    return arguments
+
+
+@contextmanager
+def quiet_transformers() -> Iterator[None]:
+    """Only errors from transformers, and no progress bars of its own, within the body."""
+    verbosity, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        logging.set_verbosity(verbosity)
+        if bars:
+            logging.enable_progress_bar()

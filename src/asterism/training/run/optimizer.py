@@ -1,0 +1,78 @@
+"""The optimisers of a run: AdamW for everything, or Muon for the matrices of the blocks and AdamW for the rest.
+
+Muon (Jordan 2024) makes the update of each matrix orthogonal, scaled here to the size of an AdamW update, so that both
+share one learning rate. Weight decay is decoupled and on matrices only, not on biases and norms.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import nn
+
+from asterism.training.run.configuration import TrainingConfig
+
+MOMENTS = {"adamw": ("step", "exp_avg", "exp_avg_sq"), "muon": ("momentum_buffer",)}
+"""What each kind of parameter group keeps per parameter; "step" is a number, the rest have the parameter's shape."""
+
+
+class MuonAndAdamW(torch.optim.Optimizer):
+    """Two optimisers that look like one: parameter groups of kind "muon" and of kind "adamw"."""
+
+    def __init__(self, muon_groups: list[dict[str, Any]], adamw_groups: list[dict[str, Any]], config: TrainingConfig):
+        rate, betas = config.learning_rate, (config.beta1, config.beta2)
+        self.muon = torch.optim.Muon(muon_groups, lr=rate, adjust_lr_fn="match_rms_adamw")
+        self.adamw = torch.optim.AdamW(adamw_groups, lr=rate, betas=betas, fused=True)
+        super().__init__([*self.muon.param_groups, *self.adamw.param_groups], {})
+        self._share()
+
+    def _share(self) -> None:
+        """Let the two work on the groups and the state of this optimiser."""
+        count = len(self.muon.param_groups)
+        self.muon.param_groups, self.adamw.param_groups = self.param_groups[:count], self.param_groups[count:]
+        self.muon.state = self.adamw.state = self.state
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        super().load_state_dict(state_dict)
+        self._share()
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], float] | None = None) -> None:
+        """Step both; `closure` is accepted because optimisers have it, and refused when given."""
+        if closure is not None:
+            raise ValueError("MuonAndAdamW does not evaluate closures: compute the gradients before the step")
+        self.muon.step()
+        self.adamw.step()
+
+
+def make_optimizer(model: nn.Module, config: TrainingConfig) -> torch.optim.Optimizer:
+    """The optimiser that the run asks for, over all parameters of a model."""
+    groups = parameter_groups(model, config)
+    muon, adamw = ([group for group in groups if group["kind"] == kind] for kind in ("muon", "adamw"))
+    if muon:
+        return MuonAndAdamW(muon, adamw, config)
+    return torch.optim.AdamW(adamw, lr=config.learning_rate, betas=(config.beta1, config.beta2), fused=True)
+
+
+def parameter_groups(model: nn.Module, config: TrainingConfig) -> list[dict[str, Any]]:
+    """Who looks after which parameters; the blocks of the model are those in `model.model.layers`."""
+    named = list(model.named_parameters())
+    matrices = [(name, parameter) for name, parameter in named if parameter.ndim >= 2]
+    vectors = [parameter for _, parameter in named if parameter.ndim < 2]
+    adamw = [_group(vectors, "adamw", 0.0)]
+    if config.optimizer == "adamw":
+        return [_group([parameter for _, parameter in matrices], "adamw", config.weight_decay), *adamw]
+    in_block = {name for name, parameter in matrices if name.startswith("model.layers.") and parameter.ndim == 2}
+    hidden = [parameter for name, parameter in matrices if name in in_block]
+    outer = [parameter for name, parameter in matrices if name not in in_block]
+    return [_group(hidden, "muon", config.weight_decay), _group(outer, "adamw", config.weight_decay), *adamw]
+
+
+def moment_bytes(groups: list[dict[str, Any]]) -> int:
+    """Bytes of float32 that an optimiser keeps for these groups, counters not counted."""
+    kept = {"muon": 1, "adamw": 2}
+    return sum(4 * kept[group["kind"]] * parameter.numel() for group in groups for parameter in group["params"])
+
+
+def _group(parameters: list[nn.Parameter], kind: str, weight_decay: float) -> dict[str, Any]:
+    return {"params": parameters, "kind": kind, "weight_decay": weight_decay}

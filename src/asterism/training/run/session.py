@@ -1,0 +1,160 @@
+"""What goes on beside the training loop: counting, checking, recording, evaluating, saving, and saying when to stop."""
+
+import math
+import time
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch.utils.tensorboard import SummaryWriter
+from transformers import PreTrainedModel, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+
+from asterism.errors import NonFiniteLossError
+from asterism.training.objectives import Objective
+from asterism.training.run.checkpoint import TrainingState, save_checkpoint
+from asterism.training.run.configuration import TrainingConfig
+from asterism.training.run.folder import RunFolder
+from asterism.training.run.picture import draw_history
+from asterism.training.run.progress import Display, Status
+from asterism.training.run.schedule import learning_rate_factor, progress
+from asterism.training.run.signals import Interrupts
+
+
+class Session(TrainerCallback):
+    """One sitting of a run: from its start or a checkpoint until it is finished or interrupted."""
+
+    def __init__(
+        self,
+        config: TrainingConfig,
+        objective: Objective,
+        folder: RunFolder,
+        model: PreTrainedModel,
+        optimizer: torch.optim.Optimizer,
+        state: TrainingState,
+        display: Display,
+        interrupts: Interrupts,
+    ) -> None:
+        self.config = config
+        self.objective = objective
+        self.folder = folder
+        self.model = model
+        self.optimizer = optimizer
+        self.state = state
+        self.display = display
+        self.interrupts = interrupts
+        self.writer = SummaryWriter(str(folder.tensorboard), purge_step=state.step + 1)
+        self.first_step = state.step
+        self.started = time.monotonic() - state.seconds
+        self.step_began = self.started
+        self.busy_seconds, self.busy_steps = 0.0, 0
+        self.gradient_norm = 0.0
+        self.learning_rate = 0.0
+        self.validation: float | None = None
+        self.saved_step: int | None = None
+
+    def learning_rate_factor(self, steps: int) -> float:
+        """For torch's LambdaLR: the schedule after `steps` more steps than this sitting began with, now."""
+        return learning_rate_factor(self.config, self.first_step + steps, time.monotonic() - self.started)
+
+    def is_over(self) -> bool:
+        """Whether the run is finished."""
+        return progress(self.config, self.state.step, self.state.seconds) >= 1
+
+    def observe(self, loss: float, gradient_norm: float) -> None:
+        """Take note of a step that is about to change the weights.
+
+        `loss` is in nats, the norm is that before clipping. Raises NonFiniteLossError if either is not finite.
+        """
+        if not (math.isfinite(loss) and math.isfinite(gradient_norm)):
+            what = f"the loss is {loss}" if not math.isfinite(loss) else f"the gradient's norm is {gradient_norm}"
+            raise NonFiniteLossError(
+                f"step {self.state.step + 1}: {what}; training stopped before the weights changed. "
+                f"Use a lower learning rate (now {self.config.learning_rate:g}) or a longer warm-up"
+                f"{'' if self.config.dtype == 'float32' else ', or dtype float32'}"
+            )
+        self.state.loss_sum += loss
+        self.state.loss_steps += 1
+        self.gradient_norm = gradient_norm
+        self.learning_rate = self.optimizer.param_groups[0]["lr"]
+
+    def on_step_begin(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        """Called by the Trainer before the first slice of a step."""
+        self.step_began = time.monotonic()
+
+    def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+        """Called by the Trainer when the weights have changed."""
+        now = time.monotonic()
+        self.busy_seconds += now - self.step_began
+        self.busy_steps += 1
+        self.state.step += 1
+        self.state.seconds = now - self.started
+        over = self.is_over()
+        if over or self.state.step % self.config.log_every == 0:
+            self.log()
+        if not over and self.state.step % self.config.evaluation_every == 0:
+            self.evaluate()
+        if not over and self.state.step % self.config.checkpoint_every == 0:
+            self.save()
+        control.should_training_stop = over or self.interrupts.received is not None
+
+    def log(self) -> None:
+        """Record the mean of the steps since the last record, and show it."""
+        loss = self.state.loss_sum / self.state.loss_steps
+        figures = self.objective.training_figures(loss)
+        speed = self.busy_steps * self.objective.units_per_step / self.busy_seconds
+        fraction = progress(self.config, self.state.step, self.state.seconds)
+        self.record(
+            loss=loss,
+            **figures,
+            learning_rate=self.learning_rate,
+            gradient_norm=self.gradient_norm,
+            **{f"{self.objective.unit}_per_second": speed},
+        )
+        self.display.show(
+            Status(
+                step=self.state.step,
+                fraction=fraction,
+                seconds_left=self.state.seconds * max(0.0, 1 / fraction - 1),
+                loss=loss,
+                headline=self.objective.headline.label,
+                training=figures.get(self.objective.headline.name),
+                validation=self.validation,
+                speed=speed,
+                unit=self.objective.unit,
+            )
+        )
+        self.state.loss_sum, self.state.loss_steps = 0.0, 0
+        self.busy_seconds, self.busy_steps = 0.0, 0
+
+    def evaluate(self) -> None:
+        """Score the fixed sample of the validation split, record it, and draw the curve."""
+        figures = self.objective.evaluate(self.model, sample=True)
+        self.validation = figures[self.objective.headline.name]
+        self.record(**validation_figures(figures))
+        draw_history(self.folder.read_history(), self.objective.headline, self.folder.picture)
+
+    def record(self, **figures: float) -> None:
+        """Add figures of this step to the history and to TensorBoard."""
+        self.folder.append_history({"step": self.state.step, "seconds": round(self.state.seconds, 3), **figures})
+        for name, value in figures.items():
+            self.writer.add_scalar(name, value, self.state.step)
+
+    def save(self) -> None:
+        """Write a checkpoint of this step, unless there is one, and remove those before it."""
+        if self.saved_step == self.state.step:
+            return
+        checkpoint = self.folder.checkpoint(self.state.step)
+        save_checkpoint(checkpoint, self.model, self.optimizer, self.state, self.objective.save_files)
+        self.folder.keep_only(checkpoint)
+        self.saved_step = self.state.step
+
+    def close(self) -> None:
+        """The sitting is over."""
+        self.writer.close()
+
+
+def validation_figures(figures: Mapping[str, float]) -> dict[str, float]:
+    """Figures of an evaluation under the names they have in the history."""
+    return {f"validation_{name}": value for name, value in figures.items()}

@@ -1,0 +1,178 @@
+"""Encoders to fine-tune: a folder with a model and a fast tokenizer that transformers can read, our own or another's.
+
+Nothing is downloaded and no pickle is read. Weights that the folder does not have are drawn anew only where the task
+puts something new on top, and named; an encoder that is not whole, or more than its configuration says, is refused.
+"""
+
+from collections.abc import Container, Iterable
+from pathlib import Path
+
+import torch
+import transformers
+from safetensors import SafetensorError
+from torch import nn
+from transformers import AutoConfig, AutoTokenizer, PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerFast
+
+from asterism.errors import AsterismError, CheckpointError, ConfigurationError
+from asterism.files import DAMAGED
+from asterism.models import AsterismConfig  # registers our models with the Auto classes
+from asterism.training.run.folder import model_folder
+from asterism.training.tasks import Task
+
+TOKENIZER_FILES = ("tokenizer.json", "vocab.txt", "vocab.json", "tokenizer.model", "spiece.model", "spm.model")
+"""One of them holds the vocabulary. Without any, transformers makes a tokenizer that knows no word at all."""
+
+
+def load_tokenizer(path: str) -> tuple[PreTrainedTokenizerFast, PreTrainedConfig]:
+    """The tokenizer of a model folder, or of a run's finished model, and the configuration of its model.
+
+    It gives no token types to a model that knows none.
+
+    Raises CheckpointError if the folder does not have both, ConfigurationError for a tokenizer without offsets.
+    """
+    folder = model_folder(path, "model")
+    if not any((folder / name).exists() for name in TOKENIZER_FILES):
+        raise CheckpointError(f"model: {folder} holds no tokenizer; put there the one that the model was trained with")
+    try:
+        config = AutoConfig.from_pretrained(folder, local_files_only=True)
+        tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True, config=config)
+    except (OSError, *DAMAGED) as error:
+        raise CheckpointError(
+            f"model: {folder} holds no model and tokenizer that can be read: {_one_line(error)}"
+        ) from error
+    if not tokenizer.is_fast:
+        raise ConfigurationError(f"model: {folder} has no fast tokenizer, which says where in the text its tokens are")
+    if getattr(config, "type_vocab_size", 0) < 2:
+        tokenizer.model_input_names = [name for name in tokenizer.model_input_names if name != "token_type_ids"]
+    return tokenizer, config
+
+
+def load_encoder(path: str, task: Task, vocabulary: int, *, fresh: bool) -> tuple[PreTrainedModel, list[str]]:
+    """The model of a folder in float32, with what the task needs on top, and the names of its parts that are new.
+
+    `fresh` draws all of its weights anew, and names none. An output layer for labels is new unless the folder's has the
+    same labels in the same order. New weights come from torch's global generator.
+
+    Raises CheckpointError for weights that are missing, left over, damaged or pickled, ConfigurationError for a
+    tokenizer of `vocabulary` tokens that the model has no embeddings for and for a choice of the task that its kind of
+    model does not leave.
+    """
+    folder = model_folder(path, "model")
+    if not fresh:
+        _refuse_pickle(folder)
+    architecture = getattr(transformers, task.architecture)
+    new: list[str] = []
+    try:
+        fields = task.model_fields()
+        before = labels_of(AutoConfig.from_pretrained(folder, local_files_only=True))
+        config = AutoConfig.from_pretrained(folder, local_files_only=True, **fields)
+        _refuse_unknown_fields(folder, config, fields)
+        if fresh:
+            model = architecture.from_config(config, dtype=torch.float32)
+        else:
+            model, found = architecture.from_pretrained(
+                folder,
+                config=config,
+                local_files_only=True,
+                use_safetensors=True,
+                dtype="float32",
+                ignore_mismatched_sizes=True,
+                output_loading_info=True,
+            )
+            _refuse_incomplete(folder, model, found)
+            new = [*found["missing_keys"], *(name for name, *_ in found["mismatched_keys"])]
+            if "id2label" in fields and labels_of(config) != before:
+                new += _draw_outputs_anew(model, config.num_labels, drawn=new)
+    except AsterismError:
+        raise
+    except (OSError, RuntimeError, SafetensorError, *DAMAGED) as error:
+        raise CheckpointError(f"model: {folder} cannot be read for this task: {_one_line(error)}") from error
+    rows = model.get_input_embeddings().num_embeddings
+    if vocabulary > rows:
+        raise ConfigurationError(
+            f"model: the tokenizer in {folder} has {vocabulary:,} tokens, the model's embedding has rows for {rows:,};"
+            " give the model the tokenizer that it was trained with"
+        )
+    return model, sorted({name.removeprefix(f"{model.base_model_prefix}.").split(".")[0] for name in new})
+
+
+def labels_of(config: PreTrainedConfig) -> list[str]:
+    """The labels of a classifier, in the order of its outputs."""
+    return [config.id2label[number] for number in sorted(config.id2label)]
+
+
+def longest(config: PreTrainedConfig) -> int | None:
+    """How many tokens a model was made for, or None if its configuration does not say.
+
+    RoBERTa and its kin count positions from the one after padding's.
+    """
+    positions = getattr(config, "max_position_embeddings", None)
+    if positions is None or positions < 1:
+        return None
+    counts_from_padding = config.model_type in ("roberta", "xlm-roberta", "camembert", "longformer", "mpnet")
+    if not counts_from_padding:
+        return positions
+    return None if config.pad_token_id is None else positions - config.pad_token_id - 1
+
+
+def ends(config: PreTrainedConfig) -> bool:
+    """Whether no more tokens than `longest` can be read at all: where positions are rotary, more can."""
+    if isinstance(config, AsterismConfig):
+        return config.positions_end
+    return getattr(config, "rope_parameters", None) is None
+
+
+def _refuse_pickle(folder: Path) -> None:
+    pickles = sorted(path.name for path in folder.glob("pytorch_model*.bin"))
+    if pickles and not any(folder.glob("*.safetensors")):
+        raise CheckpointError(
+            f"model: {folder} has its weights in a pickle only ({pickles[0]}), which can run code when it is read: save"
+            " them as safetensors, or let `asterism import --allow-pickle` make one of our models of them"
+        )
+
+
+def _refuse_unknown_fields(folder: Path, config: PreTrainedConfig, fields: Iterable[str]) -> None:
+    """Raises ConfigurationError for a field that this kind of model does not know; transformers passes over it."""
+    for name in fields:
+        if not hasattr(config, name):
+            raise ConfigurationError(f"model: the {config.model_type} model in {folder} leaves no choice of {name}")
+
+
+def _refuse_incomplete(folder: Path, model: PreTrainedModel, found: dict) -> None:
+    """Raises CheckpointError if weights of the encoder are missing, left over, or of another shape.
+
+    A pooler may be missing or left over, and so may the head of another task.
+    """
+    body = f"{model.base_model_prefix}."
+    parts = {name for name, _ in model.base_model.named_children()}  # a bare encoder's tensors have no prefix
+    buffers = {name.removeprefix(body) for name, _ in model.named_buffers()}
+    missing = [name for name in found["missing_keys"] if name.startswith(body)]
+    wrong = [name for name, *_ in found["mismatched_keys"] if name.startswith(body)]
+    extra = [name for name in found["unexpected_keys"] if name.startswith(body) or name.split(".")[0] in parts]
+    extra = [name for name in extra if name.removeprefix(body) not in buffers]
+    for what, names in (
+        ("lacks", [name for name in missing if "pooler" not in name]),
+        ("has another shape of", wrong),
+        ("has, and its config.json does not know,", [name for name in extra if "pooler" not in name]),
+    ):
+        if names:
+            rest = f" and {len(names) - 1:,} more" if len(names) > 1 else ""
+            raise CheckpointError(f"model: {folder} {what} the encoder's tensor {min(names)}{rest}")
+
+
+def _draw_outputs_anew(model: PreTrainedModel, labels: int, drawn: Container[str]) -> list[str]:
+    """Draw the weights of layers on top of the encoder that have an output for each label, unless they are `drawn`.
+
+    Returns the names of the weights.
+    """
+    names = []
+    for name, module in model.named_modules():
+        on_top = not name.startswith(f"{model.base_model_prefix}.") and f"{name}.weight" not in drawn
+        if on_top and isinstance(module, nn.Linear) and module.out_features == labels:
+            module.reset_parameters()
+            names.append(f"{name}.weight")
+    return names
+
+
+def _one_line(error: Exception) -> str:
+    return " ".join(str(error).split())[:300]
