@@ -13,6 +13,7 @@
 // The interface is C: see Problem, asterism_forward and asterism_backward. kernels/cpu.py builds and calls it.
 
 #include <algorithm>
+#include <cfenv>
 #include <cmath>
 #include <cstdint>
 #include <cstdlib>
@@ -52,7 +53,15 @@ typedef float Unaligned __attribute__((vector_size(kLanes * 4), aligned(4), may_
 
 inline Vector load(const float* from) { return *reinterpret_cast<const Unaligned*>(from); }
 inline void store(float* to, Vector x) { *reinterpret_cast<Unaligned*>(to) = x; }
-inline Vector splat(float x) { return Vector{} + x; }
+
+// All lanes hold the four bytes at `from`. Integers, because the bytes may be two bfloat16: an addition of floats would
+// take such a pair for a denormal number and flush it to 0 where the process asks for that, or quieten a "NaN".
+inline Vector broadcast(const float* from) {
+  int32_t bits;
+  std::memcpy(&bits, from, 4);
+  return reinterpret_cast<Vector>(Integers{} + bits);
+}
+inline Vector splat(float x) { return broadcast(&x); }
 inline Vector larger(Vector a, Vector b) { return a > b ? a : b; }
 
 // 2^x to about one unit in the last place for x <= 1; 0 for -infinity, NaN for NaN.
@@ -134,7 +143,7 @@ inline void run_of_units(int n_units, Matrix a, const float* b, int64_t b_row, f
     for (int n = 0; n < kVectors; ++n) right[n] = load(b + n * kLanes);
 #pragma GCC unroll 32
     for (int m = 0; m < kRows; ++m) {
-      Vector factor = splat(left[m * a.row]);
+      Vector factor = broadcast(left + m * a.row);
 #pragma GCC unroll 4
       for (int n = 0; n < kVectors; ++n) sum[m][n] = Units::multiply_add(sum[m][n], factor, right[n]);
     }
@@ -945,11 +954,29 @@ class BackwardRow : public Row<Kind> {
 
 // --- the loops over heads, passes and rows ---------------------------------------------------------------------------
 
+// How a thread rounds and whether it flushes denormal numbers. Threads of a pool keep what their creator had when they
+// started; which of them computes what is chance, so all take the caller's.
+struct FloatingPoint {
+  std::fenv_t environment;
+  FloatingPoint() { std::fegetenv(&environment); }
+};
+
+class BorrowedFloatingPoint {
+ public:
+  explicit BorrowedFloatingPoint(const FloatingPoint& from) { std::fesetenv(&from.environment); }
+  ~BorrowedFloatingPoint() { std::fesetenv(&own_.environment); }
+
+ private:
+  const FloatingPoint own_;
+};
+
 // Runs body(i, scratch) for 0 <= i < n on the problem's threads.
 template <class Body>
 void in_parallel(const Problem& p, int64_t n, int64_t scratch_floats, Body body) {
+  const FloatingPoint callers;
 #pragma omp parallel num_threads(std::max(1, p.threads)) if (n > 1 && p.threads > 1)
   {
+    const BorrowedFloatingPoint borrowed(callers);
 #pragma omp for schedule(dynamic, 1)
     for (int64_t i = 0; i < n; ++i) {
       Scratch scratch(scratch_floats, p.poison);

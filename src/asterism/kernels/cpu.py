@@ -173,8 +173,19 @@ class _Tensor(ctypes.Structure):
     _fields_ = [("data", ctypes.c_void_p), *((name, ctypes.c_int64) for name in ("batch", "head", "token", "feature"))]
 
     @classmethod
-    def of(cls, x: Tensor) -> "_Tensor":
-        return cls(x.data_ptr(), *x.stride())
+    def of(cls, name: str, x: Tensor, dtype: torch.dtype, *shape: int) -> "_Tensor":
+        return cls(_pointer(name, x, dtype, *shape, strided=True), *x.stride())
+
+
+def _pointer(name: str, x: Tensor, dtype: torch.dtype, *shape: int, strided: bool = False) -> int:
+    """Where the numbers of a CPU tensor lie. Nothing else takes a pointer: C++ believes whatever it is told of one."""
+    fits = x.device.type == "cpu" and x.layout == torch.strided and x.dtype == dtype and tuple(x.shape) == shape
+    if not fits or not (strided or x.is_contiguous()) or x.data_ptr() % x.element_size():
+        raise KernelError(
+            f"the CPU kernel needs {name} as {dtype} {list(shape)} on the CPU{'' if strided else ', contiguous'},"
+            f" got {x.dtype} {list(x.shape)} on {x.device} with strides {x.stride()}"
+        )
+    return x.data_ptr()
 
 
 class _Pass(ctypes.Structure):
@@ -270,16 +281,29 @@ def _problem(operands: Operands, key_mask: Tensor | None, segments: Tensor | Non
     q, k, v, plan = operands.q, operands.k, operands.v, operands.plan
     program = _program(plan, q.shape[1])
     batch, heads, n_queries, dim = q.shape
-    problem = _Problem(batch, heads, k.shape[1], n_queries, k.shape[2], dim, v.shape[3], plan.query_offset)
+    kv_heads, n_keys, value_dim = k.shape[1], k.shape[2], v.shape[3]
+    problem = _Problem(batch, heads, kv_heads, n_queries, n_keys, dim, value_dim, plan.query_offset)
     problem.tile, problem.n_passes, problem.words = plan.tile, len(plan.passes), program.words
     problem.passes, problem.masks = ctypes.addressof(program.passes), program.masks.ctypes.data
     problem.live, problem.has_unread = program.live.ctypes.data, program.has_unread.ctypes.data
-    problem.key_mask = None if key_mask is None else key_mask.data_ptr()
-    problem.segments = None if segments is None else segments.data_ptr()
+    if key_mask is not None:
+        problem.key_mask = _pointer("key_mask", key_mask, torch.bool, batch, n_keys)
+    if segments is not None:
+        problem.segments = _pointer("segments", segments, torch.int64, batch, n_keys)
     problem.scale, problem.is_bfloat16 = operands.scale, q.dtype == torch.bfloat16
     problem.threads, problem.poison = torch.get_num_threads(), bool(os.environ.get("ASTERISM_POISON"))
-    problem.q, problem.k, problem.v = _Tensor.of(q), _Tensor.of(k), _Tensor.of(v)
+    problem.q = _Tensor.of("q", q, q.dtype, *q.shape)
+    problem.k = _Tensor.of("k", k, q.dtype, batch, kv_heads, n_keys, dim)
+    problem.v = _Tensor.of("v", v, q.dtype, batch, kv_heads, n_keys, value_dim)
     return problem
+
+
+def _set_results(problem: _Problem, operands: Operands, attended: Attended) -> None:
+    q, shape = operands.q, (*operands.q.shape[:3], operands.v.shape[3])
+    problem.out = _pointer("out", attended.out, q.dtype, *shape)
+    problem.lse = _pointer("lse", attended.lse, torch.float32, *shape[:3])
+    if q.dtype != torch.float32:
+        problem.residual = _pointer("residual", attended.residual, q.dtype, *shape)
 
 
 def _batch_operands(operands: Operands) -> tuple[Tensor | None, Tensor | None]:
@@ -295,26 +319,30 @@ def _forward(operands: Operands) -> Attended:
     shape = (*q.shape[:3], v.shape[3])
     out = q.new_zeros(shape)
     residual = q.new_zeros(0 if q.dtype == torch.float32 else shape)
-    lse = torch.full(q.shape[:3], -torch.inf)
+    lse = q.new_full(q.shape[:3], -torch.inf, dtype=torch.float32)
+    attended = Attended(out, lse, residual)
     held = _batch_operands(operands)
     problem = _problem(operands, *held)
-    problem.out, problem.residual, problem.lse = out.data_ptr(), residual.data_ptr(), lse.data_ptr()
+    _set_results(problem, operands, attended)
     if out.numel():
         library().asterism_forward(problem)
-    return Attended(out, lse, residual)
+    return attended
 
 
 def _backward(
     operands: Operands, attended: Attended, grad_out: Tensor, grad_lse: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
-    grad_q, grad_k, grad_v = (torch.zeros(x.shape, dtype=x.dtype) for x in (operands.q, operands.k, operands.v))
+    q, k, v = operands.q, operands.k, operands.v
+    grad_q, grad_k, grad_v = (x.new_zeros(x.shape) for x in (q, k, v))
     held = _batch_operands(operands)
     problem = _problem(operands, *held)
-    problem.out, problem.lse = attended.out.data_ptr(), attended.lse.data_ptr()
-    problem.residual = attended.residual.data_ptr() if attended.residual.numel() else None
-    problem.grad_out, problem.grad_lse = _Tensor.of(grad_out), grad_lse.data_ptr()
-    problem.grad_q, problem.grad_k, problem.grad_v = (x.data_ptr() for x in (grad_q, grad_k, grad_v))
-    if operands.q.numel() and operands.k.numel():
+    _set_results(problem, operands, attended)
+    problem.grad_out = _Tensor.of("grad_out", grad_out, q.dtype, *attended.out.shape)
+    problem.grad_lse = _pointer("grad_lse", grad_lse, torch.float32, *attended.lse.shape)
+    problem.grad_q = _pointer("grad_q", grad_q, q.dtype, *q.shape)
+    problem.grad_k = _pointer("grad_k", grad_k, q.dtype, *k.shape)
+    problem.grad_v = _pointer("grad_v", grad_v, q.dtype, *v.shape)
+    if q.numel() and k.numel():
         library().asterism_backward(problem)
     return grad_q, grad_k, grad_v
 
