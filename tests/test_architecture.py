@@ -18,12 +18,13 @@ ALLOWED = {folder: set(ORDER[: number + 1]) for number, folder in enumerate(ORDE
 }
 ALLOWED["files"] = {"errors", "files"}
 ALLOWED["randomness"] = {"randomness"}
+ALLOWED["shape"] = {"errors", "shape"}
 for folder in ("models", "training"):
-    ALLOWED[folder] |= {"files", "randomness"}
+    ALLOWED[folder] |= {"files", "randomness", "shape"}
 ALLOWED["bench"] = {*ALLOWED["training"], "bench"}
 ALLOWED["promises"] = {*ALLOWED["training"], "bench", "promises"}
 ALLOWED["cli"] |= {"theory", "bench", "promises", "files"}
-NO_TORCH = ("errors", "patterns", "compiler")
+NO_TORCH = ("errors", "shape", "patterns", "compiler")
 
 
 def module_of(file: Path) -> str:
@@ -143,6 +144,7 @@ def loaded_after(statement: str) -> set[str]:
             "from asterism import patterns; patterns.bigbird().dense(9)",
             {"torch", "transformers", "triton", "matplotlib"},
         ),
+        ("from asterism.shape import ModelConfig", {"torch", "transformers", "jsonargparse"}),
         ("from asterism import compile_pattern; compile_pattern('fixed(8)', 90)", {"torch", "transformers", "triton"}),
         (
             "from asterism.theory import simulate; simulate('beaver3')",

@@ -1,5 +1,6 @@
 """Models as users meet them: causality, generation, padding, saving and loading, sizes, and refusals."""
 
+import dataclasses
 import json
 import math
 from pathlib import Path
@@ -21,9 +22,11 @@ from transformers import (
 from asterism import patterns
 from asterism.errors import ConfigurationError, PatternError
 from asterism.kernels import IMPLEMENTATIONS
+from asterism.layers.block import ACTIVATIONS
 from asterism.layers.cache import PatternCache
 from asterism.models import AsterismConfig, AsterismForCausalLM, AsterismModel
 from asterism.models.padding import Packing
+from asterism.shape import RULES, ModelConfig, choices_of
 
 # --- causality -------------------------------------------------------------------------------------------------------
 
@@ -402,17 +405,9 @@ def test_configuration_stores_patterns_as_text() -> None:
         ({"hidden_size": 30}, "hidden_size 30 cannot be divided evenly over 4 attention heads"),
         ({"query_key_dim": 10}, "query_key_dim 10 cannot be divided evenly over 4 attention heads"),
         ({"num_key_value_heads": 3}, "4 attention heads cannot share 3 key and value heads evenly"),
-        ({"num_hidden_layers": 0}, "num_hidden_layers must be an integer of at least 1, got 0"),
-        ({"vocab_size": "many"}, "vocab_size must be an integer of at least 1, got 'many'"),
-        ({"dropout": 1.0}, "dropout must be at least 0 and below 1, got 1.0"),
         (
             {"mixers": ["causal()", "window(left=2)"]},
             "2 patterns are listed for 3 layers; give one per layer, or one schedule for all",
-        ),
-        (
-            {"position_type": "factorized", "position_shape": [8, 8]},
-            "unknown position_type 'factorized'; known are learned, factorised, rotary, relative, none."
-            " Did you mean 'factorised'?",
         ),
         (
             {"position_type": "factorised"},
@@ -432,14 +427,6 @@ def test_configuration_stores_patterns_as_text() -> None:
             {"position_type": "rotary", "query_key_dim": 12},
             "rotary positions turn pairs of features, but query heads are 3 wide",
         ),
-        (
-            {"hidden_act": "swish"},
-            "unknown activation 'swish'; known are quick_gelu, gelu, gelu_new, relu, silu.",
-        ),
-        (
-            {"implementation": "magic"},
-            f"unknown implementation 'magic'; known are {', '.join(IMPLEMENTATIONS)}.",
-        ),
     ],
 )
 def test_configurations_that_cannot_work(fields: dict, message: str, tmp_path: Path) -> None:
@@ -449,6 +436,76 @@ def test_configurations_that_cannot_work(fields: dict, message: str, tmp_path: P
     with pytest.raises(ConfigurationError) as caught:
         AsterismForCausalLM(config)
     assert str(caught.value) == message
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "message"),
+    [
+        ("num_hidden_layers", 0, "num_hidden_layers must be an integer of at least 1, got 0"),
+        ("vocab_size", "many", "vocab_size must be an integer of at least 1, got 'many'"),
+        ("hidden_size", None, "hidden_size must be an integer of at least 1, got None"),
+        ("dropout", 1.0, "dropout must be at least 0 and below 1, got 1.0"),
+        ("rope_theta", 0, "rope_theta must be above 0, got 0"),
+        (
+            "position_type",
+            "alibi",
+            "unknown position_type 'alibi'; known are learned, factorised, rotary, relative, none.",
+        ),
+        (
+            "position_type",
+            "factorized",
+            "unknown position_type 'factorized'; known are learned, factorised, rotary, relative, none."
+            " Did you mean 'factorised'?",
+        ),
+        ("hidden_act", "swish", "unknown hidden_act 'swish'; known are quick_gelu, gelu, gelu_new, relu, silu."),
+        ("implementation", "magic", f"unknown implementation 'magic'; known are {', '.join(IMPLEMENTATIONS)}."),
+    ],
+)
+def test_values_that_no_model_can_have(name: str, value: object, message: str, tmp_path: Path) -> None:
+    """The constructor refuses them at once; what a file holds can be looked at, and the model refuses it."""
+    for refuse in (AsterismConfig, ModelConfig):
+        with pytest.raises(ConfigurationError) as caught:
+            refuse(**{name: value})
+        assert str(caught.value) == message
+    small_config().save_pretrained(tmp_path)
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {name: value}))
+    config = AsterismConfig.from_pretrained(tmp_path)
+    assert getattr(config, name) == value
+    with pytest.raises(ConfigurationError) as caught:
+        AsterismForCausalLM(config)
+    assert str(caught.value) == message
+    with pytest.raises(ConfigurationError):
+        AsterismConfig.from_pretrained(tmp_path, **{name: value})
+
+
+def test_arguments_replace_what_is_damaged(tmp_path: Path) -> None:
+    small_config().save_pretrained(tmp_path)
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"position_type": "alibi"}))
+    config, unused = AsterismConfig.from_pretrained(
+        tmp_path, position_type="rotary", unheard_of=1, return_unused_kwargs=True
+    )
+    assert (config.position_type, unused) == ("rotary", {"unheard_of": 1})
+
+
+def test_one_table_of_fields() -> None:
+    """The model's configuration and the run's have the fields of the table, and its choices are what there is."""
+    names = {field.name for field in dataclasses.fields(AsterismConfig)}
+    assert RULES.keys() <= names
+    assert RULES.keys() == {field.name for field in dataclasses.fields(ModelConfig)}
+    for name, rule in RULES.items():
+        assert rule.metadata["help"] and f"\n    {name} " in AsterismConfig.__doc__
+    assert choices_of("implementation") == IMPLEMENTATIONS
+    assert choices_of("hidden_act") == tuple(ACTIVATIONS)
+    assert choices_of("pooler_act") == ("tanh", *ACTIVATIONS)
+    changed = dataclasses.asdict(ModelConfig(hidden_size=48, position_type="rotary", mixers=("causal()",) * 4))
+    config = AsterismConfig(**changed)
+    assert {name: getattr(config, name) for name in ("hidden_size", "intermediate_size", "vocab_size")} == {
+        "hidden_size": 48,
+        "intermediate_size": 192,
+        "vocab_size": 256,
+    }
 
 
 def test_misspelt_patterns_and_fields() -> None:

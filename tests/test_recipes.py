@@ -8,7 +8,9 @@ import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
+from asterism.cli.main import main
 from asterism.errors import ConfigurationError
+from asterism.shape import RULES
 from asterism.training.recipes import RECIPES, recipe
 from asterism.training.run import estimate as estimate_module
 from asterism.training.run.build import build_model
@@ -241,6 +243,14 @@ def _text(config):
 @pytest.mark.parametrize("name", RECIPES)
 def test_golden_text(name):
     assert _text(recipe(name)) == " ".join(GOLDEN[name].split())
+
+
+def test_flags_of_the_model_have_the_help_of_the_table(capsys):
+    assert main(["train", "--help"]) == 0
+    shown = "".join(capsys.readouterr().out.split())  # lines break at spaces and hyphens
+    for name, rule in RULES.items():
+        flag = f"--model.{name.replace('_', '-')}"
+        assert "".join(rule.metadata["help"].split()) in shown.partition(flag)[2]
 
 
 @pytest.mark.parametrize("name", RECIPES)

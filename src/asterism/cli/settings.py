@@ -7,6 +7,7 @@ the nearest valid name.
 import argparse
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import fields, is_dataclass
 from typing import Any
 
 from jsonargparse import ArgumentParser, DefaultHelpFormatter
@@ -41,6 +42,8 @@ class SettingsParser(ArgumentParser):
         groups = self.groups or {}
         for name, title in titles.items():
             groups[name].title = title
+        for flag, meaning in _meanings(configuration).items():
+            self._option_string_actions[flag].help = meaning
         self.set_defaults(dict(defaults))
 
     def format_help(self) -> str:
@@ -52,6 +55,17 @@ class SettingsParser(ArgumentParser):
             return self.parse_args(_file_first(words)).as_dict()
         except argparse.ArgumentError as error:
             raise _usage_error(str(error), [_dashed(flag) for flag in self._option_string_actions]) from None
+
+
+def _meanings(configuration: type, prefix: str = "--") -> dict[str, str]:
+    """The help of flags whose fields have one (`metadata["help"]`), those of fields that are dataclasses included."""
+    meanings = {}
+    for field in fields(configuration):
+        if is_dataclass(field.type):
+            meanings |= _meanings(field.type, f"{prefix}{field.name}.")
+        elif "help" in field.metadata:
+            meanings[prefix + field.name] = field.metadata["help"]
+    return meanings
 
 
 def underscored(word: str) -> str:

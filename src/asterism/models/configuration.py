@@ -5,109 +5,44 @@ refused when a model is built from it.
 """
 
 import difflib
+from collections.abc import Mapping
 from dataclasses import fields
-from typing import Any
+from typing import Any, Self
 
 from transformers import PreTrainedConfig
 
-from asterism.errors import ConfigurationError, nearest
-from asterism.kernels import IMPLEMENTATIONS
+from asterism.errors import ConfigurationError
 from asterism.layers import within_span
-from asterism.layers.block import ACTIVATIONS
 from asterism.layers.fourier import NOT_CAUSAL
 from asterism.models.mixers import Fourier, parse_mixers
 from asterism.patterns import Pattern, require_causal
-
-BLOCKS = ("pre_norm", "post_norm", "all_attention")
-POOLINGS = ("cls", "mean")
-POSITION_TYPES = ("learned", "factorised", "rotary", "relative", "none")
+from asterism.shape import RULES, check_values, complaint, described
 
 
-class AsterismConfig(PreTrainedConfig):
+class _FromTable(PreTrainedConfig):
+    """Gives a subclass the fields of the table, before transformers makes a dataclass of it, and their help."""
+
+    def __init_subclass__(cls, **arguments: Any) -> None:
+        for name, rule in RULES.items():
+            cls.__annotations__[name] = rule.type
+            setattr(cls, name, rule.default)
+        cls.__doc__ = f"{cls.__doc__}\n{described()}\n"
+        super().__init_subclass__(**arguments)
+
+
+class AsterismConfig(_FromTable):
     """What a transformer with sparse attention is made of; it is causal when its patterns are.
 
-    mixers                   who attends to whom: the text of a pattern or schedule for all layers, such as
-                             "interleave(window(left=127), stride(period=128) & causal())", or a list with one text per
-                             layer. A Pattern or Schedule is turned into its text. "fourier()" is Fourier mixing in the
-                             place of attention.
-    block                    "pre_norm" (Child 2019, with one more norm after the last block), "post_norm" (BERT) or
-                             "all_attention" (Sukhbaatar 2019: no feed-forward part, no bias in attention)
-    persistent_vectors       keys and values that every head of an all-attention block has of its own
-    adaptive_span            whether every head of an all-attention block learns how far it reads, up to relative_span,
-                             with a ramp of adaptive_span_ramp tokens at the end. In training, the sum over the layers
-                             of the mean span in tokens, times adaptive_span_penalty, is added to the loss.
-    num_key_value_heads      key and value heads, shared by groups of query heads; by default one per query head
-    query_key_dim            width of the queries over all heads; by default hidden_size
-    intermediate_size        width of the feed-forward part, if the block has one; by default 4 * hidden_size
-    max_position_embeddings  how many tokens learned and factorised positions reach. Rotary positions do not end: there
-                             it says for which length the model is meant, and refuses nothing.
-    position_type            "learned", "factorised", "rotary", "relative" (all-attention blocks: a key embedding for
-                             each distance up to relative_span, shared by all layers and heads), or "none"
-    relative_span            the furthest distance that an all-attention block with relative positions or an adaptive
-                             span reads; its patterns must be causal
-    position_shape           the axes of factorised positions, last axis fastest; their product must reach
-                             max_position_embeddings. Only for position_type "factorised".
-    type_vocab_size          how many token types are embedded; 0 for none
-    embedding_size           width of the embeddings of tokens, positions and types, when a linear layer brings them to
-                             hidden_size (FNet has one, of equal width); by default hidden_size, without that layer
-    embedding_norm           a LayerNorm on the sum of the embeddings, before that layer, and dropout after it
-    global_tokens            learned tokens in front of every sequence, as in BigBird-ETC. The patterns cover
-                             global_tokens + N tokens; positions and outputs leave them out. bigbird_etc(globals=g)
-                             is meant for global_tokens=g: of fewer or more, tokens of the text are global, or some of
-                             these are not.
-    attention_bias           whether the projections of attention have a bias
-    global_projections       places of tokens that ask through projections of their own and read every key (Longformer)
-    hidden_act               "quick_gelu" (x * sigmoid(1.702 x)), "gelu", "gelu_new", "relu" or "silu"
-    pooler_act               what the pooled token goes through: "tanh" or one of hidden_act
-    classifier_pooling       which token speaks for a whole sequence: the first real one, "cls", or the mean of the real
-                             ones, "mean", which learns faster when what decides is spread over a long document
-    dropout                  at the end of each residual branch; there is none inside attention
-    classifier_dropout       before the last layer of a classifier; by default dropout
-    initializer_gain         standard deviation of a weight times sqrt(d_in); see `asterism.layers.initialisation`
-    initializer_range        standard deviation of every matrix, in place of initializer_gain
-    implementation           which kernel computes attention, as in `asterism.attend`
+    Defaults that depend on other fields are filled in at once, so they can be read. A Pattern or Schedule in `mixers`
+    is turned into its text, which is read when a model is built.
 
-    Defaults that depend on other fields are filled in at once, so they can be read. Raises ConfigurationError for an
-    argument that looks like a misspelt field; everything else is checked when a model is built.
+    Raises ConfigurationError for an argument that looks like a misspelt field and for a value that no model can have.
+    What is read from a file or a dictionary (`from_pretrained`, `from_dict`) always loads; then the model refuses it.
     """
 
     model_type = "asterism"
     keys_to_ignore_at_inference = ["past_key_values"]
 
-    vocab_size: int = 256
-    hidden_size: int = 256
-    num_hidden_layers: int = 4
-    num_attention_heads: int = 8
-    num_key_value_heads: int | None = None
-    query_key_dim: int | None = None
-    intermediate_size: int | None = None
-    max_position_embeddings: int = 1024
-    mixers: str | list[str] = "causal()"
-    block: str = "pre_norm"
-    persistent_vectors: int = 0
-    adaptive_span: bool = False
-    adaptive_span_ramp: int = 32
-    adaptive_span_penalty: float = 1e-7
-    position_type: str = "learned"
-    position_shape: list[int] | None = None
-    relative_span: int | None = None
-    rope_theta: float = 10000.0
-    type_vocab_size: int = 0
-    embedding_size: int | None = None
-    embedding_norm: bool = False
-    global_tokens: int = 0
-    attention_bias: bool = True
-    global_projections: list[int] | None = None
-    hidden_act: str = "quick_gelu"
-    pooler_act: str = "tanh"
-    classifier_pooling: str = "cls"
-    dropout: float = 0.0
-    classifier_dropout: float | None = None
-    layer_norm_eps: float = 1e-5
-    initializer_gain: float = 0.125
-    initializer_range: float | None = None
-    implementation: str = "auto"
-    tie_word_embeddings: bool = False
     pad_token_id: int | None = None
     bos_token_id: int | None = None
     eos_token_id: int | list[int] | None = None
@@ -117,15 +52,35 @@ class AsterismConfig(PreTrainedConfig):
         for name in kwargs:
             if meant := difflib.get_close_matches(name, names, n=1, cutoff=0.85):
                 raise ConfigurationError(f"AsterismConfig has no field {name!r}. Did you mean {meant[0]!r}?")
-        if self.num_key_value_heads is None:
-            self.num_key_value_heads = self.num_attention_heads
-        if self.query_key_dim is None:
-            self.query_key_dim = self.hidden_size
-        if self.intermediate_size is None:
-            self.intermediate_size = 4 * self.hidden_size
+        check_values(vars(self))
+        for name, value in {
+            "vocab_size": 256,
+            "max_position_embeddings": 1024,
+            "num_key_value_heads": self.num_attention_heads,
+            "query_key_dim": self.hidden_size,
+            "intermediate_size": 4 * self.hidden_size,
+        }.items():
+            if getattr(self, name) is None:
+                setattr(self, name, value)
         mixers = self.mixers
         self.mixers = [str(mixer) for mixer in mixers] if isinstance(mixers, list | tuple) else str(mixers)
         super().__post_init__(**kwargs)
+
+    @classmethod
+    def from_dict(cls, config_dict: Mapping[str, Any], **kwargs: Any) -> Self:
+        """The configuration that `to_dict` gave, also where its values cannot work: they are set unchecked.
+
+        Arguments of transformers are as there; those that replace fields are checked. Raises ConfigurationError.
+        """
+        check_values(kwargs)
+        damaged = {name: config_dict[name] for name in RULES if name in config_dict}
+        damaged = {name: value for name, value in damaged.items() if complaint(name, value)}
+        rest = {name: value for name, value in config_dict.items() if name not in damaged}
+        loaded = super().from_dict(rest, **kwargs)
+        config = loaded[0] if isinstance(loaded, tuple) else loaded
+        for name in damaged.keys() - kwargs.keys():
+            setattr(config, name, damaged[name])
+        return loaded
 
     def layer_mixers(self) -> list[Pattern | Fourier]:
         """What mixes the tokens of each layer.
@@ -171,13 +126,7 @@ class AsterismConfig(PreTrainedConfig):
 
     def check(self) -> None:
         """Raises ConfigurationError for values that no model can have; layers check what concerns only them."""
-        self._check_numbers()
-        for name, known in _CHOICES.items():
-            choice = getattr(self, name)
-            if choice not in known:
-                raise ConfigurationError(
-                    f"unknown {name} {choice!r}; known are {', '.join(known)}.{nearest(str(choice), known)}"
-                )
+        check_values(vars(self))
         if (self.position_shape is not None) != (self.position_type == "factorised"):
             raise ConfigurationError(
                 f"position_shape belongs to position_type 'factorised', which needs it;"
@@ -190,23 +139,6 @@ class AsterismConfig(PreTrainedConfig):
                 f" and relative_span {self.relative_span}"
             )
         self._check_block()
-
-    def _check_numbers(self) -> None:
-        for name in _COUNTS:
-            self._check_count(name, 1)
-        for name in ("type_vocab_size", "global_tokens", "persistent_vectors"):
-            self._check_count(name, 0)
-        for name in ("embedding_size", "relative_span"):
-            if getattr(self, name) is not None:
-                self._check_count(name, 1)
-        for name in ("dropout", "classifier_dropout"):
-            rate = getattr(self, name)
-            if rate is not None and not 0 <= rate < 1:
-                raise ConfigurationError(f"{name} must be at least 0 and below 1, got {rate}")
-        if self.initializer_range is not None and not self.initializer_range > 0:
-            raise ConfigurationError(f"initializer_range must be positive, got {self.initializer_range}")
-        if not self.adaptive_span_penalty >= 0:
-            raise ConfigurationError(f"adaptive_span_penalty must not be negative, got {self.adaptive_span_penalty}")
 
     def _check_block(self) -> None:
         """Raises ConfigurationError for options of attention and of blocks that do not go together."""
@@ -237,29 +169,3 @@ class AsterismConfig(PreTrainedConfig):
         for reason, holds in refused.items():
             if holds:
                 raise ConfigurationError(f"block {self.block!r} has {reason}")
-
-    def _check_count(self, name: str, least: int) -> None:
-        size = getattr(self, name)
-        if not isinstance(size, int) or size < least:
-            raise ConfigurationError(f"{name} must be an integer of at least {least}, got {size!r}")
-
-
-_COUNTS = (
-    "vocab_size",
-    "hidden_size",
-    "num_hidden_layers",
-    "num_attention_heads",
-    "num_key_value_heads",
-    "query_key_dim",
-    "intermediate_size",
-    "max_position_embeddings",
-    "adaptive_span_ramp",
-)
-
-_CHOICES = {
-    "block": BLOCKS,
-    "position_type": POSITION_TYPES,
-    "pooler_act": ("tanh", *ACTIVATIONS),
-    "classifier_pooling": POOLINGS,
-    "implementation": IMPLEMENTATIONS,
-}

@@ -10,57 +10,13 @@ from dataclasses import dataclass, fields
 from typing import Any, Literal, get_args
 
 from asterism.errors import ConfigurationError, nearest
+from asterism.shape import ModelConfig, Pooling
 
 Dtype = Literal["float32", "bfloat16"]
 Optimizer = Literal["adamw", "muon"]
 Schedule = Literal["cosine", "linear"]
 ObjectiveName = Literal["causal", "mlm"]
 TaskName = Literal["classify", "tag", "qa"]
-Pooling = Literal["cls", "mean"]
-Block = Literal["pre_norm", "post_norm", "all_attention"]
-PositionType = Literal["learned", "factorised", "rotary", "relative", "none"]
-Activation = Literal["quick_gelu", "gelu", "gelu_new", "relu", "silu"]
-
-
-@dataclass(frozen=True, kw_only=True)
-class ModelConfig:
-    """The shape of a model. The fields are those of `AsterismConfig`, which checks them against each other.
-
-    `mixers` is a pattern or schedule in text form, or one text per layer. None leaves a size to the model's default: as
-    many key/value heads as heads, queries and keys as wide as the model, a feed-forward layer four times as wide, and
-    to the run's: the vocabulary of its tokenizer, as many positions as the context.
-    """
-
-    mixers: str | tuple[str, ...] = "causal()"
-    block: Block = "pre_norm"
-    vocab_size: int | None = None
-    hidden_size: int = 256
-    num_hidden_layers: int = 4
-    num_attention_heads: int = 4
-    num_key_value_heads: int | None = None
-    query_key_dim: int | None = None
-    intermediate_size: int | None = None
-    attention_bias: bool = True
-    persistent_vectors: int = 0
-    adaptive_span: bool = False
-    adaptive_span_ramp: int = 32
-    adaptive_span_penalty: float = 1e-7
-    relative_span: int | None = None
-    max_position_embeddings: int | None = None
-    position_type: PositionType = "learned"
-    position_shape: tuple[int, ...] | None = None
-    type_vocab_size: int = 0
-    embedding_size: int | None = None
-    embedding_norm: bool = False
-    global_tokens: int = 0
-    global_projections: tuple[int, ...] | None = None
-    hidden_act: Activation = "quick_gelu"
-    dropout: float = 0.0
-    layer_norm_eps: float = 1e-5
-    initializer_gain: float = 0.125
-    initializer_range: float | None = None
-    tie_word_embeddings: bool = False
-    implementation: str = "auto"
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,0 +1,186 @@
+"""What a model is made of: one table, with the type, default, meaning and limits of every field.
+
+`AsterismConfig` takes its fields and their documentation from here, a run its `model`, the command line its flags. It
+is plain data: importing it loads neither torch nor transformers.
+"""
+
+import textwrap
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from types import MappingProxyType
+from typing import Any, Literal, get_args
+
+from asterism.errors import ConfigurationError, nearest
+
+Activation = Literal["quick_gelu", "gelu", "gelu_new", "relu", "silu"]
+Block = Literal["pre_norm", "post_norm", "all_attention"]
+Implementation = Literal["auto", "reference", "eager", "cpu", "triton", "dense", "flex"]
+Pooling = Literal["cls", "mean"]
+PoolerActivation = Literal["tanh", "quick_gelu", "gelu", "gelu_new", "relu", "silu"]
+PositionType = Literal["learned", "factorised", "rotary", "relative", "none"]
+
+
+def _field(default: Any, meaning: str, **limits: float) -> Any:
+    """A field of the table. Limits: `least` of a whole number; `minimum`, `above` and `below` of any number."""
+    return field(default=default, metadata={"help": " ".join(meaning.split()), **limits})
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelConfig:
+    """The shape of a model. None leaves a field to what it follows from, as its help says.
+
+    Raises ConfigurationError for a value that no model can have; how fields fit each other, the model checks.
+    """
+
+    mixers: str | tuple[str, ...] = _field(
+        "causal()",
+        """who attends to whom: the text of a pattern, or of a schedule such as "interleave(window(left=127),
+        stride(period=128) & causal())", for all layers, or one text per layer. "fourier()" is Fourier mixing in place
+        of attention""",
+    )
+    block: Block = _field(
+        "pre_norm",
+        """"pre_norm" (Child 2019, with one more norm after the last block), "post_norm" (BERT), or "all_attention"
+        (Sukhbaatar 2019: no feed-forward layer, no bias in attention)""",
+    )
+    vocab_size: int | None = _field(
+        None, "how many tokens are embedded; by default 256, the bytes, in a run as many as its tokenizer has", least=1
+    )
+    hidden_size: int = _field(256, "width of the hidden states", least=1)
+    num_hidden_layers: int = _field(4, "how many blocks", least=1)
+    num_attention_heads: int = _field(4, "how many heads of queries", least=1)
+    num_key_value_heads: int | None = _field(
+        None, "key and value heads, shared by groups of query heads; by default one per query head", least=1
+    )
+    query_key_dim: int | None = _field(
+        None, "width of the queries over all heads, a multiple of the heads; by default hidden_size", least=1
+    )
+    intermediate_size: int | None = _field(
+        None, "width inside the feed-forward layer, if the block has one; by default 4 * hidden_size", least=1
+    )
+    attention_bias: bool = _field(True, "whether the projections of attention have a bias")
+    persistent_vectors: int = _field(
+        0, "keys and values that every head of an all-attention block has of its own", least=0
+    )
+    adaptive_span: bool = _field(
+        False, "whether every head of an all-attention block learns how far it reads, up to relative_span"
+    )
+    adaptive_span_ramp: int = _field(
+        32, "over how many tokens at the end of its span the weight of a key falls to 0", least=1
+    )
+    adaptive_span_penalty: float = _field(
+        1e-7, "what training adds to the loss for each token of span: the sum over the layers of their mean", minimum=0
+    )
+    relative_span: int | None = _field(
+        None,
+        """the furthest distance that an all-attention block with relative positions or an adaptive span reads; its
+        patterns must be causal""",
+        least=1,
+    )
+    max_position_embeddings: int | None = _field(
+        None,
+        """how many tokens learned and factorised positions reach; by default 1024, in a run its context. Rotary
+        positions do not end: it says for which length the model is meant, and refuses nothing""",
+        least=1,
+    )
+    position_type: PositionType = _field(
+        "learned",
+        """"learned", "factorised", "rotary", "relative" (all-attention blocks: a key embedding for each distance up to
+        relative_span, shared by all layers and heads), or "none\"""",
+    )
+    position_shape: tuple[int, ...] | None = _field(
+        None,
+        """the axes of factorised positions, last axis fastest; their product must reach max_position_embeddings""",
+    )
+    rope_theta: float = _field(10000.0, "base of the angles of rotary positions", above=0)
+    type_vocab_size: int = _field(0, "how many token types are embedded; 0 for none", least=0)
+    embedding_size: int | None = _field(
+        None,
+        """width of the embeddings of tokens, positions and types, when a linear layer brings them to hidden_size (FNet
+        has one, of equal width); by default hidden_size, without that layer""",
+        least=1,
+    )
+    embedding_norm: bool = _field(
+        False, "a LayerNorm on the sum of the embeddings, before that layer, and dropout after it"
+    )
+    global_tokens: int = _field(
+        0,
+        """learned tokens in front of every sequence, as in BigBird-ETC. The patterns cover them and the sequence;
+        positions and outputs leave them out. bigbird_etc(globals=g) is meant for as many""",
+        least=0,
+    )
+    global_projections: tuple[int, ...] | None = _field(
+        None, "places of tokens that ask through projections of their own and read every key (Longformer)"
+    )
+    hidden_act: Activation = _field(
+        "quick_gelu", 'activation of the feed-forward layer; "quick_gelu" is x * sigmoid(1.702 x)'
+    )
+    pooler_act: PoolerActivation = _field("tanh", "activation of the pooled token")
+    classifier_pooling: Pooling = _field(
+        "cls",
+        """which token speaks for a whole sequence: the first real one, "cls", or the mean of the real ones, "mean",
+        which learns faster when what decides is spread over a long document""",
+    )
+    dropout: float = _field(
+        0.0, "at the end of each residual branch; there is none inside attention", minimum=0, below=1
+    )
+    classifier_dropout: float | None = _field(
+        None, "before the last layer of a classifier; by default dropout", minimum=0, below=1
+    )
+    layer_norm_eps: float = _field(1e-5, "what every LayerNorm adds to the variance", minimum=0)
+    initializer_gain: float = _field(0.125, "standard deviation of a new weight times sqrt(d_in) (Child 2019)", above=0)
+    initializer_range: float | None = _field(
+        None, "standard deviation of every new matrix, in place of initializer_gain (BERT)", above=0
+    )
+    tie_word_embeddings: bool = _field(False, "whether the last layer is the embedding of the tokens")
+    implementation: Implementation = _field("auto", "which kernel computes attention, as in asterism.attend")
+
+    def __post_init__(self) -> None:
+        check_values(vars(self))
+
+
+RULES = MappingProxyType({one.name: one for one in fields(ModelConfig)})
+"""The rows of the table by name."""
+
+
+def check_values(values: Mapping[str, object]) -> None:
+    """Raises ConfigurationError for the first value that the field of its name cannot have; other names pass."""
+    for name in RULES:
+        if name in values and (reason := complaint(name, values[name])):
+            raise ConfigurationError(reason)
+
+
+def complaint(name: str, value: object) -> str | None:
+    """Why the field cannot have the value, or None if it can."""
+    rule, limits = RULES[name], RULES[name].metadata
+    if value is None and rule.default is None:
+        return None
+    if choices := choices_of(name):
+        known = f"known are {', '.join(choices)}.{nearest(str(value), choices)}"
+        return None if value in choices else f"unknown {name} {value!r}; {known}"
+    if "least" in limits and not (isinstance(value, int) and value >= limits["least"]):
+        return f"{name} must be an integer of at least {limits['least']}, got {value!r}"
+    bounds = [key for key in ("minimum", "above", "below") if key in limits]
+    if bounds and not (isinstance(value, int | float) and all(_holds(key, value, limits[key]) for key in bounds)):
+        words = {"minimum": "at least", "above": "above", "below": "below"}
+        return f"{name} must be {' and '.join(f'{words[key]} {limits[key]}' for key in bounds)}, got {value!r}"
+    return None
+
+
+def choices_of(name: str) -> tuple[str, ...]:
+    """What a field can be chosen from; empty if it is no choice."""
+    return tuple(choice for choice in get_args(RULES[name].type) if isinstance(choice, str))
+
+
+def _holds(bound: str, value: float, limit: float) -> bool:
+    return {"minimum": value >= limit, "above": value > limit, "below": value < limit}[bound]
+
+
+def described() -> str:
+    """The table as lines of a docstring: name and meaning."""
+    column = 4 + max(map(len, RULES)) + 2
+    lines = []
+    for name, rule in RULES.items():
+        first, *others = textwrap.wrap(rule.metadata["help"], 120 - column)
+        lines += [f"    {name}".ljust(column) + first, *(" " * column + other for other in others)]
+    return "\n".join(lines)
