@@ -192,7 +192,7 @@ def test_a_new_model_starts_with_spans_of_zero_and_vectors_of_unit_size() -> Non
         ),
         ({"relative_span": 5}, "got position_type 'learned', adaptive_span False and relative_span 5"),
         ({"adaptive_span_ramp": 0}, "adaptive_span_ramp must be an integer of at least 1, got 0"),
-        ({"adaptive_span_penalty": -1.0}, "adaptive_span_penalty must not be negative, got -1.0"),
+        ({"adaptive_span_penalty": -1.0}, "adaptive_span_penalty must be at least 0, got -1.0"),
         (
             {"mixers": "dense()", **VARIANTS["relative"]},
             r"a span of 11 tokens is for causal patterns, and dense\(\) may",

@@ -29,9 +29,8 @@ from asterism.models import (
     AsterismForTokenClassification,
     AsterismModel,
 )
-from asterism.models.mixers import Fourier
 from asterism.models.pooler import Pooler
-from asterism.patterns import Pattern
+from asterism.patterns import Fourier, Pattern
 
 PATTERNS = (
     "dense()",
@@ -525,7 +524,7 @@ def test_a_new_encoder_starts_as_bert() -> None:
         ({"embedding_size": 0}, "embedding_size must be an integer of at least 1, got 0"),
         ({"global_tokens": 1.5}, "global_tokens must be an integer of at least 0, got 1.5"),
         ({"classifier_dropout": 1.0}, "classifier_dropout must be at least 0 and below 1, got 1.0"),
-        ({"initializer_range": 0.0}, "initializer_range must be positive, got 0.0"),
+        ({"initializer_range": 0.0}, "initializer_range must be above 0, got 0.0"),
         (
             {"global_projections": [0, -1]},
             "global_projections must be different places of the sequence, counted from 0, got [0, -1]",

@@ -10,7 +10,7 @@ from strategies import build, hold, tiers
 from test_patterns import ALL, CAUSAL, NOT_CAUSAL, UNSTABLE, named
 
 from asterism import patterns
-from asterism.errors import PatternError
+from asterism.errors import ConfigurationError, PatternError
 
 MERGED = "merge(window(left=2), stride(5))"
 SPLIT = "split_heads(window(left=2), stride(5), heads=4)"
@@ -344,3 +344,55 @@ def test_a_rule_reads_as_text():
     """The oracle's spelling is what the tests above believe it is."""
     drawn = rule("window", left=2) | ~rule("stride", period=3) & rule("causal")
     assert drawn.text == "(window(left=2) | (~stride(period=3) & causal()))"
+
+
+# --------------------------------------------------------------------------------------------------------------------
+# Mixers, and whatever a user gives.
+
+
+@pytest.mark.parametrize("text", ("fourier()", "interleave(fourier(), causal(), fourier())"))
+def test_schedules_with_fourier_round_trip(text):
+    schedule = patterns.parse_schedule(text)
+    assert str(schedule) == text and patterns.as_schedule(schedule) is schedule
+    assert schedule.layer(0) == schedule.layer(schedule.period) == patterns.Fourier()
+    with pytest.raises(PatternError, match=r"fourier\(\) is no pattern"):
+        schedule.patterns  # noqa: B018
+
+
+@pytest.mark.parametrize("text", ("fourier()", "fourier() | causal()", "~fourier()", "merge(causal(), fourier())"))
+def test_fourier_is_no_pattern(text):
+    with pytest.raises(PatternError, match=r"^fourier\(\) is a mixer without arguments and no pattern, got .*$"):
+        patterns.parse(text)
+
+
+@pytest.mark.parametrize("text", ("fourier(1)", "interleave(fourier(axis=1))", "interleave(causal() | fourier())"))
+def test_fourier_takes_nothing(text):
+    with pytest.raises(PatternError, match=r"^fourier\(\) is a mixer without arguments"):
+        patterns.parse_schedule(text)
+
+
+def test_the_nearest_name_may_be_that_of_a_mixer():
+    with pytest.raises(PatternError, match=r"unknown pattern 'fouriers'. Did you mean 'fourier'\?"):
+        patterns.parse_schedule("fouriers()")
+
+
+def test_one_reader_of_whatever_is_given():
+    window, star = patterns.window(left=2), patterns.star()
+    for given in (window, window.text, patterns.interleave(window), [window], (window.text,)):
+        assert patterns.as_schedule(given) == patterns.Schedule((window,))
+    for given in ("interleave(window(left=2), star(), fourier())", [window, "star()", "fourier()"]):
+        assert patterns.as_schedule(given).mixers == (window, star, patterns.Fourier())
+        assert patterns.layer_mixers(given, 3) == (window, star, patterns.Fourier())
+    assert patterns.layer_mixers("interleave(window(left=2), star())", 3) == (window, star, window)
+    assert patterns.layer_mixers(star, 2) == (star, star)
+
+
+@pytest.mark.parametrize("given", (None, 3, [3], [[patterns.star()]], {"star()"}, ["interleave(star())"], []))
+def test_what_is_no_schedule(given):
+    with pytest.raises(PatternError, match=r"^[^\n]+$"):
+        patterns.as_schedule(given)
+
+
+def test_a_list_has_one_mixer_for_each_layer():
+    with pytest.raises(ConfigurationError, match="2 patterns are listed for 3 layers; give one per layer"):
+        patterns.layer_mixers(["star()", "dense()"], 3)

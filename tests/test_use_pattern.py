@@ -388,7 +388,7 @@ def test_a_pattern_can_be_changed_set_aside_and_dropped(tmp_path) -> None:
         ("bert, decoder", "dense()", PatternError, r"cannot be used by a causal model"),
         ("bert", "fixed(stride=4, heads=2)", PatternError, "is a pattern of 2 heads and the attention has 4"),
         ("bert", "windw(2)", PatternError, "Did you mean 'window'"),
-        ("bert", 3, PatternError, "use_pattern needs a pattern"),
+        ("bert", 3, PatternError, "a pattern, a schedule, the text of one"),
         ("bert", ["dense()"], ConfigurationError, "1 patterns are listed for 3 layers"),
     ],
 )

@@ -4,6 +4,7 @@
 is plain data: importing it loads neither torch nor transformers.
 """
 
+import operator
 import textwrap
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
@@ -143,6 +144,10 @@ RULES = MappingProxyType({one.name: one for one in fields(ModelConfig)})
 """The rows of the table by name."""
 
 
+_HOLDS = {"minimum": operator.ge, "above": operator.gt, "below": operator.lt}
+_WORDS = {"minimum": "at least {}", "above": "above {}", "below": "below {}"}
+
+
 def check_values(values: Mapping[str, object]) -> None:
     """Raises ConfigurationError for the first value that the field of its name cannot have; other names pass."""
     for name in RULES:
@@ -161,19 +166,14 @@ def complaint(name: str, value: object) -> str | None:
     if "least" in limits and not (isinstance(value, int) and value >= limits["least"]):
         return f"{name} must be an integer of at least {limits['least']}, got {value!r}"
     bounds = [key for key in ("minimum", "above", "below") if key in limits]
-    if bounds and not (isinstance(value, int | float) and all(_holds(key, value, limits[key]) for key in bounds)):
-        words = {"minimum": "at least", "above": "above", "below": "below"}
-        return f"{name} must be {' and '.join(f'{words[key]} {limits[key]}' for key in bounds)}, got {value!r}"
+    if bounds and not (isinstance(value, int | float) and all(_HOLDS[key](value, limits[key]) for key in bounds)):
+        return f"{name} must be {' and '.join(_WORDS[key].format(limits[key]) for key in bounds)}, got {value!r}"
     return None
 
 
 def choices_of(name: str) -> tuple[str, ...]:
     """What a field can be chosen from; empty if it is no choice."""
     return tuple(choice for choice in get_args(RULES[name].type) if isinstance(choice, str))
-
-
-def _holds(bound: str, value: float, limit: float) -> bool:
-    return {"minimum": value >= limit, "above": value > limit, "below": value < limit}[bound]
 
 
 def described() -> str:

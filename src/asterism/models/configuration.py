@@ -14,8 +14,7 @@ from transformers import PreTrainedConfig
 from asterism.errors import ConfigurationError
 from asterism.layers import within_span
 from asterism.layers.fourier import NOT_CAUSAL
-from asterism.models.mixers import Fourier, parse_mixers
-from asterism.patterns import Pattern, require_causal
+from asterism.patterns import Fourier, Mixer, Pattern, layer_mixers, require_causal
 from asterism.shape import RULES, check_values, complaint, described
 
 
@@ -82,13 +81,13 @@ class AsterismConfig(_FromTable):
             setattr(config, name, damaged[name])
         return loaded
 
-    def layer_mixers(self) -> list[Pattern | Fourier]:
+    def layer_mixers(self) -> tuple[Mixer, ...]:
         """What mixes the tokens of each layer.
 
         Raises PatternError for a text that cannot be read, ConfigurationError for a list whose length is not the number
         of layers.
         """
-        return parse_mixers(self.mixers, self.num_hidden_layers)
+        return layer_mixers(self.mixers, self.num_hidden_layers)
 
     def layer_patterns(self) -> list[Pattern]:
         """The pattern that each layer reads by, for what needs one in every layer, such as a cache.
@@ -96,12 +95,12 @@ class AsterismConfig(_FromTable):
         Raises what `layer_mixers` raises, and ConfigurationError when a layer mixes without a pattern or when
         relative_span limits one that is not causal.
         """
-        mixers = self.layer_mixers()
-        if any(isinstance(mixer, Fourier) for mixer in mixers):
-            raise ConfigurationError(NOT_CAUSAL)
-        if self.relative_span is None:
-            return mixers
-        return [within_span(pattern, self.relative_span) for pattern in mixers]
+        patterns = []
+        for mixer in self.layer_mixers():
+            if isinstance(mixer, Fourier):
+                raise ConfigurationError(NOT_CAUSAL)
+            patterns.append(mixer if self.relative_span is None else within_span(mixer, self.relative_span))
+        return patterns
 
     def require_causal(self) -> None:
         """Raises ConfigurationError or PatternError for what a causal model cannot have."""

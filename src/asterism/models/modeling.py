@@ -34,9 +34,8 @@ from asterism.layers import (
 from asterism.layers.cache import PatternCache, PatternCacheLayer
 from asterism.models.base import AsterismPreTrainedModel
 from asterism.models.configuration import AsterismConfig
-from asterism.models.mixers import Fourier
 from asterism.models.padding import Packing
-from asterism.patterns import Pattern
+from asterism.patterns import Fourier, Mixer, Pattern
 
 
 class AsterismBlock(GradientCheckpointingLayer, PreNormBlock):
@@ -230,9 +229,7 @@ def _relative_positions(config: AsterismConfig) -> RelativePositions | None:
     return RelativePositions(config.relative_span, config.query_key_dim // config.num_attention_heads)
 
 
-def _block(
-    config: AsterismConfig, mixer: Pattern | Fourier
-) -> AsterismBlock | AsterismPostNormBlock | AsterismAllAttentionBlock:
+def _block(config: AsterismConfig, mixer: Mixer) -> AsterismBlock | AsterismPostNormBlock | AsterismAllAttentionBlock:
     options = {"dropout": config.dropout, "layer_norm_eps": config.layer_norm_eps}
     if config.block == "all_attention":
         return AsterismAllAttentionBlock(_all_attention(config, mixer), config.hidden_size, **options)

@@ -33,13 +33,16 @@ from asterism.patterns.published import (
     yun_window,
 )
 from asterism.patterns.random_blocks import random_blocks
-from asterism.patterns.schedule import Schedule, interleave, merge, split_heads
-from asterism.patterns.text import parse, parse_schedule
+from asterism.patterns.schedule import Fourier, Mixer, Schedule, interleave, merge, split_heads
+from asterism.patterns.text import as_schedule, layer_mixers, parse, parse_schedule
 
 __all__ = [
+    "Fourier",
+    "Mixer",
     "Pattern",
     "Schedule",
     "Verdict",
+    "as_schedule",
     "bigbird",
     "bigbird_causal",
     "bigbird_etc",
@@ -53,6 +56,7 @@ __all__ = [
     "global_queries",
     "global_tokens",
     "interleave",
+    "layer_mixers",
     "longformer",
     "merge",
     "parse",

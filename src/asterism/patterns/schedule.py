@@ -1,4 +1,4 @@
-"""Which pattern at which layer and head: the three ways of Child 2019, section 5.1.
+"""What mixes the tokens of which layer and head: patterns in the three ways of Child 2019, section 5.1, or a transform.
 
 Interleaved: layers take turns (SEQUENTIAL in Yun 2020). Merged: one head reads the union (UNION). Split over heads:
 groups of heads follow different patterns (MULTIHEAD). Merging and splitting give patterns; only interleaving needs to
@@ -6,6 +6,7 @@ know the layer.
 """
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 from asterism.errors import PatternError
 from asterism.patterns.pattern import Pattern, check_integer, check_pattern
@@ -13,33 +14,58 @@ from asterism.patterns.primitives import per_head
 
 
 @dataclass(frozen=True)
-class Schedule:
-    """Layer i follows pattern i modulo the number of patterns."""
+class Fourier:
+    """Fourier mixing (Lee-Thorp 2021) in place of attention: every token reads every other, and no pattern says how."""
 
-    patterns: tuple[Pattern, ...]
+    text: ClassVar[str] = "fourier()"
+
+    def __str__(self) -> str:
+        return self.text
+
+
+Mixer = Pattern | Fourier
+"""What mixes the tokens of a layer."""
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """Layer i mixes by mixer i modulo the number of mixers. Raises PatternError without mixers."""
+
+    mixers: tuple[Mixer, ...]
 
     def __post_init__(self) -> None:
-        if not self.patterns:
+        if not self.mixers:
             raise PatternError("a schedule needs at least one pattern, got none")
 
     @property
-    def period(self) -> int:
-        """After how many layers the patterns repeat."""
-        return len(self.patterns)
+    def patterns(self) -> tuple[Pattern, ...]:
+        """The mixers, for what needs a pattern in every layer. Raises PatternError for a schedule with fourier()."""
+        patterns = tuple(mixer for mixer in self.mixers if isinstance(mixer, Pattern))
+        if len(patterns) < len(self.mixers):
+            raise PatternError(f"{self}: {Fourier.text} is no pattern; only the models of this library mix by it")
+        return patterns
 
-    def layer(self, number: int) -> Pattern:
-        """The pattern of a layer, counted from 0."""
-        return self.patterns[number % len(self.patterns)]
+    @property
+    def period(self) -> int:
+        """After how many layers the mixers repeat."""
+        return len(self.mixers)
+
+    def layer(self, number: int) -> Mixer:
+        """The mixer of a layer, counted from 0."""
+        return self.mixers[number % len(self.mixers)]
 
     def __str__(self) -> str:
-        if len(self.patterns) == 1:
-            return self.patterns[0].text
-        return f"interleave({', '.join(pattern.text for pattern in self.patterns)})"
+        if len(self.mixers) == 1:
+            return self.mixers[0].text
+        return f"interleave({', '.join(mixer.text for mixer in self.mixers)})"
 
 
-def interleave(*patterns: Pattern) -> Schedule:
-    """Layers take turns: `interleave(a, b, b)` gives a, b, b, a, b, b, ... Raises PatternError without patterns."""
-    return Schedule(tuple(check_pattern("interleave", "every argument", pattern) for pattern in patterns))
+def interleave(*mixers: Mixer) -> Schedule:
+    """Layers take turns: `interleave(a, b, b)` gives a, b, b, a, b, b, ... Raises PatternError without mixers."""
+    for mixer in mixers:
+        if not isinstance(mixer, Fourier):
+            check_pattern("interleave", "every argument", mixer)
+    return Schedule(mixers)
 
 
 def merge(*patterns: Pattern) -> Pattern:

@@ -1,4 +1,8 @@
-"""The text form of patterns and schedules: `parse("fixed(stride=128, summary=8) | window(left=64)")`.
+"""The text form of patterns, schedules and mixers: `parse("fixed(stride=128, summary=8) | window(left=64)")`.
+
+    schedule   interleave(mixer, mixer, ...) or one mixer for every layer
+    mixer      pattern or fourier()
+    pattern    calls of the vocabulary, joined by | & ~
 
 Python's own grammar reads the text into a syntax tree, and a closed vocabulary interprets it: calls of known names,
 the operators | & ~, whole numbers, True, False, None, strings, tuples and lists. Nothing is ever evaluated.
@@ -6,15 +10,16 @@ the operators | & ~, whole numbers, True, False, None, strings, tuples and lists
 
 import ast
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import lru_cache
+from typing import TypeGuard
 
-from asterism.errors import PatternError, nearest
+from asterism.errors import ConfigurationError, PatternError, nearest
 from asterism.patterns import primitives, published
 from asterism.patterns.explicit import explicit
 from asterism.patterns.pattern import Pattern
 from asterism.patterns.random_blocks import random_blocks
-from asterism.patterns.schedule import Schedule, interleave, merge, split_heads
+from asterism.patterns.schedule import Fourier, Mixer, Schedule, interleave, merge, split_heads
 
 VOCABULARY: dict[str, Callable[..., Pattern]] = {
     function.__name__: function
@@ -50,7 +55,9 @@ VOCABULARY: dict[str, Callable[..., Pattern]] = {
         split_heads,
     )
 }
-"""Every name that a text may call."""
+"""Every name that the text of a pattern may call."""
+
+_NAMES = (*VOCABULARY, "interleave", "fourier")
 
 _LIST_MEMBERS = "a call such as window(left=255), the operators | & ~, whole numbers, tuples and lists"
 
@@ -62,21 +69,68 @@ def parse(text: str) -> Pattern:
     Raises PatternError, in one line, for unknown names (with the nearest known one), wrong arguments, and anything that
     is not a call of the vocabulary, an operator or a literal.
     """
-    result = _interpret(_read(text), text)
+    return _read_pattern(_read(text), text)
+
+
+@lru_cache(maxsize=1024)
+def parse_schedule(text: str) -> Schedule:
+    """The schedule that a text means: `interleave(a, b)`, or a single mixer for every layer. Raises as `parse` does."""
+    tree = _read(text)
+    if not _calls(tree, "interleave"):
+        return Schedule((_read_mixer(tree, text),))
+    if tree.keywords:
+        raise PatternError(f"interleave takes patterns only, got the argument {tree.keywords[0].arg!r}")
+    return interleave(*(_read_mixer(argument, text) for argument in tree.args))
+
+
+def as_schedule(given: Mixer | Schedule | str | Sequence[Mixer | str]) -> Schedule:
+    """The schedule that a user means by a pattern, a schedule, the text of one, or a list with a mixer for each layer.
+
+    Raises PatternError for a text that cannot be read and for anything else.
+    """
+    if isinstance(given, Schedule):
+        return given
+    if isinstance(given, str):
+        return parse_schedule(given)
+    if isinstance(given, Mixer):
+        return Schedule((given,))
+    if isinstance(given, Sequence) and all(isinstance(mixer, Mixer | str) for mixer in given):
+        return Schedule(tuple(_parse_mixer(mixer) if isinstance(mixer, str) else mixer for mixer in given))
+    raise PatternError(f"a pattern, a schedule, the text of one, or a list with one per layer is needed, got {given!r}")
+
+
+def layer_mixers(given: Mixer | Schedule | str | Sequence[Mixer | str], layers: int) -> tuple[Mixer, ...]:
+    """What mixes the tokens of each of so many layers, as `as_schedule` reads it.
+
+    Raises ConfigurationError for a list whose length is not the number of layers.
+    """
+    if isinstance(given, Sequence) and not isinstance(given, str) and len(given) != layers:
+        raise ConfigurationError(
+            f"{len(given)} patterns are listed for {layers} layers; give one per layer, or one schedule for all"
+        )
+    schedule = as_schedule(given)
+    return tuple(schedule.layer(number) for number in range(layers))
+
+
+def _parse_mixer(text: str) -> Mixer:
+    return _read_mixer(_read(text), text)
+
+
+def _read_mixer(tree: ast.expr, text: str) -> Mixer:
+    if _calls(tree, "fourier") and not tree.args and not tree.keywords:
+        return Fourier()
+    return _read_pattern(tree, text)
+
+
+def _read_pattern(tree: ast.expr, text: str) -> Pattern:
+    result = _interpret(tree, text)
     if not isinstance(result, Pattern):
         raise PatternError(f"{_quote(text)} is not a pattern: write {_LIST_MEMBERS}")
     return result
 
 
-@lru_cache(maxsize=1024)
-def parse_schedule(text: str) -> Schedule:
-    """The schedule that a text means: `interleave(a, b)`, or a single pattern for every layer."""
-    tree = _read(text)
-    if isinstance(tree, ast.Call) and isinstance(tree.func, ast.Name) and tree.func.id == "interleave":
-        if tree.keywords:
-            raise PatternError(f"interleave takes patterns only, got the argument {tree.keywords[0].arg!r}")
-        return interleave(*(_interpret(argument, text) for argument in tree.args))  # type: ignore[arg-type]  # checked there
-    return Schedule((parse(text),))
+def _calls(tree: ast.expr, name: str) -> TypeGuard[ast.Call]:
+    return isinstance(tree, ast.Call) and isinstance(tree.func, ast.Name) and tree.func.id == name
 
 
 def _read(text: str) -> ast.expr:
@@ -112,7 +166,7 @@ def _value(tree: ast.expr, text: str) -> object:
         case ast.Name(id=name) if name in VOCABULARY:
             raise PatternError(f"{name} is a pattern's name and needs its arguments: write {name}(...)")
         case ast.Name(id=name):
-            raise PatternError(f"unknown pattern {name!r}.{nearest(name, VOCABULARY)}")
+            raise _unknown(name, text)
         case _:
             shown = ast.get_source_segment(text.strip(), tree) or text
             raise PatternError(f"{_quote(shown)} is not allowed in a pattern: write {_LIST_MEMBERS}")
@@ -127,12 +181,7 @@ def _pattern(tree: ast.expr, text: str) -> Pattern:
 
 def _call(name: str, arguments: list[ast.expr], keywords: list[ast.keyword], text: str) -> Pattern:
     if name not in VOCABULARY:
-        hint = (
-            " It is a schedule: it stands alone, around patterns."
-            if name == "interleave"
-            else nearest(name, VOCABULARY)
-        )
-        raise PatternError(f"unknown pattern {name!r}.{hint}")
+        raise _unknown(name, text)
     known = inspect.signature(VOCABULARY[name]).parameters
     named: dict[str, object] = {}
     for keyword in keywords:
@@ -147,6 +196,17 @@ def _call(name: str, arguments: list[ast.expr], keywords: list[ast.keyword], tex
     except TypeError as error:
         raise PatternError(f"{name}: {error}; its arguments are {_listed(list(known))}") from None
     return VOCABULARY[name](*positional, **named)
+
+
+def _unknown(name: str, text: str) -> PatternError:
+    if name == "interleave":
+        return PatternError(f"unknown pattern {name!r}. It is a schedule: it stands alone, around patterns.")
+    if name == "fourier":
+        return PatternError(
+            f"fourier() is a mixer without arguments and no pattern, got {_quote(text)}:"
+            " let it stand alone, or as a part of interleave(...)"
+        )
+    return PatternError(f"unknown pattern {name!r}.{nearest(name, _NAMES)}")
 
 
 def _hint(name: str, known: list[str]) -> str:

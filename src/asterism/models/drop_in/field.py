@@ -10,10 +10,8 @@ from collections.abc import Sequence
 
 from transformers import PreTrainedConfig
 
-from asterism.errors import ConfigurationError, PatternError
-from asterism.models.mixers import Fourier, parse_mixers
-from asterism.patterns import Pattern, parse, parse_schedule
-from asterism.patterns.schedule import Schedule
+from asterism.errors import ConfigurationError
+from asterism.patterns import Pattern, Schedule, as_schedule, layer_mixers
 
 IMPLEMENTATION = "asterism"
 """The name of the attention function in transformers. Names with "sdpa", "flex" or "flash" in them change the model."""
@@ -46,32 +44,21 @@ class PatternField:
         setattr(PreTrainedConfig, cls.name, cls())
 
 
-def write_patterns(patterns: Pattern | Schedule | str | Sequence[Pattern | str]) -> str | list[str]:
+def write_patterns(given: Pattern | Schedule | str | Sequence[Pattern | str]) -> str | list[str]:
     """What the field holds for a pattern or schedule, or for one pattern per layer. Raises PatternError for others."""
-    if isinstance(patterns, str):
-        return str(parse_schedule(patterns))
-    if isinstance(patterns, Pattern | Schedule):
-        return str(patterns)
-    if isinstance(patterns, Sequence) and all(isinstance(pattern, Pattern | str) for pattern in patterns):
-        return [parse(str(pattern)).text for pattern in patterns]
-    raise PatternError(
-        f"use_pattern needs a pattern, a schedule, the text of one, or a list with one per layer, got {patterns!r}"
-    )
+    schedule = as_schedule(given)
+    texts = [pattern.text for pattern in schedule.patterns]
+    return str(schedule) if isinstance(given, str | Pattern | Schedule) else texts
 
 
 def read_patterns(texts: str | Sequence[str] | None, layers: int) -> tuple[Pattern, ...]:
     """The pattern of each layer, from what the field holds.
 
-    Raises PatternError for a text that cannot be read, ConfigurationError for an empty field, for a list whose length
-    is not the number of layers, and for a mixer that is no pattern.
+    Raises PatternError for a text that cannot be read and for a mixer that is no pattern, ConfigurationError for an
+    empty field and for a list whose length is not the number of layers.
     """
     if texts is None:
         raise ConfigurationError(
             "the model's configuration names no pattern (asterism_pattern); give one, use_pattern(model, pattern)"
         )
-    mixers = parse_mixers(texts, layers)
-    if not all(isinstance(mixer, Pattern) for mixer in mixers):
-        raise ConfigurationError(
-            f"asterism_pattern: {Fourier.text} is no pattern; only Asterism's own models mix by it"
-        )
-    return tuple(mixers)
+    return Schedule(layer_mixers(texts, layers)).patterns

@@ -9,8 +9,7 @@ from transformers import PreTrainedConfig, PreTrainedModel
 from asterism.errors import ConfigurationError
 from asterism.models.drop_in.cache import install_hooks
 from asterism.models.drop_in.field import IMPLEMENTATION, read_patterns, write_patterns
-from asterism.patterns import Pattern, require_causal
-from asterism.patterns.schedule import Schedule
+from asterism.patterns import Pattern, Schedule, require_causal
 
 Model = TypeVar("Model", bound=PreTrainedModel)
 

@@ -26,10 +26,9 @@ from asterism.models.importing.roberta import CAMEMBERT, ROBERTA, XLM_ROBERTA
 from asterism.models.importing.source import read_configuration, read_weights
 from asterism.models.importing.tokenizer import copy_tokenizer
 from asterism.models.masked_lm import AsterismForMaskedLM, AsterismForPreTraining
-from asterism.models.mixers import Fourier
 from asterism.models.modeling import AsterismModel
 from asterism.models.question_answering import AsterismForQuestionAnswering
-from asterism.patterns import Pattern, global_tokens
+from asterism.patterns import Fourier, Mixer, global_tokens
 
 ARCHITECTURES: dict[str, Architecture] = {
     "bert": BERT,
@@ -193,7 +192,7 @@ def _change(
             fields["mixers"] = [str(mixer | global_tokens(tuple(globals))) for mixer in new]
 
 
-def _refuse_other_weights(own: Sequence[Pattern | Fourier], new: Sequence[Pattern | Fourier]) -> None:
+def _refuse_other_weights(own: Sequence[Mixer], new: Sequence[Mixer]) -> None:
     """Raises ConfigurationError for a pattern whose layers need weights that the checkpoint does not have."""
     for number, (old, mixer) in enumerate(zip(own, new, strict=True)):
         if isinstance(old, Fourier) != isinstance(mixer, Fourier):

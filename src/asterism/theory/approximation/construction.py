@@ -28,7 +28,7 @@ import torch
 from numpy.typing import NDArray
 
 from asterism.errors import ConfigurationError, PatternError
-from asterism.patterns import Pattern, Schedule, parse_schedule
+from asterism.patterns import Pattern, Schedule, as_schedule
 from asterism.theory.approximation.contextual import (
     ContextualMapping,
     count_star_layers,
@@ -308,7 +308,7 @@ class _Construction:
 
 def _choose(pattern: Pattern | Schedule | str, n: int, d: int, construction: str) -> _Construction:
     """The construction asked for, once a theorem covers the pattern."""
-    schedule = pattern if isinstance(pattern, Schedule) else parse_schedule(str(pattern))
+    schedule = as_schedule(pattern)
     if construction not in ("auto", "yun", "star"):
         raise ConfigurationError(f"construction must be auto, yun or star, got {construction!r}")
     reasons = []

@@ -26,7 +26,7 @@ from torch import Tensor, nn
 
 from asterism.errors import ConfigurationError, DataError
 from asterism.layers import SparseAttention
-from asterism.patterns import Pattern, Schedule, parse_schedule
+from asterism.patterns import Pattern, Schedule, as_schedule
 from asterism.theory.certificates.graph import Booleans, Integers, read_graph
 from asterism.theory.certificates.reach import BLOCK, Layer, own_bits
 
@@ -191,7 +191,7 @@ def interactions(pattern: Pattern | Schedule | str, n: int, layers: int) -> tupl
     """
     if layers < 1:
         raise ConfigurationError(f"interactions are counted after 1 or more layers, got {layers}")
-    schedule = pattern if isinstance(pattern, Schedule) else parse_schedule(str(pattern))
+    schedule = as_schedule(pattern)
     steps = [
         Layer(reduce(or_, (read_graph(part, n, head) for head in range(part.heads)))) for part in schedule.patterns
     ]

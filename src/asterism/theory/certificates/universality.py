@@ -21,7 +21,7 @@ from operator import or_
 import numpy as np
 
 from asterism.errors import PatternError
-from asterism.patterns import Pattern, Schedule, parse_schedule
+from asterism.patterns import Pattern, Schedule, as_schedule
 from asterism.theory.certificates.graph import Graph, Integers, read_graph
 from asterism.theory.certificates.hamiltonian import PathSearch, find_path
 from asterism.theory.certificates.reach import Reach, find_reach
@@ -143,7 +143,7 @@ def certify(pattern: Pattern | Schedule | str, n: int) -> Certificate:
     not with n^2; time with n^2 / 64 per layer. Raises PatternError for n < 1 and n > MOST_TOKENS, and where the
     pattern cannot be compiled at that length.
     """
-    schedule = pattern if isinstance(pattern, Schedule) else parse_schedule(str(pattern))
+    schedule = as_schedule(pattern)
     if not 1 <= n <= MOST_TOKENS:
         raise PatternError(f"certify follows all pairs of tokens: n must be from 1 to {MOST_TOKENS:,}, got {n:,}")
     heads = [[read_graph(part, n, head) for head in range(part.heads)] for part in schedule.patterns]
