@@ -8,7 +8,6 @@ import math
 from functools import lru_cache
 from typing import Literal, overload
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -20,7 +19,9 @@ from asterism.kernels import dense as dense_kernel
 from asterism.kernels import triton as triton_kernel
 from asterism.kernels.cpu import cpu
 from asterism.kernels.eager import eager
+from asterism.kernels.masks import mask, readable
 from asterism.kernels.reference import reference
+from asterism.kernels.transforms import is_transformed
 from asterism.kernels.triton import triton, triton_decode
 from asterism.patterns import Pattern, parse, require_prefix_stable
 
@@ -93,6 +94,10 @@ def attend(
     the log-sum-exp [B, H, Nq] (natural logarithm; float32, or float64 for float64), differentiable too. A query that
     may attend to nothing gets out 0, log-sum-exp -inf and gradient 0; what unread keys hold changes nothing.
 
+    Under torch.autocast q, k and v are cast to its dtype first, float64 apart, as scaled_dot_product_attention does it.
+    torch.func.vmap, grad and vjp go through every implementation but "flex". Forward-mode derivatives need "reference"
+    or "dense", second derivatives "reference"; the others refuse them with KernelError.
+
     `implementation`: "cpu" (fused tiles in C++: float32 and bfloat16), "triton" (fused tiles on a GPU: these and
     float16), "eager" (tiles in plain PyTorch), "dense" (scaled_dot_product_attention; with a mask for short sequences),
     "flex" (PyTorch's FlexAttention; on CPUs without gradients), "reference" (the oracle, O(n^2) memory), or "auto": the
@@ -102,6 +107,7 @@ def attend(
     if not isinstance(pattern, (Pattern, str)):
         raise PatternError(f"attend needs a Pattern or its text, got a {type(pattern).__name__}")
     text = pattern if isinstance(pattern, str) else pattern.text
+    q, k, v = _autocast(q, k, v)
     _check_tensors(q, k, v, key_mask, segments)
     n_queries, n_keys = q.shape[2], k.shape[2]
     offset = n_keys - n_queries if query_offset is None else query_offset
@@ -119,7 +125,7 @@ def attend(
         return (out, lse) if return_lse else out
     if way in ("full", "causal"):
         return dense_kernel.dense(q, k, v, None, way == "causal", scale)
-    allowed = dense_kernel.mask(q, text, n_queries, n_keys, offset)[None]
+    allowed = mask(text, n_queries, n_keys, offset, q.device)[None]
     allowed = _restrict(allowed, key_mask, segments, offset, n_queries)
     if way == "mask":
         return dense_kernel.dense(q, k, v, allowed, False, scale)
@@ -171,6 +177,7 @@ def decode(
     would depend on the length to come.
     """
     pattern = parse(pattern) if isinstance(pattern, str) else pattern
+    q, k, v = _autocast(q, k, v)
     _check_tensors(q, k, v, None, None)
     _check_positions("query_positions", query_positions, q)
     _check_positions("key_positions", key_positions, k)
@@ -178,30 +185,19 @@ def decode(
     require_prefix_stable(pattern)
     scale = 1 / math.sqrt(q.shape[3]) if scale is None else scale
     differentiated = torch.is_grad_enabled() and any(x.requires_grad for x in (q, k, v))
-    fused = q.is_cuda and not differentiated and triton_kernel.refusal(q, v) is None
+    fused = q.is_cuda and not (differentiated or is_transformed()) and triton_kernel.refusal(q, v) is None
     wide = torch.promote_types(q.dtype, torch.float32)
     outs, lses = [q.new_zeros((*q.shape[:2], 0, v.shape[-1]))], [q.new_zeros((*q.shape[:2], 0), dtype=wide)]
     for start in range(0, q.shape[2], _DECODED_AT_A_TIME):
         chunk = slice(start, start + _DECODED_AT_A_TIME)
-        mask = readable(pattern, query_positions[:, chunk], key_positions).to(q.device)
+        allowed = readable(pattern, query_positions[:, chunk], key_positions).to(q.device)
         if fused or return_lse:
-            out, lse = (triton_decode if fused else reference)(q[:, :, chunk], k, v, mask, scale)
+            out, lse = (triton_decode if fused else reference)(q[:, :, chunk], k, v, allowed, scale)
             lses.append(lse)
         else:
-            out = dense_kernel.dense(q[:, :, chunk], k, v, mask, False, scale)
+            out = dense_kernel.dense(q[:, :, chunk], k, v, allowed, False, scale)
         outs.append(out)
     return (torch.cat(outs, dim=2), torch.cat(lses, dim=2)) if return_lse else torch.cat(outs, dim=2)
-
-
-def readable(pattern: Pattern, query_positions: Tensor, key_positions: Tensor) -> Tensor:
-    """Whether queries at [B or 1, M] may read slots whose keys stand at [B or 1, L], -1 for none.
-
-    bool [B or 1, heads of the pattern, M, L], on the device of the positions. The pattern must be prefix-stable.
-    """
-    asked, kept = query_positions.cpu().numpy()[:, :, None], key_positions.cpu().numpy()[:, None, :]
-    length = int(max(asked.max(initial=-1), kept.max(initial=-1))) + 1
-    allowed = [pattern.allows(asked, np.maximum(kept, 0), length, head) for head in range(pattern.heads)]
-    return torch.from_numpy(np.stack(allowed, axis=1) & (kept >= 0)[:, None]).to(query_positions.device)
 
 
 def _restrict(allowed: Tensor, key_mask: Tensor | None, segments: Tensor | None, offset: int, n_queries: int) -> Tensor:
@@ -262,6 +258,8 @@ def _choose(
     heads, n_queries, n_keys = q.shape[1], q.shape[2], k.shape[2]
     if torch.compiler.is_compiling():
         return _choose_for_any_length(text, n_queries == n_keys, implementation, tiles, masked or return_lse)
+    if implementation == "auto" and is_transformed():
+        implementation = tiles  # dense attention would take the way that holds all scores
     setting = _setting(q, k, v)
     return _choose_by_cost(text, heads, n_queries, n_keys, offset, implementation, tiles, masked, return_lse, setting)
 
@@ -313,6 +311,15 @@ def _choose_by_cost(
 
 
 # --- the checks ------------------------------------------------------------------------------------------------------
+
+
+def _autocast(*operands: Tensor) -> tuple[Tensor, ...]:
+    """The operands in the dtype of torch.autocast where it is on, float64 apart, as PyTorch's own attention does."""
+    kind = operands[0].device.type
+    if not (torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind)):
+        return operands
+    dtype = torch.get_autocast_dtype(kind)
+    return tuple(x.to(dtype) if x.is_floating_point() and x.dtype != torch.float64 else x for x in operands)
 
 
 def _check_tensors(q: Tensor, k: Tensor, v: Tensor, key_mask: Tensor | None, segments: Tensor | None) -> None:

@@ -3,13 +3,13 @@
 With a mask it needs O(n_queries * n_keys) memory, so a mask is only built for short sequences or few queries.
 """
 
-from functools import lru_cache
+from typing import Any, NoReturn
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from asterism.patterns import parse
+from asterism.kernels.transforms import is_transformed, refuse_second_derivatives
 
 
 def dense(q: Tensor, k: Tensor, v: Tensor, allowed: Tensor | None, is_causal: bool, scale: float) -> Tensor:
@@ -30,23 +30,44 @@ def dense(q: Tensor, k: Tensor, v: Tensor, allowed: Tensor | None, is_causal: bo
         widest = max(q.shape[-1], width)
         q, k, v = (F.pad(x, (0, widest - x.shape[-1])) for x in (q, k, v))
     if allowed is None:
-        return F.scaled_dot_product_attention(q, k, v, is_causal=is_causal, scale=scale)[..., :width]
+        return _attend(q, k, v, is_causal=is_causal, scale=scale)[..., :width]
     empty = ~allowed.any(dim=-1, keepdim=True)
-    out = F.scaled_dot_product_attention(q, k, v, attn_mask=allowed | empty, scale=scale)[..., :width]
+    out = _attend(q, k, v, attn_mask=allowed | empty, scale=scale)[..., :width]
     return out.masked_fill(empty, 0)
 
 
-@torch.library.custom_op("asterism::mask", mutates_args=())
-def mask(like: Tensor, pattern: str, n_queries: int, n_keys: int, query_offset: int) -> Tensor:
-    """The pattern as a boolean tensor [heads, n_queries, n_keys] on the device of `like`."""
-    return _mask(pattern, n_queries, n_keys, query_offset, like.device).clone()
+def _attend(q: Tensor, k: Tensor, v: Tensor, **arguments: Any) -> Tensor:
+    """scaled_dot_product_attention. Of its ways to compute only the plain one, O(n^2) memory, knows transforms."""
+    if is_transformed():
+        from torch.nn.attention import SDPBackend, sdpa_kernel  # loads Triton where it is installed
+
+        with sdpa_kernel(SDPBackend.MATH):
+            return F.scaled_dot_product_attention(q, k, v, **arguments)
+    if not torch.compiler.is_compiling() and torch.is_grad_enabled():
+        q, k, v = (_differentiable_once(x) for x in (q, k, v))
+    return F.scaled_dot_product_attention(q, k, v, **arguments)
 
 
-@mask.register_fake
-def _(like: Tensor, pattern: str, n_queries: int, n_keys: int, query_offset: int) -> Tensor:
-    return like.new_empty((parse(pattern).heads, n_queries, n_keys), dtype=torch.bool)
+def _differentiable_once(x: Tensor) -> Tensor:
+    """A view of x whose gradient has none: PyTorch's fused ways have no second derivative, and say so in riddles."""
+    if not x.requires_grad:
+        return x
+    x = x.view_as(x)
+    x.register_hook(_without_gradient)
+    return x
 
 
-@lru_cache(maxsize=32)
-def _mask(pattern: str, n_queries: int, n_keys: int, query_offset: int, device: torch.device) -> Tensor:
-    return torch.from_numpy(parse(pattern).dense(n_queries, n_keys, query_offset)).to(device)
+def _without_gradient(gradient: Tensor) -> Tensor | None:
+    return _Last.apply(gradient) if gradient.requires_grad else None  # type: ignore[no-untyped-call]
+
+
+class _Last(torch.autograd.Function):
+    """A gradient as it is, whose own gradient is refused."""
+
+    @staticmethod
+    def forward(ctx: Any, gradient: Tensor) -> Tensor:
+        return gradient.view_as(gradient)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> NoReturn:
+        refuse_second_derivatives("dense")

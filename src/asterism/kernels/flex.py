@@ -26,6 +26,7 @@ from torch.nn.attention.flex_attention import AuxRequest, BlockMask, flex_attent
 
 from asterism.compiler import Pass, Plan, compile_pattern
 from asterism.errors import KernelError
+from asterism.kernels.transforms import is_transformed
 
 _CPU_TILE, _GPU_TILE = 64, 128
 """On CPUs 64 is faster than 128; on GPUs 128 is FlexAttention's own, and smaller ones may not fit its kernels."""
@@ -101,6 +102,11 @@ def flex(
 
 def _refuse(q: Tensor, k: Tensor, v: Tensor, return_lse: bool, several: bool) -> None:
     """Raise KernelError for what FlexAttention cannot do."""
+    if is_transformed():
+        raise KernelError(
+            'implementation="flex" is compiled, and knows no transforms (torch.func, forward-mode derivatives):'
+            ' use implementation="reference"'
+        )
     if q.dtype == torch.float64:
         raise KernelError('implementation="flex" takes float32, bfloat16 or float16, got float64: use "eager"')
     if q.device.type != "cpu":

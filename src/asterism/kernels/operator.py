@@ -6,13 +6,16 @@ that `torch.compile(fullgraph=True)`, autograd and `opcheck` know them.
 
 import math
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from torch import Tensor
 
 from asterism.compiler import Plan, compile_pattern
+from asterism.errors import KernelError
+from asterism.kernels.transforms import is_transformed, over_batches, refuse_second_derivatives, refuse_tangents
 from asterism.patterns import parse
 
 _OPERANDS = "Tensor q, Tensor k, Tensor v, Tensor? key_mask, Tensor? segments"
@@ -87,19 +90,22 @@ Operator = Callable[..., tuple[Tensor, Tensor, Tensor]]
 
 
 def operator(name: str, forward: Forward, backward: Backward) -> Operator:
-    """The operator `asterism::name` of (q, k, v, key_mask, segments, pattern, query_offset, scale).
+    """Attention as the operators `asterism::name` and `asterism::name_backward`, and a function that calls them.
 
-    It gives (out, lse, residual). `backward` takes the operands, what forward gave, and the gradients of out and lse,
-    and gives those of q, k and v, contiguous and in their dtypes. Operands may be strided at will.
+    It takes (q, k, v, key_mask, segments, pattern, query_offset, scale) and gives (out, lse, residual). `backward`
+    takes the operands, what forward gave, and the gradients of out and lse, and gives those of q, k and v, contiguous
+    and in their dtypes. Operands may be strided at will.
     """
 
     def run(*arguments: Any) -> tuple[Tensor, Tensor, Tensor]:
-        attended = forward(_operands(*arguments))
+        with _as_they_are(arguments[0]):
+            attended = forward(_operands(*arguments))
         return attended.out, attended.lse, attended.residual
 
     def differentiate(*arguments: Any) -> tuple[Tensor, Tensor, Tensor]:
         operands, (out, residual, lse, grad_out, grad_lse) = _operands(*arguments[:8]), arguments[8:]
-        return backward(operands, Attended(out, lse, residual), grad_out, grad_lse)
+        with _as_they_are(out):
+            return backward(operands, Attended(out, lse, residual), grad_out, grad_lse)
 
     def save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor, Tensor]) -> None:
         out, lse, residual = output
@@ -118,14 +124,65 @@ def operator(name: str, forward: Forward, backward: Backward) -> Operator:
         gradients = differentiated(*saved[:5], *ctx.settings, *saved[5:], *given)
         return *gradients, None, None, None, None, None
 
-    registered = torch.library.custom_op(f"asterism::{name}", run, mutates_args=(), schema=_FORWARD)
-    differentiated = torch.library.custom_op(
-        f"asterism::{name}_backward", differentiate, mutates_args=(), schema=_BACKWARD
-    )
-    registered.register_fake(_fake_forward)
-    differentiated.register_fake(_fake_backward)
+    def refuse(ctx: Any, *grads: Tensor | None) -> NoReturn:
+        refuse_second_derivatives(name)
+
+    attended = _callable(name, _FORWARD, run, _fake_forward, save, gradient)
+    differentiated = _callable(f"{name}_backward", _BACKWARD, differentiate, _fake_backward, _save_nothing, refuse)
+    return attended
+
+
+def _callable(
+    name: str,
+    schema: str,
+    run: Callable[..., tuple[Tensor, Tensor, Tensor]],
+    fake: Callable[..., tuple[Tensor, Tensor, Tensor]],
+    save: Callable[..., None],
+    gradient: Callable[..., tuple[Tensor | None, ...]],
+) -> Operator:
+    """An operator of torch.library with its gradient, and the way to it.
+
+    The gradient that torch.library makes of `save` and `gradient` is for torch.autograd and torch.compile: torch.func
+    refuses it, and forward-mode differentiation passes it by. For them the same two make an autograd.Function.
+    """
+    registered = torch.library.custom_op(f"asterism::{name}", run, mutates_args=(), schema=schema)
+    registered.register_fake(fake)
     registered.register_autograd(gradient, setup_context=save)
-    return registered
+    registered.register_vmap(over_batches(registered))
+
+    class Transformed(torch.autograd.Function):
+        forward = staticmethod(registered)
+        setup_context = staticmethod(save)
+        backward = staticmethod(gradient)
+
+        @staticmethod
+        def jvp(ctx: Any, *tangents: Tensor | None) -> NoReturn:
+            refuse_tangents(name.removesuffix("_backward"))
+
+        @staticmethod
+        def vmap(info: Any, in_dims: tuple[int | None, ...], *arguments: Any) -> tuple[Any, Any]:
+            return over_batches(Transformed.apply)(info, in_dims, *arguments)
+
+    def call(*arguments: Any) -> tuple[Tensor, Tensor, Tensor]:
+        if not is_transformed():
+            return registered(*arguments)
+        if torch.compiler.is_compiling():
+            raise KernelError("attention under torch.func or forward-mode derivatives cannot be compiled")
+        return Transformed.apply(*arguments)  # type: ignore[no-untyped-call]
+
+    return call
+
+
+def _save_nothing(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor, Tensor]) -> None:
+    """For a gradient that is always refused."""
+
+
+def _as_they_are(x: Tensor) -> AbstractContextManager[object]:
+    """No casts: autocast goes on inside an operator, and would round the wide sums of a kernel in PyTorch."""
+    kind = x.device.type
+    if not (torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind)):
+        return nullcontext()
+    return torch.autocast(kind, enabled=False)
 
 
 def _operands(

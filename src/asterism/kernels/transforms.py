@@ -1,0 +1,58 @@
+"""Function transforms: torch.func (grad, vjp, jvp, vmap) and forward-mode differentiation.
+
+Under them, tensors carry more than their numbers (a tangent, a hidden axis), which a kernel that reads memory would
+drop in silence. So a kernel says what it can: differentiate once, and see a hidden axis as part of the batch.
+"""
+
+from collections.abc import Callable
+from typing import Any, NoReturn
+
+import torch
+from torch import Tensor
+from torch.autograd import forward_ad
+
+from asterism.errors import KernelError
+
+
+def is_transformed() -> bool:
+    """Whether a transform of torch.func or forward-mode differentiation is under way; torch.compile can trace this."""
+    return forward_ad._current_level >= 0 or torch._C._are_functorch_transforms_active()
+
+
+def refuse_tangents(name: str) -> NoReturn:
+    """Raise KernelError: the implementation has no forward-mode derivatives."""
+    raise KernelError(
+        f'implementation="{name}" has no forward-mode derivatives (torch.func.jvp, jacfwd, forward_ad):'
+        ' use implementation="reference" or "dense"'
+    )
+
+
+def refuse_second_derivatives(name: str) -> NoReturn:
+    """Raise KernelError: the implementation is differentiable once."""
+    raise KernelError(
+        f'implementation="{name}" is differentiable once, and the gradient of its gradient was asked for:'
+        ' use implementation="reference"'
+    )
+
+
+def over_batches(compute: Callable[..., tuple[Tensor, ...]]) -> Callable[..., Any]:
+    """The rule of torch.func.vmap for `compute`, whose tensors all begin with the batch: the hidden axis joins it.
+
+    Tensors of one dimension (the empty residual of `Rounded`) have no batch and stay as they are.
+    """
+
+    def rule(info: Any, in_dims: tuple[int | None, ...], *arguments: Any) -> tuple[Any, Any]:
+        size = info.batch_size
+        results = compute(*(_fold(x, dim, size) for x, dim in zip(arguments, in_dims, strict=True)))
+        unfolded = tuple(x if x.ndim == 1 else x.unflatten(0, (size, x.shape[0] // size)) for x in results)
+        return unfolded, tuple(None if x.ndim == 1 else 0 for x in results)
+
+    return rule
+
+
+def _fold(x: Any, dim: int | None, size: int) -> Any:
+    """The hidden axis `dim` of x in front of its batch and one with it; without one, x once for each of `size`."""
+    if not isinstance(x, Tensor) or (dim is None and x.ndim == 1):
+        return x
+    moved = x.expand(size, *x.shape) if dim is None else x.movedim(dim, 0)
+    return moved.flatten(0, 1)
