@@ -99,7 +99,8 @@ def test_a_task_is_learned(finished, files, task):
     for prediction in predictions:
         line = int(prediction["record"].rpartition(" ")[2])
         record = json.loads(files[task].read_text().splitlines()[line - 1])
-        assert prediction.get("label") == record.get("label") and prediction.get("tags") == record.get("tags")
+        for name in {"label", "tags"} & record.keys():
+            assert prediction[f"predicted_{name}"] == record[name]
     assert json.loads((folder / "run.json").read_text())["result"] == asdict(report)
     assert not (folder / "checkpoints").exists()
 
@@ -176,7 +177,7 @@ def test_a_resumed_run_equals_one_that_was_not_stopped(settings, tmp_path):
     first, second = (load_file(tmp_path / name / "model" / "model.safetensors") for name in ("whole", "parts"))
     assert first.keys() == second.keys() and all(torch.equal(first[name], second[name]) for name in first)
     assert finetune(config, tmp_path / "parts", resume=True, progress=False) == resumed  # finished: only reported
-    assert json.loads((tmp_path / "parts" / "run.json").read_text())["corpus"]["labels"] == ["bad", "good"]
+    assert json.loads((tmp_path / "parts" / "run.json").read_text())["corpus"]["task"]["labels"] == ["bad", "good"]
     with pytest.raises(ConfigurationError, match="resume: seed is 1, but the run began with 0"):
         finetune(replace(config, seed=1), tmp_path / "parts", resume=True, progress=False)
 
@@ -234,7 +235,7 @@ def test_new_weights_are_of_float32_whatever_the_folder_has(bert, tmp_path):
     half = Path(shutil.copytree(bert, tmp_path / "half"))
     document = json.loads((half / "config.json").read_text())
     (half / "config.json").write_text(json.dumps(document | {"dtype": "float16"}))
-    task = Classification([Document(None, "a", (label,), False) for label in ("good", "bad")], length=8)
+    task = Classification.of([Document(None, "a", (label,), False) for label in ("good", "bad")], length=8)
     assert load_encoder(str(half), task, 29, fresh=True)[0].dtype == torch.float32
     assert load_encoder(str(half), task, 29, fresh=False)[0].dtype == torch.float32
 

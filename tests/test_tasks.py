@@ -69,7 +69,8 @@ def test_questions_of_squad_and_its_flat_form_are_the_same(tmp_path):
     ]
     squad.write_text(json.dumps({"version": "v2.0", "data": [{"paragraphs": [{"context": CONTEXT, "qas": asked}]}]}))
     seen = [
-        [(one.id, one.context, one.question, one.answers) for one in read_questions(p)] for p in (flat, listed, squad)
+        [(one.record.fields["id"], one.context, one.question, one.answers) for one in read_questions(p)]
+        for p in (flat, listed, squad)
     ]
     assert seen[0] == seen[1] == seen[2]
     assert seen[0][0][3][0].text == "attic" and seen[0][1][3] == ()
@@ -78,8 +79,8 @@ def test_questions_of_squad_and_its_flat_form_are_the_same(tmp_path):
 @pytest.mark.parametrize(
     ("read", "name", "content", "message"),
     [
-        (read_documents, "x.jsonl", "", r"x\.jsonl is empty"),
-        (read_documents, "x.jsonl", " \n\n", r"x\.jsonl is empty"),
+        (read_documents, "x.jsonl", "", r"x\.jsonl holds no record"),
+        (read_documents, "x.jsonl", " \n\n", r"x\.jsonl holds no record"),
         (read_documents, "x.tsv", "x", r"x\.tsv must be a file of one of the kinds \.jsonl, \.csv"),
         (read_documents, "x.jsonl", '{"text": "x"', r"x\.jsonl, line 1: cannot be read as JSON"),
         (read_documents, "x.jsonl", '\n["x"]', r"x\.jsonl, line 2: must be a JSON object"),
@@ -99,7 +100,7 @@ def test_questions_of_squad_and_its_flat_form_are_the_same(tmp_path):
         (read_documents, "x.csv", "text,label\nx,1,2\n", r"line 2: the row does not have the 2 fields of line 1"),
         (read_documents, "x.csv", "text,label\nx\n", r"line 2: the row does not have the 2 fields of line 1"),
         (read_documents, "x.csv", 'text,label\n"x,1\n', r"line 2: cannot be read as CSV"),
-        (read_documents, "x.csv", "text,label\n", r"x\.csv holds no document"),
+        (read_documents, "x.csv", "text,label\n", r"x\.csv holds no record"),
         (read_tagged, "x.jsonl", '{"tokens": ["a", "b"], "tags": ["O"]}', r"field 'tags' has 1 entries for 2 tokens"),
         (read_tagged, "x.jsonl", '{"tokens": [], "tags": []}', r"line 1: field 'tokens' is empty"),
         (
@@ -110,9 +111,9 @@ def test_questions_of_squad_and_its_flat_form_are_the_same(tmp_path):
         ),
         (read_tagged, "x.jsonl", '{"tokens": ["a"]}', r"line 1: field 'tags' is missing"),
         (read_tagged, "x.conll", "a B-X\nb\n", r"line 2: field 'tags' is missing: the line is 'b' alone"),
-        (read_tagged, "x.conll", "-DOCSTART- O\n\n", r"x\.conll holds no document"),
+        (read_tagged, "x.conll", "-DOCSTART- O\n\n", r"x\.conll holds no record"),
         (read_questions, "x.json", '{"version": 2}', r"x\.json: field 'data' is missing"),
-        (read_questions, "x.json", '{"data": []}', r"x\.json holds no question"),
+        (read_questions, "x.json", '{"data": []}', r"x\.json holds no record"),
         (
             read_questions,
             "x.json",
@@ -158,7 +159,7 @@ def test_files_that_cannot_be_read(tmp_path):
     with pytest.raises(DataError, match=r"there is no file .*none\.jsonl"):
         read_documents(tmp_path / "none.jsonl")
     (tmp_path / "bytes.jsonl").write_bytes(b'{"text": "\xff"}')
-    with pytest.raises(DataError, match=r"bytes\.jsonl is not UTF-8 text: byte 10"):
+    with pytest.raises(DataError, match=r"bytes\.jsonl, line 1: is not UTF-8 text: byte 10"):
         read_documents(tmp_path / "bytes.jsonl")
     with pytest.raises(DataError, match="cannot read .*Is a directory"):
         (tmp_path / "folder.jsonl").mkdir()
@@ -168,41 +169,61 @@ def test_files_that_cannot_be_read(tmp_path):
 # --- features and predictions ---------------------------------------------------------------------------------------
 
 
+def rows(task, examples):
+    """The features of all examples in one list."""
+    return [row for some in task.features(examples, word_tokenizer()) for row in some]
+
+
+def predict(task, examples, logits):
+    """The predictions for all examples, given the logits of all their rows in one list."""
+    each = list(task.features(examples, word_tokenizer()))
+    left = iter(logits)
+    predictions = [
+        task.predict(one, some, [next(left) for _ in some]) for one, some in zip(examples, each, strict=True)
+    ]
+    assert next(left, None) is None
+    return predictions
+
+
+def score(task, examples, predictions):
+    return task.score([one[task.answer] for one in predictions], [task.gold(one) for one in examples])
+
+
 def documents(tmp_path, *records):
     return read_documents(write_lines(tmp_path / "documents.jsonl", records))
 
 
 def test_classification_from_files_to_scores(tmp_path):
     examples = documents(tmp_path, {"text": "the lamp", "label": "b"}, {"text": "the red book", "label": "a"})
-    task = Classification(examples, length=4)
-    features = task.features(examples, word_tokenizer())
+    task = Classification.of(examples, length=4)
+    features = rows(task, examples)
     assert task.model_fields()["id2label"] == {0: "a", 1: "b"}
     assert [len(one.inputs["input_ids"]) for one in features] == [4, 4]  # the second is cut off
     assert task.targets(features, 4)["labels"].tolist() == [1, 0]
-    predictions = task.predict(examples, features, [(np.array([0.0, 1.0]),), (np.array([-1.0, 3.0]),)])
+    predictions = predict(task, examples, [(np.array([0.0, 1.0]),), (np.array([-1.0, 3.0]),)])
     assert [one["label"] for one in predictions] == ["b", "b"]
-    assert predictions[0]["probabilities"]["b"] == pytest.approx(1 / (1 + np.exp(-1)))
-    assert task.score(examples, predictions) == {"accuracy": 0.5, "macro_f1": pytest.approx(1 / 3)}
+    assert predictions[0]["probabilities"]["b"] == 0.7311  # 1 / (1 + exp(-1)), the digits that hold
+    assert score(task, examples, predictions) == {"accuracy": 0.5, "macro_f1": pytest.approx(1 / 3)}
 
 
 def test_several_labels_from_files_to_scores(tmp_path):
     examples = documents(tmp_path, {"text": "lamp", "labels": ["b", "a"]}, {"text": "book", "labels": []})
-    task = Classification(examples, length=8)
-    features = task.features(examples, word_tokenizer())
+    task = Classification.of(examples, length=8)
+    features = rows(task, examples)
     assert task.targets(features, 3)["labels"].tolist() == [[1.0, 1.0], [0.0, 0.0]]
-    predictions = task.predict(examples, features, [(np.array([2.0, -2.0]),), (np.array([-1.0, -1.0]),)])
+    predictions = predict(task, examples, [(np.array([2.0, -2.0]),), (np.array([-1.0, -1.0]),)])
     assert [one["labels"] for one in predictions] == [["a"], []]
-    assert task.score(examples, predictions) == {"micro_f1": pytest.approx(2 / 3), "macro_f1": 0.5}
+    assert score(task, examples, predictions) == {"micro_f1": pytest.approx(2 / 3), "macro_f1": 0.5}
 
 
 def test_labels_that_training_does_not_have(tmp_path):
     examples = documents(tmp_path, {"text": "lamp", "label": "good"}, {"text": "book", "label": "bad"})
     other = documents(tmp_path, {"text": "lamp", "label": "goood"})
-    task = Classification(examples, length=8)
+    task = Classification.of(examples, length=8)
     with pytest.raises(DataError, match=r"line 1: field 'label' is 'goood', .*\(bad, good\)\. Did you mean 'good'\?"):
-        task.features(other, word_tokenizer())
+        rows(task, other)
     with pytest.raises(DataError, match="must have 2 labels or more, seen: good"):
-        Classification(examples[:1], length=8)
+        Classification.of(examples[:1], length=8)
 
 
 def test_a_document_without_a_token(tmp_path):
@@ -210,7 +231,7 @@ def test_a_document_without_a_token(tmp_path):
     tokenizer = word_tokenizer()
     tokenizer.backend_tokenizer.normalizer = normalizers.BertNormalizer()
     with pytest.raises(DataError, match=r"line 2: the tokenizer makes no token of the document"):
-        Classification(examples, length=8).features(examples, tokenizer)
+        list(Classification.of(examples, length=8).features(examples, tokenizer))
 
 
 def test_tagging_from_files_to_scores(tmp_path):
@@ -219,26 +240,30 @@ def test_tagging_from_files_to_scores(tmp_path):
         {"tokens": ["the", "book", "of", "ben"], "tags": ["O", "O", "O", "B-PER"]},
     ]
     examples = read_tagged(write_lines(tmp_path / "t.jsonl", records))
-    task = Tagging(examples, length=6)
-    features = task.features(examples, word_tokenizer())
+    task = Tagging.of(examples, length=6)
+    features = rows(task, examples)
     # [CLS] anna lives - in rome(cut) [SEP]; tags are numbered B-LOC, B-PER, O.
     assert task.targets(features, 7)["labels"].tolist() == [
         [-100, 1, 2, -100, -100, -100, -100],
         [-100, 2, 2, 2, 1, -100, -100],
     ]
     logits = [(np.eye(3)[[2, 1, 1, 0, 0, 2]],), (np.eye(3)[[2, 2, 2, 2, 1, 2]],)]
-    predictions = task.predict(examples, features, logits)
-    assert predictions == [{"tags": ["B-PER", "B-PER", "O"]}, {"tags": ["O", "O", "O", "B-PER"]}]
-    scores = task.score(examples, predictions)
+    predictions = predict(task, examples, logits)
+    likely = round(np.e / (np.e + 2), 4)
+    assert predictions == [
+        {"tags": ["B-PER", "B-PER", "O"], "probabilities": [likely, likely, None]},  # of rome nothing was read
+        {"tags": ["O", "O", "O", "B-PER"], "probabilities": [likely] * 4},
+    ]
+    scores = score(task, examples, predictions)
     assert scores["token_accuracy"] == 5 / 7
     assert scores["entity_precision"] == scores["entity_recall"] == pytest.approx(2 / 3)
 
 
 def test_tags_that_mark_no_spans_are_scored_by_token(tmp_path):
     examples = read_tagged(write_lines(tmp_path / "t.jsonl", [{"tokens": ["the", "book"], "tags": ["DET", "NOUN"]}]))
-    task = Tagging(examples, length=8)
+    task = Tagging.of(examples, length=8)
     assert task.headline == "token_accuracy"
-    assert task.score(examples, [{"tags": ["DET", "DET"]}]) == {
+    assert score(task, examples, [{"tags": ["DET", "DET"]}]) == {
         "token_accuracy": 0.5,
         "token_macro_f1": pytest.approx(1 / 3),
     }
@@ -263,8 +288,8 @@ def pointing(features, text, context=CONTEXT, strength=5.0):
 
 def test_windows_cover_the_context_and_point_at_whole_answers_only(tmp_path):
     examples = questions(tmp_path, question("in the attic"))
-    features = Answering(examples, length=14, stride=3).features(examples, word_tokenizer())
-    assert len(features) > 2 and {one.example for one in features} == {0}
+    features = rows(Answering.of(examples, length=14, stride=3), examples)
+    assert len(features) > 2
     stretches = [one.tokens[one.tokens[:, 0] >= 0] for one in features]
     for before, after in zip(stretches, stretches[1:], strict=False):
         assert np.array_equal(before[-3:], after[:3])  # the stride is what they share
@@ -285,10 +310,7 @@ def test_windows_cover_the_context_and_point_at_whole_answers_only(tmp_path):
 
 def test_with_and_without_stride_agree_when_the_context_fits(tmp_path):
     examples = questions(tmp_path, question(), question("cellar"))
-    tokenizer = word_tokenizer()
-    whole, windows = (
-        Answering(examples, length=40, stride=stride).features(examples, tokenizer) for stride in (None, 5)
-    )
+    whole, windows = (rows(Answering.of(examples, length=40, stride=stride), examples) for stride in (None, 5))
     assert len(whole) == len(windows) == 2
     for one, other in zip(whole, windows, strict=True):
         assert one.target == other.target and np.array_equal(one.tokens, other.tokens)
@@ -297,33 +319,33 @@ def test_with_and_without_stride_agree_when_the_context_fits(tmp_path):
 
 def test_the_best_window_answers(tmp_path):
     examples = questions(tmp_path, question("in the attic"))
-    task = Answering(examples, length=14, stride=3)
-    features = task.features(examples, word_tokenizer())
-    (prediction,) = task.predict(examples, features, pointing(features, "in the attic"))
+    task = Answering.of(examples, length=14, stride=3)
+    features = rows(task, examples)
+    (prediction,) = predict(task, examples, pointing(features, "in the attic"))
     assert prediction["answer"] == "in the attic" and prediction["answer_start"] == CONTEXT.index("in the attic")
-    assert task.score(examples, [prediction]) == {"exact_match": 1, "f1": 1}
-    short = Answering(examples, length=14, stride=3, max_answer_length=2)
-    (prediction,) = short.predict(examples, features, pointing(features, "in the attic"))
+    assert score(task, examples, [prediction]) == {"exact_match": 1, "f1": 1}
+    short = Answering.of(examples, length=14, stride=3, max_answer_length=2)
+    (prediction,) = predict(short, examples, pointing(features, "in the attic"))
     assert prediction["answer"] != "in the attic" and len(prediction["answer"].split()) <= 2
 
 
 def test_no_answer_is_given_when_it_scores_higher_in_every_window(tmp_path):
     examples = questions(tmp_path, question(), question(None))
-    task = Answering(examples, length=14, stride=3)
-    features = task.features(examples, word_tokenizer())
+    task = Answering.of(examples, length=14, stride=3)
+    features = rows(task, examples)
     logits = pointing(features, "attic")
     for starts, ends in logits:
         starts[0] = ends[0] = 5.5
-    assert [one["answer"] for one in task.predict(examples, features, logits)] == ["", ""]
-    first = [number for number, one in enumerate(features) if one.example == 0 and one.target != (0, 0)][0]
+    assert [one["answer"] for one in predict(task, examples, logits)] == ["", ""]
+    first = next(number for number, one in enumerate(features) if one.target != (0, 0))
     logits[first][0][0] = 0.0
-    predictions = task.predict(examples, features, logits)
+    predictions = predict(task, examples, logits)
     assert [one["answer"] for one in predictions] == ["attic", ""] and predictions[1]["answer_start"] is None
-    scores = task.score(examples, predictions)
+    scores = score(task, examples, predictions)
     assert scores["exact_match"] == scores["has_answer_f1"] == scores["no_answer_exact_match"] == 1
-    assert task.score(examples, predictions[::-1])["exact_match"] == 0
-    never = Answering(examples[:1], length=14, stride=3)  # the training questions all have answers
-    (prediction,) = never.predict(examples[:1], features[:first], logits[:first])
+    assert score(task, examples, predictions[::-1])["exact_match"] == 0
+    never = Answering.of(examples[:1], length=14, stride=3)  # the training questions all have answers
+    (prediction,) = predict(never, examples[:1], logits[: len(logits) // 2])
     assert prediction["answer"] != ""
 
 
@@ -334,9 +356,9 @@ def test_questions_that_leave_no_room(tmp_path):
         (10, 3, r"leaves 3 of length 10 for the context, which needs 4; give a longer length or a smaller stride"),
     ):
         with pytest.raises(DataError, match=message):
-            Answering(examples, length=length, stride=stride).features(examples, word_tokenizer())
+            rows(Answering.of(examples, length=length, stride=stride), examples)
     with pytest.raises(DataError, match="none of the training questions has an answer"):
-        Answering(questions(tmp_path, question(None)), length=20)
+        Answering.of(questions(tmp_path, question(None)), length=20)
 
 
 def test_the_best_span_against_all_spans():

@@ -2,11 +2,10 @@
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar
 
-import numpy as np
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
@@ -15,8 +14,8 @@ from asterism.training.data.packing import Epochs
 from asterism.training.objectives.objective import Headline, Objective, Report
 from asterism.training.run.build import arithmetic
 from asterism.training.run.configuration import FineTuneConfig
-from asterism.training.tasks import Feature, Task
-from asterism.training.tasks.task import Logits, pad
+from asterism.training.tasks import Predictor, Task, as_fields
+from asterism.training.tasks.predictor import model_inputs
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,7 +43,7 @@ class Labelled(Objective):
     """A task's loss on batches of training features, and its scores on validation examples.
 
     Features come in a new order on each pass, a function of (seed, pass); a batch may span two passes. A full
-    evaluation also writes `predictions_file`: one JSON object per validation example, with the place of its record.
+    evaluation also writes `predictions_file`: one JSON object per validation example, with place and id of its record.
     `notes` are for the report; what builds the model adds its own.
 
     Raises DataError for an example that the task cannot use.
@@ -68,19 +67,22 @@ class Labelled(Objective):
         self.task = task
         self.tokenizer = tokenizer
         self.training_examples = len(training)
-        self.training = task.features(training, tokenizer)
-        self.notes = task.notes(training, self.training)
+        features = list(task.features(training, tokenizer))
+        self.training = [one for some in features for one in some]
+        self.notes = task.notes(training, features)
         self.validation = validation
         self.corpus = corpus
         self.predictions_file = predictions_file
         self.units_per_step = config.batch_size
-        self.validation_features = task.features(validation, tokenizer)
+        self.validation_features = list(task.features(validation, tokenizer))
         self.epochs = Epochs(len(self.training), config.seed)
 
     def batch(self, step: int) -> dict[str, torch.Tensor]:
         """The model's inputs, int64 [batch_size, longest row], and the task's targets."""
         size = self.config.batch_size
-        return self._together([self.training[number] for number in self.epochs.draw(step * size, size)])
+        features = [self.training[number] for number in self.epochs.draw(step * size, size)]
+        inputs = model_inputs(features, self.tokenizer)
+        return {**inputs, **self.task.targets(features, inputs["input_ids"].shape[1])}
 
     def loss(self, model: PreTrainedModel, batch: Mapping[str, torch.Tensor]) -> torch.Tensor:
         """The loss of the model's own head."""
@@ -94,16 +96,18 @@ class Labelled(Objective):
     def evaluate(self, model: PreTrainedModel, *, sample: bool = False) -> dict[str, float]:
         """The task's scores of the validation examples, or of `evaluation_examples` of them, spread evenly."""
         every = max(1, -(-len(self.validation) // self.config.evaluation_examples)) if sample else 1
-        examples = self.validation[::every]
-        features = [
-            replace(feature, example=feature.example // every)
-            for feature in self.validation_features
-            if feature.example % every == 0
-        ]
-        predictions = self.task.predict(examples, features, self._logits(model, features))
+        examples, task = self.validation[::every], self.task
+        predictor = Predictor(
+            model=model,
+            tokenizer=self.tokenizer,
+            task=task,
+            dtype=self.config.dtype,
+            batch_size=self.config.batch_size // self.config.accumulation,
+        )
+        predictions = list(predictor.predict(examples, self.validation_features[::every]))
         if not sample:
             self._write(predictions)
-        return self.task.score(examples, predictions)
+        return task.score([one[task.answer] for one in predictions], [task.gold(example) for example in examples])
 
     def results(self, figures: Mapping[str, float], steps: int) -> dict[str, Any]:
         """The fields of LabelledReport."""
@@ -111,7 +115,7 @@ class Labelled(Objective):
             "training_examples": self.training_examples,
             "validation_examples": len(self.validation),
             "training_features": len(self.training),
-            "validation_features": len(self.validation_features),
+            "validation_features": sum(map(len, self.validation_features)),
             "headline": self.headline.name,
             "scores": dict(figures),
             "notes": self.notes,
@@ -125,35 +129,11 @@ class Labelled(Objective):
         """The tokenizer."""
         self.tokenizer.save_pretrained(folder)
 
-    def _together(self, features: Sequence[Feature]) -> dict[str, torch.Tensor]:
-        """Rows of one length, padded on the right, and their targets."""
-        length = max(len(feature.inputs["input_ids"]) for feature in features)
-        fillers = {"input_ids": self.tokenizer.pad_token_id or 0, "token_type_ids": 0}
-        rows = {name: [feature.inputs[name] for feature in features] for name in features[0].inputs}
-        masks = [np.ones(len(row), dtype=np.int32) for row in rows["input_ids"]]
-        inputs = {name: pad(values, length, fillers[name]) for name, values in rows.items()}
-        return {**inputs, "attention_mask": pad(masks, length, 0), **self.task.targets(features, length)}
-
-    @torch.no_grad()
-    def _logits(self, model: PreTrainedModel, features: Sequence[Feature]) -> list[Logits]:
-        """What the model says about each feature, in batches of the size of one slice of training."""
-        model.eval()
-        size = self.config.batch_size // self.config.accumulation
-        answers: list[Logits] = []
-        for at in range(0, len(features), size):
-            some = features[at : at + size]
-            batch = {name: tensor.to(model.device) for name, tensor in self._together(some).items()}
-            with arithmetic(self.config.dtype, model.device):
-                found = model(**batch)
-            outputs = [found[name].float().cpu().numpy() for name in self.task.outputs]
-            for number, feature in enumerate(some):
-                end = len(feature.inputs["input_ids"]) if self.task.per_token else None
-                answers.append(tuple(output[number, :end] for output in outputs))
-        return answers
-
     def _write(self, predictions: Sequence[dict[str, Any]]) -> None:
-        lines = [
-            json.dumps({"record": example.record.place, **prediction}, ensure_ascii=False, allow_nan=False)
-            for example, prediction in zip(self.validation, predictions, strict=True)
-        ]
-        write_text(self.predictions_file, "\n".join(lines) + "\n")
+        lines = []
+        for example, prediction in zip(self.validation, predictions, strict=True):
+            record = example.record
+            identity = {"id": record.fields["id"]} if "id" in record.fields else {}
+            line = {"record": record.place, **identity, **as_fields(prediction)}
+            lines.append(json.dumps(line, ensure_ascii=False, allow_nan=False) + "\n")
+        write_text(self.predictions_file, "".join(lines))

@@ -8,7 +8,7 @@ labels, and tokenizer, as the pipelines of transformers want them.
 import hashlib
 import math
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -20,29 +20,15 @@ from transformers import PreTrainedConfig, PreTrainedModel
 from asterism.errors import CheckpointError, ConfigurationError, DataError
 from asterism.randomness import derive
 from asterism.training.objectives.labelled import Labelled, LabelledReport
-from asterism.training.run.configuration import FineTuneConfig, TaskName
+from asterism.training.run.configuration import FineTuneConfig
 from asterism.training.run.folder import RunFolder
 from asterism.training.run.loop import quiet_transformers
 from asterism.training.run.training import fit, refuse_other_run
-from asterism.training.tasks import (
-    Answering,
-    Classification,
-    Tagging,
-    Task,
-    read_documents,
-    read_questions,
-    read_tagged,
-)
+from asterism.training.tasks import READERS, TASKS
 from asterism.training.tasks.encoder import ends, labels_of, load_encoder, load_tokenizer, longest
 
 HOLD_OUT = 2**32
 """Keys the order in which examples are held out: no pass over the examples has this number."""
-
-READERS: dict[TaskName, Callable[[Path], Sequence[Any]]] = {
-    "classify": read_documents,
-    "tag": read_tagged,
-    "qa": read_questions,
-}
 
 
 def finetune(
@@ -61,9 +47,11 @@ def finetune(
         length = _length(config, shape)
         tokenizer.model_max_length = length
         training, validation = _examples(config)
-        recorded = run.read_record()["corpus"].get("labels") if resume else None
-        task = _task(config, training, length, recorded or labels_of(shape))
-        corpus = _corpus_record(config, training, validation) | {"labels": getattr(task, "labels", None)}
+        recorded = run.read_record()["corpus"].get("task", {}) if resume else {}
+        kind = TASKS[config.task]
+        choices = {name: getattr(config, name) for name in kind.choices}
+        task = kind.of(training, length=length, known=recorded.get("labels") or labels_of(shape), **choices)
+        corpus = _corpus_record(config, training, validation) | {"task": task.record()}
         objective = Labelled(config, task, tokenizer, training, validation, corpus, run.predictions)
     steps = min(config.steps, math.ceil(config.epochs * len(objective.training) / config.batch_size))
     config = replace(config, steps=steps, length=length)
@@ -108,15 +96,6 @@ def _length(config: FineTuneConfig, shape: PreTrainedConfig) -> int:
     if config.length is not None and most is not None and config.length > most and ends(shape):
         raise ConfigurationError(f"length: {config.length:,} tokens were asked for, {config.model} takes {most:,}")
     return config.length or most
-
-
-def _task(config: FineTuneConfig, training: Sequence[Any], length: int, known: Sequence[str]) -> Task:
-    """The task; labels that the model knows keep their order."""
-    if config.task == "classify":
-        return Classification(training, length=length, pooling=config.pooling, known=known)
-    if config.task == "tag":
-        return Tagging(training, length=length, known=known)
-    return Answering(training, length=length, stride=config.stride, max_answer_length=config.max_answer_length)
 
 
 def _examples(config: FineTuneConfig) -> tuple[Sequence[Any], Sequence[Any]]:

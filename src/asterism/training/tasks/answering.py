@@ -5,13 +5,14 @@ Files: SQuAD's JSON, 1.1 or 2.0 (`data`, `paragraphs`, `qas`, `is_impossible`); 
 perhaps `id`. `answer_start` counts characters of the context from 0. A question without answers has none.
 """
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from asterism.errors import DataError
-from asterism.training.data.records import Record, read_json, read_json_lines, suffix
+from asterism.training.data.formats import read_records
+from asterism.training.data.records import Record
+
+FORMATS = ("jsonl", "json")
 
 
 @dataclass(frozen=True)
@@ -24,13 +25,15 @@ class Answer:
 
 @dataclass(frozen=True)
 class Question:
-    """A question about a context, and the answers that are right; none if the context does not answer it."""
+    """A question about a context, and the answers that are right; none if the context does not answer it.
+
+    `answers` is None if they are not known.
+    """
 
     record: Record
-    id: str
     context: str
     question: str
-    answers: tuple[Answer, ...]
+    answers: tuple[Answer, ...] | None
 
 
 def read_questions(path: Path) -> list[Question]:
@@ -38,37 +41,15 @@ def read_questions(path: Path) -> list[Question]:
 
     In particular for an answer that does not stand in its context where it is said to stand.
     """
-    is_squad = suffix(path, (".json", ".jsonl")) == ".json"
-    questions = [_question(record) for record in (_squad_records(path) if is_squad else read_json_lines(path))]
-    if not questions:
-        raise DataError(f"data: {path} holds no question")
-    return questions
+    return [read_question(record, labelled=True) for record in read_records(path, FORMATS)]
 
 
-def _squad_records(path: Path) -> Iterator[Record]:
-    """The questions of a SQuAD document in the flat form."""
-    for article in _children(read_json(path), "data"):
-        for paragraph in _children(article, "paragraphs"):
-            context = paragraph.text("context")
-            for question in _children(paragraph, "qas"):
-                fields = {**question.fields, "context": context}
-                if fields.get("is_impossible"):
-                    fields["answers"] = []
-                yield Record(question.place, fields)
-
-
-def _children(record: Record, field: str) -> Iterator[Record]:
-    values = record.get(field)
-    if not isinstance(values, list) or not all(isinstance(value, dict) for value in values):
-        raise record.error(field, "must be a list of JSON objects")
-    for number, value in enumerate(values):
-        yield Record(f"{record.place}, {field}[{number}]", value)
-
-
-def _question(record: Record) -> Question:
+def read_question(record: Record, *, labelled: bool) -> Question:
+    """The question of a record, and its answers if it is `labelled`. Raises DataError."""
     context, question = record.text("context"), record.text("question")
-    answers = tuple(_answer(record, context, *pair) for pair in _answer_pairs(record))
-    return Question(record, str(record.fields.get("id", record.place)), context, question, answers)
+    if not labelled:
+        return Question(record, context, question, None)
+    return Question(record, context, question, tuple(_answer(record, context, *pair) for pair in _answer_pairs(record)))
 
 
 def _answer_pairs(record: Record) -> list[tuple[Any, Any]]:

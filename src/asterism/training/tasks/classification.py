@@ -5,40 +5,39 @@ with ";" between them; may be empty). A label is text or a whole number, which s
 exist are those of the training data.
 """
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 
 import torch
 from transformers import PreTrainedTokenizerFast
 
 from asterism.errors import DataError, nearest
-from asterism.training.data.records import Record, read_csv, read_json_lines, suffix
+from asterism.training.data.formats import read_records
+from asterism.training.data.records import Record
 from asterism.training.tasks.scores import accuracy, macro_f1, micro_f1
-from asterism.training.tasks.task import Feature, Logits, Task, encode_documents, inputs_of
+from asterism.training.tasks.task import Feature, Logits, Task, encode_documents, inputs_of, shown
 
 
 @dataclass(frozen=True)
 class Document:
-    """A document and its labels; exactly one of them unless `several` may apply."""
+    """A document and its labels: exactly one of them unless `several` may apply; None if they are not known."""
 
     record: Record
     text: str
-    labels: tuple[str, ...]
+    labels: tuple[str, ...] | None
     several: bool
 
 
 def read_documents(path: Path) -> list[Document]:
     """All documents of a JSONL or CSV file. Raises DataError for anything that is not as in the module docstring."""
-    is_csv = suffix(path, (".jsonl", ".csv")) == ".csv"
-    records = list(read_csv(path) if is_csv else read_json_lines(path))
-    if not records:
-        raise DataError(f"data: {path} holds no document")
+    records = read_records(path, Classification.formats)
     several = "labels" in records[0].fields
-    return [_document(record, several) for record in records]
+    return [Document(record, record.text("text"), _labels(record, several), several) for record in records]
 
 
+@dataclass(frozen=True, kw_only=True)
 class Classification(Task[Document]):
     """Which label a document has, or which labels.
 
@@ -49,22 +48,46 @@ class Classification(Task[Document]):
     """
 
     architecture: ClassVar[str] = "AutoModelForSequenceClassification"
+    formats: ClassVar[tuple[str, ...]] = ("jsonl", "csv")
+    choices: ClassVar[tuple[str, ...]] = ("pooling",)
 
-    def __init__(
-        self, documents: Sequence[Document], *, length: int, pooling: str | None = None, known: Sequence[str] = ()
-    ) -> None:
+    labels: tuple[str, ...]
+    several: bool
+    length: int
+    pooling: str | None = None
+
+    @classmethod
+    def of(
+        cls, examples: Sequence[Document], *, length: int, known: Sequence[str] = (), pooling: str | None = None
+    ) -> Self:
         """With the labels of the training documents, in the order of `known` if those are the same, else sorted.
 
         Raises DataError if they leave nothing to decide.
         """
-        self.labels = in_order({label for document in documents for label in document.labels}, known)
-        self.several = documents[0].several
-        self.length = length
-        self.pooling = pooling
-        self.headline = "macro_f1" if self.several else "accuracy"
-        if len(self.labels) < 2 - self.several:
-            seen = ", ".join(self.labels) or "none"
-            raise DataError(f"data: the training documents must have {2 - self.several} labels or more, seen: {seen}")
+        labels = in_order({label for document in examples for label in document.labels or ()}, known)
+        several = examples[0].several
+        if len(labels) < 2 - several:
+            seen = ", ".join(labels) or "none"
+            raise DataError(f"data: the training documents must have {2 - several} labels or more, seen: {seen}")
+        return cls(labels=labels, several=several, length=length, pooling=pooling)
+
+    @property
+    def headline(self) -> str:
+        return "macro_f1" if self.several else "accuracy"
+
+    @property
+    def answer(self) -> str:
+        return "labels" if self.several else "label"
+
+    def example(self, record: Record, *, labelled: bool) -> Document:
+        """`text`, and if `labelled` its `label` or `labels`."""
+        labels = _labels(record, self.several) if labelled else None
+        return Document(record, record.text("text"), labels, self.several)
+
+    def gold(self, example: Document) -> Any:
+        """A label, or a list of them."""
+        labels = list(example.labels or ())
+        return labels if self.several else labels[0]
 
     def model_fields(self) -> dict[str, Any]:
         """The labels, which loss, and which token they are read from."""
@@ -72,49 +95,42 @@ class Classification(Task[Document]):
         pooling = {} if self.pooling is None else {"classifier_pooling": self.pooling}
         return {**label_fields(self.labels), "problem_type": kind, **pooling}
 
-    def features(self, examples: Sequence[Document], tokenizer: PreTrainedTokenizerFast) -> list[Feature]:
+    def features(self, examples: Sequence[Document], tokenizer: PreTrainedTokenizerFast) -> Iterator[list[Feature]]:
         """One feature per document. The target is a list of 0 and 1 per label, or the number of the label."""
-        numbers = {label: number for number, label in enumerate(self.labels)}
-        for document in examples:
-            for label in document.labels:
-                refuse_unknown_label(document.record, "labels" if self.several else "label", label, self.labels)
-        places = [document.record.place for document in examples]
-        rows = encode_documents(places, [document.text for document in examples], tokenizer, self.length)
-        features = []
-        for number, (document, row) in enumerate(zip(examples, rows, strict=True)):
-            mine = [numbers[label] for label in document.labels]
-            target = [float(one in mine) for one in range(len(self.labels))] if self.several else mine[0]
-            features.append(Feature(number, inputs_of(row, tokenizer), target))
-        return features
+        records, texts = [one.record for one in examples], [one.text for one in examples]
+        for document, row in zip(examples, encode_documents(records, texts, tokenizer, self.length), strict=True):
+            yield [Feature(inputs_of(row, tokenizer), self._target(document))]
+
+    def _target(self, document: Document) -> list[float] | int | None:
+        if document.labels is None:
+            return None
+        for label in document.labels:
+            refuse_unknown_label(document.record, self.answer, label, self.labels)
+        mine = [self.labels.index(label) for label in document.labels]
+        return [float(one in mine) for one in range(len(self.labels))] if self.several else mine[0]
 
     def targets(self, features: Sequence[Feature], length: int) -> dict[str, torch.Tensor]:
         """`labels`: int64 [B], or float32 [B, labels] when several may apply."""
         return {"labels": torch.tensor([feature.target for feature in features])}
 
-    def predict(
-        self, examples: Sequence[Document], features: Sequence[Feature], logits: Sequence[Logits]
-    ) -> list[dict[str, Any]]:
+    def predict(self, example: Document, features: Sequence[Feature], logits: Sequence[Logits]) -> dict[str, Any]:
         """`label`, the likeliest, or `labels`, those more likely than not; `probabilities` of all."""
-        predictions = []
-        for (row,) in logits:
-            scores = torch.from_numpy(row).double()
-            probabilities = (scores.sigmoid() if self.several else scores.softmax(0)).tolist()
-            by_label = dict(zip(self.labels, probabilities, strict=True))
-            if self.several:
-                chosen = {"labels": [label for label, probability in by_label.items() if probability > 0.5]}
-            else:
-                chosen = {"label": max(by_label, key=by_label.__getitem__)}
-            predictions.append({**chosen, "probabilities": by_label})
-        return predictions
-
-    def score(self, examples: Sequence[Document], predictions: Sequence[dict[str, Any]]) -> dict[str, float]:
-        """`accuracy` and `macro_f1` of single labels; `micro_f1` and `macro_f1` of several."""
-        there = [document.labels for document in examples]
+        scores = torch.from_numpy(logits[0][0]).double()
+        probabilities = (scores.sigmoid() if self.several else scores.softmax(0)).tolist()
+        by_label = dict(zip(self.labels, probabilities, strict=True))
+        chosen: str | list[str]
         if self.several:
-            predicted = [prediction["labels"] for prediction in predictions]
+            chosen = [label for label, probability in by_label.items() if probability > 0.5]
+        else:
+            chosen = max(by_label, key=by_label.__getitem__)
+        return {self.answer: chosen, "probabilities": {label: shown(one) for label, one in by_label.items()}}
+
+    def score(self, predicted: Sequence[Any], there: Sequence[Any]) -> dict[str, float]:
+        """`accuracy` and `macro_f1` of single labels; `micro_f1` and `macro_f1` of several."""
+        if self.several:
             return {"micro_f1": micro_f1(predicted, there), "macro_f1": macro_f1(predicted, there)}
-        predicted = [(prediction["label"],) for prediction in predictions]
-        return {"accuracy": accuracy(predicted, there), "macro_f1": macro_f1(predicted, there)}
+        pairs = [(one,) for one in predicted], [(one,) for one in there]
+        return {"accuracy": accuracy(predicted, there), "macro_f1": macro_f1(*pairs)}
 
 
 def label_fields(labels: Sequence[str]) -> dict[str, Any]:
@@ -126,9 +142,9 @@ def label_fields(labels: Sequence[str]) -> dict[str, Any]:
     }
 
 
-def in_order(labels: Collection[str], known: Sequence[str]) -> list[str]:
+def in_order(labels: Collection[str], known: Sequence[str]) -> tuple[str, ...]:
     """The labels in the order in which a model already knows them, if it knows just these; else sorted."""
-    return list(known) if set(known) == set(labels) else sorted(labels)
+    return tuple(known if set(known) == set(labels) else sorted(labels))
 
 
 def refuse_unknown_label(record: Record, field: str, label: str, known: Sequence[str]) -> None:
@@ -139,18 +155,17 @@ def refuse_unknown_label(record: Record, field: str, label: str, known: Sequence
         raise record.error(field, f"is {label!r}, which is no label of the training data ({listed}).{hint}")
 
 
-def _document(record: Record, several: bool) -> Document:
+def _labels(record: Record, several: bool) -> tuple[str, ...]:
     other, field = ("label", "labels") if several else ("labels", "label")
     if other in record.fields:
-        raise record.error(other, f"cannot be mixed with {field!r}, which the first record has")
+        raise record.error(other, f"cannot be mixed with {field!r}: all documents have one label, or all have lists")
     value = record.get(field)
     if several and isinstance(value, str):
         value = [label for label in map(str.strip, value.split(";")) if label]
     values = value if several else [value]
     if not isinstance(values, list) or not all(_is_label(one) for one in values):
         raise record.error(field, f"must be {'a list of labels' if several else 'one label'}, got {value!r:.40}")
-    labels = tuple(dict.fromkeys(str(one) for one in values))
-    return Document(record, record.text("text"), labels, several)
+    return tuple(dict.fromkeys(str(one) for one in values))
 
 
 def _is_label(value: Any) -> bool:

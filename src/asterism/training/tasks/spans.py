@@ -7,7 +7,8 @@ point at it when it does not hold the whole answer (Devlin 2019, section 4.3).
 """
 
 from collections.abc import Iterator, Sequence
-from typing import Any, ClassVar
+from dataclasses import dataclass
+from typing import Any, ClassVar, Self
 
 import numpy as np
 import torch
@@ -15,55 +16,81 @@ from tokenizers import Encoding
 from transformers import PreTrainedTokenizerFast
 
 from asterism.errors import DataError
-from asterism.training.tasks.answering import Question
+from asterism.training.data.records import Record
+from asterism.training.tasks.answering import FORMATS, Question, read_question
 from asterism.training.tasks.scores import answer_f1, exact_match
-from asterism.training.tasks.task import Feature, Logits, Task, inputs_of
+from asterism.training.tasks.task import Feature, Logits, Task, inputs_of, shown_score
 
 Span = tuple[float, int, int]
 """Score, first and last token."""
 
 
+@dataclass(frozen=True, kw_only=True)
 class Answering(Task[Question]):
     """Which span of its context answers a question.
 
     length             how many tokens a window has, the question included
     stride             how many tokens of the context consecutive windows share; None: one window, cut off
     max_answer_length  how many tokens an answer may have
+    may_have_none      whether a question may be left without an answer
     """
 
     architecture: ClassVar[str] = "AutoModelForQuestionAnswering"
+    formats: ClassVar[tuple[str, ...]] = FORMATS
+    choices: ClassVar[tuple[str, ...]] = ("stride", "max_answer_length")
     outputs: ClassVar[tuple[str, ...]] = ("start_logits", "end_logits")
     per_token: ClassVar[bool] = True
-    headline = "f1"
+    headline: ClassVar[str] = "f1"
+    answer: ClassVar[str] = "answer"
 
-    def __init__(
-        self, questions: Sequence[Question], *, length: int, stride: int | None = None, max_answer_length: int = 30
-    ) -> None:
-        """Questions may be left without an answer if some of the training questions have none."""
-        self.length = length
-        self.stride = stride
-        self.max_answer_length = max_answer_length
-        self.may_have_none = any(not question.answers for question in questions)
-        if not any(question.answers for question in questions):
+    length: int
+    stride: int | None = None
+    max_answer_length: int = 30
+    may_have_none: bool
+
+    @classmethod
+    def of(
+        cls,
+        examples: Sequence[Question],
+        *,
+        length: int,
+        known: Sequence[str] = (),
+        stride: int | None = None,
+        max_answer_length: int = 30,
+    ) -> Self:
+        """Questions may be left without an answer if some of the training questions have none. No labels are `known`.
+
+        Raises DataError if none has an answer.
+        """
+        if not any(question.answers for question in examples):
             raise DataError("data: none of the training questions has an answer")
+        may_have_none = any(not question.answers for question in examples)
+        return cls(length=length, stride=stride, max_answer_length=max_answer_length, may_have_none=may_have_none)
+
+    def example(self, record: Record, *, labelled: bool) -> Question:
+        """`context` and `question`, and if `labelled` the `answers`."""
+        return read_question(record, labelled=labelled)
+
+    def gold(self, example: Question) -> Any:
+        """The texts of all right answers, any of which will do."""
+        return [answer.text for answer in example.answers or ()]
 
     def model_fields(self) -> dict[str, Any]:
         """Nothing: a start and an end need no names."""
         return {}
 
-    def features(self, examples: Sequence[Question], tokenizer: PreTrainedTokenizerFast) -> list[Feature]:
+    def features(self, examples: Sequence[Question], tokenizer: PreTrainedTokenizerFast) -> Iterator[list[Feature]]:
         """A feature for each window. The target is the first and last token of the first answer, or (0, 0).
 
         `tokens` is int32 [N, 2]: the characters of the context that each token covers, (-1, -1) for the question.
         """
-        features = []
-        for number, question in enumerate(examples):
+        for question in examples:
+            windows = []
             for window in self._windows(question, tokenizer):
                 covered = np.array(window.offsets, dtype=np.int32)
                 covered[[part != 1 for part in window.sequence_ids]] = -1
-                target = _target(question, covered)
-                features.append(Feature(number, inputs_of(window, tokenizer), target, covered))
-        return features
+                windows.append(Feature(inputs_of(window, tokenizer), _target(question, covered), covered))
+            yield windows
 
     def _windows(self, question: Question, tokenizer: PreTrainedTokenizerFast) -> Iterator[Encoding]:
         asked = len(tokenizer(question.question, add_special_tokens=False)["input_ids"])
@@ -87,11 +114,10 @@ class Answering(Task[Question]):
             raise question.record.error("context", "has nothing of which the tokenizer makes a token")
         yield from windows
 
-    def notes(self, examples: Sequence[Question], features: Sequence[Feature]) -> list[str]:
+    def notes(self, examples: Sequence[Question], features: Sequence[Sequence[Feature]]) -> list[str]:
         """How many answers no window holds."""
-        held = {feature.example for feature in features if feature.target != (0, 0)}
-        answered = [number for number, question in enumerate(examples) if question.answers]
-        beyond = sum(number not in held for number in answered)
+        answered = [windows for question, windows in zip(examples, features, strict=True) if question.answers]
+        beyond = sum(all(window.target == (0, 0) for window in windows) for windows in answered)
         if not beyond:
             return []
         more = "a longer length, or a stride" if self.stride is None else "a longer length, or a greater stride"
@@ -105,44 +131,30 @@ class Answering(Task[Question]):
         starts, ends = zip(*(feature.target for feature in features), strict=True)
         return {"start_positions": torch.tensor(starts), "end_positions": torch.tensor(ends)}
 
-    def predict(
-        self, examples: Sequence[Question], features: Sequence[Feature], logits: Sequence[Logits]
-    ) -> list[dict[str, Any]]:
-        """`id`, `answer` (text), `answer_start` (null for none), `score`, and `no_answer_score` if that is allowed.
+    def predict(self, example: Question, features: Sequence[Feature], logits: Sequence[Logits]) -> dict[str, Any]:
+        """`answer` (text), `answer_start` (null for none), `score`, and `no_answer_score` if that is allowed.
 
         Scores are sums of a start and an end logit. The answer is the best span of all windows; none is given if it is
         allowed and scores higher, where its score is the least that any window gives it.
         """
-        best: list[tuple[Span, Feature] | None] = [None] * len(examples)
-        none = [np.inf] * len(examples)
+        spans: list[tuple[Span, np.ndarray]] = []
         for feature, (starts, ends) in zip(features, logits, strict=True):
-            span = best_span(starts, ends, feature.tokens[:, 0] >= 0, self.max_answer_length)
-            at = feature.example
-            none[at] = min(none[at], float(starts[0]) + float(ends[0]))
-            kept = best[at]
-            if kept is None or span > kept[0]:
-                best[at] = span, feature
-        return [
-            self._prediction(question, *kept, none_score)
-            for question, kept, none_score in zip(examples, best, none, strict=True)
-        ]
-
-    def _prediction(self, question: Question, span: Span, window: Feature, none_score: float) -> dict[str, Any]:
-        score, first, last = span
-        begin, end = int(window.tokens[first, 0]), int(window.tokens[last, 1])
-        prediction = {"id": question.id, "answer": question.context[begin:end], "answer_start": begin, "score": score}
+            assert feature.tokens is not None
+            allowed = feature.tokens[:, 0] >= 0
+            spans.append((best_span(starts, ends, allowed, self.max_answer_length), feature.tokens))
+        (score, first, last), covered = max(spans, key=lambda one: one[0][0])  # of equals the first
+        none_score = min(float(starts[0]) + float(ends[0]) for starts, ends in logits)
+        begin, end = int(covered[first, 0]), int(covered[last, 1])
+        answer = {"answer": example.context[begin:end], "answer_start": begin, "score": shown_score(score)}
         if not self.may_have_none:
-            return prediction
+            return answer
         if none_score > score:
-            prediction |= {"answer": "", "answer_start": None}
-        return prediction | {"no_answer_score": none_score}
+            answer |= {"answer": "", "answer_start": None}
+        return answer | {"no_answer_score": shown_score(none_score)}
 
-    def score(self, examples: Sequence[Question], predictions: Sequence[dict[str, Any]]) -> dict[str, float]:
+    def score(self, predicted: Sequence[Any], there: Sequence[Any]) -> dict[str, float]:
         """`exact_match` and `f1`, from 0 to 1, over all questions; if some have no answer, also for each kind apart."""
-        pairs = [
-            (prediction["answer"], [answer.text for answer in question.answers])
-            for question, prediction in zip(examples, predictions, strict=True)
-        ]
+        pairs = list(zip(predicted, there, strict=True))
         groups = {"": pairs, "has_answer_": [pair for pair in pairs if pair[1]]}
         groups["no_answer_"] = [pair for pair in pairs if not pair[1]]
         if not groups["has_answer_"] or not groups["no_answer_"]:
@@ -167,8 +179,10 @@ def best_span(starts: np.ndarray, ends: np.ndarray, allowed: np.ndarray, longest
     return float(sums[start, extra]), first + start, first + start + extra
 
 
-def _target(question: Question, covered: np.ndarray) -> tuple[int, int]:
-    """The tokens of the first answer, if the window holds all of it; else (0, 0)."""
+def _target(question: Question, covered: np.ndarray) -> tuple[int, int] | None:
+    """The tokens of the first answer, if the window holds all of it; else (0, 0). None if no answer is known."""
+    if question.answers is None:
+        return None
     if not question.answers:
         return 0, 0
     answer = question.answers[0]

@@ -5,21 +5,22 @@ line per token, its tag in the last column, a blank line between documents. The 
 training data.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 
 import numpy as np
 import torch
 from transformers import PreTrainedTokenizerFast
 
 from asterism.errors import DataError
-from asterism.training.data.records import Record, read_conll, read_json_lines, suffix
+from asterism.training.data.formats import read_records
+from asterism.training.data.records import Record
 from asterism.training.tasks.classification import in_order, label_fields, refuse_unknown_label
 from asterism.training.tasks.scores import accuracy, are_bio, bio_spans, count, macro_f1
-from asterism.training.tasks.task import Feature, Logits, Task, encode_documents, inputs_of, pad
+from asterism.training.tasks.task import Feature, Logits, Task, encode_documents, inputs_of, pad, shown
 
 IGNORED = -100
 """The target of a token that has none: the losses of transformers leave it out."""
@@ -27,97 +28,117 @@ IGNORED = -100
 
 @dataclass(frozen=True)
 class TaggedDocument:
-    """Tokens and their tags, as many of one as of the other."""
+    """Tokens and their tags, as many of one as of the other; None if the tags are not known."""
 
     record: Record
     tokens: tuple[str, ...]
-    tags: tuple[str, ...]
+    tags: tuple[str, ...] | None
 
 
 def read_tagged(path: Path) -> list[TaggedDocument]:
     """All documents of a JSONL or CoNLL file. Raises DataError for anything that is not as in the module docstring."""
-    is_json = suffix(path, (".jsonl", ".conll", ".bio", ".txt")) == ".jsonl"
-    documents = [_tagged(record) for record in (read_json_lines(path) if is_json else read_conll(path))]
-    if not documents:
-        raise DataError(f"data: {path} holds no document")
-    return documents
+    return [_document(record, labelled=True) for record in read_records(path, Tagging.formats)]
 
 
+@dataclass(frozen=True, kw_only=True)
 class Tagging(Task[TaggedDocument]):
     """Which tag each token has.
 
-    A token's tag is read at its first piece. A token that is beyond `length`, or of which the tokenizer leaves nothing,
-    is predicted to have the tag "O", or else the most frequent one.
+    labels  the tags that exist, in the order of the model's outputs
+    unread  the tag that a token is said to have if it is beyond `length`, or if the tokenizer leaves nothing of it
+    length  how many tokens of the tokenizer's are read of a document
+
+    A token's tag is read at its first piece.
     """
 
     architecture: ClassVar[str] = "AutoModelForTokenClassification"
+    formats: ClassVar[tuple[str, ...]] = ("jsonl", "conll")
     per_token: ClassVar[bool] = True
+    answer: ClassVar[str] = "tags"
 
-    def __init__(self, documents: Sequence[TaggedDocument], *, length: int, known: Sequence[str] = ()) -> None:
+    labels: tuple[str, ...]
+    unread: str
+    length: int
+
+    @classmethod
+    def of(cls, examples: Sequence[TaggedDocument], *, length: int, known: Sequence[str] = ()) -> Self:
         """With the tags of the training documents, in the order of `known` if those are the same, else sorted.
 
-        Raises DataError if they leave nothing to decide.
+        The tag of tokens that are not read is "O", or else the most frequent one. Raises DataError if the tags leave
+        nothing to decide.
         """
-        every = [tag for document in documents for tag in document.tags]
-        self.labels = in_order(set(every), known)
-        self.length = length
-        self.unread = "O" if "O" in self.labels else max(self.labels, key=every.count)
-        self.marks_spans = are_bio(self.labels)
-        self.headline = "entity_f1" if self.marks_spans else "token_accuracy"
-        if len(self.labels) < 2:
-            raise DataError(f"data: the training documents must have 2 tags or more, seen: {self.labels[0]}")
+        every = [tag for document in examples for tag in document.tags or ()]
+        labels = in_order(set(every), known)
+        if len(labels) < 2:
+            raise DataError(f"data: the training documents must have 2 tags or more, seen: {labels[0]}")
+        return cls(labels=labels, unread="O" if "O" in labels else max(labels, key=every.count), length=length)
+
+    @property
+    def marks_spans(self) -> bool:
+        """Whether the tags are BIO, so that whole spans are scored."""
+        return are_bio(self.labels)
+
+    @property
+    def headline(self) -> str:
+        return "entity_f1" if self.marks_spans else "token_accuracy"
+
+    def example(self, record: Record, *, labelled: bool) -> TaggedDocument:
+        """`tokens`, and if `labelled` their `tags`."""
+        return _document(record, labelled=labelled)
+
+    def gold(self, example: TaggedDocument) -> Any:
+        """The tags."""
+        return list(example.tags or ())
 
     def model_fields(self) -> dict[str, Any]:
         """The tags."""
         return label_fields(self.labels)
 
-    def features(self, examples: Sequence[TaggedDocument], tokenizer: PreTrainedTokenizerFast) -> list[Feature]:
+    def features(
+        self, examples: Sequence[TaggedDocument], tokenizer: PreTrainedTokenizerFast
+    ) -> Iterator[list[Feature]]:
         """One feature per document. Target and `tokens`: for each piece the number of its tag, and of its token."""
-        numbers = {label: number for number, label in enumerate(self.labels)}
-        for document in examples:
-            for tag in document.tags:
-                refuse_unknown_label(document.record, "tags", tag, self.labels)
-        places = [document.record.place for document in examples]
-        rows = encode_documents(places, [list(document.tokens) for document in examples], tokenizer, self.length)
-        features = []
-        for number, (document, row) in enumerate(zip(examples, rows, strict=True)):
+        records, words = [one.record for one in examples], [list(one.tokens) for one in examples]
+        for document, row in zip(examples, encode_documents(records, words, tokenizer, self.length), strict=True):
             firsts = _first_pieces(row.word_ids)
-            target = [IGNORED if token < 0 else numbers[document.tags[token]] for token in firsts.tolist()]
-            features.append(Feature(number, inputs_of(row, tokenizer), np.array(target), firsts))
-        return features
+            yield [Feature(inputs_of(row, tokenizer), self._target(document, firsts), firsts)]
+
+    def _target(self, document: TaggedDocument, firsts: np.ndarray) -> np.ndarray | None:
+        if document.tags is None:
+            return None
+        for tag in document.tags:
+            refuse_unknown_label(document.record, "tags", tag, self.labels)
+        numbers = [self.labels.index(tag) for tag in document.tags]
+        return np.array([IGNORED if token < 0 else numbers[token] for token in firsts.tolist()])
 
     def targets(self, features: Sequence[Feature], length: int) -> dict[str, torch.Tensor]:
         """`labels`: int64 [B, length]; IGNORED where no tag is read."""
         return {"labels": pad([feature.target for feature in features], length, IGNORED)}
 
-    def predict(
-        self, examples: Sequence[TaggedDocument], features: Sequence[Feature], logits: Sequence[Logits]
-    ) -> list[dict[str, Any]]:
-        """`tags`: one for each token."""
-        predictions = []
-        for document, feature, (rows,) in zip(examples, features, logits, strict=True):
-            tags = [self.unread] * len(document.tokens)
-            read = feature.tokens >= 0
-            for token, best in zip(feature.tokens[read].tolist(), rows[read].argmax(1).tolist(), strict=True):
-                tags[token] = self.labels[best]
-            predictions.append({"tags": tags})
-        return predictions
+    def predict(self, example: TaggedDocument, features: Sequence[Feature], logits: Sequence[Logits]) -> dict[str, Any]:
+        """`tags`, one for each token, and the `probabilities` of those; null for a token that was not read."""
+        firsts = features[0].tokens
+        assert firsts is not None
+        read = firsts >= 0
+        likely = torch.from_numpy(logits[0][0][read]).double().softmax(1).max(1)
+        tags, probabilities = [self.unread] * len(example.tokens), [None] * len(example.tokens)
+        for token, best, probability in zip(firsts[read].tolist(), likely.indices, likely.values, strict=True):
+            tags[token], probabilities[token] = self.labels[best], shown(probability)
+        return {"tags": tags, "probabilities": probabilities}
 
-    def score(self, examples: Sequence[TaggedDocument], predictions: Sequence[dict[str, Any]]) -> dict[str, float]:
+    def score(self, predicted: Sequence[Any], there: Sequence[Any]) -> dict[str, float]:
         """Over tokens: `token_accuracy` and, if tags mark no spans, `token_macro_f1`.
 
         If they do (BIO), over whole spans of the right kind, as conlleval: `entity_precision`, `entity_recall`,
         `entity_f1`.
         """
-        tags = [prediction["tags"] for prediction in predictions]
-        there = [document.tags for document in examples]
-        predicted_tokens, tokens = list(chain.from_iterable(tags)), list(chain.from_iterable(there))
-        scores = {"token_accuracy": accuracy(predicted_tokens, tokens)}
+        tokens_predicted, tokens = list(chain.from_iterable(predicted)), list(chain.from_iterable(there))
+        scores = {"token_accuracy": accuracy(tokens_predicted, tokens)}
         if self.marks_spans:
-            counts = count([bio_spans(one) for one in tags], [bio_spans(one) for one in there])
+            counts = count([bio_spans(one) for one in predicted], [bio_spans(one) for one in there])
             spans = {"precision": counts.precision, "recall": counts.recall, "f1": counts.f1}
             return scores | {f"entity_{name}": value for name, value in spans.items()}
-        return scores | {"token_macro_f1": macro_f1([(tag,) for tag in predicted_tokens], [(tag,) for tag in tokens])}
+        return scores | {"token_macro_f1": macro_f1([(tag,) for tag in tokens_predicted], [(tag,) for tag in tokens])}
 
 
 def _first_pieces(words: Sequence[int | None]) -> np.ndarray:
@@ -126,10 +147,13 @@ def _first_pieces(words: Sequence[int | None]) -> np.ndarray:
     return np.array([-1 if word in (None, before) else word for before, word in pairs], dtype=np.int32)
 
 
-def _tagged(record: Record) -> TaggedDocument:
-    tokens, tags = record.texts("tokens"), record.texts("tags")
-    if len(tokens) != len(tags):
-        raise record.error("tags", f"has {len(tags):,} entries for {len(tokens):,} tokens")
+def _document(record: Record, *, labelled: bool) -> TaggedDocument:
+    tokens = record.texts("tokens")
     if not tokens:
         raise record.error("tokens", "is empty")
+    if not labelled:
+        return TaggedDocument(record, tuple(tokens), None)
+    tags = record.texts("tags")
+    if len(tokens) != len(tags):
+        raise record.error("tags", f"has {len(tags):,} entries for {len(tokens):,} tokens")
     return TaggedDocument(record, tuple(tokens), tuple(tags))

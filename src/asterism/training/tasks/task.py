@@ -1,15 +1,16 @@
 """What the tasks have in common: a task turns examples into features for a model, and its logits into predictions.
 
-    file -> read -> examples -> features -> model -> logits -> predictions -> scores
+    record -> example -> features -> model -> logits -> prediction -> scores
 
 A feature is one row of a model's input, with what the model's loss needs; one example gives one feature, or several
-when it is read through windows. The training loop knows features and tensors only.
+when it is read through windows. The training loop knows features and tensors only. A task is made of its training
+examples, or of the record that a fine-tuned run keeps of it: what it asks of a model does not need the examples.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from typing import Any, ClassVar, Generic, TypeVar
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, fields
+from typing import Any, ClassVar, Generic, Self, TypeVar
 
 import numpy as np
 import torch
@@ -17,6 +18,7 @@ from tokenizers import Encoding
 from transformers import PreTrainedTokenizerFast
 
 from asterism.errors import DataError
+from asterism.training.data.records import Record
 
 Example = TypeVar("Example")
 
@@ -28,13 +30,11 @@ ENCODED_TOGETHER = 64
 class Feature:
     """One row of a model's input.
 
-    example  the number of the example it was made of
     inputs   the model's arguments, such as input_ids: int32 [N] each
-    target   what the loss needs, as the task's `targets` reads it
+    target   what the loss needs, as the task's `targets` reads it; None for an example without labels
     tokens   what the task needs to know about each of the N tokens to read logits, or nothing
     """
 
-    example: int
     inputs: dict[str, np.ndarray]
     target: Any
     tokens: np.ndarray | None = None
@@ -45,27 +45,74 @@ Logits = tuple[np.ndarray, ...]
 
 
 class Task(ABC, Generic[Example]):
-    """One kind of question about documents. A task is immutable."""
+    """One kind of question about documents. A task is immutable, and a dataclass of what JSON can hold."""
 
     architecture: ClassVar[str]
     """The Auto class of transformers whose models answer it."""
+    formats: ClassVar[tuple[str, ...]]
+    """The formats that its examples come in, names of `data.formats.FORMATS`."""
+    choices: ClassVar[tuple[str, ...]] = ()
+    """The settings of a fine-tuning run that it takes beside `length`."""
     outputs: ClassVar[tuple[str, ...]] = ("logits",)
     """What it reads of a model's output."""
     per_token: ClassVar[bool] = False
     """Whether the outputs have an axis of tokens after that of rows."""
-    headline: str
-    """The score to judge by."""
+    length: int
+
+    @classmethod
+    @abstractmethod
+    def of(cls, examples: Sequence[Example], *, length: int, known: Sequence[str] = (), **choices: Any) -> Self:
+        """The task that training examples set to a model that reads `length` tokens and may have labels already.
+
+        Raises DataError if the examples leave nothing to decide.
+        """
+
+    @classmethod
+    def from_record(cls, record: Mapping[str, Any]) -> Self:
+        """The inverse of `record`. Raises TypeError for one that is not that of this task."""
+        names = {field.name for field in fields(cls)}
+        if record.keys() != names:
+            raise TypeError(f"its fields must be {', '.join(sorted(names))}, there are {', '.join(sorted(record))}")
+        return cls(**{name: tuple(value) if isinstance(value, list) else value for name, value in record.items()})
+
+    def record(self) -> dict[str, Any]:
+        """All that decides what is asked of a model, as JSON can hold it."""
+        return asdict(self)
+
+    @property
+    @abstractmethod
+    def headline(self) -> str:
+        """The score to judge by."""
+
+    @property
+    @abstractmethod
+    def answer(self) -> str:
+        """The field of a prediction that is scored."""
+
+    @abstractmethod
+    def example(self, record: Record, *, labelled: bool) -> Example:
+        """What a record asks, and if `labelled` what the right answer is; else labels are not looked at.
+
+        Raises DataError for a record that does not say it.
+        """
+
+    @abstractmethod
+    def gold(self, example: Example) -> Any:
+        """The right answer of a labelled example, as `score` takes it."""
 
     @abstractmethod
     def model_fields(self) -> dict[str, Any]:
         """The fields of a model's configuration that the task decides, such as the labels."""
 
     @abstractmethod
-    def features(self, examples: Sequence[Example], tokenizer: PreTrainedTokenizerFast) -> list[Feature]:
-        """The features of all examples, in their order. Raises DataError for an example without a token."""
+    def features(self, examples: Sequence[Example], tokenizer: PreTrainedTokenizerFast) -> Iterator[list[Feature]]:
+        """The features of each example, in their order.
 
-    def notes(self, examples: Sequence[Example], features: Sequence[Feature]) -> list[str]:
-        """What a user should know about the training examples and their features, one line each."""
+        Raises DataError at the first example that cannot be used, such as one without a token; those before it come.
+        """
+
+    def notes(self, examples: Sequence[Example], features: Sequence[Sequence[Feature]]) -> list[str]:
+        """What a user should know about the training examples and the features of each, one line each."""
         return []
 
     @abstractmethod
@@ -73,18 +120,31 @@ class Task(ABC, Generic[Example]):
         """What the loss needs for a batch of features whose rows are padded on the right to `length` tokens."""
 
     @abstractmethod
-    def predict(
-        self, examples: Sequence[Example], features: Sequence[Feature], logits: Sequence[Logits]
-    ) -> list[dict[str, Any]]:
-        """One prediction for each example, as it is written to the file of predictions."""
+    def predict(self, example: Example, features: Sequence[Feature], logits: Sequence[Logits]) -> dict[str, Any]:
+        """What the model says about an example, given what it says about each of its features."""
 
     @abstractmethod
-    def score(self, examples: Sequence[Example], predictions: Sequence[dict[str, Any]]) -> dict[str, float]:
-        """The scores of the predictions, the headline among them."""
+    def score(self, predicted: Sequence[Any], there: Sequence[Any]) -> dict[str, float]:
+        """The scores of answers, beside what `gold` says is right, the headline among them."""
+
+
+def shown(probability: float) -> float:
+    """A probability with the four digits that hold.
+
+    Rows of a batch are added up in an order that depends on the batch, so that in float32 the last one to two of seven
+    digits change with it; what is written should not. Digits are counted from the first that is not 0, as those of a
+    rare label must not all be lost.
+    """
+    return float(f"{probability:.4g}")
+
+
+def shown_score(score: float) -> float:
+    """A sum of two logits, which are some units large, with the three decimals that hold as those of `shown` do."""
+    return round(score, 3)
 
 
 def encode_documents(
-    places: Sequence[str],
+    records: Sequence[Record],
     documents: Sequence[str] | Sequence[Sequence[str]],
     tokenizer: PreTrainedTokenizerFast,
     length: int,
@@ -93,13 +153,13 @@ def encode_documents(
 
     Raises DataError for a document of which the tokenizer leaves nothing.
     """
-    in_words = not isinstance(documents[0], str)
-    for at in range(0, len(documents), ENCODED_TOGETHER):
+    for at in range(0, len(records), ENCODED_TOGETHER):
         some = list(documents[at : at + ENCODED_TOGETHER])
+        in_words = not isinstance(some[0], str)
         rows = tokenizer(some, is_split_into_words=in_words, truncation=True, max_length=length).encodings
-        for place, row in zip(places[at:], rows, strict=False):
+        for record, row in zip(records[at:], rows, strict=False):
             if all(row.special_tokens_mask):
-                raise DataError(f"{place}: the tokenizer makes no token of the document")
+                raise DataError(f"{record.place}: the tokenizer makes no token of the document")
             yield row
 
 

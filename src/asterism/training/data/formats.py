@@ -1,0 +1,314 @@
+"""The formats of files of examples: each reads records a line at a time, and writes them with predictions behind.
+
+    jsonl   a JSON object per line                        a prediction adds fields to the object
+    csv     names in the first row, then a row each       a prediction adds columns
+    conll   a line per token, a blank one per document    a prediction adds a column, the last
+    json    SQuAD's JSON, a document of questions         comes out as JSONL, an object per question
+
+What was read is written as it stood, to the byte; only what is added is made here. So a row that was written can be
+recognised by the row that it was made from.
+"""
+
+import csv
+import io
+import json
+import re
+import threading
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, ClassVar
+
+from asterism.errors import ConfigurationError, DataError
+from asterism.training.data.records import STDIN, Record, Source, json_object
+
+LARGEST_FIELD = 2**31 - 1
+"""Characters in a field of a CSV file; the csv module's own limit, 131,072, is less than a long document."""
+
+_FIELD_LIMIT = threading.Lock()
+"""The csv module has one limit for all of its readers; who raises it puts it back before another does."""
+
+Prediction = Mapping[str, Any]
+"""What is added to a record: names and values, among them lists and mappings."""
+
+
+class Format(ABC):
+    """How records stand in a file."""
+
+    suffixes: ClassVar[tuple[str, ...]]
+
+    @abstractmethod
+    def read(self, source: Source) -> Iterator[Record]:
+        """The records, one after another. Raises DataError at the first that cannot be read."""
+
+    def head(self, record: Record, prediction: Prediction) -> str:
+        """What stands above the records that are written, given the first of them."""
+        return ""
+
+    @abstractmethod
+    def body(self, record: Record, prediction: Prediction) -> str:
+        """A record with its prediction, as it is written, with an end of line."""
+
+    @abstractmethod
+    def is_made_of(self, written: Record, record: Record) -> bool:
+        """Whether a record that `body` wrote, and `written_format` read back, was made of this record."""
+
+    @property
+    def written_format(self) -> "Format":
+        """The format of what is written."""
+        return self
+
+
+class JsonLines(Format):
+    """A JSON object per line; blank lines are passed over."""
+
+    suffixes: ClassVar[tuple[str, ...]] = (".jsonl",)
+
+    def read(self, source: Source) -> Iterator[Record]:
+        for number, line in enumerate(source.lines(), start=1):
+            if line.strip():
+                place = f"{source.name}, line {number}"
+                yield Record(place, json_object(place, line), line)
+
+    def body(self, record: Record, prediction: Prediction) -> str:
+        return f"{_opened(record)}{_json(prediction)[1:]}\n"
+
+    def is_made_of(self, written: Record, record: Record) -> bool:
+        return written.raw.startswith(_opened(record))
+
+
+class Squad(Format):
+    """One JSON document: articles (`data`) of `paragraphs`, each a `context` with questions (`qas`).
+
+    A record is a question with its context. A question that `is_impossible` has no answers, whatever stands there.
+    """
+
+    suffixes: ClassVar[tuple[str, ...]] = (".json",)
+
+    def read(self, source: Source) -> Iterator[Record]:
+        document = Record(source.name, json_object(source.name, "".join(source.lines())))
+        for article in _children(document, "data"):
+            for paragraph in _children(article, "paragraphs"):
+                context = paragraph.text("context")
+                for question in _children(paragraph, "qas"):
+                    fields = {**question.fields, "context": context}
+                    if fields.get("is_impossible"):
+                        fields["answers"] = []
+                    yield Record(question.place, fields)
+
+    def body(self, record: Record, prediction: Prediction) -> str:
+        return f"{_json({**record.fields, **prediction})}\n"
+
+    def is_made_of(self, written: Record, record: Record) -> bool:
+        return written.raw.startswith(_json(record.fields)[:-1])
+
+    @property
+    def written_format(self) -> Format:
+        return JsonLines()
+
+
+class Csv(Format):
+    """Names in the first row, then a row per record; blank lines are passed over. A record's line is its last one.
+
+    A list is written with ";" between its members, a mapping as a column for each of its keys.
+    """
+
+    suffixes: ClassVar[tuple[str, ...]] = (".csv",)
+
+    def read(self, source: Source) -> Iterator[Record]:
+        names: list[str] | None = None
+        head = ""
+        for number, raw, row in _csv_rows(source):
+            if names is None:
+                names, head = row, raw
+                if len(set(names)) < len(names):
+                    raise DataError(f"{source.name}, line {number}: two columns have one name: {', '.join(names)}")
+                continue
+            place = f"{source.name}, line {number}"
+            if len(row) != len(names):
+                raise DataError(f"{place}: the row does not have the {len(names)} fields of line 1")
+            yield Record(place, dict(zip(names, row, strict=True)), raw, head)
+
+    def head(self, record: Record, prediction: Prediction) -> str:
+        columns = dict(_cells(prediction))
+        if twice := sorted(columns.keys() & record.fields.keys()):
+            raise _present(record, twice[0])
+        return self._joined(record.head, columns)
+
+    def body(self, record: Record, prediction: Prediction) -> str:
+        return self._joined(record.raw, [value for _, value in _cells(prediction)])
+
+    def is_made_of(self, written: Record, record: Record) -> bool:
+        return written.raw.startswith(f"{_line(record.raw)},")
+
+    def _joined(self, raw: str, more: Iterator[Any] | Sequence[Any] | Mapping[str, Any]) -> str:
+        added = io.StringIO()
+        csv.writer(added, lineterminator=_end(raw)).writerow(more)
+        return f"{_line(raw)},{added.getvalue()}"
+
+
+class Conll(Format):
+    """A line per token and a blank line behind each document, as in the shared tasks of CoNLL 2000 to 2003.
+
+    A record has `tokens`, the first column, and `tags`, the last one, if every line has two columns. Lines that begin
+    with -DOCSTART- belong to no document. A prediction's `tags` are written as the last column, as conlleval reads it.
+    """
+
+    suffixes: ClassVar[tuple[str, ...]] = (".conll", ".bio", ".txt")
+
+    def read(self, source: Source) -> Iterator[Record]:
+        lines: list[str] = []  # of the document, and what stands before it
+        rows: list[tuple[int, list[str]]] = []
+        for number, line in enumerate(source.lines(), start=1):
+            lines.append(line)
+            columns = line.split()
+            if is_token_line(columns):
+                rows.append((number, columns))
+            elif rows:
+                yield self._record(source.name, rows, lines)
+                lines, rows = [], []
+        if rows:
+            yield self._record(source.name, rows, lines)
+
+    def _record(self, name: str, rows: list[tuple[int, list[str]]], lines: list[str]) -> Record:
+        fields: dict[str, Any] = {"tokens": [columns[0] for _, columns in rows]}
+        alone = [(number, columns[0]) for number, columns in rows if len(columns) < 2]
+        if not alone:
+            fields["tags"] = [columns[-1] for _, columns in rows]
+        elif len(alone) < len(rows):
+            number, token = alone[0]
+            raise DataError(f"{name}, line {number}: field 'tags' is missing: the line is {token!r} alone")
+        return Record(f"{name}, line {rows[0][0]}", fields, "".join(lines))
+
+    def body(self, record: Record, prediction: Prediction) -> str:
+        tags = iter(next(value for name, value in prediction.items() if name.endswith("tags")))
+        lines = []
+        for line in _lines(record.raw):
+            if is_token_line(line.split()):
+                between = "\t" if "\t" in line else " "
+                lines.append(f"{line.rstrip()}{between}{next(tags)}{_end(line)}")
+            else:
+                lines.append(line)
+        closed = not is_token_line(lines[-1].split())
+        return "".join([*lines, *([] if closed else [_end(record.raw)])])
+
+    def is_made_of(self, written: Record, record: Record) -> bool:
+        pairs = zip(_lines(written.raw), _lines(record.raw), strict=False)
+        return len(written.fields["tokens"]) == len(record.fields["tokens"]) and all(
+            one.startswith(other.rstrip()) for one, other in pairs
+        )
+
+
+FORMATS: dict[str, Format] = {"jsonl": JsonLines(), "csv": Csv(), "conll": Conll(), "json": Squad()}
+"""By the name that `--format` gives them."""
+
+
+def format_of(path: str | Path, allowed: Sequence[str], asked: str | None = None) -> Format:
+    """The format of a file: the one that was asked for by its name in FORMATS, else what its suffix says.
+
+    Raises ConfigurationError for a format that is not among those allowed and for standard input if none was asked
+    for, DataError for a suffix that is not theirs. What stands in the file is never looked at.
+    """
+    if asked is not None:
+        if asked not in allowed:
+            raise ConfigurationError(f"format: {asked!r} was asked for; this task reads {', '.join(allowed)}")
+        return FORMATS[asked]
+    if path == STDIN:
+        raise ConfigurationError(f"format: what stdin holds must be said, one of: {', '.join(allowed)}")
+    suffixes = {suffix: FORMATS[name] for name in allowed for suffix in FORMATS[name].suffixes}
+    if (suffix := Path(path).suffix.lower()) not in suffixes:
+        raise DataError(f"data: {path} must be a file of one of the kinds {', '.join(suffixes)}, by its name")
+    return suffixes[suffix]
+
+
+def read_records(path: str | Path, allowed: Sequence[str]) -> list[Record]:
+    """All records of a file. Raises DataError if there is none, or one that cannot be read."""
+    records = list(format_of(path, allowed).read(Source(path)))
+    if not records:
+        raise DataError(f"data: {path} holds no record")
+    return records
+
+
+def refuse_present(record: Record, prediction: Prediction) -> None:
+    """Raises DataError if a record already has a field that the prediction would add."""
+    for name in prediction:
+        if name in record.fields:
+            raise _present(record, name)
+
+
+def is_token_line(columns: Sequence[str]) -> bool:
+    """Whether the columns of a line of CoNLL are a token's."""
+    return bool(columns) and columns[0] != "-DOCSTART-"
+
+
+def _present(record: Record, name: str) -> DataError:
+    return record.error(name, "is there already: what is read seems to hold predictions; rename the field, or drop it")
+
+
+def _csv_rows(source: Source) -> Iterator[tuple[int, str, list[str]]]:
+    """For each row that is not blank the number of its last line, its text and its cells."""
+    taken: list[str] = []
+
+    def lines() -> Iterator[str]:
+        for line in source.lines():
+            taken.append(line)
+            yield line
+
+    rows = csv.reader(lines(), strict=True)
+    while True:
+        with _FIELD_LIMIT:
+            limit = csv.field_size_limit(LARGEST_FIELD)
+            try:
+                row = next(rows, None)
+            except csv.Error as error:
+                raise DataError(f"{source.name}, line {rows.line_num}: cannot be read as CSV: {error}") from None
+            finally:
+                csv.field_size_limit(limit)
+        if row is None:
+            return
+        raw = "".join(taken)
+        taken.clear()
+        if row:
+            yield rows.line_num, raw, row
+
+
+def _cells(prediction: Prediction) -> Iterator[tuple[str, Any]]:
+    """Names and values of columns: `probabilities` of labels become a column `probability_LABEL` each."""
+    for name, value in prediction.items():
+        if isinstance(value, Mapping):
+            singular = re.sub(r"ies$", "y", name)
+            yield from ((f"{singular}_{key}", one) for key, one in value.items())
+        else:
+            yield name, ";".join(value) if isinstance(value, list) else value
+
+
+def _children(record: Record, field: str) -> Iterator[Record]:
+    values = record.get(field)
+    if not isinstance(values, list) or not all(isinstance(value, dict) for value in values):
+        raise record.error(field, "must be a list of JSON objects")
+    for number, value in enumerate(values):
+        yield Record(f"{record.place}, {field}[{number}]", value)
+
+
+def _opened(record: Record) -> str:
+    """A line of JSON as it stood, up to where another field can be put."""
+    inside = record.raw.strip()[:-1].rstrip()
+    return f"{inside}, " if record.fields else inside
+
+
+def _json(value: Mapping[str, Any]) -> str:
+    """One line of JSON that can be written as UTF-8: half of a surrogate pair stays the escape that it came from."""
+    return json.dumps(value, ensure_ascii=False).encode(errors="backslashreplace").decode()
+
+
+def _lines(text: str) -> list[str]:
+    """Lines with their ends. `str.splitlines` would also cut where a token holds a rarer separator."""
+    return list(io.StringIO(text, newline="\n"))
+
+
+def _line(raw: str) -> str:
+    return raw.removesuffix("\n").removesuffix("\r")
+
+
+def _end(raw: str) -> str:
+    return "\r\n" if raw.endswith("\r\n") else "\n"

@@ -1,0 +1,122 @@
+"""Asking a fine-tuned model: examples in, predictions out, in order and in bounded memory.
+
+Rows of one length make the fewest padded tokens, so examples are collected in buffers of `BUFFERED` batches and sorted
+by length within each. Which rows share a batch, and with it the last bits of every number, therefore depends on the
+number of an example and on nothing else: who begins again at a multiple of `buffered` gets the same predictions.
+"""
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from transformers import PreTrainedModel, PreTrainedTokenizerFast
+
+from asterism.errors import AsterismError, DataError
+from asterism.training.data.records import Record
+from asterism.training.run.build import arithmetic
+from asterism.training.run.configuration import Dtype
+from asterism.training.tasks.task import Feature, Logits, Task, pad
+
+BUFFERED = 16
+"""Batches of examples that are collected before the model is asked; more saves little padding."""
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Predictor:
+    """A model that can be asked, and all that decides its predictions: examples are asked `batch_size` at a time."""
+
+    model: PreTrainedModel
+    tokenizer: PreTrainedTokenizerFast
+    task: Task[Any]
+    dtype: Dtype
+    batch_size: int
+
+    @property
+    def buffered(self) -> int:
+        """How many examples are collected; one alone if they are asked one by one, as nothing is gained by waiting."""
+        return 1 if self.batch_size == 1 else BUFFERED * self.batch_size
+
+    def predict(self, examples: Sequence[Any], features: Sequence[Sequence[Feature]]) -> Iterator[dict[str, Any]]:
+        """A prediction for each example, given the features of each."""
+        for at in range(0, len(examples), self.buffered):
+            yield from self._buffer(examples[at : at + self.buffered], features[at : at + self.buffered])
+
+    def ask(self, records: Iterable[Record], *, labelled: bool = False) -> Iterator[tuple[Any, dict[str, Any]]]:
+        """The example of each record, with its prediction; with its labels if it is `labelled`.
+
+        Records are read as they are needed. Raises DataError at the first record that cannot be read or used, after
+        the predictions for those before it.
+        """
+        records = iter(records)
+        while True:
+            examples, trouble = self._examples(records, labelled=labelled)
+            features: list[list[Feature]] = []
+            try:
+                features.extend(self.task.features(examples, self.tokenizer))
+            except DataError as error:  # of an example before the one that could not be read
+                trouble = error
+            del examples[len(features) :]
+            yield from zip(examples, self._buffer(examples, features), strict=True)
+            if trouble is not None:
+                raise trouble
+            if len(examples) < self.buffered:
+                return
+
+    def _examples(self, records: Iterator[Record], *, labelled: bool) -> tuple[list[Any], DataError | None]:
+        """The next examples, as many as are collected, and what made them fewer."""
+        examples: list[Any] = []
+        try:
+            for record in records:
+                examples.append(self.task.example(record, labelled=labelled))
+                if len(examples) == self.buffered:
+                    break
+        except DataError as error:
+            return examples, error
+        return examples, None
+
+    def _buffer(self, examples: Sequence[Any], features: Sequence[Sequence[Feature]]) -> list[dict[str, Any]]:
+        flat = [feature for some in features for feature in some]
+        answers = iter(self._logits(flat))
+        return [
+            self.task.predict(example, some, [next(answers) for _ in some])
+            for example, some in zip(examples, features, strict=True)
+        ]
+
+    @torch.no_grad()
+    def _logits(self, features: Sequence[Feature]) -> list[Logits]:
+        """What the model says about each feature; it is left in evaluation mode."""
+        self.model.eval()
+        answers: list[Logits] = [()] * len(features)
+        by_length = sorted(range(len(features)), key=lambda number: len(features[number].inputs["input_ids"]))
+        for at in range(0, len(features), self.batch_size):
+            numbers = by_length[at : at + self.batch_size]
+            batch = model_inputs([features[number] for number in numbers], self.tokenizer)
+            with arithmetic(self.dtype, self.model.device):
+                found = self.model(**{name: tensor.to(self.model.device) for name, tensor in batch.items()})
+            outputs = [found[name].float().cpu().numpy() for name in self.task.outputs]
+            for row, number in enumerate(numbers):
+                end = len(features[number].inputs["input_ids"]) if self.task.per_token else None
+                answers[number] = tuple(output[row, :end] for output in outputs)
+        if not all(np.isfinite(array).all() for one in answers for array in one):
+            raise AsterismError("the model's answers are not finite: its weights, or its arithmetic, cannot be used")
+        return answers
+
+
+def model_inputs(features: Sequence[Feature], tokenizer: PreTrainedTokenizerFast) -> dict[str, torch.Tensor]:
+    """The rows of features padded on the right to one length, with a mask that says where: int64 [B, length] each."""
+    length = max(len(feature.inputs["input_ids"]) for feature in features)
+    fillers = {"input_ids": tokenizer.pad_token_id or 0, "token_type_ids": 0}
+    rows = {name: [feature.inputs[name] for feature in features] for name in features[0].inputs}
+    masks = [np.ones(len(row), dtype=np.int32) for row in rows["input_ids"]]
+    inputs = {name: pad(values, length, fillers[name]) for name, values in rows.items()}
+    return {**inputs, "attention_mask": pad(masks, length, 0)}
+
+
+def as_fields(prediction: dict[str, Any]) -> dict[str, Any]:
+    """A prediction under the names that it is written by: with "predicted_" in front.
+
+    So it can stand next to the labels that data bring with them under the same names.
+    """
+    return {f"predicted_{name}": value for name, value in prediction.items()}
