@@ -10,16 +10,19 @@
 // A plan has several passes, each with its own order of queries and keys. A pass continues the softmax that earlier
 // passes left in (out, lse), as if their result were one more key.
 //
-// The interface is C: see Problem, asterism_forward and asterism_backward. kernels/cpu.py builds and calls it.
+// The interface is C: see Problem, asterism_forward and asterism_backward. interface.py says the same in Python.
 
 #include <algorithm>
 #include <cfenv>
 #include <cmath>
+#include <cstddef>
 #include <cstdint>
 #include <cstdlib>
 #include <cstring>
 #include <limits>
 #include <memory>
+#include <sstream>
+#include <string>
 #include <vector>
 
 #if defined(__AVX512F__) || defined(__AVX2__)
@@ -1233,6 +1236,36 @@ using BFloat16 = WidenedBFloat16;
 #endif
 
 }  // namespace
+
+// Where each field lies, as kernels/cpu/interface.py says it too: a structure changed on one side only would be read at
+// wrong places.
+extern "C" const char* asterism_layout() {
+  static const std::string text = [] {
+    std::ostringstream lines;
+    lines << "group " << kGroup;
+#define STRUCTURE(type) lines << "\n" #type " " << sizeof(type)
+#define FIELD(type, name) \
+  lines << "\n" #type "." #name " at " << offsetof(type, name) << ", " << sizeof(type::name) << " bytes"
+    STRUCTURE(Tensor);
+    FIELD(Tensor, data), FIELD(Tensor, batch), FIELD(Tensor, head), FIELD(Tensor, token), FIELD(Tensor, feature);
+    STRUCTURE(Pass);
+    FIELD(Pass, query_index), FIELD(Pass, key_index), FIELD(Pass, n_queries), FIELD(Pass, n_keys), FIELD(Pass, n_rows);
+    FIELD(Pass, row_offsets), FIELD(Pass, columns), FIELD(Pass, kinds), FIELD(Pass, list_of_head);
+    STRUCTURE(Problem);
+    FIELD(Problem, batch), FIELD(Problem, heads), FIELD(Problem, kv_heads), FIELD(Problem, n_queries);
+    FIELD(Problem, n_keys), FIELD(Problem, dim), FIELD(Problem, value_dim), FIELD(Problem, query_offset);
+    FIELD(Problem, tile), FIELD(Problem, n_passes), FIELD(Problem, words), FIELD(Problem, passes);
+    FIELD(Problem, masks), FIELD(Problem, live), FIELD(Problem, has_unread), FIELD(Problem, key_mask);
+    FIELD(Problem, segments), FIELD(Problem, scale), FIELD(Problem, is_bfloat16), FIELD(Problem, threads);
+    FIELD(Problem, poison), FIELD(Problem, q), FIELD(Problem, k), FIELD(Problem, v), FIELD(Problem, out);
+    FIELD(Problem, residual), FIELD(Problem, lse), FIELD(Problem, grad_out), FIELD(Problem, grad_lse);
+    FIELD(Problem, grad_q), FIELD(Problem, grad_k), FIELD(Problem, grad_v);
+#undef FIELD
+#undef STRUCTURE
+    return lines.str();
+  }();
+  return text.c_str();
+}
 
 // out, residual and lse must hold 0, 0 and -infinity.
 extern "C" void asterism_forward(const Problem* problem) {

@@ -1,0 +1,211 @@
+"""Building the CPU kernel at first use, and finding what was built.
+
+The machine's own C++ compiler builds for the machine's own instruction set, in about ten seconds. It needs no header of
+PyTorch or Python. A library is kept in a folder whose name holds what it was made of: the sources, the flags, the
+processor and the C library, then the compiler. So a changed one is built anew, machines that share a home do not take
+each other's, and one that is there is found without running the compiler, or without having any.
+"""
+
+import ctypes
+import hashlib
+import itertools
+import logging
+import os
+import platform
+import shlex
+import shutil
+import subprocess
+import tempfile
+import time
+from collections.abc import Iterator
+from functools import lru_cache
+from pathlib import Path
+
+from asterism.errors import KernelError
+from asterism.kernels.cpu import cache
+from asterism.kernels.cpu.interface import Problem, require_same_layout
+
+_SOURCE = Path(__file__).with_name("kernel.cpp")
+
+_OTHERWISE = "or use implementation='eager'"
+
+_ABANDONED = 3600
+"""Seconds after which a build that is still unfinished was killed."""
+
+_PROCESSOR = ("vendor_id", "cpu family", "model", "flags", "CPU implementer", "CPU part", "Features", "isa", "cpu")
+"""What Linux says of a processor that its instruction set and its tuning follow from."""
+
+_log = logging.getLogger("asterism")
+
+
+@lru_cache(maxsize=1)
+def library() -> ctypes.CDLL:
+    """The kernel's library, built if need be. Raises KernelError with the reason if that is impossible."""
+    if os.name != "posix":
+        raise KernelError(f"implementation 'cpu' needs Linux or macOS, this is {platform.system()}: use 'eager'")
+    compiler, flags = _compiler(), _flags()
+    name = f"cpu-{_digest(*_sources(), *flags, *_machine())}"
+    reasons, usable = [], []
+    for place in cache.places():
+        try:
+            folder = cache.made(place)
+            for kept in _kept(folder, name, compiler):
+                return _load(kept)
+            usable.append(folder)
+        except OSError as error:
+            reasons.append(str(error))
+    if isinstance(compiler, str):
+        raise KernelError(f"implementation 'cpu' needs a C++17 compiler with OpenMP; {compiler}, {_OTHERWISE}")
+    for folder in usable:
+        try:
+            return _load(_build([*compiler, *flags], folder / f"{name}-{_identity(compiler)}"))
+        except OSError as error:
+            reasons.append(f"{error} ({folder})")
+    raise KernelError(
+        f"the CPU kernel can be kept nowhere: {'; '.join(reasons)}."
+        f" Set ASTERISM_CACHE to a folder of your own that can be written and may hold programs, {_OTHERWISE}"
+    )
+
+
+def is_available() -> bool:
+    """Whether the kernel can be had; if not, says why, once."""
+    return _can_be_had()
+
+
+# What torch.compiler.assume_constant_result does, without its second of imports: the answer never changes.
+is_available._dynamo_marked_constant = True  # type: ignore[attr-defined]
+
+
+@lru_cache(maxsize=1)
+def _can_be_had() -> bool:
+    try:
+        library()
+    except KernelError as error:
+        _log.warning("attention takes the slower implementation 'eager': %s", error)
+        return False
+    return True
+
+
+# --- what a library is made of ---------------------------------------------------------------------------------------
+
+
+def _compiler() -> list[str] | str:
+    """The command of the compiler, or why there is none and how to get one."""
+    named = os.environ.get("CXX", "").strip()
+    for candidate in [named] if named else ["c++", "g++", "clang++"]:
+        command = shlex.split(candidate)
+        if shutil.which(command[0]):
+            return command
+    seen = f"CXX={named} is not a program" if named else "none of c++, g++, clang++ is on the PATH"
+    return (
+        f"{seen}. Install one (Debian, Ubuntu: apt install g++; Fedora: dnf install gcc-c++;"
+        " conda: conda install cxx-compiler)"
+    )
+
+
+def _flags() -> list[str]:
+    native = "-mcpu=native" if platform.machine() in ("arm64", "aarch64") else "-march=native"
+    return ["-std=c++17", "-O3", native, "-fno-math-errno", "-fno-trapping-math", "-fopenmp", "-fPIC", "-shared"]
+
+
+def _sources() -> Iterator[str]:
+    for file in sorted([_SOURCE, *_SOURCE.parent.glob("*.hpp")]):
+        yield from (file.name, file.read_text())
+
+
+def _machine() -> Iterator[str]:
+    """What "native" depends on, and the C library that was linked."""
+    yield from (platform.machine(), *platform.libc_ver())
+    try:
+        with open("/proc/cpuinfo") as lines:
+            pairs = [line.partition(":") for line in itertools.takewhile(str.strip, lines)]
+    except OSError:
+        yield from (platform.processor(), platform.node())
+        return
+    first = {name.strip(): value.strip() for name, _, value in pairs}
+    yield from (first.get(field, "") for field in _PROCESSOR)
+
+
+def _identity(compiler: list[str]) -> str:
+    """A digest of the compiler's file and of what it is told: asking for its version would be a process each time."""
+    file = os.path.realpath(shutil.which(compiler[0]) or compiler[0])
+    seen = os.stat(file)
+    return _digest(*compiler, file, str(seen.st_mtime_ns), str(seen.st_size))
+
+
+def _digest(*parts: str) -> str:
+    return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:16]
+
+
+# --- keeping and building --------------------------------------------------------------------------------------------
+
+
+def _kept(folder: Path, name: str, compiler: list[str] | str) -> Iterator[Path]:
+    """Whole libraries in the cache: that of the compiler, or, without one, whatever compiler made it."""
+    wanted = "*" if isinstance(compiler, str) else _identity(compiler)
+    for kept in sorted(folder.glob(f"{name}-{wanted}")):
+        if _is_whole(kept):
+            yield kept
+
+
+def _load(folder: Path) -> ctypes.CDLL:
+    """Raises OSError if the library cannot be loaded here."""
+    file = folder / "kernel.so"
+    cache.require_private(file)
+    loaded = ctypes.CDLL(str(file))
+    require_same_layout(loaded)
+    for function in (loaded.asterism_forward, loaded.asterism_backward):
+        function.argtypes, function.restype = [ctypes.POINTER(Problem)], None
+    return loaded
+
+
+def _is_whole(folder: Path) -> bool:
+    """Whether the folder holds a library with the digest that it was built with."""
+    try:
+        return _digest_of_library(folder) == (folder / "kernel.sha256").read_text()
+    except OSError:
+        return False
+
+
+def _digest_of_library(folder: Path) -> str:
+    return hashlib.sha256((folder / "kernel.so").read_bytes()).hexdigest()
+
+
+def _build(command: list[str], folder: Path) -> Path:
+    """Builds beside the folder and moves the result there at once: another process never sees half a library."""
+    _log.warning("building the CPU kernel, once, in about ten seconds")
+    _remove_abandoned(folder.parent)
+    with tempfile.TemporaryDirectory(dir=folder.parent, prefix="building-") as name:
+        fresh = Path(name) / "kernel"
+        fresh.mkdir(mode=0o700)
+        _run([*command, "-o", str(fresh / "kernel.so"), str(_SOURCE)])
+        (fresh / "kernel.so").chmod(0o700)  # the linker asks the umask, which may let others write
+        (fresh / "kernel.sha256").write_text(_digest_of_library(fresh))
+        if not _is_whole(folder):
+            shutil.rmtree(folder, ignore_errors=True)
+        try:
+            fresh.rename(folder)
+        except OSError:
+            if not _is_whole(folder):  # else another process was faster
+                raise
+    return folder
+
+
+def _remove_abandoned(folder: Path) -> None:
+    for left in folder.glob("building-*"):
+        if time.time() - left.stat().st_mtime > _ABANDONED:
+            shutil.rmtree(left, ignore_errors=True)
+
+
+def _run(command: list[str]) -> None:
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, check=False, env=os.environ | {"LC_ALL": "C"})
+    except OSError as error:
+        reason = f"{command[0]} does not run ({error})"
+        raise KernelError(f"the CPU kernel cannot be built: {reason}, {_OTHERWISE}") from error
+    if done.returncode:
+        complaint = next((line for line in done.stderr.splitlines() if "error" in line), done.stderr.strip()[-200:])
+        raise KernelError(
+            f"the CPU kernel cannot be built: {command[0]} says {complaint!r}."
+            f" Set CXX to a C++17 compiler with OpenMP (g++ 11 or newer), {_OTHERWISE}"
+        )

@@ -1,0 +1,104 @@
+"""What Python and C++ agree on: the structures of interface.hpp, and pointers, checked before they are taken."""
+
+import ctypes
+from itertools import zip_longest
+from typing import Any
+
+import numpy as np
+import torch
+
+from asterism.errors import KernelError
+
+GROUP = 16
+"""Queries, or keys, that the kernel skips together in tiles with masks (kGroup)."""
+
+
+class Tensor(ctypes.Structure):
+    """Numbers [batch, heads, tokens, features], with strides in elements."""
+
+    _fields_ = [("data", ctypes.c_void_p), *((name, ctypes.c_int64) for name in ("batch", "head", "token", "feature"))]
+
+    @classmethod
+    def of(cls, name: str, x: torch.Tensor, dtype: torch.dtype, *shape: int) -> "Tensor":
+        return cls(_checked(name, x, dtype, shape).data_ptr(), *x.stride())
+
+
+class Pass(ctypes.Structure):
+    """One token order of a plan with its tiles."""
+
+    _fields_ = [
+        *((name, ctypes.c_void_p) for name in ("query_index", "key_index")),
+        *((name, ctypes.c_int64) for name in ("n_queries", "n_keys", "n_rows")),
+        *((name, ctypes.c_void_p) for name in ("row_offsets", "columns", "kinds", "list_of_head")),
+    ]
+
+
+class Problem(ctypes.Structure):
+    """All that one call is given. `holds` keeps alive what the pointers point to, for as long as the problem lives."""
+
+    _fields_ = [
+        *(
+            (name, ctypes.c_int64)
+            for name in ("batch", "heads", "kv_heads", "n_queries", "n_keys", "dim", "value_dim", "query_offset")
+        ),
+        *((name, ctypes.c_int64) for name in ("tile", "n_passes", "words")),
+        *((name, ctypes.c_void_p) for name in ("passes", "masks", "live", "has_unread", "key_mask", "segments")),
+        ("scale", ctypes.c_float),
+        *((name, ctypes.c_int32) for name in ("is_bfloat16", "threads", "poison")),
+        *((name, Tensor) for name in ("q", "k", "v")),
+        *((name, ctypes.c_void_p) for name in ("out", "residual", "lse")),
+        ("grad_out", Tensor),
+        *((name, ctypes.c_void_p) for name in ("grad_lse", "grad_q", "grad_k", "grad_v")),
+    ]
+    holds: tuple[Any, ...]
+
+
+def pointer(name: str, x: torch.Tensor, dtype: torch.dtype, *shape: int) -> int:
+    """Where the numbers of a contiguous CPU tensor lie. Raises KernelError if it is not what C++ will take it for."""
+    if not x.is_contiguous():
+        raise KernelError(f"the CPU kernel needs {name} contiguous, got strides {x.stride()} for {list(x.shape)}")
+    return _checked(name, x, dtype, shape).data_ptr()
+
+
+def address(x: np.ndarray, dtype: type[np.generic]) -> int:
+    """Where the numbers of a contiguous array lie; the array must outlive the use."""
+    if x.dtype != dtype or not x.flags.c_contiguous or not x.flags.aligned:
+        raise KernelError(f"the CPU kernel needs a plan's array contiguous, of {dtype.__name__}, got {x.dtype}")
+    return int(x.ctypes.data)
+
+
+def _checked(name: str, x: torch.Tensor, dtype: torch.dtype, shape: tuple[int, ...]) -> torch.Tensor:
+    is_strided = x.device.type == "cpu" and x.layout == torch.strided
+    if not is_strided or x.dtype != dtype or tuple(x.shape) != shape or x.data_ptr() % x.element_size():
+        raise KernelError(
+            f"the CPU kernel needs {name} as {dtype} {list(shape)} in aligned memory of the CPU,"
+            f" got {x.dtype} {list(x.shape)} on {x.device}"
+        )
+    return x
+
+
+# --- the handshake ---------------------------------------------------------------------------------------------------
+
+
+def layout() -> str:
+    """Where each field lies, in words that asterism_layout() of interface.hpp uses too."""
+    lines = [f"group {GROUP}"]
+    for structure in (Tensor, Pass, Problem):
+        lines.append(f"{structure.__name__} {ctypes.sizeof(structure)}")
+        for field in structure._fields_:
+            seen = getattr(structure, field[0])
+            lines.append(f"{structure.__name__}.{field[0]} at {seen.offset}, {seen.size} bytes")
+    return "\n".join(lines)
+
+
+def require_same_layout(library: ctypes.CDLL) -> None:
+    """Raises KernelError if the library was compiled for other structures than these: it would read at wrong places."""
+    library.asterism_layout.restype = ctypes.c_char_p
+    ours, theirs = layout().splitlines(), library.asterism_layout().decode().splitlines()
+    if ours != theirs:
+        pairs = zip_longest(ours, theirs, fillvalue="nothing")
+        one, other = next(pair for pair in pairs if pair[0] != pair[1])
+        raise KernelError(
+            f"the CPU kernel and interface.py disagree: {one!r} in Python is {other!r} in C++."
+            " Install asterism anew, or use implementation='eager'"
+        )

@@ -1,0 +1,102 @@
+"""Calling the kernel: tensors and a plan go in as a Problem, results come back in tensors made here."""
+
+import ctypes
+import os
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from asterism.errors import KernelError
+from asterism.kernels.cpu import interface
+from asterism.kernels.cpu.build import library
+from asterism.kernels.cpu.interface import Problem, address, pointer
+from asterism.kernels.cpu.program import program
+from asterism.kernels.operator import Attended, Operands, operator
+
+DTYPES = (torch.float32, torch.bfloat16)
+"""What the kernel computes."""
+
+LARGEST_HEAD_DIM = 256
+
+
+def refusal(q: Tensor, v: Tensor) -> str | None:
+    """Why the kernel cannot take these operands and what would work, or None if it can."""
+    if q.device.type != "cpu":
+        return f"implementation 'cpu' works on CPU tensors, got {q.device}: use 'auto'"
+    if q.dtype not in DTYPES:
+        return f"implementation 'cpu' takes float32 and bfloat16, got {q.dtype}: use 'eager' or convert"
+    if max(q.shape[3], v.shape[3]) > LARGEST_HEAD_DIM:
+        widths = f"{q.shape[3]} for q and k and {v.shape[3]} for v"
+        return f"implementation 'cpu' takes a head_dim of at most {LARGEST_HEAD_DIM}, got {widths}: use 'eager'"
+    return None
+
+
+def _forward(operands: Operands) -> Attended:
+    q, v = operands.q, operands.v
+    shape = (*q.shape[:3], v.shape[3])
+    attended = Attended(
+        out=q.new_zeros(shape),
+        lse=q.new_full(shape[:3], -torch.inf, dtype=torch.float32),
+        residual=q.new_zeros(0 if q.dtype == torch.float32 else shape),
+    )
+    problem = _problem(operands, attended)
+    if attended.out.numel():
+        library().asterism_forward(problem)
+    return attended
+
+
+def _backward(
+    operands: Operands, attended: Attended, grad_out: Tensor, grad_lse: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    q, k, v = operands.q, operands.k, operands.v
+    grad_q, grad_k, grad_v = (x.new_zeros(x.shape) for x in (q, k, v))
+    problem = _problem(operands, attended)
+    problem.grad_out = interface.Tensor.of("grad_out", grad_out, q.dtype, *attended.out.shape)
+    problem.grad_lse = pointer("grad_lse", grad_lse, torch.float32, *attended.lse.shape)
+    problem.grad_q = pointer("grad_q", grad_q, q.dtype, *q.shape)
+    problem.grad_k = pointer("grad_k", grad_k, q.dtype, *k.shape)
+    problem.grad_v = pointer("grad_v", grad_v, q.dtype, *v.shape)
+    if q.numel() and k.numel():
+        library().asterism_backward(problem)
+    return grad_q, grad_k, grad_v
+
+
+def _problem(operands: Operands, attended: Attended) -> Problem:
+    """What forward and backward share. Raises KernelError for operands that the kernel cannot take."""
+    q, k, v, plan = operands.q, operands.k, operands.v, operands.plan
+    if reason := refusal(q, v):
+        raise KernelError(reason)
+    key_mask = None if operands.key_mask is None else operands.key_mask.contiguous()
+    segments = None if operands.segments is None else operands.segments.to(torch.int64).contiguous()
+    tiles = program(plan, q.shape[1])
+    batch, heads, n_queries, dim = q.shape
+    kv_heads, n_keys, value_dim = k.shape[1], k.shape[2], v.shape[3]
+    problem = Problem(batch, heads, kv_heads, n_queries, n_keys, dim, value_dim, plan.query_offset)
+    problem.holds = (tiles, key_mask, segments)
+    problem.tile, problem.n_passes, problem.words = plan.tile, len(plan.passes), tiles.words
+    problem.passes, problem.masks = ctypes.addressof(tiles.passes), address(tiles.masks, np.uint64)
+    problem.live, problem.has_unread = address(tiles.live, np.uint8), address(tiles.has_unread, np.uint8)
+    if key_mask is not None:
+        problem.key_mask = pointer("key_mask", key_mask, torch.bool, batch, n_keys)
+    if segments is not None:
+        problem.segments = pointer("segments", segments, torch.int64, batch, n_keys)
+    problem.scale, problem.is_bfloat16 = operands.scale, q.dtype == torch.bfloat16
+    problem.threads, problem.poison = torch.get_num_threads(), bool(os.environ.get("ASTERISM_POISON"))
+    problem.q = interface.Tensor.of("q", q, q.dtype, *q.shape)
+    problem.k = interface.Tensor.of("k", k, q.dtype, batch, kv_heads, n_keys, dim)
+    problem.v = interface.Tensor.of("v", v, q.dtype, batch, kv_heads, n_keys, value_dim)
+    _set_results(problem, q.dtype, attended)
+    return problem
+
+
+def _set_results(problem: Problem, dtype: torch.dtype, attended: Attended) -> None:
+    shape = (problem.batch, problem.heads, problem.n_queries, problem.value_dim)
+    problem.out = pointer("out", attended.out, dtype, *shape)
+    problem.lse = pointer("lse", attended.lse, torch.float32, *shape[:3])
+    if dtype != torch.float32:
+        problem.residual = pointer("residual", attended.residual, dtype, *shape)
+
+
+cpu = operator("cpu", _forward, _backward)
+"""Fused attention over tiles in C++, as an operator (kernels/operator.py)."""

@@ -1,0 +1,76 @@
+"""A plan as the kernel reads it: structures, masks by key, and what can be skipped."""
+
+from functools import lru_cache
+
+import numpy as np
+
+from asterism.compiler import Pass, Plan
+from asterism.compiler.plan import Booleans
+from asterism.kernels.cpu import interface
+from asterism.kernels.cpu.interface import GROUP, address
+
+
+class Program:
+    """A plan for a number of heads, with the arrays that its structures point to.
+
+    C++ reads them while other Python threads run and may push the program out of any cache: a call must hold the
+    program itself (Problem.holds).
+    """
+
+    def __init__(self, plan: Plan, heads: int):
+        self.plan = plan
+        self.words = -(-plan.tile // 64)
+        allowed = plan.tile_masks(np.arange(len(plan.masks) + 1, dtype=np.int32))
+        self.masks, self.live = _transposed_masks(allowed[1:], self.words), _live_groups(allowed)
+        self.has_unread = _has_unread(allowed)
+        self.lists = [_list_of_head(part, plan.heads, heads) for part in plan.passes]
+        self.passes = (interface.Pass * len(plan.passes))(
+            *(_structure(part, lists) for part, lists in zip(plan.passes, self.lists, strict=True))
+        )
+
+
+@lru_cache(maxsize=128)
+def program(plan: Plan, heads: int) -> Program:
+    """The program of a plan. Two threads that meet at a new plan get one each, and the cache keeps one of them."""
+    return Program(plan, heads)
+
+
+def _structure(part: Pass, lists: np.ndarray) -> interface.Pass:
+    index = (None if x is None else address(x, np.int32) for x in (part.query_index, part.key_index))
+    n_rows = part.row_offsets.shape[1] - 1
+    offsets, tiles = address(part.row_offsets, np.int64), (part.columns, part.kinds, lists)
+    return interface.Pass(*index, part.n_queries, part.n_keys, n_rows, offsets, *(address(x, np.int32) for x in tiles))
+
+
+def _transposed_masks(allowed: Booleans, words: int) -> np.ndarray:
+    """uint64 [masks, key of the tile, words] of allowed [masks, query, key]: bit i says whether query i may read."""
+    packed = np.packbits(allowed.transpose(0, 2, 1), axis=-1, bitorder="little")
+    padded = np.zeros((*packed.shape[:2], words * 8), np.uint8)
+    padded[..., : packed.shape[-1]] = packed
+    return padded.view(np.uint64)
+
+
+def _live_groups(allowed: Booleans) -> np.ndarray:
+    """uint8 [kinds, groups of queries, 2]: the first group of keys that one of them may read, and one past the last.
+
+    By 16 queries and 16 keys of allowed [kinds, query, key].
+    """
+    kinds, groups = len(allowed), allowed.shape[1] // GROUP
+    live = np.logical_or.reduce(allowed.reshape(kinds, groups, GROUP, groups, GROUP), axis=(2, 4))
+    first, past = np.argmax(live, axis=-1), groups - np.argmax(live[..., ::-1], axis=-1)
+    return np.ascontiguousarray(np.stack([first, np.where(live.any(axis=-1), past, first)], axis=-1).astype(np.uint8))
+
+
+def _has_unread(allowed: Booleans) -> np.ndarray:
+    """uint8 [kinds]: whether there are keys that no query of the tile may read."""
+    read = np.logical_or.reduce(allowed, axis=1)
+    return np.asarray(~np.logical_and.reduce(read, axis=1), np.uint8)
+
+
+def _list_of_head(part: Pass, plan_heads: int, heads: int) -> np.ndarray:
+    """int32 [heads]: which list of tiles a head has in the pass, -1 for none."""
+    if plan_heads == 1:
+        return np.zeros(heads, np.int32)
+    lists = np.full(heads, -1, np.int32)
+    lists[list(part.heads)] = 0 if part.lists == 1 else np.arange(part.lists)
+    return lists
