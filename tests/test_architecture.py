@@ -106,6 +106,12 @@ def test_patterns_and_compiler_need_no_torch(file):
     assert not {name for name in imports(file) if name.split(".")[0] in ("torch", "transformers", "triton")}
 
 
+@pytest.mark.parametrize("file", in_folder("kernels", "layers"), ids=short)
+def test_kernels_and_layers_need_no_transformers(file):
+    """The cache, which is one of transformers', is with the models."""
+    assert not {name for name in imports(file) if name.split(".")[0] == "transformers"}
+
+
 @pytest.mark.parametrize("name", ("eager", "cpu", "triton", "flex"))
 def test_tile_kernels_know_no_pattern(name):
     """They see tiles and bit masks, so that every pattern runs on the same loops; their operator reads its text."""

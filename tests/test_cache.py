@@ -10,7 +10,7 @@ from asterism import patterns
 from asterism.compiler import last_reader
 from asterism.errors import ConfigurationError, PatternError
 from asterism.layers import Rotary, SparseAttention
-from asterism.layers.cache import PatternCache, PatternCacheLayer
+from asterism.models.cache import PatternCache, PatternCacheLayer
 
 TOKENS = 60
 

@@ -1,5 +1,6 @@
 """Encoders against plain PyTorch under a dense boolean mask, in float64; padding; heads; what users do with them."""
 
+import inspect
 import math
 from collections.abc import Callable
 from pathlib import Path
@@ -16,6 +17,7 @@ from transformers import (
     AutoModelForSequenceClassification,
     AutoModelForTokenClassification,
 )
+from transformers.utils import find_labels
 
 from asterism import patterns
 from asterism.errors import ConfigurationError, PatternError
@@ -318,9 +320,100 @@ def test_masked_lm_is_the_head_of_bert() -> None:
     torch.testing.assert_close(
         model(tokens, labels=labels, num_items_in_batch=50).loss.double(), losses / 50, atol=1e-5, rtol=1e-5
     )
-    only = model(tokens, labels=labels, labelled_only=True)
-    torch.testing.assert_close(only.logits, out.logits[labels >= 0])
-    torch.testing.assert_close(only.loss, out.loss)
+
+
+def caught_gradients(model: AsterismModel, run: Callable[[], torch.Tensor]) -> list[torch.Tensor]:
+    """Of the loss that `run` gives, the gradient of what each block reads, caught where it reads it."""
+    read: list[torch.Tensor] = []
+
+    def catch(module: nn.Module, inputs: tuple[torch.Tensor, ...]) -> None:
+        inputs[0].retain_grad()
+        read.append(inputs[0])
+
+    hooks = [block.register_forward_pre_hook(catch) for block in model.layers]
+    run().backward()
+    for hook in hooks:
+        hook.remove()
+    return [tensor.grad for tensor in read]
+
+
+@pytest.mark.parametrize("side", ["none", "left", "right", "holes"])
+@pytest.mark.parametrize("fields", [{}, {"global_tokens": 3}, {"block": "pre_norm"}], ids=str)
+@pytest.mark.parametrize("mixers", ["bigbird(block=4)", "window(left=3)", "interleave(fourier(), dense())"])
+def test_hidden_states_are_on_the_path_of_the_gradient(mixers: str, fields: dict, side: str) -> None:
+    """retain_grad on them gives the gradient of what the blocks read, at every real token, and changes no number."""
+    model, tokens = encoder(mixers, AsterismForTokenClassification, **fields), random_tokens(3, 12)
+    mask = None if side == "none" else torch.ones_like(tokens)
+    if mask is not None:
+        mask[1, {"left": slice(0, 5), "right": slice(7, None), "holes": slice(4, 6)}[side]] = 0
+    real = torch.ones_like(tokens).bool() if mask is None else mask.bool()
+    labels = torch.where(real, tokens % 2, -100)
+    plain = caught_gradients(model.model, lambda: model(tokens, mask, labels=labels).loss)
+    out = model(tokens, mask, labels=labels, output_hidden_states=True)
+    torch.testing.assert_close(out.logits, model(tokens, mask).logits, atol=0, rtol=0)
+    assert len(out.hidden_states) == len(plain) + 1
+    for state in out.hidden_states:
+        state.retain_grad()
+    out.loss.backward()
+    front = model.config.global_tokens
+    for state, expected in zip(out.hidden_states, plain, strict=False):
+        # Blocks read real tokens in front, those of each row in their order.
+        for row, own in enumerate(real):
+            torch.testing.assert_close(state.grad[row, own], expected[row, front : front + own.sum()])
+            assert state.grad[row, own].abs().amax(dim=-1).gt(0).all() and not state.grad[row, ~own].any()
+    assert out.hidden_states[-1].grad.any()
+
+
+@pytest.mark.parametrize("kind", [AsterismForMaskedLM, AsterismForPreTraining])
+def test_predictions_at_some_places_alone(kind: type) -> None:
+    """The places of a row need not be in order, and a label may be ignored there."""
+    model, tokens = encoder(kind=kind), random_tokens(2, 20)
+    places = torch.tensor([[3, 4, 19], [7, 0, 0]])
+    labels = torch.tensor([[1, 2, 3], [4, 5, -100]])
+    mask = torch.ones_like(tokens)
+    mask[1, 15:] = 0
+    some = model(tokens, attention_mask=mask, places=places, labels=labels)
+    everywhere = torch.full_like(tokens, -100)
+    everywhere[0, [3, 4, 19]], everywhere[1, [7, 0]] = labels[0], labels[1, :2]
+    every = model(tokens, attention_mask=mask, labels=everywhere)
+    rows = torch.arange(2)[:, None]
+    torch.testing.assert_close(some[1], every[1][rows, places])
+    torch.testing.assert_close(some.loss, every.loss)
+    assert torch.equal(model(tokens, attention_mask=mask, places=places)[0], some[1])
+
+
+@pytest.mark.parametrize(
+    ("kind", "own"),
+    [
+        (AsterismForMaskedLM, ["labels"]),
+        (AsterismForPreTraining, ["labels", "next_sentence_label"]),
+        (AsterismForSequenceClassification, ["labels"]),
+        (AsterismForTokenClassification, ["labels"]),
+        (AsterismForQuestionAnswering, ["start_positions", "end_positions"]),
+        (AsterismForCausalLM, ["labels"]),
+    ],
+)
+def test_the_trainer_finds_columns_and_labels_in_the_signature(kind: type, own: list[str]) -> None:
+    """It drops every column that `forward` does not name, and gives no loss unless it gets every label."""
+    assert find_labels(kind) == own
+    names = list(inspect.signature(kind.forward).parameters)
+    assert names[:3] == ["self", "input_ids", "attention_mask"]
+    assert {"inputs_embeds", "output_hidden_states", *own} <= set(names)
+    assert inspect.getdoc(kind.forward) and kind.forward.__name__ == "forward"
+
+
+def test_arguments_of_a_head_may_stand_in_their_order() -> None:
+    model, tokens = encoder(kind=AsterismForTokenClassification), random_tokens(2, 9)
+    labels, mask = tokens % 2, torch.ones_like(tokens)
+    named = model(input_ids=tokens, attention_mask=mask, labels=labels)
+    assert torch.equal(model(tokens, mask, None, None, labels).loss, named.loss)
+    assert torch.equal(model(tokens, mask, None, None, labels, return_dict=False)[1], named.logits)
+    with pytest.raises(TypeError):
+        model(tokens, mask, None, None, labels, True)
+    with pytest.raises(TypeError):
+        model(tokens, mask, None, None, labels, labels=labels)
+    with pytest.raises(ConfigurationError, match="forward has no argument 'position_ids'"):
+        model(tokens, position_ids=tokens)
 
 
 def test_pretraining_adds_the_loss_of_the_next_sentence() -> None:

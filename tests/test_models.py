@@ -23,9 +23,9 @@ from asterism import patterns
 from asterism.errors import ConfigurationError, PatternError
 from asterism.kernels import IMPLEMENTATIONS
 from asterism.layers.block import ACTIVATIONS
-from asterism.layers.cache import PatternCache
+from asterism.layers.padding import Packing
 from asterism.models import AsterismConfig, AsterismForCausalLM, AsterismModel
-from asterism.models.padding import Packing
+from asterism.models.cache import PatternCache
 from asterism.shape import RULES, ModelConfig, choices_of
 
 # --- causality -------------------------------------------------------------------------------------------------------
@@ -311,6 +311,15 @@ def test_loss_is_the_mean_over_predicted_tokens() -> None:
     losses = F.cross_entropy(out.logits[:, :-1].flatten(0, 1).float(), labels[:, 1:].flatten(), reduction="sum")
     torch.testing.assert_close(out.loss, losses / 34)
     torch.testing.assert_close(model(tokens, labels=labels, num_items_in_batch=100).loss, losses / 100)
+
+
+def test_labels_may_be_shifted_already() -> None:
+    """What each column is to predict, as a loader that cuts a text into windows knows it, also for the last column."""
+    model, tokens = small_model(), random_tokens(2, 21)
+    inputs, targets = tokens[:, :-1], tokens[:, 1:].contiguous()
+    expected = F.cross_entropy(model(inputs).logits.flatten(0, 1), targets.flatten())
+    for given in ({"shift_labels": targets}, {"labels": inputs, "shift_labels": targets}):
+        torch.testing.assert_close(model(inputs, **given).loss.double(), expected, atol=1e-6, rtol=1e-6)
 
 
 def test_logits_to_keep() -> None:

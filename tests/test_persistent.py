@@ -20,7 +20,7 @@ from asterism.layers import (
     initialise,
 )
 from asterism.layers import distance as distance_module
-from asterism.layers.cache import PatternCacheLayer
+from asterism.models.cache import PatternCacheLayer
 
 HIDDEN, HEADS, VECTORS, TOKENS = 24, 4, 5, 23
 PAST = rule("window", left=4) & ~rule("window")

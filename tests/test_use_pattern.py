@@ -43,8 +43,8 @@ from transformers import (
 
 from asterism import patterns
 from asterism.errors import ConfigurationError, PatternError
-from asterism.layers.cache import PatternCacheLayer
 from asterism.models import drop_pattern, use_pattern
+from asterism.models.cache import PatternCacheLayer
 
 pytestmark = pytest.mark.model
 

@@ -1,6 +1,4 @@
-"""Token mixers and blocks as torch modules. Only the cache needs transformers, so it is imported when asked for."""
-
-from typing import TYPE_CHECKING, Any
+"""Token mixers, positions and blocks as torch modules, and padding."""
 
 from asterism.layers.attention import SparseAttention
 from asterism.layers.block import AllAttentionBlock, FeedForward, PostNormBlock, PreNormBlock
@@ -9,9 +7,6 @@ from asterism.layers.initialisation import ResidualLinear, initialise
 from asterism.layers.persistent import AdaptiveSpan, PersistentAttention, PersistentVectors, within_span
 from asterism.layers.positions import FactorisedPositions, LearnedPositions, RelativePositions, Rotary
 
-if TYPE_CHECKING:
-    from asterism.layers.cache import PatternCache, PatternCacheLayer
-
 __all__ = [
     "AdaptiveSpan",
     "AllAttentionBlock",
@@ -19,8 +14,6 @@ __all__ = [
     "FeedForward",
     "FourierMixing",
     "LearnedPositions",
-    "PatternCache",
-    "PatternCacheLayer",
     "PersistentAttention",
     "PersistentVectors",
     "PostNormBlock",
@@ -32,11 +25,3 @@ __all__ = [
     "initialise",
     "within_span",
 ]
-
-
-def __getattr__(name: str) -> Any:
-    if name in ("PatternCache", "PatternCacheLayer"):
-        from asterism.layers import cache
-
-        return getattr(cache, name)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -6,7 +6,7 @@ through `decode`. Both roads give the same numbers. There is no dropout inside a
 """
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 import torch
 from torch import nn
@@ -14,12 +14,24 @@ from torch import nn
 from asterism.errors import ConfigurationError
 from asterism.kernels import attend, decode
 from asterism.layers.initialisation import ResidualLinear
+from asterism.layers.padding import by_length
 from asterism.layers.positions import Rotary
-from asterism.layers.rows import by_length
 from asterism.patterns import Pattern, parse
 
-if TYPE_CHECKING:
-    from asterism.layers.cache import PatternCacheLayer
+
+class KeyCache(Protocol):
+    """What attention asks of its part of a cache: `asterism.models.cache.PatternCacheLayer` is one.
+
+    `extend` adds the keys, values and positions of new tokens, and returns those that they may read.
+    """
+
+    pattern: Pattern
+
+    def extend(
+        self, keys: torch.Tensor, values: torch.Tensor, positions: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]: ...
+
+    def get_seq_length(self) -> int: ...
 
 
 class SparseAttention(nn.Module):
@@ -89,7 +101,7 @@ class SparseAttention(nn.Module):
         hidden: torch.Tensor,
         *,
         positions: torch.Tensor | None = None,
-        cache: "PatternCacheLayer | None" = None,
+        cache: KeyCache | None = None,
         key_mask: torch.Tensor | None = None,
         segments: torch.Tensor | None = None,
         lengths: Sequence[int] | None = None,
@@ -199,9 +211,7 @@ class SparseAttention(nn.Module):
         answers = attend(q, k, v, "dense()", key_mask=key_mask, implementation=self.implementation)
         return mixed.index_copy(2, places, answers)
 
-    def _check_cache(
-        self, cache: "PatternCacheLayer", key_mask: torch.Tensor | None, segments: torch.Tensor | None
-    ) -> None:
+    def _check_cache(self, cache: KeyCache, key_mask: torch.Tensor | None, segments: torch.Tensor | None) -> None:
         if key_mask is not None or segments is not None:
             raise ConfigurationError("key_mask and segments cannot be used together with a cache")
         if self.global_projections is not None:

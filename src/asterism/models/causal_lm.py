@@ -60,6 +60,7 @@ class AsterismForCausalLM(AsterismPreTrainedModel, GenerationMixin):
 
         labels           int64 [B, N], the tokens themselves: column i is compared with the prediction of column i - 1;
                          -100 is ignored
+        shift_labels     in their place int64 [B, N]: what each column is to predict (one of the loss_arguments)
         logits_to_keep   logits of the last so many columns only, or of these columns; 0 keeps all
         loss_arguments   for the loss of transformers, such as num_items_in_batch
 
@@ -77,11 +78,13 @@ class AsterismForCausalLM(AsterismPreTrainedModel, GenerationMixin):
         )
         kept = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep
         logits = self.lm_head(outputs.last_hidden_state[:, kept])
+        shifted = loss_arguments.get("shift_labels")
+        targets = labels if shifted is None else shifted
         loss = None
-        if labels is not None:
+        if targets is not None:
             loss = self.loss_function(logits, labels, vocab_size=self.config.vocab_size, **loss_arguments)
         return CausalLMOutputWithPast(
-            loss=self._penalise(loss, labels, loss_arguments),
+            loss=self._penalise(loss, targets, loss_arguments),
             logits=logits,
             past_key_values=outputs.past_key_values,
             hidden_states=outputs.hidden_states,

@@ -5,9 +5,8 @@ from typing import Any
 import torch
 from torch import nn
 from transformers.modeling_outputs import SequenceClassifierOutput, TokenClassifierOutput
-from transformers.utils.generic import can_return_tuple
 
-from asterism.models.base import AsterismPreTrainedModel
+from asterism.models.base import AsterismPreTrainedModel, Encoded, encoder_head
 from asterism.models.configuration import AsterismConfig
 from asterism.models.modeling import AsterismModel
 from asterism.models.pooler import Pooler
@@ -37,42 +36,25 @@ class AsterismForSequenceClassification(_Classifier):
         self.pooler = Pooler(config)
         self.post_init()
 
-    @can_return_tuple
+    @encoder_head
     def forward(
-        self,
-        input_ids: torch.Tensor | None = None,
-        attention_mask: torch.Tensor | None = None,
-        token_type_ids: torch.Tensor | None = None,
-        inputs_embeds: torch.Tensor | None = None,
-        labels: torch.Tensor | None = None,
-        output_hidden_states: bool | None = None,
-        **loss_arguments: Any,
+        self, encoded: Encoded, labels: torch.Tensor | None = None, **loss_arguments: Any
     ) -> SequenceClassifierOutput:
-        """Logits [B, num_labels] and, with labels, the mean loss; other arguments as in AsterismModel.
+        """Logits [B, num_labels] and, with labels, the mean loss; inputs are those of AsterismModel.
 
         labels          int64 [B], for several labels [B, num_labels] of 0 and 1, for numbers [B] or [B, num_labels]
         loss_arguments  for the loss of transformers, such as num_items_in_batch
 
         Raises ConfigurationError for any other argument.
         """
-        self._refuse_unknown(loss_arguments)
-        outputs = self.model(
-            input_ids=input_ids,
-            attention_mask=attention_mask,
-            token_type_ids=token_type_ids,
-            inputs_embeds=inputs_embeds,
-            output_hidden_states=output_hidden_states,
-            return_dict=True,
-        )
-        logits = self.classifier(self.dropout(self.pooler(outputs.last_hidden_state, attention_mask)))
+        logits = self.classifier(self.dropout(self.pooler(encoded.hidden, encoded.attention_mask)))
         loss = None
         if labels is not None:
             if self.config.problem_type in ("multi_label_classification", "regression"):
                 labels = labels.to(logits.dtype)
             loss = self.loss_function(labels=labels, pooled_logits=logits, config=self.config, **loss_arguments)
-        return SequenceClassifierOutput(
-            loss=self._penalise(loss, labels, loss_arguments), logits=logits, hidden_states=outputs.hidden_states
-        )
+        loss = self._penalise(loss, labels, loss_arguments)
+        return SequenceClassifierOutput(loss=loss, logits=logits, hidden_states=encoded.hidden_states)
 
 
 class AsterismForTokenClassification(_Classifier):
@@ -82,37 +64,17 @@ class AsterismForTokenClassification(_Classifier):
         super().__init__(config)
         self.post_init()
 
-    @can_return_tuple
+    @encoder_head
     def forward(
-        self,
-        input_ids: torch.Tensor | None = None,
-        attention_mask: torch.Tensor | None = None,
-        token_type_ids: torch.Tensor | None = None,
-        inputs_embeds: torch.Tensor | None = None,
-        labels: torch.Tensor | None = None,
-        output_hidden_states: bool | None = None,
-        **loss_arguments: Any,
+        self, encoded: Encoded, labels: torch.Tensor | None = None, **loss_arguments: Any
     ) -> TokenClassifierOutput:
-        """Logits [B, N, num_labels] and, with labels, the mean loss in nats; other arguments as in AsterismModel.
+        """Logits [B, N, num_labels] and, with labels, the mean loss in nats; all else as for sequences.
 
-        labels          int64 [B, N]; -100 is ignored
-        loss_arguments  for the loss of transformers, such as num_items_in_batch
-
-        Raises ConfigurationError for any other argument.
+        labels  int64 [B, N]; -100 is ignored
         """
-        self._refuse_unknown(loss_arguments)
-        outputs = self.model(
-            input_ids=input_ids,
-            attention_mask=attention_mask,
-            token_type_ids=token_type_ids,
-            inputs_embeds=inputs_embeds,
-            output_hidden_states=output_hidden_states,
-            return_dict=True,
-        )
-        logits = self.classifier(self.dropout(outputs.last_hidden_state))
+        logits = self.classifier(self.dropout(encoded.hidden))
         loss = None
         if labels is not None:
             loss = self.loss_function(logits=logits, labels=labels, config=self.config, **loss_arguments)
-        return TokenClassifierOutput(
-            loss=self._penalise(loss, labels, loss_arguments), logits=logits, hidden_states=outputs.hidden_states
-        )
+        loss = self._penalise(loss, labels, loss_arguments)
+        return TokenClassifierOutput(loss=loss, logits=logits, hidden_states=encoded.hidden_states)

@@ -7,10 +7,9 @@ from torch import nn
 from transformers.loss.loss_utils import ForMaskedLMLoss
 from transformers.modeling_outputs import MaskedLMOutput
 from transformers.models.bert.modeling_bert import BertForPreTrainingOutput
-from transformers.utils.generic import can_return_tuple
 
 from asterism.layers.block import ACTIVATIONS
-from asterism.models.base import AsterismPreTrainedModel
+from asterism.models.base import AsterismPreTrainedModel, Encoded, encoder_head
 from asterism.models.configuration import AsterismConfig
 from asterism.models.modeling import AsterismModel
 from asterism.models.pooler import Pooler
@@ -46,6 +45,21 @@ class _PredictsTokens(AsterismPreTrainedModel):
     def set_output_embeddings(self, new_embeddings: nn.Linear) -> None:
         self.lm_head.decoder = new_embeddings
 
+    def _predict(
+        self,
+        hidden: torch.Tensor,
+        labels: torch.Tensor | None,
+        places: torch.Tensor | None,
+        loss_arguments: dict[str, Any],
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """The logits of the tokens and, with labels, their mean loss, as AsterismForMaskedLM.forward says."""
+        if places is not None:
+            hidden = hidden.gather(1, places[:, :, None].expand(-1, -1, hidden.shape[-1]))
+        logits = self.lm_head(hidden)
+        if labels is None:
+            return logits, None
+        return logits, ForMaskedLMLoss(logits, labels, vocab_size=self.config.vocab_size, **loss_arguments)
+
 
 class AsterismForMaskedLM(_PredictsTokens):
     """Predicts the tokens that were masked."""
@@ -54,47 +68,26 @@ class AsterismForMaskedLM(_PredictsTokens):
         super().__init__(config)
         self.post_init()
 
-    @can_return_tuple
+    @encoder_head
     def forward(
         self,
-        input_ids: torch.Tensor | None = None,
-        attention_mask: torch.Tensor | None = None,
-        token_type_ids: torch.Tensor | None = None,
-        inputs_embeds: torch.Tensor | None = None,
+        encoded: Encoded,
         labels: torch.Tensor | None = None,
-        output_hidden_states: bool | None = None,
-        labelled_only: bool = False,
+        places: torch.Tensor | None = None,
         **loss_arguments: Any,
     ) -> MaskedLMOutput:
-        """Logits [B, N, vocab_size] and, with labels, the mean loss in nats; other arguments as in AsterismModel.
+        """Logits [B, N, vocab_size] and, with labels, the mean loss in nats; inputs are those of AsterismModel.
 
         labels          int64 [B, N]: the token to predict at each place; -100 is ignored
-        labelled_only   compute logits [M, vocab_size] of the M labelled places only, row by row; it saves most of the
-                        memory of a large vocabulary
+        places          int64 [B, M]: predict at these places of each row alone; logits are then [B, M, vocab_size] and
+                        labels [B, M]. It saves most of the memory of a large vocabulary.
         loss_arguments  for the loss of transformers, such as num_items_in_batch
 
         Raises ConfigurationError for any other argument.
         """
-        self._refuse_unknown(loss_arguments)
-        outputs = self.model(
-            input_ids=input_ids,
-            attention_mask=attention_mask,
-            token_type_ids=token_type_ids,
-            inputs_embeds=inputs_embeds,
-            output_hidden_states=output_hidden_states,
-            return_dict=True,
-        )
-        hidden = outputs.last_hidden_state
-        if labelled_only and labels is not None:
-            labelled = labels != loss_arguments.get("ignore_index", -100)
-            hidden, labels = hidden[labelled], labels[labelled]
-        logits = self.lm_head(hidden)
-        loss = None
-        if labels is not None:
-            loss = self.loss_function(logits, labels, vocab_size=self.config.vocab_size, **loss_arguments)
-        return MaskedLMOutput(
-            loss=self._penalise(loss, labels, loss_arguments), logits=logits, hidden_states=outputs.hidden_states
-        )
+        logits, loss = self._predict(encoded.hidden, labels, places, loss_arguments)
+        loss = self._penalise(loss, labels, loss_arguments)
+        return MaskedLMOutput(loss=loss, logits=logits, hidden_states=encoded.hidden_states)
 
 
 class AsterismForPreTraining(_PredictsTokens):
@@ -106,43 +99,29 @@ class AsterismForPreTraining(_PredictsTokens):
         self.next_sentence = nn.Linear(config.hidden_size, 2)
         self.post_init()
 
-    @can_return_tuple
+    @encoder_head
     def forward(
         self,
-        input_ids: torch.Tensor | None = None,
-        attention_mask: torch.Tensor | None = None,
-        token_type_ids: torch.Tensor | None = None,
-        inputs_embeds: torch.Tensor | None = None,
+        encoded: Encoded,
         labels: torch.Tensor | None = None,
         next_sentence_label: torch.Tensor | None = None,
-        output_hidden_states: bool | None = None,
+        places: torch.Tensor | None = None,
         **loss_arguments: Any,
     ) -> BertForPreTrainingOutput:
-        """Logits of the tokens and of the two answers, and the sum of the losses whose labels are given.
+        """Logits of the tokens and of the two answers [B, 2], and the sum of the losses whose labels are given.
 
         next_sentence_label  int64 [B]: 0 when the second sentence follows the first, 1 when it does not
 
         The loss of the tokens and all other arguments are as in AsterismForMaskedLM.
         """
-        self._refuse_unknown(loss_arguments)
-        outputs = self.model(
-            input_ids=input_ids,
-            attention_mask=attention_mask,
-            token_type_ids=token_type_ids,
-            inputs_embeds=inputs_embeds,
-            output_hidden_states=output_hidden_states,
-            return_dict=True,
-        )
-        logits = self.lm_head(outputs.last_hidden_state)
-        answers = self.next_sentence(self.pooler(outputs.last_hidden_state, attention_mask))
-        losses = []
-        if labels is not None:
-            losses.append(ForMaskedLMLoss(logits, labels, vocab_size=self.config.vocab_size, **loss_arguments))
+        logits, loss = self._predict(encoded.hidden, labels, places, loss_arguments)
+        answers = self.next_sentence(self.pooler(encoded.hidden, encoded.attention_mask))
         if next_sentence_label is not None:
-            losses.append(nn.functional.cross_entropy(answers.float(), next_sentence_label.view(-1)))
+            follows = nn.functional.cross_entropy(answers.float(), next_sentence_label.view(-1))
+            loss = follows if loss is None else loss + follows
         return BertForPreTrainingOutput(
-            loss=self._penalise(sum(losses) if losses else None, labels, loss_arguments),
+            loss=self._penalise(loss, labels, loss_arguments),
             prediction_logits=logits,
             seq_relationship_logits=answers,
-            hidden_states=outputs.hidden_states,
+            hidden_states=encoded.hidden_states,
         )

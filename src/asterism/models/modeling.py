@@ -31,10 +31,10 @@ from asterism.layers import (
     Rotary,
     SparseAttention,
 )
-from asterism.layers.cache import PatternCache, PatternCacheLayer
+from asterism.layers.padding import Packing, count_positions, is_known_full, real_tokens
 from asterism.models.base import AsterismPreTrainedModel
+from asterism.models.cache import PatternCache, PatternCacheLayer
 from asterism.models.configuration import AsterismConfig
-from asterism.models.padding import Packing
 from asterism.patterns import Fourier, Mixer, Pattern
 
 
@@ -79,6 +79,8 @@ class AsterismModel(AsterismPreTrainedModel):
             isinstance(mixer, Pattern) and mixer.is_causal for mixer in mixers
         )
         """Whether some layer would read the padding behind the real tokens, were it not masked."""
+        self.needs_padding = self.reads_padding or any(self.by_length)
+        """Whether some layer must be told which tokens are real."""
         self.post_init()
 
     @can_return_tuple
@@ -114,7 +116,9 @@ class AsterismModel(AsterismPreTrainedModel):
         packing = self._pack(attention_mask, embedded, seen)
         if packing is not None:
             embedded = packing.pack(embedded)
-        positions = _count_positions(embedded, layer_caches[0], packing)
+        real = None if packing is None else packing.real
+        lengths = cache.layers[0].lengths if seen else None
+        positions = count_positions(real, embedded.shape[1], embedded.device, after=lengths)
         if self.positions is not None:
             self._check_length(seen + embedded.shape[1], positions)
             embedded = embedded + self.positions(positions.clamp(min=0))
@@ -125,15 +129,28 @@ class AsterismModel(AsterismPreTrainedModel):
         states = []
         for block, layer_cache, arguments in zip(self.layers, layer_caches, padding, strict=True):
             if wanted:
-                states.append(hidden)
+                states.append(self._by_column(hidden, packing))
+                hidden = self._by_slot(states[-1], hidden, packing)
             hidden = block(hidden, positions=positions, cache=layer_cache, **arguments, **relative)
-        states.append(self.norm(hidden))
-        states = [state[:, self.config.global_tokens :] for state in states]
-        if packing is not None:
-            states = [packing.unpack(state) for state in states]
+        last = self._by_column(self.norm(hidden), packing)
         return BaseModelOutputWithPast(
-            last_hidden_state=states[-1], past_key_values=cache, hidden_states=tuple(states) if wanted else None
+            last_hidden_state=last, past_key_values=cache, hidden_states=(*states, last) if wanted else None
         )
+
+    def _by_column(self, hidden: torch.Tensor, packing: Packing | None) -> torch.Tensor:
+        """Hidden states as they are returned: without global tokens, where the tokens of the batch stand."""
+        front = self.config.global_tokens
+        hidden = hidden[:, front:] if front else hidden
+        return hidden if packing is None else packing.unpack(hidden)
+
+    def _by_slot(self, returned: torch.Tensor, hidden: torch.Tensor, packing: Packing | None) -> torch.Tensor:
+        """`hidden` made of what is returned of it, so that the gradient passes through the tensor that a caller holds.
+
+        Only slots of padding, which no real token reads, change their contents.
+        """
+        front = self.config.global_tokens
+        tokens = returned if packing is None else packing.pack(returned)
+        return torch.cat([hidden[:, :front], tokens], dim=1) if front else tokens
 
     def span_penalty(self) -> torch.Tensor | None:
         """What adaptive spans add to the loss: the sum over the layers of their mean span, times the penalty."""
@@ -155,9 +172,12 @@ class AsterismModel(AsterismPreTrainedModel):
         """How to bring the real tokens to the front; None where nothing is padded, as far as it pays to look."""
         if attention_mask is None:
             return None
-        mask = _mask_of_new(attention_mask, embedded, seen)
-        looks = (self.reads_padding or any(self.by_length)) and not torch.compiler.is_compiling()
-        return None if looks and mask.all() else Packing.of(mask)
+        batch, new = embedded.shape[:2]
+        # The padding of earlier columns is already in the cache; a mask may leave them out.
+        columns = 0 if attention_mask.shape[-1] == new else seen
+        mask = real_tokens(attention_mask, batch, columns, new)[:, columns:]
+        # Asking whether all are real stops a GPU, which only mixers that must be told about padding repay.
+        return None if self.needs_padding and is_known_full(mask) else Packing.of(mask)
 
     def _begin(self, embedded: torch.Tensor, positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """What the first block reads: global tokens in front, norm, width of the model; and where its tokens stand."""
@@ -171,12 +191,9 @@ class AsterismModel(AsterismPreTrainedModel):
 
     def _padding_arguments(self, packing: Packing | None) -> list[dict[str, Any]]:
         """What each layer must be told about padding. Causal patterns need nothing: it is in everyone's future."""
-        if packing is None or not (self.reads_padding or any(self.by_length)):
+        if packing is None or not self.needs_padding:
             return [{}] * len(self.layers)
-        front = packing.real.new_ones(len(packing.real), self.config.global_tokens)
-        real = torch.cat([front, packing.real], dim=1)
-        lengths = {"lengths": real.sum(dim=1).tolist()} if any(self.by_length) else {}
-        return [lengths if by_length else {"key_mask": real} for by_length in self.by_length]
+        return packing.mixer_arguments(self.by_length, self.config.global_tokens)
 
     def _find_cache(self, past_key_values: Cache | None, use_cache: bool) -> Cache | None:
         """The cache to extend, whose layers are PatternCacheLayers, or None."""
@@ -270,25 +287,6 @@ def _all_attention(config: AsterismConfig, pattern: Pattern) -> PersistentAttent
         relative_positions=config.position_type == "relative",
         adaptive_span_ramp=config.adaptive_span_ramp if config.adaptive_span else None,
     )
-
-
-def _mask_of_new(attention_mask: torch.Tensor, hidden: torch.Tensor, seen: int) -> torch.Tensor:
-    """The part bool [B, N] of the mask that belongs to the new tokens; earlier padding is already in the cache."""
-    batch, new = hidden.shape[:2]
-    if attention_mask.shape not in ((batch, new), (batch, seen + new)):
-        raise ConfigurationError(
-            f"attention_mask has shape {list(attention_mask.shape)}; {new} new tokens after {seen} columns"
-            f" need [{batch}, {seen + new}], 1 for tokens and 0 for padding"
-        )
-    return attention_mask[:, attention_mask.shape[1] - new :].bool()
-
-
-def _count_positions(hidden: torch.Tensor, cache: PatternCacheLayer | None, packing: Packing | None) -> torch.Tensor:
-    """Where each slot stands among the real tokens of its row: int64 [B or 1, N], -1 for padding."""
-    positions = torch.arange(hidden.shape[1], device=hidden.device)[None]
-    if cache is not None and cache.is_initialized:
-        positions = positions + cache.lengths[:, None]
-    return positions if packing is None else torch.where(packing.real, positions, -1)
 
 
 def too_long(tokens: int, config: AsterismConfig) -> str:

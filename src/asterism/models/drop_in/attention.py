@@ -13,11 +13,10 @@ from torch import nn
 
 from asterism.errors import ConfigurationError
 from asterism.kernels import attend, decode
-from asterism.layers.cache import PatternCacheLayer
-from asterism.layers.rows import by_length
+from asterism.layers.padding import Packing, by_length, count_positions
+from asterism.models.cache import PatternCacheLayer
 from asterism.models.drop_in.field import read_patterns
 from asterism.models.drop_in.tokens import Tokens, require_tokens
-from asterism.models.padding import Packing
 from asterism.patterns import require_causal, window
 
 DROPOUT_FIELDS = ("attention_dropout", "attn_pdrop", "attention_probs_dropout_prob", "attn_dropout")
@@ -113,7 +112,7 @@ def _attend_all(
 ) -> torch.Tensor:
     """k and v hold all S + N tokens."""
     if tokens.seen:
-        positions = _count(tokens.real, k.shape[2], k.device)
+        positions = count_positions(tokens.real, k.shape[2], k.device)
         return decode(q, k, v, rule.text, positions[:, tokens.seen :].clamp(min=0), positions, scale=scale)
     if tokens.packing is None:
         return attend(q, k, v, rule.text, scale=scale)
@@ -131,9 +130,8 @@ def _attend_cached(
 ) -> torch.Tensor:
     """k and v hold the N new tokens, which the cache is extended by."""
     new = q.shape[2]
-    positions = _count(None if tokens.real is None else tokens.real[:, -new:], new, q.device)
-    if tokens.seen:
-        positions = torch.where(positions < 0, -1, positions + cache.lengths[:, None])
+    real = None if tokens.real is None else tokens.real[:, -new:]
+    positions = count_positions(real, new, q.device, after=cache.lengths if tokens.seen else None)
     keys, values, key_positions = cache.extend(k, v, positions)
     if not tokens.seen:
         return _attend_all(q, k, v, rule, tokens, scale)
@@ -153,13 +151,6 @@ def _attend_packed(
     else:
         mixed = attend(q, k, v, rule.text, key_mask=packing.real, scale=scale)
     return packing.unpack(mixed.transpose(1, 2)).transpose(1, 2)
-
-
-def _count(real: torch.Tensor | None, tokens: int, device: torch.device) -> torch.Tensor:
-    """The number of real tokens before each token: int64 [B or 1, tokens], -1 for padding."""
-    if real is None:
-        return torch.arange(tokens, device=device)[None]
-    return torch.where(real, real.cumsum(dim=1) - 1, -1)
 
 
 # --- refusals --------------------------------------------------------------------------------------------------------

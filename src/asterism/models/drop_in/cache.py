@@ -12,7 +12,7 @@ from transformers import DynamicCache
 from transformers.cache_utils import Cache, DynamicLayer
 
 from asterism.errors import ConfigurationError
-from asterism.layers.cache import PatternCacheLayer
+from asterism.models.cache import PatternCacheLayer
 from asterism.models.drop_in.attention import layer_rule
 from asterism.models.drop_in.field import IMPLEMENTATION
 from asterism.models.drop_in.tokens import require_tokens

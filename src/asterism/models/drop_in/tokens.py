@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import torch
 
 from asterism.errors import ConfigurationError
-from asterism.models.padding import Packing
+from asterism.layers.padding import Packing, is_known_full, real_tokens
 
 
 class Tokens(NamedTuple):
@@ -63,22 +63,10 @@ def describe_tokens(
         )
     if q_offset and not causal:
         raise ConfigurationError("a model that reads the future cannot continue from a cache; pass the whole sequence")
-    real = _mask_of_real(attention_mask, batch_size, kv_length)
+    real = None if attention_mask is None else real_tokens(attention_mask, batch_size, q_offset, q_length)
+    real = None if real is None or is_known_full(real) else real
     packing = None if real is None or q_offset else Packing.of(real)
     return Tokens(real, packing, q_offset, causal, local_size)
-
-
-def _mask_of_real(attention_mask: torch.Tensor | None, batch: int, tokens: int) -> torch.Tensor | None:
-    if attention_mask is None:
-        return None
-    if list(attention_mask.shape) != [batch, tokens]:
-        raise ConfigurationError(
-            f"attention_mask has shape {list(attention_mask.shape)}; {tokens} tokens, those in the cache included, need"
-            f" [{batch}, {tokens}], 1 for tokens and 0 for padding"
-        )
-    real = attention_mask.bool()
-    # Traced, the mask has no values yet.
-    return None if not torch.compiler.is_compiling() and bool(real.all()) else real
 
 
 def require_tokens(mask: object) -> Tokens:

@@ -1,0 +1,103 @@
+"""Padding that changes no real token: which tokens are real, where they stand, and how long each row is.
+
+Patterns count tokens, so a padded batch is packed: the real tokens of each row move to the front, whatever side or
+hole the padding is in, and the results move back. Behind the real tokens, padding is in the future of all of them, and
+no causal pattern reads it. For other mixers padded keys are masked; a pattern whose rule depends on the length, such as
+one with a global last token, is laid over each row's own length.
+
+A padded column repeats the last real token before it, so the last column of a row always predicts the token that comes
+next; one without such a token gets 0.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import torch
+import torch.nn.functional as F
+
+from asterism.errors import ConfigurationError
+
+
+class Packing(NamedTuple):
+    """Where the tokens of a padded batch go: N columns of the batch against N slots with the real tokens in front.
+
+    column  int64 [B, N]: the column that each slot takes its token from
+    slot    int64 [B, N]: the slot that each column takes its result from; -1 for none
+    real    bool [B, N]: whether the slot holds a real token
+    """
+
+    column: torch.Tensor
+    slot: torch.Tensor
+    real: torch.Tensor
+
+    @classmethod
+    def of(cls, mask: torch.Tensor) -> "Packing":
+        """From a mask bool [B, N] that is True for real tokens."""
+        column = torch.argsort(mask, dim=1, descending=True, stable=True)
+        return cls(column, mask.cumsum(dim=1) - 1, mask.gather(1, column))
+
+    def pack(self, columns: torch.Tensor) -> torch.Tensor:
+        """[B, N, ...] by column -> [B, N, ...] by slot."""
+        return columns.gather(1, _like(self.column, columns))
+
+    def unpack(self, slots: torch.Tensor) -> torch.Tensor:
+        """[B, N, ...] by slot -> [B, N, ...] by column."""
+        slot = _like(self.slot, slots)
+        return slots.gather(1, slot.clamp(min=0)).masked_fill(slot < 0, 0)
+
+    def mixer_arguments(self, by_length: Sequence[bool], front: int) -> list[dict[str, Any]]:
+        """What each mixer must be told: lengths where its pattern depends on them, else which keys are real.
+
+        `front` more tokens, all of them real, stand before those of the rows.
+        """
+        real = torch.cat([self.real.new_ones(len(self.real), front), self.real], dim=1)
+        lengths = real.sum(dim=1).tolist() if any(by_length) else []
+        return [{"lengths": lengths} if needs_length else {"key_mask": real} for needs_length in by_length]
+
+
+def real_tokens(attention_mask: torch.Tensor, batch: int, seen: int, new: int) -> torch.Tensor:
+    """The mask as bool [B, S + N] of S tokens that a cache has seen and N new ones, True for real tokens.
+
+    Raises ConfigurationError for a mask of another shape.
+    """
+    if list(attention_mask.shape) != [batch, seen + new]:
+        raise ConfigurationError(
+            f"attention_mask has shape {list(attention_mask.shape)}; {new} new tokens after {seen} columns"
+            f" need [{batch}, {seen + new}], 1 for tokens and 0 for padding"
+        )
+    return attention_mask.bool()
+
+
+def is_known_full(mask: torch.Tensor) -> bool:
+    """Whether all tokens are real; False, too, while a graph is traced, for then the mask has no values yet."""
+    return not torch.compiler.is_compiling() and bool(mask.all())
+
+
+def count_positions(
+    real: torch.Tensor | None, tokens: int, device: torch.device, after: torch.Tensor | None = None
+) -> torch.Tensor:
+    """Where each token stands among the real tokens of its row: int64 [B or 1, tokens], -1 for padding.
+
+    `real` is bool [B, tokens], None where all are; `after` is int64 [B], how many came before in each row.
+    """
+    positions = torch.arange(tokens, device=device)[None] if real is None else real.cumsum(dim=1) - 1
+    if after is not None:
+        positions = positions + after[:, None]
+    return positions if real is None else torch.where(real, positions, -1)
+
+
+def by_length(lengths: Sequence[int], tokens: int, compute: Callable[[list[int], int], torch.Tensor]) -> torch.Tensor:
+    """[B, H, tokens, D]: `compute(rows, length)` gives [rows, H, length, D] for rows of one length; 0 behind it."""
+    order: list[int] = []
+    parts = []
+    for length in sorted(set(lengths)):
+        rows = [row for row, own in enumerate(lengths) if own == length]
+        order += rows
+        parts.append(F.pad(compute(rows, length), (0, 0, 0, tokens - length)))
+    together = torch.cat(parts)
+    return together[torch.tensor(order, device=together.device).argsort()]
+
+
+def _like(index: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
+    """[B, N] as a view of the shape [B, N, ...] of the tokens."""
+    return index.reshape(*index.shape, *[1] * (tokens.ndim - 2)).expand_as(tokens)
