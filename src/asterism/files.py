@@ -1,11 +1,13 @@
 """Files and folders that are whole or not there, and reading that names what is damaged.
 
 A file or folder is written under a temporary name, flushed to disk and renamed, so that under its own name it is always
-whole. Only data are read and written: JSON and safetensors.
+whole, and nothing whole is removed before its successor is. Who is killed leaves hidden temporary names behind, which
+`remove_leftovers` knows again. Only data are read and written: JSON and safetensors.
 """
 
 import json
 import os
+import re
 import shutil
 import uuid
 from collections.abc import Iterator
@@ -22,6 +24,9 @@ from asterism.errors import CheckpointError
 
 DAMAGED = (StrictDataclassError, AttributeError, KeyError, TypeError, ValueError)
 """What transformers raises for a config.json whose fields hold what they cannot; which, depends on its version."""
+
+_TEMPORARY = re.compile(r"\..+-[0-9a-f]{32}")
+"""The names that `_beside` gives."""
 
 
 def read_tensors(path: Path) -> dict[str, torch.Tensor]:
@@ -51,28 +56,86 @@ def write_json(path: Path, document: object) -> None:
 
 def write_text(path: Path, text: str) -> None:
     """Write a file atomically: readers see the old one or the whole new one."""
+    with replacing_file(path) as temporary:
+        temporary.write_text(text)
+
+
+@contextmanager
+def replacing_file(path: Path) -> Iterator[Path]:
+    """The name of a temporary file that takes the name `path` when the body ends, and is removed if it fails."""
     temporary = _beside(path)
-    temporary.write_text(text)
-    _flush(temporary)
-    temporary.replace(path)
+    try:
+        yield temporary
+        flush(temporary)  # else the rename could reach the disk before the contents
+        temporary.replace(path)
+        flush(path.parent)  # else a power cut could undo the rename after later files were written
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
 
 
 @contextmanager
 def replacing(folder: Path) -> Iterator[Path]:
-    """A temporary folder that takes the name `folder` when the body ends, and is removed if it fails."""
-    temporary = _beside(folder)
-    temporary.mkdir(parents=True)
+    """A temporary folder that takes the name `folder` when the body ends, and is removed if it fails.
+
+    A folder cannot be renamed onto one that holds something, so for an instant between two renames neither the old one
+    nor the new one has its name. Who must never be without gives every folder a name of its own.
+    """
+    make_folder(folder.parent)
+    temporary, aside = _beside(folder), _beside(folder)
+    temporary.mkdir()
     try:
         yield temporary
-        for path in (*temporary.iterdir(), temporary):
-            _flush(path)
-        if folder.exists():
-            shutil.rmtree(folder)
+        _open_to_readers(temporary)
+        for path in (*temporary.rglob("*"), temporary):
+            flush(path)  # contents and names, before anything can be found under the final name
+        if folder.is_dir() and any(folder.iterdir()):
+            folder.replace(aside)
         temporary.replace(folder)
-        _flush(folder.parent)
+        flush(folder.parent)  # the new name is on disk before the old contents go
     except BaseException:
         shutil.rmtree(temporary, ignore_errors=True)
         raise
+    shutil.rmtree(aside, ignore_errors=True)
+
+
+def make_folder(folder: Path) -> list[Path]:
+    """Make a folder and those above it, as far as they are missing, and return those that were made, deepest first."""
+    missing = [path for path in (folder, *folder.parents) if not path.exists()]
+    folder.mkdir(parents=True, exist_ok=True)
+    for path in missing:
+        flush(path.parent)  # what is flushed inside is lost if the folder's own name is
+    return missing
+
+
+def remove_folder(folder: Path) -> None:
+    """Remove a folder; whoever is killed meanwhile leaves no half of it under its name."""
+    aside = _beside(folder)
+    folder.replace(aside)
+    shutil.rmtree(aside)
+
+
+def is_leftover(path: Path) -> bool:
+    """Whether a writer that was killed left this behind."""
+    return _TEMPORARY.fullmatch(path.name) is not None
+
+
+def remove_leftovers(folder: Path) -> None:
+    """Remove from a folder what writers that were killed left behind; nobody else may be writing there now."""
+    for path in [path for path in folder.iterdir() if is_leftover(path)] if folder.is_dir() else []:
+        if path.is_dir():
+            shutil.rmtree(path)
+        else:
+            path.unlink()
+
+
+def flush(path: Path) -> None:
+    """Have what was written to a file, or the names in a folder, on disk before anything that follows."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
 
 
 def _beside(path: Path) -> Path:
@@ -80,9 +143,9 @@ def _beside(path: Path) -> Path:
     return path.with_name(f".{path.name}-{uuid.uuid4().hex}")
 
 
-def _flush(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+def _open_to_readers(folder: Path) -> None:
+    """Give the files in a new folder the rights that the umask gave it: safetensors writes for the owner only."""
+    allowed = folder.stat().st_mode & 0o666
+    for path in folder.rglob("*"):
+        if path.is_file():
+            path.chmod(allowed)

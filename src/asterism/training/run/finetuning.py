@@ -58,6 +58,7 @@ def finetune(
     if resume:
         refuse_other_run(read_finetune_config(run), config)
         if result := run.read_record()["result"]:
+            run.tidy()
             return LabelledReport(**result)
 
     def build(device: torch.device) -> PreTrainedModel:

@@ -13,13 +13,22 @@ Invariant: run.json is written first and model/ before its result; whatever is f
 """
 
 import json
-import shutil
-from collections.abc import Mapping
+import os
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from asterism.errors import AsterismError, CheckpointError
-from asterism.files import read_json, write_json, write_text
+from asterism.files import (
+    flush,
+    is_leftover,
+    make_folder,
+    read_json,
+    remove_folder,
+    remove_leftovers,
+    write_json,
+    write_text,
+)
 from asterism.training.run.configuration import RunConfig, config_from_dict
 
 
@@ -39,12 +48,15 @@ class RunFolder:
     def create(self, record: Mapping[str, Any]) -> None:
         """Start a run here. Raises CheckpointError if there is something already."""
         self.refuse_existing()
-        self.path.mkdir(parents=True, exist_ok=True)
+        make_folder(self.path)
+        remove_leftovers(self.path)
         write_json(self.run_file, record)
 
     def refuse_existing(self) -> None:
         """Raises CheckpointError if there is anything here that a new run would mix with."""
-        if self.path.exists() and (not self.path.is_dir() or any(self.path.iterdir())):
+        if not os.path.lexists(self.path):
+            return
+        if not self.path.is_dir() or not all(map(is_leftover, self.path.iterdir())):
             raise CheckpointError(f"{self.path} exists and is not an empty folder; resume it, or choose another folder")
 
     def read_record(self) -> dict[str, Any]:
@@ -75,12 +87,19 @@ class RunFolder:
         return max(found, default=None)
 
     def keep_only(self, checkpoint: Path | None) -> None:
-        """Remove every other checkpoint, and what an interrupted writer left behind."""
-        for path in list(self.checkpoints.iterdir()) if self.checkpoints.is_dir() else []:
+        """Remove every other checkpoint, and what writers that were killed left behind."""
+        remove_leftovers(self.path)
+        remove_leftovers(self.checkpoints)
+        for path in list(self.checkpoints.glob("step-*")):
             if path != checkpoint:
-                shutil.rmtree(path)
+                remove_folder(path)
         if checkpoint is None and self.checkpoints.is_dir():
-            self.checkpoints.rmdir()
+            remove_folder(self.checkpoints)
+
+    def tidy(self) -> None:
+        """Remove what a finished run no longer needs, if the process that finished it was killed before."""
+        if self.checkpoints.exists() or any(map(is_leftover, self.path.iterdir())):
+            self.keep_only(None)
 
     def weights(self) -> Path:
         """The folder with the finished model, or the newest checkpoint. Raises CheckpointError if there is neither."""
@@ -93,6 +112,16 @@ class RunFolder:
         """Add one line to the history."""
         with self.history_file.open("a") as file:
             file.write(json.dumps(entry, allow_nan=False) + "\n")
+
+    def end_history(self, entry: Mapping[str, Any]) -> None:
+        """Add the last line, in place of the one that a finish which was cut off has left."""
+        before = [line for line in self.read_history() if (line["step"], line.keys()) != (entry["step"], entry.keys())]
+        self._write_history([*before, entry])
+
+    def flush_history(self) -> None:
+        """Have all lines on disk, before the checkpoint that relies on them."""
+        if self.history_file.exists():
+            flush(self.history_file)
 
     def read_history(self) -> list[dict[str, Any]]:
         """All whole lines of the history; a last line that was cut off is left out. Raises CheckpointError."""
@@ -111,8 +140,10 @@ class RunFolder:
 
     def cut_history(self, step: int) -> None:
         """Forget what was recorded after `step`: the run goes on from there."""
-        kept = [entry for entry in self.read_history() if entry["step"] <= step]
-        write_text(self.history_file, "".join(json.dumps(entry) + "\n" for entry in kept))
+        self._write_history([entry for entry in self.read_history() if entry["step"] <= step])
+
+    def _write_history(self, entries: Sequence[Mapping[str, Any]]) -> None:
+        write_text(self.history_file, "".join(json.dumps(entry, allow_nan=False) + "\n" for entry in entries))
 
 
 def model_folder(path: str | Path, setting: str) -> Path:

@@ -29,7 +29,12 @@ class Loop(Trainer):
 
     def __init__(self, session: Session, arguments: TrainingArguments) -> None:
         schedule = LambdaLR(session.optimizer, session.learning_rate_factor)
+        own = dict(vars(session.model.config))
         super().__init__(session.model, arguments, optimizers=(session.optimizer, schedule), callbacks=[session])
+        # The Trainer writes its `use_cache` into the model's configuration, which is saved with the model: a run that
+        # was resumed at its end, and so needed no Trainer, would save another one.
+        vars(session.model.config).clear()
+        vars(session.model.config).update(own)
         self.remove_callback(PrinterCallback)
         self.session = session
         self.losses: list[torch.Tensor] = []

@@ -7,6 +7,7 @@ from typing import Any
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
+from asterism.files import replacing_file
 from asterism.training.objectives import Headline
 
 
@@ -28,4 +29,5 @@ def draw_history(history: Sequence[Mapping[str, Any]], headline: Headline, path:
     axes.grid(alpha=0.3)
     if axes.lines:
         axes.legend()
-    figure.savefig(path, dpi=120, format="png")
+    with replacing_file(path) as temporary:
+        figure.savefig(temporary, dpi=120, format="png")

@@ -50,7 +50,6 @@ class Session(TrainerCallback):
         self.gradient_norm = 0.0
         self.learning_rate = 0.0
         self.validation: float | None = None
-        self.saved_step: int | None = None
 
     def learning_rate_factor(self, steps: int) -> float:
         """For torch's LambdaLR: the schedule after `steps` more steps than this sitting began with, now."""
@@ -143,12 +142,12 @@ class Session(TrainerCallback):
 
     def save(self) -> None:
         """Write a checkpoint of this step, unless there is one, and remove those before it."""
-        if self.saved_step == self.state.step:
-            return
         checkpoint = self.folder.checkpoint(self.state.step)
+        if checkpoint.exists():  # it is whole, and could be lost while it is written anew
+            return
+        self.folder.flush_history()
         save_checkpoint(checkpoint, self.model, self.optimizer, self.state, self.objective.save_files)
         self.folder.keep_only(checkpoint)
-        self.saved_step = self.state.step
 
     def close(self) -> None:
         """The sitting is over."""

@@ -49,6 +49,7 @@ def train(config: RunConfig, folder: str | Path, *, resume: bool = False, progre
     if resume:
         refuse_other_run(run.read_config(), config)
         if result := run.read_record()["result"]:
+            run.tidy()
             return OBJECTIVES[config.objective].report_type(**result)
         if checkpoint := run.latest_checkpoint():
             config = going_on(config, checkpoint)
@@ -160,7 +161,7 @@ def _finish(objective: Objective, run: RunFolder, model: PreTrainedModel, state:
         corpus_sha256=corpus["sha256"],
         **objective.results(figures, state.step),
     )
-    run.append_history({"step": state.step, "seconds": round(state.seconds, 3), **validation_figures(figures)})
+    run.end_history({"step": state.step, "seconds": round(state.seconds, 3), **validation_figures(figures)})
     draw_history(run.read_history(), objective.headline, run.picture)
     write_json(run.run_file, run.read_record() | {"result": asdict(report)})
     run.keep_only(None)
