@@ -375,8 +375,8 @@ def test_json_is_the_record(run):
         ("--repeats none", r"--repeats: must be a whole number of at least 1, got 'none'"),
         ("--device tpu", r"--device: invalid choice: 'tpu'"),
         ("--length 5", r"unknown flag --length\. Did you mean '--lengths'\?"),
-        ("--plot picture.gif", r"must end in \.png, got 'picture\.gif'"),
-        ("--output missing/times.json", r"there is no folder 'missing' to write times\.json into"),
+        ("--plot picture.gif", r"--plot: the file name must end in \.png or \.svg, got 'picture\.gif'"),
+        ("--output missing/times.json", r"there is no folder 'missing' to write 'times\.json' into"),
     ],
 )
 def test_usage_errors(run, command, message):

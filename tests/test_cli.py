@@ -79,11 +79,24 @@ def refuses(result: Result, code: int, message: str) -> None:
         ("show 'causal()'", r"required: -n/--length"),
         ("show 'causal()' -n 4 --hed 1", r"unknown flag --hed\. Did you mean '--head'\?"),
         ("show 'causal()' -n 4 5", r"unexpected argument '5'"),
-        ("show 'causal()' -n 0", r"-n/--length: must be a whole number of at least 1, got '0'"),
-        ("show 'causal()' -n -3", r"must be a whole number of at least 1, got '-3'"),
-        ("show 'causal()' -n 1e3", r"must be a whole number of at least 1, got '1e3'"),
-        ("show 'causal()' -n 4 --head 1", r"causal\(\) has 1 head"),
-        ("show 'causal()' -n 4 --image picture.gif", r"must end in \.png or \.svg, got 'picture\.gif'"),
+        ("show 'causal()' -n 0", r"-n/--length: must be a whole number from 1 to 16,777,216, got '0'"),
+        ("show 'causal()' -n -3", r"must be a whole number from 1 to 16,777,216, got '-3'"),
+        ("show 'causal()' -n 1e3", r"must be a whole number from 1 to 16,777,216, got '1e3'"),
+        ("show 'causal()' -n 1000000000000", r"must be a whole number from 1 to 16,777,216, got '1000000000000'"),
+        (f"plan 'causal()' -n {'9' * 5000}", r"must be a whole number from 1 to 16,777,216, got '9{37}\.\.\.'"),
+        ("show 'causal()' -n 4 --head 1", r"--head 1: causal\(\) has 1 head, numbered 0"),
+        (
+            "show 'interleave(causal(), fixed(4, heads=2))' -n 4 --head 2",
+            r"--head 2: interleave\(.*\) has 2 heads, numbered from 0",
+        ),
+        (
+            "show 'causal()' -n 4 --plot picture.gif",
+            r"--plot: the file name must end in \.png or \.svg, got 'picture\.gif'",
+        ),
+        ("show 'causal()' -n 4 --plot missing/x.png", r"--plot: there is no folder 'missing' to write 'x\.png' into"),
+        ("show 'causal()' -n 4 --plot folder.png", r"--plot: 'folder\.png' is a folder; name a file"),
+        ("show 'causal()' -n 4 --plot ''", r"--plot: the file name must end in \.png or \.svg, got ''"),
+        ("show 'causal()' -n 4 --image x.png", r"unknown flag --image"),
         ("show 'bigbrid()' -n 4", r"unknown pattern 'bigbrid'\. Did you mean 'bigbird'\?"),
         ("show 'bigbird(blok=64)' -n 4", r"bigbird has no argument 'blok'\. Did you mean 'block'\?"),
         ("show 'window(left=-1)' -n 4", r"window: left must be at least 0, got -1"),
@@ -96,8 +109,8 @@ def refuses(result: Result, code: int, message: str) -> None:
         ("certify 'star()'", r"required: -n/--length"),
         ("certify 'star()' -n 70000", r"n must be from 1 to 65,536, got 70,000"),
         (
-            "certify 'star()' -n 4 --output reach.gif",
-            r"--output: the file name must end in \.png or \.svg, got 'reach\.gif'",
+            "certify 'star()' -n 4 --plot reach.gif",
+            r"--plot: the file name must end in \.png or \.svg, got 'reach\.gif'",
         ),
         ("train --stps 3", r"unknown flag --stps\. Did you mean '--steps'\?"),
         ("train --hidden-size 3", r"unknown flag --hidden-size\. Did you mean '--model\.hidden-size'\?"),
@@ -115,7 +128,9 @@ def refuses(result: Result, code: int, message: str) -> None:
         ("generate run --prompt x --length 0", r"must be a whole number of at least 1, got '0'"),
     ],
 )
-def test_usage_errors(run: Run, command: str, message: str):
+def test_usage_errors(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: str, message: str):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "folder.png").mkdir()
     refuses(run(*shlex.split(command)), 2, message)
 
 
@@ -221,24 +236,79 @@ def test_requests_beyond_the_model(run: Run, tiny_run: Path):
 # --- results ---------------------------------------------------------------------------------------------------------
 
 
-def test_show(run: Run, tmp_path: Path):
-    result = run(
-        "show", "per_head((causal(), window(left=1)))", "-n", "4", "--head", "1", "--image", tmp_path / "x.png"
-    )
-    assert result.out.splitlines()[:6] == [
+def test_show_one_head(run: Run, tmp_path: Path):
+    """Every figure is about the head that was asked for."""
+    pattern = "per_head((causal(), window(left=1)))"
+    result = run("show", pattern, "-n", "4", "--head", "1", "--plot", tmp_path / "x.png")
+    assert result.out.splitlines() == [
         "per_head(patterns=(causal(), window(left=1))), 4 tokens, head 1 of 2",
         "█···",
         "██··",
         "·██·",
         "··██",
         "rows: queries, columns: keys; █ may attend, · may not",
+        "degrees: a query of head 1 reads 1 to 2 keys, 1.8 on average",
+        "density: 43.75% of the pairs of head 1",
+        "cost:    1.79 kFLOP forward for head 1, 64 features wide; `asterism plan` says more",
     ]
-    assert "a query reads 1 to 2 keys, 1.8 on average" in result.out
-    assert (tmp_path / "x.png").exists()
+    assert [path.name for path in tmp_path.iterdir()] == ["x.png"]
 
 
-def test_show_says_when_it_looked_at_some_queries_only(run: Run):
-    assert "on average, of 2,048 queries looked at" in run("show", "strided(stride=256)", "-n", "65536").out
+def test_show_every_head(run: Run):
+    """Without --head the picture says whose it is, and each head has figures of its own."""
+    result = run("show", "per_head((causal(), window(left=1), window(left=1)))", "-n", "4")
+    assert result.out.splitlines()[0].endswith("4 tokens, head 0 of 3")
+    assert result.out.splitlines()[6:] == [
+        "degrees and density, head by head:",
+        "  head 0         a query reads 1 to 4 keys, 2.5 on average; 62.50% of the pairs",
+        "  heads 1 to 2   a query reads 1 to 2 keys, 1.8 on average; 43.75% of the pairs",
+        "density: 50.00% of the pairs, over 3 heads",
+        "cost:    6.14 kFLOP forward for 3 heads, 64 features wide; `asterism plan` says more",
+    ]
+    document = json.loads(run("show", "per_head((causal(), window(left=1)))", "-n", "4", "--json").out)
+    (pattern,) = document["patterns"]
+    assert [(head["head"], head["density"]) for head in pattern["heads"]] == [(0, 0.625), (1, 0.4375)]
+    assert pattern["picture"] == {"head": 0, "rows": ["█···", "██··", "███·", "████"]}
+
+
+def test_show_schedules(run: Run, tmp_path: Path):
+    schedule = "interleave(causal(), per_head((window(left=1), window())), causal())"
+    lines = run("show", schedule, "-n", "3", "--head", "1", "--plot", tmp_path / "x.svg").out.splitlines()
+    assert lines[:5] == ["layers 0, 2, 3, 5, ... (2 of every 3)", "causal(), 3 tokens", "█··", "██·", "███"]
+    second = lines.index("layers 1, 4, 7, ... (1 of every 3)")
+    assert lines[second + 1 : second + 5] == [
+        "per_head(patterns=(window(left=1), window())), 3 tokens, head 1 of 2",
+        "█··",
+        "·█·",
+        "··█",
+    ]
+    assert (tmp_path / "x.svg").read_text().count("<image") == 2
+    assert run("show", schedule, "-n", "3", "--layer", "4").out.startswith("layer 4\nper_head(")
+    document = json.loads(run("show", schedule, "-n", "3", "--json").out)
+    assert [row["places"] for row in document["patterns"]] == [[0, 2], [1]] and document["period"] == 3
+
+
+def test_plan_schedules(run: Run):
+    schedule = "interleave(causal(), window(left=4), causal())"
+    lines = run("plan", schedule, "-n", "128").out.splitlines()
+    assert lines[:2] == ["layers 0, 2, 3, 5, ... (2 of every 3)", "causal()"]
+    second = lines.index("layers 1, 4, 7, ... (1 of every 3)")
+    assert lines[second + 1] == "window(left=4)"
+    assert run("plan", schedule, "-n", "128", "--layer", "7").out.splitlines()[:2] == ["layer 7", "window(left=4)"]
+    plans = json.loads(run("plan", schedule, "-n", "128", "--json").out)["plans"]
+    assert [(plan["places"], plan["pattern"]) for plan in plans] == [
+        ([0, 2], "causal()"),
+        ([1], "window(left=4)"),
+    ]
+    assert run("plan", "interleave(causal(), causal())", "-n", "9").out.startswith("every layer\ncausal()")
+
+
+def test_show_says_when_it_counted_some_queries_only(run: Run):
+    assert "on average (of 2,048 queries counted)" in run("show", "strided(stride=256)", "-n", "65536").out
+
+
+def test_show_does_not_round_a_density_to_nothing(run: Run):
+    assert "density: 0.0005% of the pairs\n" in run("show", "window(left=4)", "-n", "1000000").out
 
 
 def test_plan(run: Run):
@@ -293,7 +363,7 @@ def test_json_is_one_document(run: Run, tiny_run: Path, command: str):
 def test_certify_explains_checks_and_draws(run: Run, tmp_path: Path, suffix: str):
     picture = tmp_path / f"reach.{suffix}"
     rule = "interleave(window(left=4, right=4), stride(period=8))"
-    result = run("certify", rule, "-n", 64, "--check", "--output", picture)
+    result = run("certify", rule, "-n", 64, "--check", "--plot", picture)
     assert (result.code, result.err) == (0, "")
     assert "s = 3 layers: 0 does not depend on 61 after 2" in result.out
     assert re.search(r"average path length +1\.77 +1\.\d+ +2\.646\n", result.out)
@@ -416,6 +486,65 @@ def test_a_missing_extra_is_named(run: Run, monkeypatch: pytest.MonkeyPatch):
     refuses(run("train"), 1, r"train needs transformers: pip install 'asterism\[train\]'")
 
 
-def test_a_place_that_cannot_be_written(run: Run, tmp_path: Path):
-    result = run("show", "causal()", "-n", "4", "--image", tmp_path / "missing" / "x.png")
-    refuses(result, 1, "No such file or directory: .*x.png")
+def test_a_place_that_cannot_be_written(run: Run):
+    refuses(run("show", "causal()", "-n", "4", "--plot", "/proc/x.png"), 1, r"/proc/\.x\.\d+\.png")
+
+
+@pytest.mark.parametrize("verb", ["show", "certify"])
+def test_a_picture_that_fails_leaves_nothing(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, verb: str):
+    (tmp_path / "x.png").write_text("the picture before")
+
+    def fail(figure: object, path: Path, **_: object):
+        Path(path).write_text("half of it")
+        raise OSError(28, "No space left on device", str(path))
+
+    monkeypatch.setattr("matplotlib.figure.Figure.savefig", fail)
+    refuses(run(verb, "causal()", "-n", "4", "--plot", tmp_path / "x.png"), 1, "No space left on device")
+    assert [(path.name, path.read_text()) for path in tmp_path.iterdir()] == [("x.png", "the picture before")]
+
+
+def shell(command: str, **environment: str) -> Result:
+    """A command line as a shell runs it, with its redirections; ASTERISM stands for the program."""
+    program = f"{shlex.quote(sys.executable)} -m asterism.cli.main"
+    done = subprocess.run(
+        ["sh", "-c", command.replace("ASTERISM", program)], capture_output=True, env=os.environ | environment
+    )
+    return Result(done.returncode, done.stdout.decode(), done.stderr.decode())
+
+
+def test_a_closed_stdout_is_told():
+    result = shell("ASTERISM show 'causal()' -n 4 >&-")
+    assert result == Result(
+        1, "", "asterism: error: stdout is closed, so there is nowhere to print the result; redirect it to a file\n"
+    )
+
+
+def test_errors_never_go_to_stdout():
+    assert shell("ASTERISM show 'causal(' -n 4 2>&-") == Result(2, "", "")
+    assert shell("ASTERISM show 'causal()' -n 4 --json 2>&-").out.startswith("{")
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="Linux's full disk")
+def test_a_full_disk_is_one_line():
+    result = shell("ASTERISM show 'causal()' -n 4 >/dev/full")
+    assert result == Result(1, "", "asterism: error: No space left on device\n")
+    assert shell("ASTERISM show 'causal(' -n 4 2>/dev/full") == Result(2, "", "")
+
+
+def test_a_terminal_that_knows_ascii_only():
+    lines = shell("ASTERISM show 'causal()' -n 2", PYTHONIOENCODING="ascii").out.splitlines()
+    assert lines[1:4] == ["#.", "##", "rows: queries, columns: keys; # may attend, . may not"]
+    document = json.loads(shell("ASTERISM show 'causal()' -n 2 --json", PYTHONIOENCODING="ascii").out)
+    assert document["patterns"][0]["picture"]["rows"] == ["█·", "██"]
+    told = shell("ASTERISM show 'ünï' -n 2", PYTHONIOENCODING="ascii")
+    assert told.code == 2 and told.err.count("\n") == 1
+
+
+def test_too_little_memory_is_one_line(run: Run, monkeypatch: pytest.MonkeyPatch):
+    def fail(argv: Sequence[str]):
+        raise MemoryError("Unable to allocate 7.28 TiB for an array")
+
+    monkeypatch.setattr("asterism.cli.show.run", fail)
+    refuses(
+        run("show", "causal()", "-n", "4"), 1, r"not enough memory \(Unable to allocate 7\.28 TiB for an array\); ask"
+    )

@@ -1,4 +1,4 @@
-"""What Asterism's models promise, by the checks of `asterism bench --promises`; and that the checks can fail."""
+"""What Asterism's models promise, by the checks of `asterism promises`; and that the checks can fail."""
 
 import json
 
@@ -53,39 +53,41 @@ def test_peers_do_what_the_readme_says(name, promise):
 def test_the_command_prints_every_outcome(monkeypatch, capsys):
     monkeypatch.setattr("asterism.promises.report.SUBJECTS", OURS[-1:])
     monkeypatch.delitem(PROMISES, MEMORY)
-    assert main(["bench", "--promises"]) == 0
+    assert main(["promises"]) == 0
     shown = capsys.readouterr().out
     assert all(promise in shown for promise in PROMISES) and shown.count("kept") == len(PROMISES)
-    assert main(["bench", "--promises", "--json"]) == 0
+    assert main(["promises", "--json"]) == 0
     rows = json.loads(capsys.readouterr().out)["rows"]
     assert {row["promise"] for row in rows} == set(PROMISES) and all(row["kept"] for row in rows)
 
 
+def test_bench_knows_no_promises(capsys):
+    assert main(["bench", "--promises"]) == 2
+    assert capsys.readouterr().err == "asterism: error: unknown flag --promises. See --help.\n"
+
+
 @pytest.mark.parametrize(
-    ("words", "named"),
+    ("words", "message"),
     [
-        (["causal()"], "a pattern"),
-        (["--plot", "times.png"], "--plot"),
-        (["-n", "64"], "--lengths"),
-        (["--threads", "1"], "--threads"),
-        (["--no-memory"], "--no-memory"),
-        (["--device", "cuda"], "--device"),
-        (["--heads", "2", "--json"], "--heads"),
+        (["causal()"], "unexpected argument 'causal()'; see --help"),
+        (["--plot", "times.png"], "unknown flag --plot. See --help."),
+        (["--output", "record.txt"], "the file name must end in .json, got 'record.txt'"),
+        (["--output", "missing/record.json"], "there is no folder 'missing' to write 'record.json' into"),
     ],
 )
-def test_what_promises_do_not_read_is_refused(words, named, capsys):
-    assert main(["bench", *words, "--promises"]) == 2
+def test_bad_arguments_are_refused_before_anything_is_checked(words, message, capsys):
+    assert main(["promises", *words]) == 2
     out, err = capsys.readouterr()
     assert (out, err.count("\n")) == ("", 1)
-    assert f"--promises checks models of its own, so {named} says nothing there" in err
+    assert err.endswith(f"{message}\n")
 
 
 def test_the_command_fails_when_one_of_ours_is_broken(monkeypatch, capsys, tmp_path):
     promise = "no global generator moves"
     monkeypatch.setattr("asterism.promises.report.SUBJECTS", [OURS[0], PEERS["Hugging Face BERT"]])
     monkeypatch.setattr("asterism.promises.report.PROMISES", {promise: lambda subject: Outcome(False, "moved")})
-    assert main(["bench", "--promises", "--output", str(tmp_path / "record.json")]) == 1
+    assert main(["promises", "--output", str(tmp_path / "record.json")]) == 1
     out, err = capsys.readouterr()
     assert out.count("BROKEN") == 2
-    assert err.splitlines()[-1] == f"asterism: error: broken promises of ours: {OURS[0].name}, {promise} (moved)"
+    assert err.splitlines()[-1] == f"asterism: error: broken promises of our models: {OURS[0].name}, {promise} (moved)"
     assert (tmp_path / "record.json").exists()

@@ -4,20 +4,17 @@ Every contender's output and gradients are checked against float64 first; what f
 samples taken in turns.
 """
 
-import json
-import os
-import sys
 from argparse import Namespace
-from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
-from typing import Any
+from collections.abc import Sequence
+from functools import partial
 
 import torch
 
 from asterism.bench import OURS, Settings, measure, table
 from asterism.bench.case import DTYPES
+from asterism.cli.output import add_plot, add_record, say, write_record, written_whole
 from asterism.cli.parser import Parser, UsageError, print_json, whole_number
-from asterism.errors import AsterismError, nearest
+from asterism.errors import nearest
 from asterism.kernels import IMPLEMENTATIONS
 from asterism.patterns import parse
 
@@ -26,41 +23,19 @@ _DEFAULT = Settings()
 
 def run(argv: Sequence[str]) -> None:
     arguments = _parser().parse(argv)
-    if arguments.promises:
-        return _promises(arguments)
-    settings = _settings(arguments)
-    output, plot = _file(arguments.output, ".json"), _file(arguments.plot, ".png")
-    draw = _drawing() if plot else None
+    settings, output = _settings(arguments), arguments.output
     if arguments.threads:
         torch.set_num_threads(arguments.threads)
-    record = measure(settings, _say, _keeper(output) if output else None)
-    if plot and draw:
-        draw(record, plot)
+    record = measure(settings, say, partial(write_record, output) if output else None)
+    if arguments.plot:
+        from asterism.bench.picture import draw_times  # needs matplotlib
+
+        with written_whole(arguments.plot) as unfinished:
+            draw_times(record, unfinished)
     if arguments.json:
         print_json(record)
     else:
         print(table(record))
-
-
-def _promises(arguments: Namespace) -> None:
-    """Check all promises; AsterismError when one of ours is broken."""
-    from asterism.promises import broken, promises, promises_table  # needs transformers, which only models do
-
-    defaults = vars(_parser().parse(["--promises"]))
-    given = [name for name, value in vars(arguments).items() if value != defaults[name]]
-    if unread := [name for name in given if name not in ("output", "json")]:
-        what = "a pattern" if unread[0] == "patterns" else f"--{unread[0].replace('_', '-')}"
-        raise UsageError(f"--promises checks models of its own, so {what} says nothing there; leave it out")
-    output = _file(arguments.output, ".json")
-    record = promises(_say)
-    if output:
-        _keeper(output)(record)
-    if arguments.json:
-        print_json(record)
-    else:
-        print(promises_table(record))
-    if ours := broken(record):
-        raise AsterismError(f"broken promises of ours: {'; '.join(ours)}")
 
 
 def _settings(arguments: Namespace) -> Settings:
@@ -91,39 +66,6 @@ def _settings(arguments: Namespace) -> Settings:
     )
 
 
-def _file(name: str | None, suffix: str) -> Path | None:
-    """A file to write, refused before anything is measured if it could not be written."""
-    if name is None:
-        return None
-    path = Path(name)
-    if path.suffix != suffix:
-        raise UsageError(f"the file must end in {suffix}, got {name!r}")
-    if not path.parent.is_dir():
-        raise UsageError(f"there is no folder {str(path.parent)!r} to write {path.name} into")
-    return path
-
-
-def _drawing() -> Callable[[Mapping[str, Any], Path], None]:
-    from asterism.bench.picture import draw_times  # needs matplotlib, which only plots do
-
-    return draw_times
-
-
-def _keeper(path: Path) -> Callable[[Mapping[str, Any]], None]:
-    """Writes the record so far, whole or not at all."""
-
-    def keep(record: Mapping[str, Any]) -> None:
-        unfinished = path.with_name(f".{path.name}.{os.getpid()}")
-        unfinished.write_text(json.dumps(record, indent=1, allow_nan=False) + "\n")
-        unfinished.replace(path)
-
-    return keep
-
-
-def _say(text: str) -> None:
-    print(text, file=sys.stderr, flush=True)
-
-
 def _parser() -> Parser:
     example = 'asterism bench "window(left=63)" -n 256 512 --implementations eager --no-peers --no-memory'
     parser = Parser("bench", __doc__ or "", example)
@@ -152,9 +94,6 @@ def _parser() -> Parser:
     parser.add_argument("--no-backward", action="store_true", help="time forward only")
     parser.add_argument("--no-memory", action="store_true", help="leave out peak memory, which takes a process per row")
     parser.add_argument("--no-peers", action="store_true", help="leave other libraries out; dense attention stays")
-    parser.add_argument(
-        "--promises", action="store_true", help="check instead what models promise, ours and other libraries'"
-    )
-    parser.add_argument("--output", metavar="FILE.json", help="also write the record, after every case")
-    parser.add_argument("--plot", metavar="FILE.png", help="also draw time against length")
+    add_record(parser, "after every case")
+    add_plot(parser, "time against length")
     return parser

@@ -1,21 +1,21 @@
 """asterism certify: which universality theorems hold for a pattern at a length, with witnesses or counterexamples."""
 
 from collections.abc import Sequence
-from pathlib import Path
 
-from asterism.cli.parser import Parser, UsageError, print_json, whole_number
+from asterism.cli.output import add_plot, written_whole
+from asterism.cli.parser import Parser, print_json, whole_number
 from asterism.theory import Certificate, certify
 
 
 def run(argv: Sequence[str]) -> None:
     arguments = _parser().parse(argv)
-    output = _picture_file(arguments.output)
     certificate = certify(arguments.pattern, arguments.length)
     checked = certificate.check() if arguments.check else []
-    if output:
-        from asterism.theory.certificates.picture import draw_reach
+    if arguments.plot:
+        from asterism.theory.certificates.picture import draw_reach  # needs matplotlib
 
-        draw_reach(certificate, output)
+        with written_whole(arguments.plot) as unfinished:
+            draw_reach(certificate, unfinished)
     if arguments.json:
         print_json(certificate.summary() | ({"checked": checked} if arguments.check else {}))
         return
@@ -43,16 +43,10 @@ def _number(value: float | None) -> str:
     return "-" if value is None else f"{value:.4g}"
 
 
-def _picture_file(name: str | None) -> Path | None:
-    if name is not None and Path(name).suffix.lower() not in (".png", ".svg"):
-        raise UsageError(f"--output: the file name must end in .png or .svg, got {name!r}")
-    return None if name is None else Path(name)
-
-
 def _parser() -> Parser:
-    parser = Parser("certify", __doc__ or "", 'asterism certify "star() | window(1, 1)" -n 64 --output reach.png')
+    parser = Parser("certify", __doc__ or "", 'asterism certify "star() | window(1, 1)" -n 64 --plot reach.png')
     parser.add_argument("pattern", help='the rule or the cycle of rules, such as "interleave(blocks(8), columns(8))"')
     parser.add_argument("-n", "--length", type=whole_number(1), required=True, help="how many tokens")
     parser.add_argument("--check", action="store_true", help="test every witness against the rule, pair by pair")
-    parser.add_argument("--output", metavar="PATH", help="also draw reach by layer, as .png or .svg")
+    add_plot(parser, "which tokens are connected after how many layers")
     return parser

@@ -1,10 +1,11 @@
-"""The entry point: chooses the verb, and turns every way of ending into one line on stderr and an exit code.
+"""The entry point: finds the verb, and turns every way of ending into one line on stderr and an exit code.
 
-0 success, 1 failure, 2 usage, 3 data, 4 checkpoint, 5 loss not finite, 130 interrupted, 143 terminated. Only the chosen
-verb's module is imported, so that `show` and `plan` start without torch.
+0 success, 1 failure, 2 usage, 3 data, 4 checkpoint, 5 loss not finite, 130 interrupted, 143 terminated. Only the
+chosen verb's module is imported, so that `show` and `plan` start without torch.
 """
 
 import importlib
+import io
 import keyword
 import os
 import signal
@@ -13,15 +14,16 @@ import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from types import FrameType
+from typing import TextIO
 
 from asterism import __version__
 from asterism.cli.parser import UsageError
 from asterism.errors import AsterismError, nearest
 
 VERBS = {
-    "show": "draw a pattern; say how many keys its queries read and what it costs",
+    "show": "draw a pattern; count the keys that its queries read, and the cost",
     "plan": "explain how a pattern is computed: passes, layouts, tiles, FLOPs, memory",
-    "certify": "which universality theorems hold for a pattern, with witnesses or counterexamples",
+    "certify": "decide which universality theorems hold for a pattern, with witnesses or counterexamples",
     "simulate": "run a Turing machine as a transformer, in exact arithmetic, and check every step",
     "train": "train a model from a recipe; show progress and bits per byte; save it",
     "finetune": "teach a pretrained encoder to classify, to tag, or to answer questions",
@@ -29,6 +31,7 @@ VERBS = {
     "generate": "continue a prompt with a trained model",
     "import": "turn a Hugging Face checkpoint into an Asterism model, longer and sparse if asked",
     "bench": "time attention over patterns, beside dense attention and other libraries",
+    "promises": "check what models promise, ours and Hugging Face's: padding, causality, caches, memory",
 }
 
 _EXTRAS = {
@@ -46,37 +49,47 @@ class Terminated(KeyboardInterrupt):
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one verb and return its exit code. Errors are one line on stderr."""
+    if not _prepare_streams():
+        return _fail("error: stdout is closed, so there is nowhere to print the result; redirect it to a file", 1)
     try:
         with _terminable():
-            _dispatch(sys.argv[1:] if argv is None else argv)
+            code = _dispatch(sys.argv[1:] if argv is None else argv)
             sys.stdout.flush()
-    except SystemExit as stop:  # --help
-        return int(stop.code or 0)
     except Terminated:
         return _fail("terminated", 143)
     except KeyboardInterrupt:
         return _fail("interrupted", 130)
     except BrokenPipeError:  # the reader of stdout has gone, as in `asterism show ... | head`
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _discard(sys.stdout)
         return 1
     except AsterismError as error:
         return _fail(f"error: {error}", error.exit_code)
+    except MemoryError as error:
+        told = f" ({error})" if str(error) else ""
+        return _fail(f"error: there is not enough memory{told}; ask for a shorter length or a smaller pattern", 1)
     except OSError as error:
-        return _fail(f"error: {error.strerror or error}: {error.filename}" if error.filename else f"error: {error}", 1)
-    return 0
+        if not _can_flush(sys.stdout):  # a full disk: what is buffered would be written, and fail, again at exit
+            _discard(sys.stdout)
+        reason = error.strerror or str(error)
+        return _fail(f"error: {reason}: {error.filename}" if error.filename else f"error: {reason}", 1)
+    return code
 
 
-def _dispatch(argv: Sequence[str]) -> None:
+def _dispatch(argv: Sequence[str]) -> int:
     verb = argv[0] if argv else ""
     if verb in ("-h", "--help"):
         print(_help())
     elif verb == "--version":
         print(f"asterism {__version__}")
     elif verb in VERBS:
-        _run(verb, argv[1:])
+        try:
+            _run(verb, argv[1:])
+        except SystemExit as stop:  # argparse has printed --help
+            return int(stop.code or 0)
     else:
         hint = nearest(verb, VERBS) or f" The verbs are {', '.join(VERBS)}."
         raise UsageError(f"unknown verb {verb!r}.{hint}" if verb else f"a verb is missing.{hint}")
+    return 0
 
 
 def _run(verb: str, argv: Sequence[str]) -> None:
@@ -122,8 +135,42 @@ def _terminable() -> Iterator[None]:
         signal.signal(signal.SIGTERM, previous)
 
 
+def _prepare_streams() -> bool:
+    """Make stdout and stderr safe to print to; whether stdout is open.
+
+    Python sets a stream to None when its descriptor is closed, and then `print(..., file=sys.stderr)` prints to
+    stdout. The null device takes the free descriptor, lest the next file that is opened gets it and what libraries
+    print. A stream in another encoding than UTF-8 gets escapes instead of characters that it cannot hold.
+    """
+    is_open = sys.stdout is not None
+    if sys.stdout is None:
+        sys.stdout = open(os.devnull, "w")  # noqa: SIM115
+    if sys.stderr is None:
+        sys.stderr = open(os.devnull, "w")  # noqa: SIM115
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper) and stream.errors == "strict":
+            stream.reconfigure(errors="backslashreplace")
+    return is_open
+
+
+def _can_flush(stream: TextIO) -> bool:
+    try:
+        stream.flush()
+    except OSError:
+        return False
+    return True
+
+
+def _discard(stream: TextIO) -> None:
+    """Send what is still buffered, and all that follows, to the null device."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
+
+
 def _fail(message: str, code: int) -> int:
-    print(f"asterism: {message.splitlines()[0]}", file=sys.stderr)
+    try:
+        print(f"asterism: {message.splitlines()[0]}", file=sys.stderr, flush=True)
+    except OSError:  # nobody reads stderr, or its disk is full: the exit code says it all
+        _discard(sys.stderr)
     return code
 
 

@@ -1,9 +1,9 @@
-"""What all verbs share: a parser with errors of one line and the nearest valid flag, number formats, JSON output."""
+"""What all verbs share: a parser whose errors are one line that names the nearest flag, number formats, JSON output."""
 
 import argparse
 import json
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import NoReturn
 
 from asterism.errors import AsterismError, nearest
@@ -48,19 +48,26 @@ def refuse_unknown(unknown: Sequence[str], flags: Iterable[str]) -> None:
     raise UsageError(f"unexpected argument {name!r}; see --help")
 
 
-def whole_number(minimum: int):
-    """An argument type: a whole number that is at least `minimum`."""
+def whole_number(minimum: int, maximum: int | None = None) -> Callable[[str], int]:
+    """An argument type: a whole number that is at least `minimum`, and at most `maximum` if there is one."""
+    rule = f"of at least {minimum}" if maximum is None else f"from {minimum:,} to {maximum:,}"
 
     def convert(text: str) -> int:
         try:
             value = int(text.replace("_", ""))
-        except ValueError:
+        except ValueError:  # also for more than 4,300 digits
             value = minimum - 1
-        if value < minimum:
-            raise argparse.ArgumentTypeError(f"must be a whole number of at least {minimum}, got {text!r}")
+        if value < minimum or (maximum is not None and value > maximum):
+            shown = text if len(text) <= 40 else f"{text[:37]}..."
+            raise argparse.ArgumentTypeError(f"must be a whole number {rule}, got {shown!r}")
         return value
 
     return convert
+
+
+def percent(share: float) -> str:
+    """A share as a percentage with two decimals, or with two digits where decimals would hide it: 0.0005%."""
+    return f"{share:.2%}" if share == 0 or share >= 0.001 else f"{100 * share:.2g}%"
 
 
 def amount(value: float, unit: str) -> str:
@@ -73,6 +80,7 @@ def amount(value: float, unit: str) -> str:
 
 
 def print_json(document: object) -> None:
-    """Write one JSON document to stdout."""
-    json.dump(document, sys.stdout, indent=2, allow_nan=False, ensure_ascii=False)
+    """Write one JSON document to stdout; in escapes where stdout cannot hold every character."""
+    ascii_only = (sys.stdout.encoding or "").lower().replace("-", "") != "utf8"
+    json.dump(document, sys.stdout, indent=2, allow_nan=False, ensure_ascii=ascii_only)
     sys.stdout.write("\n")

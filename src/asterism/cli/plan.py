@@ -1,24 +1,32 @@
-"""asterism plan: how a pattern is computed at a length, and what that costs."""
+"""asterism plan: explain how a pattern is computed at a length, and what that costs.
+
+Of a schedule, each distinct pattern has a plan of its own.
+"""
 
 from collections.abc import Sequence
 
+from asterism.cli.layers import add_pattern, heading, read_pattern
 from asterism.cli.parser import Parser, print_json, whole_number
 from asterism.compiler import compile_pattern
-from asterism.patterns import parse
 
 
 def run(argv: Sequence[str]) -> None:
     arguments = _parser().parse(argv)
-    plan = compile_pattern(parse(arguments.pattern), arguments.length, tile=arguments.tile)
+    schedule, turns = read_pattern(arguments)
+    plans = [compile_pattern(turn.pattern, arguments.length, tile=arguments.tile) for turn in turns]
     if arguments.json:
-        print_json(plan.summary())
-    else:
+        summaries = [{"places": turn.places, **plan.summary()} for turn, plan in zip(turns, plans, strict=True)]
+        facts = {"schedule": str(schedule), "length": arguments.length, "period": schedule.period}
+        print_json(facts | {"plans": summaries})
+        return
+    for number, (turn, plan) in enumerate(zip(turns, plans, strict=True)):
+        if schedule.period > 1:
+            print("\n" * (number > 0) + heading(turn, schedule, arguments.layer))
         print(plan.describe())
 
 
 def _parser() -> Parser:
     parser = Parser("plan", __doc__ or "", 'asterism plan "strided(stride=128)" -n 16384')
-    parser.add_argument("pattern", help='the rule, such as "fixed(stride=128, summary=8)"')
-    parser.add_argument("-n", "--length", type=whole_number(1), required=True, help="how many tokens")
+    add_pattern(parser, "fixed(stride=128, summary=8)")
     parser.add_argument("--tile", type=whole_number(1), help="side of a tile (default: chosen by the cost model)")
     return parser

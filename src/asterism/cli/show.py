@@ -1,36 +1,134 @@
-"""asterism show: the picture of a pattern, how many keys its queries read, and what computing it costs."""
+"""asterism show: draw a pattern, count the keys that its queries read, and say what computing it costs.
 
+Of a schedule, each distinct pattern is shown in turn. Where heads have patterns of their own, the picture is that of
+one head, and the figures are those of each head.
+"""
+
+import sys
 from collections.abc import Sequence
 from dataclasses import asdict
+from itertools import groupby
 
-from asterism.cli.parser import Parser, amount, print_json, whole_number
-from asterism.compiler import compile_pattern
-from asterism.patterns import parse
-from asterism.patterns.draw import degrees, draw, draw_image
+from asterism.cli.layers import Turn, add_pattern, heading, read_pattern
+from asterism.cli.output import add_plot, written_whole
+from asterism.cli.parser import Parser, amount, percent, print_json, whole_number
+from asterism.compiler import Plan, compile_pattern
+from asterism.errors import PatternError
+from asterism.patterns import Pattern, Schedule
+from asterism.patterns.draw import ASCII_GLYPHS, GLYPHS, Degrees, degrees, draw, draw_image, head_of
+
+_HEAD_DIM = 64
+"""Features of a head, for which FLOPs are given."""
 
 
 def run(argv: Sequence[str]) -> None:
     arguments = _parser().parse(argv)
-    pattern, n, head = parse(arguments.pattern), arguments.length, arguments.head
-    picture = draw(pattern, n, head=head)
-    if arguments.image:
-        draw_image(pattern, n, arguments.image, head=head)
-    read, plan = degrees(pattern, n, head), compile_pattern(pattern, n)
+    n, head = arguments.length, arguments.head
+    schedule, turns = read_pattern(arguments)
+    _check_head(schedule, turns, head)
+    if arguments.plot:
+        with written_whole(arguments.plot) as unfinished:
+            draw_image([turn.pattern for turn in turns], n, unfinished, head=head or 0)
     if arguments.json:
-        head_facts = {"head": head, "picture": picture.splitlines()[1:-1], "degrees": asdict(read)}
-        print_json({"pattern": pattern.text, "length": n, **head_facts, "plan": plan.summary()})
+        patterns = [_record(turn, n, head) for turn in turns]
+        print_json({"schedule": str(schedule), "length": n, "period": schedule.period, "patterns": patterns})
         return
-    sampled = f", of {read.queries:,} queries looked at" if read.queries < n else ""
-    print(picture)
-    print(f"degrees: a query reads {read.minimum:,} to {read.maximum:,} keys, {read.mean:,.1f} on average{sampled}")
-    print(f"density: {plan.density:.2%} of the pairs")
-    print(f"cost:    {amount(plan.flops(64) / plan.heads, 'FLOP')} per head 64 wide; `asterism plan` says more")
+    for number, turn in enumerate(turns):
+        if schedule.period > 1:
+            print("\n" * (number > 0) + heading(turn, schedule, arguments.layer))
+        print(_describe(turn.pattern, n, head))
+
+
+def _check_head(schedule: Schedule, turns: Sequence[Turn], head: int | None) -> None:
+    """A pattern that all heads share is shown for every head of a schedule in which another pattern has several."""
+    most = max(pattern.heads for pattern in schedule.patterns)
+    if head is not None and head >= most:
+        has = "1 head, numbered 0" if most == 1 else f"{most} heads, numbered from 0"
+        raise PatternError(f"--head {head}: {schedule} has {has}")
+
+
+def _describe(pattern: Pattern, n: int, head: int | None) -> str:
+    """The picture of one head, and the figures of that head if it was asked for, else of every head."""
+    drawn = head_of(pattern, head or 0)
+    picture = draw(pattern, n, head=drawn, glyphs=GLYPHS if _shows("".join(GLYPHS.values())) else ASCII_GLYPHS)
+    plan = compile_pattern(pattern, n)
+    if pattern.heads == 1 or head is not None:
+        return "\n".join([picture, *_figures_of_one(degrees(pattern, n, drawn), plan, n, drawn)])
+    return "\n".join([picture, *_figures_of_all(_degrees_of_all(pattern, n), plan, n)])
+
+
+def _figures_of_one(read: Degrees, plan: Plan, n: int, head: int) -> list[str]:
+    """Degrees, density and cost of a head; the plan counts the pairs of all heads, so it serves only where one is."""
+    pairs = plan.pairs if plan.heads == 1 else read.mean * n
+    about = "about " if plan.heads > 1 and read.queries < n else ""
+    of_head, whose = (f" of head {head}", f"for head {head}") if plan.heads > 1 else ("", "per head")
+    cost = amount(4 * pairs * _HEAD_DIM, "FLOP")
+    return [
+        f"degrees: a query{of_head} reads {_keys(read, n)}",
+        f"density: {about}{percent(pairs / n**2)} of the pairs{of_head}",
+        f"cost:    {about}{cost} forward {whose}, {_HEAD_DIM} features wide; `asterism plan` says more",
+    ]
+
+
+def _figures_of_all(read: Sequence[Degrees], plan: Plan, n: int) -> list[str]:
+    """A line for each run of heads with equal figures, then density and cost over all heads."""
+    lines, first = ["degrees and density, head by head:"], 0
+    for facts, members in groupby(read):
+        last = first + len(list(members)) - 1
+        name = f"head {first}" if last == first else f"heads {first} to {last}"
+        about = "about " if facts.queries < n else ""
+        lines.append(f"  {name:<14} a query reads {_keys(facts, n)}; {about}{percent(facts.mean / n)} of the pairs")
+        first = last + 1
+    cost = amount(plan.flops(_HEAD_DIM), "FLOP")
+    return [
+        *lines,
+        f"density: {percent(plan.density)} of the pairs, over {plan.heads} heads",
+        f"cost:    {cost} forward for {plan.heads} heads, {_HEAD_DIM} features wide; `asterism plan` says more",
+    ]
+
+
+def _keys(read: Degrees, n: int) -> str:
+    if read.minimum == read.maximum:
+        keys = f"{read.minimum:,} key{'s' * (read.minimum != 1)}"
+    else:
+        keys = f"{read.minimum:,} to {read.maximum:,} keys, {read.mean:,.1f} on average"
+    return keys + (f" (of {read.queries:,} queries counted)" if read.queries < n else "")
+
+
+def _degrees_of_all(pattern: Pattern, n: int) -> list[Degrees]:
+    return [degrees(pattern, n, head) for head in range(pattern.heads)]
+
+
+def _record(turn: Turn, n: int, head: int | None) -> dict[str, object]:
+    pattern, drawn = turn.pattern, head_of(turn.pattern, head or 0)
+    chosen = range(pattern.heads) if head is None else [drawn]
+    figures = []
+    for number in chosen:
+        read = degrees(pattern, n, number)
+        figures.append({"head": number, "degrees": asdict(read), "density": read.mean / n})
+    return {
+        "places": turn.places,
+        "pattern": pattern.text,
+        "picture": {"head": drawn, "rows": draw(pattern, n, head=drawn).splitlines()[1:-1]},
+        "heads": figures,
+        "plan": compile_pattern(pattern, n).summary(),
+    }
+
+
+def _shows(characters: str) -> bool:
+    """Whether stdout can hold the characters in its encoding."""
+    try:
+        characters.encode(sys.stdout.encoding or "utf-8")
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def _parser() -> Parser:
     parser = Parser("show", __doc__ or "", 'asterism show "bigbird(block=64)" -n 1024')
-    parser.add_argument("pattern", help='the rule, such as "window(left=64) | global_tokens(0)"')
-    parser.add_argument("-n", "--length", type=whole_number(1), required=True, help="how many tokens")
-    parser.add_argument("--head", type=whole_number(0), default=0, help="which head to show (default 0)")
-    parser.add_argument("--image", metavar="PATH", help="also write the picture, as .png or .svg")
+    add_pattern(parser, "window(left=64) | global_tokens(0)")
+    parser.add_argument(
+        "--head", type=whole_number(0), help="the picture and the figures of this head (default: picture of head 0)"
+    )
+    add_plot(parser, "the picture")
     return parser

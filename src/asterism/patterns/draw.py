@@ -5,8 +5,8 @@ judged as a whole, and split into smaller ones only where the verdict is unknown
 Invariant: a cell shown full or empty is so for every pair in it.
 """
 
-# (matplotlib's annotations are partial)
-
+import textwrap
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -16,9 +16,15 @@ from asterism.errors import AsterismError, PatternError
 from asterism.patterns.intervals import Integers, Intervals
 from asterism.patterns.pattern import Booleans, Pattern, Tokens, Verdict, Verdicts, check_integer
 
-GLYPHS = {Verdict.FULL: "█", Verdict.MIXED: "▒", Verdict.UNKNOWN: "▒", Verdict.EMPTY: "·"}
+Glyphs = Mapping[Verdict, str]
+
+GLYPHS: Glyphs = {Verdict.FULL: "█", Verdict.MIXED: "▒", Verdict.UNKNOWN: "▒", Verdict.EMPTY: "·"}
+ASCII_GLYPHS: Glyphs = {Verdict.FULL: "#", Verdict.MIXED: "+", Verdict.UNKNOWN: "+", Verdict.EMPTY: "."}
+"""For terminals that cannot show the blocks."""
+
 IMAGE_CELLS = 256
 
+_MOST_COLUMNS = 3  # panels side by side
 _EXACT_SIDE = 32  # tiles of at most this side are settled by looking at every pair
 _CHUNK = 1024  # tiles handled at once
 _MANY_PAIRS = 2**26  # the most pairs that a picture or a count looks at one by one
@@ -38,21 +44,22 @@ class Degrees:
     queries: int
 
 
-def draw(pattern: Pattern, n: int, *, head: int = 0, cells: int = 64) -> str:
+def draw(pattern: Pattern, n: int, *, head: int = 0, cells: int = 64, glyphs: Glyphs = GLYPHS) -> str:
     """The pattern at length `n` as text: one row per query, one column per key, at most `cells` of each.
 
     Raises PatternError for a negative length, a head that the pattern does not have, and cells < 1.
     """
     grid, tile = _grid(pattern, n, head, check_integer("draw", "cells", cells, 1))
-    rows = ["".join(GLYPHS[Verdict(cell)] for cell in row) for row in grid.tolist()]
+    rows = ["".join(glyphs[Verdict(cell)] for cell in row) for row in grid.tolist()]
     which_head = f", head {head} of {pattern.heads}" if pattern.heads > 1 else ""
-    return "\n".join([f"{pattern.text}, {n} tokens{which_head}", *rows, _legend(grid, tile)])
+    return "\n".join([f"{pattern.text}, {n:,} token{'s' * (n != 1)}{which_head}", *rows, _legend(grid, tile, glyphs)])
 
 
-def draw_image(pattern: Pattern, n: int, path: str | Path, *, head: int = 0) -> None:
+def draw_image(patterns: Pattern | Sequence[Pattern], n: int, path: str | Path, *, head: int = 0) -> None:
     """Write the picture as PNG or SVG, by the suffix of `path`: black is allowed, grey a tile allowed in part.
 
-    Raises PatternError as `draw` does and for another suffix; AsterismError when matplotlib is not installed.
+    Several patterns stand side by side; those that all heads share are drawn whatever `head` is. Raises PatternError
+    as `draw` does and for another suffix; AsterismError when matplotlib is not installed.
     """
     if Path(path).suffix.lower() not in (".png", ".svg"):
         raise PatternError(f"draw_image: the file name must end in .png or .svg, got {str(path)!r}")
@@ -60,13 +67,30 @@ def draw_image(pattern: Pattern, n: int, path: str | Path, *, head: int = 0) -> 
         from matplotlib.figure import Figure
     except ImportError:
         raise AsterismError("pictures need matplotlib: pip install 'asterism[plot]'") from None
-    grid, tile = _grid(pattern, n, head, IMAGE_CELLS)
-    darkness = np.array([0.0, 0.5, 0.5, 1.0])[grid]
-    figure = Figure(figsize=(6, 6), layout="constrained")
-    axes = figure.add_subplot(title=pattern.text, xlabel="key", ylabel="query")
-    edge = tile * len(grid)
-    axes.imshow(darkness, cmap="Greys", vmin=0, vmax=1, interpolation="nearest", extent=(0, edge, edge, 0))
+    shown = [patterns] if isinstance(patterns, Pattern) else list(patterns)
+    columns = min(len(shown), _MOST_COLUMNS)
+    figure = Figure(figsize=(6 * columns, 6 * -(-len(shown) // columns)), layout="constrained")
+    for number, pattern in enumerate(shown, start=1):
+        its_head = head if len(shown) == 1 else head_of(pattern, head)
+        grid, tile = _grid(pattern, n, its_head, IMAGE_CELLS)
+        axes = figure.add_subplot(-(-len(shown) // columns), columns, number, xlabel="key", ylabel="query")
+        axes.set_title(_title(pattern, its_head), fontsize=10)
+        darkness, edge = np.array([0.0, 0.5, 0.5, 1.0])[grid], tile * len(grid)
+        axes.imshow(darkness, cmap="Greys", vmin=0, vmax=1, interpolation="nearest", extent=(0, edge, edge, 0))
+        axes.set(xlim=(0, n), ylim=(n, 0))  # the last cell may reach beyond the last token
     figure.savefig(path, dpi=150)
+
+
+def head_of(pattern: Pattern, head: int) -> int:
+    """The number under which a pattern knows a head of the model: 0 when all heads share the pattern."""
+    return 0 if pattern.heads == 1 else head
+
+
+def _title(pattern: Pattern, head: int) -> str:
+    """The pattern's text in lines that fit above a panel, and which head is drawn."""
+    lines = textwrap.wrap(pattern.text, 72, break_long_words=True)
+    shortened = [*lines[:3], "..."] if len(lines) > 4 else lines
+    return "\n".join(shortened) + (f", head {head} of {pattern.heads}" if pattern.heads > 1 else "")
 
 
 def degrees(pattern: Pattern, n: int, head: int = 0) -> Degrees:
@@ -184,11 +208,13 @@ def _look(pattern: Pattern, tiles: _Tiles, n: int, head: int, allowed: Booleans,
     forbidden[tiles.cell[~seen.all(axis=(1, 2))]] = True
 
 
-def _legend(grid: Verdicts, tile: int) -> str:
+def _legend(grid: Verdicts, tile: int, glyphs: Glyphs) -> str:
+    full, mixed, empty = (glyphs[verdict] for verdict in (Verdict.FULL, Verdict.MIXED, Verdict.EMPTY))
     if tile == 1:
-        return "rows: queries, columns: keys; █ may attend, · may not"
+        return f"rows: queries, columns: keys; {full} may attend, {empty} may not"
     some = "some or not known" if (grid == Verdict.UNKNOWN).any() else "some"
-    return f"rows: queries, columns: keys, one cell: {tile} x {tile} pairs; █ all may attend, ▒ {some}, · none"
+    cell = f"one cell: {tile:,} x {tile:,} pairs"
+    return f"rows: queries, columns: keys, {cell}; {full} all may attend, {mixed} {some}, {empty} none"
 
 
 # --- counts ----------------------------------------------------------------------------------------------------------

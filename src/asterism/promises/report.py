@@ -12,8 +12,8 @@ from asterism.training.run.loop import quiet_transformers
 _MARKS = {True: "kept", False: "BROKEN", None: "-"}
 
 
-def promises(say: Callable[[str], None]) -> dict[str, Any]:
-    """Check everything; `say` is told what is being checked."""
+def check_promises(say: Callable[[str], None]) -> dict[str, Any]:
+    """The record: every promise checked for every subject. `say` is told which subject is next."""
     rows = []
     with quiet_transformers():
         for subject in SUBJECTS:
@@ -33,7 +33,7 @@ def broken(record: Mapping[str, Any]) -> list[str]:
     ]
 
 
-def promises_table(record: Mapping[str, Any]) -> str:
+def table(record: Mapping[str, Any]) -> str:
     """One line for each promise and subject it speaks of."""
     packages = record["machine"]["packages"]
     lines = [f"transformers {packages.get('transformers')}, torch {packages.get('torch')}, {record['date']}"]

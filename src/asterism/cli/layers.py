@@ -1,0 +1,48 @@
+"""What `show` and `plan` share: a pattern or a schedule as the distinct patterns of its layers."""
+
+from argparse import Namespace
+from typing import NamedTuple
+
+from asterism.cli.parser import Parser, whole_number
+from asterism.patterns import Pattern, Schedule, parse_schedule
+
+MOST_TOKENS = 2**24
+"""The longest sequence shown or planned: a plan lists every token, and a few gigabytes are enough to ask for."""
+
+
+class Turn(NamedTuple):
+    """A pattern, and the layers that follow it: those whose number modulo the period is among `places`."""
+
+    places: tuple[int, ...]
+    pattern: Pattern
+
+
+def add_pattern(parser: Parser, example: str) -> None:
+    """Add the arguments PATTERN, -n and --layer."""
+    parser.add_argument("pattern", help=f'a pattern such as "{example}", or a schedule such as "interleave(A, B)"')
+    parser.add_argument("-n", "--length", type=whole_number(1, MOST_TOKENS), required=True, help="the number of tokens")
+    parser.add_argument(
+        "--layer", type=whole_number(0), metavar="LAYER", help="of a schedule, this layer only (default: every pattern)"
+    )
+
+
+def read_pattern(arguments: Namespace) -> tuple[Schedule, list[Turn]]:
+    """The schedule that was given, and each distinct pattern of the layers that were asked for."""
+    schedule = parse_schedule(arguments.pattern)
+    if arguments.layer is not None:
+        return schedule, [Turn((arguments.layer % schedule.period,), schedule.layer(arguments.layer))]
+    places: dict[Pattern, tuple[int, ...]] = {}
+    for place, pattern in enumerate(schedule.patterns):
+        places[pattern] = (*places.get(pattern, ()), place)
+    return schedule, [Turn(members, pattern) for pattern, members in places.items()]
+
+
+def heading(turn: Turn, schedule: Schedule, layer: int | None) -> str:
+    """The line above a pattern of a schedule: which layers follow it."""
+    if layer is not None:
+        return f"layer {layer:,}"
+    if len(turn.places) == schedule.period:
+        return "every layer"
+    numbers = [cycle * schedule.period + place for cycle in range(3) for place in turn.places][:4]
+    share = f"{len(turn.places)} of every {schedule.period}"
+    return f"layers {', '.join(map(str, numbers))}, ... ({share})"

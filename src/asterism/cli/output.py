@@ -1,0 +1,75 @@
+"""Files that verbs write: refused before any work starts if they cannot be written, and then written whole."""
+
+import importlib.util
+import json
+import os
+import sys
+from argparse import ArgumentTypeError
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from asterism.cli.parser import Parser
+
+PICTURES = (".png", ".svg")
+
+
+def say(text: str) -> None:
+    """Report progress on stderr."""
+    print(text, file=sys.stderr, flush=True)
+
+
+def add_plot(parser: Parser, shows: str) -> None:
+    """Add `--plot PATH`, the one flag for pictures. `shows` ends the sentence "also draw ..."."""
+    parser.add_argument("--plot", type=_picture, metavar="PATH", help=f"also draw {shows}, as .png or .svg")
+
+
+def add_record(parser: Parser, when: str) -> None:
+    """Add `--output FILE.json`. `when` ends the sentence "also write the record, ..."."""
+    parser.add_argument("--output", type=_file(".json"), metavar="FILE.json", help=f"also write the record, {when}")
+
+
+@contextmanager
+def written_whole(path: Path) -> Iterator[Path]:
+    """A name beside `path` to write to; it takes the name `path` when the body ends, and is removed if it fails.
+
+    The suffix stays the last part of the name, because matplotlib reads the format off it.
+    """
+    unfinished = path.with_name(f".{path.stem}.{os.getpid()}{path.suffix}")
+    try:
+        yield unfinished
+        unfinished.replace(path)
+    except BaseException:
+        unfinished.unlink(missing_ok=True)
+        raise
+
+
+def write_record(path: Path, record: Mapping[str, Any]) -> None:
+    """Write a record as JSON."""
+    with written_whole(path) as unfinished:
+        unfinished.write_text(json.dumps(record, indent=1, allow_nan=False) + "\n")
+
+
+def _file(*suffixes: str) -> Callable[[str], Path]:
+    """An argument type: a file with one of the suffixes, in a folder that exists."""
+
+    def convert(text: str) -> Path:
+        path = Path(text)
+        if path.suffix.lower() not in suffixes:
+            raise ArgumentTypeError(f"the file name must end in {' or '.join(suffixes)}, got {text!r}")
+        if not path.parent.is_dir():
+            raise ArgumentTypeError(f"there is no folder {str(path.parent)!r} to write {path.name!r} into")
+        if path.is_dir():
+            raise ArgumentTypeError(f"{text!r} is a folder; name a file")
+        return path
+
+    return convert
+
+
+def _picture(text: str) -> Path:
+    """An argument type: a picture that matplotlib can write. Said at once, not after minutes of work."""
+    path = _file(*PICTURES)(text)
+    if importlib.util.find_spec("matplotlib") is None:
+        raise ArgumentTypeError("pictures need matplotlib: pip install 'asterism[plot]'")
+    return path
