@@ -266,7 +266,7 @@ def test_show_every_head(run: Run):
         "cost:    6.14 kFLOP forward for 3 heads, 64 features wide; `asterism plan` says more",
     ]
     document = json.loads(run("show", "per_head((causal(), window(left=1)))", "-n", "4", "--json").out)
-    (pattern,) = document["patterns"]
+    (pattern,) = document["mixers"]
     assert [(head["head"], head["density"]) for head in pattern["heads"]] == [(0, 0.625), (1, 0.4375)]
     assert pattern["picture"] == {"head": 0, "rows": ["█···", "██··", "███·", "████"]}
 
@@ -285,7 +285,7 @@ def test_show_schedules(run: Run, tmp_path: Path):
     assert (tmp_path / "x.svg").read_text().count("<image") == 2
     assert run("show", schedule, "-n", "3", "--layer", "4").out.startswith("layer 4\nper_head(")
     document = json.loads(run("show", schedule, "-n", "3", "--json").out)
-    assert [row["places"] for row in document["patterns"]] == [[0, 2], [1]] and document["period"] == 3
+    assert [row["places"] for row in document["mixers"]] == [[0, 2], [1]] and document["period"] == 3
 
 
 def test_plan_schedules(run: Run):
@@ -295,12 +295,32 @@ def test_plan_schedules(run: Run):
     second = lines.index("layers 1, 4, 7, ... (1 of every 3)")
     assert lines[second + 1] == "window(left=4)"
     assert run("plan", schedule, "-n", "128", "--layer", "7").out.splitlines()[:2] == ["layer 7", "window(left=4)"]
-    plans = json.loads(run("plan", schedule, "-n", "128", "--json").out)["plans"]
-    assert [(plan["places"], plan["pattern"]) for plan in plans] == [
+    plans = json.loads(run("plan", schedule, "-n", "128", "--json").out)["mixers"]
+    assert [(plan["places"], plan["plan"]["pattern"]) for plan in plans] == [
         ([0, 2], "causal()"),
         ([1], "window(left=4)"),
     ]
     assert run("plan", "interleave(causal(), causal())", "-n", "9").out.startswith("every layer\ncausal()")
+
+
+@pytest.mark.parametrize("verb", ["show", "plan"])
+def test_fourier_is_told_in_a_line(run: Run, tmp_path: Path, verb: str):
+    told = (
+        "fourier() mixes all tokens by a Fourier transform (Lee-Thorp 2021): every token depends on every other, and"
+        " there is no pattern of attention"
+    )
+    assert run(verb, "fourier()", "-n", "4") == Result(0, f"{told}\n", "")
+    mixed = run(verb, "interleave(fourier(), causal())", "-n", "4").out.splitlines()
+    assert mixed[:2] == ["layers 0, 2, 4, ... (1 of every 2)", told] and "layers 1, 3, 5, ... (1 of every 2)" in mixed
+    rows = json.loads(run(verb, "interleave(fourier(), causal())", "-n", "4", "--json").out)["mixers"]
+    assert [(row["mixer"], row["plan"] is None) for row in rows] == [("fourier()", True), ("causal()", False)]
+
+
+def test_pictures_of_mixers(run: Run, tmp_path: Path):
+    refuses(run("show", "fourier()", "-n", "4", "--plot", tmp_path / "x.png"), 2, "--plot: fourier.. mixes all tokens")
+    assert run("show", "interleave(fourier(), causal())", "-n", "4", "--plot", tmp_path / "x.png").code == 0
+    assert [path.name for path in tmp_path.iterdir()] == ["x.png"]
+    refuses(run("certify", "fourier()", "-n", "4"), 2, r"fourier\(\) is no pattern")
 
 
 def test_show_says_when_it_counted_some_queries_only(run: Run):
@@ -535,7 +555,7 @@ def test_a_terminal_that_knows_ascii_only():
     lines = shell("ASTERISM show 'causal()' -n 2", PYTHONIOENCODING="ascii").out.splitlines()
     assert lines[1:4] == ["#.", "##", "rows: queries, columns: keys; # may attend, . may not"]
     document = json.loads(shell("ASTERISM show 'causal()' -n 2 --json", PYTHONIOENCODING="ascii").out)
-    assert document["patterns"][0]["picture"]["rows"] == ["█·", "██"]
+    assert document["mixers"][0]["picture"]["rows"] == ["█·", "██"]
     told = shell("ASTERISM show 'ünï' -n 2", PYTHONIOENCODING="ascii")
     assert told.code == 2 and told.err.count("\n") == 1
 

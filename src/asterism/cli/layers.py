@@ -1,20 +1,26 @@
-"""What `show` and `plan` share: a pattern or a schedule as the distinct patterns of its layers."""
+"""What `show` and `plan` share: a pattern or a schedule as the distinct mixers of its layers."""
 
 from argparse import Namespace
 from typing import NamedTuple
 
 from asterism.cli.parser import Parser, whole_number
-from asterism.patterns import Pattern, Schedule, parse_schedule
+from asterism.patterns import Fourier, Mixer, Schedule, parse_schedule
 
 MOST_TOKENS = 2**24
 """The longest sequence shown or planned: a plan lists every token, and a few gigabytes are enough to ask for."""
 
 
+FOURIER = (
+    f"{Fourier.text} mixes all tokens by a Fourier transform (Lee-Thorp 2021): every token depends on every other,"
+    " and there is no pattern of attention"
+)
+
+
 class Turn(NamedTuple):
-    """A pattern, and the layers that follow it: those whose number modulo the period is among `places`."""
+    """A pattern or transform, and the layers that use it: those whose number modulo the period is among `places`."""
 
     places: tuple[int, ...]
-    pattern: Pattern
+    mixer: Mixer
 
 
 def add_pattern(parser: Parser, example: str) -> None:
@@ -27,18 +33,18 @@ def add_pattern(parser: Parser, example: str) -> None:
 
 
 def read_pattern(arguments: Namespace) -> tuple[Schedule, list[Turn]]:
-    """The schedule that was given, and each distinct pattern of the layers that were asked for."""
+    """The schedule that was given, and each distinct mixer of the layers that were asked for."""
     schedule = parse_schedule(arguments.pattern)
     if arguments.layer is not None:
         return schedule, [Turn((arguments.layer % schedule.period,), schedule.layer(arguments.layer))]
-    places: dict[Pattern, tuple[int, ...]] = {}
-    for place, pattern in enumerate(schedule.patterns):
-        places[pattern] = (*places.get(pattern, ()), place)
-    return schedule, [Turn(members, pattern) for pattern, members in places.items()]
+    places: dict[Mixer, tuple[int, ...]] = {}
+    for place, mixer in enumerate(schedule.mixers):
+        places[mixer] = (*places.get(mixer, ()), place)
+    return schedule, [Turn(members, mixer) for mixer, members in places.items()]
 
 
 def heading(turn: Turn, schedule: Schedule, layer: int | None) -> str:
-    """The line above a pattern of a schedule: which layers follow it."""
+    """The line above a mixer of a schedule: which layers use it."""
     if layer is not None:
         return f"layer {layer:,}"
     if len(turn.places) == schedule.period:

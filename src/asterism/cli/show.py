@@ -9,12 +9,12 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from itertools import groupby
 
-from asterism.cli.layers import Turn, add_pattern, heading, read_pattern
+from asterism.cli.layers import FOURIER, Turn, add_pattern, heading, read_pattern
 from asterism.cli.output import add_plot, written_whole
-from asterism.cli.parser import Parser, amount, percent, print_json, whole_number
+from asterism.cli.parser import Parser, UsageError, amount, percent, print_json, whole_number
 from asterism.compiler import Plan, compile_pattern
 from asterism.errors import PatternError
-from asterism.patterns import Pattern, Schedule
+from asterism.patterns import Fourier, Mixer, Pattern, Schedule
 from asterism.patterns.draw import ASCII_GLYPHS, GLYPHS, Degrees, degrees, draw, draw_image, head_of
 
 _HEAD_DIM = 64
@@ -25,30 +25,39 @@ def run(argv: Sequence[str]) -> None:
     arguments = _parser().parse(argv)
     n, head = arguments.length, arguments.head
     schedule, turns = read_pattern(arguments)
-    _check_head(schedule, turns, head)
+    _check_head(schedule, head)
     if arguments.plot:
         with written_whole(arguments.plot) as unfinished:
-            draw_image([turn.pattern for turn in turns], n, unfinished, head=head or 0)
+            draw_image(_drawable(turns), n, unfinished, head=head or 0)
     if arguments.json:
-        patterns = [_record(turn, n, head) for turn in turns]
-        print_json({"schedule": str(schedule), "length": n, "period": schedule.period, "patterns": patterns})
+        rows = [{"places": turn.places, "mixer": turn.mixer.text, **_record(turn.mixer, n, head)} for turn in turns]
+        print_json({"schedule": str(schedule), "length": n, "period": schedule.period, "mixers": rows})
         return
     for number, turn in enumerate(turns):
         if schedule.period > 1:
             print("\n" * (number > 0) + heading(turn, schedule, arguments.layer))
-        print(_describe(turn.pattern, n, head))
+        print(_describe(turn.mixer, n, head))
 
 
-def _check_head(schedule: Schedule, turns: Sequence[Turn], head: int | None) -> None:
-    """A pattern that all heads share is shown for every head of a schedule in which another pattern has several."""
-    most = max(pattern.heads for pattern in schedule.patterns)
+def _drawable(turns: Sequence[Turn]) -> list[Pattern]:
+    patterns = [turn.mixer for turn in turns if isinstance(turn.mixer, Pattern)]
+    if not patterns:
+        raise UsageError(f"--plot: {FOURIER}; leave --plot out")
+    return patterns
+
+
+def _check_head(schedule: Schedule, head: int | None) -> None:
+    """What all heads share is shown for every head of a schedule in which another pattern has several."""
+    most = max(mixer.heads if isinstance(mixer, Pattern) else 1 for mixer in schedule.mixers)
     if head is not None and head >= most:
         has = "1 head, numbered 0" if most == 1 else f"{most} heads, numbered from 0"
         raise PatternError(f"--head {head}: {schedule} has {has}")
 
 
-def _describe(pattern: Pattern, n: int, head: int | None) -> str:
+def _describe(pattern: Mixer, n: int, head: int | None) -> str:
     """The picture of one head, and the figures of that head if it was asked for, else of every head."""
+    if isinstance(pattern, Fourier):
+        return FOURIER
     drawn = head_of(pattern, head or 0)
     picture = draw(pattern, n, head=drawn, glyphs=GLYPHS if _shows("".join(GLYPHS.values())) else ASCII_GLYPHS)
     plan = compile_pattern(pattern, n)
@@ -99,16 +108,16 @@ def _degrees_of_all(pattern: Pattern, n: int) -> list[Degrees]:
     return [degrees(pattern, n, head) for head in range(pattern.heads)]
 
 
-def _record(turn: Turn, n: int, head: int | None) -> dict[str, object]:
-    pattern, drawn = turn.pattern, head_of(turn.pattern, head or 0)
+def _record(pattern: Mixer, n: int, head: int | None) -> dict[str, object]:
+    if isinstance(pattern, Fourier):
+        return {"picture": None, "heads": [], "plan": None}
+    drawn = head_of(pattern, head or 0)
     chosen = range(pattern.heads) if head is None else [drawn]
     figures = []
     for number in chosen:
         read = degrees(pattern, n, number)
         figures.append({"head": number, "degrees": asdict(read), "density": read.mean / n})
     return {
-        "places": turn.places,
-        "pattern": pattern.text,
         "picture": {"head": drawn, "rows": draw(pattern, n, head=drawn).splitlines()[1:-1]},
         "heads": figures,
         "plan": compile_pattern(pattern, n).summary(),

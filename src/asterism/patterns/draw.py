@@ -69,11 +69,12 @@ def draw_image(patterns: Pattern | Sequence[Pattern], n: int, path: str | Path, 
         raise AsterismError("pictures need matplotlib: pip install 'asterism[plot]'") from None
     shown = [patterns] if isinstance(patterns, Pattern) else list(patterns)
     columns = min(len(shown), _MOST_COLUMNS)
-    figure = Figure(figsize=(6 * columns, 6 * -(-len(shown) // columns)), layout="constrained")
+    rows = -(-len(shown) // columns)
+    figure = Figure(figsize=(6 * columns, 6.4 * rows), layout="compressed")  # for axes whose sides are of equal scale
     for number, pattern in enumerate(shown, start=1):
         its_head = head if len(shown) == 1 else head_of(pattern, head)
         grid, tile = _grid(pattern, n, its_head, IMAGE_CELLS)
-        axes = figure.add_subplot(-(-len(shown) // columns), columns, number, xlabel="key", ylabel="query")
+        axes = figure.add_subplot(rows, columns, number, xlabel="key", ylabel="query")
         axes.set_title(_title(pattern, its_head), fontsize=10)
         darkness, edge = np.array([0.0, 0.5, 0.5, 1.0])[grid], tile * len(grid)
         axes.imshow(darkness, cmap="Greys", vmin=0, vmax=1, interpolation="nearest", extent=(0, edge, edge, 0))
