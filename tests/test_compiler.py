@@ -5,9 +5,13 @@ pattern. So a mistake that `to_dense` shares with the compiler is still seen.
 """
 
 import json
+import os
 import subprocess
 import sys
+import threading
+import time
 import tracemalloc
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -18,7 +22,10 @@ from strategies import LENGTHS, TILES, build, hold, tiers
 from test_patterns import ALL, named
 
 from asterism import compile_pattern, patterns
+from asterism.compiler import compile_mask
+from asterism.compiler.memo import remembering
 from asterism.errors import PatternError
+from asterism.patterns.by_text import by_text, remember
 
 COMPILED_LENGTHS = (1, 2, 7, 63, 64, 65, 100, 257, 1000)
 COMPILED_TILES = (16, 32, 64, 128)
@@ -280,6 +287,104 @@ def test_cached_by_value():
     assert compile_pattern(patterns.fixed(8, summary=2), 300, 300, query_offset=0) == first
     assert compile_pattern(patterns.fixed(8, summary=2), 301) is not first
     assert compile_pattern(patterns.fixed(8, summary=3), 300) is not first
+
+
+def test_threads_that_meet_at_a_new_pattern_share_one_plan():
+    """`lru_cache` gives each thread a plan of its own, and all but one of them die while they are computed with."""
+    for period in range(200, 212):
+        together = threading.Barrier(4)
+
+        def compiled(text=f"strided({period})", together=together):
+            together.wait()
+            return compile_pattern(text, 3000)
+
+        with ThreadPoolExecutor(4) as threads:
+            plans = [thread.result() for thread in [threads.submit(compiled) for _ in range(4)]]
+        assert all(plan is plans[0] for plan in plans)
+
+
+class TestMemo:
+    def test_it_forgets_the_oldest(self):
+        asked = []
+        double = remembering(2)(lambda x: asked.append(x) or 2 * x)
+        assert [double(x) for x in (1, 2, 1, 3, 1, 2)] == [2, 4, 2, 6, 2, 4]
+        assert asked == [1, 2, 3, 2]
+
+    def test_a_failure_is_not_kept_and_wakes_those_who_wait(self):
+        calls = []
+        together = threading.Barrier(2)
+
+        @remembering(2)
+        def fails_once(x):
+            calls.append(x)
+            if len(calls) == 1:
+                time.sleep(0.2)
+                raise PatternError("the first time")
+            return x
+
+        def ask():
+            together.wait()
+            try:
+                return fails_once(7)
+            except PatternError:
+                return None
+
+        with ThreadPoolExecutor(2) as threads:
+            results = [thread.result() for thread in [threads.submit(ask) for _ in range(2)]]
+        assert sorted(results, key=str) == [7, None] and calls == [7, 7]
+
+    @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+    def test_a_child_does_not_wait_for_its_parents_threads(self):
+        """Forked while another thread computes, which the child does not have."""
+        code = """
+import os, sys, threading
+from asterism.compiler.memo import remembering
+begun, go_on = threading.Event(), threading.Event()
+@remembering(2)
+def slow(x):
+    if os.getpid() == parent:
+        begun.set()
+        go_on.wait()
+    return x
+parent = os.getpid()
+thread = threading.Thread(target=slow, args=(5,))
+thread.start()
+begun.wait()
+child = os.fork()
+if child == 0:
+    os._exit(slow(5))
+print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+go_on.set()
+"""
+        command = [sys.executable, "-W", "ignore", "-c", code]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
+        assert done.stdout == "5\n", done.stderr
+
+
+@pytest.mark.parametrize("tile", (None, *COMPILED_TILES))
+@pytest.mark.parametrize("shape", ((1, 1, 1), (1, 3, 40), (2, 20, 70), (3, 130, 5), (1, 0, 4), (1, 4, 0)), ids=str)
+def test_a_plan_of_a_mask_is_the_mask(shape, tile):
+    generator = np.random.Generator(np.random.Philox(3))
+    for density in (0, 0.02, 0.5, 1):
+        allowed = generator.random(shape) < density
+        plan = compile_mask(allowed, tile)
+        np.testing.assert_array_equal(decode(plan), allowed)
+        np.testing.assert_array_equal(plan.to_dense(), allowed)
+        assert_well_formed(plan, allowed)
+
+
+def test_a_pattern_is_not_parsed_again_while_it_lives(monkeypatch):
+    """The text of an explicit pattern may be megabytes. Operators, whose schemas hold strings, find the pattern."""
+    pattern = patterns.explicit(np.tri(40, dtype=bool))
+    text = remember(pattern)
+    assert by_text(text) is pattern
+    other = patterns.explicit(np.eye(41, dtype=bool)).text
+    assert by_text(other).text == other
+    monkeypatch.setattr("asterism.patterns.by_text.parse", None)
+    assert by_text(text) is pattern
+    del pattern
+    with pytest.raises(TypeError):
+        by_text(text)
 
 
 def test_a_plan_cannot_be_changed():

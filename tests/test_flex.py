@@ -105,7 +105,8 @@ def interpreted(monkeypatch):
         return out, lse if with_lse else None
 
     monkeypatch.setattr(flex, "_compiled", compute)
-    monkeypatch.setattr(flex, "_refuse", lambda *_: None)
+    monkeypatch.setattr(flex, "refusal", lambda operands: None)
+    monkeypatch.setattr(flex, "_refuse_several", lambda: None)
 
 
 @pytest.mark.usefixtures("interpreted")

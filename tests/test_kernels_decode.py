@@ -1,18 +1,23 @@
 """Attention of a few queries against the keys that a cache has kept."""
 
 import math
+import sys
 
 import numpy as np
 import pytest
 import torch
-from kernel_cases import DOUBLE_FLOOR, Case, inputs_of, tensors
+from kernel_cases import DOUBLE_FLOOR, Case, implementations, inputs_of, tensors
 from oracle import rule
 
-from asterism import attend, patterns
+from asterism import SparseAttention, attend, patterns
 from asterism.compiler.liveness import last_reader
 from asterism.errors import KernelError, PatternError
-from asterism.kernels import decode
+from asterism.kernels import choice, decode, dense, readable
+from asterism.kernels.reference import reference
+from asterism.models.cache import PatternCacheLayer
+from asterism.layers.persistent import PersistentAttention
 
+attend_module = sys.modules["asterism.kernels.attend"]  # the package shows the function of that name
 pytestmark = pytest.mark.usefixtures("poison")
 
 
@@ -111,3 +116,85 @@ def test_decode_refuses_positions_that_do_not_fit(query_positions, key_positions
     q, k, v = tensors(q=(2, 2, 1, 8), k=(2, 1, 3, 8), v=(2, 1, 3, 8))
     with pytest.raises(KernelError, match="positions"):
         decode(q, k, v, "causal()", query_positions, key_positions)
+
+
+# --- the door --------------------------------------------------------------------------------------------------------
+
+
+def cached(rows, dtype=torch.float32, new=2, n=37):
+    """q, k, v and positions of rows of different lengths, slots in any order, some empty and holding NaN."""
+    inputs = inputs_of(Case(rule("dense"), heads=4, kv_heads=2, batch=rows, n_queries=n, n_keys=n, dtype=dtype))
+    order = torch.from_numpy(np.random.Generator(np.random.Philox(1)).permutation(n))
+    lengths = torch.tensor([n - 7 * row for row in range(rows)])
+    places = torch.where(order < lengths[:, None], order, -1)
+    q = inputs.q[:, :, :new]
+    k, v = (x.masked_fill((places < 0)[:, None, :, None], math.nan) for x in inputs.tensors[1:])
+    return q, k, v, lengths[:, None] - new + torch.arange(new), places
+
+
+@pytest.mark.parametrize("text", ("causal()", "fixed(6, summary=2, heads=4)", "window(left=5)"))
+@pytest.mark.parametrize("rows", (1, 3))
+@pytest.mark.parametrize("implementation", implementations(torch.float32))
+def test_decode_honours_the_implementation(implementation, rows, text, monkeypatch):
+    """Each computes by itself, with gradients; what is named is neither replaced nor left out."""
+    called = set()
+    for module, name in ((choice, "reference"), (dense, "dense")):
+        monkeypatch.setattr(module, name, recorded(getattr(module, name), name, called))
+    q, k, v, asked, kept = cached(rows)
+    leaves = [x.requires_grad_() for x in (q, k, v)]
+    with_lse = implementation not in ("dense", "auto")
+    found = decode(*leaves, text, asked, kept, implementation=implementation, return_lse=with_lse)
+    out = found[0] if with_lse else found
+    assert called == {"auto": {"dense"}, "dense": {"dense"}, "reference": {"reference"}}.get(implementation, set())
+    allowed = readable(patterns.parse(text), asked, kept)
+    exact = [x.detach().double().nan_to_num().requires_grad_() for x in leaves]
+    expected, lse = reference(*exact, allowed)
+    torch.testing.assert_close(out.double(), expected, rtol=1e-5, atol=1e-5)
+    if with_lse:
+        torch.testing.assert_close(found[1].double(), lse, rtol=1e-5, atol=1e-5)
+    weight = torch.randn(out.shape, generator=torch.Generator().manual_seed(5))
+    gradients = torch.autograd.grad((out * weight).sum(), leaves)
+    for one, two in zip(gradients, torch.autograd.grad((expected * weight).sum(), exact), strict=True):
+        torch.testing.assert_close(one.double(), two, rtol=1e-4, atol=1e-4)
+
+
+def recorded(function, name, called):
+    def call(*arguments, **keywords):
+        called.add(name)
+        return function(*arguments, **keywords)
+
+    return call
+
+
+def test_decode_refuses_as_attend_does():
+    q, k, v, asked, kept = cached(1, dtype=torch.float64)
+    for implementation, message in (("cpu", "float64"), ("triton", "float64|not installed"), ("eagr", "eager")):
+        with pytest.raises(KernelError, match=message):
+            decode(q, k, v, "causal()", asked, kept, implementation=implementation)
+    with pytest.raises(KernelError, match="dense.*log-sum-exp"):
+        decode(q, k, v, "causal()", asked, kept, implementation="dense", return_lse=True)
+    with pytest.raises(KernelError, match="flex.*float64"):
+        decode(q, k, v, "causal()", asked, kept, implementation="flex")
+    with pytest.raises(PatternError, match="int"):
+        decode(q, k, v, 7, asked, kept)
+
+
+@pytest.mark.parametrize("implementation", ("reference", "eager", "cpu"))
+def test_a_layer_decodes_by_its_own_implementation(implementation, monkeypatch):
+    """As SparseAttention and PersistentAttention hand it on."""
+    if implementation not in implementations(torch.float32):
+        pytest.skip("no compiler")
+    asked = []
+    whole = attend_module.choose_for_cache
+    monkeypatch.setattr(
+        attend_module, "choose_for_cache", lambda operands, name: asked.append(name) or whole(operands, name)
+    )
+    for layer in (
+        SparseAttention(16, 2, "causal()", implementation=implementation),
+        PersistentAttention(16, 2, "causal()", 3, implementation=implementation),
+    ):
+        hidden = torch.randn(1, 6, 16, generator=torch.Generator().manual_seed(0))
+        cache = PatternCacheLayer(layer.pattern)
+        parts = [layer(hidden[:, part], cache=cache) for part in (slice(0, 4), slice(4, 6))]
+        torch.testing.assert_close(torch.cat(parts, dim=1), layer(hidden))
+    assert asked == [implementation] * 2

@@ -414,7 +414,7 @@ from triton.backends.compiler import GPUTarget
 from asterism.compiler import compile_pattern
 from asterism.kernels import _triton_tables
 from asterism.kernels import triton as kernel
-from asterism.kernels.operator import Operands
+from asterism.kernels.operands import Operands
 
 SHARED = 232448
 
@@ -446,7 +446,8 @@ q, k, v = (torch.zeros(2, heads, n, width, dtype=dtype) for heads in (4, 2, 2))
 key_mask = torch.ones(2, n, dtype=torch.bool) if masked else None
 segments = torch.zeros(2, n, dtype=torch.int64) if masked else None
 plan = compile_pattern("strided(7) | global_tokens(0)", n, tile=tile)
-operands = Operands(q, k, v, key_mask, segments, plan, 0.1)
+operands = Operands(q, k, v, key_mask, segments, None, plan.pattern, 0, 0.1)
+vars(operands)["plan"] = plan  # with tiles of this size
 attended = kernel._forward(operands)
 kernel._backward(operands, attended, torch.zeros_like(attended.out), torch.zeros_like(attended.lse))
 kernel.triton_decode(q[:, :, :1], k, v, torch.ones(1, 1, 1, n, dtype=torch.bool), 0.1)

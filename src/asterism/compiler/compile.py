@@ -18,6 +18,7 @@ import numpy as np
 
 from asterism.compiler.cost import TILE_SIZES, tile_cost
 from asterism.compiler.layout import KeySubset, Layout, Natural, QuerySubset, Reordered, Residues, Tiles
+from asterism.compiler.memo import remembering
 from asterism.compiler.plan import Booleans, Indices, Integers, Pass, Plan
 from asterism.errors import PatternError
 from asterism.patterns.explicit import Explicit
@@ -78,7 +79,7 @@ class _Lengths:
     tile: int
 
 
-@lru_cache(maxsize=128)
+@remembering(128)
 def _compile(pattern: Pattern, n_queries: int, n_keys: int, offset: int, tile: int | None) -> Plan:
     rules = [_concrete(pattern, head, n_keys) for head in range(pattern.heads)]
     if tile is None:
@@ -89,7 +90,7 @@ def _compile(pattern: Pattern, n_queries: int, n_keys: int, offset: int, tile: i
     for head, rule in enumerate(rules):
         for layout, share in _assign(rule, lengths)[0]:
             shares.setdefault((layout, share), []).append(head)
-    masks = _Masks(tile)
+    masks = Masks(tile)
     ordered = sorted(shares.items(), key=lambda item: not isinstance(item[0][0], Natural))
     passes = [_compile_pass(layout, share, heads, lengths, masks) for (layout, share), heads in ordered]
     kept = tuple(part for part in passes if len(part.columns))
@@ -233,7 +234,7 @@ def _judge(
     return result
 
 
-class _Masks:
+class Masks:
     """Bit masks of mixed tiles, each kept once."""
 
     def __init__(self, tile: int):
@@ -254,7 +255,7 @@ class _Masks:
         return flat.reshape(len(self.numbers), self.tile, self.words)
 
 
-def _compile_pass(layout: Layout, rule: Pattern, heads: list[int], lengths: _Lengths, masks: _Masks) -> Pass:
+def _compile_pass(layout: Layout, rule: Pattern, heads: list[int], lengths: _Lengths, masks: Masks) -> Pass:
     queries, keys = _orders(layout, lengths)
     own_heads = heads if rule.heads > 1 else heads[:1]
     lists = [_find_tiles(layout, rule, queries, keys, lengths.n_keys, head, masks) for head in own_heads]
@@ -270,16 +271,16 @@ def _compile_pass(layout: Layout, rule: Pattern, heads: list[int], lengths: _Len
         n_keys=len(keys.positions),
         query_index=None if natural_queries else (queries.positions - lengths.offset).astype(np.int32),
         key_index=None if natural_keys else keys.positions.astype(np.int32),
-        row_offsets=_offsets(which, row, len(lists), len(queries)),
+        row_offsets=offsets(which, row, len(lists), len(queries)),
         columns=column.astype(np.int32),
         kinds=kind,
-        column_offsets=_offsets(which[by_column], column[by_column], len(lists), len(keys)),
+        column_offsets=offsets(which[by_column], column[by_column], len(lists), len(keys)),
         rows=row[by_column].astype(np.int32),
         row_kinds=kind[by_column],
     )
 
 
-def _offsets(which: Integers, row: Integers, lists: int, rows: int) -> Integers:
+def offsets(which: Integers, row: Integers, lists: int, rows: int) -> Integers:
     """Where each tile row's entries begin and end, [lists, rows + 1], in entries sorted by (list, row)."""
     counts = np.bincount(which * rows + row, minlength=lists * rows) if rows else np.zeros(0, np.int64)
     starts = np.concatenate([np.zeros(1, np.int64), np.cumsum(counts)])
@@ -287,7 +288,7 @@ def _offsets(which: Integers, row: Integers, lists: int, rows: int) -> Integers:
 
 
 def _find_tiles(
-    layout: Layout, rule: Pattern, queries: Tiles, keys: Tiles, length: int, head: int, masks: _Masks
+    layout: Layout, rule: Pattern, queries: Tiles, keys: Tiles, length: int, head: int, masks: Masks
 ) -> tuple[Integers, Integers, Indices]:
     """Row, column and kind of every tile that holds an allowed pair, sorted by row and column."""
     found: list[tuple[Integers, Integers, Indices]] = []
@@ -316,7 +317,7 @@ def _keep(
     column: Integers,
     length: int,
     head: int,
-    masks: _Masks,
+    masks: Masks,
 ) -> tuple[Integers, Integers, Indices]:
     """The tiles among the candidates that hold an allowed pair, with their kinds."""
     verdict = _judge(rule, queries, keys, row, column, length, head)
@@ -343,7 +344,7 @@ def _look(
     column: Integers,
     length: int,
     head: int,
-    masks: _Masks,
+    masks: Masks,
 ) -> Indices:
     """Kinds of tiles from the rule itself, evaluated on every pair of theirs; -1 for empty ones."""
     q, has_query = queries.places(row)

@@ -8,6 +8,7 @@ so the passes' results merge exactly by log-sum-exp. `to_dense` is the inverse o
 import math
 from dataclasses import dataclass, fields
 from functools import cached_property
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -143,7 +144,7 @@ class Plan:
         return dense
 
     @property
-    def dense_kind(self) -> str:
+    def dense_kind(self) -> Literal["full", "causal", "sparse"]:
         """ "full" when every pair is allowed, "causal" when the pairs are those of the past, else "sparse"."""
         square = self.heads * self.n_queries * self.n_keys
         if self.pairs == square:

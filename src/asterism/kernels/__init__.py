@@ -1,6 +1,7 @@
 """From a plan to numbers: functions of (q, k, v, pattern) that know nothing of models."""
 
-from asterism.kernels.attend import IMPLEMENTATIONS, attend, decode
+from asterism.kernels.attend import attend, decode
+from asterism.kernels.choice import IMPLEMENTATIONS
 from asterism.kernels.masks import readable
 
 __all__ = ["IMPLEMENTATIONS", "attend", "decode", "readable"]

@@ -3,13 +3,44 @@
 With a mask it needs O(n_queries * n_keys) memory, so a mask is only built for short sequences or few queries.
 """
 
-from typing import Any, NoReturn
+import math
+from dataclasses import dataclass
+from typing import Any, Literal, NoReturn
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from asterism.compiler import Plan
+from asterism.compiler.cost import DENSE_MASK_LIMIT, Setting, dense_cost
+from asterism.kernels.masks import allowed_pairs
+from asterism.kernels.operands import Attended, Operands
 from asterism.kernels.transforms import is_transformed, refuse_second_derivatives
+
+
+@dataclass(frozen=True)
+class Dense:
+    """Attention over all pairs, over those of the past ("causal", with as many queries as keys), or by a mask."""
+
+    kind: Literal["full", "causal", "sparse"]
+
+    def refusal(self, operands: Operands) -> str | None:
+        if operands.with_lse:
+            return 'implementation="dense" cannot return the log-sum-exp: use "eager" or "reference"'
+        return None
+
+    def run(self, operands: Operands) -> Attended:
+        allowed = allowed_pairs(operands) if self.kind == "sparse" else None
+        return Attended(dense(operands.q, operands.k, operands.v, allowed, self.kind == "causal", operands.scale), None)
+
+    def costs(self, plan: Plan, setting: Setting) -> float:
+        pairs = plan.n_queries * plan.n_keys
+        if self.kind == "sparse" and pairs > DENSE_MASK_LIMIT:
+            return math.inf
+        return dense_cost(self.kind, pairs, setting)
+
+
+FULL, CAUSAL, MASKED = Dense("full"), Dense("causal"), Dense("sparse")
 
 
 def dense(q: Tensor, k: Tensor, v: Tensor, allowed: Tensor | None, is_causal: bool, scale: float) -> Tensor:

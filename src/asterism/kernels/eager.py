@@ -19,7 +19,8 @@ import torch
 from torch import Tensor
 
 from asterism.compiler import Pass, Plan
-from asterism.kernels.operator import Attended, Operands, operator
+from asterism.kernels.operands import Operands
+from asterism.kernels.operator import Rounded, Tiles, operator
 
 _CHUNK_ELEMENTS = 2**20
 """Scores computed at a time: what the caches of a core hold."""
@@ -311,13 +312,13 @@ def _work(operands: Operands) -> _Work:
     return _Work(folded, operands, program, _Workspace(operands.q.device))
 
 
-def _forward(operands: Operands) -> Attended:
+def _forward(operands: Operands) -> Rounded:
     out, lse = _attend(_work(operands))
-    return Attended.rounded(out.flatten(1, 2), lse.flatten(1, 2), operands.q.dtype)
+    return Rounded.rounded(out.flatten(1, 2), lse.flatten(1, 2), operands.q.dtype)
 
 
 def _backward(
-    operands: Operands, attended: Attended, grad_out: Tensor, grad_lse: Tensor
+    operands: Operands, attended: Rounded, grad_out: Tensor, grad_lse: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
     delta = attended.delta(grad_out, grad_lse)
     parts = [x.unflatten(1, (-1, operands.group)) for x in (grad_out, delta, attended.lse)]
@@ -325,5 +326,5 @@ def _backward(
     return grad_q.flatten(1, 2).to(operands.q.dtype), grad_k.to(operands.k.dtype), grad_v.to(operands.v.dtype)
 
 
-eager = operator("eager", _forward, _backward)
-"""Attention over tiles in plain PyTorch, as an operator (kernels/operator.py)."""
+EAGER = Tiles("eager", operator("eager", _forward, _backward), lambda operands: None)
+"""Attention over tiles in plain PyTorch (kernels/operator.py); refuses nothing."""

@@ -24,8 +24,9 @@ import torch
 from torch import Tensor
 from torch.nn.attention.flex_attention import AuxRequest, BlockMask, flex_attention
 
-from asterism.compiler import Pass, Plan, compile_pattern
+from asterism.compiler import Pass, Plan
 from asterism.errors import KernelError
+from asterism.kernels.operands import Attended, Operands
 from asterism.kernels.transforms import is_transformed
 
 _CPU_TILE, _GPU_TILE = 64, 128
@@ -64,67 +65,68 @@ class _Call:
 
 
 @torch.compiler.disable(reason="FlexAttention compiles itself")  # type: ignore[untyped-decorator]
-def flex(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    key_mask: Tensor | None,
-    segments: Tensor | None,
-    pattern: str,
-    query_offset: int,
-    scale: float,
-    return_lse: bool,
-) -> tuple[Tensor, Tensor | None]:
-    """Attention over the plan of `pattern`: out [B, H, Nq, Dv] and, if asked for, lse [B, H, Nq] in float32.
+def flex(operands: Operands) -> Attended:
+    """Attention over the operands' plan, the log-sum-exp in float32.
 
     float32, bfloat16 and float16. Raises KernelError for what FlexAttention cannot do on the device of q.
     """
+    equal = operands.with_equal_rows()
+    if equal is operands:
+        return _attend(operands)
+    out, lse = _attend(equal)
+    rows = operands.q.shape[:2]
+    return Attended(out.unflatten(1, rows)[0], None if lse is None else lse.unflatten(1, rows)[0])
+
+
+def _attend(operands: Operands) -> Attended:
+    """Attention where all rows of the batch follow one plan."""
+    q, k, v = operands.q, operands.k, operands.v
     on_cpu = q.device.type == "cpu"
-    plan = compile_pattern(
-        pattern, q.shape[2], k.shape[2], query_offset=query_offset, tile=_CPU_TILE if on_cpu else _GPU_TILE
-    )
+    plan = operands.plan_of(_CPU_TILE if on_cpu else _GPU_TILE)
     calls = _calls(plan, q.device) if q.numel() and k.shape[2] else ()
     several = len(calls) > len({call.heads for call in calls})
-    _refuse(q, k, v, return_lse, several)
+    if several and on_cpu:
+        _refuse_several()
     out, lse = _nothing_read(q, k, v)
     for heads in dict.fromkeys(call.heads for call in calls):
         own = [call for call in calls if call.heads == heads]
-        parts = [_run(call, q, k, v, key_mask, segments, query_offset, scale, return_lse or several) for call in own]
+        parts = [_run(call, operands, operands.with_lse or several) for call in own]
         part, part_lse = _merge(parts) if len(parts) > 1 else parts[0]
         if heads is None:
-            return part.contiguous(), part_lse if return_lse else None
+            return Attended(part.contiguous(), part_lse if operands.with_lse else None)
         index = torch.tensor(heads, device=q.device)
         out = out.index_copy(1, index, part)
         if part_lse is not None:
             lse = lse.index_copy(1, index, part_lse)
-    return out, lse if return_lse else None
+    return Attended(out, lse if operands.with_lse else None)
 
 
-def _refuse(q: Tensor, k: Tensor, v: Tensor, return_lse: bool, several: bool) -> None:
-    """Raise KernelError for what FlexAttention cannot do."""
+def refusal(operands: Operands) -> str | None:
+    """What FlexAttention cannot do, whatever the plan."""
     if is_transformed():
-        raise KernelError(
+        return (
             'implementation="flex" is compiled, and knows no transforms (torch.func, forward-mode derivatives):'
             ' use implementation="reference"'
         )
-    if q.dtype == torch.float64:
-        raise KernelError('implementation="flex" takes float32, bfloat16 or float16, got float64: use "eager"')
-    if q.device.type != "cpu":
-        return
-    if sys.platform != "linux" or torch.backends.cpu.get_cpu_capability() not in ("AVX2", "AVX512", "AVX512_BF16"):
-        capability = torch.backends.cpu.get_cpu_capability()
-        raise KernelError(
-            f'implementation="flex" needs Linux and AVX2 on CPUs, got {sys.platform} with {capability}: use "eager"'
-        )
-    if torch.is_grad_enabled() and any(x.requires_grad for x in (q, k, v)):
-        raise KernelError('implementation="flex" has no backward on CPU: use "eager" or "auto", or torch.no_grad()')
-    if return_lse:
-        raise KernelError('implementation="flex" cannot return the log-sum-exp on CPU: use "eager" or "reference"')
-    if several:
-        raise KernelError(
-            'implementation="flex" cannot merge the passes of this pattern on CPU, where FlexAttention gives no'
-            ' log-sum-exp: use "eager" or "auto"'
-        )
+    if operands.q.dtype == torch.float64:
+        return 'implementation="flex" takes float32, bfloat16 or float16, got float64: use "eager"'
+    if operands.q.device.type != "cpu":
+        return None
+    capability = torch.backends.cpu.get_cpu_capability()
+    if sys.platform != "linux" or capability not in ("AVX2", "AVX512", "AVX512_BF16"):
+        return f'implementation="flex" needs Linux and AVX2 on CPUs, got {sys.platform} with {capability}: use "eager"'
+    if operands.differentiated:
+        return 'implementation="flex" has no backward on CPU: use "eager" or "auto", or torch.no_grad()'
+    if operands.with_lse:
+        return 'implementation="flex" cannot return the log-sum-exp on CPU: use "eager" or "reference"'
+    return None
+
+
+def _refuse_several() -> None:
+    raise KernelError(
+        'implementation="flex" cannot merge the passes of this pattern on CPU, where FlexAttention gives no'
+        ' log-sum-exp: use "eager" or "auto"'
+    )
 
 
 def _nothing_read(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
@@ -137,20 +139,11 @@ def _nothing_read(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
 # --- running ---------------------------------------------------------------------------------------------------------
 
 
-def _run(
-    call: _Call,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    key_mask: Tensor | None,
-    segments: Tensor | None,
-    offset: int,
-    scale: float,
-    with_lse: bool,
-) -> tuple[Tensor, Tensor | None]:
+def _run(call: _Call, operands: Operands, with_lse: bool) -> tuple[Tensor, Tensor | None]:
     """out [B, heads of the call, Nq, Dv] and lse of one call, in the natural order of the queries."""
-    n_queries, heads = q.shape[2], call.heads
-    blocks, read = _with_batch(call, key_mask, segments, offset, n_queries)
+    q, k, v, heads = operands.q, operands.k, operands.v, call.heads
+    n_queries = q.shape[2]
+    blocks, read = _with_batch(call, operands)
     if heads is not None and heads != tuple(range(q.shape[1])):
         group = q.shape[1] // k.shape[1]
         chosen = torch.tensor(heads, device=q.device)
@@ -163,7 +156,7 @@ def _run(
         read = read.unflatten(1, (k.shape[1], -1)).any(dim=2)
     if not read.all():
         k, v = k.masked_fill(~read[..., None], 0), v.masked_fill(~read[..., None], 0)
-    out, lse = _compiled(q, k, v, blocks, scale, with_lse)
+    out, lse = _compiled(q, k, v, blocks, operands.scale, with_lse)
     if call.query_index is None:
         return out, lse
     whole = out.new_zeros((*out.shape[:2], n_queries, out.shape[3])).index_copy(2, call.query_index, out)
@@ -211,11 +204,10 @@ def _merge(parts: list[tuple[Tensor, Tensor | None]]) -> tuple[Tensor, Tensor]:
 # --- masks -----------------------------------------------------------------------------------------------------------
 
 
-def _with_batch(
-    call: _Call, key_mask: Tensor | None, segments: Tensor | None, offset: int, n_queries: int
-) -> tuple[BlockMask, Tensor]:
+def _with_batch(call: _Call, operands: Operands) -> tuple[BlockMask, Tensor]:
     """The block mask with what the batch forbids, and which keys are read, [B or 1, L, places]."""
-    if key_mask is None and segments is None:
+    key_mask, segments = operands.key_mask, operands.segments
+    if not operands.masked:
         return call.blocks, call.read[None]
     readable, asked, placed = call.exists, None, None
     if key_mask is not None:
@@ -224,7 +216,7 @@ def _with_batch(
     elif readable is not None:
         readable = readable[None]
     if segments is not None:
-        asked = segments[:, offset : offset + n_queries]
+        asked = segments[:, operands.query_offset : operands.query_offset + operands.q.shape[2]]
         asked = asked if call.query_index is None else asked[:, call.query_index]
         placed = segments if call.key_index is None else segments[:, call.key_index]
     blocks = copy.copy(call.all_blocks)

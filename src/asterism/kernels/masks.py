@@ -7,7 +7,23 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from asterism.patterns import Pattern, parse
+from asterism.kernels.operands import Operands
+from asterism.patterns import Pattern
+from asterism.patterns.by_text import by_text, remember
+
+
+def allowed_pairs(operands: Operands) -> Tensor:
+    """All pairs that may attend, bool [B or 1, H or 1, Nq, Nk]."""
+    if operands.allowed is not None:
+        return operands.allowed
+    n_queries, n_keys, offset = operands.q.shape[2], operands.k.shape[2], operands.query_offset
+    allowed = mask(operands.text, n_queries, n_keys, offset, operands.q.device)[None]
+    if operands.key_mask is not None:
+        allowed = allowed & operands.key_mask[:, None, None, :]
+    if operands.segments is not None:
+        asked = operands.segments[:, offset : offset + n_queries]
+        allowed = allowed & (asked[:, None, :, None] == operands.segments[:, None, None, :])
+    return allowed
 
 
 @torch.library.custom_op("asterism::mask", mutates_args=())
@@ -18,12 +34,12 @@ def mask(pattern: str, n_queries: int, n_keys: int, query_offset: int, device: t
 
 @mask.register_fake
 def _(pattern: str, n_queries: int, n_keys: int, query_offset: int, device: torch.device) -> Tensor:
-    return torch.empty((parse(pattern).heads, n_queries, n_keys), dtype=torch.bool, device=device)
+    return torch.empty((by_text(pattern).heads, n_queries, n_keys), dtype=torch.bool, device=device)
 
 
 @lru_cache(maxsize=32)
 def _mask(pattern: str, n_queries: int, n_keys: int, query_offset: int, device: torch.device) -> Tensor:
-    return torch.from_numpy(parse(pattern).dense(n_queries, n_keys, query_offset)).to(device)
+    return torch.from_numpy(by_text(pattern).dense(n_queries, n_keys, query_offset)).to(device)
 
 
 def readable(pattern: Pattern, query_positions: Tensor, key_positions: Tensor) -> Tensor:
@@ -31,12 +47,12 @@ def readable(pattern: Pattern, query_positions: Tensor, key_positions: Tensor) -
 
     bool [B or 1, heads of the pattern, M, L], on the device of the positions. The pattern must be prefix-stable.
     """
-    return _readable(pattern.text, query_positions, key_positions)
+    return _readable(remember(pattern), query_positions, key_positions)
 
 
 @torch.library.custom_op("asterism::readable", mutates_args=())
 def _readable(pattern: str, query_positions: Tensor, key_positions: Tensor) -> Tensor:
-    rule = parse(pattern)
+    rule = by_text(pattern)
     asked, kept = query_positions.cpu().numpy()[:, :, None], key_positions.cpu().numpy()[:, None, :]
     length = int(max(asked.max(initial=-1), kept.max(initial=-1))) + 1
     allowed = [rule.allows(asked, np.maximum(kept, 0), length, head) for head in range(rule.heads)]
@@ -46,7 +62,7 @@ def _readable(pattern: str, query_positions: Tensor, key_positions: Tensor) -> T
 @_readable.register_fake
 def _(pattern: str, query_positions: Tensor, key_positions: Tensor) -> Tensor:
     batch = torch.broadcast_shapes(query_positions.shape[:1], key_positions.shape[:1])
-    shape = (*batch, parse(pattern).heads, query_positions.shape[1], key_positions.shape[1])
+    shape = (*batch, by_text(pattern).heads, query_positions.shape[1], key_positions.shape[1])
     return torch.empty(shape, dtype=torch.bool, device=query_positions.device)
 
 

@@ -1,7 +1,7 @@
 """What makes a kernel an operator of PyTorch: schema, fake results and gradient, written once for all kernels.
 
-A kernel is a pair of functions, forward and backward, over `Operands`. `operator` registers them with torch.library, so
-that `torch.compile(fullgraph=True)`, autograd and `opcheck` know them.
+A kernel of tiles is a pair of functions, forward and backward, over `Operands`. `operator` registers them with
+torch.library, so that `torch.compile(fullgraph=True)`, autograd and `opcheck` know them.
 """
 
 import math
@@ -13,49 +13,25 @@ from typing import Any, NoReturn
 import torch
 from torch import Tensor
 
-from asterism.compiler import Plan, compile_pattern
+from asterism.compiler import Plan
+from asterism.compiler.cost import Setting
 from asterism.errors import KernelError
+from asterism.kernels.operands import Attended, Operands, as_heads
 from asterism.kernels.transforms import is_transformed, over_batches, refuse_second_derivatives, refuse_tangents
-from asterism.patterns import parse
 
-_OPERANDS = "Tensor q, Tensor k, Tensor v, Tensor? key_mask, Tensor? segments"
+_OPERANDS = "Tensor q, Tensor k, Tensor v, Tensor? key_mask, Tensor? segments, Tensor? allowed"
 _SETTINGS = "str pattern, SymInt query_offset, float scale"
 _FORWARD = f"({_OPERANDS}, {_SETTINGS}) -> (Tensor, Tensor, Tensor)"
 _BACKWARD = (
     f"({_OPERANDS}, {_SETTINGS}, Tensor out, Tensor residual, Tensor lse, Tensor grad_out, Tensor grad_lse)"
     " -> (Tensor, Tensor, Tensor)"
 )
+_TENSORS = 6
+_ARGUMENTS = 9
 
 
 @dataclass(frozen=True)
-class Operands:
-    """What a kernel computes attention of.
-
-    q [B, H, Nq, D], k [B, Hkv, Nk, D], v [B, Hkv, Nk, Dv], key_mask bool [B, Nk], segments integers [B, Nk], and the
-    plan for these lengths, whose heads are 1 or H.
-    """
-
-    q: Tensor
-    k: Tensor
-    v: Tensor
-    key_mask: Tensor | None
-    segments: Tensor | None
-    plan: Plan
-    scale: float
-
-    @property
-    def wide(self) -> torch.dtype:
-        """What sums are kept in: float64 for float64, else float32."""
-        return torch.float64 if self.q.dtype == torch.float64 else torch.float32
-
-    @property
-    def group(self) -> int:
-        """Query heads per key head."""
-        return self.q.shape[1] // self.k.shape[1]
-
-
-@dataclass(frozen=True)
-class Attended:
+class Rounded:
     """What a forward pass gives.
 
     out [B, H, Nq, Dv] in the dtype of q, lse [B, H, Nq] wide, and for half precision what rounding took from out
@@ -67,7 +43,7 @@ class Attended:
     residual: Tensor
 
     @classmethod
-    def rounded(cls, out: Tensor, lse: Tensor, dtype: torch.dtype) -> "Attended":
+    def rounded(cls, out: Tensor, lse: Tensor, dtype: torch.dtype) -> "Rounded":
         """From the output before rounding."""
         if out.dtype == dtype:
             return cls(out.contiguous(), lse.contiguous(), out.new_empty(0))
@@ -84,45 +60,54 @@ class Attended:
         return delta.masked_fill(self.lse == -math.inf, 0)
 
 
-Forward = Callable[[Operands], Attended]
-Backward = Callable[[Operands, Attended, Tensor, Tensor], tuple[Tensor, Tensor, Tensor]]
+Forward = Callable[[Operands], Rounded]
+Backward = Callable[[Operands, Rounded, Tensor, Tensor], tuple[Tensor, Tensor, Tensor]]
 Operator = Callable[..., tuple[Tensor, Tensor, Tensor]]
 
 
 def operator(name: str, forward: Forward, backward: Backward) -> Operator:
     """Attention as the operators `asterism::name` and `asterism::name_backward`, and a function that calls them.
 
-    It takes (q, k, v, key_mask, segments, pattern, query_offset, scale) and gives (out, lse, residual). `backward`
-    takes the operands, what forward gave, and the gradients of out and lse, and gives those of q, k and v, contiguous
-    and in their dtypes. Operands may be strided at will.
+    It takes (q, k, v, key_mask, segments, allowed, pattern, query_offset, scale), the fields of `Operands`, and gives
+    (out, lse, residual), those of `Rounded`. `backward` takes the operands, what forward gave, and the gradients of
+    out and lse, and gives those of q, k and v, contiguous and in their dtypes. Operands may be strided at will.
     """
 
     def run(*arguments: Any) -> tuple[Tensor, Tensor, Tensor]:
-        with _as_they_are(arguments[0]):
-            attended = forward(_operands(*arguments))
-        return attended.out, attended.lse, attended.residual
+        operands = Operands(*arguments).with_equal_rows()
+        with _as_they_are(operands.q):
+            attended = forward(operands)
+        shape = arguments[0].shape[:2]
+        out, lse, residual = (_like_rows(x, shape) for x in (attended.out, attended.lse, attended.residual))
+        return out, lse, residual
 
     def differentiate(*arguments: Any) -> tuple[Tensor, Tensor, Tensor]:
-        operands, (out, residual, lse, grad_out, grad_lse) = _operands(*arguments[:8]), arguments[8:]
+        asked = Operands(*arguments[:_ARGUMENTS])
+        operands, given = asked.with_equal_rows(), arguments[_ARGUMENTS:]
+        if operands is not asked:
+            given = tuple(as_heads(x) if x.ndim > 1 else x for x in given)
+        out, residual, lse, grad_out, grad_lse = given
         with _as_they_are(out):
-            return backward(operands, Attended(out, lse, residual), grad_out, grad_lse)
+            gradients = backward(operands, Rounded(out, lse, residual), grad_out, grad_lse)
+        grad_q, grad_k, grad_v = (_like_rows(x, y.shape[:2]) for x, y in zip(gradients, arguments, strict=False))
+        return grad_q, grad_k, grad_v
 
     def save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor, Tensor]) -> None:
         out, lse, residual = output
         ctx.mark_non_differentiable(residual)
         ctx.set_materialize_grads(False)
-        ctx.settings = inputs[5:]
-        ctx.save_for_backward(*inputs[:5], out, residual, lse)
+        ctx.settings = inputs[_TENSORS:]
+        ctx.save_for_backward(*inputs[:_TENSORS], out, residual, lse)
 
     def gradient(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
         saved = ctx.saved_tensors  # read once: recomputation hands each tensor out a single time
-        out, _, lse = saved[5:]
+        out, _, lse = saved[_TENSORS:]
         given = (
             torch.zeros_like(result) if grad is None else grad.contiguous()
             for grad, result in zip(grads, (out, lse), strict=False)
         )
-        gradients = differentiated(*saved[:5], *ctx.settings, *saved[5:], *given)
-        return *gradients, None, None, None, None, None
+        gradients = differentiated(*saved[:_TENSORS], *ctx.settings, *saved[_TENSORS:], *given)
+        return *gradients, *[None] * (_ARGUMENTS - 3)
 
     def refuse(ctx: Any, *grads: Tensor | None) -> NoReturn:
         refuse_second_derivatives(name)
@@ -185,19 +170,9 @@ def _as_they_are(x: Tensor) -> AbstractContextManager[object]:
     return torch.autocast(kind, enabled=False)
 
 
-def _operands(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    key_mask: Tensor | None,
-    segments: Tensor | None,
-    pattern: str,
-    query_offset: int,
-    scale: float,
-) -> Operands:
-    parse(pattern).check_heads(q.shape[1])
-    plan = compile_pattern(pattern, q.shape[2], k.shape[2], query_offset=query_offset)
-    return Operands(q, k, v, key_mask, segments, plan, scale)
+def _like_rows(x: Tensor, rows: torch.Size) -> Tensor:
+    """x [1, B * H, ...] as [B, H, ...], where it is not (see Operands.with_equal_rows)."""
+    return x if x.ndim == 1 or x.shape[:2] == rows else x.view(*rows, *x.shape[2:])
 
 
 def _fake_forward(q: Tensor, k: Tensor, v: Tensor, *_: Any) -> tuple[Tensor, Tensor, Tensor]:
@@ -209,3 +184,26 @@ def _fake_forward(q: Tensor, k: Tensor, v: Tensor, *_: Any) -> tuple[Tensor, Ten
 
 def _fake_backward(q: Tensor, k: Tensor, v: Tensor, *_: Any) -> tuple[Tensor, Tensor, Tensor]:
     return q.new_empty(q.shape), k.new_empty(k.shape), v.new_empty(v.shape)
+
+
+# --- the operator as a kernel ----------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Tiles:
+    """A kernel that runs a plan, by its operator."""
+
+    name: str
+    operator: Operator
+    refuses: Callable[[Operands], str | None]
+
+    def refusal(self, operands: Operands) -> str | None:
+        return self.refuses(operands)
+
+    def run(self, operands: Operands) -> Attended:
+        o = operands
+        out, lse, _ = self.operator(o.q, o.k, o.v, o.key_mask, o.segments, o.allowed, o.text, o.query_offset, o.scale)
+        return Attended(out, lse)
+
+    def costs(self, plan: Plan, setting: Setting) -> float:
+        return plan.sparse_cost(self.name, setting)

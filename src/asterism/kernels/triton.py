@@ -4,7 +4,7 @@ This is the host's half: it chooses block sizes and launches the functions of _t
 over the tables of _triton_tables.py. The device files are imported at first use: without Triton the library loads.
 
 Every pass is one launch, ordered after the pass before it. A pass writes the output of its queries, or merges into
-what earlier passes wrote; in half precision the output carries what its rounding took (`Attended.residual`), so merging
+what earlier passes wrote; in half precision the output carries what its rounding took (`Rounded.residual`), so merging
 needs no wider copy. Pieces of long rows and columns are put together by a launch of their own, in a fixed order.
 Nothing is added atomically: equal inputs give equal bits.
 """
@@ -17,8 +17,12 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from asterism.compiler import Plan
+from asterism.compiler.cost import Setting
 from asterism.kernels._triton_tables import Lists, TiledPass, tabulate
-from asterism.kernels.operator import Attended, Operands, operator
+from asterism.kernels.operands import Attended, Operands
+from asterism.kernels.operator import Rounded, Tiles, operator
+from asterism.kernels.transforms import is_transformed
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 """What q, k and v may be."""
@@ -32,8 +36,9 @@ _DECODED_KEYS = 512
 """Keys of a cache that one program of the decoding kernel reads."""
 
 
-def refusal(q: Tensor, v: Tensor) -> str | None:
+def refusal(operands: Operands) -> str | None:
     """Why these tensors cannot be attended to in Triton, and what to do; None if they can."""
+    q, v = operands.q, operands.v
     if not _INSTALLED:
         return 'implementation="triton" needs the package triton, which is not installed: install it, or use "eager"'
     if q.dtype not in DTYPES:
@@ -216,7 +221,7 @@ def _split_arguments(call: _Call, lists: Lists, width: int) -> tuple[int, dict[s
 # --- forward ---------------------------------------------------------------------------------------------------------
 
 
-def _forward(operands: Operands) -> Attended:
+def _forward(operands: Operands) -> Rounded:
     call = _Call(operands)
     q, half = operands.q, operands.q.dtype != operands.wide
     shape = (*q.shape[:3], operands.v.shape[-1])
@@ -230,7 +235,7 @@ def _forward(operands: Operands) -> Attended:
     with torch.cuda.device_of(q):
         for part in call.program.parts:
             _attend(call, part, out, residual if half else None, lse)
-    return Attended(out, lse, residual)
+    return Rounded(out, lse, residual)
 
 
 def _attend(call: _Call, part: TiledPass, out: Tensor, residual: Tensor | None, lse: Tensor) -> None:
@@ -276,7 +281,7 @@ class _Gradient:
 
 
 def _backward(
-    operands: Operands, attended: Attended, grad_out: Tensor, grad_lse: Tensor
+    operands: Operands, attended: Rounded, grad_out: Tensor, grad_lse: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
     call = _Call(operands)
     program = call.program
@@ -292,8 +297,8 @@ def _backward(
     return grad_q.value, grad_k.value, grad_v.value
 
 
-def _prepare(call: _Call, attended: Attended, grad_out: Tensor, grad_lse: Tensor) -> tuple[Tensor, Tensor]:
-    """lse to base 2 and delta (Attended.delta) [B, H, Nq]."""
+def _prepare(call: _Call, attended: Rounded, grad_out: Tensor, grad_lse: Tensor) -> tuple[Tensor, Tensor]:
+    """lse to base 2 and delta (Rounded.delta) [B, H, Nq]."""
     power, delta = (torch.empty_like(attended.lse) for _ in range(2))
     width, rows = call.value_width, attended.lse.numel()
     block = max(16, 4096 // _padded(width))
@@ -377,8 +382,8 @@ def _add_pieces(
     _launch(_backward_device().add_pieces, programs, arguments)
 
 
-triton = operator("triton", _forward, _backward)
-"""Attention over tiles in Triton, as an operator (kernels/operator.py)."""
+TRITON = Tiles("triton", operator("triton", _forward, _backward), refusal)
+"""Attention over tiles in Triton (kernels/operator.py)."""
 
 
 # --- decoding --------------------------------------------------------------------------------------------------------
@@ -453,6 +458,27 @@ def triton_decode(q: Tensor, k: Tensor, v: Tensor, allowed: Tensor, scale: float
         }
         _launch(_device().merge_pieces, copies * n_blocks * (block // 16), merging)
     return out, lse
+
+
+@dataclass(frozen=True)
+class Decoding:
+    """`triton_decode` as a kernel."""
+
+    def refusal(self, operands: Operands) -> str | None:
+        if operands.differentiated or is_transformed():
+            return 'implementation="triton" has no gradient of decoding: use "auto", or torch.no_grad()'
+        return refusal(operands)
+
+    def run(self, operands: Operands) -> Attended:
+        assert operands.allowed is not None, "only chosen for the keys of a cache"
+        return Attended(*triton_decode(operands.q, operands.k, operands.v, operands.allowed, operands.scale))
+
+    def costs(self, plan: Plan, setting: Setting) -> float:
+        return plan.sparse_cost("triton", setting)
+
+
+DECODING = Decoding()
+"""Attention of a few queries against the keys of a cache."""
 
 
 @lru_cache(maxsize=256)

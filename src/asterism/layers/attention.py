@@ -181,7 +181,7 @@ class SparseAttention(nn.Module):
         key_positions: torch.Tensor,
     ) -> torch.Tensor:
         """[B, H, M, Dv]: new queries against what the cache has kept."""
-        return decode(q, keys, values, self.pattern, query_positions, key_positions)
+        return decode(q, keys, values, self.pattern, query_positions, key_positions, implementation=self.implementation)
 
     def _ask_globally(
         self,

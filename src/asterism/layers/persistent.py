@@ -203,7 +203,16 @@ class PersistentAttention(SparseAttention):
                 q, keys, values, pattern, query_positions, key_positions, relative=relative, span=span
             )
         else:
-            context = decode(q, keys, values, self.pattern, query_positions, key_positions, return_lse=True)
+            context = decode(
+                q,
+                keys,
+                values,
+                self.pattern,
+                query_positions,
+                key_positions,
+                return_lse=True,
+                implementation=self.implementation,
+            )
         return self.persistent(q, *context)
 
     @property

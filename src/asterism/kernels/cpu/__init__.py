@@ -5,6 +5,6 @@
 """
 
 from asterism.kernels.cpu.build import is_available, library
-from asterism.kernels.cpu.kernel import DTYPES, LARGEST_HEAD_DIM, cpu, refusal
+from asterism.kernels.cpu.kernel import CPU
 
-__all__ = ["DTYPES", "LARGEST_HEAD_DIM", "cpu", "is_available", "library", "refusal"]
+__all__ = ["CPU", "is_available", "library"]

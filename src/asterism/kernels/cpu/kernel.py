@@ -12,7 +12,8 @@ from asterism.kernels.cpu import interface
 from asterism.kernels.cpu.build import library
 from asterism.kernels.cpu.interface import Problem, address, pointer
 from asterism.kernels.cpu.program import program
-from asterism.kernels.operator import Attended, Operands, operator
+from asterism.kernels.operands import Operands
+from asterism.kernels.operator import Rounded, Tiles, operator
 
 DTYPES = (torch.float32, torch.bfloat16)
 """What the kernel computes."""
@@ -20,8 +21,9 @@ DTYPES = (torch.float32, torch.bfloat16)
 LARGEST_HEAD_DIM = 256
 
 
-def refusal(q: Tensor, v: Tensor) -> str | None:
+def refusal(operands: Operands) -> str | None:
     """Why the kernel cannot take these operands and what would work, or None if it can."""
+    q, v = operands.q, operands.v
     if q.device.type != "cpu":
         return f"implementation 'cpu' works on CPU tensors, got {q.device}: use 'auto'"
     if q.dtype not in DTYPES:
@@ -32,10 +34,10 @@ def refusal(q: Tensor, v: Tensor) -> str | None:
     return None
 
 
-def _forward(operands: Operands) -> Attended:
+def _forward(operands: Operands) -> Rounded:
     q, v = operands.q, operands.v
     shape = (*q.shape[:3], v.shape[3])
-    attended = Attended(
+    attended = Rounded(
         out=q.new_zeros(shape),
         lse=q.new_full(shape[:3], -torch.inf, dtype=torch.float32),
         residual=q.new_zeros(0 if q.dtype == torch.float32 else shape),
@@ -47,7 +49,7 @@ def _forward(operands: Operands) -> Attended:
 
 
 def _backward(
-    operands: Operands, attended: Attended, grad_out: Tensor, grad_lse: Tensor
+    operands: Operands, attended: Rounded, grad_out: Tensor, grad_lse: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
     q, k, v = operands.q, operands.k, operands.v
     grad_q, grad_k, grad_v = (x.new_zeros(x.shape) for x in (q, k, v))
@@ -62,10 +64,10 @@ def _backward(
     return grad_q, grad_k, grad_v
 
 
-def _problem(operands: Operands, attended: Attended) -> Problem:
+def _problem(operands: Operands, attended: Rounded) -> Problem:
     """What forward and backward share. Raises KernelError for operands that the kernel cannot take."""
     q, k, v, plan = operands.q, operands.k, operands.v, operands.plan
-    if reason := refusal(q, v):
+    if reason := refusal(operands):
         raise KernelError(reason)
     key_mask = None if operands.key_mask is None else operands.key_mask.contiguous()
     segments = None if operands.segments is None else operands.segments.to(torch.int64).contiguous()
@@ -90,7 +92,7 @@ def _problem(operands: Operands, attended: Attended) -> Problem:
     return problem
 
 
-def _set_results(problem: Problem, dtype: torch.dtype, attended: Attended) -> None:
+def _set_results(problem: Problem, dtype: torch.dtype, attended: Rounded) -> None:
     shape = (problem.batch, problem.heads, problem.n_queries, problem.value_dim)
     problem.out = pointer("out", attended.out, dtype, *shape)
     problem.lse = pointer("lse", attended.lse, torch.float32, *shape[:3])
@@ -98,5 +100,5 @@ def _set_results(problem: Problem, dtype: torch.dtype, attended: Attended) -> No
         problem.residual = pointer("residual", attended.residual, dtype, *shape)
 
 
-cpu = operator("cpu", _forward, _backward)
-"""Fused attention over tiles in C++, as an operator (kernels/operator.py)."""
+CPU = Tiles("cpu", operator("cpu", _forward, _backward), refusal)
+"""Fused attention over tiles in C++ (kernels/operator.py)."""

@@ -1,0 +1,58 @@
+"""What attention is asked of its tensors, before any kernel sees them."""
+
+import torch
+from torch import Tensor
+
+from asterism.errors import KernelError
+
+DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
+"""What q, k and v may be."""
+
+
+def autocast(*operands: Tensor) -> tuple[Tensor, ...]:
+    """The operands in the dtype of torch.autocast where it is on, float64 apart, as PyTorch's own attention does."""
+    kind = operands[0].device.type
+    if not (torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind)):
+        return operands
+    dtype = torch.get_autocast_dtype(kind)
+    return tuple(x.to(dtype) if x.is_floating_point() and x.dtype != torch.float64 else x for x in operands)
+
+
+def check_tensors(q: Tensor, k: Tensor, v: Tensor, key_mask: Tensor | None, segments: Tensor | None) -> None:
+    shapes = f"q {list(q.shape)}, k {list(k.shape)}, v {list(v.shape)}"
+    if not q.ndim == k.ndim == v.ndim == 4:
+        raise KernelError(f"q, k and v must be [batch, heads, tokens, head_dim], got {shapes}")
+    if not q.shape[0] == k.shape[0] == v.shape[0]:
+        raise KernelError(f"q, k and v must have one batch size, got {shapes}")
+    if k.shape[1] != v.shape[1] or k.shape[2] != v.shape[2]:
+        raise KernelError(f"k and v must have equal heads and tokens, got {shapes}")
+    if q.shape[3] != k.shape[3] or q.shape[3] == 0:
+        raise KernelError(f"q and k must have one head_dim of at least 1, got {shapes}")
+    if q.shape[1] == 0 or k.shape[1] == 0 or q.shape[1] % k.shape[1]:
+        raise KernelError(f"the heads of q must be a multiple of the heads of k and v, got {shapes}")
+    if not q.dtype == k.dtype == v.dtype or q.dtype not in DTYPES:
+        known = ", ".join(str(dtype).removeprefix("torch.") for dtype in DTYPES)
+        raise KernelError(f"q, k and v must have one dtype of {known}; got {q.dtype}, {k.dtype}, {v.dtype}")
+    if not q.device == k.device == v.device:
+        raise KernelError(f"q, k and v must be on one device, got {q.device}, {k.device}, {v.device}")
+    for name, operand in (("key_mask", key_mask), ("segments", segments)):
+        if operand is not None:
+            _check_mask(name, operand, k)
+
+
+def _check_mask(name: str, operand: Tensor, k: Tensor) -> None:
+    expected = [k.shape[0], k.shape[2]]
+    if list(operand.shape) != expected or operand.device != k.device:
+        raise KernelError(
+            f"{name} must be [batch, keys] = {expected} on {k.device}, got {list(operand.shape)} on {operand.device}"
+        )
+    if (operand.dtype == torch.bool) != (name == "key_mask") or operand.is_floating_point():
+        raise KernelError(f"key_mask must be boolean and segments integer, got {name} of {operand.dtype}")
+
+
+def check_positions(name: str, positions: Tensor, tokens: Tensor) -> None:
+    batch, _, count, _ = tokens.shape
+    if positions.dtype != torch.int64 or positions.shape not in ((batch, count), (1, count)):
+        raise KernelError(
+            f"{name} must be int64 positions [{batch} or 1, {count}], got {list(positions.shape)} of {positions.dtype}"
+        )
