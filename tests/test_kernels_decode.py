@@ -14,8 +14,8 @@ from asterism.compiler.liveness import last_reader
 from asterism.errors import KernelError, PatternError
 from asterism.kernels import choice, decode, dense, readable
 from asterism.kernels.reference import reference
-from asterism.models.cache import PatternCacheLayer
 from asterism.layers.persistent import PersistentAttention
+from asterism.models.cache import PatternCacheLayer
 
 attend_module = sys.modules["asterism.kernels.attend"]  # the package shows the function of that name
 pytestmark = pytest.mark.usefixtures("poison")

@@ -44,6 +44,8 @@ class Flex:
     """FlexAttention as a kernel; its file is imported at first use, since it loads PyTorch's compiler."""
 
     def refusal(self, operands: Operands) -> str | None:
+        if torch.compiler.is_compiling():
+            return None  # `run` leaves the graph before it asks again
         from asterism.kernels import flex
 
         return flex.refusal(operands)

@@ -70,6 +70,8 @@ def flex(operands: Operands) -> Attended:
 
     float32, bfloat16 and float16. Raises KernelError for what FlexAttention cannot do on the device of q.
     """
+    if reason := refusal(operands):
+        raise KernelError(reason)
     equal = operands.with_equal_rows()
     if equal is operands:
         return _attend(operands)
