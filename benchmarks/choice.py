@@ -4,7 +4,7 @@
     python benchmarks/choice.py --fit benchmarks/results/<device>-choice.json
 
 The first prints, per dtype, direction and length, the time of `auto` over the better one's for windows of growing
-width, and writes all times. The second fits the figures of src/asterism/compiler/cost.py to such a file.
+width, and writes all times. The second fits costs to such a file and prints src/asterism/compiler/costs/<device>.json.
 """
 
 import json
@@ -23,7 +23,7 @@ from torch import Tensor
 from asterism import attend, compile_pattern
 from asterism.bench.clock import Task, in_turns
 from asterism.bench.machine import describe
-from asterism.compiler.cost import TILE_COST
+from asterism.compiler.cost import tile_costs
 from asterism.errors import KernelError
 
 LENGTHS = (1, 16, 32, 64, 128, 256, 512, 1024, 2048)
@@ -31,6 +31,7 @@ SHARES = (1 / 64, 1 / 16, 1 / 4, 1 / 2, 1)
 DTYPES = (torch.float32, torch.bfloat16)
 LONGEST_FITTED = 128
 WAYS = ("auto", "cpu", "eager", "dense")
+WAYS_FITTED = ("dense full", "dense causal", "dense sparse", "cpu", "eager")
 HEADS, HEAD_DIM, ROUNDS = 8, 64, 7
 
 
@@ -106,17 +107,24 @@ def report(rows: list[dict[str, Any]]) -> None:
     print(f"\nworst: {max(map(slowdown, rows)):.2f}")
 
 
-def fit(rows: list[dict[str, Any]]) -> None:
-    """Print launch (microseconds) and pair (nanoseconds), by least squares of relative errors, for each way."""
-    for dtype, backward, own in settings(rows):
-        for way in ("full", "causal", "sparse", "cpu", "eager"):
+def fit(record: dict[str, Any]) -> dict[str, Any]:
+    """A file of src/asterism/compiler/costs/ for the machine that was timed, by least squares of relative errors.
+
+    Launches in whole microseconds, pairs in three digits. Prints how far the times are from what is fitted to them.
+    """
+    costs: dict[str, Any] = {way: {} for way in WAYS_FITTED}
+    for dtype, backward, own in settings(record["rows"]):
+        for way, lines in costs.items():
             points = np.array([point for row in own for point in [observation(row, way)] if point is not None])
             terms = np.stack([np.ones(len(points)), points[:, 0]], axis=1) / points[:, 1:]
             launch, pair = nnls(terms, np.ones(len(points)))[0]
             ratios = points[:, 1] / (launch + pair * points[:, 0])
-            print(f"{dtype:9} {'training' if backward else 'forward':9} {way:7}", end="")
-            print(f"launch {launch / 1e3:6.0f}  pair {pair:5.2f}", end="")
-            print(f"  measured over fitted {ratios.min():.2f} to {ratios.max():.2f}")
+            direction = "training" if backward else "forward"
+            print(f"{dtype:9} {direction:9} {way:12}", file=sys.stderr, end="")
+            print(f"  measured over fitted {ratios.min():.2f} to {ratios.max():.2f}", file=sys.stderr)
+            line = {"launch": 1000 * round(launch / 1000), "pair": float(f"{pair:.3g}")}
+            lines.setdefault("float32" if dtype == "float32" else "half", {})[direction] = line
+    return {"machine": record["machine"], "date": record["date"], "nanoseconds": costs}
 
 
 def observation(row: dict[str, Any], way: str) -> tuple[float, float] | None:
@@ -128,8 +136,8 @@ def observation(row: dict[str, Any], way: str) -> tuple[float, float] | None:
         return None
     plan = compile_pattern(row["pattern"], row["length"])
     if way in ("cpu", "eager"):
-        return HEADS * plan.pairs_computed * TILE_COST[plan.tile], row["seconds"][way] * 1e9
-    if way == plan.dense_kind and "dense" in row["seconds"]:
+        return HEADS * plan.pairs_computed * tile_costs().pair[plan.tile], row["seconds"][way] * 1e9
+    if way == f"dense {plan.dense_kind}" and "dense" in row["seconds"]:
         return HEADS * row["length"] ** 2, row["seconds"]["dense"] * 1e9
     return None
 
@@ -142,6 +150,6 @@ def settings(rows: list[dict[str, Any]]) -> Iterator[tuple[str, bool, list[dict[
 
 if __name__ == "__main__":
     if sys.argv[1] == "--fit":
-        fit(json.loads(Path(sys.argv[2]).read_text())["rows"])
+        print(json.dumps(fit(json.loads(Path(sys.argv[2]).read_text())), indent=1))
     else:
         main(Path(sys.argv[1]))
