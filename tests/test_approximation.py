@@ -16,7 +16,7 @@ from asterism.patterns import explicit
 from asterism.theory import approximate, certify
 from asterism.theory.approximation.construction import Distance, as_function, distance
 from asterism.theory.approximation.functions import EXAMPLES, crossed, far
-from asterism.theory.approximation.model import RAMP
+from asterism.theory.approximation.torch_model import RAMP
 
 KEPT = Path(__file__).parents[1] / "benchmarks" / "results" / "approximation.json"
 

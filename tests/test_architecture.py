@@ -16,6 +16,8 @@ ORDER = ("errors", "patterns", "compiler", "kernels", "layers", "models", "train
 ALLOWED = {folder: set(ORDER[: number + 1]) for number, folder in enumerate(ORDER)} | {
     "theory": {"errors", "patterns", "compiler", "layers", "theory"}
 }
+ALLOWED["lazy"] = {"lazy"}
+ALLOWED["theory"].add("lazy")
 ALLOWED["files"] = {"errors", "files"}
 ALLOWED["randomness"] = {"randomness"}
 ALLOWED["shape"] = {"errors", "shape"}
@@ -99,6 +101,27 @@ def kernel_of(file: Path) -> str:
 def test_the_oracle_stands_alone():
     (file,) = (file for file in in_folder("kernels") if file.stem == "reference")
     assert {name.split(".")[0] for name in imports(file)} <= {"torch", "math", "typing", "collections"}
+
+
+def without_types(tree: ast.Module) -> ast.Module:
+    """The tree without what stands under `if TYPE_CHECKING`, which never runs."""
+    kept = [node for node in tree.body if not (isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING")]
+    return ast.Module(kept, [])
+
+
+@pytest.mark.parametrize(
+    ("name", "known"),
+    [
+        ("check", {"asterism.errors", "asterism.patterns", "asterism.theory.certificates.witnesses"}),
+        ("witnesses", set()),
+    ],
+)
+def test_the_checker_of_certificates_knows_no_graph(name, known):
+    """A wrong graph, plan or search must not mislead its own checker; they share plain data only."""
+    (file,) = (file for file in in_folder("theory") if file.stem == name)
+    used = imports_of(without_types(ast.parse(file.read_text())), module_of(file), is_package=False)
+    inside = {dotted.rpartition(".")[0] for dotted in used if dotted.startswith("asterism")}
+    assert inside == known
 
 
 @pytest.mark.parametrize("file", in_folder(*NO_TORCH), ids=short)

@@ -28,9 +28,10 @@ from asterism.theory.certificates.hamiltonian import (
     find_path,
     is_path,
 )
-from asterism.theory.certificates.reach import Never, Reach, find_reach, first_layers
+from asterism.theory.certificates.reach import find_reach, first_layers
 from asterism.theory.certificates.small_world import compare, measure, random_graph, ring
-from asterism.theory.certificates.universality import Hub, MissingLoop, find_hub
+from asterism.theory.certificates.universality import find_hub
+from asterism.theory.certificates.witnesses import Hub, MissingLoop, Never, Reach
 
 CAUSAL = ("causal()", "strided(8)", "fixed(8, summary=2)", "sinks(2, 4)", "bigbird_causal(block=4)")
 

@@ -12,6 +12,8 @@ import torch
 
 from asterism.bench import OURS, Settings, measure, table
 from asterism.bench.case import DTYPES
+from asterism.bench.machine import memory
+from asterism.cli.layers import MOST_TOKENS
 from asterism.cli.output import add_plot, add_record, say, write_record, written_whole
 from asterism.cli.parser import Parser, UsageError, print_json, whole_number
 from asterism.errors import nearest
@@ -46,6 +48,7 @@ def _settings(arguments: Namespace) -> Settings:
             raise UsageError(f"unknown implementation {name!r}: use {known}.{nearest(name, IMPLEMENTATIONS)}")
     if arguments.device == "cuda" and not torch.cuda.is_available():
         raise UsageError("--device cuda: PyTorch finds no GPU here")
+    _check_memory(arguments)
     patterns = tuple(parse(text).text for text in arguments.patterns) or _DEFAULT.patterns
     for text in patterns:
         parse(text).check_heads(arguments.heads)
@@ -66,10 +69,22 @@ def _settings(arguments: Namespace) -> Settings:
     )
 
 
+def _check_memory(arguments: Namespace) -> None:
+    """Refuse operands that do not fit; PyTorch would say so in the middle of a measurement, or the system kill it."""
+    tokens = max(arguments.lengths)
+    features = arguments.batch * arguments.heads * arguments.head_dim
+    needed, there = 4 * 4 * tokens * features, memory()
+    if arguments.device == "cpu" and there is not None and needed > there:
+        raise UsageError(
+            f"q, k, v and the gradient of {tokens:,} tokens with {features:,} features take {needed / 2**30:,.0f} GiB,"
+            f" and the machine has {there / 2**30:,.0f} GiB: ask for less"
+        )
+
+
 def _parser() -> Parser:
     example = 'asterism bench "window(left=63)" -n 256 512 --implementations eager --no-peers --no-memory'
     parser = Parser("bench", __doc__ or "", example)
-    count = whole_number(1)
+    count = whole_number(1, MOST_TOKENS)
     parser.add_argument(
         "patterns", nargs="*", metavar="PATTERN", help=f"rules (default: {', '.join(_DEFAULT.patterns)})"
     )
@@ -81,7 +96,7 @@ def _parser() -> Parser:
     parser.add_argument("--heads", type=count, default=_DEFAULT.heads, help="query heads (default 8)")
     parser.add_argument("--head-dim", type=count, default=_DEFAULT.head_dim, help="features a head (default 64)")
     parser.add_argument("--batch", type=count, default=_DEFAULT.batch, help="sequences (default 1)")
-    parser.add_argument("--threads", type=count, help="CPU threads (default: PyTorch's choice)")
+    parser.add_argument("--threads", type=whole_number(1, 4096), help="CPU threads (default: PyTorch's choice)")
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="where (default cpu)")
     parser.add_argument("--repeats", type=count, default=_DEFAULT.repeats, help="samples of each time (default 7)")
     parser.add_argument(

@@ -128,6 +128,6 @@ def _parser() -> Parser:
     parser.add_argument(
         "--arithmetic", choices=ARITHMETICS, default="exact", help="exact rationals (default), or where floats go wrong"
     )
-    parser.add_argument("--steps", type=whole_number(0), default=500, help="stop after this many (default 500)")
+    parser.add_argument("--steps", type=whole_number(0, 10**9), default=500, help="stop after this many (default 500)")
     parser.add_argument("--trace", action="store_true", help="show tape, head and attended positions at each step")
     return parser

@@ -27,6 +27,12 @@ from asterism.patterns.intervals import Integers, Intervals
 Booleans = NDArray[np.bool_]
 Verdicts = NDArray[np.int8]
 
+GREATEST = 2**60
+"""The greatest number that a pattern may hold: sums of a few stay within int64."""
+
+MOST_HEADS = 2**12
+"""The most heads with patterns of their own: each is compiled by itself."""
+
 
 class Verdict(IntEnum):
     """What is known of a rectangle of (query, key) pairs: none, not known, some but not all, all allowed."""
@@ -459,13 +465,16 @@ def _write_value(value: object) -> str:
     return value.text if isinstance(value, Pattern) else repr(value)
 
 
-def check_integer(call: str, name: str, value: object, minimum: int | None = None) -> int:
-    """`value` as an int, or a PatternError that names the argument and the rule."""
+def check_integer(call: str, name: str, value: object, minimum: int | None = None, maximum: int = GREATEST) -> int:
+    """`value` as an int from `minimum` to `maximum`, or a PatternError that names the argument and the rule."""
     if isinstance(value, (bool, np.bool_)) or not hasattr(value, "__index__"):
         raise PatternError(f"{call}: {name} must be a whole number, got {value!r}")
     number = operator.index(value)
     if minimum is not None and number < minimum:
         raise PatternError(f"{call}: {name} must be at least {minimum}, got {number}")
+    if not -maximum <= number <= maximum:
+        least = -maximum if minimum is None else minimum
+        raise PatternError(f"{call}: {name} must be from {least:,} to {maximum:,}, got {number:,}")
     return number
 
 

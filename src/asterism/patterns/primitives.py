@@ -14,6 +14,7 @@ import numpy as np
 from asterism.errors import PatternError
 from asterism.patterns.intervals import Integers, Intervals
 from asterism.patterns.pattern import (
+    MOST_HEADS,
     Booleans,
     Named,
     Pattern,
@@ -409,6 +410,7 @@ def per_head(patterns: Sequence[Pattern]) -> Pattern:
     parts = tuple(check_pattern("per_head", "every entry", part) for part in patterns)
     if not parts:
         raise PatternError("per_head: at least one pattern is needed, got none")
+    check_integer("per_head", "the number of patterns", len(parts), 1, MOST_HEADS)
     for part in parts:
         if part.heads not in (1, len(parts)):
             raise PatternError(f"per_head: {part.text} is made for {part.heads} heads, and {len(parts)} are listed")

@@ -12,7 +12,7 @@ from typing import ParamSpec
 
 from asterism.errors import PatternError
 from asterism.patterns import primitives
-from asterism.patterns.pattern import Named, Pattern, check_integer, write_call
+from asterism.patterns.pattern import MOST_HEADS, Named, Pattern, check_integer, write_call
 from asterism.patterns.random_blocks import random_blocks
 
 Arguments = ParamSpec("Arguments")
@@ -64,7 +64,7 @@ def fixed(stride: int, summary: int = 1, heads: int = 1) -> Sequence[Pattern]:
     the paper recommends. Raises PatternError when the summary does not fit into the stride.
     """
     stride, summary = check_integer("fixed", "stride", stride, 1), check_integer("fixed", "summary", summary, 1)
-    heads = check_integer("fixed", "heads", heads, 1)
+    heads = check_integer("fixed", "heads", heads, 1, MOST_HEADS)
     if summary > stride:
         raise PatternError(f"fixed: summary must be at most the stride, got {summary} > {stride}")
     cells = [

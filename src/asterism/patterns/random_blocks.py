@@ -9,11 +9,14 @@ import numpy as np
 
 from asterism.errors import PatternError
 from asterism.patterns.intervals import Integers, Intervals
-from asterism.patterns.pattern import Booleans, Pattern, Tokens, Verdicts, check_integer, verdicts
+from asterism.patterns.pattern import MOST_HEADS, Booleans, Pattern, Tokens, Verdicts, check_integer, verdicts
 from asterism.patterns.primitives import mixed_if_contiguous, positions_of
 
 _NO_BLOCK = 2**62
 """Sorts after every block."""
+
+_MOST_DRAWN = 2**12
+"""The most blocks drawn for a query block: every draw looks at those before it."""
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -102,7 +105,8 @@ def _forbidden_blocks(pattern: RandomBlocks, n_blocks: int) -> tuple[Integers, I
     """Per query block, the sorted blocks that must not be drawn, and how many candidates are left."""
     row = np.arange(n_blocks)
     limit = row if pattern.earlier else np.full(n_blocks, n_blocks)
-    near = row[:, None] + np.arange(-pattern.window, pattern.window + 1)
+    side = min(pattern.window, n_blocks)
+    near = row[:, None] + np.arange(-side, side + 1)
     avoid = np.array([a + n_blocks if a < 0 else a for a in pattern.avoid], np.int64)
     taken = np.sort(np.concatenate([near, np.broadcast_to(avoid, (n_blocks, len(avoid)))], axis=1), axis=1)
     repeated = np.zeros(taken.shape, bool)
@@ -126,16 +130,16 @@ def random_blocks(
     `window` blocks away from the query's own (-1: none) and the blocks `avoid` (negative: from the end) are never
     drawn. Where fewer than `count` candidates are left, all are taken. With `heads` > 1 every head draws its own.
     Draws come from numpy's Philox keyed by (seed, head, row): the same on every machine, in training and in
-    evaluation. Raises PatternError for sizes < 1 and a negative seed.
+    evaluation. Raises PatternError for sizes < 1 and a negative seed, and for more than 4,096 blocks or heads.
     """
     numbers, _ = positions_of("random_blocks", avoid, 1)
     if not isinstance(earlier, bool):
         raise PatternError(f"random_blocks: earlier must be True or False, got {earlier!r}")
     return RandomBlocks(
         check_integer("random_blocks", "block", block, 1),
-        check_integer("random_blocks", "count", count, 1),
-        check_integer("random_blocks", "seed", seed, 0),
-        check_integer("random_blocks", "heads", heads, 1),
+        check_integer("random_blocks", "count", count, 1, _MOST_DRAWN),
+        check_integer("random_blocks", "seed", seed, 0, 2**64 - 1),
+        check_integer("random_blocks", "heads", heads, 1, MOST_HEADS),
         earlier,
         check_integer("random_blocks", "window", window, -1),
         numbers,

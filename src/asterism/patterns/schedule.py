@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from asterism.errors import PatternError
-from asterism.patterns.pattern import Pattern, check_integer, check_pattern
+from asterism.patterns.pattern import MOST_HEADS, Pattern, check_integer, check_pattern
 from asterism.patterns.primitives import per_head
 
 
@@ -83,7 +83,7 @@ def split_heads(*patterns: Pattern, heads: int) -> Pattern:
 
     Raises PatternError when `heads` is not a multiple of the number of patterns.
     """
-    heads = check_integer("split_heads", "heads", heads, 1)
+    heads = check_integer("split_heads", "heads", heads, 1, MOST_HEADS)
     if not patterns or heads % len(patterns):
         raise PatternError(f"split_heads: {heads} heads cannot be split evenly over {len(patterns)} patterns")
     return per_head([pattern for pattern in patterns for _ in range(heads // len(patterns))])

@@ -1,18 +1,20 @@
 """Theorems that run: each construction of the papers as code that a reader can execute and a test can refute.
 
-from asterism.theory import certify
-print(certify("star() | window(1, 1)", 64).explain())
+    from asterism.theory import certify
+    print(certify("star() | window(1, 1)", 64).explain())
+
+Three rooms: `certificates` says which theorems hold for a pattern, `approximation` builds what they promise, and
+`machines` runs Turing machines as transformers.
 """
 
-from importlib import import_module
 from typing import TYPE_CHECKING
 
+from asterism.lazy import lazily
+
 if TYPE_CHECKING:
-    from asterism.theory.approximation.construction import Approximation, approximate
-    from asterism.theory.approximation.contextual import ContextualMapping, star_mapping, yun_mapping
-    from asterism.theory.certificates.universality import Certificate, certify
-    from asterism.theory.machines.machine import TuringMachine
-    from asterism.theory.machines.simulation import simulate
+    from asterism.theory.approximation import Approximation, ContextualMapping, approximate, star_mapping, yun_mapping
+    from asterism.theory.certificates import Certificate, certify
+    from asterism.theory.machines import TuringMachine, simulate
 
 __all__ = [
     "Approximation",
@@ -26,25 +28,17 @@ __all__ = [
     "yun_mapping",
 ]
 
-_LAZY = {
-    "Approximation": "approximation.construction",
-    "Certificate": "certificates.universality",
-    "ContextualMapping": "approximation.contextual",
-    "TuringMachine": "machines.machine",
-    "approximate": "approximation.construction",
-    "certify": "certificates.universality",
-    "simulate": "machines.simulation",
-    "star_mapping": "approximation.contextual",
-    "yun_mapping": "approximation.contextual",
-}
-
-
-def __getattr__(name: str) -> object:
-    """Import a theorem when it is first asked for."""
-    if name not in _LAZY:
-        raise AttributeError(f"module 'asterism.theory' has no attribute {name!r}")
-    return getattr(import_module(f"asterism.theory.{_LAZY[name]}"), name)
-
-
-def __dir__() -> list[str]:
-    return sorted(__all__)
+__getattr__, __dir__ = lazily(
+    __name__,
+    {
+        "Approximation": "approximation",
+        "Certificate": "certificates",
+        "ContextualMapping": "approximation",
+        "TuringMachine": "machines",
+        "approximate": "approximation",
+        "certify": "certificates",
+        "simulate": "machines",
+        "star_mapping": "approximation",
+        "yun_mapping": "approximation",
+    },
+)

@@ -37,7 +37,7 @@ from asterism.theory.approximation.contextual import (
     star_mapping,
     yun_mapping,
 )
-from asterism.theory.approximation.model import (
+from asterism.theory.approximation.torch_model import (
     EXACT_BITS,
     HEADS,
     TEMPERATURE,

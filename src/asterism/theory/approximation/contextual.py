@@ -43,7 +43,8 @@ from numpy.typing import NDArray
 from asterism.errors import PatternError
 from asterism.patterns import Pattern, Schedule
 from asterism.theory.certificates.graph import Graph, Integers
-from asterism.theory.certificates.universality import Certificate, Hub, certify
+from asterism.theory.certificates.universality import Certificate, certify
+from asterism.theory.certificates.witnesses import Hub
 
 Codes = NDArray[np.object_]
 

@@ -1,4 +1,8 @@
-"""The independent checker of a certificate: asks the patterns pair by pair and knows no plans, runs or bits."""
+"""The independent checker of a certificate: it asks the patterns pair by pair, and knows no graph, plan or search.
+
+What it shares with the code that found a witness is the witness itself, plain data. tests/test_architecture.py holds
+that it imports nothing else of the library but patterns and errors.
+"""
 
 from collections.abc import Iterator
 from functools import reduce
@@ -8,8 +12,7 @@ import numpy as np
 
 from asterism.errors import CertificateError, PatternError
 from asterism.patterns import Pattern
-from asterism.theory.certificates.hamiltonian import Exhausted, Separator, TooFewPredecessors, Unconnected
-from asterism.theory.certificates.universality import Hub
+from asterism.theory.certificates.witnesses import Exhausted, Hub, Separator, TooFewPredecessors, Unconnected
 
 if TYPE_CHECKING:
     from asterism.theory.certificates.universality import Certificate

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from asterism.theory.certificates.universality import Hub, MissingLoop, NoHub
+from asterism.theory.certificates.witnesses import Hub, MissingLoop, NoHub
 
 if TYPE_CHECKING:
     from asterism.theory.certificates.universality import Certificate

@@ -7,14 +7,21 @@ searched; above, obstructions are looked for and then a path, with a bounded eff
 """
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
 from asterism.errors import PatternError
-from asterism.theory.certificates.graph import Booleans, Graph, Integers
+from asterism.theory.certificates.graph import Graph, Integers
 from asterism.theory.certificates.reach import closure
+from asterism.theory.certificates.witnesses import (
+    Exhausted,
+    Obstruction,
+    PathSearch,
+    Separator,
+    TooFewPredecessors,
+    Unconnected,
+)
 
 EXACT = 20
 """The most tokens for which every set of tokens is looked at: 2^20 sets of 4 bytes."""
@@ -36,89 +43,6 @@ _STEP_WORK, _TURN_WORK, _LABEL_WORK, _MATCH_WORK, _RUN_WORK = 2**12, 2**9, 2**4,
 
 _SEARCHED_EDGES = 2**24
 """The most edges that are listed one by one."""
-
-
-@dataclass(frozen=True, eq=False)
-class TooFewPredecessors:
-    """No path: the members of `tokens` together read at most len(tokens) - 2 tokens beside themselves.
-
-    All tokens of a path but the first need predecessors, each its own (Hall's condition).
-    """
-
-    tokens: Integers
-    predecessors: Integers
-
-    def __str__(self) -> str:
-        return (
-            f"{len(self.tokens):,} tokens have only {len(self.predecessors):,} possible predecessors between them,"
-            f" and a path needs {len(self.tokens) - 1:,}"
-        )
-
-
-@dataclass(frozen=True, eq=False)
-class Unconnected:
-    """No path: neither of two tokens depends on the other, so neither can come later.
-
-    `first_reads` and `second_reads`, bool [n], hold all that each token depends on, and not the other one.
-    """
-
-    first: int
-    second: int
-    first_reads: Booleans
-    second_reads: Booleans
-
-    def __str__(self) -> str:
-        return f"tokens {self.first} and {self.second} never depend on each other, so neither can come later"
-
-
-@dataclass(frozen=True, eq=False)
-class Separator:
-    """No path: without the tokens `removed` the graph falls into more than len(removed) + 1 pieces.
-
-    `piece`, int64 [n], numbers each token's piece, -1 for those removed; no pair across pieces is allowed.
-    """
-
-    removed: Integers
-    piece: Integers
-
-    @property
-    def pieces(self) -> int:
-        return int(self.piece.max()) + 1
-
-    def __str__(self) -> str:
-        count = len(self.removed)
-        if count == 0:
-            return f"the graph falls into {self.pieces:,} pieces that nothing connects"
-        which = f"token {self.removed[0]}" if count == 1 else f"{count:,} of its tokens"
-        return (
-            f"without {which} the graph falls into {self.pieces:,} pieces, and a path would leave at most {count + 1:,}"
-        )
-
-
-@dataclass(frozen=True)
-class Exhausted:
-    """No path: all sets of tokens were searched."""
-
-    n: int
-
-    def __str__(self) -> str:
-        return f"all 2^{self.n} sets of tokens were searched"
-
-
-Obstruction = TooFewPredecessors | Unconnected | Separator | Exhausted
-
-
-@dataclass(frozen=True, eq=False)
-class PathSearch:
-    """`path` int64 [n] (gamma: each token reads the one before it), or an `obstruction`, or neither: not decided.
-
-    `tried` names what was tried, in its order, and `left_out` what was not because the graph has too many edges.
-    """
-
-    path: Integers | None
-    obstruction: Obstruction | None
-    tried: tuple[str, ...]
-    left_out: tuple[str, ...] = ()
 
 
 def find_path(graph: Graph, seed: int = 0) -> PathSearch:

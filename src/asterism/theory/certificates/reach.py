@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from asterism.theory.certificates.graph import Booleans, Graph, Integers
+from asterism.theory.certificates.witnesses import Never, Reach
 
 Bits = NDArray[np.uint64]
 
@@ -105,47 +106,6 @@ def full_row(keys: int) -> Bits:
     if keys % 64:
         row[-1] = (np.uint64(1) << np.uint64(keys % 64)) - np.uint64(1)
     return row
-
-
-@dataclass(frozen=True, eq=False)
-class Never:
-    """A pair that no number of layers connects: query `query` never depends on key `key`.
-
-    The proof is `closed`, bool [n]: it holds every key that the query reads and every key that one of its members
-    reads, in every pattern, and `key` is not among them.
-    """
-
-    query: int
-    key: int
-    closed: Booleans
-
-
-@dataclass(frozen=True, eq=False)
-class Reach:
-    """Layers to full reach.
-
-    `hops` is the least s after which every token depends on every token; `straggler` is a pair (query, key) that is not
-    connected after s - 1 layers. Otherwise `never` is a pair that is never connected. When there is none and `repeats`,
-    each pair is connected after some number of layers, but not all after the same one: the layers repeat before that.
-    When neither holds, nothing was decided. `fractions[t - 1]` is the share of all n^2 pairs connected after t layers.
-    """
-
-    n: int
-    hops: int | None
-    straggler: tuple[int, int] | None
-    never: Never | None
-    repeats: bool
-    fractions: tuple[float, ...]
-
-    @property
-    def decided(self) -> bool:
-        """Whether it is known that full reach comes, or that it never does."""
-        return self.hops is not None or self.never is not None or self.repeats
-
-    @property
-    def layers(self) -> int:
-        """How many layers were looked at."""
-        return len(self.fractions)
 
 
 def find_reach(graphs: Sequence[Graph]) -> Reach:

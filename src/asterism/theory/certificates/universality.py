@@ -22,38 +22,14 @@ import numpy as np
 
 from asterism.errors import PatternError
 from asterism.patterns import Pattern, Schedule, as_schedule
-from asterism.theory.certificates.graph import Graph, Integers, read_graph
-from asterism.theory.certificates.hamiltonian import PathSearch, find_path
-from asterism.theory.certificates.reach import Reach, find_reach
+from asterism.theory.certificates.graph import Graph, read_graph
+from asterism.theory.certificates.hamiltonian import find_path
+from asterism.theory.certificates.reach import find_reach
 from asterism.theory.certificates.small_world import Comparison, compare
+from asterism.theory.certificates.witnesses import Hub, MissingLoop, NoHub, PathSearch, Reach
 
 MOST_TOKENS = 2**16
 """The longest sequence certified: reach looks at all n^2 pairs, 2^32 of them here."""
-
-
-@dataclass(frozen=True)
-class Hub:
-    """A star: `token` is a hub in the pattern of this number and head."""
-
-    pattern: int
-    head: int
-    token: int
-
-
-@dataclass(frozen=True, eq=False)
-class NoHub:
-    """For every pattern and head, int64 [n, 2]: row v is a pair (query, key) of the star of hub v that is missing."""
-
-    missing: dict[tuple[int, int], Integers]
-
-
-@dataclass(frozen=True)
-class MissingLoop:
-    """A token that does not read itself in the pattern of this number and head."""
-
-    pattern: int
-    head: int
-    token: int
 
 
 @dataclass(frozen=True, eq=False)
