@@ -1,16 +1,33 @@
 """The run folder when things go wrong: processes that die, files that change, full disks, two runs at once."""
 
 import json
+import math
 import os
+import random
 import shutil
+import signal
+import subprocess
 import sys
+from dataclasses import replace
+from pathlib import Path
 
 import faults
 import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from stopping import at_step
 
 from asterism import files
-from asterism.files import replacing, replacing_file
+from asterism.errors import AsterismError, CheckpointError, NonFiniteLossError
+from asterism.files import replacing, replacing_file, writing
+from asterism.training.run import checkpoint as checkpoints
+from asterism.training.run.configuration import ModelConfig
+from asterism.training.run.evaluation import evaluate
 from asterism.training.run.folder import RunFolder
+from asterism.training.run.generation import generate_bytes
+from asterism.training.run.integrity import check_sums, read_sealed, seal, sums_of
+from asterism.training.run.lock import locked
+from asterism.training.run.training import train
 
 pytestmark = pytest.mark.model
 
@@ -105,7 +122,7 @@ def test_leftovers_are_known_by_their_names(tmp_path):
     left[1].mkdir()
     run.refuse_existing()
     (tmp_path / ".mine").write_text("")
-    with pytest.raises(files.CheckpointError, match="is not an empty folder"):
+    with pytest.raises(CheckpointError, match="is not an empty folder"):
         run.refuse_existing()
     files.remove_leftovers(tmp_path)
     assert [path.name for path in tmp_path.iterdir()] == [".mine"]
@@ -131,3 +148,269 @@ def test_a_finished_run_is_tidied(tmp_path):
     run.run_file.write_text(json.dumps({}))
     run.tidy()
     assert [path.name for path in tmp_path.iterdir()] == ["run.json"]
+
+
+# --- two at once -----------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def config(tmp_path_factory):
+    data = tmp_path_factory.mktemp("data") / "text.txt"
+    data.write_bytes(faults.TEXT)
+    return faults.configuration(data)
+
+
+@pytest.fixture(scope="module")
+def finished(config, tmp_path_factory):
+    """A finished run; tests must not change it."""
+    folder = tmp_path_factory.mktemp("runs") / "finished"
+    train(config, folder, progress=False)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def stopped(config, tmp_path_factory):
+    """A run that was interrupted at step 3; tests must not change it."""
+    folder = tmp_path_factory.mktemp("runs") / "stopped"
+    with pytest.raises(KeyboardInterrupt), at_step(3):
+        train(config, folder)
+    return folder
+
+
+def test_a_run_in_progress_is_neither_resumed_nor_begun_by_another(config, tmp_path):
+    folder, refusals = tmp_path / "run", []
+
+    def meddle():
+        for resume in (True, False):
+            with pytest.raises(CheckpointError) as caught:
+                train(config, folder, resume=resume, progress=False)
+            refusals.append(str(caught.value))
+
+    with at_step(2, meddle):
+        train(config, folder)
+    assert f"is in use by process {os.getpid()} on" in refusals[0]
+    assert "exists and is not an empty folder" in refusals[1]
+    assert not (folder / ".lock").exists()
+
+
+HOLDER = """
+import os, signal, sys, time
+from pathlib import Path
+from asterism.training.run.lock import locked
+with locked(Path(sys.argv[1])):
+    if os.fork() == 0:
+        os.close(1)
+        time.sleep(60)
+        os._exit(0)
+    print(os.getpid(), flush=True)
+    time.sleep(60)
+"""
+
+
+def test_the_lock_of_a_process_that_was_killed_is_gone_even_if_its_child_lives(tmp_path):
+    folder = tmp_path / "run"
+    holder = subprocess.Popen(
+        [sys.executable, "-c", HOLDER, str(folder)], stdout=subprocess.PIPE, text=True, start_new_session=True
+    )
+    try:
+        assert int(holder.stdout.readline()) == holder.pid
+        with pytest.raises(CheckpointError, match=f"in use by process {holder.pid} on"), locked(folder):
+            pass
+        holder.send_signal(signal.SIGKILL)
+        holder.wait()
+        os.killpg(holder.pid, 0)  # the child is there
+        RunFolder(folder).refuse_existing()
+        with locked(folder):
+            pass
+    finally:
+        os.killpg(holder.pid, signal.SIGKILL)
+        holder.stdout.close()
+        holder.wait()
+    assert list(folder.iterdir()) == []
+
+
+def test_a_child_that_unwinds_leaves_the_lock_alone(tmp_path):
+    folder = tmp_path / "run"
+    with (lock := locked(folder)):
+        if os.fork() == 0:
+            lock.__exit__(None, None, None)
+            os._exit(0)
+        os.wait()
+        with pytest.raises(CheckpointError, match="in use by"), locked(folder):
+            pass
+    assert not folder.exists()
+
+
+def test_a_file_system_without_locks_is_named(tmp_path, monkeypatch):
+    def no_locks(descriptor, how):
+        raise OSError(38, "Function not implemented")
+
+    monkeypatch.setattr("fcntl.flock", no_locks)
+    with pytest.warns(UserWarning, match="the file system has no locks"), locked(tmp_path):
+        pass
+
+
+# --- files that change -----------------------------------------------------------------------------------------------
+
+
+def _flip(path: Path, bit: int) -> None:
+    content = bytearray(path.read_bytes())
+    content[bit // 8] ^= 1 << bit % 8
+    path.write_bytes(content)
+
+
+@pytest.mark.parametrize("which", ("finished", "stopped"))
+def test_a_flipped_bit_is_named_wherever_it_is(which, config, request, tmp_path):
+    """Of 40 each, in the order of a draw; a file gets as many as another, since a flip in tensors is the likely one."""
+    whole = request.getfixturevalue(which)
+    names = [path for path in sorted(whole.rglob("*")) if path.suffix in (".json", ".safetensors")]
+    draw, folder = random.Random(which), tmp_path / "run"
+    shutil.copytree(whole, folder)
+    for number in range(40):
+        path = folder / names[number % len(names)].relative_to(whole)
+        before = path.read_bytes()
+        bit = draw.randrange(8 * len(before))
+        _flip(path, bit)
+        asks = [lambda: evaluate(folder), lambda: generate_bytes(folder, b"a", 1)]
+        if which == "stopped" or path.name == "run.json":  # else all that a resumed run does is to report
+            asks.append(lambda: _resume(config, folder))
+        for ask in asks:
+            with pytest.raises(CheckpointError) as caught:
+                ask()
+            assert path.name in str(caught.value) and "\n" not in str(caught.value), bit
+        path.write_bytes(before)
+    assert evaluate(folder) == evaluate(whole)
+
+
+def _resume(config, folder):
+    train(config, folder, resume=True, progress=False)
+
+
+def test_a_record_that_was_edited_is_told_as_such(config, stopped, tmp_path):
+    folder = Path(shutil.copytree(stopped, tmp_path / "run"))
+    (state,) = (folder / "checkpoints").glob("*/state.json")
+    for path, before, after in ((folder / "run.json", '"seed": 0', '"seed": 1'), (state, '"step": 3', '"step": 2')):
+        text = path.read_text()
+        assert before in text
+        path.write_text(text.replace(before, after))
+        with pytest.raises(CheckpointError, match=f"{path.name} was changed after it was written") as caught:
+            _resume(config, folder)
+        assert "\n" not in str(caught.value)
+        path.write_text(text)
+    _resume(config, folder)
+
+
+def test_a_seal_is_that_of_the_values(tmp_path):
+    path = tmp_path / "record.json"
+    record = seal({"b": 1, "a": [0.1, None, "\u00e9"]})
+    path.write_text(json.dumps(record, indent=7, sort_keys=True))
+    assert read_sealed(path) == record == seal(record)
+    for wrong in (record | {"b": 2}, record | {"b": math.nan}, record | {"c": 0}, record | {"b": True}):
+        path.write_text(json.dumps(wrong))
+        with pytest.raises(CheckpointError, match="was changed after it was written"):
+            read_sealed(path)
+    path.write_text('{"b": 1}')
+    with pytest.raises(CheckpointError, match="of a version of asterism without checksums"):
+        read_sealed(path)
+
+
+def test_sums_name_what_is_missing_or_changed(tmp_path):
+    (tmp_path / "inner").mkdir()
+    (tmp_path / "inner" / "a").write_text("a")
+    sums = sums_of(tmp_path)
+    assert list(sums) == ["inner/a"]
+    (tmp_path / "surplus").write_text("")
+    check_sums(tmp_path, sums, Path("record.json"))
+    (tmp_path / "inner" / "a").write_text("b")
+    with pytest.raises(CheckpointError, match="inner/a is damaged, or was changed"):
+        check_sums(tmp_path, sums, Path("record.json"))
+    (tmp_path / "inner" / "a").unlink()
+    with pytest.raises(CheckpointError, match="inner/a is missing"):
+        check_sums(tmp_path, sums, Path("record.json"))
+    with pytest.raises(CheckpointError, match="record.json is damaged: it has no sums"):
+        check_sums(tmp_path, None, Path("record.json"))
+
+
+# --- numbers that are none -------------------------------------------------------------------------------------------
+
+
+def test_weights_that_are_not_finite_are_not_saved(config, tmp_path):
+    folder = tmp_path / "run"
+    with pytest.raises(NonFiniteLossError, match=r"step 1: the weight \S+ is not finite; no checkpoint") as caught:
+        train(replace(config, learning_rate=1e38, checkpoint_every=1), folder, progress=False)
+    assert "\n" not in str(caught.value)
+    assert RunFolder(folder).latest_checkpoint() is None
+
+
+def test_the_last_good_checkpoint_stays_and_the_optimiser_is_looked_at(config, stopped, tmp_path, monkeypatch):
+    folder = Path(shutil.copytree(stopped, tmp_path / "run"))
+    taken = checkpoints._optimizer_tensors
+
+    def poisoned(model, optimizer):
+        moments = taken(model, optimizer)
+        moments["exp_avg.lm_head.weight"] = moments["exp_avg.lm_head.weight"] / 0
+        return moments
+
+    with (
+        monkeypatch.context() as patch,
+        pytest.raises(NonFiniteLossError, match="step 4: the optimiser's exp_avg"),
+    ):
+        patch.setattr(checkpoints, "_optimizer_tensors", poisoned)
+        _resume(config, folder)
+    assert RunFolder(folder).latest_checkpoint().name == "step-00000003"
+    _resume(config, folder)
+
+
+def test_a_start_that_is_not_finite_is_refused(config, finished, tmp_path):
+    start = Path(shutil.copytree(finished / "model", tmp_path / "start"))
+    tensors = load_file(start / "model.safetensors")
+    name = sorted(tensors)[3]
+    tensors[name].view(-1)[0] = math.nan
+    save_file(tensors, start / "model.safetensors")
+    other = replace(config, start=str(start), model=ModelConfig())
+    with pytest.raises(CheckpointError, match=f"its weight {name} is not finite"):
+        train(other, tmp_path / "run", progress=False)
+    assert not (tmp_path / "run").exists()
+
+
+# --- disks that are full ---------------------------------------------------------------------------------------------
+
+
+@needs_preloading
+@pytest.mark.parametrize("what", ("full", "read-only"))
+def test_a_disk_that_takes_nothing_is_told_in_a_line_and_the_run_goes_on_later(what, library):
+    outcome = faults.preloaded(library, what, "--stride", "29")
+    assert outcome["points"] >= 4
+    assert outcome["lost"] == [] and outcome["silent"] == []
+    for line in outcome["said"]:
+        assert line.startswith("CheckpointError: /") and "cannot be written" in line, line
+
+
+def test_what_cannot_be_written_is_told_in_one_line(tmp_path):
+    for error, told in (
+        (OSError(28, "No space left on device"), "No space left on device; make room and go on"),
+        (OSError(30, "Read-only file system"), "Read-only file system; see to it that it can be written"),
+        (Exception("No space left on device (os error 28)"), "make room"),
+    ):
+        with pytest.raises(CheckpointError, match="file cannot be written") as caught, writing(tmp_path / "file"):
+            raise error
+        assert told in str(caught.value)
+    with pytest.raises(RuntimeError), writing(tmp_path):
+        raise RuntimeError
+
+
+def test_odd_run_folders(config, finished, tmp_path):
+    nothing, there = tmp_path / "nothing", tmp_path / "there"
+    nothing.symlink_to(tmp_path / "gone")
+    there.symlink_to(tmp_path / "target")
+    (tmp_path / "target").mkdir()
+    with pytest.raises(CheckpointError, match="nothing exists and is not an empty folder"):
+        train(config, nothing, progress=False)
+    train(config, there, progress=False)
+    weights = [load_file(folder / "model" / "model.safetensors")["lm_head.weight"] for folder in (there, finished)]
+    assert torch.equal(*weights)
+    (tmp_path / "odd" / "run.json").mkdir(parents=True)
+    for resume in (False, True):
+        with pytest.raises(AsterismError) as caught:
+            train(config, tmp_path / "odd", resume=resume, progress=False)
+        assert "\n" not in str(caught.value)

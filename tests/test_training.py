@@ -23,6 +23,7 @@ from asterism.training.run.configuration import ModelConfig, RunConfig
 from asterism.training.run.evaluation import evaluate
 from asterism.training.run.folder import RunFolder
 from asterism.training.run.generation import generate_bytes
+from asterism.training.run.integrity import seal, sums_of
 from asterism.training.run.optimizer import parameter_groups
 from asterism.training.run.progress import Bar, Lines, Silence, Status, clock, make_display
 from asterism.training.run.signals import held_back
@@ -192,7 +193,7 @@ def test_a_run_killed_before_its_first_checkpoint_starts_again(tiny, finished, t
     folder.mkdir()
     shutil.copy(finished[0] / "run.json", folder)
     record = json.loads((folder / "run.json").read_text())
-    (folder / "run.json").write_text(json.dumps(record | {"result": None}))
+    (folder / "run.json").write_text(json.dumps(seal(record | {"result": None})))
     report = train(tiny, folder, resume=True, progress=False)
     assert report.validation_bits_per_byte == finished[1].validation_bits_per_byte
 
@@ -347,6 +348,19 @@ def _change(path: Path, edit) -> None:
     tensors = load_file(path)
     edit(tensors)
     save_file({name: tensor.clone() for name, tensor in tensors.items()}, path)
+    _sum_anew(path.parent)
+
+
+def _sum_anew(checkpoint: Path) -> None:
+    """Have the record of a checkpoint say that its files are what was written."""
+    record = json.loads((checkpoint / "state.json").read_text())
+    sums = {name: sum for name, sum in sums_of(checkpoint).items() if name != "state.json"}
+    (checkpoint / "state.json").write_text(json.dumps(seal(record | {"files": sums})))
+
+
+def _of_another_version(path: Path) -> None:
+    record = json.loads(path.read_text())
+    path.write_text(json.dumps(seal(record | {"step": 3, "surplus": 1})))
 
 
 BIAS = "model.layers.0.mixer.query.bias"
@@ -358,7 +372,8 @@ BIAS = "model.layers.0.mixer.query.bias"
         ("model.safetensors", _truncate, "model.safetensors is damaged"),
         ("optimizer.safetensors", _truncate, "optimizer.safetensors is damaged"),
         ("state.json", _truncate, "state.json is damaged"),
-        ("state.json", lambda path: path.write_text('{"step": 3}'), "state.json is damaged: its fields must be"),
+        ("state.json", lambda path: path.write_text('{"step": 3}'), "state.json is damaged, or of a version"),
+        ("state.json", _of_another_version, "state.json is damaged: its fields must be"),
         ("model.safetensors", Path.unlink, "model.safetensors is missing"),
         ("optimizer.safetensors", Path.unlink, "optimizer.safetensors is missing"),
         ("state.json", Path.unlink, "state.json is missing"),
@@ -382,13 +397,18 @@ def test_damage_is_named(tiny, interrupted, name, damage, message):
     assert caught.value.exit_code == 4 and name in str(caught.value).splitlines()[0]
 
 
+def _sealed(record):
+    return lambda path: path.write_text(json.dumps(seal(record)))
+
+
 @pytest.mark.parametrize(
     ("damage", "message"),
     [
         (_truncate, "run.json is damaged"),
-        (lambda path: path.write_text("[]"), "run.json is damaged: config, corpus or result is not there"),
-        (lambda path: path.write_text('{"config": {"a": 1}, "corpus": {}, "result": null}'), "there is no field 'a'"),
-        (lambda path: path.write_text('{"config": 3, "corpus": {}, "result": null}'), "run.json is damaged"),
+        (lambda path: path.write_text("[]"), "run.json is damaged: it holds list, not the fields of a record"),
+        (_sealed({}), "run.json is damaged: config, corpus or result is not there"),
+        (_sealed({"config": {"a": 1}, "corpus": {}, "result": None}), "there is no field 'a'"),
+        (_sealed({"config": 3, "corpus": {}, "result": None}), "run.json is damaged"),
     ],
 )
 def test_a_damaged_record_is_named(tiny, interrupted, damage, message):

@@ -5,13 +5,14 @@ whole, and nothing whole is removed before its successor is. Who is killed leave
 `remove_leftovers` knows again. Only data are read and written: JSON and safetensors.
 """
 
+import errno
 import json
 import os
 import re
 import shutil
 import uuid
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -65,12 +66,14 @@ def replacing_file(path: Path) -> Iterator[Path]:
     """The name of a temporary file that takes the name `path` when the body ends, and is removed if it fails."""
     temporary = _beside(path)
     try:
-        yield temporary
-        flush(temporary)  # else the rename could reach the disk before the contents
-        temporary.replace(path)
-        flush(path.parent)  # else a power cut could undo the rename after later files were written
+        with writing(path):
+            yield temporary
+            flush(temporary)  # else the rename could reach the disk before the contents
+            temporary.replace(path)
+            flush(path.parent)  # else a power cut could undo the rename after later files were written
     except BaseException:
-        temporary.unlink(missing_ok=True)
+        with suppress(OSError):  # on a disk that takes nothing more; it is known by its name
+            temporary.unlink(missing_ok=True)
         raise
 
 
@@ -81,22 +84,44 @@ def replacing(folder: Path) -> Iterator[Path]:
     A folder cannot be renamed onto one that holds something, so for an instant between two renames neither the old one
     nor the new one has its name. Who must never be without gives every folder a name of its own.
     """
-    make_folder(folder.parent)
     temporary, aside = _beside(folder), _beside(folder)
-    temporary.mkdir()
     try:
-        yield temporary
-        _open_to_readers(temporary)
-        for path in (*temporary.rglob("*"), temporary):
-            flush(path)  # contents and names, before anything can be found under the final name
-        if folder.is_dir() and any(folder.iterdir()):
-            folder.replace(aside)
-        temporary.replace(folder)
-        flush(folder.parent)  # the new name is on disk before the old contents go
+        with writing(folder):
+            make_folder(folder.parent)
+            temporary.mkdir()
+            yield temporary
+            _open_to_readers(temporary)
+            for path in (*temporary.rglob("*"), temporary):
+                flush(path)  # contents and names, before anything can be found under the final name
+            if folder.is_dir() and any(folder.iterdir()):
+                folder.replace(aside)
+            temporary.replace(folder)
+            flush(folder.parent)  # the new name is on disk before the old contents go
     except BaseException:
         shutil.rmtree(temporary, ignore_errors=True)
         raise
     shutil.rmtree(aside, ignore_errors=True)
+
+
+@contextmanager
+def writing(path: Path) -> Iterator[None]:
+    """Say in one line what could not be written, and what to do. Raises CheckpointError for what the disk refuses."""
+    try:
+        yield
+    except (OSError, SafetensorError) as error:
+        raise CheckpointError(_refusal(path, error)) from error
+    except Exception as error:
+        # What the tokenizers library raises for a full disk is of no class of its own; all others have theirs.
+        if type(error) is not Exception:
+            raise
+        raise CheckpointError(_refusal(path, error)) from error
+
+
+def _refusal(path: Path, error: Exception) -> str:
+    reason = getattr(error, "strerror", None) or " ".join(str(error).split())
+    full = getattr(error, "errno", None) in (errno.ENOSPC, errno.EDQUOT) or os.strerror(errno.ENOSPC) in reason
+    remedy = "make room" if full else "see to it that it can be written"
+    return f"{path} cannot be written: {reason}; {remedy} and go on: what was whole before is still there"
 
 
 def make_folder(folder: Path) -> list[Path]:

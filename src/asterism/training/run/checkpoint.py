@@ -13,13 +13,14 @@ import torch
 from safetensors.torch import save_file
 from transformers import PreTrainedModel
 
-from asterism.errors import CheckpointError
-from asterism.files import read_json, read_tensors, replacing
+from asterism.errors import CheckpointError, NonFiniteLossError
+from asterism.files import read_tensors, replacing
+from asterism.training.run.folder import STATE
+from asterism.training.run.integrity import SEAL, read_sealed, seal, sums_of
 from asterism.training.run.optimizer import MOMENTS
 
 WEIGHTS = "model.safetensors"
 OPTIMIZER = "optimizer.safetensors"
-STATE = "state.json"
 
 
 @dataclass
@@ -45,17 +46,29 @@ def save_checkpoint(
 ) -> None:
     """Write model, optimiser and state to a new folder, atomically. The folder also is a Hugging Face model folder.
 
-    `save_files` writes what belongs to the model besides, such as a tokenizer.
+    `save_files` writes what belongs to the model besides, such as a tokenizer. state.json has the SHA-256 of every
+    file. Raises NonFiniteLossError, before anything is written, for a tensor that is not finite.
     """
+    moments = _optimizer_tensors(model, optimizer)
+    for what, tensors in (("the weight", dict(model.named_parameters())), ("the optimiser's", moments)):
+        if name := first_not_finite(tensors):
+            raise NonFiniteLossError(
+                f"step {state.step}: {what} {name} is not finite; no checkpoint was written, the one before it stays."
+                " Use a lower learning rate or a longer warm-up"
+            )
     with replacing(folder) as temporary:
         model.save_pretrained(temporary)
         save_files(temporary)
-        save_file(_optimizer_tensors(model, optimizer), temporary / OPTIMIZER)
-        (temporary / STATE).write_text(json.dumps(asdict(state)))
+        save_file(moments, temporary / OPTIMIZER)
+        record = asdict(state) | {"files": sums_of(temporary)}
+        (temporary / STATE).write_text(json.dumps(seal(record)))
 
 
 def load_checkpoint(folder: Path, model: PreTrainedModel, optimizer: torch.optim.Optimizer) -> TrainingState:
-    """Restore what `save_checkpoint` wrote. Raises CheckpointError for anything damaged, missing or left over."""
+    """Restore what `save_checkpoint` wrote. Raises CheckpointError for anything damaged, missing or left over.
+
+    `RunFolder.latest_checkpoint` has compared the files with their sums.
+    """
     state = read_state(folder)
     tensors = read_tensors(folder / OPTIMIZER)
     moments = _moment_names(model, optimizer)
@@ -89,11 +102,21 @@ def load_weights(folder: Path, model: PreTrainedModel, unused: tuple[str, ...] =
 
 def read_state(folder: Path) -> TrainingState:
     """The counters of a checkpoint. Raises CheckpointError."""
-    values = read_json(folder / STATE)
+    values = read_sealed(folder / STATE)
     names = {field.name for field in fields(TrainingState)}
-    if not isinstance(values, dict) or set(values) != names:
+    if set(values) != names | {"files", SEAL}:
         raise CheckpointError(f"{folder / STATE} is damaged: its fields must be {', '.join(sorted(names))}")
-    return TrainingState(**values)
+    return TrainingState(**{name: values[name] for name in names})
+
+
+def first_not_finite(tensors: Mapping[str, torch.Tensor]) -> str | None:
+    """The name of the first tensor that holds an infinity or NaN, if any does. The device is waited for once."""
+    names = [name for name, tensor in tensors.items() if tensor.is_floating_point()]
+    if not names:
+        return None
+    device = tensors[names[-1]].device  # an optimiser may keep its counters on the CPU
+    sound = torch.stack([tensors[name].isfinite().all().to(device) for name in names]).tolist()
+    return next((name for name, good in zip(names, sound, strict=True) if not good), None)
 
 
 def _moment_names(model: PreTrainedModel, optimizer: torch.optim.Optimizer) -> list[tuple[str, tuple[str, ...]]]:

@@ -70,15 +70,16 @@ def finetune(
                 print(f"note: {note}", file=sys.stderr, flush=True)
         return model.to(device)
 
-    return fit(
-        config,
-        objective,
-        build,
-        run,
-        name=f"finetune-{config.task}",
-        resume=resume,
-        progress=progress,
-    )
+    with run.held():
+        return fit(
+            config,
+            objective,
+            build,
+            run,
+            name=f"finetune-{config.task}",
+            resume=resume,
+            progress=progress,
+        )
 
 
 def read_finetune_config(run: RunFolder) -> FineTuneConfig:

@@ -1,20 +1,24 @@
 """The run folder: where everything about a run is, and the one place that knows the names.
 
-    run.json          configuration, corpus (name, hash, sizes), versions, and the result once there is one
+    run.json          configuration, corpus (name, hash, sizes), versions; and once there is one, the result and
+                      SHA-256 of the files in model/
     history.jsonl     one JSON object per line: training figures, and validation bits per byte
     loss.png          the same as a picture
     tensorboard/      the same for TensorBoard
     checkpoints/      step-00000250/: a Hugging Face model folder with optimizer.safetensors and state.json added;
                       only the newest is kept, and none once the run is finished
     predictions.jsonl what a fine-tuned model says about each validation example
-    model/            the finished model: a Hugging Face model folder
+    model/            the finished model: a Hugging Face model folder, with nothing of ours in it
+    .lock             there while a process writes
 
-Invariant: run.json is written first and model/ before its result; whatever is found under these names is whole.
+Invariant: run.json is written first and model/ before its result; whatever is found under these names is whole. Files
+are read only if they have the sums that run.json or state.json records, and those if they have their own.
 """
 
 import json
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -23,13 +27,18 @@ from asterism.files import (
     flush,
     is_leftover,
     make_folder,
-    read_json,
     remove_folder,
     remove_leftovers,
     write_json,
     write_text,
+    writing,
 )
 from asterism.training.run.configuration import RunConfig, config_from_dict
+from asterism.training.run.integrity import check_sums, read_sealed, seal, sums_of
+from asterism.training.run.lock import LOCK, locked
+
+STATE = "state.json"
+"""The record of a checkpoint, in its folder."""
 
 
 class RunFolder:
@@ -44,27 +53,39 @@ class RunFolder:
         self.checkpoints = self.path / "checkpoints"
         self.predictions = self.path / "predictions.jsonl"
         self.model = self.path / "model"
+        self._checked: set[Path] = set()
 
     def create(self, record: Mapping[str, Any]) -> None:
         """Start a run here. Raises CheckpointError if there is something already."""
         self.refuse_existing()
-        make_folder(self.path)
-        remove_leftovers(self.path)
-        write_json(self.run_file, record)
+        with writing(self.path):
+            make_folder(self.path)
+            remove_leftovers(self.path)
+        write_json(self.run_file, seal(record))
+
+    def finish(self, result: Mapping[str, Any]) -> None:
+        """Write down the result, and the sums of the files of the finished model."""
+        write_json(self.run_file, seal(self.read_record() | {"result": result, "model_files": sums_of(self.model)}))
+
+    @contextmanager
+    def held(self) -> Iterator[None]:
+        """Within the body, nobody else writes here. Raises CheckpointError, with the name of whoever does."""
+        with locked(self.path):
+            yield
 
     def refuse_existing(self) -> None:
         """Raises CheckpointError if there is anything here that a new run would mix with."""
         if not os.path.lexists(self.path):
             return
-        if not self.path.is_dir() or not all(map(is_leftover, self.path.iterdir())):
+        if not self.path.is_dir() or not all(_is_ours(path) for path in self.path.iterdir()):
             raise CheckpointError(f"{self.path} exists and is not an empty folder; resume it, or choose another folder")
 
     def read_record(self) -> dict[str, Any]:
         """The contents of run.json. Raises CheckpointError if this is no run folder, or a damaged one."""
         if not self.run_file.exists():
             raise CheckpointError(f"{self.path} is not a run folder: it has no {self.run_file.name}")
-        record = read_json(self.run_file)
-        if not isinstance(record, dict) or not {"config", "corpus", "result"} <= record.keys():
+        record = read_sealed(self.run_file)
+        if not {"config", "corpus", "result"} <= record.keys():
             raise CheckpointError(f"{self.run_file} is damaged: config, corpus or result is not there")
         return record
 
@@ -82,35 +103,52 @@ class RunFolder:
         return self.checkpoints / f"step-{step:08d}"
 
     def latest_checkpoint(self) -> Path | None:
-        """The newest whole checkpoint, or None."""
-        found = self.checkpoints.glob("step-*") if self.checkpoints.is_dir() else ()
-        return max(found, default=None)
+        """The newest checkpoint, or None. Raises CheckpointError if one of its files is not what was written."""
+        found = max(self.checkpoints.glob("step-*") if self.checkpoints.is_dir() else (), default=None)
+        if found is not None:
+            self._check(found, read_sealed(found / STATE).get("files"), found / STATE)
+        return found
 
     def keep_only(self, checkpoint: Path | None) -> None:
         """Remove every other checkpoint, and what writers that were killed left behind."""
-        remove_leftovers(self.path)
-        remove_leftovers(self.checkpoints)
-        for path in list(self.checkpoints.glob("step-*")):
-            if path != checkpoint:
-                remove_folder(path)
-        if checkpoint is None and self.checkpoints.is_dir():
-            remove_folder(self.checkpoints)
+        with writing(self.checkpoints):
+            remove_leftovers(self.path)
+            remove_leftovers(self.checkpoints)
+            for path in list(self.checkpoints.glob("step-*")):
+                if path != checkpoint:
+                    remove_folder(path)
+            if checkpoint is None and self.checkpoints.is_dir():
+                remove_folder(self.checkpoints)
 
     def tidy(self) -> None:
         """Remove what a finished run no longer needs, if the process that finished it was killed before."""
-        if self.checkpoints.exists() or any(map(is_leftover, self.path.iterdir())):
-            self.keep_only(None)
+        if self.checkpoints.exists() or any(_is_ours(path) for path in self.path.iterdir()):
+            with suppress(CheckpointError), self.held():  # another process is at it, or nothing can be changed here
+                self.keep_only(None)
 
     def weights(self) -> Path:
-        """The folder with the finished model, or the newest checkpoint. Raises CheckpointError if there is neither."""
-        found = self.model if self.model.exists() else self.latest_checkpoint()
+        """The folder with the finished model, or the newest checkpoint.
+
+        Raises CheckpointError if there is neither, or if one of its files is not what was written.
+        """
+        record = self.read_record()
+        if record["result"] is not None:
+            self._check(self.model, record.get("model_files"), self.run_file)
+            return self.model
+        found = self.latest_checkpoint()
         if found is None:
             raise CheckpointError(f"{self.path} holds no model yet: the run ended before its first checkpoint")
         return found
 
+    def _check(self, folder: Path, sums: Any, record: Path) -> None:
+        """Read a folder whole once to see that it is what was written."""
+        if folder not in self._checked:
+            check_sums(folder, sums, record)
+            self._checked.add(folder)
+
     def append_history(self, entry: Mapping[str, Any]) -> None:
         """Add one line to the history."""
-        with self.history_file.open("a") as file:
+        with writing(self.history_file), self.history_file.open("a") as file:
             file.write(json.dumps(entry, allow_nan=False) + "\n")
 
     def end_history(self, entry: Mapping[str, Any]) -> None:
@@ -121,7 +159,8 @@ class RunFolder:
     def flush_history(self) -> None:
         """Have all lines on disk, before the checkpoint that relies on them."""
         if self.history_file.exists():
-            flush(self.history_file)
+            with writing(self.history_file):
+                flush(self.history_file)
 
     def read_history(self) -> list[dict[str, Any]]:
         """All whole lines of the history; a last line that was cut off is left out. Raises CheckpointError."""
@@ -144,6 +183,11 @@ class RunFolder:
 
     def _write_history(self, entries: Sequence[Mapping[str, Any]]) -> None:
         write_text(self.history_file, "".join(json.dumps(entry, allow_nan=False) + "\n" for entry in entries))
+
+
+def _is_ours(path: Path) -> bool:
+    """Whether this is nobody's work: a lock, or what a writer that was killed has left."""
+    return path.name == LOCK or is_leftover(path)
 
 
 def model_folder(path: str | Path, setting: str) -> Path:

@@ -17,13 +17,13 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel
 
-from asterism.errors import ConfigurationError, DataError
-from asterism.files import replacing, write_json
+from asterism.errors import CheckpointError, ConfigurationError, DataError
+from asterism.files import replacing
 from asterism.kernels import cpu as cpu_kernel
 from asterism.randomness import derive, isolated
 from asterism.training.objectives import OBJECTIVES, Objective, Report, make_objective
 from asterism.training.run.build import build_model, model_config
-from asterism.training.run.checkpoint import TrainingState, load_checkpoint
+from asterism.training.run.checkpoint import TrainingState, first_not_finite, load_checkpoint
 from asterism.training.run.configuration import RunConfig, TrainingConfig
 from asterism.training.run.folder import RunFolder
 from asterism.training.run.loop import Loop, loop_arguments, quiet_transformers
@@ -51,21 +51,22 @@ def train(config: RunConfig, folder: str | Path, *, resume: bool = False, progre
         if result := run.read_record()["result"]:
             run.tidy()
             return OBJECTIVES[config.objective].report_type(**result)
-        if checkpoint := run.latest_checkpoint():
-            config = going_on(config, checkpoint)
     else:
         run.refuse_existing()
-    model_config(config)  # refuses what cannot work before data are read
-    objective = make_objective(config, run)
-    return fit(
-        config,
-        objective,
-        lambda device: build_model(config, device),
-        run,
-        name=config.recipe,
-        resume=resume,
-        progress=progress,
-    )
+    with run.held():
+        if resume and (checkpoint := run.latest_checkpoint()):
+            config = going_on(config, checkpoint)
+        model_config(config)  # refuses what cannot work before data are read
+        objective = make_objective(config, run)
+        return fit(
+            config,
+            objective,
+            lambda device: build_model(config, device),
+            run,
+            name=config.recipe,
+            resume=resume,
+            progress=progress,
+        )
 
 
 def fit(
@@ -93,6 +94,8 @@ def fit(
         if resume:
             state = _restore(run, objective, model, optimizer)
         else:
+            if weight := first_not_finite(dict(model.named_parameters())):
+                raise CheckpointError(f"the model to begin with is damaged: its weight {weight} is not finite")
             run.create(_record(config, objective))
             state = TrainingState()
         with closing(make_display(progress)) as display:
@@ -123,8 +126,10 @@ def _restore(
     run: RunFolder, objective: Objective, model: PreTrainedModel, optimizer: torch.optim.Optimizer
 ) -> TrainingState:
     """Go back to the newest checkpoint, or to the beginning if there is none yet."""
-    corpus = objective.corpus_record()
-    if run.read_record()["corpus"]["sha256"] != corpus["sha256"]:
+    record, corpus = run.read_record(), objective.corpus_record()
+    if record["result"] is not None:
+        raise CheckpointError(f"{run.path} was finished by another process just now; resume it again for its report")
+    if record["corpus"]["sha256"] != corpus["sha256"]:
         raise DataError(f"data: {corpus['name']} is not what the run in {run.path} began with: its hash differs")
     checkpoint = run.latest_checkpoint()
     state = TrainingState() if checkpoint is None else load_checkpoint(checkpoint, model, optimizer)
@@ -163,6 +168,6 @@ def _finish(objective: Objective, run: RunFolder, model: PreTrainedModel, state:
     )
     run.end_history({"step": state.step, "seconds": round(state.seconds, 3), **validation_figures(figures)})
     draw_history(run.read_history(), objective.headline, run.picture)
-    write_json(run.run_file, run.read_record() | {"result": asdict(report)})
+    run.finish(asdict(report))
     run.keep_only(None)
     return report

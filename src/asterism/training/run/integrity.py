@@ -1,0 +1,76 @@
+"""Whether what is read is what was written: SHA-256 of files in a record, and of the record in itself.
+
+This finds damage and edits by accident; who means to deceive can write both anew.
+"""
+
+import hashlib
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from asterism.errors import CheckpointError
+from asterism.files import read_json
+
+SEAL = "sha256"
+"""The field of a record that holds the digest of the others."""
+
+
+def seal(record: Mapping[str, Any]) -> dict[str, Any]:
+    """The record with the digest of its other fields, whatever seal it had."""
+    open_ = {name: value for name, value in record.items() if name != SEAL}
+    # The digest is that of one spelling of the values, so that white space and the order of fields do not matter.
+    text = json.dumps(open_, sort_keys=True, separators=(",", ":"), allow_nan=False)
+    return open_ | {SEAL: hashlib.sha256(text.encode()).hexdigest()}
+
+
+def read_sealed(path: Path) -> dict[str, Any]:
+    """A record as `seal` made it. Raises CheckpointError if it is missing, damaged, or was changed since."""
+    record = read_json(path)
+    if not isinstance(record, dict):
+        raise CheckpointError(f"{path} is damaged: it holds {type(record).__name__}, not the fields of a record")
+    if SEAL not in record:
+        raise CheckpointError(
+            f"{path} is damaged, or of a version of asterism without checksums: it has no field {SEAL!r}; restore it,"
+            " or use a model folder, which needs no record"
+        )
+    try:
+        same = seal(record)[SEAL] == record[SEAL]
+    except ValueError:  # NaN and Infinity, which Python reads and we never write
+        same = False
+    if not same:
+        raise CheckpointError(f"{path} was changed after it was written: its SHA-256 is another; restore what it was")
+    return record
+
+
+def sums_of(folder: Path) -> dict[str, str]:
+    """SHA-256 of every file in a folder and below, by its name from there."""
+    files = sorted(path for path in folder.rglob("*") if path.is_file())
+    return {path.relative_to(folder).as_posix(): _sum(path) for path in files}
+
+
+def check_sums(folder: Path, sums: Any, record: Path) -> None:
+    """Raises CheckpointError, which names the file, unless a folder's files are those whose sums the record has.
+
+    Files that the record does not know may be there.
+    """
+    if not isinstance(sums, dict) or not sums:
+        raise CheckpointError(f"{record} is damaged: it has no sums of the files in {folder.name}")
+    for name, known in sums.items():
+        path = folder / name
+        try:
+            found = _sum(path)
+        except FileNotFoundError:
+            raise CheckpointError(f"{path} is missing") from None
+        except OSError as error:
+            raise CheckpointError(f"{path} is damaged: {error}") from error
+        if found != known:
+            raise CheckpointError(
+                f"{path} is damaged, or was changed after it was written: its SHA-256 is not the one in {record.name};"
+                " restore what it was"
+            )
+
+
+def _sum(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()

@@ -1,0 +1,95 @@
+"""One process at a time writes into a run folder.
+
+The lock is the kernel's, on an open file: it ends with the process, however that ends, and no stale one can be left.
+"""
+
+import errno
+import fcntl
+import os
+import socket
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from asterism.errors import CheckpointError
+from asterism.files import make_folder, writing
+
+LOCK = ".lock"
+_UNSUPPORTED = (errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOLCK)
+
+
+@contextmanager
+def locked(folder: Path) -> Iterator[None]:
+    """Hold a folder's lock within the body; folders made for it are removed again if the body leaves them empty.
+
+    Children that are forked within the body do not hold it. Where the file system knows no locks, a warning says so,
+    and the body goes on. Raises CheckpointError, which names the holder, if another process or thread has the lock.
+    """
+    with writing(folder):
+        made = make_folder(folder)
+        lock = _Lock(folder / LOCK)
+    try:
+        yield
+    finally:
+        if lock.release():
+            with suppress(OSError):  # the first that is not empty
+                for path in made:
+                    path.rmdir()
+
+
+class _Lock:
+    """A lock that is held, as a file that names its holder."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.descriptor: int | None = self._acquire()
+        os.ftruncate(self.descriptor, 0)
+        os.write(self.descriptor, f"process {os.getpid()} on {socket.gethostname()}".encode())
+        # A child's copy of the descriptor would keep the lock when this process has ended.
+        os.register_at_fork(after_in_child=self._forget)
+
+    def release(self) -> bool:
+        """Let go, and remove the file. False in a forked child, which has nothing to let go."""
+        if self.descriptor is None:
+            return False
+        with suppress(OSError):  # where nothing can be removed, the next holder takes the file over
+            self.path.unlink(missing_ok=True)  # first, while nobody else can hold the lock on a new file of this name
+        self._forget()
+        return True
+
+    def _forget(self) -> None:
+        if self.descriptor is not None:
+            os.close(self.descriptor)
+            self.descriptor = None
+
+    def _acquire(self) -> int:
+        while True:
+            descriptor = os.open(self.path, os.O_RDWR | os.O_CREAT, 0o666)
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                if _is_there(self.path, descriptor):  # else its holder removed it after it was opened here
+                    return descriptor
+            except BlockingIOError:
+                holder = os.read(descriptor, 300).decode(errors="replace") or "another process"
+                os.close(descriptor)
+                raise CheckpointError(
+                    f"{self.path.parent} is in use by {holder}, which writes there; wait until it ends, or stop it"
+                ) from None
+            except OSError as error:
+                if error.errno not in _UNSUPPORTED:
+                    os.close(descriptor)
+                    raise
+                warnings.warn(
+                    f"{self.path.parent}: the file system has no locks; let no two processes write here at a time",
+                    stacklevel=5,
+                )
+                return descriptor
+            os.close(descriptor)
+
+
+def _is_there(path: Path, descriptor: int) -> bool:
+    try:
+        return os.path.samestat(path.stat(), os.fstat(descriptor))
+    except FileNotFoundError:
+        return False
