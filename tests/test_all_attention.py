@@ -175,7 +175,7 @@ def test_a_new_model_starts_with_spans_of_zero_and_vectors_of_unit_size() -> Non
         ({"global_projections": [0]}, "has no global_projections"),
         (
             {"mixers": "interleave(causal(), fourier())"},
-            r"has no feed-forward part, so fourier\(\) cannot be its mixer",
+            r"has no feed-forward layer, so fourier\(\) cannot be its mixer",
         ),
         ({"block": "pre_norm"}, "block 'pre_norm' has no persistent_vectors: they are for block 'all_attention'"),
         (

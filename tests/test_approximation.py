@@ -81,7 +81,7 @@ def test_it_is_made_of_this_librarys_layers():
     assert {layer.pattern.text for layer in attention} == {"window(left=1, right=1)"}
     assert {layer.num_heads for layer in attention} == {2}
     assert {layer.query.out_features for layer in attention} == {2}
-    assert {layer.expand.out_features for layer in feed_forward} == {4}
+    assert {layer.up_proj.out_features for layer in feed_forward} == {4}
 
 
 @pytest.mark.parametrize("name", list(EXAMPLES))

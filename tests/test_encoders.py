@@ -126,9 +126,9 @@ def mix(x: torch.Tensor, block: nn.Module, mixer: Pattern | Fourier, config: Ast
 
 def feed_forward(x: torch.Tensor, block: nn.Module) -> torch.Tensor:
     """With the error function's GELU."""
-    inside = x @ block.feed_forward.expand.weight.T + block.feed_forward.expand.bias
+    inside = x @ block.feed_forward.up_proj.weight.T + block.feed_forward.up_proj.bias
     inside = inside * 0.5 * (1 + torch.erf(inside / math.sqrt(2)))
-    return inside @ block.feed_forward.contract.weight.T + block.feed_forward.contract.bias
+    return inside @ block.feed_forward.down_proj.weight.T + block.feed_forward.down_proj.bias
 
 
 def normalise(x: torch.Tensor, norm: nn.LayerNorm) -> torch.Tensor:
@@ -495,7 +495,7 @@ def test_token_classification_and_question_answering() -> None:
     model = encoder(kind=AsterismForQuestionAnswering)
     start, end = torch.tensor([3, 7]), torch.tensor([5, 20])
     out = model(tokens, start_positions=start, end_positions=end)
-    spans = model.span(model.model(tokens).last_hidden_state)
+    spans = model.qa_outputs(model.model(tokens).last_hidden_state)
     torch.testing.assert_close(torch.stack([out.start_logits, out.end_logits], dim=-1), spans)
     losses = F.cross_entropy(out.start_logits, start), F.cross_entropy(out.end_logits[:1], end[:1])
     torch.testing.assert_close(out.loss, sum(losses) / 2)

@@ -227,8 +227,8 @@ def test_block_is_the_formula_of_the_paper() -> None:
     block = PreNormBlock(SparseAttention(16, 2, "causal()"), 16, 24).double().eval()
     hidden = random(2, 9, 16)
     a = block.mixer(block.mixer_norm(hidden))
-    x = block.feed_forward.expand(block.feed_forward_norm(hidden + a))
-    b = block.feed_forward.contract(x * torch.sigmoid(1.702 * x))
+    x = block.feed_forward.up_proj(block.feed_forward_norm(hidden + a))
+    b = block.feed_forward.down_proj(x * torch.sigmoid(1.702 * x))
     torch.testing.assert_close(block(hidden), hidden + a + b, atol=1e-12, rtol=0)
 
 
@@ -240,15 +240,15 @@ def test_block_with_the_norm_last_is_that_of_bert(activation: str) -> None:
         nn.init.normal_(norm.bias)
     hidden = random(2, 9, 16)
     h = block.mixer_norm(hidden + block.mixer(hidden))
-    x = block.feed_forward.expand(h)
+    x = block.feed_forward.up_proj(h)
     curve = torch.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3)) if activation == "gelu_new" else None
     x = 0.5 * x * (1 + (torch.erf(x / math.sqrt(2)) if curve is None else curve))
-    expected = block.feed_forward_norm(h + block.feed_forward.contract(x))
+    expected = block.feed_forward_norm(h + block.feed_forward.down_proj(x))
     torch.testing.assert_close(block(hidden), expected, atol=1e-12, rtol=0)
 
 
 def test_block_is_four_times_as_wide_inside_by_default() -> None:
-    assert PreNormBlock(nn.Identity(), 8).feed_forward.expand.out_features == 32
+    assert PreNormBlock(nn.Identity(), 8).feed_forward.up_proj.out_features == 32
 
 
 def test_dropout_is_at_the_end_of_each_branch_and_in_training_only() -> None:
@@ -296,8 +296,8 @@ def test_initialisation_of_section_5_3() -> None:
         block.mixer.key.weight: gain / math.sqrt(width),
         block.mixer.value.weight: gain / math.sqrt(width),
         block.mixer.output.weight: branch * gain / math.sqrt(width),
-        block.feed_forward.expand.weight: gain / math.sqrt(width),
-        block.feed_forward.contract.weight: branch * gain / math.sqrt(inside),
+        block.feed_forward.up_proj.weight: gain / math.sqrt(width),
+        block.feed_forward.down_proj.weight: branch * gain / math.sqrt(inside),
         embedding.weight: gain / math.sqrt(width),
         positions.weight: gain / math.sqrt(width * 2),
     }
@@ -334,8 +334,8 @@ def test_a_block_keeps_no_activations_of_its_feed_forward_part():
     (gradient,) = torch.autograd.grad(out.sum(), hidden)
     feed_forward = block.feed_forward
     middle = hidden + block.mixer(block.mixer_norm(hidden))
-    plain = middle + feed_forward.contract(
-        feed_forward.activation(feed_forward.expand(block.feed_forward_norm(middle)))
+    plain = middle + feed_forward.down_proj(
+        feed_forward.activation(feed_forward.up_proj(block.feed_forward_norm(middle)))
     )
     (expected,) = torch.autograd.grad(plain.sum(), hidden)
     torch.testing.assert_close(out, plain)

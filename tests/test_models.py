@@ -604,8 +604,8 @@ def test_a_new_model_starts_as_in_the_paper() -> None:
         model.model.positions.weight: gain / math.sqrt(2),
         block.mixer.value.weight: gain,
         block.mixer.output.weight: gain / 2,
-        block.feed_forward.expand.weight: gain,
-        block.feed_forward.contract.weight: gain / 4,
+        block.feed_forward.up_proj.weight: gain,
+        block.feed_forward.down_proj.weight: gain / 4,
     }.items():
         assert weight.std().item() == pytest.approx(spread, rel=0.03)
     assert AsterismForCausalLM(small_config(tie_word_embeddings=True)).lm_head.weight.any()

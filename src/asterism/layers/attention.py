@@ -6,7 +6,7 @@ through `decode`. Both roads give the same numbers. There is no dropout inside a
 """
 
 from collections.abc import Sequence
-from typing import Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import nn
@@ -20,7 +20,7 @@ from asterism.patterns import Pattern, parse
 
 
 class KeyCache(Protocol):
-    """What attention asks of its part of a cache: `asterism.models.cache.PatternCacheLayer` is one.
+    """What attention asks of its part of a cache, such as `asterism.models.cache.PatternCacheLayer`.
 
     `extend` adds the keys, values and positions of new tokens, and returns those that they may read.
     """
@@ -32,6 +32,21 @@ class KeyCache(Protocol):
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]: ...
 
     def get_seq_length(self) -> int: ...
+
+
+class Heads(NamedTuple):
+    """Queries [B, H, N, D], keys [B, Hkv, N, D] and values [B, Hkv, N, Dv] of one call."""
+
+    q: torch.Tensor
+    k: torch.Tensor
+    v: torch.Tensor
+
+
+class Masks(NamedTuple):
+    """What a call says of its tokens, as in `attend`: key_mask bool [B, N] and segments int [B, N], or None."""
+
+    key_mask: torch.Tensor | None
+    segments: torch.Tensor | None
 
 
 class SparseAttention(nn.Module):
@@ -89,7 +104,7 @@ class SparseAttention(nn.Module):
         self.query = nn.Linear(hidden_size, query_key_dim, bias=bias)
         self.key = nn.Linear(hidden_size, key_dim, bias=bias)
         self.value = nn.Linear(hidden_size, value_dim, bias=bias)
-        self.output = ResidualLinear(hidden_size, hidden_size, bias=bias)
+        self.output: nn.Linear = ResidualLinear(hidden_size, hidden_size, bias=bias)
         self.global_projections = None if global_projections is None else _check_places(global_projections)
         if global_projections is not None:
             self.global_query = nn.Linear(hidden_size, query_key_dim, bias=bias)
@@ -105,7 +120,7 @@ class SparseAttention(nn.Module):
         key_mask: torch.Tensor | None = None,
         segments: torch.Tensor | None = None,
         lengths: Sequence[int] | None = None,
-        **score_terms: torch.Tensor | None,
+        **score_terms: Any,
     ) -> torch.Tensor:
         """[B, N, hidden_size] -> [B, N, hidden_size].
 
@@ -119,100 +134,93 @@ class SparseAttention(nn.Module):
                    the pattern at its own length. By default all rows follow it at length N.
         score_terms  what a subclass adds to the scores; none here
         """
+        masks = Masks(key_mask, segments)
         if cache is not None:
-            self._check_cache(cache, key_mask, segments)
+            self._check_cache(cache, masks)
         if positions is None:
             seen = 0 if cache is None else cache.get_seq_length()
             positions = torch.arange(seen, seen + hidden.shape[1], device=hidden.device)[None]
-        q = self._split(self.query(hidden), self.num_heads)
-        k = self._split(self.key(hidden), self.num_key_value_heads)
-        v = self._split(self.value(hidden), self.num_key_value_heads)
-        if self.rotary is not None:
-            q, k = self.rotary(q, positions), self.rotary(k, positions)
+        heads = self._project(hidden, positions, (self.query, self.key, self.value))
         if cache is None or cache.get_seq_length() == 0:
             if cache is not None:
-                cache.extend(k, v, positions)
-            mixed = self._attend(q, k, v, key_mask, segments, lengths, **score_terms)
+                cache.extend(heads.k, heads.v, positions)
+            mixed = self._read(heads, masks, lengths, **score_terms)
             if self.global_projections is not None:
-                mixed = self._ask_globally(mixed, hidden, positions, key_mask, segments, lengths)
+                mixed = self._ask_globally(mixed, hidden, positions, masks, lengths)
         else:
-            keys, values, key_positions = cache.extend(k, v, positions)
-            mixed = self._decode(q, keys, values, positions.clamp(min=0), key_positions, **score_terms)
+            keys, values, key_positions = cache.extend(heads.k, heads.v, positions)
+            kept = Heads(heads.q, keys, values)
+            mixed = self._read_kept(kept, positions.clamp(min=0), key_positions, **score_terms)
         return self.output(mixed.transpose(1, 2).flatten(2))
 
-    def _attend(
+    def _project(
         self,
-        q: torch.Tensor,
-        k: torch.Tensor,
-        v: torch.Tensor,
-        key_mask: torch.Tensor | None,
-        segments: torch.Tensor | None,
-        lengths: Sequence[int] | None,
-        **score_terms: torch.Tensor | None,
-    ) -> torch.Tensor:
+        hidden: torch.Tensor,
+        positions: torch.Tensor,
+        projections: tuple[nn.Linear, nn.Linear, nn.Linear],
+        asking: torch.Tensor | None = None,
+    ) -> Heads:
+        """Queries, keys and values by three projections; only the columns `asking`, if given, have a query."""
+        query, key, value = projections
+        q = self._split(query(hidden if asking is None else hidden[:, asking]), self.num_heads)
+        k = self._split(key(hidden), self.num_key_value_heads)
+        v = self._split(value(hidden), self.num_key_value_heads)
+        if self.rotary is not None:
+            q = self.rotary(q, positions if asking is None else positions[:, asking])
+            k = self.rotary(k, positions)
+        return Heads(q, k, v)
+
+    def _read(self, heads: Heads, masks: Masks, lengths: Sequence[int] | None, **score_terms: Any) -> torch.Tensor:
         """[B, H, N, Dv]; with lengths, rows of one length at a time, and 0 behind the real tokens."""
-        if lengths is None or min(lengths) == q.shape[2]:
-            return self._read(q, k, v, key_mask, segments, **score_terms)
+        tokens = heads.q.shape[2]
+        if lengths is None or min(lengths) == tokens:
+            return self._attend(heads, masks, **score_terms)
 
-        def read(rows: list[int], length: int) -> torch.Tensor:
-            operands = [x[rows, :, :length] for x in (q, k, v)]
-            masks = [None if mask is None else mask[rows, :length] for mask in (key_mask, segments)]
-            return self._read(*operands, *masks, **score_terms)
+        def attend_rows(rows: list[int], length: int) -> torch.Tensor:
+            some = Heads(*(x[rows, :, :length] for x in heads))
+            own = Masks(*(None if mask is None else mask[rows, :length] for mask in masks))
+            return self._attend(some, own, **score_terms)
 
-        return by_length(lengths, q.shape[2], read)
+        return by_length(lengths, tokens, attend_rows)
 
-    def _read(
-        self,
-        q: torch.Tensor,
-        k: torch.Tensor,
-        v: torch.Tensor,
-        key_mask: torch.Tensor | None,
-        segments: torch.Tensor | None,
-    ) -> torch.Tensor:
+    def _attend(self, heads: Heads, masks: Masks, **score_terms: Any) -> torch.Tensor:
         """[B, H, N, Dv]: rows of one length, without a cache."""
-        return attend(q, k, v, self.pattern, key_mask=key_mask, segments=segments, implementation=self.implementation)
+        return attend(*heads, self.pattern, **masks._asdict(), implementation=self.implementation)
 
-    def _decode(
-        self,
-        q: torch.Tensor,
-        keys: torch.Tensor,
-        values: torch.Tensor,
-        query_positions: torch.Tensor,
-        key_positions: torch.Tensor,
+    def _read_kept(
+        self, heads: Heads, query_positions: torch.Tensor, key_positions: torch.Tensor, **score_terms: Any
     ) -> torch.Tensor:
-        """[B, H, M, Dv]: new queries against what the cache has kept."""
-        return decode(q, keys, values, self.pattern, query_positions, key_positions, implementation=self.implementation)
+        """[B, H, M, Dv]: M new queries against the keys and values that a cache has kept."""
+        places = query_positions, key_positions
+        return decode(*heads, self.pattern, *places, implementation=self.implementation)
 
     def _ask_globally(
         self,
         mixed: torch.Tensor,
         hidden: torch.Tensor,
         positions: torch.Tensor,
-        key_mask: torch.Tensor | None,
-        segments: torch.Tensor | None,
+        masks: Masks,
         lengths: Sequence[int] | None,
     ) -> torch.Tensor:
         """`mixed` [B, H, N, Dv] with the rows of the global tokens replaced."""
+        key_mask, segments = masks
         if segments is not None:
             raise ConfigurationError("global_projections read every key, so they cannot be used together with segments")
         columns = torch.arange(hidden.shape[1], device=hidden.device)
-        asked = [place for place in self.global_projections if place < len(columns)]
+        asked = [place for place in self.global_projections or () if place < len(columns)]
         if not asked:
             return mixed
         places = columns[asked]
         if lengths is not None:
             real = columns < torch.tensor(lengths, device=hidden.device)[:, None]
             key_mask = real if key_mask is None else key_mask & real
-        q = self._split(self.global_query(hidden[:, places]), self.num_heads)
-        k = self._split(self.global_key(hidden), self.num_key_value_heads)
-        v = self._split(self.global_value(hidden), self.num_key_value_heads)
-        if self.rotary is not None:
-            q, k = self.rotary(q, positions[:, places]), self.rotary(k, positions)
-        answers = attend(q, k, v, "dense()", key_mask=key_mask, implementation=self.implementation)
+        projections = self.global_query, self.global_key, self.global_value
+        heads = self._project(hidden, positions, projections, asking=places)
+        answers = attend(*heads, "dense()", key_mask=key_mask, implementation=self.implementation)
         return mixed.index_copy(2, places, answers)
 
-    def _check_cache(self, cache: KeyCache, key_mask: torch.Tensor | None, segments: torch.Tensor | None) -> None:
-        if key_mask is not None or segments is not None:
+    def _check_cache(self, cache: KeyCache, masks: Masks) -> None:
+        if masks.key_mask is not None or masks.segments is not None:
             raise ConfigurationError("key_mask and segments cannot be used together with a cache")
         if self.global_projections is not None:
             raise ConfigurationError("global_projections read every token, the future too: they go with no cache")

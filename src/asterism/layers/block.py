@@ -8,7 +8,7 @@ Both norms read the plain sum, so the identity path from the embedding to the la
 
 Norm last (Vaswani 2017, BERT): h(H) = norm(H + dropout(mixer(H))) and block(H) = norm(h + dropout(ff(h))).
 
-All attention (Sukhbaatar et al. 2019): block(H) = norm(H + dropout(mixer(H))), and no feed-forward part.
+All attention (Sukhbaatar et al. 2019): block(H) = norm(H + dropout(mixer(H))), and no feed-forward layer.
 """
 
 from collections.abc import Callable
@@ -50,21 +50,21 @@ class FeedForward(nn.Module):
                 f"unknown activation {activation!r}; known are {', '.join(ACTIVATIONS)}."
                 + nearest(activation, ACTIVATIONS)
             )
-        self.expand = nn.Linear(hidden_size, intermediate_size)
-        self.contract = ResidualLinear(intermediate_size, hidden_size)
+        self.up_proj = nn.Linear(hidden_size, intermediate_size)
+        self.down_proj = ResidualLinear(intermediate_size, hidden_size)
         self.activation = ACTIVATIONS[activation]
 
     def forward(self, hidden: torch.Tensor) -> torch.Tensor:
         """[..., hidden_size] -> [..., hidden_size]."""
-        expanded = self.expand(hidden)
+        expanded = self.up_proj(hidden)
         return checkpoint(self._finish, expanded, use_reentrant=False, preserve_rng_state=False)
 
     def _finish(self, expanded: torch.Tensor) -> torch.Tensor:
-        return self.contract(self.activation(expanded))
+        return self.down_proj(self.activation(expanded))
 
 
 class _Block(nn.Module):
-    """One mixer and one feed-forward part, and a norm for each.
+    """One mixer and one feed-forward layer, and a norm for each.
 
     `mixer` maps [B, N, hidden_size] to the same shape, as SparseAttention does; `intermediate_size` is 4 * hidden_size
     by default.
@@ -91,7 +91,7 @@ class _Block(nn.Module):
 
 
 class PreNormBlock(_Block):
-    """One mixer and one feed-forward part, each normalised before and added after."""
+    """One mixer and one feed-forward layer, each normalised before and added after."""
 
     def forward(self, hidden: torch.Tensor, **mixer_arguments: object) -> torch.Tensor:
         """[B, N, hidden_size] -> [B, N, hidden_size]; keyword arguments go to the mixer."""
@@ -100,7 +100,7 @@ class PreNormBlock(_Block):
 
 
 class PostNormBlock(_Block):
-    """One mixer and one feed-forward part, each added and the sum normalised."""
+    """One mixer and one feed-forward layer, each added and the sum normalised."""
 
     def forward(self, hidden: torch.Tensor, **mixer_arguments: object) -> torch.Tensor:
         """[B, N, hidden_size] -> [B, N, hidden_size]; keyword arguments go to the mixer."""
@@ -109,7 +109,7 @@ class PostNormBlock(_Block):
 
 
 class AllAttentionBlock(nn.Module):
-    """A mixer that is added and the sum normalised, with no feed-forward part (Sukhbaatar et al. 2019)."""
+    """A mixer that is added and the sum normalised, with no feed-forward layer (Sukhbaatar et al. 2019)."""
 
     def __init__(
         self, mixer: nn.Module, hidden_size: int, *, dropout: float = 0.0, layer_norm_eps: float = 1e-5

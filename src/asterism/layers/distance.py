@@ -83,12 +83,24 @@ def decode_by_distance(
         distances = (asked[:, :, None] - key_positions[:, None, :])[:, None]
         pairs = Pairs(readable(pattern, asked, key_positions), distances)
         parts.append(_read(q[:, :, chunk], k, v, pairs, relative, span))
-    return tuple(torch.cat(part, dim=2) for part in zip(*parts, strict=True))
+    out, lse = (torch.cat(part, dim=2) for part in zip(*parts, strict=True))
+    return out, lse
 
 
 class _AttendByDistance(torch.autograd.Function):
     @staticmethod
-    def forward(context: Any, q, k, v, relative, reach, ramp, pattern, key_mask, segments):
+    def forward(
+        context: Any,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        relative: torch.Tensor | None,
+        reach: torch.Tensor | None,
+        ramp: int,
+        pattern: Pattern,
+        key_mask: torch.Tensor | None,
+        segments: torch.Tensor | None,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
         context.save_for_backward(q, k, v, relative, reach, key_mask, segments)
         context.ramp, context.pattern = ramp, pattern
         out = q.new_zeros((*q.shape[:3], v.shape[-1]))
@@ -101,27 +113,30 @@ class _AttendByDistance(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    def backward(context: Any, d_out, d_lse):
+    def backward(context: Any, d_out: torch.Tensor, d_lse: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         q, k, v, relative, reach, key_mask, segments = context.saved_tensors
         wide = torch.promote_types(q.dtype, torch.float32)
         d_q = torch.zeros_like(q)
-        sums = [None if x is None else torch.zeros_like(x, dtype=wide) for x in (k, v, relative, reach)]
+        totals = [None if x is None else torch.zeros_like(x, dtype=wide) for x in (k, v, relative, reach)]
         for queries, keys, pairs in _blocks(q, context.pattern, key_mask, segments):
             some = [q[:, :, queries], k[:, :, keys], v[:, :, keys], relative, reach]
-            leaves = [None if x is None else x.detach().requires_grad_() for x in some]
+            leaves: list[Any] = [None if x is None else x.detach().requires_grad_() for x in some]
             with torch.enable_grad():
-                span = None if reach is None else SoftSpan(leaves[4], context.ramp)
-                results = _read(*leaves[:3], pairs, leaves[3], span)
+                span = None if leaves[4] is None else SoftSpan(leaves[4], context.ramp)
+                results = _read(leaves[0], leaves[1], leaves[2], pairs, leaves[3], span)
             given = [x for x in leaves if x is not None]
             gradients = iter(torch.autograd.grad(results, given, (d_out[:, :, queries], d_lse[:, :, queries])))
             d_q[:, :, queries] = next(gradients)
-            for total in sums[:2]:
-                total.index_add_(2, keys, next(gradients).to(wide))
-            for total in sums[2:]:
-                if total is not None:
+            for number, total in enumerate(totals):
+                if total is None:
+                    continue
+                if number < 2:  # keys and values, of which the block has read some
+                    total.index_add_(2, keys, next(gradients).to(wide))
+                else:
                     total += next(gradients)
         d_k, d_v, d_relative, d_reach = (
-            None if total is None else total.to(x.dtype) for total, x in zip(sums, (k, v, relative, reach), strict=True)
+            None if total is None else total.to(x.dtype)
+            for total, x in zip(totals, (k, v, relative, reach), strict=True)
         )
         return d_q, d_k, d_v, d_relative, d_reach, None, None, None, None
 
@@ -138,9 +153,9 @@ def _blocks(
         asked, kept = np.arange(start, stop)[:, None], _keys(pattern, start, stop, length)
         if not len(kept):
             continue
-        allowed = np.stack([pattern.allows(asked, kept, length, head) for head in range(pattern.heads)])
-        pairs = Pairs(torch.from_numpy(allowed)[None], torch.from_numpy(asked - kept)[None, None])
-        allowed, distances = (x.to(q.device) for x in pairs)
+        rule = np.stack([pattern.allows(asked, kept, length, head) for head in range(pattern.heads)])
+        allowed = torch.from_numpy(rule)[None].to(q.device)
+        distances = torch.from_numpy(asked - kept)[None, None].to(q.device)
         queries, keys = slice(start, stop), torch.from_numpy(kept).to(q.device)
         if key_mask is not None:
             allowed = allowed & key_mask[:, None, None, keys]

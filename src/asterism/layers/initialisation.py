@@ -20,7 +20,7 @@ from asterism.layers.positions import FactorisedPositions
 
 
 class ResidualLinear(nn.Linear):
-    """The last matrix of a residual branch (W_p of attention, W_2 of the feed-forward part).
+    """The last matrix of a residual branch (W_p of attention, W_2 of the feed-forward layer).
 
     It is a linear layer like any other; its type tells `initialise` to make it smaller.
     """
@@ -41,5 +41,5 @@ def initialise(module: nn.Module, *, gain: float, depth: int, spread: float | No
         nn.init.normal_(module.weight, std=spread or gain / math.sqrt(module.embedding_dim))
     elif isinstance(module, FactorisedPositions):
         module.initialise(gain, spread)
-    elif hasattr(module, "reset_parameters"):  # norms, and layers with an initialisation of their own
-        module.reset_parameters()
+    elif callable(reset := getattr(module, "reset_parameters", None)):  # norms, and layers that draw as their papers do
+        reset()

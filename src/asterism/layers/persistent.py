@@ -1,7 +1,7 @@
 """The all-attention layer (Sukhbaatar et al. 2019, Augmenting Self-attention with Persistent Memory).
 
 Every head has N learned keys and values that stand at no position and that every query reads. They take the place of
-the feed-forward part: one softmax runs over the context, by any pattern, and over them. The context is attended to
+the feed-forward layer: one softmax runs over the context, by any pattern, and over them. The context is attended to
 as usual, the persistent vectors as well, and the two merge exactly by their log-sum-exp.
 
 Two options of the authors' code change scores by distance: relative positions, and an adaptive span per head.
@@ -15,7 +15,7 @@ from torch import nn
 
 from asterism.errors import ConfigurationError
 from asterism.kernels import attend, decode
-from asterism.layers.attention import SparseAttention
+from asterism.layers.attention import Heads, Masks, SparseAttention
 from asterism.layers.distance import SoftSpan, attend_by_distance, decode_by_distance
 from asterism.patterns import Pattern, window
 
@@ -147,6 +147,7 @@ class PersistentAttention(SparseAttention):
         if span is not None:
             self.pattern = within_span(self.pattern, span)
         self.span, self.relative_positions = span, relative_positions
+        # Its branch is the only one of its block, so it is not made smaller at the start as a ResidualLinear is.
         self.output = nn.Linear(hidden_size, hidden_size, bias=False)
         head_dim, value_dim = self.query.out_features // num_heads, hidden_size // num_heads
         self.persistent = PersistentVectors(num_heads, persistent_vectors, head_dim, value_dim, implementation)
@@ -168,52 +169,37 @@ class PersistentAttention(SparseAttention):
         if not self.relative_positions:
             if shape is not None:
                 raise ConfigurationError(f"this layer has no relative positions, but was given a table {shape}")
-        elif shape != (expected := [self.span + 1, self.persistent.keys.shape[2]]):
+            return
+        assert self.span is not None  # the constructor has seen to it
+        if shape != (expected := [self.span + 1, self.persistent.keys.shape[2]]):
             raise ConfigurationError(f"relative positions need a table {expected}, got {shape or 'none'}")
 
-    def _read(
-        self,
-        q: torch.Tensor,
-        k: torch.Tensor,
-        v: torch.Tensor,
-        key_mask: torch.Tensor | None,
-        segments: torch.Tensor | None,
-        relative: torch.Tensor | None,
+    def _attend(
+        self, heads: Heads, masks: Masks, relative: torch.Tensor | None = None, **score_terms: Any
     ) -> torch.Tensor:
-        masks = {"key_mask": key_mask, "segments": segments}
         if self._uses_distance:
             pattern, span = self._reach()
-            context = attend_by_distance(q, k, v, pattern, relative=relative, span=span, **masks)
+            context = attend_by_distance(*heads, pattern, relative=relative, span=span, **masks._asdict())
         else:
-            context = attend(q, k, v, self.pattern, return_lse=True, implementation=self.implementation, **masks)
-        return self.persistent(q, *context)
+            options: Any = {**masks._asdict(), "implementation": self.implementation}
+            context = attend(*heads, self.pattern, return_lse=True, **options)
+        return self.persistent(heads.q, *context)
 
-    def _decode(
+    def _read_kept(
         self,
-        q: torch.Tensor,
-        keys: torch.Tensor,
-        values: torch.Tensor,
+        heads: Heads,
         query_positions: torch.Tensor,
         key_positions: torch.Tensor,
-        relative: torch.Tensor | None,
+        relative: torch.Tensor | None = None,
+        **score_terms: Any,
     ) -> torch.Tensor:
+        places = query_positions, key_positions
         if self._uses_distance:
             pattern, span = self._reach()
-            context = decode_by_distance(
-                q, keys, values, pattern, query_positions, key_positions, relative=relative, span=span
-            )
+            context = decode_by_distance(*heads, pattern, *places, relative=relative, span=span)
         else:
-            context = decode(
-                q,
-                keys,
-                values,
-                self.pattern,
-                query_positions,
-                key_positions,
-                return_lse=True,
-                implementation=self.implementation,
-            )
-        return self.persistent(q, *context)
+            context = decode(*heads, self.pattern, *places, return_lse=True, implementation=self.implementation)
+        return self.persistent(heads.q, *context)
 
     @property
     def _uses_distance(self) -> bool:

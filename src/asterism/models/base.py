@@ -3,7 +3,7 @@
 import functools
 import inspect
 from collections.abc import Callable
-from typing import Any, Concatenate, NamedTuple, ParamSpec, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch import nn
@@ -67,11 +67,10 @@ class Encoded(NamedTuple):
     hidden_states: tuple[torch.Tensor, ...] | None
 
 
-Own = ParamSpec("Own")
 Output = TypeVar("Output")
 
 
-def encoder_head(compute: Callable[Concatenate[Any, Encoded, Own], Output]) -> Callable[..., Output]:
+def encoder_head(compute: Callable[..., Output]) -> Callable[..., Output]:
     """The `forward` of an encoder with a head, from what the head computes of an Encoded and of arguments of its own.
 
     `forward` takes input_ids, attention_mask, token_type_ids and inputs_embeds as AsterismModel does, then the head's

@@ -38,8 +38,8 @@ class AsterismForCausalLM(AsterismPreTrainedModel, GenerationMixin):
         self.post_init()
 
     def _init_weights(self, module: nn.Module) -> None:
-        if module is self.lm_head and not self.config.tie_word_embeddings:
-            nn.init.zeros_(self.lm_head.weight)
+        if isinstance(module, nn.Linear) and module is self.lm_head and not self.config.tie_word_embeddings:
+            nn.init.zeros_(module.weight)
         else:
             super()._init_weights(module)
 
@@ -90,9 +90,10 @@ class AsterismForCausalLM(AsterismPreTrainedModel, GenerationMixin):
             hidden_states=outputs.hidden_states,
         )
 
+    # Called by transformers with its own arguments, of which versions have different ones.
     def _prepare_cache_for_generation(
         self, generation_config: GenerationConfig, model_kwargs: dict[str, Any], *args: Any, **kwargs: Any
-    ) -> None:
+    ) -> Any:
         """Before the first token is generated: raises ConfigurationError when the last one would have no position."""
         mask = model_kwargs.get("attention_mask")
         padding = 0 if mask is None else int((mask == 0).sum(dim=1).min())
@@ -100,4 +101,5 @@ class AsterismForCausalLM(AsterismPreTrainedModel, GenerationMixin):
         longest = generation_config.max_length - 1 - padding
         if self.model.positions is not None and longest > self.config.max_position_embeddings:
             raise ConfigurationError(too_long(longest, self.config))
-        super()._prepare_cache_for_generation(generation_config, model_kwargs, *args, **kwargs)
+        prepare: Any = super()
+        return prepare._prepare_cache_for_generation(generation_config, model_kwargs, *args, **kwargs)

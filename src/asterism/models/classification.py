@@ -20,7 +20,7 @@ class _Classifier(AsterismPreTrainedModel):
         rate = config.dropout if config.classifier_dropout is None else config.classifier_dropout
         self.model = AsterismModel(config)
         self.dropout = nn.Dropout(rate)
-        self.classifier = nn.Linear(config.hidden_size, config.num_labels)
+        self.classifier = nn.Linear(config.hidden_size, config.num_labels or 0)
 
 
 class AsterismForSequenceClassification(_Classifier):

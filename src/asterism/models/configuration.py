@@ -7,7 +7,7 @@ refused when a model is built from it.
 import difflib
 from collections.abc import Mapping
 from dataclasses import fields
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from transformers import PreTrainedConfig
 
@@ -45,6 +45,11 @@ class AsterismConfig(_FromTable):
     pad_token_id: int | None = None
     bos_token_id: int | None = None
     eos_token_id: int | list[int] | None = None
+
+    if TYPE_CHECKING:
+        mixers: str | list[str]
+
+        def __init__(self, **fields: Any) -> None: ...
 
     def __post_init__(self, **kwargs: Any) -> None:
         names = {field.name for field in fields(self)}
@@ -144,7 +149,7 @@ class AsterismConfig(_FromTable):
         attends = [isinstance(mixer, Pattern) for mixer in self.layer_mixers()]
         if self.block == "all_attention":
             refused = {
-                "no feed-forward part, so fourier() cannot be its mixer": not all(attends),
+                "no feed-forward layer, so fourier() cannot be its mixer": not all(attends),
                 "no bias in its attention: set attention_bias=False": self.attention_bias,
                 "persistent vectors: set persistent_vectors to 1 or more": self.persistent_vectors == 0,
                 "no rotary positions: use position_type 'relative', 'learned', 'factorised' or 'none'": (

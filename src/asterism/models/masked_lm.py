@@ -123,5 +123,5 @@ class AsterismForPreTraining(_PredictsTokens):
             loss=self._penalise(loss, labels, loss_arguments),
             prediction_logits=logits,
             seq_relationship_logits=answers,
-            hidden_states=encoded.hidden_states,
+            hidden_states=encoded.hidden_states,  # type: ignore[arg-type]  # transformers means a tuple of any length
         )

@@ -111,13 +111,14 @@ class AsterismModel(AsterismPreTrainedModel):
         embedded = self.embed_tokens(input_ids) if inputs_embeds is None else inputs_embeds
         embedded = self._add_types(embedded, token_type_ids)
         cache = self._find_cache(past_key_values, use_cache)
-        layer_caches = [None] * len(self.layers) if cache is None else cast(list[PatternCacheLayer], cache.layers)
+        own_caches = [None] * len(self.layers) if cache is None else cache.layers
+        layer_caches = cast(list[PatternCacheLayer | None], own_caches)
         seen = 0 if cache is None else cache.get_seq_length()
         packing = self._pack(attention_mask, embedded, seen)
         if packing is not None:
             embedded = packing.pack(embedded)
         real = None if packing is None else packing.real
-        lengths = cache.layers[0].lengths if seen else None
+        lengths = layer_caches[0].lengths if layer_caches[0] is not None and seen else None
         positions = count_positions(real, embedded.shape[1], embedded.device, after=lengths)
         if self.positions is not None:
             self._check_length(seen + embedded.shape[1], positions)
@@ -156,7 +157,8 @@ class AsterismModel(AsterismPreTrainedModel):
         """What adaptive spans add to the loss: the sum over the layers of their mean span, times the penalty."""
         if not self.config.adaptive_span:
             return None
-        spans = torch.stack([block.mixer.adaptive_span.penalty() for block in self.layers])
+        mixers = (cast(PersistentAttention, cast(Any, block).mixer) for block in self.layers)
+        spans = torch.stack([mixer.adaptive_span.penalty() for mixer in mixers if mixer.adaptive_span is not None])
         return self.config.adaptive_span_penalty * spans.sum()
 
     def _add_types(self, embedded: torch.Tensor, token_type_ids: torch.Tensor | None) -> torch.Tensor:
@@ -248,44 +250,37 @@ def _relative_positions(config: AsterismConfig) -> RelativePositions | None:
 
 def _block(config: AsterismConfig, mixer: Mixer) -> AsterismBlock | AsterismPostNormBlock | AsterismAllAttentionBlock:
     options = {"dropout": config.dropout, "layer_norm_eps": config.layer_norm_eps}
+    module = FourierMixing() if isinstance(mixer, Fourier) else _attention(config, mixer)
     if config.block == "all_attention":
-        return AsterismAllAttentionBlock(_all_attention(config, mixer), config.hidden_size, **options)
+        return AsterismAllAttentionBlock(module, config.hidden_size, **options)
     kind = AsterismBlock if config.block == "pre_norm" else AsterismPostNormBlock
-    return kind(
-        FourierMixing() if isinstance(mixer, Fourier) else _attention(config, mixer),
-        config.hidden_size,
-        config.intermediate_size,
-        activation=config.hidden_act,
-        **options,
-    )
+    return kind(module, config.hidden_size, config.intermediate_size, activation=config.hidden_act, **options)
 
 
 def _attention(config: AsterismConfig, pattern: Pattern) -> SparseAttention:
+    sizes = config.hidden_size, config.num_attention_heads
+    options = {
+        "num_key_value_heads": config.num_key_value_heads,
+        "query_key_dim": config.query_key_dim,
+        "implementation": config.implementation,
+    }
+    if config.block == "all_attention":
+        return PersistentAttention(
+            *sizes,
+            pattern,
+            config.persistent_vectors,
+            span=config.relative_span,
+            relative_positions=config.position_type == "relative",
+            adaptive_span_ramp=config.adaptive_span_ramp if config.adaptive_span else None,
+            **options,
+        )
     return SparseAttention(
-        config.hidden_size,
-        config.num_attention_heads,
+        *sizes,
         pattern,
-        num_key_value_heads=config.num_key_value_heads,
-        query_key_dim=config.query_key_dim,
-        implementation=config.implementation,
         rotary=Rotary(config.rope_theta) if config.position_type == "rotary" else None,
         bias=config.attention_bias,
         global_projections=config.global_projections,
-    )
-
-
-def _all_attention(config: AsterismConfig, pattern: Pattern) -> PersistentAttention:
-    return PersistentAttention(
-        config.hidden_size,
-        config.num_attention_heads,
-        pattern,
-        config.persistent_vectors,
-        num_key_value_heads=config.num_key_value_heads,
-        query_key_dim=config.query_key_dim,
-        implementation=config.implementation,
-        span=config.relative_span,
-        relative_positions=config.position_type == "relative",
-        adaptive_span_ramp=config.adaptive_span_ramp if config.adaptive_span else None,
+        **options,
     )
 
 

@@ -110,7 +110,7 @@ def star_tiny() -> AsterismConfig:
 def fnet_base() -> AsterismConfig:
     """FNet, 83M parameters (Lee-Thorp 2021, table 1).
 
-    Published: Fourier mixing in 12 layers of width 768, feed-forward parts of 3,072, 512 positions, four token types,
+    Published: Fourier mixing in 12 layers of width 768, feed-forward layers of 3,072, 512 positions, four token types,
     a vocabulary of 32,000. From the authors' code: a linear layer between embeddings and blocks.
     """
     return _fnet("fourier()", **BASE, vocab_size=32000, max_position_embeddings=512)

@@ -17,7 +17,7 @@ class AsterismForQuestionAnswering(AsterismPreTrainedModel):
     def __init__(self, config: AsterismConfig) -> None:
         super().__init__(config)
         self.model = AsterismModel(config)
-        self.span = nn.Linear(config.hidden_size, 2)
+        self.qa_outputs = nn.Linear(config.hidden_size, 2)
         self.post_init()
 
     @encoder_head
@@ -35,7 +35,7 @@ class AsterismForQuestionAnswering(AsterismPreTrainedModel):
 
         Inputs are those of AsterismModel. Raises ConfigurationError for any other argument.
         """
-        start_logits, end_logits = self.span(encoded.hidden).unbind(dim=-1)
+        start_logits, end_logits = self.qa_outputs(encoded.hidden).unbind(dim=-1)
         loss = None
         if start_positions is not None and end_positions is not None:
             loss = self.loss_function(start_logits, end_logits, start_positions, end_positions, **loss_arguments)

@@ -79,7 +79,7 @@ def pattern_attention(
     return mixed.transpose(1, 2).contiguous(), None
 
 
-def layer_rule(module: nn.Module, tokens: Tokens) -> Rule:
+def layer_rule(module: Any, tokens: Tokens) -> Rule:
     """Who reads whom in a layer: its pattern, and the model's own window with it.
 
     Raises PatternError for a causal model whose pattern reads the future or is not prefix-stable.
@@ -146,7 +146,9 @@ def _attend_packed(
     if rule.depends_on_length:
         lengths = packing.real.sum(dim=1).tolist()
         mixed = by_length(
-            lengths, q.shape[2], lambda rows, n: attend(*(x[rows, :, :n] for x in (q, k, v)), rule.text, scale=scale)
+            lengths,
+            q.shape[2],
+            lambda rows, n: attend(q[rows, :, :n], k[rows, :, :n], v[rows, :, :n], rule.text, scale=scale),
         )
     else:
         mixed = attend(q, k, v, rule.text, key_mask=packing.real, scale=scale)

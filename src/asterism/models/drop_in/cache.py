@@ -27,7 +27,7 @@ def install_hooks(module: nn.Module) -> None:
 
 
 def _hand_over_cache(
-    module: nn.Module, arguments: tuple[Any, ...], named: dict[str, Any]
+    module: Any, arguments: tuple[Any, ...], named: dict[str, Any]
 ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
     cache = named.get("past_key_values")
     if cache is None or module.config._attn_implementation != IMPLEMENTATION:
@@ -57,7 +57,7 @@ def _forgetting_layer(cache: Cache, number: int, pattern: Pattern) -> PatternCac
         cache.layers.append(DynamicLayer())
     layer = cache.layers[number]
     if not isinstance(layer, PatternCacheLayer):
-        if layer.get_seq_length() > 0:
+        if cache.get_seq_length(number) > 0:
             raise ConfigurationError(
                 "past_key_values was filled without the pattern, and the positions of its keys are unknown;"
                 " pass an empty DynamicCache(), or nothing"

@@ -1,9 +1,8 @@
 """Give a model of transformers a pattern, and take it away again."""
 
-from collections.abc import Sequence
-from typing import TypeVar
+from collections.abc import Iterator, Sequence
+from typing import Any, TypeVar
 
-from torch import nn
 from transformers import PreTrainedConfig, PreTrainedModel
 
 from asterism.errors import ConfigurationError
@@ -96,11 +95,12 @@ def _check_model(model: PreTrainedModel) -> PreTrainedConfig:
     return config
 
 
-def _attention_modules(model: PreTrainedModel) -> list[nn.Module]:
+def _attention_modules(model: PreTrainedModel) -> list[Any]:
     """The attention of each layer, first to last; ConfigurationError unless there is one for each."""
-    modules = {
+    parts: Iterator[Any] = model.modules()
+    modules: dict[int, Any] = {
         module.layer_idx: module
-        for module in model.modules()
+        for module in parts
         if isinstance(getattr(module, "layer_idx", None), int) and hasattr(module, "is_causal")
     }
     layers = model.config.num_hidden_layers

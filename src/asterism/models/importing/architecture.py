@@ -24,8 +24,8 @@ BACKBONE = {
     "encoder.layer.*.attention.self.value": "layers.*.mixer.value",
     "encoder.layer.*.attention.output.dense": "layers.*.mixer.output",
     "encoder.layer.*.attention.output.LayerNorm": "layers.*.mixer_norm",
-    "encoder.layer.*.intermediate.dense": "layers.*.feed_forward.expand",
-    "encoder.layer.*.output.dense": "layers.*.feed_forward.contract",
+    "encoder.layer.*.intermediate.dense": "layers.*.feed_forward.up_proj",
+    "encoder.layer.*.output.dense": "layers.*.feed_forward.down_proj",
     "encoder.layer.*.output.LayerNorm": "layers.*.feed_forward_norm",
 }
 """Modules of BERT's backbone, and ours; a star stands for the number of a layer."""
@@ -80,7 +80,7 @@ class Architecture:
         config.json names the class. Where it names none or ForMaskedLM, a checkpoint with both heads of BERT's
         pre-training keeps both. Raises CheckpointError for a class without an exact counterpart.
         """
-        named = (config.architectures or [None])[0]
+        named = config.architectures[0] if config.architectures else None
         head = None if named is None else named.removeprefix(self.class_prefix)
         if named is not None and (head == named or head not in self.heads):
             known = ", ".join(self.class_prefix + head for head in self.heads)
@@ -133,7 +133,7 @@ class Architecture:
     def _modules(self, head: str) -> dict[str, str]:
         """Modules of a class, and ours. Its pooler is among them unless the head has one of its own."""
         modules = {**self.backbone, **self.heads[head]}
-        return modules if "pooler.dense" in modules.values() else modules | self.pooler
+        return modules if "pooler.dense" in modules.values() else {**modules, **self.pooler}
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ MASKED_LM = {
 }
 PRE_TRAINING = {**MASKED_LM, "cls.seq_relationship": "next_sentence"}
 CLASSIFIER = {"classifier": "classifier"}
-SPAN = {"qa_outputs": "span"}
+SPAN = {"qa_outputs": "qa_outputs"}
 
 HEADS = {
     "Model": {},

@@ -28,7 +28,7 @@ from asterism.models.importing.tokenizer import copy_tokenizer
 from asterism.models.masked_lm import AsterismForMaskedLM, AsterismForPreTraining
 from asterism.models.modeling import AsterismModel
 from asterism.models.question_answering import AsterismForQuestionAnswering
-from asterism.patterns import Fourier, Mixer, global_tokens
+from asterism.patterns import Fourier, Mixer, Schedule, global_tokens
 
 ARCHITECTURES: dict[str, Architecture] = {
     "bert": BERT,
@@ -189,7 +189,7 @@ def _change(
         new = AsterismConfig(**fields).layer_mixers()
         _refuse_other_weights(own, new)
         if globals:
-            fields["mixers"] = [str(mixer | global_tokens(tuple(globals))) for mixer in new]
+            fields["mixers"] = [str(pattern | global_tokens(tuple(globals))) for pattern in Schedule(new).patterns]
 
 
 def _refuse_other_weights(own: Sequence[Mixer], new: Sequence[Mixer]) -> None:

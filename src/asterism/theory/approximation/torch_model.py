@@ -185,11 +185,11 @@ def _feed_forward(features: Features, units: Sequence[Unit]) -> Residual:
     for parameter in layer.parameters():
         parameter.zero_()
     for number, unit in enumerate(units):
-        layer.expand.bias[number] = unit.bias
+        layer.up_proj.bias[number] = unit.bias
         for feature, weight in unit.reads.items():
-            layer.expand.weight[number, feature] = weight
+            layer.up_proj.weight[number, feature] = weight
         for feature, weight in unit.writes.items():
-            layer.contract.weight[feature, number] = weight
+            layer.down_proj.weight[feature, number] = weight
     return Residual(layer)
 
 
