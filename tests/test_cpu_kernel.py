@@ -1,5 +1,6 @@
 """The CPU kernel where libraries and scripts change the whole process: nothing of it may reach the numbers."""
 
+import ctypes
 import subprocess
 import sys
 from dataclasses import replace
@@ -11,6 +12,7 @@ from oracle import rule
 
 from asterism import attend
 from asterism.errors import KernelError
+from asterism.kernels.cpu import interface, library
 
 pytestmark = pytest.mark.skipif(not has_compiler(), reason="no C++ compiler on this machine")
 
@@ -101,31 +103,62 @@ def test_every_thread_flushes_denormals_as_the_caller_does():
 
 
 def arguments(dtype=torch.float32):
-    """What the operators take: operands and settings, and what the backward pass takes beside."""
+    """What the operator of the backward pass takes, by name."""
     q = torch.ones(1, 2, 20, 8, dtype=dtype)
-    out, lse, residual = torch.ops.asterism.cpu(q, q, q, None, None, "causal()", 0, 0.5)
-    return [q, q, q, None, None, "causal()", 0, 0.5, out, residual, lse, out, lse]
+    given = {"q": q, "k": q, "v": q, "key_mask": None, "segments": None, "allowed": None}
+    given |= {"pattern": "causal()", "query_offset": 0, "scale": 0.5}
+    out, lse, residual = torch.ops.asterism.cpu(**given)
+    return given | {"out": out, "residual": residual, "lse": lse, "grad_out": out, "grad_lse": lse}
 
 
 @pytest.mark.parametrize(
-    ("place", "wrong"),
+    ("name", "wrong"),
     (
-        (8, lambda x: x[:, :, :10]),
-        (8, lambda x: x.double()),
-        (10, lambda x: x.bfloat16()),
-        (10, lambda x: x[..., :1]),
-        (11, lambda x: x[:, :1]),
-        (11, lambda x: x.bfloat16()),
-        (12, lambda x: x.half()),
-        (12, lambda x: x[..., 1:]),
-        (1, lambda x: x.bfloat16()),
-        (2, lambda x: x[:, :, 1:]),
+        ("out", lambda x: x[:, :, :10]),
+        ("out", lambda x: x.double()),
+        ("lse", lambda x: x.bfloat16()),
+        ("lse", lambda x: x[..., :1]),
+        ("grad_out", lambda x: x[:, :1]),
+        ("grad_out", lambda x: x.bfloat16()),
+        ("grad_lse", lambda x: x.half()),
+        ("grad_lse", lambda x: x[..., 1:]),
+        ("grad_lse", lambda x: torch.ones(1, 20, 2).transpose(1, 2)),
+        ("k", lambda x: x.bfloat16()),
+        ("v", lambda x: x[:, :, 1:]),
     ),
 )
-def test_no_pointer_is_taken_of_what_does_not_fit(place, wrong):
+def test_no_pointer_is_taken_of_what_does_not_fit(name, wrong):
     given = arguments()
-    assert len(torch.ops.asterism.cpu_backward(*given)) == 3
-    given[place] = wrong(given[place])
-    with pytest.raises(KernelError) as error:
-        torch.ops.asterism.cpu_backward(*given)
-    assert place != 8 or "out" in str(error.value)
+    assert len(torch.ops.asterism.cpu_backward(**given)) == 3
+    given[name] = wrong(given[name])
+    with pytest.raises(KernelError, match=f"the CPU kernel needs {name} "):
+        torch.ops.asterism.cpu_backward(**given)
+
+
+def test_half_precision_of_another_kind_is_not_read_as_float32():
+    """The operator itself takes any dtype; float16 has half the bytes of what the kernel would read."""
+    q = torch.ones(1, 2, 20, 8, dtype=torch.float16)
+    with pytest.raises(KernelError, match="float16"):
+        torch.ops.asterism.cpu(q, q, q, None, None, None, "causal()", 0, 0.5)
+
+
+def test_values_without_features_have_a_log_sum_exp():
+    q, v = torch.ones(1, 2, 20, 8, requires_grad=True), torch.ones(1, 2, 20, 0)
+    out, lse = attend(q, q, v, "causal()", implementation="cpu", return_lse=True)
+    assert out.shape == v.shape
+    expected = attend(q, q, v, "causal()", implementation="reference", return_lse=True)[1]
+    torch.testing.assert_close(lse, expected)
+    torch.testing.assert_close(*(torch.autograd.grad(x.sum(), q)[0] for x in (lse, expected)))
+
+
+def test_structures_that_differ_are_refused(monkeypatch):
+    """One field more in Python would shift all that come after it."""
+
+    class Longer(interface.Problem.__base__):
+        _fields_ = [*interface.Problem._fields_[:3], ("more", ctypes.c_int64), *interface.Problem._fields_[3:]]
+
+    Longer.__name__ = "Problem"
+    interface.require_same_layout(library())
+    monkeypatch.setattr(interface, "Problem", Longer)
+    with pytest.raises(KernelError, match=r"Problem .* in Python is .*Problem .* in C\+\+"):
+        interface.require_same_layout(library())

@@ -155,7 +155,7 @@ def _load(folder: Path) -> ctypes.CDLL:
     loaded = ctypes.CDLL(str(file))
     require_same_layout(loaded)
     for function in (loaded.asterism_forward, loaded.asterism_backward):
-        function.argtypes, function.restype = [ctypes.POINTER(Problem)], None
+        function.argtypes, function.restype = [ctypes.POINTER(Problem)], ctypes.c_int32
     return loaded
 
 

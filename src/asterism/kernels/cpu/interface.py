@@ -1,6 +1,7 @@
 """What Python and C++ agree on: the structures of interface.hpp, and pointers, checked before they are taken."""
 
 import ctypes
+from collections.abc import Callable
 from itertools import zip_longest
 from typing import Any
 
@@ -11,6 +12,13 @@ from asterism.errors import KernelError
 
 GROUP = 16
 """Queries, or keys, that the kernel skips together in tiles with masks (kGroup)."""
+
+
+_FAILURES = {
+    1: "the CPU kernel found no memory to work in: use a smaller batch, shorter sequences or fewer threads",
+    2: "the CPU kernel could not start a thread: raise the limit on processes, or call torch.set_num_threads(1)",
+}
+"""What a status means (Status in kernel.cpp)."""
 
 
 class Tensor(ctypes.Structure):
@@ -65,6 +73,12 @@ def address(x: np.ndarray, dtype: type[np.generic]) -> int:
     if x.dtype != dtype or not x.flags.c_contiguous or not x.flags.aligned:
         raise KernelError(f"the CPU kernel needs a plan's array contiguous, of {dtype.__name__}, got {x.dtype}")
     return int(x.ctypes.data)
+
+
+def call(function: Callable[[Problem], int], problem: Problem) -> None:
+    """Calls into the library. Raises KernelError if it reports that it could not finish."""
+    if status := function(problem):
+        raise KernelError(_FAILURES.get(status, f"the CPU kernel ended with status {status}: a defect of it"))
 
 
 def _checked(name: str, x: torch.Tensor, dtype: torch.dtype, shape: tuple[int, ...]) -> torch.Tensor:

@@ -10,7 +10,7 @@ from torch import Tensor
 from asterism.errors import KernelError
 from asterism.kernels.cpu import interface
 from asterism.kernels.cpu.build import library
-from asterism.kernels.cpu.interface import Problem, address, pointer
+from asterism.kernels.cpu.interface import Problem, address, call, pointer
 from asterism.kernels.cpu.program import program
 from asterism.kernels.operands import Operands
 from asterism.kernels.operator import Rounded, Tiles, operator
@@ -38,13 +38,13 @@ def _forward(operands: Operands) -> Rounded:
     q, v = operands.q, operands.v
     shape = (*q.shape[:3], v.shape[3])
     attended = Rounded(
-        out=q.new_zeros(shape),
-        lse=q.new_full(shape[:3], -torch.inf, dtype=torch.float32),
-        residual=q.new_zeros(0 if q.dtype == torch.float32 else shape),
+        out=q.new_empty(shape),
+        lse=q.new_empty(shape[:3], dtype=torch.float32),
+        residual=q.new_empty(0 if q.dtype == torch.float32 else shape),
     )
     problem = _problem(operands, attended)
-    if attended.out.numel():
-        library().asterism_forward(problem)
+    if attended.lse.numel():
+        call(library().asterism_forward, problem)
     return attended
 
 
@@ -52,15 +52,16 @@ def _backward(
     operands: Operands, attended: Rounded, grad_out: Tensor, grad_lse: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
     q, k, v = operands.q, operands.k, operands.v
-    grad_q, grad_k, grad_v = (x.new_zeros(x.shape) for x in (q, k, v))
+    if not (q.numel() and k.numel()):
+        return q.new_zeros(q.shape), k.new_zeros(k.shape), v.new_zeros(v.shape)
+    grad_q, grad_k, grad_v = (x.new_empty(x.shape) for x in (q, k, v))
     problem = _problem(operands, attended)
     problem.grad_out = interface.Tensor.of("grad_out", grad_out, q.dtype, *attended.out.shape)
     problem.grad_lse = pointer("grad_lse", grad_lse, torch.float32, *attended.lse.shape)
     problem.grad_q = pointer("grad_q", grad_q, q.dtype, *q.shape)
     problem.grad_k = pointer("grad_k", grad_k, q.dtype, *k.shape)
     problem.grad_v = pointer("grad_v", grad_v, q.dtype, *v.shape)
-    if q.numel() and k.numel():
-        library().asterism_backward(problem)
+    call(library().asterism_backward, problem)
     return grad_q, grad_k, grad_v
 
 
@@ -69,8 +70,7 @@ def _problem(operands: Operands, attended: Rounded) -> Problem:
     q, k, v, plan = operands.q, operands.k, operands.v, operands.plan
     if reason := refusal(operands):
         raise KernelError(reason)
-    key_mask = None if operands.key_mask is None else operands.key_mask.contiguous()
-    segments = None if operands.segments is None else operands.segments.to(torch.int64).contiguous()
+    key_mask, segments = _plain(operands.key_mask, np.bool_), _plain(operands.segments, np.int64)
     tiles = program(plan, q.shape[1])
     batch, heads, n_queries, dim = q.shape
     kv_heads, n_keys, value_dim = k.shape[1], k.shape[2], v.shape[3]
@@ -90,6 +90,11 @@ def _problem(operands: Operands, attended: Rounded) -> Problem:
     problem.v = interface.Tensor.of("v", v, q.dtype, batch, kv_heads, n_keys, value_dim)
     _set_results(problem, q.dtype, attended)
     return problem
+
+
+def _plain(x: Tensor | None, dtype: type[np.generic]) -> Tensor | None:
+    """Contiguous and of that dtype; by NumPy, since after a fork PyTorch would wait for threads that are gone."""
+    return None if x is None else torch.from_numpy(np.ascontiguousarray(x.numpy(), dtype))
 
 
 def _set_results(problem: Problem, dtype: torch.dtype, attended: Rounded) -> None:

@@ -1,0 +1,198 @@
+// Backward through one row of tiles: the scores are computed again, from the log-sum-exp (Dao 2023).
+
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+#include <cstring>
+
+#include "row.hpp"
+
+namespace {
+
+template <class Kind>
+class BackwardRow : public Row<Kind> {
+  using Base = Row<Kind>;
+  using Base::count_, Base::first_, Base::groups_, Base::p_, Base::pass_, Base::query_ranges_, Base::ranges_, Base::row_width_, Base::rows_, Base::t_, Base::value_row_width_, Base::value_width_, Base::width_;
+  using Units = typename Kind::Units;
+
+ public:
+  BackwardRow(const Problem& p, const Pass& pass, Scratch& scratch) : Base(p, pass, scratch) {
+    const int64_t t = t_;
+    lse_ = this->highest_;
+    delta_ = this->total_;
+    scores_ = scratch.take<float>(t * t);
+    grad_scores_ = scratch.take<float>(t * t);
+    narrow_ = scratch.take<float>(t * t);
+    grad_out_ = scratch.take<float>(t * value_width_);
+    query_rows_ = scratch.take<float>(t * width_);
+    grad_out_rows_ = scratch.take<float>(t * value_width_);
+    key_pairs_ = scratch.take<float>(t * width_);
+    value_rows_ = scratch.take<float>(t * value_width_);
+    grad_query_ = scratch.take<float>(t * width_);
+    grad_key_ = scratch.take<float>(t * std::max(width_, value_width_));
+  }
+
+  void begin(int64_t batch, int64_t head, int64_t row) {
+    Base::begin(batch, head, row);
+    keep_as_tokens(rows_, row_width_, width_, p_.dim, query_rows_);
+    const auto g = this->tokens(p_.grad_out, head, pass_.query_index, first_, count_, p_.value_dim);
+    pack_rows<Kind>(g, rows_, value_row_width_);
+    transpose(rows_, value_row_width_, count_, Kind::units(p_.value_dim), grad_out_, t_);
+    keep_as_tokens(rows_, value_row_width_, value_width_, p_.value_dim, grad_out_rows_);
+    for (int i = 0; i < t_; ++i) {
+      lse_[i] = kInfinity;
+      delta_[i] = 0;
+    }
+    for (int i = 0; i < count_; ++i) {
+      const int64_t at = (batch * p_.heads + head) * p_.n_queries + this->query(i);
+      if (p_.lse[at] == -kInfinity) continue;
+      lse_[i] = p_.lse[at] * kLog2E;
+      delta_[i] = delta(g.row(i), g.feature, at) - p_.grad_lse[at];
+    }
+    std::fill(grad_query_, grad_query_ + static_cast<int64_t>(t_) * width_, 0.0f);
+  }
+
+  // Adds a tile's share to the gradients of its keys and values, [n_keys, dim] in natural order.
+  void read(int64_t column, int32_t kind, float* grad_k, float* grad_v) {
+    const int n_keys = this->keys_in(column);
+    const Allowed may = this->allowed(column, kind, n_keys);
+    if (may.nothing) return;
+    this->score(column, may, n_keys, scores_);
+    const auto v = this->tokens(p_.v, this->kv_head(), pass_.key_index, column * t_, n_keys, p_.value_dim);
+    const Matrix value_rows = rows_of<Kind>(v, !may.has_unread, value_rows_, value_row_width_);
+    this->clear_unread(may, n_keys, value_rows_, value_row_width_);
+    this->multiply_live(value_rows, n_keys, Kind::units(p_.value_dim), grad_out_, grad_scores_);
+    for (int g = 0; g < groups_; ++g) differentiate_softmax(may, g);
+    clear_unread_groups(n_keys);
+    add_to_keys(column, n_keys, as_rows(scores_, n_keys), grad_out_rows_, value_width_, p_.value_dim, grad_v);
+    add_to_keys(column, n_keys, as_rows(grad_scores_, n_keys), query_rows_, width_, p_.dim, grad_k);
+    add_to_queries(n_keys);
+  }
+
+  // Adds the row's gradient to that of the head's queries, [n_queries, dim].
+  void finish(float* grad_q) const {
+    for (int i = 0; i < count_; ++i) {
+      float* to = grad_q + this->query(i) * p_.dim;
+      const float* from = grad_query_ + static_cast<int64_t>(i) * width_;
+      for (int64_t d = 0; d < p_.dim; ++d) to[d] += from[d];
+    }
+  }
+
+ private:
+  float delta(const typename Kind::Element* grad, int64_t feature, int64_t at) const {
+    using Element = typename Kind::Element;
+    const Element* out = static_cast<const Element*>(p_.out) + at * p_.value_dim;
+    const Element* residual = p_.residual ? static_cast<const Element*>(p_.residual) + at * p_.value_dim : nullptr;
+    float sum = 0;
+#pragma omp simd reduction(+ : sum)
+    for (int64_t d = 0; d < p_.value_dim; ++d) {
+      const float whole = Kind::widen(out[d]) + (residual ? Kind::widen(residual[d]) : 0);
+      sum += Kind::widen(grad[d * feature]) * whole;
+    }
+    return sum;
+  }
+
+  // Rows of the tile as B, units along the tokens; tokens beyond count_ are 0.
+  void keep_as_tokens(const float* rows, int row_width, int width, int64_t dim, float* to) const {
+    if constexpr (Kind::kPairs) {
+      pair_tokens({rows, row_width, 1}, count_, static_cast<int>(dim), to, width);
+      const int pairs = (count_ + 1) / 2;
+      std::fill(to + static_cast<int64_t>(pairs) * width, to + static_cast<int64_t>(t_ / 2) * width, 0.0f);
+    } else {
+      std::memcpy(to, rows, static_cast<int64_t>(count_) * width * sizeof(float));
+      std::fill(to + static_cast<int64_t>(count_) * width, to + static_cast<int64_t>(t_) * width, 0.0f);
+    }
+  }
+
+  // scores -> weights, gradients of weights -> gradients of scores, in place.
+  void differentiate_softmax(const Allowed& may, int g) {
+    const Vector scale = splat(p_.scale * kLog2E), outer = splat(p_.scale);
+    for (int i = g * kGroup; i < (g + 1) * kGroup; i += kLanes) {
+      const Vector lse = load(lse_ + i), delta = load(delta_ + i);
+      for (int j = ranges_[g].begin; j < ranges_[g].end; ++j) {
+        float *scores = scores_ + static_cast<int64_t>(j) * t_ + i, *grad = grad_scores_ + static_cast<int64_t>(j) * t_ + i;
+        Vector x = load(scores) * scale;
+        if (may.bits) x = this->forbid(x, this->lane_bits(may, j, i));
+        const Vector weight = exp2(x - lse);
+        store(scores, weight);
+        store(grad, weight * (load(grad) - delta) * outer);
+      }
+    }
+  }
+
+  // What lies between the queries that read a group of keys, but does not read it itself, becomes 0.
+  void clear_unread_groups(int n_keys) {
+    for (int k = 0; k < this->key_groups_; ++k)
+      for (int i = query_ranges_[k].begin; i < query_ranges_[k].end; i += kGroup)
+        if (!this->reads(i / kGroup, k)) clear_group(k, i / kGroup, n_keys);
+  }
+
+  void clear_group(int k, int g, int n_keys) {
+    for (int j = k * kGroup; j < std::min(n_keys, (k + 1) * kGroup); ++j) {
+      const int64_t at = static_cast<int64_t>(j) * t_ + g * kGroup;
+      std::fill(scores_ + at, scores_ + at + kGroup, 0.0f);
+      std::fill(grad_scores_ + at, grad_scores_ + at + kGroup, 0.0f);
+    }
+  }
+
+  // [key][query] as A with units along the queries.
+  Matrix as_rows(const float* from, int n_keys) {
+#ifdef __AVX512BF16__
+    if constexpr (Kind::kPairs) {
+      for (int j = 0; j < n_keys; ++j) narrow_row(from + j * t_, t_, narrow_ + j * t_ / 2);
+      return {narrow_, t_ / 2, 1};
+    }
+#endif
+    return {from, t_, 1};
+  }
+
+  // Adds the product of the gradients of scores with the tile's keys to the queries.
+  void add_to_queries(int n_keys) {
+    const float* keys = this->key_rows_.data;
+    int64_t key_row = this->key_rows_.row;
+#ifdef __AVX512BF16__
+    if constexpr (Kind::kPairs) {
+      if (n_keys % 2) std::fill(grad_scores_ + n_keys * t_, grad_scores_ + (n_keys + 1) * t_, 0.0f);
+      for (int j = 0; j < (n_keys + 1) / 2; ++j)
+        narrow_pair(grad_scores_ + 2 * j * t_, grad_scores_ + (2 * j + 1) * t_, t_, grad_scores_ + j * t_);
+      pair_tokens(this->key_rows_, n_keys, static_cast<int>(p_.dim), key_pairs_, width_);
+      keys = key_pairs_;
+      key_row = width_;
+    }
+#endif
+    for_runs(ranges_, groups_, [&](int first, int past, Range read) {
+      const int queries = std::min(count_, past * kGroup) - first * kGroup;
+      const int64_t begin = Kind::units(read.begin), end = Kind::units(read.end);
+      if (queries > 0)
+        product<Units, true>(queries, width_, static_cast<int>(end - begin),
+                             {grad_scores_ + begin * t_ + first * kGroup, 1, t_}, keys + begin * key_row, key_row,
+                             grad_query_ + static_cast<int64_t>(first) * kGroup * width_, width_);
+    });
+  }
+
+  // Adds the product of a tile's weights, as A, with the tokens of its queries to the tile's keys in `to`.
+  void add_to_keys(int64_t column, int n_keys, Matrix weights, const float* tokens, int width, int64_t dim, float* to) {
+    const bool in_place = !pass_.key_index && dim == width;
+    float* sums = in_place ? to + column * t_ * dim : grad_key_;
+    if (!in_place) std::fill(sums, sums + static_cast<int64_t>(n_keys) * width, 0.0f);
+    for_runs(query_ranges_, this->key_groups_, [&](int first, int past, Range queries) {
+      const int keys = std::min(n_keys, past * kGroup) - first * kGroup;
+      const int64_t begin = Kind::units(queries.begin), end = Kind::units(queries.end);
+      const Matrix a = {weights.data + first * kGroup * weights.row + begin, weights.row, 1};
+      product<Units, true>(keys, width, static_cast<int>(end - begin), a, tokens + begin * width, width,
+                           sums + static_cast<int64_t>(first) * kGroup * width, width);
+    });
+    if (in_place) return;
+    for (int j = 0; j < n_keys; ++j) {
+      float* row = to + this->key(column, j) * dim;
+      const float* from = grad_key_ + static_cast<int64_t>(j) * width;
+      for (int64_t d = 0; d < dim; ++d) row[d] += from[d];
+    }
+  }
+
+  float *lse_, *delta_, *scores_, *grad_scores_, *narrow_, *grad_out_, *query_rows_, *grad_out_rows_, *key_pairs_,
+      *value_rows_, *grad_query_, *grad_key_;
+};
+
+}  // namespace

@@ -1,0 +1,195 @@
+// Forward through one row of tiles, with the softmax computed online (Milakov 2018).
+
+#pragma once
+
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+
+#include "row.hpp"
+
+namespace {
+
+template <class Kind>
+class ForwardRow : public Row<Kind> {
+  using Base = Row<Kind>;
+  using Base::count_, Base::factor_, Base::groups_, Base::highest_, Base::p_, Base::pass_, Base::ranges_, Base::rows_,
+      Base::t_, Base::total_, Base::value_row_width_, Base::value_width_;
+
+ public:
+  ForwardRow(const Problem& p, const Pass& pass, Scratch& scratch) : Base(p, pass, scratch) {
+    const int64_t keys = std::max(kKeysPerStep, t_);
+    scores_ = scratch.take<float>(keys * t_);
+    values_ = scratch.take<float>((keys + 1) * value_width_);
+    sums_ = scratch.take<float>(static_cast<int64_t>(t_) * value_width_);
+  }
+
+  // Softmax with nothing read yet, or continued from out and lse of this head.
+  void begin(int64_t batch, int64_t head, int64_t row, const float* out, const float* lse) {
+    Base::begin(batch, head, row);
+    std::fill(sums_, sums_ + static_cast<int64_t>(t_) * value_width_, 0.0f);
+    std::fill(highest_, highest_ + t_, -kInfinity);
+    std::fill(total_, total_ + t_, 0.0f);
+    if (!out) return;
+    for (int i = 0; i < count_; ++i) {
+      const int64_t at = this->query(i);
+      if (lse[at] == -kInfinity) continue;
+      highest_[i] = lse[at] * kLog2E;
+      total_[i] = 1;
+      std::memcpy(sums_ + static_cast<int64_t>(i) * value_width_, out + at * p_.value_dim, p_.value_dim * sizeof(float));
+    }
+  }
+
+  void read(int64_t begin, int64_t end) {
+    const int tiles_per_step = std::max(1, kKeysPerStep / t_);
+    while (begin < end) {
+      int n_keys = 0;
+      const int64_t step_end = std::min(end, begin + tiles_per_step);
+      for (; begin < step_end; ++begin) n_keys += read_tile(pass_.columns[begin], pass_.kinds[begin], n_keys);
+      if (n_keys) step();
+    }
+  }
+
+  // Writes out and lse to the places of the queries, or of the tile if `to_tile`.
+  void finish(float* out, float* lse, bool to_tile) const {
+    for (int i = 0; i < count_; ++i) {
+      const int64_t at = to_tile ? i : this->query(i);
+      const float inverse = total_[i] == 0 ? 0 : 1 / total_[i];
+      const float* from = sums_ + static_cast<int64_t>(i) * value_width_;
+      for (int64_t d = 0; d < p_.value_dim; ++d) out[at * p_.value_dim + d] = from[d] * inverse;
+      lse[at] = total_[i] == 0 ? -kInfinity : (highest_[i] + std::log2(total_[i])) * kLn2;
+    }
+  }
+
+ private:
+  // Scores and values of one tile behind the `before` keys of this step; returns how many keys there are.
+  int read_tile(int64_t column, int32_t kind, int before) {
+    const int n_keys = this->keys_in(column);
+    const Allowed may = this->allowed(column, kind, n_keys);
+    if (may.nothing) return 0;
+    float* scores = scores_ + static_cast<int64_t>(before) * t_;
+    this->score(column, may, n_keys, scores);
+    for (int g = 0; g < groups_; ++g) scale_and_mask(may, g, scores);
+    for (int g = 0; g < groups_; ++g) remember(g, before, n_keys);
+    const auto v = this->tokens(p_.v, this->kv_head(), pass_.key_index, column * t_, n_keys, p_.value_dim);
+    if constexpr (Kind::kPairs) {
+      const Matrix rows = rows_of<Kind>(v, !may.has_unread, rows_, value_row_width_);
+      this->clear_unread(may, n_keys, rows_, value_row_width_);
+      float* values = values_ + static_cast<int64_t>(before / 2) * value_width_;
+      pair_tokens(rows, n_keys, v.dim, values, value_width_);
+      if (n_keys % 2) std::fill(scores + n_keys * t_, scores + (n_keys + 1) * t_, -kInfinity);
+      return n_keys + n_keys % 2;
+    } else {
+      float* values = values_ + static_cast<int64_t>(before) * value_width_;
+      pack_rows<Kind>(v, values, value_width_);
+      this->clear_unread(may, n_keys, values, value_width_);
+      return n_keys;
+    }
+  }
+
+  void scale_and_mask(const Allowed& may, int g, float* scores) const {
+    const Vector scale = splat(p_.scale * kLog2E);
+    const Range keys = ranges_[g];
+    for (int i = g * kGroup; i < (g + 1) * kGroup; i += kLanes)
+      for (int j = keys.begin; j < keys.end; ++j) {
+        float* at = scores + static_cast<int64_t>(j) * t_ + i;
+        const Vector x = load(at) * scale;
+        store(at, may.bits ? this->forbid(x, this->lane_bits(may, j, i)) : x);
+      }
+  }
+
+  // Notes which keys of the step a group of queries reads: the tile's range, an odd end filled up to a pair.
+  void remember(int g, int before, int n_keys) {
+    Range keys = ranges_[g];
+    if (keys.begin == keys.end) return;
+    if (Kind::kPairs && keys.end == n_keys) keys.end += n_keys % 2;
+    keys = {before + keys.begin, before + keys.end};
+    Range* last = step_ranges_[g] + n_step_ranges_[g] - 1;
+    if (n_step_ranges_[g] && last->end == keys.begin)
+      last->end = keys.end;
+    else
+      step_ranges_[g][n_step_ranges_[g]++] = keys;
+  }
+
+  // One step of the online softmax over the scores and values that were read.
+  void step() {
+    for (int g = 0; g < groups_; ++g) {
+      bool rescale = false;
+      for (int i = g * kGroup; i < (g + 1) * kGroup; i += kLanes) rescale |= exponentiate(g, i);
+      if (rescale) scale_sums(g);
+      if constexpr (Kind::kPairs) narrow(g);
+    }
+    for (int first = 0, past; first < groups_; first = past) {
+      for (past = first + 1; past < groups_ && equal_ranges(first, past);) ++past;
+      add_values(first, past);
+    }
+    std::fill(n_step_ranges_, n_step_ranges_ + groups_, 0);
+  }
+
+  bool equal_ranges(int a, int b) const {
+    return n_step_ranges_[a] == n_step_ranges_[b] &&
+           std::equal(step_ranges_[a], step_ranges_[a] + n_step_ranges_[a], step_ranges_[b]);
+  }
+
+  // Weights of kLanes queries of a group; true if what was summed before must be scaled down.
+  bool exponentiate(int g, int i) {
+    const Range *begin = step_ranges_[g], *end = begin + n_step_ranges_[g];
+    const Vector before = load(highest_ + i);
+    Vector highest = before;
+    for (const Range* keys = begin; keys < end; ++keys)
+      for (int j = keys->begin; j < keys->end; ++j)
+        highest = larger(load(scores_ + static_cast<int64_t>(j) * t_ + i), highest);
+    const Vector shift = highest == splat(-kInfinity) ? Vector{} : highest;
+    const Vector factor = exp2(before - shift);
+    Vector total = load(total_ + i) * factor;
+    for (const Range* keys = begin; keys < end; ++keys)
+      for (int j = keys->begin; j < keys->end; ++j) {
+        float* at = scores_ + static_cast<int64_t>(j) * t_ + i;
+        const Vector weight = exp2(load(at) - shift);
+        total += weight;
+        store(at, weight);
+      }
+    store(highest_ + i, highest);
+    store(total_ + i, total);
+    store(factor_ + i, factor);
+    return std::any_of(factor_ + i, factor_ + i + kLanes, [](float x) { return x != 1; });
+  }
+
+  void scale_sums(int g) {
+    for (int i = g * kGroup; i < std::min(count_, (g + 1) * kGroup); ++i) {
+      float* sums = sums_ + static_cast<int64_t>(i) * value_width_;
+      const Vector factor = splat(factor_[i]);
+      for (int d = 0; d < value_width_; d += kLanes) store(sums + d, load(sums + d) * factor);
+    }
+  }
+
+  // Pairs of keys, at the place of the even one divided by two.
+  void narrow(int g) {
+#ifdef __AVX512BF16__
+    float* scores = scores_ + g * kGroup;
+    for (int r = 0; r < n_step_ranges_[g]; ++r)
+      for (int j = step_ranges_[g][r].begin / 2; j < step_ranges_[g][r].end / 2; ++j)
+        narrow_pair(scores + 2 * j * t_, scores + (2 * j + 1) * t_, kGroup, scores + j * t_);
+#endif
+  }
+
+  // Adds the weighted values of the step to the queries of groups [first, past), which read the same keys.
+  void add_values(int first, int past) {
+    const int queries = std::min(count_, past * kGroup) - first * kGroup;
+    if (queries <= 0) return;
+    for (int r = 0; r < n_step_ranges_[first]; ++r) {
+      const int64_t begin = Kind::units(step_ranges_[first][r].begin), end = Kind::units(step_ranges_[first][r].end);
+      product<typename Kind::Units, true>(queries, value_width_, static_cast<int>(end - begin),
+                                          {scores_ + begin * t_ + first * kGroup, 1, t_}, values_ + begin * value_width_,
+                                          value_width_, sums_ + static_cast<int64_t>(first) * kGroup * value_width_,
+                                          value_width_);
+    }
+  }
+
+  float *scores_, *values_, *sums_;
+  Range step_ranges_[kMostGroups][kKeysPerStep / kGroup];  // by group of queries, the keys of the step that it reads
+  int n_step_ranges_[kMostGroups] = {};
+};
+
+}  // namespace

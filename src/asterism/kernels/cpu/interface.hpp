@@ -1,0 +1,80 @@
+// What Python gives and C++ takes. interface.py says the same, and compares asterism_layout() when it loads the library.
+
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <sstream>
+#include <string>
+
+namespace {
+
+constexpr int kGroup = 16;  // queries, or keys, that are skipped together in tiles with masks
+
+extern "C" {
+
+struct Tensor {  // [batch, heads, tokens, features], strides in elements
+  void* data;
+  int64_t batch, head, token, feature;
+};
+
+struct Pass {
+  const int32_t *query_index, *key_index;  // null: natural order
+  int64_t n_queries, n_keys, n_rows;
+  const int64_t* row_offsets;   // [lists, n_rows + 1]
+  const int32_t *columns, *kinds;
+  const int32_t* list_of_head;  // [heads]; -1: the head has no part in the pass
+};
+
+struct Problem {
+  int64_t batch, heads, kv_heads, n_queries, n_keys, dim, value_dim, query_offset;
+  int64_t tile, n_passes, words;
+  const Pass* passes;
+  const uint64_t* masks;  // [masks, key of the tile, words]: bit i says whether query i may read the key
+  const uint8_t* live;       // [masks + 1, tile / kGroup, 2]: by kind, the first group of keys that a group of queries
+                             // may read, and the one after the last
+  const uint8_t* has_unread; // [masks + 1]: by kind, whether there are keys that no query of the tile may read
+  const uint8_t* key_mask;   // [batch, n_keys] or null
+  const int64_t* segments;   // [batch, n_keys] or null
+  float scale;
+  int32_t is_bfloat16, threads, poison;
+  Tensor q, k, v;
+  void *out, *residual;  // contiguous, in the dtype of q; residual only for bfloat16
+  float* lse;
+  Tensor grad_out;  // from here on for the backward pass only
+  const float* grad_lse;
+  void *grad_q, *grad_k, *grad_v;
+};
+}
+
+}  // namespace
+
+// Where each field lies, as kernels/cpu/interface.py says it too: a structure changed on one side only would be read at
+// wrong places.
+extern "C" const char* asterism_layout() {
+  static const std::string text = [] {
+    std::ostringstream lines;
+    lines << "group " << kGroup;
+#define STRUCTURE(type) lines << "\n" #type " " << sizeof(type)
+#define FIELD(type, name) \
+  lines << "\n" #type "." #name " at " << offsetof(type, name) << ", " << sizeof(type::name) << " bytes"
+    STRUCTURE(Tensor);
+    FIELD(Tensor, data), FIELD(Tensor, batch), FIELD(Tensor, head), FIELD(Tensor, token), FIELD(Tensor, feature);
+    STRUCTURE(Pass);
+    FIELD(Pass, query_index), FIELD(Pass, key_index), FIELD(Pass, n_queries), FIELD(Pass, n_keys), FIELD(Pass, n_rows);
+    FIELD(Pass, row_offsets), FIELD(Pass, columns), FIELD(Pass, kinds), FIELD(Pass, list_of_head);
+    STRUCTURE(Problem);
+    FIELD(Problem, batch), FIELD(Problem, heads), FIELD(Problem, kv_heads), FIELD(Problem, n_queries);
+    FIELD(Problem, n_keys), FIELD(Problem, dim), FIELD(Problem, value_dim), FIELD(Problem, query_offset);
+    FIELD(Problem, tile), FIELD(Problem, n_passes), FIELD(Problem, words), FIELD(Problem, passes);
+    FIELD(Problem, masks), FIELD(Problem, live), FIELD(Problem, has_unread), FIELD(Problem, key_mask);
+    FIELD(Problem, segments), FIELD(Problem, scale), FIELD(Problem, is_bfloat16), FIELD(Problem, threads);
+    FIELD(Problem, poison), FIELD(Problem, q), FIELD(Problem, k), FIELD(Problem, v), FIELD(Problem, out);
+    FIELD(Problem, residual), FIELD(Problem, lse), FIELD(Problem, grad_out), FIELD(Problem, grad_lse);
+    FIELD(Problem, grad_q), FIELD(Problem, grad_k), FIELD(Problem, grad_v);
+#undef FIELD
+#undef STRUCTURE
+    return lines.str();
+  }();
+  return text.c_str();
+}

@@ -1,0 +1,77 @@
+// Loops on several threads.
+
+#pragma once
+
+#include <algorithm>
+#include <atomic>
+#include <cfenv>
+#include <cstdint>
+#include <cstdio>
+#include <exception>
+#include <pthread.h>
+
+#include "interface.hpp"
+#include "memory.hpp"
+
+namespace {
+
+// Whether this process is a copy of another one (fork without exec) that may have run parallel regions before.
+std::atomic<bool> is_forked{false};
+
+// Linux remembers it of the process that loads the library, PF_FORKNOEXEC among the flags of its state; later forks are
+// told by the C library.
+const bool watches_forks = [] {
+  if (std::FILE* state = std::fopen("/proc/self/stat", "r")) {
+    unsigned flags = 0;
+    // pid (name) state parent group session terminal its-group flags: the name may hold anything, even parentheses.
+    char line[1024] = {};
+    const size_t n = std::fread(line, 1, sizeof(line) - 1, state);
+    std::fclose(state);
+    size_t name_end = n;
+    while (name_end > 0 && line[name_end] != ')') --name_end;
+    if (std::sscanf(line + name_end, ") %*c %*d %*d %*d %*d %*d %u", &flags) == 1) is_forked = (flags & 0x40) != 0;
+  }
+  return pthread_atfork(nullptr, nullptr, [] { is_forked = true; }) == 0;
+}();
+
+// How a thread rounds and whether it flushes denormal numbers. Threads of a pool keep what their creator had when they
+// started; which of them computes what is chance, so all take the caller's.
+struct FloatingPoint {
+  std::fenv_t environment;
+  FloatingPoint() { std::fegetenv(&environment); }
+};
+
+class BorrowedFloatingPoint {
+ public:
+  explicit BorrowedFloatingPoint(const FloatingPoint& from) { std::fesetenv(&from.environment); }
+  ~BorrowedFloatingPoint() { std::fesetenv(&own_.environment); }
+
+ private:
+  const FloatingPoint own_;
+};
+
+// Runs body(i, scratch) for 0 <= i < n on the problem's threads. What one of them throws is thrown here, after all have
+// ended: an exception that leaves a parallel region would end the process.
+template <class Body>
+void in_parallel(const Problem& p, int64_t n, int64_t scratch_bytes, Body body) {
+  const FloatingPoint callers;
+  std::exception_ptr failure;
+  std::atomic<bool> failed{false};
+#pragma omp parallel num_threads(std::max(1, p.threads)) if (n > 1 && p.threads > 1)
+  {
+    const BorrowedFloatingPoint borrowed(callers);
+#pragma omp for schedule(dynamic, 1)
+    for (int64_t i = 0; i < n; ++i) {
+      if (failed) continue;
+      try {
+        Scratch scratch(scratch_bytes, p.poison);
+        body(i, scratch);
+      } catch (...) {
+        if (!failed.exchange(true)) failure = std::current_exception();
+      }
+    }
+  }
+  if (failed) std::rethrow_exception(failure);
+}
+
+}  // namespace

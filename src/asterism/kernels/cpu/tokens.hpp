@@ -1,0 +1,158 @@
+// How tokens become the units of products: packed as rows, transposed, or paired.
+
+#pragma once
+
+#include <cstdint>
+#include <cstring>
+
+#include "products.hpp"
+#include "vectors.hpp"
+
+namespace {
+
+inline int padded(int64_t n) { return static_cast<int>((n + kLanes - 1) / kLanes * kLanes); }
+
+// A few tokens of one head, at the places of a pass's order.
+template <class Element>
+struct Tokens {
+  const Element* data;
+  int64_t token, feature;
+  const int32_t* index;  // null: natural order
+  int64_t first;
+  int count, dim;
+
+  const Element* row(int i) const { return data + (index ? index[first + i] : first + i) * token; }
+};
+
+// Float tiles: rows [tokens][padded(dim)] serve as A (units along features) and as B (units along tokens).
+struct FloatTiles {
+  using Units = FloatUnits;
+  static constexpr bool kPairs = false;
+
+  static int units(int64_t n) { return static_cast<int>(n); }
+  static int row_width(int64_t dim) { return padded(dim); }
+};
+
+struct Float32 : FloatTiles {
+  using Element = float;
+  static constexpr bool kInPlace = true;
+
+  static float widen(float x) { return x; }
+};
+
+// bfloat16 without native products: widened to float tiles when packed.
+struct WidenedBFloat16 : FloatTiles {
+  using Element = uint16_t;
+  static constexpr bool kInPlace = false;
+
+  static float widen(uint16_t x) { return bfloat16_to_float(x); }
+};
+
+#ifdef __AVX512BF16__
+// bfloat16 with native products: A has pairs along features, B pairs along tokens, so they are packed apart.
+struct NativeBFloat16 {
+  using Element = uint16_t;
+  using Units = BFloat16Pairs;
+  static constexpr bool kPairs = true, kInPlace = true;
+
+  static int units(int64_t n) { return static_cast<int>((n + 1) / 2); }
+  static int row_width(int64_t dim) { return units(dim); }
+  static float widen(uint16_t x) { return bfloat16_to_float(x); }
+};
+
+// Pairs along the row: to[j] = (from[2 j], from[2 j + 1]), n a multiple of 2 * kLanes or equal to kLanes.
+inline void narrow_row(const float* from, int n, float* to) {
+  if (n == kLanes) {
+    __m256bh x = _mm512_cvtneps_pbh((__m512)load(from));
+    std::memcpy(to, &x, sizeof(x));
+    return;
+  }
+  for (int j = 0; j < n; j += 2 * kLanes) {
+    __m512bh x = _mm512_cvtne2ps_pbh((__m512)load(from + j + kLanes), (__m512)load(from + j));
+    store(to + j / 2, (Vector)x);
+  }
+}
+
+// Pairs of rows: to[j] = (even[j], odd[j]). `to` may be `even`.
+inline void narrow_pair(const float* even, const float* odd, int n, float* to) {
+  for (int j = 0; j < n; j += kLanes) {
+    __m512i low = _mm512_cvtepu16_epi32((__m256i)_mm512_cvtneps_pbh((__m512)load(even + j)));
+    __m512i high = _mm512_cvtepu16_epi32((__m256i)_mm512_cvtneps_pbh((__m512)load(odd + j)));
+    store(to + j, (Vector)_mm512_or_si512(low, _mm512_slli_epi32(high, 16)));
+  }
+}
+#endif
+
+// Tokens as rows of units along the features, [count][width]; what pads the features is 0.
+template <class Kind>
+void pack_rows(const Tokens<typename Kind::Element>& tokens, float* to, int width) {
+  using Element = typename Kind::Element;
+  for (int i = 0; i < tokens.count; ++i, to += width) {
+    const Element* from = tokens.row(i);
+    if constexpr (Kind::kPairs) {
+      Element* pairs = reinterpret_cast<Element*>(to);
+      if (tokens.feature == 1)
+        std::memcpy(pairs, from, tokens.dim * sizeof(Element));
+      else
+        for (int d = 0; d < tokens.dim; ++d) pairs[d] = from[d * tokens.feature];
+      for (int d = tokens.dim; d < 2 * width; ++d) pairs[d] = 0;
+    } else {
+      if (tokens.feature == 1)
+        for (int d = 0; d < tokens.dim; ++d) to[d] = Kind::widen(from[d]);
+      else
+        for (int d = 0; d < tokens.dim; ++d) to[d] = Kind::widen(from[d * tokens.feature]);
+      for (int d = tokens.dim; d < width; ++d) to[d] = 0;
+    }
+  }
+}
+
+// Rows of units along the features: where the tokens lie if they lie evenly and nothing has to be padded, else packed.
+template <class Kind>
+Matrix rows_of(const Tokens<typename Kind::Element>& tokens, bool in_place, float* to, int width) {
+  constexpr int kPerUnit = sizeof(float) / sizeof(typename Kind::Element);
+  if (in_place && Kind::kInPlace && !tokens.index && tokens.feature == 1 && tokens.token % kPerUnit == 0 &&
+      tokens.dim == width * kPerUnit)
+    return {reinterpret_cast<const float*>(tokens.row(0)), tokens.token / kPerUnit, 1};
+  pack_rows<Kind>(tokens, to, width);
+  return {to, width, 1};
+}
+
+// Rows of pairs along the features as pairs along the tokens, [ceil(count / 2)][width], for native bfloat16.
+inline void pair_tokens(const Matrix& rows, int count, int dim, float* to, int width) {
+  for (int i = 0; i < count; i += 2, to += width) {
+    const uint16_t* even = reinterpret_cast<const uint16_t*>(rows.data + i * rows.row);
+    const uint16_t* odd = even + 2 * rows.row;
+    uint32_t* pairs = reinterpret_cast<uint32_t*>(to);
+    if (i + 1 < count)
+      for (int d = 0; d < dim; ++d) pairs[d] = even[d] | static_cast<uint32_t>(odd[d]) << 16;
+    else
+      for (int d = 0; d < dim; ++d) pairs[d] = even[d];
+    for (int d = dim; d < width; ++d) pairs[d] = 0;
+  }
+}
+
+// [count][width] -> [units][tile] of units, in blocks of 4 x 4; columns beyond count are 0.
+inline void transpose(const float* from, int width, int count, int units, float* to, int tile) {
+  typedef float Four __attribute__((vector_size(16), aligned(4), may_alias));
+  const int whole_rows = count / 4 * 4, whole_units = units / 4 * 4;
+  for (int i = 0; i < whole_rows; i += 4)
+    for (int u = 0; u < whole_units; u += 4) {
+      const float* at = from + static_cast<int64_t>(i) * width + u;
+      Four a = *reinterpret_cast<const Four*>(at), b = *reinterpret_cast<const Four*>(at + width),
+           c = *reinterpret_cast<const Four*>(at + 2 * width), d = *reinterpret_cast<const Four*>(at + 3 * width);
+      Four ab = __builtin_shufflevector(a, b, 0, 4, 1, 5), ab2 = __builtin_shufflevector(a, b, 2, 6, 3, 7),
+           cd = __builtin_shufflevector(c, d, 0, 4, 1, 5), cd2 = __builtin_shufflevector(c, d, 2, 6, 3, 7);
+      float* out = to + static_cast<int64_t>(u) * tile + i;
+      *reinterpret_cast<Four*>(out) = __builtin_shufflevector(ab, cd, 0, 1, 4, 5);
+      *reinterpret_cast<Four*>(out + tile) = __builtin_shufflevector(ab, cd, 2, 3, 6, 7);
+      *reinterpret_cast<Four*>(out + 2 * tile) = __builtin_shufflevector(ab2, cd2, 0, 1, 4, 5);
+      *reinterpret_cast<Four*>(out + 3 * tile) = __builtin_shufflevector(ab2, cd2, 2, 3, 6, 7);
+    }
+  for (int u = 0; u < units; ++u)
+    for (int i = u < whole_units ? whole_rows : 0; i < tile; ++i) {
+      static constexpr float kNothing = 0;
+      copy_unit(i < count ? from + static_cast<int64_t>(i) * width + u : &kNothing, to + static_cast<int64_t>(u) * tile + i);
+    }
+}
+
+}  // namespace
