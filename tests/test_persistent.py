@@ -10,7 +10,9 @@ from oracle import Rule, picture, rule
 from test_compiler import PEAK, needs_proc
 from torch import nn
 
-from asterism.errors import ConfigurationError
+from asterism import patterns
+from asterism.errors import ConfigurationError, KernelError
+from asterism.kernels import distance as distance_module
 from asterism.layers import (
     AdaptiveSpan,
     AllAttentionBlock,
@@ -19,7 +21,6 @@ from asterism.layers import (
     SparseAttention,
     initialise,
 )
-from asterism.layers import distance as distance_module
 from asterism.models.cache import PatternCacheLayer
 
 HIDDEN, HEADS, VECTORS, TOKENS = 24, 4, 5, 23
@@ -386,3 +387,25 @@ def test_refusals_of_tables(options: dict, table: tuple[int, int] | None, messag
     with pytest.raises(ConfigurationError) as caught:
         layer(random(1, 2, HIDDEN), relative=None if table is None else random(*table))
     assert str(caught.value) == message
+
+
+def test_attention_by_distance_keeps_the_conventions_of_attend() -> None:
+    """Casts under autocast, refuses tensors that do not fit, and says what it cannot differentiate."""
+    layer = PersistentAttention(16, 2, "causal()", 3, span=5, adaptive_span_ramp=2).double()
+    hidden = torch.randn(1, 7, 16, dtype=torch.float64, requires_grad=True)
+    out = layer(hidden)
+    (first,) = torch.autograd.grad(out.sum(), hidden, create_graph=True)
+    with pytest.raises(KernelError, match="is differentiable once, and the gradient of its gradient was asked for"):
+        torch.autograd.grad(first.square().sum(), hidden)
+    with pytest.raises(KernelError, match="attention by distance .* has no forward-mode derivatives"):
+        torch.func.grad(lambda x: layer(x).sum())(hidden.detach())
+    q, k, v = torch.randn(3, 1, 2, 7, 8).unbind()
+    pattern = patterns.parse("window(left=3)")
+    table = torch.randn(4, 8)
+    with pytest.raises(KernelError, match="the heads of q must be a multiple of the heads of k and v"):
+        distance_module.attend_by_distance(q[:, :1], k, v, pattern, relative=table)
+    with torch.autocast("cpu", torch.bfloat16):
+        cast, _ = distance_module.attend_by_distance(q, k.bfloat16(), v.double().float(), pattern, relative=table)
+    exact, _ = distance_module.attend_by_distance(q, k, v, pattern, relative=table)
+    assert cast.dtype == torch.bfloat16
+    torch.testing.assert_close(cast.float(), exact, atol=0.05, rtol=0.05)

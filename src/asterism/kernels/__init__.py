@@ -2,6 +2,15 @@
 
 from asterism.kernels.attend import attend, decode
 from asterism.kernels.choice import IMPLEMENTATIONS
+from asterism.kernels.distance import SoftSpan, attend_by_distance, decode_by_distance
 from asterism.kernels.masks import readable
 
-__all__ = ["IMPLEMENTATIONS", "attend", "decode", "readable"]
+__all__ = [
+    "IMPLEMENTATIONS",
+    "SoftSpan",
+    "attend",
+    "attend_by_distance",
+    "decode",
+    "decode_by_distance",
+    "readable",
+]

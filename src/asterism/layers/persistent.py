@@ -14,9 +14,8 @@ import torch
 from torch import nn
 
 from asterism.errors import ConfigurationError
-from asterism.kernels import attend, decode
+from asterism.kernels import SoftSpan, attend, attend_by_distance, decode, decode_by_distance
 from asterism.layers.attention import Heads, Masks, SparseAttention
-from asterism.layers.distance import SoftSpan, attend_by_distance, decode_by_distance
 from asterism.patterns import Pattern, window
 
 
@@ -106,8 +105,8 @@ class PersistentAttention(SparseAttention):
 
     The other arguments are those of SparseAttention. Projections have no bias and dropout is left to the block. Where
     distance changes the scores, `implementation` chooses only what reads the persistent vectors, the layer is
-    differentiable once, and the context is computed in PyTorch (`asterism.layers.distance`). Unlike the authors, we add
-    no 1e-8 to the sum of the weights.
+    differentiable once, and the context is computed in PyTorch (`asterism.kernels.distance`). Unlike the authors, we
+    add no 1e-8 to the sum of the weights.
 
     Raises ConfigurationError for numbers below 1, options without the span they need, and a span for a pattern that is
     not causal; and what SparseAttention raises.

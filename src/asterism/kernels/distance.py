@@ -7,18 +7,23 @@ know neither, so this is plain PyTorch, a block of queries at a time: the keys t
 gathered, scored and forgotten, and the backward pass computes the scores again. Time and memory follow what is read;
 no n x n table is built.
 
+It stands beside the single door `attend`, not behind it, because its weights are parameters that no other kernel takes.
+What `attend` promises of tensors, casts, empty rows and derivatives holds here too.
+
 Letters: B batch, H heads, M queries of a block, K keys that they may read, D head_dim, R distances 0 ... R - 1.
 """
 
 import math
 from collections.abc import Iterator
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, NoReturn
 
 import numpy as np
 import torch
-from torch.autograd.function import once_differentiable
 
-from asterism.kernels import readable
+from asterism.errors import KernelError
+from asterism.kernels.checks import autocast, check_positions, check_tensors
+from asterism.kernels.masks import readable
+from asterism.kernels.transforms import is_transformed
 from asterism.patterns import Pattern
 
 _SCORES_AT_A_TIME = 2**22
@@ -57,11 +62,14 @@ def attend_by_distance(
     """(out [B, H, N, Dv], lse [B, H, N]) as `attend` gives them, once differentiable.
 
     q [B, H, N, D], k [B, Hkv, N, D], v [B, Hkv, N, Dv]; the pattern is causal and reads no further than the table
-    `relative` [R, D]. A key whose weight m is 0 is not read.
+    `relative` [R, D]. A key whose weight m is 0 is not read. Raises KernelError for tensors that do not fit each other,
+    for a second derivative, and under torch.func or forward-mode differentiation.
     """
+    q, k, v = _checked(q, k, v, key_mask, segments)
     reach, ramp = (None, None) if span is None else span
     relative = None if relative is None else relative[: q.shape[2]]
-    return _AttendByDistance.apply(q, k, v, relative, reach, ramp, pattern, key_mask, segments)
+    attended: Any = _AttendByDistance.apply
+    return attended(q, k, v, relative, reach, ramp, pattern, key_mask, segments)
 
 
 def decode_by_distance(
@@ -76,6 +84,9 @@ def decode_by_distance(
     span: SoftSpan | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """The same for a few queries [B, H, M, D] against the L keys that a cache has kept, as `decode` gives it."""
+    q, k, v = _checked(q, k, v)
+    check_positions("query_positions", query_positions, q)
+    check_positions("key_positions", key_positions, k)
     parts = []
     for start in range(0, q.shape[2], _MOST_QUERIES):
         chunk = slice(start, start + _MOST_QUERIES)
@@ -85,6 +96,23 @@ def decode_by_distance(
         parts.append(_read(q[:, :, chunk], k, v, pairs, relative, span))
     out, lse = (torch.cat(part, dim=2) for part in zip(*parts, strict=True))
     return out, lse
+
+
+def _checked(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    key_mask: torch.Tensor | None = None,
+    segments: torch.Tensor | None = None,
+) -> tuple[torch.Tensor, ...]:
+    if is_transformed():
+        raise KernelError(
+            "attention by distance (relative positions, adaptive spans) has no forward-mode derivatives and cannot be"
+            " transformed by torch.func: use backward()"
+        )
+    q, k, v = autocast(q, k, v)
+    check_tensors(q, k, v, key_mask, segments)
+    return q, k, v
 
 
 class _AttendByDistance(torch.autograd.Function):
@@ -112,33 +140,58 @@ class _AttendByDistance(torch.autograd.Function):
         return out, lse
 
     @staticmethod
-    @once_differentiable
     def backward(context: Any, d_out: torch.Tensor, d_lse: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        q, k, v, relative, reach, key_mask, segments = context.saved_tensors
-        wide = torch.promote_types(q.dtype, torch.float32)
-        d_q = torch.zeros_like(q)
-        totals = [None if x is None else torch.zeros_like(x, dtype=wide) for x in (k, v, relative, reach)]
-        for queries, keys, pairs in _blocks(q, context.pattern, key_mask, segments):
-            some = [q[:, :, queries], k[:, :, keys], v[:, :, keys], relative, reach]
-            leaves: list[Any] = [None if x is None else x.detach().requires_grad_() for x in some]
-            with torch.enable_grad():
-                span = None if leaves[4] is None else SoftSpan(leaves[4], context.ramp)
-                results = _read(leaves[0], leaves[1], leaves[2], pairs, leaves[3], span)
-            given = [x for x in leaves if x is not None]
-            gradients = iter(torch.autograd.grad(results, given, (d_out[:, :, queries], d_lse[:, :, queries])))
-            d_q[:, :, queries] = next(gradients)
-            for number, total in enumerate(totals):
-                if total is None:
-                    continue
-                if number < 2:  # keys and values, of which the block has read some
-                    total.index_add_(2, keys, next(gradients).to(wide))
-                else:
-                    total += next(gradients)
-        d_k, d_v, d_relative, d_reach = (
-            None if total is None else total.to(x.dtype)
-            for total, x in zip(totals, (k, v, relative, reach), strict=True)
+        saved = context.saved_tensors  # read once: recomputation hands each tensor out a single time
+        with torch.no_grad():
+            gradients = _gradients(saved, context.pattern, context.ramp, d_out, d_lse)
+        # What the gradients depend on goes along, so that a second derivative comes to `_Once` and is not lost.
+        once: Any = _Once.apply
+        return *once(len(gradients), *gradients, d_out, d_lse, *saved), None, None, None, None
+
+
+class _Once(torch.autograd.Function):
+    """Gradients as they are; whoever differentiates them again is told that this cannot be had."""
+
+    @staticmethod
+    def forward(context: Any, count: int, *tensors: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:
+        return tuple(None if gradient is None else gradient.view_as(gradient) for gradient in tensors[:count])
+
+    @staticmethod
+    def backward(context: Any, *gradients: torch.Tensor | None) -> NoReturn:
+        raise KernelError(
+            "attention by distance (relative positions, adaptive spans) is differentiable once, and the gradient of its"
+            " gradient was asked for"
         )
-        return d_q, d_k, d_v, d_relative, d_reach, None, None, None, None
+
+
+def _gradients(
+    saved: tuple[Any, ...], pattern: Pattern, ramp: int, d_out: torch.Tensor, d_lse: torch.Tensor
+) -> tuple[torch.Tensor | None, ...]:
+    """Of q, k, v, the table of relative positions and the reach; the scores are computed again."""
+    q, k, v, relative, reach, key_mask, segments = saved
+    wide = torch.promote_types(q.dtype, torch.float32)
+    d_q = torch.zeros_like(q)
+    totals = [None if x is None else torch.zeros_like(x, dtype=wide) for x in (k, v, relative, reach)]
+    for queries, keys, pairs in _blocks(q, pattern, key_mask, segments):
+        some = [q[:, :, queries], k[:, :, keys], v[:, :, keys], relative, reach]
+        leaves: list[Any] = [None if x is None else x.detach().requires_grad_() for x in some]
+        with torch.enable_grad():
+            span = None if leaves[4] is None else SoftSpan(leaves[4], ramp)
+            results = _read(leaves[0], leaves[1], leaves[2], pairs, leaves[3], span)
+        given = [x for x in leaves if x is not None]
+        gradients = iter(torch.autograd.grad(results, given, (d_out[:, :, queries], d_lse[:, :, queries])))
+        d_q[:, :, queries] = next(gradients)
+        for number, total in enumerate(totals):
+            if total is None:
+                continue
+            if number < 2:  # keys and values, of which the block has read some
+                total.index_add_(2, keys, next(gradients).to(wide))
+            else:
+                total += next(gradients)
+    d_k, d_v, d_relative, d_reach = (
+        None if total is None else total.to(x.dtype) for total, x in zip(totals, (k, v, relative, reach), strict=True)
+    )
+    return d_q, d_k, d_v, d_relative, d_reach
 
 
 def _blocks(
