@@ -76,7 +76,7 @@ class Ground:
 
     def go_on(self, folder: Path) -> None:
         """Begin the run in this folder, or go on with it."""
-        from asterism.training.run.training import train
+        from asterism.training.pipeline import train
 
         train(self.config, folder, resume=(folder / "run.json").exists(), progress=False)
 

@@ -5,7 +5,7 @@ from contextlib import contextmanager
 
 import pytest
 
-from asterism.training.run import training as trainer
+from asterism.training.run import fitting
 from asterism.training.run.progress import Silence
 
 
@@ -19,5 +19,5 @@ def at_step(step, act=lambda: signal.raise_signal(signal.SIGINT)):
                 act()
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(trainer, "make_display", lambda enabled: Acting())
+        patch.setattr(fitting, "make_display", lambda enabled: Acting())
         yield

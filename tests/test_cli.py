@@ -366,7 +366,7 @@ def test_train_evaluate_generate(run: Run, text_file: Path, tmp_path: Path):
 
 def test_bytes_that_are_no_text(run: Run, monkeypatch: pytest.MonkeyPatch):
     raw = b"\xff\x00\x1b[31m"
-    monkeypatch.setattr(training, "generate_bytes", lambda *_, **__: raw, raising=False)
+    monkeypatch.setattr(training, "generate", lambda *_, **__: raw, raising=False)
     assert os.fsencode(run("generate", "run", "--prompt", "x").out) == b"x" + raw
     assert json.loads(run("generate", "run", "--prompt", "x", "--json").out)["bytes"] == list(raw)
     monkeypatch.setattr("sys.stdout.isatty", lambda: True)
@@ -489,7 +489,7 @@ def test_signals(run: Run, text_file: Path, tmp_path: Path, number: signal.Signa
     process.send_signal(number)
     out, err = process.communicate(timeout=60)
     assert (process.returncode, out) == (code, "")
-    assert f"go on with: asterism train --folder {folder} --resume\nasterism: {word}\n" in err
+    assert f"resume with: asterism train --folder {folder} --resume\nasterism: {word}\n" in err
     assert "\x1b" not in err
     assert any((folder / "checkpoints").iterdir())
 

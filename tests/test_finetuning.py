@@ -17,11 +17,10 @@ from asterism.cli.main import main
 from asterism.errors import CheckpointError, ConfigurationError, DataError, NonFiniteLossError
 from asterism.models import AsterismConfig, AsterismForMaskedLM
 from asterism.randomness import isolated
-from asterism.training import FineTuneConfig, finetune
+from asterism.training import FineTuneConfig, evaluate, open_run, train
 from asterism.training.run.loop import quiet_transformers
-from asterism.training.tasks import Classification
-from asterism.training.tasks.classification import Document
-from asterism.training.tasks.encoder import load_encoder, longest
+from asterism.training.tasks.classification import Classification, Document
+from asterism.training.tasks.encoder import encoder_shape, load_encoder, longest, new_encoder
 
 pytestmark = pytest.mark.model
 
@@ -76,7 +75,7 @@ def settings(bert, files):
 def finished(settings, tmp_path_factory):
     """A finished run of each task; tests must not change them."""
     folder = tmp_path_factory.mktemp("runs")
-    return {task: (folder / task, finetune(settings(task), folder / task, progress=False)) for task in REPORTED}
+    return {task: (folder / task, train(settings(task), folder / task, progress=False)) for task in REPORTED}
 
 
 REPORTED = {
@@ -89,8 +88,8 @@ REPORTED = {
 @pytest.mark.parametrize("task", REPORTED)
 def test_a_task_is_learned(finished, files, task):
     folder, report = finished[task]
-    assert set(report.scores) == REPORTED[task] and report.headline in report.scores
-    assert report.scores[report.headline] == 1.0
+    assert set(report.scores) == REPORTED[task] and report.metric in report.scores
+    assert report.scores[report.metric] == 1.0
     total = len(files[task].read_text().splitlines())
     assert report.training_examples + report.validation_examples == total
     assert report.validation_examples == round(total / 10)
@@ -130,17 +129,17 @@ def test_one_of_our_own_models_learns_and_runs_in_pipelines(settings, tmp_path):
         AsterismForMaskedLM(config).save_pretrained(tmp_path / "model")
     tokenizer.save_pretrained(tmp_path / "model")
     for task in REPORTED:
-        report = finetune(settings(task, model=str(tmp_path / "model")), tmp_path / task, progress=False)
-        assert report.scores[report.headline] > 0.9, task
+        report = train(settings(task, model=str(tmp_path / "model")), tmp_path / task, progress=False)
+        assert report.scores[report.metric] > 0.9, task
     with quiet_transformers():
         classify = pipeline("text-classification", model=str(tmp_path / "classify" / "model"))
     assert classify("the coin is good")[0]["label"] == "good"
     assert AsterismConfig.from_pretrained(tmp_path / "classify" / "model").classifier_pooling == "cls"
     mean = settings("classify", model=str(tmp_path / "model"), pooling="mean")
-    assert finetune(mean, tmp_path / "mean", progress=False).scores["accuracy"] > 0.9
+    assert train(mean, tmp_path / "mean", progress=False).scores["accuracy"] > 0.9
     assert AsterismConfig.from_pretrained(tmp_path / "mean" / "model").classifier_pooling == "mean"
     again = settings("classify", model=str(tmp_path / "classify"), epochs=1.0)
-    assert finetune(again, tmp_path / "again", progress=False).scores["accuracy"] == 1  # a run folder is a model, too
+    assert train(again, tmp_path / "again", progress=False).scores["accuracy"] == 1  # a run folder is a model, too
 
 
 def test_a_stride_reads_what_is_beyond_the_length(settings, tmp_path):
@@ -155,8 +154,8 @@ def test_a_stride_reads_what_is_beyond_the_length(settings, tmp_path):
         for one in record["answers"]
     ]
     data = write_lines(tmp_path / "q.jsonl", moved)
-    cut = finetune(settings("qa", data=str(data), length=16), tmp_path / "cut", progress=False)
-    windows = finetune(settings("qa", data=str(data), length=16, stride=4), tmp_path / "windows", progress=False)
+    cut = train(settings("qa", data=str(data), length=16), tmp_path / "cut", progress=False)
+    windows = train(settings("qa", data=str(data), length=16, stride=4), tmp_path / "windows", progress=False)
     assert cut.training_features == cut.training_examples and cut.scores["exact_match"] == 0
     assert cut.notes[0] == (
         "32 of 32 training answers are not within the 16 tokens of a window: a longer length, or a stride,"
@@ -167,25 +166,25 @@ def test_a_stride_reads_what_is_beyond_the_length(settings, tmp_path):
 
 
 def test_a_resumed_run_equals_one_that_was_not_stopped(settings, tmp_path):
-    config = settings("classify", steps=9, checkpoint_every=4, log_every=3, accumulation=2)
-    whole = finetune(config, tmp_path / "whole", progress=False)
+    config = settings("classify", steps=9, checkpoint_every=4, log_every=3, gradient_accumulation_steps=2)
+    whole = train(config, tmp_path / "whole", progress=False)
 
     with pytest.raises(KeyboardInterrupt), at_step(6):
-        finetune(config, tmp_path / "parts", progress=False)
-    resumed = finetune(config, tmp_path / "parts", resume=True, progress=False)
+        train(config, tmp_path / "parts", progress=False)
+    resumed = train(config, tmp_path / "parts", resume=True, progress=False)
     assert resumed.scores == whole.scores and resumed.steps == whole.steps == 9
     first, second = (load_file(tmp_path / name / "model" / "model.safetensors") for name in ("whole", "parts"))
     assert first.keys() == second.keys() and all(torch.equal(first[name], second[name]) for name in first)
-    assert finetune(config, tmp_path / "parts", resume=True, progress=False) == resumed  # finished: only reported
-    assert json.loads((tmp_path / "parts" / "run.json").read_text())["corpus"]["task"]["labels"] == ["bad", "good"]
+    assert train(config, tmp_path / "parts", resume=True, progress=False) == resumed  # finished: only reported
+    assert json.loads((tmp_path / "parts" / "run.json").read_text())["decided"]["labels"] == ["bad", "good"]
     with pytest.raises(ConfigurationError, match="resume: seed is 1, but the run began with 0"):
-        finetune(replace(config, seed=1), tmp_path / "parts", resume=True, progress=False)
+        train(replace(config, seed=1), tmp_path / "parts", resume=True, progress=False)
 
 
 def test_what_is_asked_of_a_run_decides_it(settings, tmp_path):
     config = settings("classify", steps=2)
     one, other, scratch = (
-        finetune(replace(config, **change), tmp_path / name, progress=False)
+        train(replace(config, **change), tmp_path / name, progress=False)
         for name, change in (("one", {}), ("other", {}), ("scratch", {"from_scratch": True}))
     )
     tensors = [load_file(tmp_path / name / "model" / "model.safetensors") for name in ("one", "other", "scratch")]
@@ -197,7 +196,7 @@ def test_what_is_asked_of_a_run_decides_it(settings, tmp_path):
 def _reload(settings, folder, tmp_path, capsys):
     """The classifier after a step that hardly changes it, its labels, and the notes of the report."""
     tiny = settings("classify", model=str(folder), learning_rate=1e-12, steps=1)
-    report = finetune(tiny, tmp_path / "again")
+    report = train(tiny, tmp_path / "again")
     err = capsys.readouterr().err
     assert all(f"note: {note}\n" in err for note in report.notes)
     labels = AutoConfig.from_pretrained(tmp_path / "again" / "model").id2label
@@ -227,7 +226,7 @@ def test_new_parts_are_named(settings, bert, tmp_path, capsys):
 
 
 def test_heads_of_other_tasks_may_be_left_over(settings, finished, tmp_path):
-    report = finetune(settings("qa", model=str(finished["classify"][0]), steps=1), tmp_path / "run", progress=False)
+    report = train(settings("qa", model=str(finished["classify"][0]), steps=1), tmp_path / "run", progress=False)
     assert report.notes == [f"drawn anew, as {finished['classify'][0]} has none that fit: qa_outputs"]
 
 
@@ -236,8 +235,9 @@ def test_new_weights_are_of_float32_whatever_the_folder_has(bert, tmp_path):
     document = json.loads((half / "config.json").read_text())
     (half / "config.json").write_text(json.dumps(document | {"dtype": "float16"}))
     task = Classification.of([Document(None, "a", (label,), False) for label in ("good", "bad")], length=8)
-    assert load_encoder(str(half), task, 29, fresh=True)[0].dtype == torch.float32
-    assert load_encoder(str(half), task, 29, fresh=False)[0].dtype == torch.float32
+    shape = encoder_shape(half, task)
+    assert new_encoder(shape, task).dtype == torch.float32
+    assert load_encoder(half, shape, task)[0].dtype == torch.float32
 
 
 def test_rotary_positions_have_no_end(settings, tmp_path):
@@ -251,14 +251,57 @@ def test_rotary_positions_have_no_end(settings, tmp_path):
             AsterismForMaskedLM(config).save_pretrained(tmp_path / position_type)
         tokenizer.save_pretrained(tmp_path / position_type)
     rotary = settings("classify", model=str(tmp_path / "rotary"), length=8, steps=1)
-    assert finetune(rotary, tmp_path / "run", progress=False).steps == 1
+    assert train(rotary, tmp_path / "run", progress=False).steps == 1
     with pytest.raises(ConfigurationError, match="length: 8 tokens were asked for, .*learned takes 4"):
-        finetune(settings("classify", model=str(tmp_path / "learned"), length=8), tmp_path / "no", progress=False)
+        train(settings("classify", model=str(tmp_path / "learned"), length=8), tmp_path / "no", progress=False)
 
 
 def test_a_model_that_counts_from_its_padding_but_names_none_does_not_say_its_length():
     assert longest(RobertaConfig(pad_token_id=1, max_position_embeddings=514)) == 512
     assert longest(RobertaConfig(pad_token_id=None, max_position_embeddings=514)) is None
+
+
+# --- what is asked of a finished run --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("task", REPORTED)
+def test_a_fine_tuned_run_is_opened_and_scored(task, finished, files, tmp_path, capsys):
+    folder, report = finished[task]
+    run = open_run(folder)
+    assert run.config.task == task and run.tokenizer.model_max_length == 32 and not run.model.training
+    evaluation = evaluate(run)
+    assert evaluation.scores == report.scores and evaluation.examples == report.validation_examples
+    assert evaluation.is_training_corpus and evaluation.metric == report.metric
+    others = write_lines(
+        tmp_path / "more.jsonl", [json.loads(line) for line in files[task].read_text().splitlines()[:6]]
+    )
+    assert main(["evaluate", str(folder), "--data", str(others), "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert told["examples"] == 6 and told["scores"][report.metric] == 1.0 and not told["is_training_corpus"]
+
+
+def test_a_fine_tuned_run_is_resumed_without_the_model_it_began_with(settings, bert, tmp_path):
+    config = settings("classify", steps=6, model=str(shutil.copytree(bert, tmp_path / "bert")))
+    whole = train(config, tmp_path / "whole", progress=False)
+    with pytest.raises(KeyboardInterrupt), at_step(3):
+        train(replace(config, log_every=1), tmp_path / "parts", progress=False)
+    assert evaluate(tmp_path / "parts").examples == whole.validation_examples
+    shutil.rmtree(tmp_path / "bert")
+    resumed = train(replace(config, log_every=1), tmp_path / "parts", resume=True, progress=False)
+    assert resumed.scores == whole.scores and resumed.notes == whole.notes != []
+
+
+def test_what_a_fine_tuned_run_does_not_do_is_refused(finished, tmp_path, capsys):
+    folder = finished["classify"][0]
+    for words, message in (
+        (["generate", str(folder), "--prompt", "the"], "continues nothing; ask it with `asterism predict`"),
+        (["evaluate", str(folder), "--minimum-context", "3"], "minimum context: a fine-tuned model is scored on"),
+        (["evaluate", str(folder), "--split", "test"], "split: a fine-tuned model is scored on"),
+        (["train", "--resume", "--folder", str(folder)], f"asterism finetune --folder {folder} --resume"),
+    ):
+        assert main(words) == 2
+        out, err = capsys.readouterr()
+        assert message in err and (out, err.count("\n")) == ("", 1)
 
 
 # --- what is refused ------------------------------------------------------------------------------------------------
@@ -267,20 +310,20 @@ def test_a_model_that_counts_from_its_padding_but_names_none_does_not_say_its_le
 def test_validation_labels_that_training_does_not_have(settings, tmp_path):
     other = write_lines(tmp_path / "v.jsonl", [{"text": "the lamp", "label": "good"}, {"text": "x", "label": "fine"}])
     with pytest.raises(DataError, match=r"v\.jsonl, line 2: field 'label' is 'fine', which is no label"):
-        finetune(settings("classify", validation=str(other)), tmp_path / "run", progress=False)
+        train(settings("classify", validation=str(other)), tmp_path / "run", progress=False)
     assert not (tmp_path / "run").exists()
 
 
 def test_too_few_examples_to_hold_some_out(settings, tmp_path):
     data = write_lines(tmp_path / "few.jsonl", REVIEWS[:4])
     with pytest.raises(DataError, match=r"few\.jsonl has 4 examples, too few to hold 0\.1 of them out"):
-        finetune(settings("classify", data=str(data)), tmp_path / "run", progress=False)
+        train(settings("classify", data=str(data)), tmp_path / "run", progress=False)
 
 
 def test_models_that_cannot_be_used(settings, bert, tmp_path):
     def refused(model, error, message, **changes):
         with pytest.raises(error, match=message) as caught:
-            finetune(settings("classify", model=str(model), **changes), tmp_path / "run", progress=False)
+            train(settings("classify", model=str(model), **changes), tmp_path / "run", progress=False)
         assert "\n" not in str(caught.value) and not (tmp_path / "run").exists()
 
     def changed(name):
@@ -331,13 +374,13 @@ def test_models_that_cannot_be_used(settings, bert, tmp_path):
 
 def test_a_pooling_that_the_model_does_not_have_is_refused(settings, tmp_path):
     with pytest.raises(ConfigurationError, match="the bert model in .* leaves no choice of classifier_pooling"):
-        finetune(settings("classify", pooling="mean"), tmp_path / "run", progress=False)
+        train(settings("classify", pooling="mean"), tmp_path / "run", progress=False)
     assert not (tmp_path / "run").exists()
 
 
 def test_a_loss_that_is_not_finite_stops_the_run(settings, tmp_path):
     with pytest.raises(NonFiniteLossError, match="step"):
-        finetune(settings("classify", learning_rate=1e30), tmp_path / "run", progress=False)
+        train(settings("classify", learning_rate=1e30), tmp_path / "run", progress=False)
 
 
 @pytest.mark.parametrize(
@@ -375,7 +418,7 @@ def test_the_command_prints_the_scores_and_resumes(bert, files, tmp_path, capsys
     ("words", "code", "message"),
     [
         ("--task classify", 2, "required: --model, --data; see --help"),
-        ("--task rank --model m --data d", 2, r"--task: expected one of \['classify', 'tag', 'qa'\], got rank"),
+        ("--task rank --model m --data d", 2, "task='rank' must be one of: classify, tag, qa"),
         ("--task qa --model m --data d --epoch 3", 2, r"unknown flag --epoch\. Did you mean '--epochs'\?"),
         ("--task qa --model m --data d --epochs 0", 2, "epochs=0.0 must be positive"),
         ("--resume", 2, "--resume needs --folder"),

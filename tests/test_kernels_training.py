@@ -8,7 +8,7 @@ import pytest
 from kernel_cases import has_compiler
 
 from asterism.training import recipe
-from asterism.training.run.training import train
+from asterism.training.pipeline import train
 
 pytestmark = [
     pytest.mark.model,

@@ -7,7 +7,8 @@ from collections import Counter
 import pytest
 from small_encoders import write_lines
 
-from asterism.training.tasks import read_documents, read_questions
+from asterism.training.tasks.answering import read_questions
+from asterism.training.tasks.classification import read_documents
 from asterism.training.tasks.long_range import (
     DECOYS,
     EVIDENCE,

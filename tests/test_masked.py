@@ -19,16 +19,12 @@ from asterism.randomness import of_row
 from asterism.training.data.corpus import load_documents
 from asterism.training.data.packing import Epochs, TokenStream
 from asterism.training.data.tokenization import SPECIAL_TOKENS, encode, load_tokenizer, make_tokenizer, pieces
-from asterism.training.objectives import MaskedTokens
-from asterism.training.objectives.masked import Rows, blank_batch, masked_loss
+from asterism.training.objectives.masked import MaskedTokens, Rows
 from asterism.training.objectives.masking import IGNORED, Masking
+from asterism.training.pipeline import evaluate, generate, open_run, resolve, train
 from asterism.training.recipes import RECIPES, recipe
-from asterism.training.run.build import build_model, load_model, model_config
 from asterism.training.run.configuration import ModelConfig, RunConfig
-from asterism.training.run.evaluation import evaluate
 from asterism.training.run.folder import RunFolder
-from asterism.training.run.generation import generate_bytes
-from asterism.training.run.training import train
 
 pytestmark = pytest.mark.model
 
@@ -178,18 +174,19 @@ def test_every_row_comes_once_before_any_comes_twice():
 
 
 def test_rows_hold_the_text_between_their_special_tokens(tiny):
-    objective = MaskedTokens(tiny, load_documents(tiny.data))
-    batch = objective.batch(5)
+    setup = resolve(tiny)
+    objective, rows = setup.objective, setup.corpus
+    batch = objective.batch(rows, 5)
     assert {name: tuple(tensor.shape) for name, tensor in batch.items()} == {
-        name: tuple(tensor.shape) for name, tensor in blank_batch(tiny, 4).items()
+        name: tuple(tensor.shape) for name, tensor in MaskedTokens.blank_batch(tiny, 4).items()
     }
-    assert all(torch.equal(tensor, objective.batch(5)[name]) for name, tensor in batch.items())
-    assert not torch.equal(batch["input_ids"], objective.batch(6)["input_ids"])
+    assert all(torch.equal(tensor, objective.batch(rows, 5)[name]) for name, tensor in batch.items())
+    assert not torch.equal(batch["input_ids"], objective.batch(rows, 6)["input_ids"])
     assert batch["labels"].shape[1] == round(0.15 * 62)
     restored = batch["input_ids"].scatter(1, batch["places"], batch["labels"])
-    numbers = objective.epochs.draw(20, 4)
-    for row, start in zip(restored.tolist(), objective.train.starts[numbers], strict=True):
-        assert row == [2, *objective.train.stream.tokens[start : start + 62].tolist(), 3]
+    numbers = rows.epochs.draw(20, 4)
+    for row, start in zip(restored.tolist(), rows.train.starts[numbers], strict=True):
+        assert row == [2, *rows.train.stream.tokens[start : start + 62].tolist(), 3]
 
 
 def test_pairs_follow_or_come_from_another_document(tiny):
@@ -244,7 +241,8 @@ def test_long_documents_are_cut_behind_line_ends_and_lose_nothing(monkeypatch):
 def test_a_tokenizer_from_a_folder_is_used_as_it_is(tiny, tokenizer, tmp_path):
     tokenizer.save_pretrained(tmp_path / "own")
     config = replace(tiny, tokenizer=str(tmp_path / "own"), steps=2)
-    assert model_config(config).vocab_size == len(tokenizer) and model_config(config).pad_token_id == 0
+    shape = resolve(config).shape
+    assert shape.vocab_size == len(tokenizer) and shape.pad_token_id == 0
     train(config, tmp_path / "run", progress=False)
     saved = load_tokenizer(tmp_path / "run" / "model")
     assert saved.get_vocab() == tokenizer.get_vocab()
@@ -293,17 +291,19 @@ def test_pairs_train_and_resume_to_the_same_bits(tiny, tmp_path):
 def test_slices_change_only_rounding(tiny, tmp_path):
     config = replace(tiny, steps=3, model=replace(tiny.model, dropout=0.0))
     plain, sliced = (
-        train(replace(config, accumulation=count), tmp_path / str(count), progress=False) for count in (1, 4)
+        train(replace(config, gradient_accumulation_steps=count), tmp_path / str(count), progress=False)
+        for count in (1, 4)
     )
     assert sliced.validation_masked_loss == pytest.approx(plain.validation_masked_loss, abs=1e-4)
 
 
 def test_the_loss_is_that_of_the_model_with_labels(tiny):
-    model = build_model(tiny, torch.device("cpu")).eval()
-    batch = MaskedTokens(tiny, load_documents(tiny.data)).batch(0)
+    setup = resolve(tiny)
+    model = setup.build(torch.device("cpu"))[0].eval()
+    batch = setup.objective.batch(setup.corpus, 0)
     labels = torch.full_like(batch["input_ids"], IGNORED).scatter(1, batch["places"], batch["labels"])
     expected = model(input_ids=batch["input_ids"], labels=labels).loss
-    assert masked_loss(model, batch, tiny).item() == pytest.approx(expected.item(), abs=1e-5)
+    assert setup.objective.loss(model, batch).item() == pytest.approx(expected.item(), abs=1e-5)
 
 
 def test_evaluation_agrees_with_the_report_and_with_a_count_by_hand(finished, tiny):
@@ -312,7 +312,8 @@ def test_evaluation_agrees_with_the_report_and_with_a_count_by_hand(finished, ti
     assert evaluation.is_training_corpus and evaluation.tokens_masked == report.tokens_masked
     assert evaluation.masked_loss == report.validation_masked_loss
     assert evaluation.masked_accuracy == report.validation_masked_accuracy
-    config, model = load_model(RunFolder(folder))
+    run = open_run(folder)
+    config, model = run.config, run.model
     tokenizer = load_tokenizer(folder / "model")
     rows = Rows(config, load_documents(config.data), "validation", tokenizer)
     train_rows = Rows(config, load_documents(config.data), "train", tokenizer)
@@ -422,13 +423,13 @@ def test_what_cannot_be_leaves_no_folder(tiny, tmp_path, change, error, message)
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"objective": "causal"}, "tokenizer='bpe:400' must be 'bytes': objective causal predicts bytes"),
+        ({"objective": "causal"}, "tokenizer='bpe:400' is for objective 'mlm', not 'causal'"),
         (
             {"objective": "causal", "tokenizer": "bytes", "next_sentence": True},
-            "next_sentence=True needs objective mlm",
+            "next_sentence=True is for objective 'mlm', not 'causal'",
         ),
         ({"objective": "clm"}, "objective='clm' must be one of: causal, mlm"),
-        ({"record_length": 64}, "record_length=64 needs objective causal"),
+        ({"record_length": 64}, "record_length=64 is for objective 'causal', not 'mlm'"),
         ({"context": 8}, "context=8 must be at least 16"),
         ({"schedule": "constant"}, "schedule='constant' must be one of: cosine, linear"),
     ],
@@ -461,8 +462,11 @@ def test_tokenizers_that_cannot_mask_or_be_read_are_refused(tiny, tmp_path):
 
 def test_what_masked_models_do_not_do_is_refused(finished, tmp_path):
     folder = finished[0]
-    with pytest.raises(ConfigurationError, match="trained with objective mlm, which fills in what is masked"):
-        generate_bytes(folder, b"a", 1)
+    with pytest.raises(
+        ConfigurationError,
+        match="objective mlm continues nothing; it fills in what is masked: .*fill-mask",
+    ):
+        generate(folder, b"a", 1)
     with pytest.raises(ConfigurationError, match="minimum context: this model predicts masked tokens"):
         evaluate(folder, minimum_context=3)
     damaged = Path(shutil.copytree(folder, tmp_path / "damaged"))

@@ -11,9 +11,9 @@ from torch.utils.flop_counter import FlopCounterMode
 from asterism.cli.main import main
 from asterism.errors import ConfigurationError
 from asterism.shape import RULES
+from asterism.training.pipeline import resolve
 from asterism.training.recipes import RECIPES, recipe
 from asterism.training.run import estimate as estimate_module
-from asterism.training.run.build import build_model
 from asterism.training.run.configuration import ModelConfig, RunConfig, config_from_dict
 from asterism.training.run.estimate import estimate
 from asterism.training.run.schedule import learning_rate_factor, progress
@@ -28,26 +28,29 @@ GOLDEN = {
     "sparse-transformer-enwik8": """
         recipe=sparse-transformer-enwik8 mixers=fixed(stride=128, summary=32, heads=8) hidden_size=512
         num_hidden_layers=30 num_attention_heads=8 position_type=factorised position_shape=(96, 128) dropout=0.4
-        recompute=True steps=36621 learning_rate=0.00035 warmup_steps=5000 beta2=0.999 log_every=50
+        gradient_checkpointing=True steps=36621 learning_rate=0.00035 warmup_steps=5000 beta2=0.999 log_every=50
         evaluation_every=1000 checkpoint_every=1000 context=12288 evaluation_bytes=1000000
     """,
     "sparse-transformer-cifar10": """
         recipe=sparse-transformer-cifar10 mixers=strided(stride=96) num_hidden_layers=128 num_attention_heads=2
         query_key_dim=128 intermediate_size=512 position_type=factorised position_shape=(32, 32, 3) dropout=0.25
-        batch_size=32 recompute=True steps=180000 learning_rate=0.00035 warmup_steps=5000 beta2=0.999 log_every=50
-        evaluation_every=1000 checkpoint_every=1000 record_length=3072 context=3072 evaluation_bytes=1000000
+        batch_size=32 gradient_checkpointing=True steps=180000 learning_rate=0.00035 warmup_steps=5000 beta2=0.999
+        log_every=50 evaluation_every=1000 checkpoint_every=1000 record_length=3072 context=3072
+        evaluation_bytes=1000000
     """,
     "sparse-transformer-imagenet64": """
         recipe=sparse-transformer-imagenet64 mixers=strided(stride=128) hidden_size=512 num_hidden_layers=48
         num_attention_heads=16 position_type=factorised position_shape=(64, 64, 3) dropout=0.01 batch_size=64
-        accumulation=4 recompute=True steps=1401276 learning_rate=0.00035 warmup_steps=5000 beta2=0.999 log_every=50
-        evaluation_every=1000 checkpoint_every=1000 record_length=12288 context=12288 evaluation_bytes=1000000
+        gradient_accumulation_steps=4 gradient_checkpointing=True steps=1401276 learning_rate=0.00035 warmup_steps=5000
+        beta2=0.999 log_every=50 evaluation_every=1000 checkpoint_every=1000 record_length=12288 context=12288
+        evaluation_bytes=1000000
     """,
     "sparse-transformer-music": """
         recipe=sparse-transformer-music mixers=strided(stride=256) hidden_size=512 num_hidden_layers=48
-        num_attention_heads=16 position_type=factorised position_shape=(256, 256) batch_size=8 accumulation=4
-        recompute=True steps=100000 learning_rate=0.00035 warmup_steps=5000 beta2=0.999 log_every=50
-        evaluation_every=1000 checkpoint_every=1000 record_length=65536 context=65536 evaluation_bytes=1000000
+        num_attention_heads=16 position_type=factorised position_shape=(256, 256) batch_size=8
+        gradient_accumulation_steps=4 gradient_checkpointing=True steps=100000 learning_rate=0.00035 warmup_steps=5000
+        beta2=0.999 log_every=50 evaluation_every=1000 checkpoint_every=1000 record_length=65536 context=65536
+        evaluation_bytes=1000000
     """,
     "all-attention-tiny": """
         recipe=all-attention-tiny mixers=window(left=256) & ~window() block=all_attention vocab_size=256 hidden_size=192
@@ -59,15 +62,17 @@ GOLDEN = {
         recipe=all-attention-enwik8-small mixers=window(left=8192) & ~window() block=all_attention vocab_size=256
         hidden_size=512 num_hidden_layers=18 num_attention_heads=8 attention_bias=False persistent_vectors=1024
         adaptive_span=True relative_span=8192 max_position_embeddings=8192 position_type=relative dropout=0.3
-        batch_size=4 accumulation=4 recompute=True steps=480000 learning_rate=0.00035 warmup_steps=32000 beta2=0.999
-        log_every=50 evaluation_every=1000 checkpoint_every=1000 context=8192 evaluation_bytes=1000000
+        batch_size=4 gradient_accumulation_steps=4 gradient_checkpointing=True steps=480000 learning_rate=0.00035
+        warmup_steps=32000 beta2=0.999 log_every=50 evaluation_every=1000 checkpoint_every=1000 context=8192
+        evaluation_bytes=1000000
     """,
     "all-attention-enwik8-large": """
         recipe=all-attention-enwik8-large mixers=window(left=8192) & ~window() block=all_attention vocab_size=256
         hidden_size=512 num_hidden_layers=36 num_attention_heads=8 attention_bias=False persistent_vectors=2048
         adaptive_span=True relative_span=8192 max_position_embeddings=8192 position_type=relative dropout=0.4
-        batch_size=4 accumulation=4 recompute=True steps=210000 learning_rate=0.00035 warmup_steps=32000 beta2=0.999
-        log_every=50 evaluation_every=1000 checkpoint_every=1000 context=8192 evaluation_bytes=1000000
+        batch_size=4 gradient_accumulation_steps=4 gradient_checkpointing=True steps=210000 learning_rate=0.00035
+        warmup_steps=32000 beta2=0.999 log_every=50 evaluation_every=1000 checkpoint_every=1000 context=8192
+        evaluation_bytes=1000000
     """,
     "bert-tiny": """
         recipe=bert-tiny mixers=dense() hidden_size=192 num_attention_heads=3 position_type=rotary type_vocab_size=2
@@ -78,10 +83,10 @@ GOLDEN = {
     "bert-base": """
         recipe=bert-base mixers=dense() block=post_norm vocab_size=30522 hidden_size=768 num_hidden_layers=12
         num_attention_heads=12 max_position_embeddings=512 type_vocab_size=2 embedding_norm=True hidden_act=gelu
-        dropout=0.1 layer_norm_eps=1e-12 initializer_range=0.02 tie_word_embeddings=True batch_size=256 accumulation=32
-        recompute=True steps=1000000 learning_rate=0.0001 warmup_steps=10000 schedule=linear beta2=0.999 log_every=50
-        evaluation_every=1000 checkpoint_every=1000 objective=mlm next_sentence=True tokenizer=bpe:30522 context=512
-        evaluation_bytes=1000000
+        dropout=0.1 layer_norm_eps=1e-12 initializer_range=0.02 tie_word_embeddings=True batch_size=256
+        gradient_accumulation_steps=32 gradient_checkpointing=True steps=1000000 learning_rate=0.0001 warmup_steps=10000
+        schedule=linear beta2=0.999 log_every=50 evaluation_every=1000 checkpoint_every=1000 objective=mlm
+        next_sentence=True tokenizer=bpe:30522 context=512 evaluation_bytes=1000000
     """,
     "bigbird-tiny": """
         recipe=bigbird-tiny mixers=('bigbird(block=32, random=1, seed=0, heads=3)', 'bigbird(block=32, random=1, seed=1,
@@ -107,18 +112,19 @@ GOLDEN = {
         'bigbird(block=64, random=3, seed=10, heads=12)', 'bigbird(block=64, random=3, seed=11, heads=12)')
         block=post_norm vocab_size=50358 hidden_size=768 num_hidden_layers=12 num_attention_heads=12
         max_position_embeddings=4096 type_vocab_size=2 embedding_norm=True hidden_act=gelu_new dropout=0.1
-        layer_norm_eps=1e-12 initializer_range=0.02 tie_word_embeddings=True batch_size=256 accumulation=128
-        recompute=True steps=500000 learning_rate=0.0001 warmup_steps=10000 schedule=linear beta2=0.999 log_every=50
-        evaluation_every=1000 checkpoint_every=1000 objective=mlm tokenizer=bpe:50358 context=4096
-        evaluation_bytes=1000000
+        layer_norm_eps=1e-12 initializer_range=0.02 tie_word_embeddings=True batch_size=256
+        gradient_accumulation_steps=128 gradient_checkpointing=True steps=500000 learning_rate=0.0001 warmup_steps=10000
+        schedule=linear beta2=0.999 log_every=50 evaluation_every=1000 checkpoint_every=1000 objective=mlm
+        tokenizer=bpe:50358 context=4096 evaluation_bytes=1000000
     """,
     "bigbird-etc-base": """
         recipe=bigbird-etc-base mixers=bigbird_etc(block=84, globals=256) block=post_norm vocab_size=50358
         hidden_size=768 num_hidden_layers=12 num_attention_heads=12 max_position_embeddings=4096 type_vocab_size=2
         embedding_norm=True global_tokens=256 hidden_act=gelu_new dropout=0.1 layer_norm_eps=1e-12
-        initializer_range=0.02 tie_word_embeddings=True batch_size=256 accumulation=128 recompute=True steps=500000
-        learning_rate=0.0001 warmup_steps=10000 schedule=linear beta2=0.999 log_every=50 evaluation_every=1000
-        checkpoint_every=1000 objective=mlm tokenizer=bpe:50358 context=4096 evaluation_bytes=1000000
+        initializer_range=0.02 tie_word_embeddings=True batch_size=256 gradient_accumulation_steps=128
+        gradient_checkpointing=True steps=500000 learning_rate=0.0001 warmup_steps=10000 schedule=linear beta2=0.999
+        log_every=50 evaluation_every=1000 checkpoint_every=1000 objective=mlm tokenizer=bpe:50358 context=4096
+        evaluation_bytes=1000000
     """,
     "bigbird-itc-large": """
         recipe=bigbird-itc-large mixers=('bigbird(block=64, random=3, seed=0, heads=16)', 'bigbird(block=64, random=3,
@@ -135,10 +141,10 @@ GOLDEN = {
         'bigbird(block=64, random=3, seed=22, heads=16)', 'bigbird(block=64, random=3, seed=23, heads=16)')
         block=post_norm vocab_size=50358 hidden_size=1024 num_hidden_layers=24 num_attention_heads=16
         max_position_embeddings=4096 type_vocab_size=2 embedding_norm=True hidden_act=gelu_new dropout=0.1
-        layer_norm_eps=1e-12 initializer_range=0.02 tie_word_embeddings=True batch_size=2048 accumulation=2048
-        recompute=True steps=500000 learning_rate=0.0001 warmup_steps=10000 schedule=linear beta2=0.999 log_every=50
-        evaluation_every=1000 checkpoint_every=1000 objective=mlm tokenizer=bpe:50358 context=4096
-        evaluation_bytes=1000000
+        layer_norm_eps=1e-12 initializer_range=0.02 tie_word_embeddings=True batch_size=2048
+        gradient_accumulation_steps=2048 gradient_checkpointing=True steps=500000 learning_rate=0.0001
+        warmup_steps=10000 schedule=linear beta2=0.999 log_every=50 evaluation_every=1000 checkpoint_every=1000
+        objective=mlm tokenizer=bpe:50358 context=4096 evaluation_bytes=1000000
     """,
     "longformer-tiny": """
         recipe=longformer-tiny mixers=longformer(window=64, globals=(0,)) hidden_size=192 num_attention_heads=3
@@ -151,9 +157,9 @@ GOLDEN = {
         recipe=longformer-base mixers=longformer(window=512, globals=(0,)) block=post_norm vocab_size=50265
         hidden_size=768 num_hidden_layers=12 num_attention_heads=12 max_position_embeddings=4096 embedding_norm=True
         global_projections=(0,) hidden_act=gelu dropout=0.1 initializer_range=0.02 tie_word_embeddings=True
-        batch_size=64 accumulation=32 recompute=True steps=65000 learning_rate=0.0001 warmup_steps=10000 schedule=linear
-        beta2=0.999 log_every=50 evaluation_every=1000 checkpoint_every=1000 objective=mlm tokenizer=bpe:50265
-        context=4096 evaluation_bytes=1000000
+        batch_size=64 gradient_accumulation_steps=32 gradient_checkpointing=True steps=65000 learning_rate=0.0001
+        warmup_steps=10000 schedule=linear beta2=0.999 log_every=50 evaluation_every=1000 checkpoint_every=1000
+        objective=mlm tokenizer=bpe:50265 context=4096 evaluation_bytes=1000000
     """,
     "star-tiny": """
         recipe=star-tiny mixers=star_transformer() hidden_size=192 num_attention_heads=3 position_type=rotary
@@ -165,10 +171,10 @@ GOLDEN = {
     "star-base": """
         recipe=star-base mixers=star_transformer() block=post_norm vocab_size=30522 hidden_size=768 num_hidden_layers=12
         num_attention_heads=12 max_position_embeddings=4096 type_vocab_size=2 embedding_norm=True hidden_act=gelu
-        dropout=0.1 layer_norm_eps=1e-12 initializer_range=0.02 tie_word_embeddings=True batch_size=256 accumulation=128
-        recompute=True steps=500000 learning_rate=0.0001 warmup_steps=10000 schedule=linear beta2=0.999 log_every=50
-        evaluation_every=1000 checkpoint_every=1000 objective=mlm tokenizer=bpe:30522 context=4096
-        evaluation_bytes=1000000
+        dropout=0.1 layer_norm_eps=1e-12 initializer_range=0.02 tie_word_embeddings=True batch_size=256
+        gradient_accumulation_steps=128 gradient_checkpointing=True steps=500000 learning_rate=0.0001 warmup_steps=10000
+        schedule=linear beta2=0.999 log_every=50 evaluation_every=1000 checkpoint_every=1000 objective=mlm
+        tokenizer=bpe:30522 context=4096 evaluation_bytes=1000000
     """,
     "fnet-tiny": """
         recipe=fnet-tiny mixers=fourier() block=post_norm hidden_size=192 num_attention_heads=3 type_vocab_size=4
@@ -181,34 +187,34 @@ GOLDEN = {
         recipe=fnet-base mixers=fourier() block=post_norm vocab_size=32000 hidden_size=768 num_hidden_layers=12
         num_attention_heads=12 max_position_embeddings=512 type_vocab_size=4 embedding_size=768 embedding_norm=True
         hidden_act=gelu_new dropout=0.1 layer_norm_eps=1e-12 initializer_range=0.02 tie_word_embeddings=True
-        batch_size=256 accumulation=32 recompute=True steps=1000000 learning_rate=0.0001 warmup_steps=10000
-        schedule=linear beta2=0.999 log_every=50 evaluation_every=1000 checkpoint_every=1000 objective=mlm
-        next_sentence=True tokenizer=unigram:32000 context=512 evaluation_bytes=1000000
+        batch_size=256 gradient_accumulation_steps=32 gradient_checkpointing=True steps=1000000 learning_rate=0.0001
+        warmup_steps=10000 schedule=linear beta2=0.999 log_every=50 evaluation_every=1000 checkpoint_every=1000
+        objective=mlm next_sentence=True tokenizer=unigram:32000 context=512 evaluation_bytes=1000000
     """,
     "fnet-large": """
         recipe=fnet-large mixers=fourier() block=post_norm vocab_size=32000 hidden_size=1024 num_hidden_layers=24
         num_attention_heads=16 max_position_embeddings=512 type_vocab_size=4 embedding_size=1024 embedding_norm=True
         hidden_act=gelu_new dropout=0.1 layer_norm_eps=1e-12 initializer_range=0.02 tie_word_embeddings=True
-        batch_size=256 accumulation=64 recompute=True steps=1000000 learning_rate=0.0001 warmup_steps=10000
-        schedule=linear beta2=0.999 log_every=50 evaluation_every=1000 checkpoint_every=1000 objective=mlm
-        next_sentence=True tokenizer=unigram:32000 context=512 evaluation_bytes=1000000
+        batch_size=256 gradient_accumulation_steps=64 gradient_checkpointing=True steps=1000000 learning_rate=0.0001
+        warmup_steps=10000 schedule=linear beta2=0.999 log_every=50 evaluation_every=1000 checkpoint_every=1000
+        objective=mlm next_sentence=True tokenizer=unigram:32000 context=512 evaluation_bytes=1000000
     """,
     "fnet-hybrid-tiny": """
-        recipe=fnet-hybrid-tiny mixers=('fourier()', 'fourier()', 'dense()', 'dense()') block=post_norm
-        hidden_size=192 num_attention_heads=3 type_vocab_size=4 embedding_size=192 embedding_norm=True
-        hidden_act=gelu_new layer_norm_eps=1e-12 initializer_range=0.02 tie_word_embeddings=True batch_size=4
-        steps=20000 minutes=10.0 learning_rate=0.003 warmup_steps=50 optimizer=muon weight_decay=0.1 log_every=20
-        evaluation_every=200 checkpoint_every=200 objective=mlm tokenizer=bpe:4096
+        recipe=fnet-hybrid-tiny mixers=('fourier()', 'fourier()', 'dense()', 'dense()') block=post_norm hidden_size=192
+        num_attention_heads=3 type_vocab_size=4 embedding_size=192 embedding_norm=True hidden_act=gelu_new
+        layer_norm_eps=1e-12 initializer_range=0.02 tie_word_embeddings=True batch_size=4 steps=20000 minutes=10.0
+        learning_rate=0.003 warmup_steps=50 optimizer=muon weight_decay=0.1 log_every=20 evaluation_every=200
+        checkpoint_every=200 objective=mlm tokenizer=bpe:4096
     """,
     "fnet-hybrid-base": """
         recipe=fnet-hybrid-base mixers=('fourier()', 'fourier()', 'fourier()', 'fourier()', 'fourier()', 'fourier()',
         'fourier()', 'fourier()', 'fourier()', 'fourier()', 'dense()', 'dense()') block=post_norm vocab_size=32000
         hidden_size=768 num_hidden_layers=12 num_attention_heads=12 max_position_embeddings=512 type_vocab_size=4
         embedding_size=768 embedding_norm=True hidden_act=gelu_new dropout=0.1 layer_norm_eps=1e-12
-        initializer_range=0.02 tie_word_embeddings=True batch_size=256 accumulation=32 recompute=True steps=1000000
-        learning_rate=0.0001 warmup_steps=10000 schedule=linear beta2=0.999 log_every=50 evaluation_every=1000
-        checkpoint_every=1000 objective=mlm next_sentence=True tokenizer=unigram:32000 context=512
-        evaluation_bytes=1000000
+        initializer_range=0.02 tie_word_embeddings=True batch_size=256 gradient_accumulation_steps=32
+        gradient_checkpointing=True steps=1000000 learning_rate=0.0001 warmup_steps=10000 schedule=linear beta2=0.999
+        log_every=50 evaluation_every=1000 checkpoint_every=1000 objective=mlm next_sentence=True
+        tokenizer=unigram:32000 context=512 evaluation_bytes=1000000
     """,
 }
 """For each recipe, every field that differs from the defaults: its name, the model's fields, the run's, in order."""
@@ -257,7 +263,7 @@ def test_flags_of_the_model_have_the_help_of_the_table(capsys):
 def test_a_configuration_survives_json(name):
     config = recipe(name)
     assert config.recipe == name
-    assert config_from_dict(json.loads(json.dumps(asdict(config)))) == config
+    assert config_from_dict("train", json.loads(json.dumps(asdict(config)))) == config
 
 
 @pytest.mark.model
@@ -272,7 +278,7 @@ def test_published_sizes_within_three_percent(name):
 
 @pytest.mark.model
 def test_estimate_agrees_with_the_model_itself():
-    model = build_model(TINY, torch.device("cpu"))
+    model = resolve(TINY).build(torch.device("cpu"))[0]
     costs = estimate(TINY)
     assert costs.parameters == sum(parameter.numel() for parameter in model.parameters())
     assert costs.tokens_per_step == 256 and costs.optimizer_memory == 8 * costs.parameters
@@ -302,11 +308,11 @@ def test_fake_tensors_keep_what_real_ones_keep(monkeypatch, dtype):
 
 @pytest.mark.model
 def test_recomputation_and_accumulation_save_activations():
-    plain, recomputed = estimate(TINY), estimate(replace(TINY, recompute=True))
+    plain, recomputed = estimate(TINY), estimate(replace(TINY, gradient_checkpointing=True))
     assert recomputed.activation_memory < plain.activation_memory
     assert recomputed.flops_per_step > plain.flops_per_step
-    assert estimate(replace(TINY, accumulation=4)).activation_memory < plain.activation_memory / 3
-    assert estimate(replace(TINY, accumulation=4)).flops_per_step == plain.flops_per_step
+    assert estimate(replace(TINY, gradient_accumulation_steps=4)).activation_memory < plain.activation_memory / 3
+    assert estimate(replace(TINY, gradient_accumulation_steps=4)).flops_per_step == plain.flops_per_step
 
 
 def test_unknown_recipe_names_the_nearest():
@@ -330,13 +336,13 @@ def test_unknown_recipe_names_the_nearest():
         ({"beta2": 1.0}, r"beta2=1.0 must be in \[0, 1\)"),
         ({"minutes": 0.0}, "minutes=0.0 must be positive, or None for no limit"),
         ({"dtype": "float16"}, "dtype='float16' must be one of: float32, bfloat16"),
-        ({"batch_size": 4, "accumulation": 3}, "accumulation=3 must divide batch_size=4"),
+        ({"batch_size": 4, "gradient_accumulation_steps": 3}, "gradient_accumulation_steps=3 must divide batch_size=4"),
         ({"record_length": 3072}, "record_length=3072 must equal context=1024: a record is one sequence"),
     ],
 )
 def test_refusals(values, message):
     with pytest.raises(ConfigurationError, match=message) as caught:
-        config_from_dict(values)
+        config_from_dict("train", values)
     assert caught.value.exit_code == 2 and "\n" not in str(caught.value)
 
 

@@ -20,14 +20,12 @@ from stopping import at_step
 from asterism import files
 from asterism.errors import AsterismError, CheckpointError, NonFiniteLossError
 from asterism.files import replacing, replacing_file, writing
+from asterism.training.pipeline import evaluate, generate, train
 from asterism.training.run import checkpoint as checkpoints
 from asterism.training.run.configuration import ModelConfig
-from asterism.training.run.evaluation import evaluate
 from asterism.training.run.folder import RunFolder
-from asterism.training.run.generation import generate_bytes
 from asterism.training.run.integrity import check_sums, read_sealed, seal, sums_of
 from asterism.training.run.lock import locked
-from asterism.training.run.training import train
 
 pytestmark = pytest.mark.model
 
@@ -271,7 +269,7 @@ def test_a_flipped_bit_is_named_wherever_it_is(which, config, request, tmp_path)
         before = path.read_bytes()
         bit = draw.randrange(8 * len(before))
         _flip(path, bit)
-        asks = [lambda: evaluate(folder), lambda: generate_bytes(folder, b"a", 1)]
+        asks = [lambda: evaluate(folder), lambda: generate(folder, b"a", 1)]
         if which == "stopped" or path.name == "run.json":  # else all that a resumed run does is to report
             asks.append(lambda: _resume(config, folder))
         for ask in asks:
@@ -367,7 +365,7 @@ def test_a_start_that_is_not_finite_is_refused(config, finished, tmp_path):
     name = sorted(tensors)[3]
     tensors[name].view(-1)[0] = math.nan
     save_file(tensors, start / "model.safetensors")
-    other = replace(config, start=str(start), model=ModelConfig())
+    other = replace(config, init_from=str(start), model=ModelConfig())
     with pytest.raises(CheckpointError, match=f"its weight {name} is not finite"):
         train(other, tmp_path / "run", progress=False)
     assert not (tmp_path / "run").exists()

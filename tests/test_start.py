@@ -15,14 +15,12 @@ from transformers import BertConfig, BertForPreTraining
 from asterism.cli.main import main
 from asterism.errors import CheckpointError, ConfigurationError, DataError
 from asterism.models import AsterismConfig, AsterismForCausalLM, AsterismForMaskedLM, import_checkpoint
-from asterism.training import FineTuneConfig, finetune
-from asterism.training.run import training as trainer
-from asterism.training.run.build import build_model, load_model
+from asterism.training import FineTuneConfig
+from asterism.training.pipeline import evaluate, open_run, resolve, train
+from asterism.training.run import fitting
 from asterism.training.run.configuration import ModelConfig, RunConfig
-from asterism.training.run.evaluation import evaluate
 from asterism.training.run.folder import RunFolder
 from asterism.training.run.loop import quiet_transformers
-from asterism.training.run.training import train
 
 pytestmark = pytest.mark.model
 
@@ -57,7 +55,7 @@ def long(bert, tmp_path_factory):
 @pytest.fixture
 def config(long, texts):
     return RunConfig(
-        start=str(long),
+        init_from=str(long),
         objective="mlm",
         data=str(texts),
         context=64,
@@ -81,7 +79,7 @@ def test_from_a_dense_checkpoint_to_a_long_one_that_is_trained_and_fine_tuned(be
     words = ["import", str(bert), "--output", str(tmp_path / "long"), "--length", "64", "--pattern", PATTERN]
     assert main(words) == 0
     capsys.readouterr()
-    start = ["train", "--objective", "mlm", "--start", str(tmp_path / "long"), "--data", str(texts)]
+    start = ["train", "--objective", "mlm", "--init-from", str(tmp_path / "long"), "--data", str(texts)]
     settings = ["--context", "64", "--batch-size", "2", "--steps", "3", "--dtype", "float32"]
     assert main([*start, *settings, "--folder", str(tmp_path / "run"), "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["steps"] == 3
@@ -90,11 +88,11 @@ def test_from_a_dense_checkpoint_to_a_long_one_that_is_trained_and_fine_tuned(be
     examples = [{"text": f"the lamp is {word} " * 9, "label": word} for word in ("red", "blue") for _ in range(10)]
     data = write_lines(tmp_path / "reviews.jsonl", examples)
     config = FineTuneConfig(task="classify", model=str(tmp_path / "run"), data=str(data), steps=2, dtype="float32")
-    assert finetune(config, tmp_path / "reviews", progress=False).steps == 2
+    assert train(config, tmp_path / "reviews", progress=False).steps == 2
 
 
 def test_the_run_begins_with_the_weights_and_learns(config, long, tmp_path):
-    built, there = build_model(config, CPU).state_dict(), tensors(long)
+    built, there = resolve(config).build(CPU)[0].state_dict(), tensors(long)
     assert built.keys() - there.keys() == {"lm_head.decoder.weight"}, "which is tied"
     assert all(torch.equal(built[name], tensor) for name, tensor in there.items() if name in built)
     report = train(replace(config, steps=40), tmp_path / "run", progress=False)
@@ -105,31 +103,31 @@ def test_the_run_begins_with_the_weights_and_learns(config, long, tmp_path):
 def test_a_run_resumes_to_the_same_bits_without_the_model_it_began_with(config, long, tmp_path):
     whole = train(config, tmp_path / "whole", progress=False)
     start = shutil.copytree(long, tmp_path / "start")
-    config = replace(config, start=str(start))
+    config = replace(config, init_from=str(start))
 
     with pytest.raises(KeyboardInterrupt), at_step(3):
         train(config, tmp_path / "parts", progress=False)
     shutil.rmtree(start)
-    assert load_model(RunFolder(tmp_path / "parts"))[0] == config
+    assert open_run(tmp_path / "parts").config == config
     resumed = train(config, tmp_path / "parts", resume=True, progress=False)
     ours, theirs = (tensors(tmp_path / name / "model") for name in ("whole", "parts"))
     assert ours.keys() == theirs.keys() and all(torch.equal(ours[name], theirs[name]) for name in ours)
     assert resumed.validation_masked_loss == whole.validation_masked_loss
     assert evaluate(tmp_path / "parts").masked_loss == pytest.approx(whole.validation_masked_loss)
-    with pytest.raises(ConfigurationError, match="resume: start is 'elsewhere', but the run began with"):
-        train(replace(config, start="elsewhere"), tmp_path / "parts", resume=True, progress=False)
+    with pytest.raises(ConfigurationError, match="resume: init_from is 'elsewhere', but the run began with"):
+        train(replace(config, init_from="elsewhere"), tmp_path / "parts", resume=True, progress=False)
 
 
 def test_a_run_that_was_cut_off_at_once_no_longer_needs_the_model_it_began_with(config, long, tmp_path, monkeypatch):
     whole = train(config, tmp_path / "whole", progress=False)
     start = shutil.copytree(long, tmp_path / "start")
-    config = replace(config, start=str(start))
+    config = replace(config, init_from=str(start))
 
     def power_cut(loop):
         raise RuntimeError("power cut")
 
     with monkeypatch.context() as patch, pytest.raises(RuntimeError, match="power cut"):
-        patch.setattr(trainer.Loop, "train", power_cut)
+        patch.setattr(fitting.Loop, "train", power_cut)
         train(config, tmp_path / "parts", progress=False)
     shutil.rmtree(start)
     resumed = train(config, tmp_path / "parts", resume=True, progress=False)
@@ -142,10 +140,10 @@ def test_bytes_are_trained_on_from_a_run(texts, tmp_path):
         model=model, data=str(texts), context=32, batch_size=4, steps=20, dtype="float32", evaluation_bytes=2000
     )
     before = train(first, tmp_path / "first", progress=False)
-    on = replace(first, start=str(tmp_path / "first"), model=ModelConfig())
+    on = replace(first, init_from=str(tmp_path / "first"), model=ModelConfig())
     after = train(on, tmp_path / "second", progress=False)
     assert after.validation_bits_per_byte < before.validation_bits_per_byte
-    built, there = build_model(on, CPU).state_dict(), tensors(tmp_path / "first" / "model")
+    built, there = resolve(on).build(CPU)[0].state_dict(), tensors(tmp_path / "first" / "model")
     assert all(torch.equal(built[name], there[name]) for name in there)
 
 
@@ -155,8 +153,8 @@ def test_both_heads_of_pre_training_can_go_on_with_one_or_both(bert, config, tmp
         BertForPreTraining(BertConfig(**fields)).save_pretrained(tmp_path / "source")
     word_tokenizer().save_pretrained(tmp_path / "source")
     assert import_checkpoint(tmp_path / "source", tmp_path / "both", length=64).model == "AsterismForPreTraining"
-    one = replace(config, start=str(tmp_path / "both"), steps=1)
-    assert type(build_model(one, CPU)).__name__ == "AsterismForMaskedLM"
+    one = replace(config, init_from=str(tmp_path / "both"), steps=1)
+    assert type(resolve(one).build(CPU)[0]).__name__ == "AsterismForMaskedLM"
     both = train(replace(one, next_sentence=True), tmp_path / "run", progress=False)
     assert both.next_sentence_accuracy is not None
 
@@ -191,19 +189,19 @@ def _with_a_number_for_its_labels(folder):
             "AsterismForMaskedLM; objective causal trains an AsterismForC",
         ),
         (None, {"next_sentence": True}, CheckpointError, "with next_sentence trains an AsterismForPreTraining"),
-        (None, {"start": "missing"}, CheckpointError, "start: missing is no folder of a model or a run"),
+        (None, {"init_from": "missing"}, CheckpointError, "init_from: missing is no folder of a model or a run"),
         (
             lambda folder: word_tokenizer([f"word{number}" for number in range(90)]).save_pretrained(folder),
             {},
             ConfigurationError,
-            r"start: the tokenizer in .* has 95 tokens, the model embeds 29",
+            r"init_from: the tokenizer in .* has 95 tokens, the model embeds 29",
         ),
         (_with_a_number_for_its_labels, {}, DataError, "start holds none that can be read"),
         (
             _with_a_number_for_its_labels,
             {"objective": "causal"},
             CheckpointError,
-            r"start: .*config\.json is damaged: ",
+            r"init_from: .*config\.json is damaged: ",
         ),
         (_without_layers, {}, CheckpointError, r"lacks the tensor model\.layers\.0\.mixer\.key"),
     ],
@@ -213,7 +211,7 @@ def test_a_start_that_cannot_be_one(spoil, change, error, message, config, long,
     if spoil is not None:
         spoil(start)
     with pytest.raises(error, match=message) as caught:
-        train(replace(config, **({"start": str(start)} | change)), tmp_path / "run", progress=False)
+        train(replace(config, **({"init_from": str(start)} | change)), tmp_path / "run", progress=False)
     assert "\n" not in str(caught.value)
     assert not (tmp_path / "run").exists()
 
@@ -222,13 +220,13 @@ def test_a_start_of_another_kind(bert, config, tmp_path):
     with pytest.raises(
         CheckpointError, match="is a model of type 'bert', not one of ours: `asterism import` makes one"
     ):
-        train(replace(config, start=str(bert)), tmp_path / "run", progress=False)
+        train(replace(config, init_from=str(bert)), tmp_path / "run", progress=False)
     AsterismForCausalLM(_shape(vocab_size=300)).save_pretrained(tmp_path / "causal")
     with pytest.raises(ConfigurationError, match="causal predicts 256 bytes, .*causal has a vocabulary of 300"):
-        train(replace(config, start=str(tmp_path / "causal"), objective="causal"), tmp_path / "run", progress=False)
+        train(replace(config, init_from=str(tmp_path / "causal"), objective="causal"), tmp_path / "run", progress=False)
     AsterismForMaskedLM(_shape(mixers="dense()")).save_pretrained(tmp_path / "bare")
     with pytest.raises(Exception, match="tokenizer: .*bare") as caught:
-        train(replace(config, start=str(tmp_path / "bare")), tmp_path / "run", progress=False)
+        train(replace(config, init_from=str(tmp_path / "bare")), tmp_path / "run", progress=False)
     assert "\n" not in str(caught.value)
 
 
@@ -237,7 +235,7 @@ def test_a_model_or_tokenizer_besides_a_start_is_refused(config, long, capsys, t
         replace(config, model=ModelConfig(hidden_size=64))
     with pytest.raises(ConfigurationError, match="brings its own model and tokenizer; leave model, tokenizer out"):
         replace(config, model=ModelConfig(hidden_size=64), tokenizer="bpe:300")
-    words = ["train", "--objective", "mlm", "--start", str(long), "--folder", str(tmp_path / "run")]
+    words = ["train", "--objective", "mlm", "--init-from", str(long), "--folder", str(tmp_path / "run")]
     for flag, name in (("--model.hidden-size=64", "model"), ("--tokenizer=bpe:300", "tokenizer")):
         assert main([*words, flag]) == 2
         out, err = capsys.readouterr()
@@ -246,8 +244,8 @@ def test_a_model_or_tokenizer_besides_a_start_is_refused(config, long, capsys, t
 
 
 def test_a_dry_run_counts_the_model_it_begins_with(long, capsys):
-    assert main(["train", "--objective", "mlm", "--start", str(long), "--context", "64", "--dry-run"]) == 0
+    assert main(["train", "--objective", "mlm", "--init-from", str(long), "--context", "64", "--dry-run"]) == 0
     out = capsys.readouterr().out
     parameters = AsterismForMaskedLM.from_pretrained(long).num_parameters()
-    assert f"start       {long}, in place of" in out
+    assert f"init from   {long}, in place of" in out
     assert f"mixers      {PATTERN}\n" in out and f"parameters  {parameters:,}\n" in out

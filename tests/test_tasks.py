@@ -9,8 +9,10 @@ from small_encoders import word_tokenizer, write_lines
 from tokenizers import normalizers
 
 from asterism.errors import DataError
-from asterism.training.tasks import Answering, Classification, Tagging, read_documents, read_questions, read_tagged
-from asterism.training.tasks.spans import best_span
+from asterism.training.tasks.answering import read_questions
+from asterism.training.tasks.classification import Classification, read_documents
+from asterism.training.tasks.spans import Answering, best_span
+from asterism.training.tasks.tagging import Tagging, read_tagged
 
 pytestmark = pytest.mark.model
 
@@ -262,7 +264,7 @@ def test_tagging_from_files_to_scores(tmp_path):
 def test_tags_that_mark_no_spans_are_scored_by_token(tmp_path):
     examples = read_tagged(write_lines(tmp_path / "t.jsonl", [{"tokens": ["the", "book"], "tags": ["DET", "NOUN"]}]))
     task = Tagging.of(examples, length=8)
-    assert task.headline == "token_accuracy"
+    assert task.metric == "token_accuracy"
     assert score(task, examples, [{"tags": ["DET", "DET"]}]) == {
         "token_accuracy": 0.5,
         "token_macro_f1": pytest.approx(1 / 3),

@@ -15,21 +15,21 @@ from safetensors.torch import load_file, save_file
 from stopping import at_step
 from transformers import AutoModelForCausalLM
 
+from asterism.cli.main import main
 from asterism.errors import CheckpointError, ConfigurationError, DataError, NonFiniteLossError
 from asterism.training.data.corpus import load_corpus
-from asterism.training.objectives.causal import bits_per_byte, plan_split, yardsticks
-from asterism.training.run.build import build_model, load_model
+from asterism.training.objectives.causal import baselines, bits_per_byte, plan_split
+from asterism.training.pipeline import evaluate, generate, open_run, report, resolve, train
 from asterism.training.run.configuration import ModelConfig, RunConfig
-from asterism.training.run.evaluation import evaluate
 from asterism.training.run.folder import RunFolder
-from asterism.training.run.generation import generate_bytes
 from asterism.training.run.integrity import seal, sums_of
 from asterism.training.run.optimizer import parameter_groups
 from asterism.training.run.progress import Bar, Lines, Silence, Status, clock, make_display
 from asterism.training.run.signals import held_back
-from asterism.training.run.training import train
 
 pytestmark = pytest.mark.model
+
+CPU = torch.device("cpu")
 
 TEXT = b"".join(b"def f%d(x):\n    return x + %d\n\n" % (number, number % 7) for number in range(1200))
 
@@ -98,7 +98,7 @@ def test_a_run_learns_and_leaves_a_complete_folder(tiny, finished):
     folder, report = finished
     assert report.steps == 30 and report.bytes_trained == 30 * 8 * 64
     assert report.validation_bits_per_byte < 4
-    assert report.parameters == build_model(tiny, torch.device("cpu")).num_parameters()
+    assert report.parameters == resolve(tiny).build(CPU)[0].num_parameters()
     record = json.loads((folder / "run.json").read_text())
     assert record["result"] == asdict(report)
     assert record["corpus"]["sha256"] == load_corpus(tiny.data).sha256
@@ -124,7 +124,7 @@ def test_history_logs_every_step_once_and_validates_on_time(finished):
 
 
 def test_a_new_model_needs_eight_bits_per_byte(tiny):
-    model = build_model(tiny, torch.device("cpu"))
+    model = resolve(tiny).build(CPU)[0]
     data = load_corpus(tiny.data).validation
     assert bits_per_byte(model, data, plan_split(tiny, len(data)), tiny) == pytest.approx(8.0, abs=1e-6)
 
@@ -159,7 +159,7 @@ def test_muon_resumes_to_the_same_bits_and_learns(tiny, tmp_path):
 
 
 def test_muon_looks_after_the_matrices_of_the_blocks_only(tiny):
-    model = build_model(tiny, torch.device("cpu"))
+    model = resolve(tiny).build(CPU)[0]
     muon, *rest = parameter_groups(model, replace(tiny, optimizer="muon"))
     assert muon["kind"] == "muon" and all(parameter.ndim == 2 for parameter in muon["params"])
     names = {id(parameter): name for name, parameter in model.named_parameters()}
@@ -255,7 +255,7 @@ def test_the_callers_generators_are_left_alone(tiny, tmp_path):
     folder = tmp_path / "run"
     train(replace(tiny, steps=2), folder, progress=False)
     evaluate(folder, limit=64)
-    generate_bytes(folder, b"def", 3)
+    generate(folder, b"def", 3)
     assert (random.getstate(), np.random.get_state()[1].tolist(), torch.get_rng_state().tolist()) == before
 
 
@@ -277,7 +277,11 @@ def test_a_time_budget_ends_the_run(tiny, tmp_path):
 
 def test_accumulation_and_recomputation_change_only_rounding(tiny, tmp_path):
     config = replace(tiny, steps=5, model=replace(tiny.model, dropout=0.0))
-    variants = {"plain": {}, "sliced": {"accumulation": 4}, "recomputed": {"recompute": True}}
+    variants = {
+        "plain": {},
+        "sliced": {"gradient_accumulation_steps": 4},
+        "recomputed": {"gradient_checkpointing": True},
+    }
     scores = {
         name: train(replace(config, **change), tmp_path / name, progress=False).validation_bits_per_byte
         for name, change in variants.items()
@@ -298,9 +302,21 @@ def test_records_train_evaluate_and_generate(tiny, tmp_path):
     train(config, tmp_path / "run", progress=False)
     evaluation = evaluate(tmp_path / "run")
     assert evaluation.bytes_scored == 80 and evaluation.scores[0].bits_per_byte < 6
-    assert len(generate_bytes(tmp_path / "run", b"", 16)) == 16
+    assert len(generate(tmp_path / "run", b"", 16)) == 16
     with pytest.raises(ConfigurationError, match="a record has no bytes before it"):
         evaluate(tmp_path / "run", minimum_context=4)
+
+
+def test_a_run_is_resumed_by_the_verb_that_began_it(finished, capsys):
+    assert main(["finetune", "--resume", "--folder", str(finished[0])]) == 2
+    out, err = capsys.readouterr()
+    assert f"resume with: asterism train --folder {finished[0]} --resume" in err and (out, err.count("\n")) == ("", 1)
+
+
+def test_a_finished_run_reports_what_it_came_to(finished, interrupted):
+    assert report(finished[0]) == report(open_run(finished[0])) == finished[1]
+    with pytest.raises(CheckpointError, match="is not finished"):
+        report(interrupted)
 
 
 def test_existing_folders_and_files_are_refused(tiny, finished, tmp_path):
@@ -326,7 +342,7 @@ def test_a_folder_that_is_no_run_is_not_resumed(tiny, tmp_path):
     with pytest.raises(CheckpointError, match="nowhere is not a run folder: it has no run.json"):
         train(tiny, tmp_path / "nowhere", resume=True)
     with pytest.raises(CheckpointError, match="is not a run folder"):
-        generate_bytes(tmp_path, b"a", 1)
+        generate(tmp_path, b"a", 1)
 
 
 def test_only_the_same_run_is_resumed(tiny, interrupted, tmp_path):
@@ -397,6 +413,10 @@ def test_damage_is_named(tiny, interrupted, name, damage, message):
     assert caught.value.exit_code == 4 and name in str(caught.value).splitlines()[0]
 
 
+def _edit(path, **changes):
+    path.write_text(json.dumps(seal(json.loads(path.read_text()) | changes)))
+
+
 def _sealed(record):
     return lambda path: path.write_text(json.dumps(seal(record)))
 
@@ -406,9 +426,10 @@ def _sealed(record):
     [
         (_truncate, "run.json is damaged"),
         (lambda path: path.write_text("[]"), "run.json is damaged: it holds list, not the fields of a record"),
-        (_sealed({}), "run.json is damaged: config, corpus or result is not there"),
-        (_sealed({"config": {"a": 1}, "corpus": {}, "result": None}), "there is no field 'a'"),
-        (_sealed({"config": 3, "corpus": {}, "result": None}), "run.json is damaged"),
+        (_sealed({}), "run.json is damaged: it lacks kind, config, decided, corpus, notes, result"),
+        (lambda path: _edit(path, config={"a": 1}), "there is no field 'a'"),
+        (lambda path: _edit(path, config=3), "run.json is damaged"),
+        (lambda path: _edit(path, kind="trian"), "there is no kind 'trian'. Did you mean 'train'?"),
     ],
 )
 def test_a_damaged_record_is_named(tiny, interrupted, damage, message):
@@ -421,7 +442,7 @@ def test_a_damaged_record_is_named(tiny, interrupted, damage, message):
 
 def test_evaluation_is_the_mean_over_every_byte_with_its_context(finished, tiny):
     folder, _ = finished
-    _, model = load_model(RunFolder(folder))
+    model = open_run(folder).model
     data = load_corpus(tiny.data).validation.tolist()
     evaluation = evaluate(folder, minimum_context=[0, 20, 64], limit=100)
     assert evaluation.bytes_scored == 100 and evaluation.is_training_corpus
@@ -432,7 +453,7 @@ def test_evaluation_is_the_mean_over_every_byte_with_its_context(finished, tiny)
             logits = model(input_ids=torch.tensor([data[byte - 64 : byte]])).logits[0, -1]
         bits -= float(logits.double().log_softmax(0)[data[byte]]) / math.log(2)
     assert evaluation.scores[2].bits_per_byte == pytest.approx(bits / 100, abs=1e-5)
-    assert evaluation.yardsticks == yardsticks(bytes(data[64:164]))
+    assert evaluation.baselines == baselines(bytes(data[64:164]))
 
 
 def test_evaluation_of_a_whole_split_agrees_with_the_report(finished):
@@ -440,7 +461,7 @@ def test_evaluation_of_a_whole_split_agrees_with_the_report(finished):
     evaluation = evaluate(folder)
     assert evaluation.scores[0].bits_per_byte == report.validation_bits_per_byte
     assert evaluation.bytes_scored == report.validation_bytes
-    assert evaluation.yardsticks == report.yardsticks
+    assert evaluation.baselines == report.baselines
     assert evaluate(folder, split="test").scores[0].bits_per_byte == pytest.approx(
         report.validation_bits_per_byte, abs=1
     )
@@ -462,39 +483,39 @@ def test_minimum_context_must_fit_the_model(finished, minimum):
 
 def test_an_interrupted_run_can_be_evaluated_and_sampled(interrupted):
     assert evaluate(interrupted, limit=100).scores[0].bits_per_byte < 8
-    assert len(generate_bytes(interrupted, b"def ", 5)) == 5
+    assert len(generate(interrupted, b"def ", 5)) == 5
 
 
 def test_generation_is_a_function_of_its_seed(finished):
     folder, _ = finished
-    one = generate_bytes(folder, b"def ", 30, seed=1)
-    assert len(one) == 30 and generate_bytes(folder, b"def ", 30, seed=1) == one
-    assert generate_bytes(folder, b"def ", 30, seed=2) != one
-    greedy = generate_bytes(folder, b"def ", 30, temperature=0)
-    assert generate_bytes(folder, b"def ", 30, temperature=0, seed=9) == greedy
-    assert generate_bytes(folder, b"def ", 30, top_k=1) == greedy
-    assert generate_bytes(folder, b"def ", 30, top_p=1e-6) == greedy
-    assert len(generate_bytes(folder, b"", 4)) == 4
+    one = generate(folder, b"def ", 30, seed=1)
+    assert len(one) == 30 and generate(folder, b"def ", 30, seed=1) == one
+    assert generate(folder, b"def ", 30, seed=2) != one
+    greedy = generate(folder, b"def ", 30, temperature=0)
+    assert generate(folder, b"def ", 30, temperature=0, seed=9) == greedy
+    assert generate(folder, b"def ", 30, top_k=1) == greedy
+    assert generate(folder, b"def ", 30, top_p=1e-6) == greedy
+    assert len(generate(folder, b"", 4)) == 4
 
 
 def test_the_finished_model_is_a_hugging_face_model(finished):
     model = AutoModelForCausalLM.from_pretrained(finished[0] / "model")
     output = model.generate(torch.tensor([list(b"def ")]), max_new_tokens=12, do_sample=False)
-    assert bytes(output[0, 4:].tolist()) == generate_bytes(finished[0], b"def ", 12, temperature=0)
-    assert json.loads((finished[0] / "model" / "config.json").read_text())["use_cache"] is True
+    assert bytes(output[0, 4:].tolist()) == generate(finished[0], b"def ", 12, temperature=0)
+    assert json.loads((finished[0] / "model" / "config.json").read_text()).get("use_cache") is not False
 
 
 def test_a_prompt_beyond_the_model_is_refused(finished):
     for prompt, length in ((b"x" * 80, 1), (b"x" * 40, 30)):
         with pytest.raises(ConfigurationError, match="more than the 64 positions of this model") as caught:
-            generate_bytes(finished[0], prompt, length)
+            generate(finished[0], prompt, length)
         assert caught.value.exit_code == 2 and "\n" not in str(caught.value)
 
 
 @pytest.mark.parametrize("settings", [{"temperature": -1.0}, {"top_k": 0}, {"top_p": 0.0}, {"length": 0}])
 def test_bad_sampling_settings_are_named(finished, settings):
     with pytest.raises(ConfigurationError, match=f"generation: {next(iter(settings))}="):
-        generate_bytes(finished[0], b"a", **({"length": 1} | settings))
+        generate(finished[0], b"a", **({"length": 1} | settings))
 
 
 STATUS = Status(
@@ -502,7 +523,7 @@ STATUS = Status(
     fraction=0.5,
     seconds_left=75.0,
     loss=1.386,
-    headline="bits/byte",
+    metric="bits/byte",
     training=2.0,
     validation=2.25,
     speed=12345.0,

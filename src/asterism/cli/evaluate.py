@@ -1,4 +1,7 @@
-"""asterism evaluate: bits per byte, or nats per masked token, of a trained model on data it has not seen."""
+"""asterism evaluate: score a trained model, of any kind of run, on data that it has not seen.
+
+Of bytes: bits per byte; of text: nats per masked token; of a fine-tuned model: the scores of its task.
+"""
 
 from collections.abc import Sequence
 from dataclasses import asdict
@@ -26,9 +29,11 @@ def run(argv: Sequence[str]) -> None:
 def _parser() -> Parser:
     parser = Parser("evaluate", __doc__ or "", "asterism evaluate runs/bytes-small --minimum-context 0 512")
     parser.add_argument("run", metavar="RUN", help="the folder of a run")
-    parser.add_argument("--data", metavar="PATH", help="a file or folder (default: what the run was trained on)")
-    parser.add_argument("--split", choices=SPLITS, default="validation", help="which split (default validation)")
-    parser.add_argument("--limit", type=whole_number(1), metavar="BYTES", help="score only the first so many bytes")
+    parser.add_argument("--data", metavar="PATH", help="a file or folder (default: what the run held out)")
+    parser.add_argument("--split", choices=SPLITS, help="which split of text or bytes (default validation)")
+    parser.add_argument(
+        "--limit", type=whole_number(1), metavar="N", help="score the first so many bytes or examples only"
+    )
     parser.add_argument(
         "--minimum-context",
         type=whole_number(0),

@@ -6,32 +6,18 @@ examples and the curve of the loss.
 """
 
 import argparse
-import sys
 from collections.abc import Sequence
 from dataclasses import asdict
-from pathlib import Path
 from typing import Any
 
-from asterism import training
-from asterism.cli.parser import UsageError, print_json
-from asterism.cli.settings import SettingsParser, underscored
+from asterism.cli.parser import UsageError
+from asterism.cli.settings import SettingsParser, recorded, train_and_tell, underscored
 from asterism.training.run.configuration import FineTuneConfig
 
 
 def run(argv: Sequence[str]) -> None:
     folder, resume, as_json, config = _read_arguments(argv)
-    try:
-        report = training.finetune(config, folder, resume=resume)
-    except KeyboardInterrupt:
-        if Path(folder, "run.json").exists():
-            print(f"go on with: asterism finetune --folder {folder} --resume", file=sys.stderr)
-        raise
-    if as_json:
-        print_json(asdict(report))
-        return
-    print(report)
-    print(f"{report.parameters:,} parameters, {report.steps:,} steps in {report.minutes:.1f} minutes")
-    print(f"saved in {report.folder}")
+    train_and_tell(config, folder, resume=resume, as_json=as_json)
 
 
 def _read_arguments(argv: Sequence[str]) -> tuple[str, bool, bool, FineTuneConfig]:
@@ -43,17 +29,10 @@ def _read_arguments(argv: Sequence[str]) -> tuple[str, bool, bool, FineTuneConfi
     found, _ = asked.parse_known_args(words)
     if found.resume and found.folder is None:
         raise UsageError("--resume needs --folder: which run is to go on?")
-    values = _parser(_recorded(found.folder) if found.resume else {}).parse(words)
+    values = _parser(asdict(recorded(found.folder, FineTuneConfig)) if found.resume else {}).parse(words)
     folder, resume, as_json, _ = (values.pop(name) for name in ("folder", "resume", "json", "config"))
     config = FineTuneConfig(**values)
     return folder or f"runs/finetune-{config.task}", resume, as_json, config
-
-
-def _recorded(folder: str) -> dict[str, Any]:
-    from asterism.training.run.finetuning import read_finetune_config  # takes seconds to import
-    from asterism.training.run.folder import RunFolder
-
-    return asdict(read_finetune_config(RunFolder(folder)))
 
 
 def _parser(defaults: dict[str, Any]) -> SettingsParser:

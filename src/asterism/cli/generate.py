@@ -11,7 +11,7 @@ from asterism.cli.parser import Parser, print_json, whole_number
 def run(argv: Sequence[str]) -> None:
     arguments = _parser().parse(argv)
     prompt = os.fsencode(arguments.prompt)
-    continuation = training.generate_bytes(
+    continuation = training.generate(
         arguments.run,
         prompt,
         arguments.length,

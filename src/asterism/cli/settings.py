@@ -6,14 +6,49 @@ the nearest valid name.
 
 import argparse
 import re
+import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import fields, is_dataclass
-from typing import Any
+from dataclasses import asdict, fields, is_dataclass
+from pathlib import Path
+from typing import Any, TypeVar
 
 from jsonargparse import ArgumentParser, DefaultHelpFormatter
 
-from asterism.cli.parser import UsageError, refuse_unknown
-from asterism.errors import nearest
+from asterism import training
+from asterism.cli.parser import UsageError, print_json, refuse_unknown
+from asterism.errors import ConfigurationError, nearest
+from asterism.training.run.configuration import AnyConfig, TrainingConfig
+
+Config = TypeVar("Config", bound=TrainingConfig)
+
+
+def train_and_tell(config: AnyConfig, folder: str, *, resume: bool, as_json: bool) -> None:
+    """Train, and print what came of it; when interrupted, say how to go on."""
+    try:
+        report = training.train(config, folder, resume=resume)
+    except KeyboardInterrupt:
+        if Path(folder, "run.json").exists():
+            print(f"resume with: asterism {config.kind} --folder {folder} --resume", file=sys.stderr)
+        raise
+    if as_json:
+        print_json(asdict(report))
+        return
+    print(report)
+    print(f"{report.parameters:,} parameters, {report.steps:,} steps in {report.minutes:.1f} minutes")
+    print(f"saved in {report.folder}")
+
+
+def recorded(folder: str, kind: type[Config]) -> Config:
+    """The configuration of the run in a folder. Raises ConfigurationError if another verb began it, and names that."""
+    from asterism.training.run.folder import RunFolder  # takes seconds to import
+
+    config = RunFolder(folder).read_config()
+    if not isinstance(config, kind):
+        raise ConfigurationError(
+            f"resume: {folder} was not begun by `asterism {kind.kind}`;"
+            f" resume with: asterism {config.kind} --folder {folder} --resume"
+        )
+    return config
 
 
 class _Formatter(DefaultHelpFormatter, argparse.RawDescriptionHelpFormatter):

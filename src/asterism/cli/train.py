@@ -1,24 +1,19 @@
 """asterism train: train a model from a recipe, a YAML file and flags, or say what that would cost.
 
 A recipe gives every setting; --config overrides the recipe, and flags override both, wherever they stand. All three
-fill the same configuration, whose fields are the flags below. With --start, a model that is there is trained on.
+fill the same configuration, whose fields are the flags below. With --init-from, a model that is there is trained on.
 """
 
 import argparse
-import sys
 from collections.abc import Sequence
 from dataclasses import asdict, replace
 from inspect import getdoc
-from pathlib import Path
 
-from asterism import training
 from asterism.cli.parser import amount, print_json
-from asterism.cli.settings import SettingsParser, underscored
+from asterism.cli.settings import SettingsParser, recorded, train_and_tell, underscored
+from asterism.training.objectives import OBJECTIVES
 from asterism.training.recipes import RECIPES, recipe
 from asterism.training.run.configuration import ModelConfig, RunConfig, config_from_dict
-
-DEFAULT_RECIPES = {"causal": "bytes-small", "mlm": "bigbird-tiny"}
-"""For each objective."""
 
 _MEMORY = ("weight", "gradient", "optimizer", "activation", "plan")
 
@@ -28,26 +23,13 @@ def run(argv: Sequence[str]) -> None:
     if arguments.dry_run:
         _tell_cost(config, arguments.json)
         return
-    try:
-        report = training.train(config, arguments.folder, resume=arguments.resume)
-    except KeyboardInterrupt:
-        if Path(arguments.folder, "run.json").exists():
-            print(f"go on with: asterism train --folder {arguments.folder} --resume", file=sys.stderr)
-        raise
-    if arguments.json:
-        print_json(asdict(report))
-        return
-    print(report)
-    print(f"{report.parameters:,} parameters, {report.steps:,} steps in {report.minutes:.1f} minutes")
-    print(f"saved in {report.folder}")
+    train_and_tell(config, arguments.folder, resume=arguments.resume, as_json=arguments.json)
 
 
 def _tell_cost(config: RunConfig, as_json: bool) -> None:
-    from asterism.training.run.build import model_config  # takes seconds to import
-    from asterism.training.run.estimate import estimate
+    from asterism.training.run.estimate import estimate  # takes seconds to import
 
     cost = estimate(config)
-    unit = "bytes" if config.objective == "causal" else "tokens"
     if as_json:
         print_json({"recipe": config.recipe, **asdict(cost), "memory": cost.memory})
         return
@@ -55,11 +37,13 @@ def _tell_cost(config: RunConfig, as_json: bool) -> None:
     parts = [f"{part} {amount(getattr(cost, f'{part}_memory'), 'B')}" for part in _MEMORY]
     print(getdoc(RECIPES[config.recipe]))
     print()
-    if config.start is not None:
-        print(f"start       {config.start}, in place of the recipe's model and tokenizer")
-    print(f"mixers      {_summary(model_config(config).mixers)}")
+    if config.init_from is not None:
+        print(f"init from   {config.init_from}, in place of the recipe's model and tokenizer")
+    print(f"mixers      {_summary(cost.mixers)}")
     print(f"parameters  {cost.parameters:,}")
-    print(f"step        {cost.tokens_per_step:,} {unit}, {amount(cost.flops_per_step, 'FLOP')} ({mixing:.0%} mixing)")
+    print(
+        f"step        {cost.tokens_per_step:,} {cost.unit}, {amount(cost.flops_per_step, 'FLOP')} ({mixing:.0%} mixing)"
+    )
     limit = "" if config.minutes is None else f"; ends after {config.minutes:g} minutes at the latest"
     print(f"run         {cost.steps:,} steps, {amount(cost.flops_per_step * cost.steps, 'FLOP')}{limit}")
     print(f"memory      {amount(cost.memory, 'B')}: {', '.join(parts)}")
@@ -84,20 +68,14 @@ def read_arguments(argv: Sequence[str]) -> tuple[argparse.Namespace, RunConfig]:
     words = [underscored(word) for word in argv]
     without_exits = [word for word in words if word not in ("-h", "--help") and not word.startswith("--print_config")]
     asked = _parser(RunConfig(recipe="")).parse(without_exits)
-    name = asked["recipe"] or DEFAULT_RECIPES[asked["objective"]]
+    name = asked["recipe"] or OBJECTIVES[asked["objective"]].recipe
     folder = asked["folder"] or f"runs/{name}"
-    base = _recorded(folder) if asked["resume"] else recipe(name)
-    if asked["start"] and not asked["resume"]:
-        base = replace(base, start=asked["start"], model=ModelConfig(), tokenizer=RunConfig.tokenizer)
+    base = recorded(folder, RunConfig) if asked["resume"] else recipe(name)
+    if asked["init_from"] and not asked["resume"]:
+        base = replace(base, init_from=asked["init_from"], model=ModelConfig(), tokenizer=RunConfig.tokenizer)
     values = _parser(base).parse(words)
     own = {name: values.pop(name) for name in ("dry_run", "resume", "json", "folder", "config")}
-    return argparse.Namespace(**own | {"folder": folder}), config_from_dict(values)
-
-
-def _recorded(folder: str) -> RunConfig:
-    from asterism.training.run.folder import RunFolder  # takes seconds to import
-
-    return RunFolder(folder).read_config()
+    return argparse.Namespace(**own | {"folder": folder}), config_from_dict(RunConfig.kind, values)
 
 
 def _parser(base: RunConfig) -> SettingsParser:

@@ -1,7 +1,8 @@
-"""Runs: data, recipes, training, evaluation and generation on bytes.
+"""Runs: data, recipes, training, evaluation, fine-tuning and generation.
 
-    from asterism.training import recipe, train
+    from asterism.training import open_run, recipe, train
     report = train(recipe("bytes-small"), "runs/first")
+    run = open_run("runs/first")
 
 Importing this package imports neither torch nor transformers; what needs them is imported when it is first asked for.
 """
@@ -14,31 +15,25 @@ from asterism.training.run.configuration import FineTuneConfig, ModelConfig, Run
 
 if TYPE_CHECKING:
     from asterism.training.data.corpus import load_corpus
-    from asterism.training.run.evaluation import evaluate
-    from asterism.training.run.finetuning import finetune
-    from asterism.training.run.generation import generate_bytes
-    from asterism.training.run.training import train
+    from asterism.training.pipeline import Run, evaluate, generate, open_run, report, train
 
 __all__ = [
     "RECIPES",
     "FineTuneConfig",
     "ModelConfig",
+    "Run",
     "RunConfig",
     "evaluate",
-    "finetune",
-    "generate_bytes",
+    "generate",
     "load_corpus",
+    "open_run",
     "recipe",
+    "report",
     "train",
 ]
 
-_LAZY = {
-    "evaluate": "asterism.training.run.evaluation",
-    "finetune": "asterism.training.run.finetuning",
-    "generate_bytes": "asterism.training.run.generation",
-    "load_corpus": "asterism.training.data.corpus",
-    "train": "asterism.training.run.training",
-}
+_LAZY = {name: "asterism.training.pipeline" for name in ("Run", "evaluate", "generate", "open_run", "report", "train")}
+_LAZY["load_corpus"] = "asterism.training.data.corpus"
 
 
 def __getattr__(name: str) -> object:

@@ -17,7 +17,7 @@ import sysconfig
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 
@@ -49,6 +49,10 @@ class Corpus:
     def split(self, name: Split) -> np.ndarray:
         """The bytes of one split, by name."""
         return {"train": self.train, "validation": self.validation, "test": self.test}[name]
+
+    def record(self) -> dict[str, Any]:
+        """Name, hash, and the bytes of each split."""
+        return {"name": self.name, "sha256": self.sha256, "bytes": {name: len(self.split(name)) for name in SPLITS}}
 
     def documents(self, name: Split) -> Iterator[str]:
         """The documents of one split, without those of white space alone; what is no UTF-8 in them becomes U+FFFD."""

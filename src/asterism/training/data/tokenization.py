@@ -11,8 +11,8 @@ are functions of the training split.
 
 import json
 from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, processors, trainers
@@ -34,11 +34,21 @@ _PIECE = 1 << 20
 """Characters that a tokenizer is given at once: it needs many times their memory."""
 
 
-class Vocabulary(NamedTuple):
-    """What a model must know of its tokenizer: how many tokens it has at most, and which one pads, if any."""
+@dataclass(frozen=True)
+class Vocabulary:
+    """What a model must know of its tokenizer: how many tokens it has at most, and which one pads, if any.
+
+    `tokenizer` is there already if it comes from a folder, `name` says how to make it if not.
+    """
 
     size: int
     padding: int | None
+    name: str = "bytes"
+    tokenizer: PreTrainedTokenizerBase | None = None
+
+    def made(self, documents: Iterable[str], context: int) -> PreTrainedTokenizerBase:
+        """The tokenizer, trained on `documents` if it is to be trained, for sequences of `context` tokens."""
+        return self.tokenizer or _make_tokenizer(self.name, documents, context)
 
 
 def vocabulary(name: str) -> Vocabulary:
@@ -48,19 +58,18 @@ def vocabulary(name: str) -> Vocabulary:
     """
     kind, size = _kind_and_size(name)
     if kind is not None:
-        return Vocabulary(size, list(SPECIAL_TOKENS).index("pad_token"))
+        return Vocabulary(size, list(SPECIAL_TOKENS).index("pad_token"), name)
     tokenizer = load_tokenizer(name)
-    return Vocabulary(len(tokenizer), tokenizer.pad_token_id)
+    return Vocabulary(len(tokenizer), tokenizer.pad_token_id, name, tokenizer)
 
 
 def make_tokenizer(name: str, documents: Iterable[str], context: int) -> PreTrainedTokenizerBase:
-    """The tokenizer called `name`, trained on `documents` if it is to be trained, for sequences of `context` tokens.
+    """The tokenizer called `name`, as `Vocabulary.made` gives it. Raises what `vocabulary` raises."""
+    return vocabulary(name).made(documents, context)
 
-    Raises what `vocabulary` raises.
-    """
+
+def _make_tokenizer(name: str, documents: Iterable[str], context: int) -> PreTrainedTokenizerBase:
     kind, size = _kind_and_size(name)
-    if kind is None:
-        return load_tokenizer(name)
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     special = list(SPECIAL_TOKENS.values())
     settings = {"vocab_size": size, "special_tokens": special, "initial_alphabet": alphabet, "show_progress": False}

@@ -1,23 +1,25 @@
-"""Objectives: what a model is trained on and judged by. One file per objective; `objective.py` says what each has."""
+"""Objectives: what a model is trained on and judged by.
 
-from asterism.training.data.corpus import load_corpus, load_documents
-from asterism.training.objectives.causal import CausalBytes
-from asterism.training.objectives.masked import MaskedTokens
-from asterism.training.objectives.objective import Headline, Objective, Report
-from asterism.training.run.configuration import RunConfig
-from asterism.training.run.folder import RunFolder
+`objective.py` says what each has. A new one is a file of its own and an entry here.
+"""
 
-OBJECTIVES: dict[str, type[Objective]] = {"causal": CausalBytes, "mlm": MaskedTokens}
-"""By the name that `RunConfig.objective` gives them."""
+from typing import TYPE_CHECKING, Any
 
-__all__ = ["OBJECTIVES", "CausalBytes", "Headline", "MaskedTokens", "Objective", "Report", "make_objective"]
+from asterism.training.registry import Entry, Registry
 
+if TYPE_CHECKING:
+    from asterism.training.objectives.objective import Objective
 
-def make_objective(config: RunConfig, run: RunFolder) -> Objective:
-    """What a run is trained on, its data loaded; a run that goes on uses the tokenizer of its newest checkpoint.
+_HERE = "asterism.training.objectives"
 
-    Raises DataError, and ConfigurationError for a tokenizer that cannot be made.
-    """
-    if config.objective == "causal":
-        return CausalBytes(config, load_corpus(config.data, record_length=config.record_length))
-    return MaskedTokens(config, load_documents(config.data), run.latest_checkpoint())
+OBJECTIVES: "Registry[Objective[Any]]" = Registry(
+    causal=Entry(f"{_HERE}.causal:CausalBytes", settings=("record_length",), recipe="bytes-small"),
+    mlm=Entry(
+        f"{_HERE}.masked:MaskedTokens",
+        settings=("tokenizer", "next_sentence"),
+        shortest_context=16,
+        recipe="bigbird-tiny",
+    ),
+    labelled=Entry(f"{_HERE}.labelled:Labelled", kind="finetune"),
+)
+"""By the name that the configuration of a run gives them."""

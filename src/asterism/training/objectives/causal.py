@@ -4,7 +4,7 @@ import bz2
 import lzma
 import math
 import zlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
@@ -14,10 +14,21 @@ import torch
 import torch.nn.functional as F
 from transformers import PreTrainedModel
 
-from asterism.training.data.corpus import SPLITS, Corpus
+from asterism.errors import ConfigurationError
+from asterism.models import AsterismForCausalLM
+from asterism.training.data.corpus import Corpus, Split, load_corpus
+from asterism.training.data.tokenization import Vocabulary
 from asterism.training.data.windows import ScoringPlan, draw_starts, plan_records, plan_stream, read_windows
-from asterism.training.objectives.objective import Headline, Objective, Report, penalised
-from asterism.training.run.build import arithmetic
+from asterism.training.objectives.objective import (
+    Evaluation,
+    Metric,
+    Outcome,
+    Question,
+    Report,
+    penalised,
+)
+from asterism.training.objectives.pretraining import Pretraining
+from asterism.training.run.arithmetic import arithmetic
 from asterism.training.run.configuration import RunConfig
 
 
@@ -28,84 +39,182 @@ class ByteReport(Report):
     bytes_trained: int
     validation_bytes: int
     validation_bits_per_byte: float
-    yardsticks: dict[str, float]
+    baselines: dict[str, float]
 
     def __str__(self) -> str:
-        compressed = ", ".join(f"{name} {bits:.4f}" for name, bits in self.yardsticks.items())
+        compressed = ", ".join(f"{name} {bits:.4f}" for name, bits in self.baselines.items())
         return (
             f"validation: {self.validation_bits_per_byte:.4f} bits per byte on {self.validation_bytes:,} bytes\n"
             f"the same bytes compressed: {compressed}"
         )
 
 
-class CausalBytes(Objective):
-    """Every position of a random window predicts the next byte.
+@dataclass(frozen=True, kw_only=True)
+class Score:
+    """Bits per byte of a model when every byte has at least `minimum_context` bytes of context."""
 
-    Raises DataError if the training or validation split of the corpus is shorter than a window.
-    """
+    minimum_context: int
+    bits_per_byte: float
 
-    headline: ClassVar[Headline] = Headline("bits_per_byte", "bits/byte")
+
+@dataclass(frozen=True, kw_only=True)
+class ByteEvaluation(Evaluation):
+    """Scores of a model and baselines (bits per byte by compressor), all on the same `bytes_scored` bytes."""
+
+    split: str
+    bytes_scored: int
+    scores: tuple[Score, ...]
+    baselines: dict[str, float]
+
+    def __str__(self) -> str:
+        rows = [f"{score.minimum_context:>15,}  {score.bits_per_byte:>13.4f}" for score in self.scores]
+        compressed = ", ".join(f"{name} {bits:.4f}" for name, bits in self.baselines.items())
+        return "\n".join(
+            [
+                f"{self.bytes_scored:,} bytes of the {self.split} split of {self.corpus}",
+                "minimum context  bits per byte",
+                *rows,
+                f"the same bytes compressed: {compressed}",
+            ]
+        )
+
+
+class CausalBytes(Pretraining[Corpus]):
+    """Every position of a random window predicts the next byte."""
+
+    metric = Metric("bits_per_byte", "bits/byte")
     report_type: ClassVar[type[Report]] = ByteReport
     unit: ClassVar[str] = "bytes"
 
-    def __init__(self, config: RunConfig, corpus: Corpus) -> None:
+    @classmethod
+    def vocabulary(cls, config: RunConfig, source: Path | None) -> Vocabulary:
+        """The 256 bytes; none of them pads."""
+        return Vocabulary(256, None)
+
+    @classmethod
+    def model_class(cls, config: RunConfig) -> type[PreTrainedModel]:
+        """A causal language model."""
+        return AsterismForCausalLM
+
+    @classmethod
+    def blank_batch(cls, config: RunConfig, sequences: int) -> dict[str, torch.Tensor]:
+        """{"rows": zeros [sequences, context + 1]}."""
+        return {"rows": torch.zeros(sequences, config.context + 1, dtype=torch.int64)}
+
+    @classmethod
+    def refuse_start(cls, config: RunConfig, size: int, vocabulary: Vocabulary, folder: Path) -> None:
+        """A model of bytes has one embedding for each."""
+        if size != vocabulary.size:
+            raise ConfigurationError(
+                f"init_from: objective causal predicts {vocabulary.size} bytes, {folder} has a vocabulary of {size:,}"
+            )
+
+    @classmethod
+    def prepare(cls, config: RunConfig, vocabulary: Vocabulary) -> tuple["CausalBytes", Corpus]:
+        """Raises DataError if the training or validation split of the corpus is shorter than a window."""
+        corpus = load_corpus(config.data, record_length=config.record_length)
         corpus.require("train", config.context)
         corpus.require("validation", config.context)
-        self.config = config
-        self.corpus = corpus
-        self.units_per_step = config.batch_size * config.context
-        self.plan = plan_split(config, len(corpus.validation))
+        return cls(config), corpus
 
-    def batch(self, step: int) -> dict[str, torch.Tensor]:
+    @classmethod
+    def restore(cls, config: RunConfig, folder: Path, decided: Mapping[str, Any]) -> "CausalBytes":
+        """Nothing but the configuration is needed."""
+        return cls(config)
+
+    def batch(self, corpus: Corpus, step: int) -> dict[str, torch.Tensor]:
         """{"rows": int64 [batch_size, context + 1]}: random windows of the training split."""
-        config, data = self.config, self.corpus.train
+        config, data = self.config, corpus.train
         records = config.record_length is not None
         starts = draw_starts(len(data), config.context, config.batch_size, records=records, seed=config.seed, step=step)
         return {"rows": read_windows(data, starts, config.context, records=records)}
 
-    def loss(self, model: PreTrainedModel, batch: Mapping[str, torch.Tensor]) -> torch.Tensor:
+    @classmethod
+    def loss_of(cls, config: RunConfig, model: PreTrainedModel, batch: Mapping[str, torch.Tensor]) -> torch.Tensor:
         """Mean nats per byte: every position predicts the next byte of its row."""
-        return byte_loss(model, batch, self.config)
+        rows = batch["rows"]
+        with arithmetic(config.dtype, rows.device):
+            logits = model(input_ids=rows[:, :-1]).logits
+        return penalised(F.cross_entropy(logits.flatten(0, 1).float(), rows[:, 1:].flatten()), model)
 
-    def training_figures(self, loss: float) -> dict[str, float]:
+    def training_metrics(self, loss: float) -> dict[str, float]:
         """Bits instead of nats."""
         return {"bits_per_byte": loss / math.log(2)}
 
-    def evaluate(self, model: PreTrainedModel, *, sample: bool = False) -> dict[str, float]:
+    def evaluate(self, model: PreTrainedModel, corpus: Corpus, *, sample: bool = False) -> Outcome:
         """Bits per byte of the validation split, or of about `evaluation_bytes` bytes spread evenly over it."""
-        plan = self.plan.thin(self.config.evaluation_bytes) if sample else self.plan
-        return {"bits_per_byte": bits_per_byte(model, self.corpus.validation, plan, self.config)}
+        plan = plan_split(self.config, len(corpus.validation))
+        if sample:
+            plan = plan.thin(self.config.evaluation_bytes)
+        return Outcome({"bits_per_byte": bits_per_byte(model, corpus.validation, plan, self.config)})
 
-    def results(self, figures: Mapping[str, float], steps: int) -> dict[str, Any]:
+    def results(self, corpus: Corpus, metrics: Mapping[str, float], steps: int) -> dict[str, Any]:
         """The fields of ByteReport."""
-        scored = self.plan.bytes_scored
+        scored = plan_split(self.config, len(corpus.validation)).bytes_scored
         return {
             "bytes_trained": steps * self.units_per_step,
             "validation_bytes": scored,
-            "validation_bits_per_byte": figures["bits_per_byte"],
-            "yardsticks": yardsticks(self.corpus.validation[-scored:].tobytes()),
+            "validation_bits_per_byte": metrics["bits_per_byte"],
+            "baselines": baselines(corpus.validation[-scored:].tobytes()),
         }
 
-    def corpus_record(self) -> dict[str, Any]:
-        """Name, hash, and the bytes of each split."""
-        sizes = {name: len(self.corpus.split(name)) for name in SPLITS}
-        return {"name": self.corpus.name, "sha256": self.corpus.sha256, "bytes": sizes}
+    def answer(self, model: PreTrainedModel, question: Question, trained_on: str) -> ByteEvaluation:
+        """Bits per byte, and what general compressors need for the same bytes.
 
-    def save_files(self, folder: Path) -> None:
-        """Nothing: bytes need no tokenizer."""
+        With a minimum context M, every scored byte has at least M bytes before it in its window (the protocol of Child
+        2019, table 3). Several values of M are scored on the same bytes, so that their numbers can be compared: the
+        first max(1, largest M) bytes of the split, which cannot have that much context, are left out for all of them.
+        """
+        config, asked = self.config, question.minimum_context
+        _check_minimum_context(config, asked)
+        corpus = load_corpus(question.data or config.data, record_length=config.record_length)
+        split: Split = question.split or "validation"
+        bytes_ = corpus.require(split, config.context)
+        first, stop = _scored_range(config, len(bytes_), asked, question.limit)
+        return ByteEvaluation(
+            corpus=corpus.name,
+            corpus_sha256=corpus.sha256,
+            is_training_corpus=corpus.sha256 == trained_on,
+            split=split,
+            bytes_scored=stop - first,
+            scores=tuple(
+                Score(
+                    minimum_context=minimum,
+                    bits_per_byte=bits_per_byte(model, bytes_, plan_range(config, minimum, first, stop), config),
+                )
+                for minimum in asked
+            ),
+            baselines=baselines(bytes_[first:stop].tobytes()),
+        )
+
+    def generate(self, model: PreTrainedModel, prompt: bytes, sampling: Mapping[str, Any]) -> bytes:
+        """Where training put a NUL byte (between files, before a record) so does this: an empty prompt starts after
+        one, and so does every record."""
+        start = b"\0" + prompt if self.config.record_length is not None or not prompt else prompt
+        tokens = torch.tensor([list(start)], device=model.device)
+        output = model.generate(tokens, **sampling)
+        return bytes(output[0, len(start) :].tolist())
 
 
-def blank_batch(config: RunConfig, sequences: int) -> dict[str, torch.Tensor]:
-    """A batch of so many sequences as `CausalBytes.batch` gives it, all zeros."""
-    return {"rows": torch.zeros(sequences, config.context + 1, dtype=torch.int64)}
+def _check_minimum_context(config: RunConfig, asked: Sequence[int]) -> None:
+    if not asked:
+        raise ConfigurationError("minimum context: at least one value is needed")
+    if config.record_length is not None and any(asked):
+        raise ConfigurationError("minimum context: this model reads records, and a record has no bytes before it")
+    for minimum in asked:
+        if not 0 <= minimum <= config.context:
+            raise ConfigurationError(
+                f"minimum context {minimum} is not between 0 and the model's context {config.context}"
+            )
 
 
-def byte_loss(model: PreTrainedModel, batch: Mapping[str, torch.Tensor], config: RunConfig) -> torch.Tensor:
-    """The loss of `CausalBytes`."""
-    rows = batch["rows"]
-    with arithmetic(config.dtype, rows.device):
-        logits = model(input_ids=rows[:, :-1]).logits
-    return penalised(F.cross_entropy(logits.flatten(0, 1).float(), rows[:, 1:].flatten()), model)
+def _scored_range(config: RunConfig, size: int, asked: Sequence[int], limit: int | None) -> tuple[int, int]:
+    """The first byte that is scored, and the one after the last."""
+    if config.record_length is not None:
+        stop = size if limit is None else min(size, max(limit, config.context))
+        return 0, stop - stop % config.context
+    first = max(1, *asked)
+    return first, size if limit is None else min(size, max(first + limit, config.context + 1))
 
 
 def plan_range(config: RunConfig, minimum_context: int, first: int, stop: int) -> ScoringPlan:
@@ -130,7 +239,7 @@ def bits_per_byte(model: PreTrainedModel, data: np.ndarray, plan: ScoringPlan, c
     windows; batches have the size of one slice of the run's batches.
     """
     model.eval()
-    size = config.batch_size // config.accumulation
+    size = config.micro_batch_size
     positions = torch.arange(config.context, device=model.device)
     nats = 0.0
     for at in range(0, len(plan.starts), size):
@@ -145,7 +254,7 @@ def bits_per_byte(model: PreTrainedModel, data: np.ndarray, plan: ScoringPlan, c
     return nats / math.log(2) / plan.bytes_scored
 
 
-def yardsticks(data: bytes) -> dict[str, float]:
+def baselines(data: bytes) -> dict[str, float]:
     """Bits per byte that zlib, bz2 and lzma need for `data`, each at its strongest standard setting (9)."""
     compressed = {
         "zlib": zlib.compress(data, 9),

@@ -1,21 +1,40 @@
-"""Learning from labelled examples: the loss of a model with a task's head, and the task's scores."""
+"""Learning from labelled examples: the loss of a model with a task's head, and the task's scores.
 
-import json
+The model and its tokenizer are there before: `FineTuneConfig.model` is a folder that transformers can read. A
+fine-tuned model folder is whole: weights, configuration with the names of the labels, and tokenizer, as the pipelines
+of transformers want them.
+"""
+
+import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar
 
 import torch
-from transformers import PreTrainedModel, PreTrainedTokenizerFast
+from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerFast
 
-from asterism.files import write_text
-from asterism.training.data.packing import Epochs
-from asterism.training.objectives.objective import Headline, Objective, Report
-from asterism.training.run.build import arithmetic
+from asterism.errors import ConfigurationError
+from asterism.training.data.examples import Examples, identity, read_examples
+from asterism.training.data.records import Record
+from asterism.training.objectives.objective import Evaluation, Metric, Objective, Outcome, Question, Report
+from asterism.training.run.arithmetic import arithmetic
 from asterism.training.run.configuration import FineTuneConfig
-from asterism.training.tasks import Predictor, Task, as_fields
-from asterism.training.tasks.predictor import model_inputs
+from asterism.training.run.folder import model_folder
+from asterism.training.run.setup import Setup
+from asterism.training.tasks import TASKS
+from asterism.training.tasks.encoder import (
+    encoder_shape,
+    ends,
+    labels_of,
+    load_encoder,
+    load_tokenizer,
+    longest,
+    new_encoder,
+    refuse_tokens,
+)
+from asterism.training.tasks.predictor import Predictor, as_fields, model_inputs
+from asterism.training.tasks.task import Task
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -23,64 +42,105 @@ class LabelledReport(Report):
     """What a finished run came to, on `validation_examples` examples. Scores are from 0 to 1, the higher the better.
 
     `training_features` and `validation_features` are the rows that the model reads: more than there are examples when
-    documents are read through windows. `notes` are what a user should know, one line each.
+    documents are read through windows. `metric` names the score to judge by.
     """
 
     training_examples: int
     validation_examples: int
     training_features: int
     validation_features: int
-    headline: str
+    metric: str
     scores: dict[str, float]
-    notes: list[str] = field(default_factory=list)
 
     def __str__(self) -> str:
-        rows = [f"{name:<24}{value:.4f}" for name, value in self.scores.items()]
-        return "\n".join([f"validation: {self.validation_examples:,} examples", *rows])
+        return _describe(f"validation: {self.validation_examples:,} examples", self.scores)
 
 
-class Labelled(Objective):
-    """A task's loss on batches of training features, and its scores on validation examples.
+@dataclass(frozen=True, kw_only=True)
+class LabelledEvaluation(Evaluation):
+    """Scores of a fine-tuned model on examples, from 0 to 1; `metric` names the one to judge by."""
 
-    Features come in a new order on each pass, a function of (seed, pass); a batch may span two passes. A full
-    evaluation also writes `predictions_file`: one JSON object per validation example, with place and id of its record.
-    `notes` are for the report; what builds the model adds its own.
+    examples: int
+    metric: str
+    scores: dict[str, float]
 
-    Raises DataError for an example that the task cannot use.
-    """
+    def __str__(self) -> str:
+        return _describe(f"{self.examples:,} examples of {self.corpus}", self.scores)
+
+
+def _describe(what: str, scores: Mapping[str, float]) -> str:
+    """Scores for people, one a line."""
+    return "\n".join([what, *(f"{name:<24}{value:.4f}" for name, value in scores.items())])
+
+
+class Labelled(Objective[Examples]):
+    """A task's loss on batches of training features, and its scores on validation examples."""
 
     report_type: ClassVar[type[Report]] = LabelledReport
     unit: ClassVar[str] = "examples"
+    instead: ClassVar[str] = "ask it with `asterism predict`, score it with `asterism evaluate`"
+    config: FineTuneConfig
+    tokenizer: PreTrainedTokenizerFast
 
     def __init__(
-        self,
-        config: FineTuneConfig,
-        task: Task,
-        tokenizer: PreTrainedTokenizerFast,
-        training: Sequence[Any],
-        validation: Sequence[Any],
-        corpus: dict[str, Any],
-        predictions_file: Path,
+        self, config: FineTuneConfig, task: Task[Any], tokenizer: PreTrainedTokenizerFast, notes: Sequence[str] = ()
     ) -> None:
-        self.headline = Headline(task.headline, task.headline.replace("_", " "), lower_is_better=False)
+        self.metric = Metric(task.metric, task.metric.replace("_", " "), lower_is_better=False)
         self.config = config
         self.task = task
         self.tokenizer = tokenizer
-        self.training_examples = len(training)
-        features = list(task.features(training, tokenizer))
-        self.training = [one for some in features for one in some]
-        self.notes = task.notes(training, features)
-        self.validation = validation
-        self.corpus = corpus
-        self.predictions_file = predictions_file
+        self.notes = notes
         self.units_per_step = config.batch_size
-        self.validation_features = list(task.features(validation, tokenizer))
-        self.epochs = Epochs(len(self.training), config.seed)
 
-    def batch(self, step: int) -> dict[str, torch.Tensor]:
+    @classmethod
+    def resolve(cls, config: FineTuneConfig, own: Path | None) -> Setup:
+        """Steps and length are filled in, which the examples and the model decide."""
+        source = own or model_folder(config.model, "model")
+        tokenizer, encoder = load_tokenizer(source)
+        length = _length(config, encoder)
+        tokenizer.model_max_length = length
+        kind = TASKS.load(config.task)
+        training, validation = read_examples(config, kind)
+        choices = {name: getattr(config, name) for name in TASKS[config.task].settings}
+        task = kind.of(training, length=length, known=labels_of(encoder), **choices)
+        examples = Examples(config, training, validation, task, tokenizer)
+        steps = min(config.steps, math.ceil(config.epochs * len(examples.training) / config.batch_size))
+        known = replace(config, steps=steps, length=length)
+        return Setup(
+            asked=config,
+            config=known,
+            shape=encoder_shape(source, task),
+            tokenizer=tokenizer,
+            corpus=examples,
+            init_from=source if own is None and not config.from_scratch else None,
+            objective=cls(known, task, tokenizer, examples.notes),
+        )
+
+    @classmethod
+    def restore(cls, config: FineTuneConfig, folder: Path, decided: Mapping[str, Any]) -> "Labelled":
+        """The task stands in run.json, the tokenizer in the model folder."""
+        return cls(config, TASKS.load(config.task).from_record(decided), load_tokenizer(folder)[0])
+
+    def decided(self) -> dict[str, Any]:
+        """The task: what it learned of its training examples, such as the labels, and how many tokens are read."""
+        return self.task.record()
+
+    def new_model(self, shape: PreTrainedConfig) -> PreTrainedModel:
+        return new_encoder(shape, self.task)
+
+    def initial_model(self, shape: PreTrainedConfig, init_from: Path | None) -> tuple[PreTrainedModel, list[str]]:
+        """Raises ConfigurationError also for a tokenizer that the model has no embeddings for."""
+        new: list[str] = []
+        if init_from is None:
+            model = self.new_model(shape)
+        else:
+            model, new = load_encoder(init_from, shape, self.task)
+        refuse_tokens(model, len(self.tokenizer), self.config.model)
+        return model, [f"drawn anew, as {self.config.model} has none that fit: {', '.join(new)}"] if new else []
+
+    def batch(self, corpus: Examples, step: int) -> dict[str, torch.Tensor]:
         """The model's inputs, int64 [batch_size, longest row], and the task's targets."""
-        size = self.config.batch_size
-        features = [self.training[number] for number in self.epochs.draw(step * size, size)]
+        features = corpus.batch(step, self.config.batch_size)
         inputs = model_inputs(features, self.tokenizer)
         return {**inputs, **self.task.targets(features, inputs["input_ids"].shape[1])}
 
@@ -89,51 +149,88 @@ class Labelled(Objective):
         with arithmetic(self.config.dtype, model.device):
             return model(**batch).loss.float()
 
-    def training_figures(self, loss: float) -> dict[str, float]:
+    def training_metrics(self, loss: float) -> dict[str, float]:
         """Nothing: a loss is no score."""
         return {}
 
-    def evaluate(self, model: PreTrainedModel, *, sample: bool = False) -> dict[str, float]:
-        """The task's scores of the validation examples, or of `evaluation_examples` of them, spread evenly."""
-        every = max(1, -(-len(self.validation) // self.config.evaluation_examples)) if sample else 1
-        examples, task = self.validation[::every], self.task
-        predictor = Predictor(
-            model=model,
-            tokenizer=self.tokenizer,
-            task=task,
-            dtype=self.config.dtype,
-            batch_size=self.config.batch_size // self.config.accumulation,
-        )
-        predictions = list(predictor.predict(examples, self.validation_features[::every]))
-        if not sample:
-            self._write(predictions)
-        return task.score([one[task.answer] for one in predictions], [task.gold(example) for example in examples])
+    def evaluate(self, model: PreTrainedModel, corpus: Examples, *, sample: bool = False) -> Outcome:
+        """The task's scores of the validation examples, or of `evaluation_examples` of them, spread evenly.
 
-    def results(self, figures: Mapping[str, float], steps: int) -> dict[str, Any]:
+        Predictions carry place and id of their record.
+        """
+        every = max(1, -(-len(corpus.validation) // self.config.evaluation_examples)) if sample else 1
+        examples = corpus.validation[::every]
+        predictions = list(self.predictor(model).predict(examples, corpus.validation_features[::every]))
+        return Outcome(
+            self._score(examples, predictions),
+            [_line(example.record, prediction) for example, prediction in zip(examples, predictions, strict=True)],
+        )
+
+    def results(self, corpus: Examples, metrics: Mapping[str, float], steps: int) -> dict[str, Any]:
         """The fields of LabelledReport."""
         return {
-            "training_examples": self.training_examples,
-            "validation_examples": len(self.validation),
-            "training_features": len(self.training),
-            "validation_features": sum(map(len, self.validation_features)),
-            "headline": self.headline.name,
-            "scores": dict(figures),
-            "notes": self.notes,
+            "training_examples": corpus.training_examples,
+            "validation_examples": len(corpus.validation),
+            "training_features": len(corpus.training),
+            "validation_features": sum(map(len, corpus.validation_features)),
+            "metric": self.metric.name,
+            "scores": dict(metrics),
         }
 
-    def corpus_record(self) -> dict[str, Any]:
-        """Name, hash, and the examples of each split."""
-        return self.corpus
+    def answer(self, model: PreTrainedModel, question: Question, trained_on: str) -> LabelledEvaluation:
+        """The task's scores, of a file of examples, or of the run's validation examples."""
+        unused = {"split": question.split is None, "minimum context": not any(question.minimum_context)}
+        for name, is_default in unused.items():
+            if not is_default:
+                raise ConfigurationError(f"{name}: a fine-tuned model is scored on examples, and they have none")
+        if question.data is None:
+            examples = read_examples(self.config, type(self.task))[1]
+            name, sha256 = self.config.data, identity(self.config.data, self.config.validation)
+        else:
+            examples = self.task.read(Path(question.data))
+            name, sha256 = question.data, identity(question.data)
+        examples = examples[: question.limit]
+        features = list(self.task.features(examples, self.tokenizer))
+        predictions = list(self.predictor(model).predict(examples, features))
+        return LabelledEvaluation(
+            corpus=name,
+            corpus_sha256=sha256,
+            is_training_corpus=sha256 == trained_on,
+            examples=len(examples),
+            metric=self.metric.name,
+            scores=self._score(examples, predictions),
+        )
 
-    def save_files(self, folder: Path) -> None:
-        """The tokenizer."""
-        self.tokenizer.save_pretrained(folder)
+    def predictor(self, model: PreTrainedModel, batch_size: int | None = None) -> Predictor:
+        """What asks the model, by default as many examples at once as in training."""
+        return Predictor(
+            model=model,
+            tokenizer=self.tokenizer,
+            task=self.task,
+            dtype=self.config.dtype,
+            batch_size=batch_size or self.config.micro_batch_size,
+        )
 
-    def _write(self, predictions: Sequence[dict[str, Any]]) -> None:
-        lines = []
-        for example, prediction in zip(self.validation, predictions, strict=True):
-            record = example.record
-            identity = {"id": record.fields["id"]} if "id" in record.fields else {}
-            line = {"record": record.place, **identity, **as_fields(prediction)}
-            lines.append(json.dumps(line, ensure_ascii=False, allow_nan=False) + "\n")
-        write_text(self.predictions_file, "".join(lines))
+    def _score(self, examples: Sequence[Any], predictions: Sequence[Mapping[str, Any]]) -> dict[str, float]:
+        answers = [prediction[self.task.answer] for prediction in predictions]
+        return self.task.score(answers, [self.task.gold(example) for example in examples])
+
+
+def _line(record: Record, prediction: dict[str, Any]) -> dict[str, Any]:
+    """A prediction as the run folder keeps it."""
+    identity = {"id": record.fields["id"]} if "id" in record.fields else {}
+    return {"record": record.place, **identity, **as_fields(prediction)}
+
+
+def _length(config: FineTuneConfig, shape: PreTrainedConfig) -> int:
+    """How many tokens are read at once. Raises ConfigurationError if the model does not say, or can read no more."""
+    most = longest(shape)
+    if config.length is None:
+        if most is None:
+            raise ConfigurationError(
+                f"length: the model in {config.model} does not say how many tokens it takes; give one"
+            )
+        return most
+    if most is not None and config.length > most and ends(shape):
+        raise ConfigurationError(f"length: {config.length:,} tokens were asked for, {config.model} takes {most:,}")
+    return config.length

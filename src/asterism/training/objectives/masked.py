@@ -1,7 +1,7 @@
 """Predicting masked tokens, and with pairs also whether the second half of a row follows the first (Devlin 2019).
 
-Figures are in nats per masked token, of masks that are the same in every run: those of row r of a split are a function
-of r. Beside them stands the yardstick "unigram entropy": the cross-entropy of the same tokens under the frequencies of
+Metrics are in nats per masked token, of masks that are the same in every run: those of row r of a split are a function
+of r. Beside them stands the baseline "unigram entropy": the cross-entropy of the same tokens under the frequencies of
 the training split, which is what a model reaches that knows tokens but reads none.
 """
 
@@ -16,17 +16,25 @@ import torch.nn.functional as F
 from safetensors.numpy import save_file
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from asterism.errors import CheckpointError, DataError
+from asterism.errors import CheckpointError, ConfigurationError, DataError
 from asterism.files import read_tensors
+from asterism.models import AsterismForMaskedLM, AsterismForPreTraining
 from asterism.randomness import of_row
-from asterism.training.data.corpus import Corpus, Split
+from asterism.training.data.corpus import Corpus, Split, load_documents
 from asterism.training.data.packing import Epochs, TokenStream
-from asterism.training.data.tokenization import load_tokenizer, make_tokenizer
+from asterism.training.data.tokenization import Vocabulary, load_tokenizer, vocabulary
 from asterism.training.objectives.masking import IGNORED, MASK_SHARE, Masking
-from asterism.training.objectives.objective import Headline, Objective, Report, penalised
-from asterism.training.run.build import arithmetic
+from asterism.training.objectives.objective import (
+    Evaluation,
+    Metric,
+    Outcome,
+    Question,
+    Report,
+    penalised,
+)
+from asterism.training.objectives.pretraining import Pretraining
+from asterism.training.run.arithmetic import arithmetic
 from asterism.training.run.configuration import RunConfig
-from asterism.training.run.start import tokenizer_name
 
 FREQUENCIES = "unigram.safetensors"
 _EVALUATION_SEED = 0
@@ -57,7 +65,7 @@ class MaskedReport(Report):
 
 
 def describe(what: str, loss: float, accuracy: float, entropy: float, next_sentence: float | None) -> str:
-    """Figures of masked tokens for people."""
+    """Metrics of masked tokens for people."""
     lines = [
         f"{what}, {loss:.4f} nats each, {accuracy:.1%} right",
         f"the same tokens under the frequencies of the training split: {entropy:.4f} nats",
@@ -67,65 +75,43 @@ def describe(what: str, loss: float, accuracy: float, entropy: float, next_sente
     return "\n".join(lines)
 
 
-class MaskedTokens(Objective):
-    """15 of 100 tokens of every row are predicted from what masking has left of it.
+@dataclass(frozen=True, kw_only=True)
+class MaskedEvaluation(Evaluation):
+    """Metrics of a model on the same `tokens_masked` tokens, in nats per token and as shares.
 
-    `tokenizer_folder` holds the tokenizer of a run that goes on; without it the tokenizer is what the configuration
-    says, trained on the training split if it is to be trained. Raises ConfigurationError and DataError for a tokenizer
-    that cannot be had, DataError for splits with too few tokens and, with pairs, with fewer than two documents.
+    `next_sentence_accuracy` is None for a model without pairs.
     """
 
-    headline: ClassVar[Headline] = Headline("masked_loss", "nats/masked token")
-    report_type: ClassVar[type[Report]] = MaskedReport
-    unit: ClassVar[str] = "tokens"
+    split: str
+    tokens_masked: int
+    masked_loss: float
+    masked_accuracy: float
+    unigram_entropy: float
+    next_sentence_accuracy: float | None
 
-    def __init__(self, config: RunConfig, corpus: Corpus, tokenizer_folder: Path | None = None) -> None:
-        self.config = config
-        self.corpus = corpus
-        self.units_per_step = config.batch_size * config.context
-        self.tokenizer = (
-            make_tokenizer(tokenizer_name(config), corpus.documents("train"), config.context)
-            if tokenizer_folder is None
-            else load_tokenizer(tokenizer_folder)
+    def __str__(self) -> str:
+        return describe(
+            f"{self.tokens_masked:,} masked tokens of the {self.split} split of {self.corpus}",
+            self.masked_loss,
+            self.masked_accuracy,
+            self.unigram_entropy,
+            self.next_sentence_accuracy,
         )
-        self.train = Rows(config, corpus, "train", self.tokenizer)
-        self.validation = Rows(config, corpus, "validation", self.tokenizer)
+
+
+class MaskedRows:
+    """The data of a run on masked tokens: the packed rows of two splits, and the order in which training reads them.
+
+    Raises DataError for splits with too few tokens and, with pairs, with fewer than two documents.
+    """
+
+    def __init__(self, config: RunConfig, corpus: Corpus, tokenizer: PreTrainedTokenizerBase) -> None:
+        self.corpus = corpus
+        self.train = Rows(config, corpus, "train", tokenizer)
+        self.validation = Rows(config, corpus, "validation", tokenizer)
         self.epochs = Epochs(len(self.train.starts), config.seed)
-        self.frequencies = np.bincount(self.train.stream.tokens, minlength=len(self.tokenizer))
 
-    def batch(self, step: int) -> dict[str, torch.Tensor]:
-        """Rows of the training split as `Rows.read` gives them; every row is read once before any is read again."""
-        count = self.config.batch_size
-        rows = self.epochs.draw(step * count, count)
-        return self.train.read(rows, [of_row(self.config.seed, step, place) for place in range(count)])
-
-    def loss(self, model: PreTrainedModel, batch: Mapping[str, torch.Tensor]) -> torch.Tensor:
-        """Mean nats per masked token; with pairs, plus the mean nats of the answers to "does it follow"."""
-        return masked_loss(model, batch, self.config)
-
-    def training_figures(self, loss: float) -> dict[str, float]:
-        """Without pairs the loss is that of masked tokens."""
-        return {} if self.config.next_sentence else {"masked_loss": loss}
-
-    def evaluate(self, model: PreTrainedModel, *, sample: bool = False) -> dict[str, float]:
-        """Figures of all rows of the validation split, or of rows spread evenly that hold about `evaluation_bytes`."""
-        rows = np.arange(len(self.validation.starts))
-        if sample:
-            rows = rows[:: max(1, -(-len(self.corpus.validation) // self.config.evaluation_bytes))]
-        return masked_figures(model, self.validation, rows, self.frequencies)
-
-    def results(self, figures: Mapping[str, float], steps: int) -> dict[str, Any]:
-        """The fields of MaskedReport."""
-        return {
-            "tokens_trained": steps * self.units_per_step,
-            "tokens_masked": int(figures["tokens_masked"]),
-            "validation_masked_loss": figures["masked_loss"],
-            "validation_masked_accuracy": figures["masked_accuracy"],
-            "unigram_entropy": figures["unigram_entropy"],
-            "next_sentence_accuracy": figures.get("next_sentence_accuracy"),
-        }
-
-    def corpus_record(self) -> dict[str, Any]:
+    def record(self) -> dict[str, Any]:
         """Name, hash, and of each split that is used bytes, tokens, documents, and documents without a token."""
         sizes = {
             name: {
@@ -138,10 +124,127 @@ class MaskedTokens(Objective):
         }
         return {"name": self.corpus.name, "sha256": self.corpus.sha256, **sizes}
 
+
+class MaskedTokens(Pretraining[MaskedRows]):
+    """15 of 100 tokens of every row are predicted from what masking has left of it.
+
+    `frequencies`, int64 [tokens], count the tokens of the training split.
+    """
+
+    metric = Metric("masked_loss", "nats/masked token")
+    report_type: ClassVar[type[Report]] = MaskedReport
+    unit: ClassVar[str] = "tokens"
+    instead: ClassVar[str] = (
+        "it fills in what is masked: score it with `asterism evaluate`, or give its model folder to the fill-mask"
+        " pipeline of transformers"
+    )
+
+    def __init__(self, config: RunConfig, tokenizer: PreTrainedTokenizerBase, frequencies: np.ndarray) -> None:
+        super().__init__(config)
+        self.tokenizer = tokenizer
+        self.frequencies = frequencies
+
+    @classmethod
+    def vocabulary(cls, config: RunConfig, source: Path | None) -> Vocabulary:
+        return vocabulary(config.tokenizer if source is None else str(source))
+
+    @classmethod
+    def model_class(cls, config: RunConfig) -> type[PreTrainedModel]:
+        """A masked language model, with pairs with a second head."""
+        return AsterismForPreTraining if config.next_sentence else AsterismForMaskedLM
+
+    @classmethod
+    def blank_batch(cls, config: RunConfig, sequences: int) -> dict[str, torch.Tensor]:
+        """A batch of so many sequences as `Rows.read` gives it, all zeros."""
+        masked = masked_per_row(config)
+        shapes = {"input_ids": (config.context,), "places": (masked,), "labels": (masked,)}
+        if config.next_sentence:
+            shapes |= {"token_type_ids": (config.context,), "next_sentence_label": ()}
+        return {name: torch.zeros(sequences, *shape, dtype=torch.int64) for name, shape in shapes.items()}
+
+    @classmethod
+    def prepare(cls, config: RunConfig, vocabulary: Vocabulary) -> tuple["MaskedTokens", MaskedRows]:
+        """The tokenizer is made of the training split, unless it is there.
+
+        Raises DataError also for splits that are too small.
+        """
+        corpus = load_documents(config.data)
+        tokenizer = vocabulary.made(corpus.documents("train"), config.context)
+        rows = MaskedRows(config, corpus, tokenizer)
+        return cls(config, tokenizer, np.bincount(rows.train.stream.tokens, minlength=len(tokenizer))), rows
+
+    @classmethod
+    def restore(cls, config: RunConfig, folder: Path, decided: Mapping[str, Any]) -> "MaskedTokens":
+        """Tokenizer and frequencies are in the model folder."""
+        return cls(config, load_tokenizer(folder), read_frequencies(folder))
+
     def save_files(self, folder: Path) -> None:
         """The tokenizer, and the frequencies of its tokens in the training split."""
-        self.tokenizer.save_pretrained(folder)
+        super().save_files(folder)
         save_file({"frequencies": self.frequencies}, folder / FREQUENCIES)
+
+    def batch(self, corpus: MaskedRows, step: int) -> dict[str, torch.Tensor]:
+        """Rows of the training split as `Rows.read` gives them; every row is read once before any is read again."""
+        count = self.config.batch_size
+        rows = corpus.epochs.draw(step * count, count)
+        return corpus.train.read(rows, [of_row(self.config.seed, step, place) for place in range(count)])
+
+    @classmethod
+    def loss_of(cls, config: RunConfig, model: PreTrainedModel, batch: Mapping[str, torch.Tensor]) -> torch.Tensor:
+        """Mean nats per masked token; with pairs, plus the mean nats of the answers to "does it follow"."""
+        logits, answers = _predict(model, batch, config)
+        loss = F.cross_entropy(logits, batch["labels"].flatten(), ignore_index=IGNORED)
+        if answers is not None:
+            loss = loss + F.cross_entropy(answers, batch["next_sentence_label"])
+        return penalised(loss, model)
+
+    def training_metrics(self, loss: float) -> dict[str, float]:
+        """Without pairs the loss is that of masked tokens."""
+        return {} if self.config.next_sentence else {"masked_loss": loss}
+
+    def evaluate(self, model: PreTrainedModel, corpus: MaskedRows, *, sample: bool = False) -> Outcome:
+        """Metrics of all rows of the validation split, or of rows spread evenly that hold about `evaluation_bytes`."""
+        rows = np.arange(len(corpus.validation.starts))
+        if sample:
+            rows = rows[:: max(1, -(-len(corpus.corpus.validation) // self.config.evaluation_bytes))]
+        return Outcome(masked_metrics(model, corpus.validation, rows, self.frequencies))
+
+    def results(self, corpus: MaskedRows, metrics: Mapping[str, float], steps: int) -> dict[str, Any]:
+        """The fields of MaskedReport."""
+        return {
+            "tokens_trained": steps * self.units_per_step,
+            "tokens_masked": int(metrics["tokens_masked"]),
+            "validation_masked_loss": metrics["masked_loss"],
+            "validation_masked_accuracy": metrics["masked_accuracy"],
+            "unigram_entropy": metrics["unigram_entropy"],
+            "next_sentence_accuracy": metrics.get("next_sentence_accuracy"),
+        }
+
+    def answer(self, model: PreTrainedModel, question: Question, trained_on: str) -> MaskedEvaluation:
+        """Nats per masked token, and what the frequencies of the training split give for the same tokens."""
+        if any(question.minimum_context):
+            raise ConfigurationError(
+                "minimum context: this model predicts masked tokens, and all of a row is their context"
+            )
+        corpus = load_documents(question.data or self.config.data)
+        split: Split = question.split or "validation"
+        rows = Rows(self.config, corpus, split, self.tokenizer)
+        wanted = len(rows.starts)
+        if question.limit is not None:
+            size = len(corpus.split(split))
+            wanted = max(1, wanted * min(question.limit, size) // size)
+        metrics = masked_metrics(model, rows, np.arange(wanted), self.frequencies)
+        return MaskedEvaluation(
+            corpus=corpus.name,
+            corpus_sha256=corpus.sha256,
+            is_training_corpus=corpus.sha256 == trained_on,
+            split=split,
+            tokens_masked=int(metrics["tokens_masked"]),
+            masked_loss=metrics["masked_loss"],
+            masked_accuracy=metrics["masked_accuracy"],
+            unigram_entropy=metrics["unigram_entropy"],
+            next_sentence_accuracy=metrics.get("next_sentence_accuracy"),
+        )
 
 
 class Rows:
@@ -200,15 +303,6 @@ class Rows:
         return int(random.choice(cuts[~np.isin(start + cuts, self.stream.starts)]))
 
 
-def blank_batch(config: RunConfig, sequences: int) -> dict[str, torch.Tensor]:
-    """A batch of so many sequences as `Rows.read` gives it, all zeros."""
-    masked = masked_per_row(config)
-    shapes = {"input_ids": (config.context,), "places": (masked,), "labels": (masked,)}
-    if config.next_sentence:
-        shapes |= {"token_type_ids": (config.context,), "next_sentence_label": ()}
-    return {name: torch.zeros(sequences, *shape, dtype=torch.int64) for name, shape in shapes.items()}
-
-
 def content_per_row(config: RunConfig) -> int:
     """How many tokens of the text a row holds: all but the class token and a separator behind each part."""
     return config.context - (3 if config.next_sentence else 2)
@@ -219,27 +313,18 @@ def masked_per_row(config: RunConfig) -> int:
     return round(MASK_SHARE * content_per_row(config))
 
 
-def masked_loss(model: PreTrainedModel, batch: Mapping[str, torch.Tensor], config: RunConfig) -> torch.Tensor:
-    """The loss of `MaskedTokens`, of a batch as `Rows.read` gives it."""
-    logits, answers = _predict(model, batch, config)
-    loss = F.cross_entropy(logits, batch["labels"].flatten(), ignore_index=IGNORED)
-    if answers is not None:
-        loss = loss + F.cross_entropy(answers, batch["next_sentence_label"])
-    return penalised(loss, model)
-
-
 @torch.no_grad()
-def masked_figures(
+def masked_metrics(
     model: PreTrainedModel, rows: Rows, numbers: np.ndarray, frequencies: np.ndarray
 ) -> dict[str, float]:
-    """Figures of the rows of these numbers: masked_loss and unigram_entropy in nats per token, masked_accuracy,
+    """Metrics of the rows of these numbers: masked_loss and unigram_entropy in nats per token, masked_accuracy,
     tokens_masked, and with pairs next_sentence_accuracy.
 
     The masks, and the second parts of pairs, are the same for every model. `frequencies`, int64 [tokens], count the
     tokens of the training split. The model is left in evaluation mode.
     """
     model.eval()
-    size = rows.config.batch_size // rows.config.accumulation
+    size = rows.config.micro_batch_size
     ordinary = frequencies[rows.masking.ordinary] + 1.0  # every token might have come once more
     unigram = np.full(len(frequencies), np.nan)
     unigram[rows.masking.ordinary] = np.log(ordinary.sum()) - np.log(ordinary)

@@ -1,22 +1,30 @@
 """What a model is trained on and judged by.
 
-An objective owns the data of a run. The training loop, the session beside it and the run folder know its batches, its
-loss and its figures by name only, so that they are the same for bytes, masked tokens and labels.
+An objective says what a run needs that is not the same for all: which model, which data, what a batch is, what is
+measured. Everything else, the loop, the session beside it, the run folder, the verbs of the command line, asks it and
+knows none by name. It holds no data: those of a run that trains stand beside it in the run's `Setup`, so a finished run
+is opened without them.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, Protocol, TypeVar
 
 import torch
-from transformers import PreTrainedModel
+from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
+
+from asterism.errors import ConfigurationError
+from asterism.training.run.configuration import AnyConfig
+
+if TYPE_CHECKING:
+    from asterism.training.run.setup import Setup
 
 
 @dataclass(frozen=True)
-class Headline:
-    """The figure by which a run is judged: its `name` among the figures, a `label` for people, and what is better."""
+class Metric:
+    """What a run is judged by: its `name` among the metrics, a `label` for people, and what is better."""
 
     name: str
     label: str
@@ -25,7 +33,10 @@ class Headline:
 
 @dataclass(frozen=True, kw_only=True)
 class Report:
-    """What a finished run came to. `minutes` is training time, evaluations on the way included, the last one not."""
+    """What a finished run came to. `minutes` is training time, evaluations on the way included, the last one not.
+
+    `notes` are what a user should know, one line each.
+    """
 
     folder: str
     recipe: str
@@ -34,30 +45,109 @@ class Report:
     minutes: float
     corpus: str
     corpus_sha256: str
+    notes: list[str] = field(default_factory=list)
 
 
-def penalised(loss: torch.Tensor, model: PreTrainedModel) -> torch.Tensor:
-    """The loss and, in training, what a model with adaptive spans adds to it."""
-    penalty = model.model.span_penalty() if model.training else None
-    return loss if penalty is None else loss + penalty
+@dataclass(frozen=True, kw_only=True)
+class Evaluation:
+    """What a model scored on data; `is_training_corpus` says whether they are, by their hash, those of its run."""
+
+    corpus: str
+    corpus_sha256: str
+    is_training_corpus: bool
 
 
-class Objective(ABC):
-    """Batches, a loss, and figures on data that training has not seen.
+@dataclass(frozen=True, kw_only=True)
+class Question:
+    """What an evaluation is asked: which data (None: the run's own), and how much of them.
 
-    headline         the figure to judge by
+    Settings that an objective has no use for are left at their defaults; it refuses them otherwise.
+    """
+
+    data: str | None = None
+    split: str | None = None
+    minimum_context: tuple[int, ...] = (0,)
+    limit: int | None = None
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What an evaluation on the way, or at the end, of a run gave: `predictions`, if there are any, one per example."""
+
+    metrics: dict[str, float]
+    predictions: Sequence[Mapping[str, Any]] | None = None
+
+
+class Corpus(Protocol):
+    """What a run knows of its data, whatever they are: what run.json says about them."""
+
+    def record(self) -> dict[str, Any]:
+        """ "name", "sha256" (by which a resumed run knows them again), and sizes."""
+        ...
+
+
+Data = TypeVar("Data", bound=Corpus)
+
+
+class Objective(ABC, Generic[Data]):
+    """One kind of learning.
+
+    metric           the metric to judge by
     report_type      what a finished run reports: the fields of `Report` and those that `results` gives
     unit             what speed is counted in, in the plural: "bytes", "tokens"
     units_per_step   how many of them one step of the optimiser reads
+    tokenizer        that of the model; None where it reads bytes
+    notes            what a user should know about the data, one line each
     """
 
-    headline: ClassVar[Headline]
+    metric: Metric
     report_type: ClassVar[type[Report]]
     unit: ClassVar[str]
+    config: AnyConfig
     units_per_step: int
+    tokenizer: PreTrainedTokenizerBase | None = None
+    notes: Sequence[str] = ()
+
+    # --- from a configuration, and from a folder --------------------------------------------------------------------
+
+    @classmethod
+    @abstractmethod
+    def resolve(cls, config: Any, own: Path | None) -> "Setup":
+        """What a run of this configuration needs before its first step.
+
+        `own` is the newest checkpoint of a run that goes on: its shape and tokenizer take the place of those that the
+        configuration gives. Raises ConfigurationError, DataError or CheckpointError for what cannot be had.
+        """
+
+    @classmethod
+    @abstractmethod
+    def restore(cls, config: Any, folder: Path, decided: Mapping[str, Any]) -> "Objective[Data]":
+        """The objective of a run whose model is in `folder`; `decided` is what `self.decided` was when it began."""
+
+    def decided(self) -> dict[str, Any]:
+        """What only the training data told, as JSON: kept in run.json, so that the run can be opened without them."""
+        return {}
 
     @abstractmethod
-    def batch(self, step: int) -> dict[str, torch.Tensor]:
+    def new_model(self, shape: PreTrainedConfig) -> PreTrainedModel:
+        """A model with new weights, in float32, drawn from torch's global generator."""
+
+    @abstractmethod
+    def initial_model(self, shape: PreTrainedConfig, init_from: Path | None) -> tuple[PreTrainedModel, list[str]]:
+        """The model of the first step, its weights new or from a folder, and notes on parts that had to be new.
+
+        Raises CheckpointError for weights that do not fit.
+        """
+
+    def save_files(self, folder: Path) -> None:
+        """Write into a model folder what belongs to the model beside weights: the tokenizer."""
+        if self.tokenizer is not None:
+            self.tokenizer.save_pretrained(folder)
+
+    # --- training ---------------------------------------------------------------------------------------------------
+
+    @abstractmethod
+    def batch(self, corpus: Data, step: int) -> dict[str, torch.Tensor]:
         """What one step reads, on the CPU, the same on every call: the first axis of every tensor counts sequences.
 
         The loop cuts that axis into the slices of an accumulated step.
@@ -68,24 +158,43 @@ class Objective(ABC):
         """The mean loss of a batch or slice, in nats: a scalar to differentiate. Dropout may draw from torch."""
 
     @abstractmethod
-    def training_figures(self, loss: float) -> dict[str, float]:
-        """What a mean training loss says in terms of the figures of `evaluate`; empty if it says nothing."""
+    def training_metrics(self, loss: float) -> dict[str, float]:
+        """What a mean training loss says in terms of the metrics of `evaluate`; empty if it says nothing."""
 
     @abstractmethod
-    def evaluate(self, model: PreTrainedModel, *, sample: bool = False) -> dict[str, float]:
-        """Figures on the validation split, the headline among them, or on a fixed sample of the split.
+    def evaluate(self, model: PreTrainedModel, corpus: Data, *, sample: bool = False) -> Outcome:
+        """Metrics on the validation split, `metric` among them, or on a fixed sample of the split.
 
         The model is left in evaluation mode.
         """
 
     @abstractmethod
-    def results(self, figures: Mapping[str, float], steps: int) -> dict[str, Any]:
-        """The fields that `report_type` adds to Report, after so many steps, from figures of `evaluate`."""
+    def results(self, corpus: Data, metrics: Mapping[str, float], steps: int) -> dict[str, Any]:
+        """The fields that `report_type` adds to Report, after so many steps, from metrics of `evaluate`."""
+
+    # --- questions to a finished run --------------------------------------------------------------------------------
 
     @abstractmethod
-    def corpus_record(self) -> dict[str, Any]:
-        """What run.json says about the data: "name", "sha256" (by which a resumed run knows them again), and sizes."""
+    def answer(self, model: PreTrainedModel, question: Question, trained_on: str) -> Evaluation:
+        """Score a finished model; `trained_on` is the hash of the data of its run.
 
-    @abstractmethod
-    def save_files(self, folder: Path) -> None:
-        """Write into a model folder what belongs to the model beside weights, such as a tokenizer."""
+        Raises ConfigurationError for a question that makes no sense here, DataError for data that cannot be used.
+        """
+
+    def generate(self, model: PreTrainedModel, prompt: bytes, sampling: Mapping[str, Any]) -> bytes:
+        """What follows the prompt; `sampling` are arguments of the model's `generate`.
+
+        Raises ConfigurationError if the model continues nothing: naming the verb that does take it.
+        """
+        raise ConfigurationError(
+            f"generate: a model trained with objective {self.config.objective} continues nothing; {self.instead}"
+        )
+
+    instead: ClassVar[str] = "score it with `asterism evaluate`"
+    """What to ask a model that does not generate."""
+
+
+def penalised(loss: torch.Tensor, model: PreTrainedModel) -> torch.Tensor:
+    """The loss and, in training, what a model with adaptive spans adds to it."""
+    penalty = model.model.span_penalty() if model.training else None
+    return loss if penalty is None else loss + penalty

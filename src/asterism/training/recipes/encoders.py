@@ -58,9 +58,11 @@ def fnet_hybrid_tiny() -> RunConfig:
 def bert_base() -> RunConfig:
     """BERT, 110M parameters: 1,000,000 steps of 256 pairs of 512 tokens (Devlin 2019, appendix A.2).
 
-    Published: all but the accumulation. The authors take 90% of the steps at 128 tokens; here all have 512.
+    Published: all but the slices of a batch. The authors take 90% of the steps at 128 tokens; here all have 512.
     """
-    return _pretraining("bert-base", "bpe:30522", 512, batch_size=256, accumulation=32, next_sentence=True)
+    return _pretraining(
+        "bert-base", "bpe:30522", 512, batch_size=256, gradient_accumulation_steps=32, next_sentence=True
+    )
 
 
 def bigbird_itc_base() -> RunConfig:
@@ -68,7 +70,9 @@ def bigbird_itc_base() -> RunConfig:
 
     Inferred: the number of steps, and that the model starts anew, where the authors start from RoBERTa.
     """
-    return _pretraining("bigbird-itc-base", "bpe:50358", 4096, batch_size=256, accumulation=128, steps=500_000)
+    return _pretraining(
+        "bigbird-itc-base", "bpe:50358", 4096, batch_size=256, gradient_accumulation_steps=128, steps=500_000
+    )
 
 
 def bigbird_etc_base() -> RunConfig:
@@ -76,12 +80,16 @@ def bigbird_etc_base() -> RunConfig:
 
     Without the authors' contrastive prediction of spans (CPC).
     """
-    return _pretraining("bigbird-etc-base", "bpe:50358", 4096, batch_size=256, accumulation=128, steps=500_000)
+    return _pretraining(
+        "bigbird-etc-base", "bpe:50358", 4096, batch_size=256, gradient_accumulation_steps=128, steps=500_000
+    )
 
 
 def bigbird_itc_large() -> RunConfig:
     """BigBird-ITC, 358M parameters: batches of 2,048 rows of 4,096 tokens (Zaheer 2020, appendix E)."""
-    return _pretraining("bigbird-itc-large", "bpe:50358", 4096, batch_size=2048, accumulation=2048, steps=500_000)
+    return _pretraining(
+        "bigbird-itc-large", "bpe:50358", 4096, batch_size=2048, gradient_accumulation_steps=2048, steps=500_000
+    )
 
 
 def longformer_base() -> RunConfig:
@@ -90,12 +98,14 @@ def longformer_base() -> RunConfig:
     Published: learning rate 3e-5 and a warm-up of 500 steps, for going on from RoBERTa. Here the model starts anew,
     with the learning rate and warm-up of BERT.
     """
-    return _pretraining("longformer-base", "bpe:50265", 4096, batch_size=64, accumulation=32, steps=65_000)
+    return _pretraining(
+        "longformer-base", "bpe:50265", 4096, batch_size=64, gradient_accumulation_steps=32, steps=65_000
+    )
 
 
 def star_base() -> RunConfig:
     """A star with a ring over 4,096 tokens, in the shape of BERT. Not published: the settings are BigBird's."""
-    return _pretraining("star-base", "bpe:30522", 4096, batch_size=256, accumulation=128, steps=500_000)
+    return _pretraining("star-base", "bpe:30522", 4096, batch_size=256, gradient_accumulation_steps=128, steps=500_000)
 
 
 def fnet_base() -> RunConfig:
@@ -103,17 +113,23 @@ def fnet_base() -> RunConfig:
 
     Inferred: byte-level unigram tokens in the place of SentencePiece's.
     """
-    return _pretraining("fnet-base", "unigram:32000", 512, batch_size=256, accumulation=32, next_sentence=True)
+    return _pretraining(
+        "fnet-base", "unigram:32000", 512, batch_size=256, gradient_accumulation_steps=32, next_sentence=True
+    )
 
 
 def fnet_large() -> RunConfig:
     """FNet, 238M parameters; else as fnet-base (Lee-Thorp 2021, section 4.1)."""
-    return _pretraining("fnet-large", "unigram:32000", 512, batch_size=256, accumulation=64, next_sentence=True)
+    return _pretraining(
+        "fnet-large", "unigram:32000", 512, batch_size=256, gradient_accumulation_steps=64, next_sentence=True
+    )
 
 
 def fnet_hybrid_base() -> RunConfig:
     """FNet with attention in the last two layers, 88M parameters; else as fnet-base (Lee-Thorp 2021, section 4.1)."""
-    return _pretraining("fnet-hybrid-base", "unigram:32000", 512, batch_size=256, accumulation=32, next_sentence=True)
+    return _pretraining(
+        "fnet-hybrid-base", "unigram:32000", 512, batch_size=256, gradient_accumulation_steps=32, next_sentence=True
+    )
 
 
 _ATTENTION = {
@@ -157,7 +173,7 @@ def _pretraining(name: str, tokenizer: str, context: int, *, steps: int = 1_000_
         tokenizer=tokenizer,
         context=context,
         steps=steps,
-        recompute=True,
+        gradient_checkpointing=True,
         learning_rate=1e-4,
         warmup_steps=10_000,
         schedule="linear",

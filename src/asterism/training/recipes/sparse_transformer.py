@@ -121,7 +121,7 @@ def sparse_transformer_imagenet64() -> RunConfig:
         record_length=context,
         context=context,
         batch_size=batch_size,
-        accumulation=4,
+        gradient_accumulation_steps=4,
         steps=70 * 1_281_167 // batch_size,
     )
 
@@ -149,7 +149,7 @@ def sparse_transformer_music() -> RunConfig:
         record_length=context,
         context=context,
         batch_size=8,
-        accumulation=4,
+        gradient_accumulation_steps=4,
         steps=100_000,
     )
 
@@ -157,7 +157,7 @@ def sparse_transformer_music() -> RunConfig:
 def _child_2019(**settings: Any) -> RunConfig:
     """A run with the settings that all recipes of Child 2019 share (module docstring)."""
     return RunConfig(
-        recompute=True,
+        gradient_checkpointing=True,
         learning_rate=3.5e-4,
         warmup_steps=5_000,
         beta2=0.999,

@@ -1,39 +1,45 @@
 """What a run is: one typed, immutable configuration.
 
-A `RunConfig` says everything that decides a run's numbers: model, data, batches, optimiser, schedule, seed. The same
-value drives Python (`train(recipe("bytes-small"), folder)`), the command line (its flags are these fields) and the
-record in the run folder (`run.json`).
+A `RunConfig` (or, for fine-tuning, a `FineTuneConfig`) says everything that decides a run's numbers: model, data,
+batches, optimiser, schedule, seed. The same value drives Python (`train(recipe("bytes-small"), folder)`), the command
+line (its flags are these fields) and the record in the run folder (`run.json`), which says which of the two `KINDS`
+it holds. What an objective or a task asks of its settings stands in the registries, so nothing here imports torch.
 """
 
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
-from typing import Any, Literal, get_args
+from typing import Any, ClassVar, Literal, get_args
 
 from asterism.errors import ConfigurationError, nearest
 from asterism.shape import ModelConfig, Pooling
+from asterism.training.objectives import OBJECTIVES
+from asterism.training.registry import Registry
+from asterism.training.tasks import TASKS
 
 Dtype = Literal["float32", "bfloat16"]
 Optimizer = Literal["adamw", "muon"]
 Schedule = Literal["cosine", "linear"]
-ObjectiveName = Literal["causal", "mlm"]
-TaskName = Literal["classify", "tag", "qa"]
 
 
 @dataclass(frozen=True, kw_only=True)
 class TrainingConfig:
     """What the training loop needs to know, whatever is trained on. Raises ConfigurationError for impossible values.
 
-    Batches: `batch_size` sequences per step of the optimiser, computed in `accumulation` equal slices; `recompute`
-    keeps only what passes between blocks and computes the rest again in the backward pass.
+    `kind` is what run.json calls the run; `objective` names what it learns, `name` what a report calls it.
+
+    Batches: `batch_size` sequences per step of the optimiser, computed in `gradient_accumulation_steps` equal slices;
+    `gradient_checkpointing` keeps only what passes between blocks and computes the rest again in the backward pass.
     Optimiser: "adamw" for all parameters, or "muon" for the matrices of the blocks and AdamW for the rest.
     Length: the run ends after `steps` steps or `minutes` minutes, whichever comes first; the learning rate warms up
     over `warmup_steps` steps and then falls to 0 with max(step / steps, elapsed / minutes), as `schedule` says.
     Housekeeping, in steps: `log_every`, `evaluation_every`, `checkpoint_every`.
     """
 
+    kind: ClassVar[str]
+
     batch_size: int = 16
-    accumulation: int = 1
-    recompute: bool = False
+    gradient_accumulation_steps: int = 1
+    gradient_checkpointing: bool = False
     steps: int = 10_000
     minutes: float | None = None
     learning_rate: float = 1e-3
@@ -51,7 +57,14 @@ class TrainingConfig:
     checkpoint_every: int = 250
 
     def __post_init__(self) -> None:
-        for name in ("batch_size", "accumulation", "steps", "log_every", "evaluation_every", "checkpoint_every"):
+        for name in (
+            "batch_size",
+            "gradient_accumulation_steps",
+            "steps",
+            "log_every",
+            "evaluation_every",
+            "checkpoint_every",
+        ):
             self._require_positive(name)
         for name in ("warmup_steps", "weight_decay", "seed"):
             self._require(name, getattr(self, name) >= 0, "must not be negative")
@@ -63,8 +76,13 @@ class TrainingConfig:
         self._require_one_of("optimizer", Optimizer)
         self._require_one_of("dtype", Dtype)
         self._require_one_of("schedule", Schedule)
-        divides = self.batch_size % self.accumulation == 0
-        self._require("accumulation", divides, f"must divide batch_size={self.batch_size}")
+        divides = self.batch_size % self.gradient_accumulation_steps == 0
+        self._require("gradient_accumulation_steps", divides, f"must divide batch_size={self.batch_size}")
+
+    @property
+    def micro_batch_size(self) -> int:
+        """Sequences that are computed at once, in training and in evaluation."""
+        return self.batch_size // self.gradient_accumulation_steps
 
     def _require(self, name: str, holds: bool, rule: str) -> None:
         if not holds:
@@ -73,14 +91,18 @@ class TrainingConfig:
     def _require_positive(self, name: str) -> None:
         self._require(name, getattr(self, name) >= 1, "must be at least 1")
 
-    @property
-    def begins_elsewhere(self) -> bool:
-        """Whether the weights of the first step come from another folder, which may change before the run goes on."""
-        return False
-
     def _require_one_of(self, name: str, choices: Any) -> None:
         known = get_args(choices)
         self._require(name, getattr(self, name) in known, f"must be one of: {', '.join(known)}")
+
+    def _require_entry(self, name: str, registry: Registry[Any]) -> None:
+        """The setting `name` names an entry, and settings that only others read are as they were."""
+        known, value = registry.names(self.kind), getattr(self, name)
+        self._require(name, value in known, f"must be one of: {', '.join(known)}.{nearest(str(value), known)}")
+        for setting in registry.foreign(value):
+            readers = " or ".join(map(repr, registry.readers(setting)))
+            is_default = getattr(self, setting) == type(self).__dataclass_fields__[setting].default
+            self._require(setting, is_default, f"is for {name} {readers}, not {value!r}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -92,15 +114,17 @@ class RunConfig(TrainingConfig):
     Data: `data` is a file or a folder (None: the standard library's sources, see `data.py`). With `record_length`,
     the file holds records of that many bytes, and each record is one sequence. For "mlm", `tokenizer` is "bytes",
     "bpe:SIZE", "unigram:SIZE" or a folder (see `tokenization.py`). Sequences have `context` bytes or tokens.
-    Start: a folder of one of our models, or of a run, whose shape, weights and tokenizer the run begins with, in the
-    place of `model`, new weights and `tokenizer`.
+    Weights: `init_from` is a folder of one of our models, or of a run, whose shape, weights and tokenizer the run
+    begins with, in the place of `model`, new weights and `tokenizer`.
     Evaluation on the way: on about `evaluation_bytes` bytes, spread evenly over the validation split.
     """
 
+    kind: ClassVar[str] = "train"
+
     recipe: str = "custom"
     model: ModelConfig = ModelConfig()
-    start: str | None = None
-    objective: ObjectiveName = "causal"
+    init_from: str | None = None
+    objective: str = "causal"
     next_sentence: bool = False
     data: str | None = None
     tokenizer: str = "bytes"
@@ -109,8 +133,9 @@ class RunConfig(TrainingConfig):
     evaluation_bytes: int = 131_072
 
     @property
-    def begins_elsewhere(self) -> bool:
-        return self.start is not None
+    def name(self) -> str:
+        """The recipe."""
+        return self.recipe
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -118,19 +143,19 @@ class RunConfig(TrainingConfig):
         self._require_positive("evaluation_bytes")
         is_sequence = self.record_length in (None, self.context)
         self._require("record_length", is_sequence, f"must equal context={self.context}: a record is one sequence")
-        self._require_one_of("objective", ObjectiveName)
-        if self.objective == "causal":
-            self._require("tokenizer", self.tokenizer == "bytes", "must be 'bytes': objective causal predicts bytes")
-            self._require("next_sentence", not self.next_sentence, "needs objective mlm")
-        else:
-            self._require("record_length", self.record_length is None, "needs objective causal: records are bytes")
-            self._require("context", self.context >= 16, "must be at least 16 for objective mlm")
-            typed = not self.next_sentence or self.model.type_vocab_size >= 2 or self.start is not None
-            self._require("next_sentence", typed, "needs two token types: model.type_vocab_size must be at least 2")
-        if self.start is not None:
+        self._require_entry("objective", OBJECTIVES)
+        shortest = OBJECTIVES[self.objective].shortest_context
+        self._require(
+            "context", self.context >= shortest, f"must be at least {shortest} for objective {self.objective}"
+        )
+        typed = not self.next_sentence or self.model.type_vocab_size >= 2 or self.init_from is not None
+        self._require("next_sentence", typed, "needs two token types: model.type_vocab_size must be at least 2")
+        if self.init_from is not None:
             default = {"model": ModelConfig(), "tokenizer": RunConfig.tokenizer}
             given = [name for name, value in default.items() if getattr(self, name) != value]
-            self._require("start", not given, f"brings its own {' and '.join(default)}; leave {', '.join(given)} out")
+            self._require(
+                "init_from", not given, f"brings its own {' and '.join(default)}; leave {', '.join(given)} out"
+            )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -149,7 +174,10 @@ class FineTuneConfig(TrainingConfig):
     Evaluation on the way: on at most `evaluation_examples` examples.
     """
 
-    task: TaskName
+    kind: ClassVar[str] = "finetune"
+    objective: ClassVar[str] = "labelled"
+
+    task: str
     model: str
     data: str
     validation: str | None = None
@@ -164,34 +192,47 @@ class FineTuneConfig(TrainingConfig):
     evaluation_examples: int = 200
 
     @property
-    def begins_elsewhere(self) -> bool:
-        return not self.from_scratch
+    def name(self) -> str:
+        """The task, as reports call it."""
+        return f"finetune-{self.task}"
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self._require_one_of("task", TaskName)
+        self._require_entry("task", TASKS)
         for name in ("max_answer_length", "evaluation_examples"):
             self._require_positive(name)
         self._require("length", self.length is None or self.length >= 1, "must be at least 1, or None for the model's")
         self._require("stride", self.stride is None or self.stride >= 0, "must not be negative")
-        self._require("stride", self.stride is None or self.task == "qa", f"is for task 'qa', not {self.task!r}")
         if self.pooling is not None:
             self._require_one_of("pooling", Pooling)
-            self._require("pooling", self.task == "classify", f"is for task 'classify', not {self.task!r}")
         self._require("epochs", self.epochs > 0, "must be positive")
         self._require("validation_fraction", 0 < self.validation_fraction <= 0.5, "must be above 0 and at most 0.5")
 
 
-def config_from_dict(values: Mapping[str, Any]) -> RunConfig:
-    """The inverse of `dataclasses.asdict(config)`, also after a trip through JSON.
+AnyConfig = RunConfig | FineTuneConfig
 
-    Raises ConfigurationError for a field that does not exist (with the nearest that does) or a value that cannot work.
+KINDS: dict[str, type[RunConfig] | type[FineTuneConfig]] = {
+    RunConfig.kind: RunConfig,
+    FineTuneConfig.kind: FineTuneConfig,
+}
+"""The configurations by the name that run.json gives them."""
+
+
+def config_from_dict(kind: str, values: Mapping[str, Any]) -> AnyConfig:
+    """The inverse of `dataclasses.asdict(config)` for a configuration of this kind, also after a trip through JSON.
+
+    Raises ConfigurationError for a kind or field that does not exist (with the nearest that does), for one that is
+    missing, and for a value that cannot work.
     """
-    _check_names("run configuration", values, RunConfig)
-    model = dict(values.get("model", {}))
-    _check_names("model configuration", model, ModelConfig)
-    model = {name: tuple(value) if isinstance(value, list) else value for name, value in model.items()}
-    return RunConfig(**{**values, "model": ModelConfig(**model)})
+    if kind not in KINDS:
+        raise ConfigurationError(f"run configuration: there is no kind {kind!r}.{nearest(kind, KINDS)}")
+    made = KINDS[kind]
+    _check_names("run configuration", values, made)
+    if "model" in values and made is RunConfig:
+        _check_names("model configuration", values["model"], ModelConfig)
+        shape = {name: tuple(value) if isinstance(value, list) else value for name, value in values["model"].items()}
+        values = {**values, "model": ModelConfig(**shape)}
+    return made(**values)
 
 
 def _check_names(what: str, values: Mapping[str, Any], kind: type) -> None:

@@ -8,25 +8,25 @@ shapes and no data. Nothing here repeats how a layer is built, so nothing here c
 from collections import Counter
 from dataclasses import dataclass
 from math import log2
+from typing import Any
 
 import numpy as np
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils.flop_counter import FlopCounterMode
-from transformers import PreTrainedModel
 
 from asterism.compiler import compile_pattern
 from asterism.models import AsterismConfig
 from asterism.patterns import Pattern
-from asterism.training.objectives import causal, masked
-from asterism.training.run.build import model_class, model_config
+from asterism.training.objectives import OBJECTIVES
+from asterism.training.objectives.pretraining import Pretraining
 from asterism.training.run.configuration import RunConfig
 from asterism.training.run.optimizer import moment_bytes, parameter_groups
 
 
 @dataclass(frozen=True, kw_only=True)
 class Estimate:
-    """Costs of a run. A step is one step of the optimiser, forward and backward; its `tokens_per_step` may be bytes.
+    """Costs of a run. A step is one step of the optimiser, forward and backward; `unit` says what its tokens are.
 
     `mixing_flops_per_step` is the part of `flops_per_step` in which tokens read one another: attention, whose pattern
     decides, pairs that it does not allow not counted; persistent vectors; and Fourier transforms, 2.5 n log2 n for n
@@ -35,7 +35,9 @@ class Estimate:
     on top.
     """
 
+    mixers: str | list[str]
     parameters: int
+    unit: str
     tokens_per_step: int
     steps: int
     flops_per_step: int
@@ -64,17 +66,20 @@ _WEIGHT_PRODUCTS = (torch.ops.aten.mm, torch.ops.aten.addmm)
 
 def estimate(config: RunConfig) -> Estimate:
     """The costs of a run. Raises ConfigurationError or PatternError for a model that cannot be built."""
+    objective, shape = _foundations(config)
     with torch.device("meta"):
-        model = model_class(config)(model_config(config))
+        model = objective.model_class(config)(shape)
     parameters = model.num_parameters()
-    products, activations = _products_and_activations(config)
-    mixing, plan_memory = _mixing(config)
+    products, activations = _products_and_activations(config, objective, shape)
+    mixing, plan_memory = _mixing(config, shape)
     # Each product with weights takes two more in the backward pass, and one again when it is recomputed.
     return Estimate(
+        mixers=shape.mixers,
         parameters=parameters,
+        unit=objective.unit,
         tokens_per_step=config.batch_size * config.context,
         steps=config.steps,
-        flops_per_step=(4 if config.recompute else 3) * products + mixing,
+        flops_per_step=(4 if config.gradient_checkpointing else 3) * products + mixing,
         mixing_flops_per_step=mixing,
         weight_memory=4 * parameters,
         gradient_memory=4 * parameters,
@@ -84,20 +89,28 @@ def estimate(config: RunConfig) -> Estimate:
     )
 
 
-def _mixing(config: RunConfig) -> tuple[int, int]:
+def _foundations(config: RunConfig) -> tuple[type[Pretraining[Any]], AsterismConfig]:
+    """The objective and the model's configuration."""
+    objective = OBJECTIVES.load(config.objective)
+    assert issubclass(objective, Pretraining)  # as the configuration's kind says
+    return objective, objective.foundations(config)[2]
+
+
+def _mixing(config: RunConfig, model: AsterismConfig) -> tuple[int, int]:
     """FLOPs of all mixing in a step, and bytes of all plans."""
-    model = model_config(config)
     tokens = model.global_tokens + config.context
     flops = memory = 0
     for mixer, layers in Counter(model.layer_mixers()).items():
         if isinstance(mixer, Pattern):
             plan = compile_pattern(mixer, tokens)
             memory += plan.bytes
-            once = _attention(model, plan.pairs * (model.num_attention_heads // plan.heads), tokens, config.recompute)
+            once = _attention(
+                model, plan.pairs * (model.num_attention_heads // plan.heads), tokens, config.gradient_checkpointing
+            )
         else:
             numbers = tokens * model.hidden_size
             # The gradient of the transform is the transform of the gradient.
-            once = round(2.5 * numbers * log2(numbers)) * (3 if config.recompute else 2)
+            once = round(2.5 * numbers * log2(numbers)) * (3 if config.gradient_checkpointing else 2)
         flops += once * layers * config.batch_size
     return flops, memory
 
@@ -116,31 +129,32 @@ def _attention(model: AsterismConfig, pairs: int, tokens: int, recompute: bool) 
     return forward * 7 // 2 + 3 * positions + again
 
 
-def _products_and_activations(config: RunConfig) -> tuple[int, int]:
+def _products_and_activations(
+    config: RunConfig, objective: type[Pretraining[Any]], model: AsterismConfig
+) -> tuple[int, int]:
     """FLOPs forward of all products with weights in a step, and bytes kept for the backward pass of one slice.
 
     Layers with the same kind of mixer cost the same.
     """
-    model = model_config(config)
-    sequences = config.batch_size // config.accumulation
+    sequences = config.micro_batch_size
     kinds: dict[type, list[str]] = {}
     for mixer in model.layer_mixers():
         kinds.setdefault(type(mixer), []).append(str(getattr(mixer, "text", mixer)))
     products = activations = 0
     largest = 0
     for texts in kinds.values():
-        one, two = (_run(config, model, [texts[0]] * layers, sequences) for layers in (1, 2))
+        one, two = (_run(config, objective, model, [texts[0]] * layers) for layers in (1, 2))
         layer, rest = two - one, 2 * one - two
         products += layer[0] * len(texts)
         activations += layer[1] * len(texts)
         largest = max(largest, layer[1])
-    if config.recompute:
+    if config.gradient_checkpointing:
         between_layers = 4 * sequences * (config.context + model.global_tokens) * model.hidden_size
         activations = model.num_hidden_layers * between_layers + largest
-    return config.accumulation * int(products + rest[0]), int(activations + rest[1])
+    return config.gradient_accumulation_steps * int(products + rest[0]), int(activations + rest[1])
 
 
-def _run(config: RunConfig, model: AsterismConfig, mixers: list[str], sequences: int) -> np.ndarray:
+def _run(config: RunConfig, objective: type[Pretraining[Any]], model: AsterismConfig, mixers: list[str]) -> np.ndarray:
     """FLOPs of products with weights, forward, and bytes of all tensors, other than parameters, that autograd keeps.
 
     Of one slice through a model with these mixers alone: int64 [2].
@@ -154,9 +168,10 @@ def _run(config: RunConfig, model: AsterismConfig, mixers: list[str], sequences:
         return tensor
 
     with FakeTensorMode():
-        network = model_class(config)(shallow)
+        network = objective.model_class(config)(shallow)
+        batch = objective.blank_batch(config, config.micro_batch_size)
         with FlopCounterMode(display=False) as counter, torch.autograd.graph.saved_tensors_hooks(keep, lambda x: x):
-            _blank_loss(config, network, sequences)
+            objective.loss_of(config, network, batch)
     products = sum(
         count for operation, count in counter.get_flop_counts()["Global"].items() if operation in _WEIGHT_PRODUCTS
     )
@@ -164,9 +179,3 @@ def _run(config: RunConfig, model: AsterismConfig, mixers: list[str], sequences:
     storages = {one.untyped_storage()._cdata: one.untyped_storage().nbytes() for one in kept}
     own = {parameter.untyped_storage()._cdata for parameter in network.parameters()}
     return np.array([products, sum(size for storage, size in storages.items() if storage not in own)])
-
-
-def _blank_loss(config: RunConfig, model: PreTrainedModel, sequences: int) -> torch.Tensor:
-    if config.objective == "causal":
-        return causal.byte_loss(model, causal.blank_batch(config, sequences), config)
-    return masked.masked_loss(model, masked.blank_batch(config, sequences), config)

@@ -33,12 +33,14 @@ from asterism.files import (
     write_text,
     writing,
 )
-from asterism.training.run.configuration import RunConfig, config_from_dict
+from asterism.training.run.configuration import AnyConfig, config_from_dict
 from asterism.training.run.integrity import check_sums, read_sealed, seal, sums_of
 from asterism.training.run.lock import LOCK, locked
 
 STATE = "state.json"
 """The record of a checkpoint, in its folder."""
+RECORDED = ("kind", "config", "decided", "corpus", "notes", "result")
+"""What run.json says at least; `kind` is one of `configuration.KINDS`."""
 
 
 class RunFolder:
@@ -85,17 +87,16 @@ class RunFolder:
         if not self.run_file.exists():
             raise CheckpointError(f"{self.path} is not a run folder: it has no {self.run_file.name}")
         record = read_sealed(self.run_file)
-        if not {"config", "corpus", "result"} <= record.keys():
-            raise CheckpointError(f"{self.run_file} is damaged: config, corpus or result is not there")
+        if lacking := [name for name in RECORDED if name not in record]:
+            raise CheckpointError(f"{self.run_file} is damaged: it lacks {', '.join(lacking)}")
         return record
 
-    def read_config(self) -> RunConfig:
-        """The configuration of the run. Raises CheckpointError."""
+    def read_config(self) -> AnyConfig:
+        """The configuration of the run, as it was asked for. Raises CheckpointError."""
+        record = self.read_record()
         try:
-            return config_from_dict(self.read_record()["config"])
-        except (AsterismError, TypeError) as error:
-            if isinstance(error, CheckpointError):
-                raise
+            return config_from_dict(record["kind"], record["config"])
+        except (AsterismError, AttributeError, TypeError) as error:
             raise CheckpointError(f"{self.run_file} is damaged: {error}") from error
 
     def checkpoint(self, step: int) -> Path:

@@ -40,10 +40,13 @@ class Loop(Trainer):
         self.losses: list[torch.Tensor] = []
 
     def get_train_dataloader(self) -> Iterator[dict[str, torch.Tensor]]:
-        """Slices of batches without end: of every tensor, batch_size / accumulation sequences."""
+        """Slices of batches without end: of every tensor, micro_batch_size sequences."""
         for step in count(self.session.state.step):
-            batch = self.session.objective.batch(step)
-            slices = zip(*(tensor.chunk(self.session.config.accumulation) for tensor in batch.values()), strict=True)
+            batch = self.session.objective.batch(self.session.setup.corpus, step)
+            slices = zip(
+                *(tensor.chunk(self.session.config.gradient_accumulation_steps) for tensor in batch.values()),
+                strict=True,
+            )
             yield from (dict(zip(batch, part, strict=True)) for part in slices)
 
     def training_step(self, model: nn.Module, inputs: dict[str, Any], num_items_in_batch: Any = None) -> torch.Tensor:
@@ -80,8 +83,8 @@ def loop_arguments(config: TrainingConfig, folder: RunFolder) -> TrainingArgumen
     arguments = TrainingArguments(
         output_dir=str(folder.path),
         max_steps=config.steps,
-        per_device_train_batch_size=config.batch_size // config.accumulation,
-        gradient_accumulation_steps=config.accumulation,
+        per_device_train_batch_size=config.micro_batch_size,
+        gradient_accumulation_steps=config.gradient_accumulation_steps,
         max_grad_norm=config.gradient_clip,
         seed=config.seed % 2**32,
         logging_strategy="no",

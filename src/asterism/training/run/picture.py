@@ -1,4 +1,4 @@
-"""The headline figure of a run over its steps as a picture, drawn from its history."""
+"""The metric of a run over its steps as a picture, drawn from its history."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -8,23 +8,23 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
 from asterism.files import replacing_file
-from asterism.training.objectives import Headline
+from asterism.training.objectives.objective import Metric
 
 
-def draw_history(history: Sequence[Mapping[str, Any]], headline: Headline, path: Path) -> None:
-    """Write a PNG with the headline figure, in training and on the validation split, over steps."""
+def draw_history(history: Sequence[Mapping[str, Any]], metric: Metric, path: Path) -> None:
+    """Write a PNG with the metric, in training and on the validation split, over steps."""
     figure = Figure(figsize=(8, 5), layout="constrained")
     FigureCanvasAgg(figure)
     axes = figure.add_subplot()
     for field, label, style in (
-        (headline.name, "training", "-"),
-        (f"validation_{headline.name}", "validation", "o-"),
+        (metric.name, "training", "-"),
+        (f"validation_{metric.name}", "validation", "o-"),
     ):
         points = [(entry["step"], entry[field]) for entry in history if field in entry]
         if points:
             axes.plot(*zip(*points, strict=True), style, label=label, markersize=4)
     axes.set_xlabel("step")
-    axes.set_ylabel(f"{headline.label} ({'lower' if headline.lower_is_better else 'higher'} is better)")
+    axes.set_ylabel(f"{metric.label} ({'lower' if metric.lower_is_better else 'higher'} is better)")
     axes.set_ylim(bottom=0)
     axes.grid(alpha=0.3)
     if axes.lines:

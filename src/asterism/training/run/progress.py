@@ -16,14 +16,14 @@ SECONDS_BETWEEN_LINES = 10.0
 class Status:
     """One moment of a run: `fraction` is the finished share, `loss` in nats.
 
-    `training` and `validation` are the figure called `headline`, where it is known; `speed` is in `unit` per second.
+    `training` and `validation` are the values of `metric`, where they are known; `speed` is in `unit` per second.
     """
 
     step: int
     fraction: float
     seconds_left: float
     loss: float
-    headline: str
+    metric: str
     training: float | None
     validation: float | None
     speed: float
@@ -32,9 +32,9 @@ class Status:
     def __str__(self) -> str:
         training = "" if self.training is None else f" {self.training:.3f}"
         validation = "" if self.validation is None else f" (validation {self.validation:.3f})"
-        headline = f"{self.headline}{training}{validation}  " if training or validation else ""
+        metric = f"{self.metric}{training}{validation}  " if training or validation else ""
         return (
-            f"step {self.step:,}  loss {self.loss:.3f}  {headline}"
+            f"step {self.step:,}  loss {self.loss:.3f}  {metric}"
             f"{self.speed:,.0f} {self.unit}/s  {clock(self.seconds_left)} left"
         )
 

@@ -10,13 +10,12 @@ from torch.utils.tensorboard import SummaryWriter
 from transformers import PreTrainedModel, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
 from asterism.errors import NonFiniteLossError
-from asterism.training.objectives import Objective
 from asterism.training.run.checkpoint import TrainingState, save_checkpoint
-from asterism.training.run.configuration import TrainingConfig
 from asterism.training.run.folder import RunFolder
 from asterism.training.run.picture import draw_history
 from asterism.training.run.progress import Display, Status
 from asterism.training.run.schedule import learning_rate_factor, progress
+from asterism.training.run.setup import Setup
 from asterism.training.run.signals import Interrupts
 
 
@@ -25,8 +24,7 @@ class Session(TrainerCallback):
 
     def __init__(
         self,
-        config: TrainingConfig,
-        objective: Objective,
+        setup: Setup,
         folder: RunFolder,
         model: PreTrainedModel,
         optimizer: torch.optim.Optimizer,
@@ -34,8 +32,9 @@ class Session(TrainerCallback):
         display: Display,
         interrupts: Interrupts,
     ) -> None:
-        self.config = config
-        self.objective = objective
+        self.setup = setup
+        self.config = setup.config
+        self.objective = setup.objective
         self.folder = folder
         self.model = model
         self.optimizer = optimizer
@@ -101,12 +100,12 @@ class Session(TrainerCallback):
     def log(self) -> None:
         """Record the mean of the steps since the last record, and show it."""
         loss = self.state.loss_sum / self.state.loss_steps
-        figures = self.objective.training_figures(loss)
+        metrics = self.objective.training_metrics(loss)
         speed = self.busy_steps * self.objective.units_per_step / self.busy_seconds
         fraction = progress(self.config, self.state.step, self.state.seconds)
         self.record(
             loss=loss,
-            **figures,
+            **metrics,
             learning_rate=self.learning_rate,
             gradient_norm=self.gradient_norm,
             **{f"{self.objective.unit}_per_second": speed},
@@ -117,8 +116,8 @@ class Session(TrainerCallback):
                 fraction=fraction,
                 seconds_left=self.state.seconds * max(0.0, 1 / fraction - 1),
                 loss=loss,
-                headline=self.objective.headline.label,
-                training=figures.get(self.objective.headline.name),
+                metric=self.objective.metric.label,
+                training=metrics.get(self.objective.metric.name),
                 validation=self.validation,
                 speed=speed,
                 unit=self.objective.unit,
@@ -129,10 +128,10 @@ class Session(TrainerCallback):
 
     def evaluate(self) -> None:
         """Score the fixed sample of the validation split, record it, and draw the curve."""
-        figures = self.objective.evaluate(self.model, sample=True)
-        self.validation = figures[self.objective.headline.name]
-        self.record(**validation_figures(figures))
-        draw_history(self.folder.read_history(), self.objective.headline, self.folder.picture)
+        metrics = self.objective.evaluate(self.model, self.setup.corpus, sample=True).metrics
+        self.validation = metrics[self.objective.metric.name]
+        self.record(**validation_metrics(metrics))
+        draw_history(self.folder.read_history(), self.objective.metric, self.folder.picture)
 
     def record(self, **figures: float) -> None:
         """Add figures of this step to the history and to TensorBoard."""
@@ -154,6 +153,6 @@ class Session(TrainerCallback):
         self.writer.close()
 
 
-def validation_figures(figures: Mapping[str, float]) -> dict[str, float]:
-    """Figures of an evaluation under the names they have in the history."""
-    return {f"validation_{name}": value for name, value in figures.items()}
+def validation_metrics(metrics: Mapping[str, float]) -> dict[str, float]:
+    """Metrics of an evaluation under the names they have in the history."""
+    return {f"validation_{name}": value for name, value in metrics.items()}

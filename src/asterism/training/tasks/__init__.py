@@ -1,41 +1,20 @@
-"""Tasks to fine-tune for: reading their files, making features of them, asking models, and scoring predictions.
+"""Tasks to fine-tune for: reading their files, making features of them, and scoring predictions.
 
-`task.py` says what a task is; one file per task has its records and how they are read; `predictor.py` asks a model.
+`task.py` says what a task has. A new one is a file of its own and an entry here.
 """
 
-from collections.abc import Callable, Sequence
-from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from asterism.training.run.configuration import TaskName
-from asterism.training.tasks.answering import read_questions
-from asterism.training.tasks.classification import Classification, read_documents
-from asterism.training.tasks.predictor import Predictor, as_fields
-from asterism.training.tasks.spans import Answering
-from asterism.training.tasks.tagging import Tagging, read_tagged
-from asterism.training.tasks.task import Feature, Task
+from asterism.training.registry import Entry, Registry
 
-TASKS: dict[TaskName, type[Task[Any]]] = {"classify": Classification, "tag": Tagging, "qa": Answering}
+if TYPE_CHECKING:
+    from asterism.training.tasks.task import Task
+
+_HERE = "asterism.training.tasks"
+
+TASKS: "Registry[Task[Any]]" = Registry(
+    classify=Entry(f"{_HERE}.classification:Classification", settings=("pooling",), kind="finetune"),
+    tag=Entry(f"{_HERE}.tagging:Tagging", kind="finetune"),
+    qa=Entry(f"{_HERE}.spans:Answering", settings=("stride", "max_answer_length"), kind="finetune"),
+)
 """By the name that `FineTuneConfig.task` gives them."""
-
-READERS: dict[TaskName, Callable[[Path], Sequence[Any]]] = {
-    "classify": read_documents,
-    "tag": read_tagged,
-    "qa": read_questions,
-}
-"""The labelled examples of a file, by the name of the task."""
-
-__all__ = [
-    "READERS",
-    "TASKS",
-    "Answering",
-    "Classification",
-    "Feature",
-    "Predictor",
-    "Tagging",
-    "Task",
-    "as_fields",
-    "read_documents",
-    "read_questions",
-    "read_tagged",
-]

@@ -49,7 +49,7 @@ class Classification(Task[Document]):
 
     architecture: ClassVar[str] = "AutoModelForSequenceClassification"
     formats: ClassVar[tuple[str, ...]] = ("jsonl", "csv")
-    choices: ClassVar[tuple[str, ...]] = ("pooling",)
+    read = staticmethod(read_documents)
 
     labels: tuple[str, ...]
     several: bool
@@ -72,7 +72,7 @@ class Classification(Task[Document]):
         return cls(labels=labels, several=several, length=length, pooling=pooling)
 
     @property
-    def headline(self) -> str:
+    def metric(self) -> str:
         return "macro_f1" if self.several else "accuracy"
 
     @property

@@ -4,8 +4,10 @@ Nothing is downloaded and no pickle is read. Weights that the folder does not ha
 puts something new on top, and named; an encoder that is not whole, or more than its configuration says, is refused.
 """
 
-from collections.abc import Container, Iterable
+from collections.abc import Container, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import torch
 import transformers
@@ -16,21 +18,19 @@ from transformers import AutoConfig, AutoTokenizer, PreTrainedConfig, PreTrained
 from asterism.errors import AsterismError, CheckpointError, ConfigurationError
 from asterism.files import DAMAGED
 from asterism.models import AsterismConfig  # registers our models with the Auto classes
-from asterism.training.run.folder import model_folder
-from asterism.training.tasks import Task
+from asterism.training.tasks.task import Task
 
 TOKENIZER_FILES = ("tokenizer.json", "vocab.txt", "vocab.json", "tokenizer.model", "spiece.model", "spm.model")
 """One of them holds the vocabulary. Without any, transformers makes a tokenizer that knows no word at all."""
 
 
-def load_tokenizer(path: str) -> tuple[PreTrainedTokenizerFast, PreTrainedConfig]:
-    """The tokenizer of a model folder, or of a run's finished model, and the configuration of its model.
+def load_tokenizer(folder: Path) -> tuple[PreTrainedTokenizerFast, PreTrainedConfig]:
+    """The tokenizer of a model folder, and the configuration of its model.
 
     It gives no token types to a model that knows none.
 
     Raises CheckpointError if the folder does not have both, ConfigurationError for a tokenizer without offsets.
     """
-    folder = model_folder(path, "model")
     if not any((folder / name).exists() for name in TOKENIZER_FILES):
         raise CheckpointError(f"model: {folder} holds no tokenizer; put there the one that the model was trained with")
     try:
@@ -47,53 +47,73 @@ def load_tokenizer(path: str) -> tuple[PreTrainedTokenizerFast, PreTrainedConfig
     return tokenizer, config
 
 
-def load_encoder(path: str, task: Task, vocabulary: int, *, fresh: bool) -> tuple[PreTrainedModel, list[str]]:
+def encoder_shape(folder: Path, task: Task[Any]) -> PreTrainedConfig:
+    """The configuration of the model in a folder, for weights in float32, with what the task decides in it.
+
+    Raises CheckpointError, and ConfigurationError for a choice of the task that the kind of model does not leave.
+    """
+    fields = task.model_fields()
+    with _readable(folder):
+        shape: PreTrainedConfig = AutoConfig.from_pretrained(folder, local_files_only=True, **fields)
+    for name in fields:
+        # transformers passes over what a kind of model does not know
+        if not hasattr(shape, name):
+            raise ConfigurationError(f"model: the {shape.model_type} model in {folder} leaves no choice of {name}")
+    return shape
+
+
+def new_encoder(shape: PreTrainedConfig, task: Task[Any]) -> PreTrainedModel:
+    """A model for the task, in float32, with new weights from torch's global generator."""
+    model: PreTrainedModel = getattr(transformers, task.architecture).from_config(shape, dtype=torch.float32)
+    return model
+
+
+def load_encoder(folder: Path, shape: PreTrainedConfig, task: Task[Any]) -> tuple[PreTrainedModel, list[str]]:
     """The model of a folder in float32, with what the task needs on top, and the names of its parts that are new.
 
-    `fresh` draws all of its weights anew, and names none. An output layer for labels is new unless the folder's has the
-    same labels in the same order. New weights come from torch's global generator.
+    `shape` is that of `encoder_shape`. An output layer for labels is new unless the folder's has the same labels in the
+    same order. New weights come from torch's global generator.
 
-    Raises CheckpointError for weights that are missing, left over, damaged or pickled, ConfigurationError for a
-    tokenizer of `vocabulary` tokens that the model has no embeddings for and for a choice of the task that its kind of
-    model does not leave.
+    Raises CheckpointError for weights that are missing, left over, damaged or pickled.
     """
-    folder = model_folder(path, "model")
-    if not fresh:
-        _refuse_pickle(folder)
-    architecture = getattr(transformers, task.architecture)
-    new: list[str] = []
-    try:
-        fields = task.model_fields()
+    _refuse_pickle(folder)
+    with _readable(folder):
         before = labels_of(AutoConfig.from_pretrained(folder, local_files_only=True))
-        config = AutoConfig.from_pretrained(folder, local_files_only=True, **fields)
-        _refuse_unknown_fields(folder, config, fields)
-        if fresh:
-            model = architecture.from_config(config, dtype=torch.float32)
-        else:
-            model, found = architecture.from_pretrained(
-                folder,
-                config=config,
-                local_files_only=True,
-                use_safetensors=True,
-                dtype="float32",
-                ignore_mismatched_sizes=True,
-                output_loading_info=True,
-            )
-            _refuse_incomplete(folder, model, found)
-            new = [*found["missing_keys"], *(name for name, *_ in found["mismatched_keys"])]
-            if "id2label" in fields and labels_of(config) != before:
-                new += _draw_outputs_anew(model, config.num_labels, drawn=new)
+        model, found = getattr(transformers, task.architecture).from_pretrained(
+            folder,
+            config=shape,
+            local_files_only=True,
+            use_safetensors=True,
+            dtype="float32",
+            ignore_mismatched_sizes=True,
+            output_loading_info=True,
+        )
+        _refuse_incomplete(folder, model, found)
+        new = [*found["missing_keys"], *(name for name, *_ in found["mismatched_keys"])]
+        if "id2label" in task.model_fields() and labels_of(shape) != before:
+            new += _draw_outputs_anew(model, shape.num_labels, drawn=new)
+    return model, sorted({name.removeprefix(f"{model.base_model_prefix}.").split(".")[0] for name in new})
+
+
+def refuse_tokens(model: PreTrainedModel, tokens: int, path: str) -> None:
+    """Raises ConfigurationError for a tokenizer of more tokens than the model has embeddings for."""
+    rows = model.get_input_embeddings().num_embeddings
+    if tokens > rows:
+        raise ConfigurationError(
+            f"model: the tokenizer in {path} has {tokens:,} tokens, the model's embedding has rows for {rows:,};"
+            " give the model the tokenizer that it was trained with"
+        )
+
+
+@contextmanager
+def _readable(folder: Path) -> Iterator[None]:
+    """Whatever transformers raises for a model folder that it cannot read, as a CheckpointError of one line."""
+    try:
+        yield
     except AsterismError:
         raise
     except (OSError, RuntimeError, SafetensorError, *DAMAGED) as error:
         raise CheckpointError(f"model: {folder} cannot be read for this task: {_one_line(error)}") from error
-    rows = model.get_input_embeddings().num_embeddings
-    if vocabulary > rows:
-        raise ConfigurationError(
-            f"model: the tokenizer in {folder} has {vocabulary:,} tokens, the model's embedding has rows for {rows:,};"
-            " give the model the tokenizer that it was trained with"
-        )
-    return model, sorted({name.removeprefix(f"{model.base_model_prefix}.").split(".")[0] for name in new})
 
 
 def labels_of(config: PreTrainedConfig) -> list[str]:
@@ -131,14 +151,7 @@ def _refuse_pickle(folder: Path) -> None:
         )
 
 
-def _refuse_unknown_fields(folder: Path, config: PreTrainedConfig, fields: Iterable[str]) -> None:
-    """Raises ConfigurationError for a field that this kind of model does not know; transformers passes over it."""
-    for name in fields:
-        if not hasattr(config, name):
-            raise ConfigurationError(f"model: the {config.model_type} model in {folder} leaves no choice of {name}")
-
-
-def _refuse_incomplete(folder: Path, model: PreTrainedModel, found: dict) -> None:
+def _refuse_incomplete(folder: Path, model: PreTrainedModel, found: Mapping[str, Any]) -> None:
     """Raises CheckpointError if weights of the encoder are missing, left over, or of another shape.
 
     A pooler may be missing or left over, and so may the head of another task.

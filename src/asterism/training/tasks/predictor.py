@@ -15,7 +15,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
 from asterism.errors import AsterismError, DataError
 from asterism.training.data.records import Record
-from asterism.training.run.build import arithmetic
+from asterism.training.run.arithmetic import arithmetic
 from asterism.training.run.configuration import Dtype
 from asterism.training.tasks.task import Feature, Logits, Task, pad
 

@@ -17,7 +17,7 @@ from transformers import PreTrainedTokenizerFast
 
 from asterism.errors import DataError
 from asterism.training.data.records import Record
-from asterism.training.tasks.answering import FORMATS, Question, read_question
+from asterism.training.tasks.answering import FORMATS, Question, read_question, read_questions
 from asterism.training.tasks.scores import answer_f1, exact_match
 from asterism.training.tasks.task import Feature, Logits, Task, inputs_of, shown_score
 
@@ -37,10 +37,10 @@ class Answering(Task[Question]):
 
     architecture: ClassVar[str] = "AutoModelForQuestionAnswering"
     formats: ClassVar[tuple[str, ...]] = FORMATS
-    choices: ClassVar[tuple[str, ...]] = ("stride", "max_answer_length")
+    read = staticmethod(read_questions)
     outputs: ClassVar[tuple[str, ...]] = ("start_logits", "end_logits")
     per_token: ClassVar[bool] = True
-    headline: ClassVar[str] = "f1"
+    metric: ClassVar[str] = "f1"
     answer: ClassVar[str] = "answer"
 
     length: int

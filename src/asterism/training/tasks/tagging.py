@@ -53,6 +53,7 @@ class Tagging(Task[TaggedDocument]):
 
     architecture: ClassVar[str] = "AutoModelForTokenClassification"
     formats: ClassVar[tuple[str, ...]] = ("jsonl", "conll")
+    read = staticmethod(read_tagged)
     per_token: ClassVar[bool] = True
     answer: ClassVar[str] = "tags"
 
@@ -79,7 +80,7 @@ class Tagging(Task[TaggedDocument]):
         return are_bio(self.labels)
 
     @property
-    def headline(self) -> str:
+    def metric(self) -> str:
         return "entity_f1" if self.marks_spans else "token_accuracy"
 
     def example(self, record: Record, *, labelled: bool) -> TaggedDocument:

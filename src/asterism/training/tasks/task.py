@@ -8,8 +8,9 @@ examples, or of the record that a fine-tuned run keeps of it: what it asks of a 
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
+from pathlib import Path
 from typing import Any, ClassVar, Generic, Self, TypeVar
 
 import numpy as np
@@ -51,8 +52,8 @@ class Task(ABC, Generic[Example]):
     """The Auto class of transformers whose models answer it."""
     formats: ClassVar[tuple[str, ...]]
     """The formats that its examples come in, names of `data.formats.FORMATS`."""
-    choices: ClassVar[tuple[str, ...]] = ()
-    """The settings of a fine-tuning run that it takes beside `length`."""
+    read: ClassVar[Callable[[Path], Sequence[Any]]]
+    """The labelled examples of a file. Raises DataError for anything in it that is not one."""
     outputs: ClassVar[tuple[str, ...]] = ("logits",)
     """What it reads of a model's output."""
     per_token: ClassVar[bool] = False
@@ -63,6 +64,8 @@ class Task(ABC, Generic[Example]):
     @abstractmethod
     def of(cls, examples: Sequence[Example], *, length: int, known: Sequence[str] = (), **choices: Any) -> Self:
         """The task that training examples set to a model that reads `length` tokens and may have labels already.
+
+        `choices` are the settings of the run that the task's entry in `TASKS` names.
 
         Raises DataError if the examples leave nothing to decide.
         """
@@ -81,8 +84,8 @@ class Task(ABC, Generic[Example]):
 
     @property
     @abstractmethod
-    def headline(self) -> str:
-        """The score to judge by."""
+    def metric(self) -> str:
+        """The name of the score to judge by."""
 
     @property
     @abstractmethod
@@ -125,7 +128,7 @@ class Task(ABC, Generic[Example]):
 
     @abstractmethod
     def score(self, predicted: Sequence[Any], there: Sequence[Any]) -> dict[str, float]:
-        """The scores of answers, beside what `gold` says is right, the headline among them."""
+        """The scores of answers, beside what `gold` says is right, the metric among them."""
 
 
 def shown(probability: float) -> float:

@@ -1,0 +1,163 @@
+"""What the objectives that train a model of ours on text or bytes have in common: from a `RunConfig` to a `Setup`.
+
+A run begins with a new model, or with one that is there: one of ours, imported or trained before, whose folder is named
+`init_from`. Its shape, its weights and its tokenizer take the place of those that the configuration would give. A run
+that goes on has a model folder of its own, its newest checkpoint, and no longer needs the one it began with.
+"""
+
+from abc import abstractmethod
+from collections.abc import Mapping
+from dataclasses import asdict
+from pathlib import Path
+
+import torch
+from transformers import PreTrainedConfig, PreTrainedModel
+
+from asterism.errors import CheckpointError, ConfigurationError
+from asterism.files import read_json
+from asterism.models import AsterismConfig, AsterismForMaskedLM, AsterismForPreTraining
+from asterism.models.importing.checkpoint import ARCHITECTURES
+from asterism.training.data.tokenization import Vocabulary
+from asterism.training.objectives.objective import Data, Objective
+from asterism.training.run.checkpoint import load_weights
+from asterism.training.run.configuration import RunConfig
+from asterism.training.run.folder import model_folder
+from asterism.training.run.setup import Setup, read_shape
+
+UNUSED = ("pooler.", "next_sentence.")
+"""What the tensors begin with that a start may have and the run's model may lack."""
+
+
+class Pretraining(Objective[Data]):
+    """An objective whose runs have a `RunConfig`."""
+
+    config: RunConfig
+
+    def __init__(self, config: RunConfig) -> None:
+        self.config = config
+        self.units_per_step = config.batch_size * config.context
+
+    # --- what each of them says -------------------------------------------------------------------------------------
+
+    @classmethod
+    @abstractmethod
+    def vocabulary(cls, config: RunConfig, source: Path | None) -> Vocabulary:
+        """That of the configuration's tokenizer, or of the one in `source`; nothing is trained to find out."""
+
+    @classmethod
+    @abstractmethod
+    def model_class(cls, config: RunConfig) -> type[PreTrainedModel]:
+        """The class of the run's model: the head that the objective needs."""
+
+    @classmethod
+    @abstractmethod
+    def blank_batch(cls, config: RunConfig, sequences: int) -> dict[str, torch.Tensor]:
+        """A batch of so many sequences as `batch` gives it, all zeros."""
+
+    @classmethod
+    @abstractmethod
+    def prepare(cls, config: RunConfig, vocabulary: Vocabulary) -> tuple["Pretraining[Data]", Data]:
+        """The objective, and the data of the run. Raises DataError for data that cannot be used."""
+
+    @classmethod
+    @abstractmethod
+    def loss_of(cls, config: RunConfig, model: PreTrainedModel, batch: Mapping[str, torch.Tensor]) -> torch.Tensor:
+        """`loss`, where there is no objective yet: its tokenizer may still be to be made."""
+
+    @classmethod
+    def refuse_start(cls, config: RunConfig, size: int, vocabulary: Vocabulary, folder: Path) -> None:
+        """Raises ConfigurationError for a model in `folder` whose embedding, of `size` tokens, does not fit."""
+        if size < vocabulary.size:
+            raise ConfigurationError(
+                f"init_from: the tokenizer in {folder} has {vocabulary.size:,} tokens, the model embeds {size:,}"
+            )
+
+    # --- what is the same for all -----------------------------------------------------------------------------------
+
+    @classmethod
+    def resolve(cls, config: RunConfig, own: Path | None) -> Setup:
+        """Shape and tokenizer are known, and what cannot work is refused, before data are read."""
+        source, vocabulary, shape = cls.foundations(config, own)
+        objective, corpus = cls.prepare(config, vocabulary)
+        return Setup(
+            asked=config,
+            config=config,
+            shape=shape,
+            tokenizer=objective.tokenizer,
+            corpus=corpus,
+            init_from=None if own is not None else source,
+            objective=objective,
+        )
+
+    @classmethod
+    def foundations(cls, config: RunConfig, own: Path | None = None) -> tuple[Path | None, Vocabulary, AsterismConfig]:
+        """The folder of the model that there is, if any; the vocabulary; and the model's configuration."""
+        source = own
+        if own is None and config.init_from is not None:
+            source = model_folder(config.init_from, "init_from")
+        vocabulary = cls.vocabulary(config, source)
+        if own is not None:
+            return own, vocabulary, read_shape(own)
+        shape = _new_shape(config, vocabulary) if source is None else cls._initial_shape(config, source, vocabulary)
+        return source, vocabulary, shape
+
+    def loss(self, model: PreTrainedModel, batch: Mapping[str, torch.Tensor]) -> torch.Tensor:
+        return self.loss_of(self.config, model, batch)
+
+    def new_model(self, shape: PreTrainedConfig) -> PreTrainedModel:
+        return self.model_class(self.config)(shape)
+
+    def initial_model(self, shape: PreTrainedConfig, init_from: Path | None) -> tuple[PreTrainedModel, list[str]]:
+        model = self.new_model(shape)
+        if init_from is not None:
+            load_weights(init_from, model, unused=UNUSED)
+        return model, []
+
+    @classmethod
+    def _initial_shape(cls, config: RunConfig, folder: Path, vocabulary: Vocabulary) -> AsterismConfig:
+        """The configuration of the model in a folder, from which a run begins.
+
+        Raises CheckpointError for a model of another class, ConfigurationError for one that the run has no use for.
+        """
+        document = read_json(folder / "config.json")
+        model_type = document.get("model_type") if isinstance(document, dict) else None
+        if model_type != AsterismConfig.model_type:
+            remedy = ": `asterism import` makes one of ours of it" if model_type in ARCHITECTURES else ""
+            raise CheckpointError(f"init_from: {folder} is a model of type {model_type!r}, not one of ours{remedy}")
+        shape = read_shape(folder, "init_from: ")
+        head = cls.model_class(config).__name__
+        # Pre-training's two heads are the masked one and another: either may go on from both.
+        heads = {head, AsterismForPreTraining.__name__} if head == AsterismForMaskedLM.__name__ else {head}
+        if not heads & set(shape.architectures or ()):
+            raise CheckpointError(
+                f"init_from: {folder} holds an {', '.join(shape.architectures or ['unnamed model'])};"
+                f" objective {config.objective}{' with next_sentence' if config.next_sentence else ''} trains an {head}"
+            )
+        cls.refuse_start(config, shape.vocab_size, vocabulary, folder)
+        if shape.positions_end and shape.max_position_embeddings < config.context:
+            raise ConfigurationError(
+                f"init_from: {folder} reads {shape.max_position_embeddings:,} tokens, too few for"
+                f" context={config.context:,}; give a shorter context, or a model that was imported with a greater"
+                " --length"
+            )
+        if config.next_sentence and shape.type_vocab_size < 2:
+            raise ConfigurationError(
+                f"init_from: next_sentence needs two token types, {folder} has {shape.type_vocab_size}"
+            )
+        return shape
+
+
+def _new_shape(config: RunConfig, vocabulary: Vocabulary) -> AsterismConfig:
+    """The configuration of a new model: the vocabulary of its tokenizer, and positions for one context.
+
+    Raises ConfigurationError for a vocabulary or context that the model has no room for.
+    """
+    shape = {name: list(value) if isinstance(value, tuple) else value for name, value in asdict(config.model).items()}
+    for name, needed, what in (
+        ("vocab_size", vocabulary.size, f"the tokens of {config.tokenizer}"),
+        ("max_position_embeddings", config.context, "the context"),
+    ):
+        shape[name] = needed if shape[name] is None else shape[name]
+        if shape[name] < needed:
+            raise ConfigurationError(f"model.{name} is {shape[name]:,}, too few for {what}: {needed:,}")
+    return AsterismConfig(pad_token_id=vocabulary.padding, **shape)

@@ -1,0 +1,169 @@
+"""A run from its configuration to the questions that a finished one is asked.
+
+    RunConfig --resolve--> Setup --train--> run folder --open_run--> Run
+                                                                     evaluate(Run), generate(Run, prompt), report(Run)
+
+A `RunConfig` trains a model of ours on bytes or text, a `FineTuneConfig` any encoder on examples of a task; what they
+learn, and how, is their objective's to say. Nothing below knows one by name.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from asterism.errors import CheckpointError, ConfigurationError
+from asterism.randomness import isolated
+from asterism.training.objectives import OBJECTIVES
+from asterism.training.objectives.objective import Evaluation, Objective, Question, Report
+from asterism.training.run.checkpoint import load_weights
+from asterism.training.run.configuration import AnyConfig
+from asterism.training.run.fitting import fit
+from asterism.training.run.folder import RunFolder
+from asterism.training.run.generation import sampling
+from asterism.training.run.loop import quiet_transformers
+from asterism.training.run.setup import Setup, read_shape
+
+
+@dataclass(frozen=True, kw_only=True)
+class Run:
+    """A run that can be asked: its finished model, or that of its newest checkpoint, in evaluation mode.
+
+    `tokenizer` is None where the model reads bytes; `record` is what run.json says.
+    """
+
+    folder: RunFolder
+    record: dict[str, Any]
+    config: AnyConfig
+    objective: Objective[Any]
+    tokenizer: PreTrainedTokenizerBase | None
+    model: PreTrainedModel
+
+
+def train(config: AnyConfig, folder: str | Path, *, resume: bool = False, progress: bool = True) -> Report:
+    """Train a model into a run folder, or go on with the run that is there.
+
+    The model is new, or the one that the configuration names. With `resume`, the configuration must be the recorded one
+    (data may have moved; their hash decides), and a finished run is only reported. `progress` shows a bar or lines on
+    stderr. SIGINT and SIGTERM take effect after the step that is running, when a checkpoint has been written. The
+    caller's random generators are left as they are.
+
+    Raises ConfigurationError, PatternError or DataError for what cannot be run, CheckpointError for a folder in use or
+    damaged, NonFiniteLossError when training diverges; the last checkpoint stays.
+    """
+    run = RunFolder(folder)
+    if resume:
+        _refuse_other_settings(run.read_config(), config)
+        if run.read_record()["result"] is not None:
+            run.tidy()
+            return report(folder)
+    else:
+        run.refuse_existing()
+    with quiet_transformers(), run.held():
+        own = run.latest_checkpoint() if resume else None
+        return fit(resolve(config, own), run, resume=resume, progress=progress)
+
+
+def resolve(config: AnyConfig, own: Path | None = None) -> Setup:
+    """Everything that a run needs before its first step: model configuration, tokenizer, data, weights, objective.
+
+    `own` is the newest checkpoint of a run that goes on. Raises what `train` raises.
+    """
+    return OBJECTIVES.load(config.objective).resolve(config, own)
+
+
+def open_run(folder: str | Path) -> Run:
+    """The run in a folder, of any kind, without its data; the model is on the GPU if there is one.
+
+    Raises CheckpointError if the folder is no run, is damaged, or has no weights yet.
+    """
+    run = RunFolder(folder)
+    record, config, weights = run.read_record(), run.read_config(), run.weights()
+    with quiet_transformers(), isolated(0):  # weights are drawn, and then replaced by those that there are
+        objective = OBJECTIVES.load(config.objective).restore(config, weights, record["decided"])
+        model = objective.new_model(read_shape(weights))
+    load_weights(weights, model)
+    model.to("cuda" if torch.cuda.is_available() else "cpu").eval()
+    return Run(
+        folder=run, record=record, config=config, objective=objective, tokenizer=objective.tokenizer, model=model
+    )
+
+
+def evaluate(
+    run: Run | str | Path,
+    *,
+    data: str | Path | None = None,
+    split: str | None = None,
+    minimum_context: int | Sequence[int] = 0,
+    limit: int | None = None,
+) -> Evaluation:
+    """Score a run, or the run in a folder, on data that it has not seen.
+
+    `data` is a file or folder; None means the run's own. Of bytes and text, `split` says which part (by default
+    "validation"); of examples of a task, the run's own are those held out. `limit` scores only the first so many bytes,
+    at least one window of them, or examples. `minimum_context` is for bytes: every scored one has at least so many
+    before it in its window, one score for each value.
+
+    Raises CheckpointError, DataError, and ConfigurationError for what this kind of run has no use for.
+    """
+    opened = run if isinstance(run, Run) else open_run(run)
+    question = Question(
+        data=None if data is None else str(data),
+        split=split,
+        minimum_context=(minimum_context,) if isinstance(minimum_context, int) else tuple(minimum_context),
+        limit=limit,
+    )
+    if limit is not None and limit < 1:
+        raise ConfigurationError(f"limit {limit}: at least one byte or example must be scored")
+    with quiet_transformers():
+        return opened.objective.answer(opened.model, question, opened.record["corpus"]["sha256"])
+
+
+def generate(
+    run: Run | str | Path,
+    prompt: bytes,
+    length: int,
+    *,
+    temperature: float = 1.0,
+    top_k: int | None = None,
+    top_p: float | None = None,
+    seed: int = 0,
+) -> bytes:
+    """`length` bytes that follow `prompt`, sampled from a run, or the run in a folder, by an explicit seed.
+
+    Temperature 0 takes the likeliest byte; `top_k` keeps the k likeliest, `top_p` the fewest that together have that
+    probability. Raises CheckpointError, and ConfigurationError for settings that cannot work, for a run that continues
+    nothing, and for a prompt and length beyond the positions of the model.
+    """
+    settings = sampling(length, temperature=temperature, top_k=top_k, top_p=top_p)
+    opened = run if isinstance(run, Run) else open_run(run)
+    with isolated(seed):
+        return opened.objective.generate(opened.model, prompt, settings)
+
+
+def report(run: Run | str | Path) -> Report:
+    """What a finished run came to, as run.json has it. Raises CheckpointError for one that is not finished."""
+    folder = run.folder if isinstance(run, Run) else RunFolder(run)
+    record, config = folder.read_record(), folder.read_config()
+    if record["result"] is None:
+        raise CheckpointError(f"{folder.path} is not finished: go on with it, `--resume`, or score it as it is")
+    try:
+        return OBJECTIVES.load(config.objective).report_type(**record["result"])
+    except TypeError as error:
+        raise CheckpointError(f"{folder.run_file} is damaged: result: {error}") from error
+
+
+def _refuse_other_settings(recorded: AnyConfig, asked: AnyConfig) -> None:
+    """Raises ConfigurationError if a run that is to go on began with other settings; only data may have moved."""
+    if recorded.kind != asked.kind:
+        raise ConfigurationError(
+            f"resume: this run began with `asterism {recorded.kind}`, not {asked.kind}: go on with"
+            f" `asterism {recorded.kind} --resume`"
+        )
+    for field in fields(recorded):
+        old, new = getattr(recorded, field.name), getattr(asked, field.name)
+        if field.name not in ("data", "validation") and old != new:
+            raise ConfigurationError(f"resume: {field.name} is {new!r}, but the run began with {old!r}")

@@ -1,0 +1,126 @@
+"""From a setup to a finished run folder.
+
+transformers' Trainer turns the crank (`loop.py`), a session beside it watches and records (`session.py`), the folder
+keeps everything (`folder.py`). What a step computes is a function of configuration, corpus and step, so a run that was
+stopped and resumed gives the same bits as one that was not, on a CPU and without a time budget (with one, elapsed time
+is part of the schedule). Invariant: weights change, and checkpoints are written, only after finite losses.
+"""
+
+import json
+import platform
+from contextlib import closing
+from dataclasses import asdict
+from importlib.metadata import version
+from typing import Any
+
+import torch
+from transformers import PreTrainedModel
+
+from asterism.errors import CheckpointError, DataError
+from asterism.files import replacing, write_text
+from asterism.kernels import cpu as cpu_kernel
+from asterism.randomness import derive, isolated
+from asterism.training.objectives.objective import Report
+from asterism.training.run.checkpoint import TrainingState, first_not_finite, load_checkpoint
+from asterism.training.run.folder import RunFolder
+from asterism.training.run.loop import Loop, loop_arguments
+from asterism.training.run.optimizer import make_optimizer
+from asterism.training.run.picture import draw_history
+from asterism.training.run.progress import Display, make_display
+from asterism.training.run.session import Session, validation_metrics
+from asterism.training.run.setup import Setup
+from asterism.training.run.signals import held_back
+
+
+def fit(setup: Setup, run: RunFolder, *, resume: bool, progress: bool) -> Report:
+    """Train what a setup gives in a run folder; with `resume` the folder holds an unfinished run of the same setup.
+
+    Raises DataError if its data were others, and what `train` raises.
+    """
+    config = setup.config
+    with isolated(derive(config.seed)), closing(make_display(progress)) as display:
+        arguments = loop_arguments(config, run)
+        model, notes = setup.build(arguments.device)
+        if config.gradient_checkpointing:
+            # The old name warns where there is the new one; transformers 5.17 has only the old one.
+            getattr(model, "activation_checkpointing_enable", model.gradient_checkpointing_enable)()
+        optimizer = make_optimizer(model, config)
+        if resume:
+            state = _restore(setup, run, model, optimizer)
+        else:
+            if weight := first_not_finite(dict(model.named_parameters())):
+                raise CheckpointError(f"the model to begin with is damaged: its weight {weight} is not finite")
+            run.create(_record(setup, notes))
+            state = TrainingState()
+        for note in run.read_record()["notes"]:
+            display.say(f"note: {note}")
+        with (
+            held_back() as interrupts,
+            closing(Session(setup, run, model, optimizer, state, display, interrupts)) as session,
+        ):
+            if setup.init_from is not None:
+                session.save()  # from here on the run no longer needs the model it began with
+            if not session.is_over():
+                if arguments.device.type == "cpu":
+                    cpu_kernel.is_available()  # builds the kernel, if need be, before the run's clock starts
+                Loop(session, arguments).train()
+            session.save()
+        return _finish(setup, run, model, state, display)
+
+
+def _restore(setup: Setup, run: RunFolder, model: PreTrainedModel, optimizer: torch.optim.Optimizer) -> TrainingState:
+    """Go back to the newest checkpoint, or to the beginning if there is none yet."""
+    record, corpus = run.read_record(), setup.corpus.record()
+    if record["result"] is not None:
+        raise CheckpointError(f"{run.path} was finished by another process just now; resume it again for its report")
+    if record["corpus"]["sha256"] != corpus["sha256"]:
+        raise DataError(f"data: {corpus['name']} is not what the run in {run.path} began with: its hash differs")
+    checkpoint = run.latest_checkpoint()
+    state = TrainingState() if checkpoint is None else load_checkpoint(checkpoint, model, optimizer)
+    run.keep_only(checkpoint)
+    run.cut_history(state.step)
+    return state
+
+
+def _record(setup: Setup, notes: list[str]) -> dict[str, Any]:
+    """What run.json says about a run that begins."""
+    packages = ("asterism", "torch", "transformers", "accelerate", "numpy", "safetensors")
+    return {
+        "kind": setup.asked.kind,
+        "config": asdict(setup.asked),
+        "decided": setup.objective.decided(),
+        "corpus": setup.corpus.record(),
+        "notes": [*setup.objective.notes, *notes],
+        "versions": {"python": platform.python_version()} | {name: version(name) for name in packages},
+        "result": None,
+    }
+
+
+def _finish(setup: Setup, run: RunFolder, model: PreTrainedModel, state: TrainingState, display: Display) -> Report:
+    """Save the model, score the whole validation split, and write the result down."""
+    display.say("evaluating on the whole validation split")
+    with replacing(run.model) as folder:
+        model.save_pretrained(folder)
+        setup.objective.save_files(folder)
+    outcome = setup.objective.evaluate(model, setup.corpus)
+    if outcome.predictions is not None:
+        lines = [json.dumps(one, ensure_ascii=False, allow_nan=False) for one in outcome.predictions]
+        write_text(run.predictions, "\n".join(lines) + "\n")
+    record, corpus = run.read_record(), setup.corpus.record()
+    report = setup.objective.report_type(
+        folder=str(run.path),
+        recipe=setup.config.name,
+        parameters=model.num_parameters(),
+        steps=state.step,
+        minutes=state.seconds / 60,
+        corpus=corpus["name"],
+        corpus_sha256=corpus["sha256"],
+        notes=record["notes"],
+        **setup.objective.results(setup.corpus, outcome.metrics, state.step),
+    )
+    metrics = validation_metrics(outcome.metrics)
+    run.end_history({"step": state.step, "seconds": round(state.seconds, 3), **metrics})
+    draw_history(run.read_history(), setup.objective.metric, run.picture)
+    run.finish(asdict(report))
+    run.keep_only(None)
+    return report

@@ -1,0 +1,63 @@
+"""What a run needs before its first step, and the model it begins with.
+
+RunConfig --resolve--> Setup --train--> run folder --open_run--> Run
+"""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from transformers import AutoConfig, PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
+
+from asterism.errors import CheckpointError
+from asterism.files import DAMAGED, read_json
+from asterism.models import AsterismConfig  # registers our models with the Auto classes
+from asterism.randomness import derive, isolated
+from asterism.training.run.configuration import AnyConfig
+
+if TYPE_CHECKING:
+    from asterism.training.objectives.objective import Objective
+
+
+@dataclass(frozen=True, kw_only=True)
+class Setup:
+    """Everything about a run that its configuration, its data and the models that are there decide.
+
+    asked      the configuration as it was given, which run.json keeps
+    config     the same, with what only the data and the model say filled in
+    shape      the model's configuration
+    tokenizer  None where the model reads bytes
+    corpus     the data
+    init_from  the model folder with the weights of the first step; None for new ones, and for a run that goes on
+    objective  what is learned
+    """
+
+    asked: AnyConfig
+    config: AnyConfig
+    shape: PreTrainedConfig
+    tokenizer: PreTrainedTokenizerBase | None
+    corpus: Any
+    init_from: Path | None
+    objective: "Objective[Any]"
+
+    def build(self, device: torch.device) -> tuple[PreTrainedModel, list[str]]:
+        """The model of the first step, in float32, and notes on it; no global generator is touched.
+
+        New weights are drawn on the CPU from the run's seed. Raises ConfigurationError or PatternError for a shape or
+        pattern that cannot work, CheckpointError for weights that do not fit.
+        """
+        with isolated(derive(self.config.seed)):
+            model, notes = self.objective.initial_model(self.shape, self.init_from)
+        return model.to(device), notes
+
+
+def read_shape(folder: Path, what: str = "") -> Any:
+    """The configuration of the model in a folder, for weights in float32. Raises CheckpointError."""
+    document = read_json(folder / "config.json")
+    try:
+        if isinstance(document, dict) and document.get("model_type") == AsterismConfig.model_type:
+            return AsterismConfig.from_dict({**document, "dtype": "float32"})
+        return AutoConfig.from_pretrained(folder, local_files_only=True, dtype="float32")
+    except (OSError, *DAMAGED) as error:
+        raise CheckpointError(f"{what}{folder / 'config.json'} is damaged: {' '.join(str(error).split())}") from error
