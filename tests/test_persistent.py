@@ -397,11 +397,11 @@ def test_attention_by_distance_keeps_the_conventions_of_attend() -> None:
     (first,) = torch.autograd.grad(out.sum(), hidden, create_graph=True)
     with pytest.raises(KernelError, match="is differentiable once, and the gradient of its gradient was asked for"):
         torch.autograd.grad(first.square().sum(), hidden)
-    with pytest.raises(KernelError, match="attention by distance .* has no forward-mode derivatives"):
-        torch.func.grad(lambda x: layer(x).sum())(hidden.detach())
     q, k, v = torch.randn(3, 1, 2, 7, 8).unbind()
     pattern = patterns.parse("window(left=3)")
     table = torch.randn(4, 8)
+    with pytest.raises(KernelError, match="attention by distance .* has no forward-mode derivatives"):
+        torch.func.grad(lambda x: distance_module.attend_by_distance(x, k, v, pattern, relative=table)[0].sum())(q)
     with pytest.raises(KernelError, match="the heads of q must be a multiple of the heads of k and v"):
         distance_module.attend_by_distance(q[:, :1], k, v, pattern, relative=table)
     with torch.autocast("cpu", torch.bfloat16):
