@@ -1,5 +1,6 @@
 """Patterns as values: what they allow, how they compose, what they prove about themselves, and what they refuse."""
 
+import inspect
 import pickle
 
 import numpy as np
@@ -648,3 +649,10 @@ def test_split_heads_refuses_a_remainder():
 def test_nothing_makes_no_schedule(make):
     with pytest.raises(PatternError):
         make()
+
+
+def test_signatures_of_published_patterns_say_what_they_return():
+    """A Named pattern, which has parts: they said Sequence, and `strided(32).parts` needed a cast."""
+    for published in (patterns.strided, patterns.bigbird, patterns.longformer, patterns.yun_star):
+        assert inspect.signature(published).return_annotation is patterns.Named
+    assert [part.text for part in patterns.strided(32).parts] == ["window(left=32)", "stride(period=32) & causal()"]

@@ -8,7 +8,7 @@ rest only one tile per signature is looked at pair by pair. The work grows with 
 """
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache, reduce
 from importlib.util import find_spec
 from itertools import product
@@ -83,6 +83,8 @@ class _Lengths:
 def _compile(pattern: Pattern, n_queries: int, n_keys: int, offset: int, tile: int | None) -> Plan:
     rules = [_concrete(pattern, head, n_keys) for head in range(pattern.heads)]
     if tile is None:
+        # All heads have one tile size, because they share masks; the first stands for the others, which in published
+        # patterns read elsewhere, but as much.
         options = [_Lengths(n_queries, n_keys, offset, size) for size in TILE_SIZES]
         tile = min(options, key=lambda lengths: _assign(rules[0], lengths)[1]).tile
     lengths = _Lengths(n_queries, n_keys, offset, tile)
@@ -91,8 +93,11 @@ def _compile(pattern: Pattern, n_queries: int, n_keys: int, offset: int, tile: i
         for layout, share in _assign(rule, lengths)[0]:
             shares.setdefault((layout, share), []).append(head)
     masks = Masks(tile)
+    # Natural order first: it mostly covers all queries, so that its results are written, and later ones merged into
+    # them.
     ordered = sorted(shares.items(), key=lambda item: not isinstance(item[0][0], Natural))
     passes = [_compile_pass(layout, share, heads, lengths, masks) for (layout, share), heads in ordered]
+    # What a pass leaves to earlier ones may be all it had.
     kept = tuple(part for part in passes if len(part.columns))
     return Plan(pattern.text, n_queries, n_keys, offset, pattern.heads, tile, kept, masks.stacked(), pattern.is_causal)
 
@@ -108,9 +113,9 @@ def _concrete(rule: Pattern, head: int, length: int) -> Pattern:
         case Named(body=body):
             return _concrete(body, head, length)
         case Stride(period=period) if period >= length:
-            return Window()
+            return Window()  # sorting by residue would be another pass, for one diagonal
         case Shifted(pattern=inner, by=by):
-            return Shifted(_concrete(inner, head, max(length - by, 1)), by)
+            return Shifted(_concrete(inner, head, max(length - by, 1)), by)  # 1: rules are not asked about no tokens
         case _ if rule.children:
             return rule.rebuild(tuple(_concrete(child, head, length) for child in rule.children))
         case _:
@@ -124,10 +129,11 @@ def _terms(rule: Pattern) -> list[Pattern]:
             return [term for part in parts for term in _terms(part)]
         case And(parts=parts):
             factors = [_terms(part) for part in parts]
+            # (a | b) & (c | d) has 4 terms and ten such factors 1024: then one layout for all is the lesser evil.
             if np.prod([len(factor) for factor in factors]) > _MOST_TERMS:
                 return [rule]
             return [reduce(lambda a, b: a & b, choice) for choice in product(*factors)]
-        case Not(part=And(parts=parts)):
+        case Not(part=And(parts=parts)):  # ~(a & b) is ~a | ~b
             return [term for part in parts for term in _terms(~part)]
         case _:
             return [rule]
@@ -144,7 +150,7 @@ def _layouts(term: Pattern) -> list[Layout]:
                 found.append(KeySubset(literal))
             case GlobalQueries():
                 found.append(QuerySubset(literal))
-            case Explicit() if find_spec("scipy"):
+            case Explicit() if find_spec("scipy"):  # an optional dependency: without it the order is the natural one
                 found.append(Reordered(literal))
             case _:
                 pass
@@ -156,6 +162,8 @@ def _assign(rule: Pattern, lengths: _Lengths) -> tuple[list[tuple[Layout, Patter
     terms, natural = _terms(rule), Natural()
     groups: dict[Layout, list[Pattern]] = {natural: [term for term in terms if not _layouts(term)]}
     spent: dict[Layout, float] = {natural: _estimate(natural, groups[natural], lengths)}
+    # One term after another goes where it adds least to what is there. Terms that share tiles, such as a window and
+    # global keys, pay once for them in one layout, so the cost of a term alone would mislead.
     for term in terms:
         if not _layouts(term):
             continue
@@ -169,6 +177,7 @@ def _assign(rule: Pattern, lengths: _Lengths) -> tuple[list[tuple[Layout, Patter
     used = {layout: reduce(or_, members) for layout, members in groups.items() if members}
     shares: list[tuple[Layout, Pattern]] = []
     for layout, members in used.items():
+        # A pair that two passes hold would count twice in the softmax, so the later one leaves it out.
         earlier = [used[other] for other, _ in shares]
         share = members & ~reduce(or_, earlier) if earlier else members
         shares.append((layout, layout.within(share)))
@@ -182,34 +191,32 @@ def _estimate(layout: Layout, terms: list[Pattern], lengths: _Lengths) -> float:
     queries, keys = _orders(layout, lengths)
     if not len(queries) or not len(keys):
         return 0.0
-    rule = layout.within(reduce(or_, terms))
-    long_rows = _rows_of_global_queries(rule, queries, lengths.n_keys)
+    tiles = _Tiling(layout.within(reduce(or_, terms)), queries, keys, lengths.n_keys)
+    long_rows = _rows_of_global_queries(tiles)
+    # The middles of equal stretches of rows: at the ends, patterns are clipped and rows cost less than most.
     sampled = np.linspace(0, len(queries), _SAMPLED_ROWS, endpoint=False) + len(queries) / (2 * _SAMPLED_ROWS)
     sample = np.setdiff1d(sampled.astype(np.int64), long_rows)
     kept = 0.0
     for rows, stand_for in ((long_rows, len(long_rows)), (sample, len(queries) - len(long_rows))):
         if len(rows):
-            kept += _count_kept(layout, rule, queries, keys, rows, lengths.n_keys) * stand_for / len(rows)
-    passes = 1 if isinstance(layout, Natural) else 2
+            kept += _count_kept(layout, tiles, rows) * stand_for / len(rows)
+    passes = 1 if isinstance(layout, Natural) else 2  # any other order is a further pass, whose results are merged
     return tile_cost(kept, len(queries), passes, lengths.tile)
 
 
-def _rows_of_global_queries(rule: Pattern, queries: Tiles, length: int) -> Integers:
+def _rows_of_global_queries(tiles: "_Tiling") -> Integers:
     """Tile rows that hold a query which reads everything; a sample of rows would miss or overrate them."""
-    sets = [leaf.members(length) for leaf in rule.walk() if isinstance(leaf, GlobalQueries)]
+    sets = [leaf.members(tiles.length) for leaf in tiles.rule.walk() if isinstance(leaf, GlobalQueries)]
     if not sets:
         return np.zeros(0, np.int64)
-    wanted = np.isin(queries.positions, np.concatenate(sets))
-    return np.unique(np.flatnonzero(wanted) // queries.tile)
+    wanted = np.isin(tiles.queries.positions, np.concatenate(sets))
+    return np.unique(np.flatnonzero(wanted) // tiles.queries.tile)
 
 
-def _count_kept(layout: Layout, rule: Pattern, queries: Tiles, keys: Tiles, rows: Integers, length: int) -> int:
-    row, column = layout.candidates(rule, queries, keys, rows, length, 0)
+def _count_kept(layout: Layout, tiles: "_Tiling", rows: Integers) -> int:
+    row, column = layout.candidates(tiles.rule, tiles.queries, tiles.keys, rows, tiles.length, tiles.head)
     chunks = (slice(start, start + _CHUNK) for start in range(0, len(row), _CHUNK))
-    return sum(
-        int(np.count_nonzero(_judge(rule, queries, keys, rows[row[chunk]], column[chunk], length, 0)))
-        for chunk in chunks
-    )
+    return sum(int(np.count_nonzero(tiles.judge(rows[row[chunk]], column[chunk]))) for chunk in chunks)
 
 
 @lru_cache(maxsize=16)
@@ -218,20 +225,6 @@ def _orders(layout: Layout, lengths: _Lengths) -> tuple[Tiles, Tiles]:
 
 
 # --- tiles -----------------------------------------------------------------------------------------------------------
-
-
-def _judge(
-    rule: Pattern, queries: Tiles, keys: Tiles, row: Integers, column: Integers, length: int, head: int
-) -> Verdicts:
-    """One verdict per tile pair; tiles that are no progression of the layout's step are judged by their hull."""
-    regular = queries.regular[row] & keys.regular[column]
-    result = np.empty(len(row), np.int8)
-    for chosen, as_regular in ((np.flatnonzero(regular), True), (np.flatnonzero(~regular), False)):
-        if len(chosen):
-            q = queries.tokens(row[chosen], as_regular)
-            k = keys.tokens(column[chosen], as_regular)
-            result[chosen] = rule.judge(q, k, length, head)
-    return result
 
 
 class Masks:
@@ -255,13 +248,90 @@ class Masks:
         return flat.reshape(len(self.numbers), self.tile, self.words)
 
 
+@dataclass(frozen=True)
+class _Tiling:
+    """A rule asked about tiles: `queries` down, `keys` across, for one head of a sequence of `length` tokens."""
+
+    rule: Pattern
+    queries: Tiles
+    keys: Tiles
+    length: int
+    head: int = 0
+
+    def judge(self, row: Integers, column: Integers) -> Verdicts:
+        """One verdict per tile pair; tiles that are no progression of the layout's step are judged by their hull."""
+        # Every rule knows progressions of one step; of other sets it is told the first and last token only (step 0).
+        regular = self.queries.regular[row] & self.keys.regular[column]
+        result = np.empty(len(row), np.int8)
+        for chosen, as_regular in ((np.flatnonzero(regular), True), (np.flatnonzero(~regular), False)):
+            if len(chosen):
+                q = self.queries.tokens(row[chosen], as_regular)
+                k = self.keys.tokens(column[chosen], as_regular)
+                result[chosen] = self.rule.judge(q, k, self.length, self.head)
+        return result
+
+    def keep(self, row: Integers, column: Integers, masks: Masks) -> tuple[Integers, Integers, Indices]:
+        """The tiles among the candidates that hold an allowed pair, with their kinds."""
+        verdict = self.judge(row, column)
+        kind = np.where(verdict == Verdict.FULL, 0, -1).astype(np.int32)
+        # A mixed tile is known to stay, but its mask is not known, so it is looked at like an unknown one.
+        open_ = np.flatnonzero((verdict != Verdict.FULL) & (verdict != Verdict.EMPTY))
+        signature = self.signatures(row[open_], column[open_])
+        _, representative, which = np.unique(signature, return_index=True, return_inverse=True)
+        chosen = open_[representative]
+        kinds = np.empty(len(chosen), np.int32)
+        step = max(1, _EXACT_CHUNK // self.queries.tile**2)
+        for start in range(0, len(chosen), step):
+            part = chosen[start : start + step]
+            kinds[start : start + step] = self.look(row[part], column[part], masks)
+        kind[open_] = kinds[which]
+        kept = kind >= 0
+        return row[kept], column[kept], kind[kept]
+
+    def look(self, row: Integers, column: Integers, masks: Masks) -> Indices:
+        """Kinds of tiles from the rule itself, evaluated on every pair of theirs; -1 for empty ones."""
+        q, has_query = self.queries.places(row)
+        k, has_key = self.keys.places(column)
+        exists = has_query[:, :, None] & has_key[:, None, :]
+        allowed = self.rule.allows(q[:, :, None], k[:, None, :], self.length, self.head) & exists
+        some = allowed.any(axis=(1, 2))
+        # A partial tile is full when all pairs that exist are allowed: kernels cut it off at the lengths anyway.
+        full = (allowed == exists).all(axis=(1, 2))
+        kinds = np.where(full, 0, -1).astype(np.int32)
+        mixed = some & ~full
+        kinds[mixed] = masks.add(allowed[mixed])
+        kinds[~some] = -1
+        return kinds
+
+    def signatures(self, row: Integers, column: Integers) -> Integers:
+        """A number per tile pair; equal numbers mean equal masks.
+
+        A tile's mask follows from its shape and, for each leaf of the rule, from the verdict where that is final, else
+        from the leaf's own signature. Leaves without a signature make the tile one of its kind.
+        """
+        q_first, k_first = self.queries.first[row], self.keys.first[column]
+        result = _pair(self.queries.shape[row], self.keys.shape[column])
+        for leaf in self.rule.walk():
+            # A shift is asked as a whole: what it is made of counts its tokens from another place.
+            if leaf.children and not isinstance(leaf, Shifted):
+                continue
+            verdict = replace(self, rule=leaf).judge(row, column)
+            own = leaf.signature(q_first, k_first)
+            own = np.arange(len(row)) if own is None else own
+            final = (verdict == Verdict.FULL) | (verdict == Verdict.EMPTY)
+            result = _pair(result, _pair(np.where(final, verdict, Verdict.UNKNOWN), np.where(final, 0, own)))
+        return result
+
+
 def _compile_pass(layout: Layout, rule: Pattern, heads: list[int], lengths: _Lengths, masks: Masks) -> Pass:
     queries, keys = _orders(layout, lengths)
+    # A rule without parts per head has the same tiles for all heads: one list serves them.
     own_heads = heads if rule.heads > 1 else heads[:1]
-    lists = [_find_tiles(layout, rule, queries, keys, lengths.n_keys, head, masks) for head in own_heads]
+    lists = [_find_tiles(layout, _Tiling(rule, queries, keys, lengths.n_keys, head), masks) for head in own_heads]
     row, column, kind = (np.concatenate([entry[i] for entry in lists]) for i in range(3))
     which = np.repeat(np.arange(len(lists)), [len(entry[0]) for entry in lists])
     by_column = np.lexsort((row, column, which))
+    # No index saves a copy of the operands in token order; kernels take None for the natural order of all tokens.
     natural_queries = len(queries.positions) == lengths.n_queries and queries.step == 1
     natural_keys = len(keys.positions) == lengths.n_keys and keys.step == 1
     return Pass(
@@ -287,17 +357,15 @@ def offsets(which: Integers, row: Integers, lists: int, rows: int) -> Integers:
     return starts[np.arange(lists)[:, None] * rows + np.arange(rows + 1)]
 
 
-def _find_tiles(
-    layout: Layout, rule: Pattern, queries: Tiles, keys: Tiles, length: int, head: int, masks: Masks
-) -> tuple[Integers, Integers, Indices]:
+def _find_tiles(layout: Layout, tiles: _Tiling, masks: Masks) -> tuple[Integers, Integers, Indices]:
     """Row, column and kind of every tile that holds an allowed pair, sorted by row and column."""
     found: list[tuple[Integers, Integers, Indices]] = []
-    for rows in _row_chunks(len(queries), len(keys)):
-        at, column = layout.candidates(rule, queries, keys, rows, length, head)
+    for rows in _row_chunks(len(tiles.queries), len(tiles.keys)):
+        at, column = layout.candidates(tiles.rule, tiles.queries, tiles.keys, rows, tiles.length, tiles.head)
         for start in range(0, len(at), _CHUNK):
             chunk = slice(start, start + _CHUNK)
-            found.append(_keep(rule, queries, keys, rows[at[chunk]], column[chunk], length, head, masks))
-    empty = np.zeros(0, np.int64)
+            found.append(tiles.keep(rows[at[chunk]], column[chunk], masks))
+    empty = np.zeros(0, np.int64)  # so that there is something to concatenate
     found.append((empty, empty, empty.astype(np.int32)))
     row, column, kind = (np.concatenate([entry[i] for entry in found]) for i in range(3))
     return row, column, kind
@@ -309,80 +377,9 @@ def _row_chunks(n_rows: int, n_columns: int) -> Iterable[Integers]:
     return (np.arange(start, min(start + step, n_rows)) for start in range(0, n_rows, step))
 
 
-def _keep(
-    rule: Pattern,
-    queries: Tiles,
-    keys: Tiles,
-    row: Integers,
-    column: Integers,
-    length: int,
-    head: int,
-    masks: Masks,
-) -> tuple[Integers, Integers, Indices]:
-    """The tiles among the candidates that hold an allowed pair, with their kinds."""
-    verdict = _judge(rule, queries, keys, row, column, length, head)
-    kind = np.where(verdict == Verdict.FULL, 0, -1).astype(np.int32)
-    open_ = np.flatnonzero((verdict != Verdict.FULL) & (verdict != Verdict.EMPTY))
-    signature = _signatures(rule, queries, keys, row[open_], column[open_], length, head)
-    _, representative, which = np.unique(signature, return_index=True, return_inverse=True)
-    chosen = open_[representative]
-    kinds = np.empty(len(chosen), np.int32)
-    step = max(1, _EXACT_CHUNK // queries.tile**2)
-    for start in range(0, len(chosen), step):
-        part = chosen[start : start + step]
-        kinds[start : start + step] = _look(rule, queries, keys, row[part], column[part], length, head, masks)
-    kind[open_] = kinds[which]
-    kept = kind >= 0
-    return row[kept], column[kept], kind[kept]
-
-
-def _look(
-    rule: Pattern,
-    queries: Tiles,
-    keys: Tiles,
-    row: Integers,
-    column: Integers,
-    length: int,
-    head: int,
-    masks: Masks,
-) -> Indices:
-    """Kinds of tiles from the rule itself, evaluated on every pair of theirs; -1 for empty ones."""
-    q, has_query = queries.places(row)
-    k, has_key = keys.places(column)
-    exists = has_query[:, :, None] & has_key[:, None, :]
-    allowed = rule.allows(q[:, :, None], k[:, None, :], length, head) & exists
-    some = allowed.any(axis=(1, 2))
-    full = (allowed == exists).all(axis=(1, 2))
-    kinds = np.where(full, 0, -1).astype(np.int32)
-    mixed = some & ~full
-    kinds[mixed] = masks.add(allowed[mixed])
-    kinds[~some] = -1
-    return kinds
-
-
-def _signatures(
-    rule: Pattern, queries: Tiles, keys: Tiles, row: Integers, column: Integers, length: int, head: int
-) -> Integers:
-    """A number per tile pair; equal numbers mean equal masks.
-
-    A tile's mask follows from its shape and, for each leaf of the rule, from the verdict where that is final, else from
-    the leaf's own signature. Leaves without a signature make the tile one of its kind.
-    """
-    q_first, k_first = queries.first[row], keys.first[column]
-    result = _pair(queries.shape[row], keys.shape[column])
-    for leaf in rule.walk():
-        if leaf.children and not isinstance(leaf, Shifted):
-            continue
-        verdict = _judge(leaf, queries, keys, row, column, length, head)
-        own = leaf.signature(q_first, k_first)
-        own = np.arange(len(row)) if own is None else own
-        final = (verdict == Verdict.FULL) | (verdict == Verdict.EMPTY)
-        result = _pair(result, _pair(np.where(final, verdict, Verdict.UNKNOWN), np.where(final, 0, own)))
-    return result
-
-
 def _pair(left: Integers, right: Integers) -> Integers:
     """One number for each distinct pair of numbers."""
+    # Ranks before the product, which of large numbers would overflow; and after it, so that the next one stays small.
     _, left = np.unique(left, return_inverse=True)
     _, right = np.unique(right, return_inverse=True)
     return np.unique(left * (right.max(initial=0) + 1) + right, return_inverse=True)[1].astype(np.int64)

@@ -39,13 +39,16 @@ class Tiles:
         n_tiles = -(-len(positions) // tile)
         starts = np.arange(n_tiles) * tile
         count = np.minimum(tile, len(positions) - starts)
+        # An order need not ascend inside a tile, so the first token is the smallest. reduceat wants a place to start.
         first = np.minimum.reduceat(positions, starts) if n_tiles else starts
         last = np.maximum.reduceat(positions, starts) if n_tiles else starts
         padded = np.full(n_tiles * tile, -1)
         padded[: len(positions)] = positions
         relative = np.where(padded.reshape(n_tiles, tile) < 0, -1, padded.reshape(n_tiles, tile) - first[:, None])
+        # A row as a single value of bytes, so that np.unique compares whole rows at once.
         rows = np.ascontiguousarray(relative).view(np.dtype((np.void, tile * 8))).ravel()
         _, shape = np.unique(rows, return_inverse=True)
+        # Where residues meet in a tile, or the tokens are a gathered set, a rule must not be told of a step.
         progression = np.where(np.arange(tile) < count[:, None], np.arange(tile) * step, -1)
         regular = (relative == progression).all(axis=1) & (step > 0)
         return cls(positions, tile, step, first, last, count, regular, shape.astype(np.int64))
@@ -94,6 +97,7 @@ class SortedKeys(Layout):
     ) -> tuple[Integers, Integers]:
         regular = bool(queries.regular[rows].all())
         row, start, stop = rule.find_spans(queries.tokens(rows, regular), length, head).triples()
+        # Keys may be a subset, so a span of positions is looked up: the places of the keys that stand in it.
         first = np.searchsorted(keys.positions, start) // keys.tile
         past = -(-np.searchsorted(keys.positions, stop) // keys.tile)
         return Intervals.build(row, first, past, len(rows), len(keys)).points()
@@ -173,15 +177,17 @@ class Residues(Layout):
         place = place[place < len(queries.positions)]
         position, row = queries.positions[place], np.searchsorted(rows, place // queries.tile)
         residue = position % self.period
+        # A tile may hold the end of one residue class and the start of the next: each piece is asked about by itself.
         opens = np.flatnonzero((np.diff(residue, prepend=-1) != 0) | (np.diff(row, prepend=-1) != 0))
         closes = np.append(opens[1:], len(position)) - 1
         segments = Tokens(position[opens], position[np.maximum(closes, 0)], self.period)
         segment, start, stop = rule.find_spans(segments, length, head).triples()
+        # Sorted by residue, class r begins at class_start[r], and its token at position p is number (p - r) / period.
         class_start = np.searchsorted(keys.positions % self.period, np.arange(self.period))
         own = residue[opens][segment]
         first = class_start[own] + -(-(start - own) // self.period)
         past = class_start[own] + -(-(stop - own) // self.period)
-        spans = first < past
+        spans = first < past  # a span between two tokens of the class holds none of them
         first, past = first[spans] // keys.tile, -(-past[spans] // keys.tile)
         return Intervals.build(row[opens][segment[spans]], first, past, len(rows), len(keys)).points()
 
@@ -220,6 +226,7 @@ class Reordered(Layout):
         self, rule: Pattern, queries: Tiles, keys: Tiles, rows: Integers, length: int, head: int
     ) -> tuple[Integers, Integers]:
         asked, read = self._edges(length)
+        # The edges themselves say which tiles hold a pair; spans of a scattered order would be nearly everything.
         tile_of_query = _tile_of_position(queries, length)[asked]
         row = np.searchsorted(rows, tile_of_query)
         known = (tile_of_query >= 0) & (rows[np.minimum(row, len(rows) - 1)] == tile_of_query)
@@ -238,5 +245,5 @@ def _replace(rule: Pattern, implied: Pattern) -> Pattern:
     if rule == implied:
         return Dense()
     if isinstance(rule, Shifted):
-        return rule
+        return rule  # inside, a position counts from the shift: keys named 0 there are others
     return rule.rebuild(tuple(_replace(child, implied) for child in rule.children)) if rule.children else rule

@@ -2,7 +2,7 @@
 
 from asterism.patterns.causality import require_causal, require_prefix_stable
 from asterism.patterns.explicit import explicit
-from asterism.patterns.pattern import Pattern, Verdict
+from asterism.patterns.pattern import Named, Pattern, Verdict
 from asterism.patterns.primitives import (
     blocks,
     causal,
@@ -39,6 +39,7 @@ from asterism.patterns.text import as_schedule, layer_mixers, parse, parse_sched
 __all__ = [
     "Fourier",
     "Mixer",
+    "Named",
     "Pattern",
     "Schedule",
     "Verdict",

@@ -12,11 +12,11 @@ A pattern is its text: two patterns are equal when their texts are, and `parse(s
 import dataclasses
 import operator
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 from functools import reduce
-from typing import ClassVar, NamedTuple, NoReturn
+from typing import Any, ClassVar, NamedTuple, NoReturn
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -223,29 +223,41 @@ class Pattern(ABC):
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class Or(Pattern):
-    """A pair is allowed when any part allows it, and is attended to once."""
+class Combination(Pattern):
+    """Several patterns joined by | or &. What is a union for the one is an intersection for the other's complement."""
 
+    join: ClassVar[Callable[[Any, Any], Any]]
+    """The operator, on patterns and on intervals."""
+    dual: ClassVar[Callable[[Any, Any], Any]]
+    """The other operator: what it makes of the complements is the complement of what `join` makes."""
     parts: tuple[Pattern, ...]
 
-    def _allows(self, q: Integers, k: Integers, length: int, head: int) -> Booleans:
-        return reduce(np.logical_or, (part._allows(q, k, length, head) for part in self.parts))
-
-    def judge(self, q: Tokens, k: Tokens, length: int, head: int) -> Verdicts:
-        return verdict_not(reduce(verdict_and, [verdict_not(part.judge(q, k, length, head)) for part in self.parts]))
-
     def find_spans(self, q: Tokens, length: int, head: int) -> Intervals:
-        return reduce(operator.or_, [part.find_spans(q, length, head) for part in self.parts])
+        return reduce(self.join, [part.find_spans(q, length, head) for part in self.parts])
 
     def find_complement_spans(self, q: Tokens, length: int, head: int) -> Intervals:
-        return reduce(operator.and_, [part.find_complement_spans(q, length, head) for part in self.parts])
+        return reduce(self.dual, [part.find_complement_spans(q, length, head) for part in self.parts])
 
     @property
     def children(self) -> tuple[Pattern, ...]:
         return self.parts
 
     def rebuild(self, children: tuple[Pattern, ...]) -> Pattern:
-        return reduce(operator.or_, children)
+        return reduce(self.join, children)
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Or(Combination):
+    """A pair is allowed when any part allows it, and is attended to once."""
+
+    join = staticmethod(operator.or_)
+    dual = staticmethod(operator.and_)
+
+    def _allows(self, q: Integers, k: Integers, length: int, head: int) -> Booleans:
+        return reduce(np.logical_or, (part._allows(q, k, length, head) for part in self.parts))
+
+    def judge(self, q: Tokens, k: Tokens, length: int, head: int) -> Verdicts:
+        return verdict_not(reduce(verdict_and, [verdict_not(part.judge(q, k, length, head)) for part in self.parts]))
 
     @property
     def is_causal(self) -> bool:
@@ -256,29 +268,17 @@ class Or(Pattern):
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class And(Pattern):
+class And(Combination):
     """A pair is allowed when every part allows it."""
 
-    parts: tuple[Pattern, ...]
+    join = staticmethod(operator.and_)
+    dual = staticmethod(operator.or_)
 
     def _allows(self, q: Integers, k: Integers, length: int, head: int) -> Booleans:
         return reduce(np.logical_and, (part._allows(q, k, length, head) for part in self.parts))
 
     def judge(self, q: Tokens, k: Tokens, length: int, head: int) -> Verdicts:
         return reduce(verdict_and, [part.judge(q, k, length, head) for part in self.parts])
-
-    def find_spans(self, q: Tokens, length: int, head: int) -> Intervals:
-        return reduce(operator.and_, [part.find_spans(q, length, head) for part in self.parts])
-
-    def find_complement_spans(self, q: Tokens, length: int, head: int) -> Intervals:
-        return reduce(operator.or_, [part.find_complement_spans(q, length, head) for part in self.parts])
-
-    @property
-    def children(self) -> tuple[Pattern, ...]:
-        return self.parts
-
-    def rebuild(self, children: tuple[Pattern, ...]) -> Pattern:
-        return reduce(operator.and_, children)
 
     @property
     def is_causal(self) -> bool:

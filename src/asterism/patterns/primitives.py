@@ -87,10 +87,8 @@ class Window(Pattern):
         return (distance >= -self.right) & (distance <= self.left)
 
     def judge(self, q: Tokens, k: Tokens, length: int, head: int) -> Verdicts:
-        nearest, furthest = q.first - k.last, q.last - k.first
-        full = (nearest >= -self.right) & (furthest <= self.left)
-        empty = (furthest < -self.right) | (nearest > self.left)
-        return verdicts(full, empty, mixed_if_contiguous(q, k))
+        distances = q.first - k.last, q.last - k.first
+        return judge_distances(*distances, self.left, self.right, mixed_if_contiguous(q, k))
 
     def find_spans(self, q: Tokens, length: int, head: int) -> Intervals:
         return Intervals.one_each(q.first - self.left, q.last + self.right + 1, length)
@@ -175,9 +173,7 @@ class Blocks(Pattern):
     def judge(self, q: Tokens, k: Tokens, length: int, head: int) -> Verdicts:
         nearest = q.first // self.size - k.last // self.size
         furthest = q.last // self.size - k.first // self.size
-        full = (nearest >= -self.right) & (furthest <= self.left)
-        empty = (furthest < -self.right) | (nearest > self.left)
-        return verdicts(full, empty, mixed_if_contiguous(q, k))
+        return judge_distances(nearest, furthest, self.left, self.right, mixed_if_contiguous(q, k))
 
     def find_spans(self, q: Tokens, length: int, head: int) -> Intervals:
         start = (q.first // self.size - self.left) * self.size
@@ -424,6 +420,13 @@ def shifted(pattern: Pattern, by: int) -> Pattern:
 
 _MANY_RUNS = 64
 """Above so many runs of global keys per row, spans are their hull: a cheap superset."""
+
+
+def judge_distances(nearest: Integers, furthest: Integers, left: int, right: int, otherwise: Verdict) -> Verdicts:
+    """Verdicts on -right <= distance <= left for sets of pairs with distances from `nearest` to `furthest`."""
+    full = (nearest >= -right) & (furthest <= left)
+    empty = (furthest < -right) | (nearest > left)
+    return verdicts(full, empty, otherwise)
 
 
 def mixed_if_contiguous(q: Tokens, k: Tokens) -> Verdict:

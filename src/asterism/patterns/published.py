@@ -18,21 +18,27 @@ from asterism.patterns.random_blocks import random_blocks
 Arguments = ParamSpec("Arguments")
 
 
-def _published(compose: Callable[Arguments, Sequence[Pattern]]) -> Callable[Arguments, Pattern]:
-    """Make a function that lists the parts of a pattern into one that returns their union under the function's name."""
+def _published(compose: Callable[Arguments, Named]) -> Callable[Arguments, Named]:
+    """Make a function that unites the parts of a pattern into one whose result carries the call as its name."""
     signature = inspect.signature(compose)
 
     @wraps(compose)
-    def build(*args: Arguments.args, **kwargs: Arguments.kwargs) -> Pattern:
+    def build(*args: Arguments.args, **kwargs: Arguments.kwargs) -> Named:
         bound = signature.bind(*args, **kwargs)
         bound.apply_defaults()
         values = {name: _canonical(value) for name, value in bound.arguments.items()}
-        call: Callable[..., Sequence[Pattern]] = compose
-        parts = tuple(call(**values))
+        call: Callable[..., Named] = compose
+        union = call(**values)
         shown = {n: value for n, value in values.items() if value != signature.parameters[n].default}
-        return Named(write_call(compose.__name__, shown), reduce(or_, parts), parts)
+        return Named(write_call(compose.__name__, shown), union.body, union.parts)
 
     return build
+
+
+def _union(*parts: Pattern) -> Named:
+    """The union of some parts, which it keeps; `_published` gives it its name."""
+    body = reduce(or_, parts)
+    return Named(body.text, body, parts)
 
 
 def _canonical(value: object) -> object:
@@ -45,18 +51,18 @@ def _canonical(value: object) -> object:
 
 
 @_published
-def strided(stride: int) -> Sequence[Pattern]:
+def strided(stride: int) -> Named:
     """The strided pattern: the last `stride` tokens and every stride-th token before (Child 2019, section 4).
 
     A(1) = {i - stride, ..., i}, as printed (stride + 1 positions; the authors' code has stride), and
     A(2) = {j : (i - j) mod stride = 0}, both causal. Their union is the same under either reading.
     """
     check_integer("strided", "stride", stride, 1)
-    return primitives.window(left=stride), primitives.stride(stride) & primitives.causal()
+    return _union(primitives.window(left=stride), primitives.stride(stride) & primitives.causal())
 
 
 @_published
-def fixed(stride: int, summary: int = 1, heads: int = 1) -> Sequence[Pattern]:
+def fixed(stride: int, summary: int = 1, heads: int = 1) -> Named:
     """The fixed pattern: the own block of `stride` tokens and the last `summary` cells of every block (Child 2019, 4).
 
     A(1) = {j : j // l = i // l} and A(2) = {j : j mod l in {l - c, ..., l - 1}}, both causal. With `heads` > 1, head h
@@ -71,9 +77,10 @@ def fixed(stride: int, summary: int = 1, heads: int = 1) -> Sequence[Pattern]:
         primitives.columns(stride, stride - summary * (1 + head % (stride // summary)), summary)
         for head in range(heads)
     ]
-    return primitives.blocks(stride) & primitives.causal(), (
-        primitives.per_head(cells) if heads > 1 else cells[0]
-    ) & primitives.causal()
+    return _union(
+        primitives.blocks(stride) & primitives.causal(),
+        (primitives.per_head(cells) if heads > 1 else cells[0]) & primitives.causal(),
+    )
 
 
 # --- Zaheer et al. 2020, BigBird --------------------------------------------------------------------------------------
@@ -87,7 +94,7 @@ def bigbird(
     globals: Sequence[int] = (0, -1),
     seed: int = 0,
     heads: int = 1,
-) -> Sequence[Pattern]:
+) -> Named:
     """BigBird-ITC: window, random and global *blocks* (Zaheer 2020, section 2 and appendix D).
 
     A query block reads `window` blocks around itself (odd; ends are clipped, as in the authors' code, not wrapped as in
@@ -96,13 +103,13 @@ def bigbird(
     model reads (2 + 3 + 3) * 64 = 512 keys per ordinary query. Not prefix-stable: see `bigbird_causal`.
     """
     side = _window_side("bigbird", window)
-    return _bigbird_parts(block, side, random, _positions("bigbird", globals), seed, heads, earlier=False)
+    return _union(*_bigbird_parts(block, side, random, _positions("bigbird", globals), seed, heads, earlier=False))
 
 
 @_published
 def bigbird_etc(
     block: int = 84, window: int = 3, random: int = 0, globals: int = 256, seed: int = 0, heads: int = 1
-) -> Sequence[Pattern]:
+) -> Named:
     """BigBird-ETC: `globals` extra tokens in front read everything and are read by all (Zaheer 2020, section 2).
 
     The remaining tokens follow the block window and the random blocks, counted from the first ordinary token. The
@@ -111,7 +118,7 @@ def bigbird_etc(
     side = _window_side("bigbird_etc", window)
     extra = check_integer("bigbird_etc", "globals", globals, 1)
     inner = _bigbird_parts(block, side, random, (), seed, heads, earlier=False)
-    return *(primitives.shifted(part, extra) for part in inner), primitives.global_tokens((0,), block=extra)
+    return _union(*(primitives.shifted(part, extra) for part in inner), primitives.global_tokens((0,), block=extra))
 
 
 @_published
@@ -122,7 +129,7 @@ def bigbird_causal(
     globals: Sequence[int] = (0,),
     seed: int = 0,
     heads: int = 1,
-) -> Sequence[Pattern]:
+) -> Named:
     """The prefix-stable relative of BigBird, for generation.
 
     As `bigbird`, but every part is causal, random blocks are drawn among earlier blocks only, and the global blocks are
@@ -133,7 +140,7 @@ def bigbird_causal(
     if any(number < 0 for number in positions):
         raise PatternError(f"bigbird_causal: globals must not count from the end, got {positions}")
     parts = _bigbird_parts(block, side, random, positions, seed, heads, earlier=True)
-    return tuple(part & primitives.causal() for part in parts)
+    return _union(*(part & primitives.causal() for part in parts))
 
 
 def _window_side(call: str, window: int) -> int:
@@ -164,63 +171,63 @@ def _bigbird_parts(
 
 
 @_published
-def longformer(window: int = 512, dilation: int = 1, globals: Sequence[int] = (0,)) -> Sequence[Pattern]:
+def longformer(window: int = 512, dilation: int = 1, globals: Sequence[int] = (0,)) -> Named:
     """Longformer: window // 2 neighbours on each side, dilated, and global tokens (Beltagy 2020, section 3.1)."""
     side = check_integer("longformer", "window", window, 0) // 2
     local, positions = primitives.window(side, side, dilation), _positions("longformer", globals)
-    return (local, primitives.global_tokens(positions)) if positions else (local,)
+    return _union(local, primitives.global_tokens(positions)) if positions else _union(local)
 
 
 @_published
-def sinks(first: int = 4, window: int = 1024) -> Sequence[Pattern]:
+def sinks(first: int = 4, window: int = 1024) -> Named:
     """Attention sinks: the first tokens and the last `window` keys, the query's own included (Xiao 2023)."""
     first, window = check_integer("sinks", "first", first, 1), check_integer("sinks", "window", window, 1)
-    return primitives.global_keys((0,), block=first) & primitives.causal(), primitives.window(window - 1)
+    return _union(primitives.global_keys((0,), block=first) & primitives.causal(), primitives.window(window - 1))
 
 
 # --- stars ------------------------------------------------------------------------------------------------------------
 
 
 @_published
-def star() -> Sequence[Pattern]:
+def star() -> Named:
     """The star graph: hub 0 reads all and is read by all (Zaheer 2020, appendix A, Definition 1).
 
     Every token reads itself. (The definition lists N(0) = {1, ..., n} without the hub itself; this star contains it,
     which is all that the theorem asks.)
     """
-    return primitives.global_tokens((0,)), primitives.window()
+    return _union(primitives.global_tokens((0,)), primitives.window())
 
 
 @_published
-def star_transformer() -> Sequence[Pattern]:
+def star_transformer() -> Named:
     """The Star-Transformer: relay 0 reads all and is read by all; the others form a ring (Guo 2019).
 
     Satellites 1, ..., n - 1 read themselves and both neighbours on the ring, which closes from n - 1 to 1.
     """
     first_to_last = primitives.global_queries((1,)) & primitives.global_keys((-1,))
     last_to_first = primitives.global_queries((-1,)) & primitives.global_keys((1,))
-    return primitives.global_tokens((0,)), primitives.window(1, 1), first_to_last, last_to_first
+    return _union(primitives.global_tokens((0,)), primitives.window(1, 1), first_to_last, last_to_first)
 
 
 # --- Yun et al. 2020, O(n) connections are expressive enough ---------------------------------------------------------
 
 
 @_published
-def yun_strided(w: int) -> Sequence[Pattern]:
+def yun_strided(w: int) -> Named:
     """STRIDED: {k - ceil(w/2), ..., k + floor(w/2)} and the residue class of k modulo w (Yun 2020, section 2.6)."""
     w = check_integer("yun_strided", "w", w, 1)
-    return primitives.window(left=-(-w // 2), right=w // 2), primitives.stride(w)
+    return _union(primitives.window(left=-(-w // 2), right=w // 2), primitives.stride(w))
 
 
 @_published
-def yun_fixed(w: int) -> Sequence[Pattern]:
+def yun_fixed(w: int) -> Named:
     """FIXED: the own block of w tokens; the token itself and the last token of every block (Yun 2020, section 2.6)."""
     w = check_integer("yun_fixed", "w", w, 1)
-    return primitives.blocks(w), primitives.columns(w, w - 1) | primitives.window()
+    return _union(primitives.blocks(w), primitives.columns(w, w - 1) | primitives.window())
 
 
 @_published
-def yun_star() -> Sequence[Pattern]:
+def yun_star() -> Named:
     """STAR: the last token is the relay; the others read it, themselves and ring neighbours (Yun 2020, section 2.6).
 
     As written there, 1-based: A_k = [n] and {n, (k-1) mod (n-1), k, (k+1) mod (n-1)}. The results 0 of the mod lie
@@ -228,17 +235,17 @@ def yun_star() -> Sequence[Pattern]:
     """
     dropped = primitives.global_queries((-3,)) & primitives.global_keys((-2,))
     closing = primitives.global_queries((-2,)) & primitives.global_keys((0,))
-    return primitives.global_tokens((-1,)), primitives.window(1, 1) & ~dropped, closing
+    return _union(primitives.global_tokens((-1,)), primitives.window(1, 1) & ~dropped, closing)
 
 
 @_published
-def yun_window(w: int) -> Sequence[Pattern]:
+def yun_window(w: int) -> Named:
     """Sliding window: {k - ceil(w/2), ..., k + floor(w/2)} (Yun 2020, section 2.6)."""
     w = check_integer("yun_window", "w", w, 1)
-    return (primitives.window(left=-(-w // 2), right=w // 2),)
+    return _union(primitives.window(left=-(-w // 2), right=w // 2))
 
 
 @_published
-def yun_random(count: int, seed: int = 0) -> Sequence[Pattern]:
+def yun_random(count: int, seed: int = 0) -> Named:
     """RANDOM: every token reads itself and `count` keys drawn uniformly (Yun 2020, section 2.6, experiments only)."""
-    return random_blocks(1, count, seed, window=0), primitives.window()
+    return _union(random_blocks(1, count, seed, window=0), primitives.window())
