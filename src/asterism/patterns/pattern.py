@@ -12,7 +12,7 @@ A pattern is its text: two patterns are equal when their texts are, and `parse(s
 import dataclasses
 import operator
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 from functools import reduce
@@ -226,11 +226,17 @@ class Pattern(ABC):
 class Combination(Pattern):
     """Several patterns joined by | or &. What is a union for the one is an intersection for the other's complement."""
 
-    join: ClassVar[Callable[[Any, Any], Any]]
-    """The operator, on patterns and on intervals."""
-    dual: ClassVar[Callable[[Any, Any], Any]]
-    """The other operator: what it makes of the complements is the complement of what `join` makes."""
     parts: tuple[Pattern, ...]
+
+    @staticmethod
+    @abstractmethod
+    def join(left: Any, right: Any) -> Any:
+        """The operator, on patterns and on intervals."""
+
+    @staticmethod
+    @abstractmethod
+    def dual(left: Any, right: Any) -> Any:
+        """The other operator: what it makes of the complements is the complement of what `join` makes."""
 
     def find_spans(self, q: Tokens, length: int, head: int) -> Intervals:
         return reduce(self.join, [part.find_spans(q, length, head) for part in self.parts])
@@ -250,8 +256,13 @@ class Combination(Pattern):
 class Or(Combination):
     """A pair is allowed when any part allows it, and is attended to once."""
 
-    join = staticmethod(operator.or_)
-    dual = staticmethod(operator.and_)
+    @staticmethod
+    def join(left: Any, right: Any) -> Any:
+        return left | right
+
+    @staticmethod
+    def dual(left: Any, right: Any) -> Any:
+        return left & right
 
     def _allows(self, q: Integers, k: Integers, length: int, head: int) -> Booleans:
         return reduce(np.logical_or, (part._allows(q, k, length, head) for part in self.parts))
@@ -271,8 +282,13 @@ class Or(Combination):
 class And(Combination):
     """A pair is allowed when every part allows it."""
 
-    join = staticmethod(operator.and_)
-    dual = staticmethod(operator.or_)
+    @staticmethod
+    def join(left: Any, right: Any) -> Any:
+        return left & right
+
+    @staticmethod
+    def dual(left: Any, right: Any) -> Any:
+        return left | right
 
     def _allows(self, q: Integers, k: Integers, length: int, head: int) -> Booleans:
         return reduce(np.logical_and, (part._allows(q, k, length, head) for part in self.parts))
