@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from itertools import islice
+from typing import Any
 
 from asterism.cli.parser import Parser, print_json, whole_number
 from asterism.theory.machines.hardmax import ARITHMETICS
@@ -51,7 +52,7 @@ class _Rows:
         if self.show:
             self._print(step.time, row)
 
-    def _print(self, time: int, row: dict[str, object]) -> None:
+    def _print(self, time: int, row: dict[str, Any]) -> None:
         if time == 0:
             print(_LINE.format("time", "own", "state", "symbol from", "token", "reads", "word", "tape"))
         own, token = ("" if row[name] is None else row[name] for name in ("own", "token"))

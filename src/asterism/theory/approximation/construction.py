@@ -244,6 +244,7 @@ def approximate(
     outputs = _evaluate(function, np.full((1, n, d), 0.5)).shape[2]
     chosen = _choose(pattern, n, d, construction)
     if delta is None:
+        assert epsilon is not None  # one of the two is given
         price = _largest_delta(function, chosen, outputs, epsilon, p, left)
     else:
         price = chosen.price(read_delta(delta), outputs)
@@ -303,6 +304,7 @@ class _Construction:
     def _attention_layers(self, steps: int, period: int) -> int:
         if self.star:
             return count_star_layers(self.n, self.d, steps, period)
+        assert self.certificate.hops is not None  # Assumption 1 holds
         return count_yun_layers(self.n, self.d, steps, period, self.certificate.hops)
 
 

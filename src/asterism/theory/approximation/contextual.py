@@ -154,7 +154,7 @@ class ContextualMapping:
         """Positions of the patterns: n, and one more where the hub is added to the input."""
         return len(self.start)
 
-    def codes(self, inputs: Codes, delta: Fraction | None = None) -> Codes:
+    def codes(self, inputs: Codes | Integers, delta: Fraction | None = None) -> Codes:
         """The codes u^T Z after all layers, in units of delta / 2, exact: object [inputs, length] of int.
 
         `inputs` holds features in units of `delta`, object or int [inputs, n, d]; token `tokens[i]` gets inputs[:, i].
@@ -162,7 +162,7 @@ class ContextualMapping:
         """
         return deque(self.trace(inputs, delta), maxlen=1).pop()
 
-    def trace(self, inputs: Codes, delta: Fraction | None = None) -> Iterator[Codes]:
+    def trace(self, inputs: Codes | Integers, delta: Fraction | None = None) -> Iterator[Codes]:
         """The codes before the first layer and after each, otherwise as `codes`."""
         steps = _steps(self.delta)
         finer = _finer(self.delta, delta or self.delta)
@@ -226,7 +226,7 @@ def yun_mapping(
     delta, certificate = _checked(n, d, delta), _certified(pattern, n)
     period, steps, graphs = certificate.schedule.period, _steps(delta), certificate.graphs
     if path is None or hops is None:
-        if not certificate.yun:
+        if not certificate.yun or certificate.path.path is None or certificate.hops is None:
             raise PatternError(_refusal(certificate, "Assumption 1 of Yun 2020", "path= and hops="))
         path, hops = certificate.path.path.tolist(), certificate.hops
     _check_layers(count_yun_layers(n, d, steps, period, hops), n, d, steps, period)

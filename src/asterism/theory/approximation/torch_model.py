@@ -124,6 +124,7 @@ class Approximator(nn.Module):
         self.embed.weight.copy_(torch.eye(features.hidden_size, mapping.d))
         self.positions[:, features.code] = torch.tensor([start // 2 for start in mapping.start], dtype=torch.float64)
         self.answer.weight.copy_(torch.eye(features.hidden_size)[list(features.output)])
+        self.places: Tensor
         self.register_buffer("places", torch.tensor(positions))
 
     def forward(self, inputs: Tensor) -> Tensor:

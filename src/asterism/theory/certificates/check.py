@@ -146,6 +146,8 @@ def _require_closed(union: Any, token: int, closed: np.ndarray, claim: str) -> N
 
 def _has_path(reads: np.ndarray) -> bool:
     """Depth-first search with the sets that failed remembered; from the last token of a path to the first."""
+    # Unlike the search in hamiltonian.py, which builds sets up in order of size, this walks back from the last token:
+    # two algorithms that agree are evidence, one that checks itself is not.
     n = len(reads)
     keys = [np.flatnonzero(row).tolist() for row in reads]
     failed: set[tuple[int, int]] = set()
@@ -169,7 +171,8 @@ def _check_reach(certificate: "Certificate", matrices: list[Any], union: Any) ->
         _require_closed(union, never.query, never.closed, claim)
         return f"reach: what token {never.query} depends on is closed and leaves out token {never.key}"
     if reach.hops is not None:
-        query, key = reach.straggler
+        require(reach.straggler is not None, "some pair is connected only after the last layer, and names none")
+        query, key = reach.straggler or (0, 0)
         missing = reach.hops == 1 or not _follow(matrices, np.array([key]), reach.hops - 1)[query, 0]
         require(missing, f"{query} does not depend on {key} after {reach.hops - 1} layers")
         work = reach.hops * max(matrix.nnz for matrix in matrices)

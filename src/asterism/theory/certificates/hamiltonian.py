@@ -7,6 +7,7 @@ searched; above, obstructions are looked for and then a path, with a bounded eff
 """
 
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -48,6 +49,7 @@ _SEARCHED_EDGES = 2**24
 def find_path(graph: Graph, seed: int = 0) -> PathSearch:
     """Search a Hamiltonian path; `seed` drives the bounded searches, whose effort does not depend on the clock."""
     tried: list[str] = []
+    path: Integers | None
     for name, path in _closed_forms(graph):
         tried.append(name)
         if is_path(graph, path):
@@ -135,6 +137,8 @@ def exact_path(graph: Graph) -> Integers | None:
     sets = np.arange(1 << n, dtype=np.uint32)
     sizes = np.bitwise_count(sets)
     order = np.argsort(sizes, kind="stable").astype(np.uint32)
+    # By size: a set is complete before any set that holds one token more asks for it, so a size is one vector operation
+    # per pair of tokens instead of a loop over 2^n sets. The full set has no successor and is left out.
     layers = np.split(order, np.cumsum(np.bincount(sizes))[:-1])
     for members in layers[1:-1]:
         for last in range(n):
@@ -175,6 +179,8 @@ def _too_few_predecessors(graph: Graph) -> TooFewPredecessors | None:
     """A violation of Hall's condition, from a largest matching of tokens to predecessors (Koenig's theorem)."""
     matrix, match = _match(graph, np.arange(graph.n))
     alone = match < 0
+    # A path leaves one token without a predecessor. If even a largest matching leaves two, the tokens that alternating
+    # paths reach from these outnumber all that they read by two or more: Hall's condition fails there.
     if np.count_nonzero(alone) <= 1:
         return None
     tokens, keys = alone.copy(), np.zeros(graph.n, bool)
@@ -191,7 +197,7 @@ def _too_few_predecessors(graph: Graph) -> TooFewPredecessors | None:
     return TooFewPredecessors(np.flatnonzero(tokens), np.flatnonzero(keys))
 
 
-def _match(graph: Graph, order: Integers):
+def _match(graph: Graph, order: Integers) -> tuple[Any, Integers]:
     """The edges without loops as a sparse matrix, and a largest matching: each query's own key, -1 without one.
 
     `order` renumbers the tokens before the matching, so that different orders find different ones.
@@ -203,6 +209,7 @@ def _match(graph: Graph, order: Integers):
     query, key = query[query != key], key[query != key]
     matrix = csr_array((np.ones(len(query), np.int8), (query, key)), shape=(graph.n, graph.n))
     place = np.argsort(order)
+    # scipy's matching is deterministic, and a walk that fails from one matching may succeed from another.
     renamed = csr_array((np.ones(len(query), np.int8), (place[query], place[key])), shape=(graph.n, graph.n))
     match = maximum_bipartite_matching(renamed, perm_type="column")
     original = np.full(graph.n, -1)
@@ -219,6 +226,8 @@ def _unconnected(graph: Graph) -> Unconnected | None:
     matrix = csr_array((np.ones(len(query), np.int8), (query, key)), shape=(graph.n, graph.n))
     count, piece = connected_components(matrix, connection="strong")
     reads = {(a, b) for a, b in zip(piece[query].tolist(), piece[key].tolist(), strict=True) if a != b}
+    # A path visits each strong piece in one go, later pieces reading earlier ones. In a topological order that is a
+    # chain exactly if every piece reads the next one; where it does not, no other piece can stand between the two.
     order = _topological(count, reads)
     for later, earlier in zip(order[:-1], order[1:], strict=True):
         if (later, earlier) not in reads:
@@ -292,11 +301,11 @@ def _patch_cycles(graph: Graph, generator: np.random.Generator) -> Integers | No
         _, reads = _match(closed, generator.permutation(n + 1))
         if (reads < 0).any():
             return None  # a proof of absence, which _too_few_predecessors has given before
-        reads = _walk(closed, _merge_cycles(closed, reads), steps, generator)
-        if reads is not None:
-            path = [int(reads[n])]
+        joined = _walk(closed, _merge_cycles(closed, reads), steps, generator)
+        if joined is not None:
+            path = [int(joined[n])]
             while len(path) < n:
-                path.append(int(reads[path[-1]]))
+                path.append(int(joined[path[-1]]))
             return np.array(path[::-1])
     return None
 

@@ -148,6 +148,7 @@ def _follow(layers: Sequence[Layer], keys: Integers, grows: bool) -> _Block:
     """Follow a block until reach is full or the bits at the end of a cycle were there before (Brent's algorithm)."""
     n, period = layers[0].n, len(layers)
     full, pairs = full_row(len(keys)), []
+    # Brent: `kept` is renewed at cycles 1, 2, 4, ..., so one state is enough to meet a repetition of any length.
     kept = before = own_bits(n, keys)
     renewal = 1
     for number, bits in enumerate(propagate(layers, keys), start=1):
@@ -187,6 +188,8 @@ def _fractions(blocks: Sequence[_Block], n: int, grows: bool) -> tuple[float, ..
 
 def find_never(graphs: Sequence[Graph]) -> Never | None:
     """A pair that is never connected in any cycle of the graphs; without such a pair, None."""
+    # Two closures decide for all pairs: if token 0 depends on all and all depend on token 0, every pair is connected
+    # through it.
     union = reduce(or_, graphs)
     sources = closure(union, 0)
     if not sources.all():
@@ -204,6 +207,8 @@ def closure(graph: Graph, token: int) -> Booleans:
     frontier = np.array([token])
     while frontier.size:
         _, start, stop = graph.runs_of(frontier)
+        # Runs are marked at their ends and summed, so a frontier costs its runs and n, not its edges, of which a dense
+        # pattern has n^2.
         changes = np.bincount(start, minlength=graph.n + 1) - np.bincount(stop, minlength=graph.n + 1)
         frontier = np.flatnonzero((np.cumsum(changes)[: graph.n] > 0) & ~found)
         found[frontier] = True

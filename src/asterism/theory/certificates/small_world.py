@@ -8,9 +8,12 @@ spectral gap, so that information mixes in few layers; a ring lattice is cluster
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 
 from asterism.theory.certificates.graph import Graph, Integers
 from asterism.theory.certificates.reach import Layer, propagate_union
+
+Floats = NDArray[np.float64]
 
 SAMPLE = 256
 """How many tokens paths and clustering are averaged over, at most, when there are more than twice as many."""
@@ -148,7 +151,7 @@ def _spectral_gap(graph: Graph) -> float | None:
     weight = 1 / np.sqrt(degrees)
     first = np.sqrt(degrees / degrees.sum())
 
-    def multiply(vector):
+    def multiply(vector: Floats) -> Floats:
         vector = vector.ravel()
         sums = np.append(0, np.cumsum(weight * vector))
         product = weight * np.add.reduceat(sums[stop] - sums[start], graph.offsets[:-1])

@@ -137,6 +137,9 @@ def choose_symbol(
         flags.unit(f"{flag} +", {time: 1, other: -1})
         flags.unit(f"{flag} -", {time: 1, other: -1}, 1)
     not_read, not_new = ({f"{flag} +": 1, f"{flag} -": -1} for flag in ("not read", "not new"))
+    # Each unit is a conjunction of values that are 0 or 1: what must not hold counts -1, and the threshold leaves 1
+    # where all is as it must be, at most 0 elsewhere. So one of the three cases passes its symbol, without a product of
+    # slots, which ReLU units could not form.
     for symbol in machine.symbols:
         target = slot("s1", symbol)
         choice.add(target, choice.unit(f"read {symbol}", {slot(read, symbol): 1} | _times(not_read, -1)))
