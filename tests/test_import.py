@@ -719,7 +719,7 @@ def test_the_command_imports(checkpoint, tmp_path, capsys):
     lines = out.splitlines()
     ours = AutoModelForMaskedLM.from_pretrained(tmp_path / "output").eval()
     assert lines[0].startswith("BertForMaskedLM -> AsterismForMaskedLM, ")
-    assert lines[1] == "positions  128, the 64 of the checkpoint copied"
+    assert lines[1] == "positions  128, repeating the checkpoint's 64"
     assert lines[2].startswith("pattern    window(left=8, right=8) | global_tokens(")
     assert lines[-1] == f"saved in {tmp_path / 'output'}"
     assert ours(torch.full((1, 128), 5)).logits.shape == (1, 128, VOCABULARY)

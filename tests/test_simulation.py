@@ -390,10 +390,10 @@ def test_the_trace(capsys: pytest.CaptureFixture[str]):
     assert lines[0].split() == ["time", "own", "state", "symbol", "from", "token", "reads", "word", "tape"]
     assert lines[1].split() == ["0", "q_init", "blank", "[_]1"]
     assert lines[6].split() == ["5", "0", "right", "time", "3", "14", "13", "0", "[1]"]
-    assert lines[-3].startswith("increment on '1': accepted after 11 steps, 4 of them its own; tape [1]0")
+    assert lines[-3].startswith("increment on '1': accepted after 11 steps, 4 of them the machine's own; tape [1]0")
     assert "66 decoder tokens" in lines[-2]
     assert "a token reads at most 2" in lines[-2]
-    assert lines[-1] == "every configuration equals the interpreter's"
+    assert lines[-1] == "every configuration matches the interpreter's"
 
 
 @pytest.mark.parametrize(
@@ -425,7 +425,7 @@ def test_json_with_a_trace(capsys: pytest.CaptureFixture[str]):
         (["incremnt"], "no sample machine and no file 'incremnt'. Did you mean 'increment'?"),
         (["increment", "--input", "x"], "increment: the input has 'x' at position 0; its symbols are 0 1"),
         (["increment", "--attention", "dense"], "invalid choice: 'dense'"),
-        (["increment", "--steps", "-1"], "must be a whole number of at least 0, got '-1'"),
+        (["increment", "--steps", "-1"], "must be a whole number from 0 to 1,000,000,000, got '-1'"),
         ([], "the following arguments are required: machine"),
     ],
 )

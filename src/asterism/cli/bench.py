@@ -1,7 +1,7 @@
-"""asterism bench: how fast the implementations are here, beside dense attention and the peers that are installed.
+"""asterism bench: time the implementations on this machine, beside dense attention and installed peer libraries.
 
-Every contender's output and gradients are checked against float64 first; what fails is not timed. Times are medians of
-samples taken in turns.
+Each contender's output and gradients are first checked against float64, and a contender that fails is not timed. Times
+are medians; the contenders take turns.
 """
 
 from argparse import Namespace
@@ -86,29 +86,35 @@ def _parser() -> Parser:
     parser = Parser("bench", __doc__ or "", example)
     count = whole_number(1, MOST_TOKENS)
     parser.add_argument(
-        "patterns", nargs="*", metavar="PATTERN", help=f"rules (default: {', '.join(_DEFAULT.patterns)})"
+        "patterns", nargs="*", metavar="PATTERN", help=f"patterns (default: {', '.join(_DEFAULT.patterns)})"
     )
-    parser.add_argument("-n", "--lengths", type=count, nargs="+", default=_DEFAULT.lengths, metavar="N", help="tokens")
-    parser.add_argument("--dtypes", choices=DTYPES, nargs="+", default=_DEFAULT.dtypes, help="number formats")
     parser.add_argument(
-        "--implementations", nargs="*", default=OURS, metavar="NAME", help=f"which of ours (default: {', '.join(OURS)})"
+        "-n", "--lengths", type=count, nargs="+", default=_DEFAULT.lengths, metavar="N", help="numbers of tokens"
+    )
+    parser.add_argument("--dtypes", choices=DTYPES, nargs="+", default=_DEFAULT.dtypes, help="dtypes of the operands")
+    parser.add_argument(
+        "--implementations",
+        nargs="*",
+        default=OURS,
+        metavar="NAME",
+        help=f"which of Asterism's own (default: {', '.join(OURS)})",
     )
     parser.add_argument("--heads", type=count, default=_DEFAULT.heads, help="query heads (default 8)")
-    parser.add_argument("--head-dim", type=count, default=_DEFAULT.head_dim, help="features a head (default 64)")
-    parser.add_argument("--batch", type=count, default=_DEFAULT.batch, help="sequences (default 1)")
+    parser.add_argument("--head-dim", type=count, default=_DEFAULT.head_dim, help="features per head (default 64)")
+    parser.add_argument("--batch", type=count, default=_DEFAULT.batch, help="sequences per batch (default 1)")
     parser.add_argument("--threads", type=whole_number(1, 4096), help="CPU threads (default: PyTorch's choice)")
-    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="where (default cpu)")
-    parser.add_argument("--repeats", type=count, default=_DEFAULT.repeats, help="samples of each time (default 7)")
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="device (default cpu)")
+    parser.add_argument("--repeats", type=count, default=_DEFAULT.repeats, help="samples per measurement (default 7)")
     parser.add_argument(
         "--patience",
         type=count,
         default=int(_DEFAULT.patience),
         metavar="SECONDS",
-        help="about how long one contender may take in one case and direction; it then has fewer samples (default 60)",
+        help="rough limit for one contender in one case and direction; slow ones get fewer samples (default 60)",
     )
-    parser.add_argument("--no-backward", action="store_true", help="time forward only")
-    parser.add_argument("--no-memory", action="store_true", help="leave out peak memory, which takes a process per row")
-    parser.add_argument("--no-peers", action="store_true", help="leave other libraries out; dense attention stays")
+    parser.add_argument("--no-backward", action="store_true", help="time the forward pass only")
+    parser.add_argument("--no-memory", action="store_true", help="skip peak memory, which takes a process per row")
+    parser.add_argument("--no-peers", action="store_true", help="skip other libraries, but not dense attention")
     add_record(parser, "after every case")
     add_plot(parser, "time against length")
     return parser

@@ -1,4 +1,4 @@
-"""asterism import: turn a Hugging Face checkpoint into an Asterism model, longer and sparse if asked.
+"""asterism import: convert a Hugging Face checkpoint to an Asterism model, longer and sparser on request.
 
 PATH is a folder with config.json and safetensors of BERT, RoBERTa, CamemBERT, XLM-RoBERTa, Longformer, BigBird or FNet.
 The output loads with AutoModel, AutoModelForMaskedLM, ... after `import asterism.models`, and with AutoTokenizer.
@@ -39,7 +39,7 @@ def _describe(imported: "ImportedCheckpoint") -> str:
     mixers = dict.fromkeys([imported.mixers] if isinstance(imported.mixers, str) else imported.mixers)
     lines = [
         f"{imported.source} -> {imported.model}, {imported.parameters:,} parameters",
-        f"positions  {after:,}" + (f", the {before:,} of the checkpoint copied" if after > before else ""),
+        f"positions  {after:,}" + (f", repeating the checkpoint's {before:,}" if after > before else ""),
         *(f"pattern    {mixer}" for mixer in mixers),
         f"tokenizer  {', '.join(imported.tokenizer) or 'none in the checkpoint'}",
         *(f"note       {note}" for note in imported.notes),
@@ -54,22 +54,26 @@ def _parser() -> Parser:
         "import", __doc__ or "", 'asterism import bert-base --output long-bert --length 4096 --pattern "bigbird()"'
     )
     parser.add_argument("path", metavar="PATH", help="the folder of the checkpoint")
-    parser.add_argument("--output", metavar="FOLDER", required=True, help="where to write the model; must not exist")
+    parser.add_argument(
+        "--output", metavar="FOLDER", required=True, help="folder to write the model to; must not exist"
+    )
     parser.add_argument(
         "--length",
         type=whole_number(1),
         metavar="N",
-        help="how many tokens the model is to reach; the learned positions are copied one after the other",
+        help="extend the model to N tokens, by repeating its learned positions",
     )
-    parser.add_argument("--pattern", metavar="TEXT", help="who attends to whom, in place of the checkpoint's rule")
+    parser.add_argument("--pattern", metavar="TEXT", help="replace the checkpoint's attention pattern")
     parser.add_argument(
         "--globals",
         type=whole_number(0),
         nargs="*",
-        metavar="PLACE",
-        help="places of Longformer's global tokens (default 0, with --pattern none; none without a number)",
+        metavar="POSITION",
+        help="positions of Longformer's global tokens (default 0; with --pattern, or given without a number: none)",
     )
     parser.add_argument(
-        "--allow-pickle", action="store_true", help="read pytorch_model.bin, as tensors only, where it is all there is"
+        "--allow-pickle",
+        action="store_true",
+        help="read pytorch_model.bin, as tensors only, if there are no safetensors",
     )
     return parser

@@ -29,7 +29,7 @@ VERBS = {
     "finetune": "teach a pretrained encoder to classify, to tag, or to answer questions",
     "evaluate": "measure a trained model in bits per byte",
     "generate": "continue a prompt with a trained model",
-    "import": "turn a Hugging Face checkpoint into an Asterism model, longer and sparse if asked",
+    "import": "convert a Hugging Face checkpoint to an Asterism model, longer and sparser on request",
     "bench": "time attention over patterns, beside dense attention and other libraries",
     "promises": "check what models promise, ours and Hugging Face's: padding, causality, caches, memory",
 }

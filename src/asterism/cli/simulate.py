@@ -1,4 +1,4 @@
-"""asterism simulate: a Turing machine run by a transformer, token by token, checked against the interpreter."""
+"""asterism simulate: run a Turing machine as a transformer, token by token, and check it against an interpreter."""
 
 from collections.abc import Sequence
 from itertools import islice
@@ -109,26 +109,35 @@ def _record(simulation: Run, rows: _Rows, wrong: Disagreement | None) -> dict[st
 def _summary(simulation: Run, rows: _Rows, wrong: Disagreement | None) -> str:
     facts = _record(simulation, rows, wrong)
     result = str(facts["result"])
-    ending = {"running": "still running after", "wrong": "right for"}.get(result, f"{result} after")
+    ending = {"running": "still running after", "wrong": "correct for"}.get(result, f"{result} after")
     lines = [
         f"{facts['machine']} on {facts['input']!r}: {ending} {facts['steps']:,} steps,"
-        f" {facts['own_steps']:,} of them its own; tape {facts['tape']}",
+        f" {facts['own_steps']:,} of them the machine's own; tape {facts['tape']}",
         f"{facts['attention']} attention, {facts['arithmetic']}: {facts['tokens']:,} decoder tokens of width"
         f" {facts['width']}, {facts['layers']} layers; a token reads at most {facts['degree']:,};"
-        f" {facts['products']:,} products of a query and a key",
+        f" {facts['products']:,} query-key products",
     ]
-    verdict = facts["problem"] or "every configuration equals the interpreter's"
+    verdict = facts["problem"] or "every configuration matches the interpreter's"
     return "\n".join([*lines, str(verdict)])
 
 
 def _parser() -> Parser:
     parser = Parser("simulate", __doc__ or "", "asterism simulate increment --input 1011 --attention sparse --trace")
     parser.add_argument("machine", help=f"a file, or one of {', '.join(sample_names())}")
-    parser.add_argument("--input", default="", metavar="WORD", help="the word on the tape (default: none)")
-    parser.add_argument("--attention", choices=CONSTRUCTIONS, default="full", help="which construction (default full)")
+    parser.add_argument("--input", default="", metavar="WORD", help="the input word on the tape (default: empty)")
     parser.add_argument(
-        "--arithmetic", choices=ARITHMETICS, default="exact", help="exact rationals (default), or where floats go wrong"
+        "--attention", choices=CONSTRUCTIONS, default="full", help="full (Perez 2019; default) or sparse (Zaheer 2020)"
     )
-    parser.add_argument("--steps", type=whole_number(0, 10**9), default=500, help="stop after this many (default 500)")
-    parser.add_argument("--trace", action="store_true", help="show tape, head and attended positions at each step")
+    parser.add_argument(
+        "--arithmetic",
+        choices=ARITHMETICS,
+        default="exact",
+        help="exact rationals (default), or floats, to see where they fail",
+    )
+    parser.add_argument(
+        "--steps", type=whole_number(0, 10**9), default=500, help="stop after this many steps (default 500)"
+    )
+    parser.add_argument(
+        "--trace", action="store_true", help="print the tape, the head and the attended positions at each step"
+    )
     return parser

@@ -100,12 +100,14 @@ def _line(name: str, answer: bool | None, reason: str) -> str:
 def _star(certificate: "Certificate") -> str:
     hub = certificate.hub
     if isinstance(hub, Hub):
-        return f"hub {hub.token}{_where(certificate, hub.pattern, hub.head)} reads all and is read by all"
+        return (
+            f"hub {hub.token}{_where(certificate, hub.pattern, hub.head)} reads every token, and every token reads it"
+        )
     reasons = []
     for (pattern, head), missing in hub.missing.items():
         token = int(certificate.graphs[pattern].out_degrees.argmax())
         query, key = missing[token].tolist()
-        reasons.append(f"token {token}{_where(certificate, pattern, head)} is none, as {query} does not read {key}")
+        reasons.append(f"token {token}{_where(certificate, pattern, head)} is not, since {query} does not read {key}")
     more = [f"{len(reasons) - _SHOWN:,} more"] if len(reasons) > _SHOWN else []
     return "; ".join(["no token is a hub", *reasons[:_SHOWN], *more])
 
@@ -122,7 +124,9 @@ def _path(certificate: "Certificate") -> str:
     if search.obstruction is not None:
         return str(search.obstruction)
     if search.path is None:
-        left_out = f"; left out, for too many edges: {'; '.join(search.left_out)}" if search.left_out else ""
+        left_out = (
+            f"; skipped, because the graph has too many edges: {'; '.join(search.left_out)}" if search.left_out else ""
+        )
         return f"tried {'; '.join(search.tried)}{left_out}"
     ends = [str(token) for token in search.path.tolist()]
     shown = ", ".join(ends if len(ends) <= 8 else [*ends[:4], "...", *ends[-2:]])
@@ -138,7 +142,7 @@ def _reach(certificate: "Certificate") -> str:
     if reach.never is not None:
         query, key = reach.never.query, reach.never.key
         causal = all(pattern.is_causal for pattern in certificate.schedule.patterns)
-        reason = ", as no token reads the future" if causal else ""
+        reason = ", since no token reads a later one" if causal else ""
         return f"token {query} never depends on token {key}, after any number of layers{reason}"
     if reach.repeats:
         return f"the layers repeat within {reach.layers:,} and never connect all pairs at once"

@@ -290,9 +290,9 @@ _LISTING_OBSTRUCTIONS: dict[str, Callable[[Graph], Obstruction | None]] = {
 def _patch_cycles(graph: Graph, generator: np.random.Generator) -> Integers | None:
     """Cover the tokens with cycles and one path by a matching, then join them (Karp 1979; Frieze 1988).
 
-    An extra token n that reads all and is read by all closes the path. Two cycles are joined by exchanging the keys of
-    a member of each; when no exchange is left, the last token of the path takes a key from another token, which becomes
-    the last one, until a cycle is met.
+    An extra token n, which reads every token and is read by every token, closes the path. Two cycles are joined by
+    exchanging the keys of a member of each; when no exchange is left, the last token of the path takes a key from
+    another token, which becomes the last one, until a cycle is met.
     """
     n = graph.n
     closed = _with_extra_token(graph)

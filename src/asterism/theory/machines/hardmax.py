@@ -152,7 +152,7 @@ class Token:
     reads      the tokens whose values the last layer with self-attention read, that is those of the greatest score
     word_reads the places in the word that the first layer's cross-attention read
     degree     the most tokens that any self-attention looked at
-    products   products of a query and a key, in self- and cross-attention
+    products   query-key products, in self- and cross-attention
     """
 
     number: int
