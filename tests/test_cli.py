@@ -509,6 +509,16 @@ def test_show_and_plan_start_without_torch():
         subprocess.run([sys.executable, "-c", check, verb, "causal()", "-n", "9"], check=True, capture_output=True)
 
 
+@pytest.mark.parametrize("words", [["--help"], ["show", "--help"], ["plan", "--help"], ["--version"]])
+def test_help_loads_nothing_heavy(words: list[str]):
+    heavy = {"torch", "transformers", "scipy", "matplotlib", "rich", "jsonargparse"}
+    check = (
+        "import sys; from asterism.cli.main import main; main(sys.argv[1:]);"
+        f" assert not {heavy} & {{*sys.modules}}, sys.modules"
+    )
+    subprocess.run([sys.executable, "-c", check, *words], check=True, capture_output=True)
+
+
 def test_a_missing_extra_is_named(run: Run, monkeypatch: pytest.MonkeyPatch):
     def fail(name: str):
         raise ModuleNotFoundError("No module named 'transformers.utils'", name="transformers.utils")
