@@ -186,7 +186,8 @@ def count_refusals(ground: Ground, fault: int, stride: int) -> dict:
     for at in range(1, len(calls) + 1, stride):
         ground.restore(None)
         code, words = ground.attempt(fault, at)
-        if code == 0:
+        needs = ("open", "write", "truncate", "mkdir")  # a full disk still renames and removes
+        if code == 0 and (fault == READ_ONLY or any(call.startswith(needs) for call in calls[at - 1 :])):
             silent.append(calls[at - 1])
         for line in words.splitlines():
             said.setdefault(line, calls[at - 1])

@@ -6,11 +6,11 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
-from torch.utils.tensorboard import SummaryWriter
 from transformers import PreTrainedModel, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
 from asterism.errors import NonFiniteLossError
 from asterism.training.run.checkpoint import TrainingState, save_checkpoint
+from asterism.training.run.events import EventFile
 from asterism.training.run.folder import RunFolder
 from asterism.training.run.picture import draw_history
 from asterism.training.run.progress import Display, Status
@@ -41,7 +41,7 @@ class Session(TrainerCallback):
         self.state = state
         self.display = display
         self.interrupts = interrupts
-        self.writer = SummaryWriter(str(folder.tensorboard), purge_step=state.step + 1)
+        self.events = EventFile(folder.tensorboard, first_step=state.step + 1)
         self.first_step = state.step
         self.started = time.monotonic() - state.seconds
         self.step_began = self.started
@@ -136,8 +136,7 @@ class Session(TrainerCallback):
     def record(self, **figures: float) -> None:
         """Add figures of this step to the history and to TensorBoard."""
         self.folder.append_history({"step": self.state.step, "seconds": round(self.state.seconds, 3), **figures})
-        for name, value in figures.items():
-            self.writer.add_scalar(name, value, self.state.step)
+        self.events.add(self.state.step, figures)
 
     def save(self) -> None:
         """Write a checkpoint of this step, unless there is one, and remove those before it."""
@@ -150,7 +149,7 @@ class Session(TrainerCallback):
 
     def close(self) -> None:
         """The sitting is over."""
-        self.writer.close()
+        self.events.close()
 
 
 def validation_metrics(metrics: Mapping[str, float]) -> dict[str, float]:
