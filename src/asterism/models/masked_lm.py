@@ -2,8 +2,7 @@
 
 from typing import Any
 
-import torch
-from torch import nn
+from torch import Tensor, nn
 from transformers.loss.loss_utils import ForMaskedLMLoss
 from transformers.modeling_outputs import MaskedLMOutput
 from transformers.models.bert.modeling_bert import BertForPreTrainingOutput
@@ -25,7 +24,7 @@ class MaskedLMHead(nn.Module):
         self.norm = nn.LayerNorm(config.embedding_width, eps=config.layer_norm_eps)
         self.decoder = nn.Linear(config.embedding_width, config.vocab_size)
 
-    def forward(self, hidden: torch.Tensor) -> torch.Tensor:
+    def forward(self, hidden: Tensor) -> Tensor:
         return self.decoder(self.norm(self.activation(self.dense(hidden))))
 
 
@@ -47,11 +46,11 @@ class _PredictsTokens(AsterismPreTrainedModel):
 
     def _predict(
         self,
-        hidden: torch.Tensor,
-        labels: torch.Tensor | None,
-        places: torch.Tensor | None,
+        hidden: Tensor,
+        labels: Tensor | None,
+        places: Tensor | None,
         loss_arguments: dict[str, Any],
-    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+    ) -> tuple[Tensor, Tensor | None]:
         """The logits of the tokens and, with labels, their mean loss, as AsterismForMaskedLM.forward says."""
         if places is not None:
             hidden = hidden.gather(1, places[:, :, None].expand(-1, -1, hidden.shape[-1]))
@@ -70,11 +69,7 @@ class AsterismForMaskedLM(_PredictsTokens):
 
     @encoder_head
     def forward(
-        self,
-        encoded: Encoded,
-        labels: torch.Tensor | None = None,
-        places: torch.Tensor | None = None,
-        **loss_arguments: Any,
+        self, encoded: Encoded, labels: Tensor | None = None, places: Tensor | None = None, **loss_arguments: Any
     ) -> MaskedLMOutput:
         """Logits [B, N, vocab_size] and, with labels, the mean loss in nats; inputs are those of AsterismModel.
 
@@ -103,9 +98,9 @@ class AsterismForPreTraining(_PredictsTokens):
     def forward(
         self,
         encoded: Encoded,
-        labels: torch.Tensor | None = None,
-        next_sentence_label: torch.Tensor | None = None,
-        places: torch.Tensor | None = None,
+        labels: Tensor | None = None,
+        next_sentence_label: Tensor | None = None,
+        places: Tensor | None = None,
         **loss_arguments: Any,
     ) -> BertForPreTrainingOutput:
         """Logits of the tokens and of the two answers [B, 2], and the sum of the losses whose labels are given.

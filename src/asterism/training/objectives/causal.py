@@ -25,7 +25,6 @@ from asterism.training.objectives.objective import (
     Outcome,
     Question,
     Report,
-    penalised,
 )
 from asterism.training.objectives.pretraining import Pretraining
 from asterism.training.run.arithmetic import arithmetic
@@ -134,8 +133,7 @@ class CausalBytes(Pretraining[Corpus]):
         """Mean nats per byte: every position predicts the next byte of its row."""
         rows = batch["rows"]
         with arithmetic(config.dtype, rows.device):
-            logits = model(input_ids=rows[:, :-1]).logits
-        return penalised(F.cross_entropy(logits.flatten(0, 1).float(), rows[:, 1:].flatten()), model)
+            return model(input_ids=rows[:, :-1], shift_labels=rows[:, 1:].contiguous()).loss
 
     def training_metrics(self, loss: float) -> dict[str, float]:
         """Bits instead of nats."""

@@ -30,7 +30,6 @@ from asterism.training.objectives.objective import (
     Outcome,
     Question,
     Report,
-    penalised,
 )
 from asterism.training.objectives.pretraining import Pretraining
 from asterism.training.run.arithmetic import arithmetic
@@ -192,11 +191,8 @@ class MaskedTokens(Pretraining[MaskedRows]):
     @classmethod
     def loss_of(cls, config: RunConfig, model: PreTrainedModel, batch: Mapping[str, torch.Tensor]) -> torch.Tensor:
         """Mean nats per masked token; with pairs, plus the mean nats of the answers to "does it follow"."""
-        logits, answers = _predict(model, batch, config)
-        loss = F.cross_entropy(logits, batch["labels"].flatten(), ignore_index=IGNORED)
-        if answers is not None:
-            loss = loss + F.cross_entropy(answers, batch["next_sentence_label"])
-        return penalised(loss, model)
+        with arithmetic(config.dtype, batch["input_ids"].device):
+            return model(**batch).loss
 
     def training_metrics(self, loss: float) -> dict[str, float]:
         """Without pairs the loss is that of masked tokens."""
@@ -365,9 +361,8 @@ def _predict(
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
     """Logits float32 [rows * masked_per_row, vocabulary] of the masked places alone, and with pairs [rows, 2]."""
     with arithmetic(config.dtype, batch["input_ids"].device):
-        inputs = {"input_ids": batch["input_ids"], "token_type_ids": batch.get("token_type_ids")}
-        hidden = model.model(**inputs).last_hidden_state
-        places = batch["places"][:, :, None].expand(-1, -1, hidden.shape[-1])
-        logits = model.lm_head(hidden.gather(1, places)).flatten(0, 1)
-        answers = model.next_sentence(model.pooler(hidden)) if config.next_sentence else None
-    return logits.float(), None if answers is None else answers.float()
+        asked = {name: batch[name] for name in ("input_ids", "token_type_ids", "places") if name in batch}
+        found = model(**asked)
+    if not config.next_sentence:
+        return found.logits.flatten(0, 1).float(), None
+    return found.prediction_logits.flatten(0, 1).float(), found.seq_relationship_logits.float()

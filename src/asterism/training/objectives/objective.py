@@ -192,9 +192,3 @@ class Objective(ABC, Generic[Data]):
 
     instead: ClassVar[str] = "score it with `asterism evaluate`"
     """What to ask a model that does not generate."""
-
-
-def penalised(loss: torch.Tensor, model: PreTrainedModel) -> torch.Tensor:
-    """The loss and, in training, what a model with adaptive spans adds to it."""
-    penalty = model.model.span_penalty() if model.training else None
-    return loss if penalty is None else loss + penalty
