@@ -1,7 +1,7 @@
-"""The configuration of an Asterism model: widths, depth, and the patterns as text.
+"""The configuration of an Asterism model: the fields of `asterism.shape`, and the patterns as text.
 
-A configuration is plain data. It always loads, so that a file can be looked at and repaired; what cannot work is
-refused when a model is built from it.
+A configuration is plain data. What a file holds always loads, so that it can be looked at and repaired. What cannot
+work is refused by the constructor where one field alone shows it, and otherwise when a model is built.
 """
 
 import difflib
