@@ -517,6 +517,18 @@ def test_one_table_of_fields() -> None:
     }
 
 
+def test_a_subclass_of_the_configuration_keeps_its_own_defaults() -> None:
+    class Wide(AsterismConfig):
+        """Wider."""
+
+        hidden_size: int = 512
+        own: int = 3
+
+    config = Wide(num_hidden_layers=2)
+    assert (config.hidden_size, config.own, config.num_hidden_layers, config.block) == (512, 3, 2, "pre_norm")
+    assert config.intermediate_size == 2048 and Wide.__doc__ == "Wider."
+
+
 def test_misspelt_patterns_and_fields() -> None:
     with pytest.raises(PatternError, match=r"(?s)fixd.*Did you mean 'fixed'\?"):
         AsterismForCausalLM(small_config("fixd(stride=8)"))

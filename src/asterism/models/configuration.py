@@ -22,10 +22,11 @@ class _FromTable(PreTrainedConfig):
     """Gives a subclass the fields of the table, before transformers makes a dataclass of it, and their help."""
 
     def __init_subclass__(cls, **arguments: Any) -> None:
-        for name, rule in RULES.items():
-            cls.__annotations__[name] = rule.type
-            setattr(cls, name, rule.default)
-        cls.__doc__ = f"{cls.__doc__}\n{described()}\n"
+        if _FromTable in cls.__bases__:  # and not a subclass of that one, which has its own defaults and words
+            for name, rule in RULES.items():
+                cls.__annotations__[name] = rule.type
+                setattr(cls, name, rule.default)
+            cls.__doc__ = f"{cls.__doc__}\n{described()}\n"
         super().__init_subclass__(**arguments)
 
 
