@@ -387,6 +387,20 @@ def test_a_pattern_is_not_parsed_again_while_it_lives(monkeypatch):
         by_text(text)
 
 
+def test_full_tiles_at_a_partial_end_have_kinds_of_their_own():
+    """20 keys in tiles of 16: four are left, and every kernel that reads whole tiles must cut there."""
+    plan = compile_pattern("dense()", 20, tile=16)
+    (part,) = plan.passes
+    assert part.kinds.tolist() == [0, 0, 0, 0] and not len(plan.masks)
+    kinds = plan.kinds_with_ends(part)
+    assert kinds.tolist() == [0, 1, 0, 1] and kinds.dtype == np.int32
+    full, cut = plan.tile_masks(np.arange(2, dtype=np.int32))
+    assert full.all() and cut[:, :4].all() and not cut[:, 4:].any()
+    whole = compile_pattern("causal()", 32, tile=16)
+    np.testing.assert_array_equal(whole.kinds_with_ends(whole.passes[0]), whole.passes[0].kinds)
+    assert len(whole.masks_with_ends) == 1 + len(whole.masks)
+
+
 def test_a_plan_cannot_be_changed():
     plan = compile_pattern(patterns.window(left=20), 300, tile=64)
     with pytest.raises(AttributeError):

@@ -235,10 +235,35 @@ class Plan:
 
     def tile_masks(self, kinds: Indices) -> Booleans:
         """The masks of tiles of the given kinds as booleans [len(kinds), tile, tile]; full tiles are all True."""
-        full = np.full((1, *self.masks.shape[1:]), ~np.uint64(0))
-        words = np.concatenate([full, self.masks])[kinds]
-        bits = np.unpackbits(words.view(np.uint8), axis=-1, bitorder="little")
+        bits = np.unpackbits(self.masks_with_ends[kinds].view(np.uint8), axis=-1, bitorder="little")
         return bits[..., : self.tile].astype(bool)
+
+    @cached_property
+    def masks_with_ends(self) -> NDArray[np.uint64]:
+        """The mask of every kind [kinds, tile, words]: full, `masks`, and full tiles cut off where keys end.
+
+        A full tile (kind 0) at a partial end of the keys has places that hold no key. Kernels that read whole tiles
+        must leave them out, so `kinds_with_ends` gives such tiles a kind for the width that remains.
+        """
+        words = self.masks.shape[2]
+        widths = [64 * words, *self._end_widths]
+        rows = (np.arange(64 * words) < np.array(widths)[:, None]).astype(np.uint8)
+        cut = np.packbits(rows, axis=-1, bitorder="little").view(np.uint64)[:, None].repeat(self.tile, axis=1)
+        return np.concatenate([cut[:1], self.masks, cut[1:]])
+
+    def kinds_with_ends(self, part: Pass) -> Indices:
+        """`part.kinds`, where a full tile that the last keys do not fill has the kind of its width."""
+        width = part.n_keys % self.tile
+        if not width:
+            return part.kinds
+        kind = 1 + len(self.masks) + self._end_widths.index(width)
+        at_end = (part.columns == part.n_keys // self.tile) & (part.kinds == 0)
+        return np.where(at_end, np.int32(kind), part.kinds)
+
+    @property
+    def _end_widths(self) -> list[int]:
+        """How many keys the last tiles of the passes hold where they are partial, ascending."""
+        return sorted({part.n_keys % self.tile for part in self.passes} - {0})
 
     def places(self, part: Pass, tiles: Integers | Indices, of_queries: bool) -> tuple[Integers, Booleans]:
         """Tokens of the tiles [n, tile], and which of them exist."""

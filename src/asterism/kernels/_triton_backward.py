@@ -16,7 +16,9 @@ from asterism.kernels._triton_device import (
     _load_sum,
     _narrow,
     _permitted,
+    _row_of_queries,
     _score,
+    _segments_of,
     _split_assignment,
     _store_sum,
     _tokens,
@@ -82,12 +84,10 @@ def grad_q(
     """The gradient of BLOCK_M queries from one piece, into grad or into the piece's slot."""
     BLOCKS: tl.constexpr = TILE // BLOCK_N
     batch, head, copy, piece, block = _assignment(pieces, heads, n_pieces, shared, TILE // BLOCK_M)
-    full, count = tl.load(piece + 3).to(tl.int32), tl.load(piece + 4).to(tl.int32)
-    entries += tl.load(piece + 2) * 3
-    query_slots = block * BLOCK_M + tl.arange(0, BLOCK_M)
-    places = tl.load(piece + 1).to(tl.int32) * TILE + query_slots
-    exists = places < n_rows
-    queries = _tokens(query_index, tl.minimum(places, n_rows - 1))
+    full, count, first_entry, query_slots, exists, queries = _row_of_queries(
+        piece, block, query_index, n_rows, TILE, BLOCK_M
+    )
+    entries += first_entry
     rows = (batch * n_heads + head) * n_queries + queries
     q_tile = _load(q + batch * q_batch + head * q_head, queries, q_token, q_feature, exists, WIDTH, BLOCK_D)
     g_tile = _load(grad_out, rows, VALUE_WIDTH, 1, exists, VALUE_WIDTH, BLOCK_V)
@@ -96,9 +96,7 @@ def grad_q(
     k += batch * k_batch + head // group * k_head
     v += batch * v_batch + head // group * v_head
     batch_keys = batch * n_keys
-    query_segments = queries
-    if segments is not None:
-        query_segments = tl.load(segments + batch_keys + query_offset + queries)
+    query_segments = _segments_of(segments, batch_keys + query_offset, queries)
     acc = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
     if key_mask is None and segments is None:
         for step in range(full * BLOCKS):

@@ -127,6 +127,28 @@ def _assignment(pieces, heads, n_pieces, shared, BLOCKS: tl.constexpr):
 
 
 @triton.jit
+def _row_of_queries(piece, block, query_index, n_rows, TILE: tl.constexpr, BLOCK_M: tl.constexpr):
+    """How many full tiles and others the piece has, where its entries begin, and BLOCK_M of its queries.
+
+    Of the queries: where they stand in their tile, which of them exist, and which tokens they are.
+    """
+    full, count = tl.load(piece + 3).to(tl.int32), tl.load(piece + 4).to(tl.int32)
+    query_slots = block * BLOCK_M + tl.arange(0, BLOCK_M)
+    places = tl.load(piece + 1).to(tl.int32) * TILE + query_slots
+    queries = _tokens(query_index, tl.minimum(places, n_rows - 1))
+    return full, count, tl.load(piece + 2) * 3, query_slots, places < n_rows, queries
+
+
+@triton.jit
+def _segments_of(segments, first, queries):
+    """The segments of the queries; without segments, anything of their shape."""
+    found = queries
+    if segments is not None:
+        found = tl.load(segments + first + queries)
+    return found
+
+
+@triton.jit
 def _split_assignment(splits, heads, n_splits, shared, BLOCKS: tl.constexpr):
     """Batch, head, copy, tile, first slot and number of slots of a split, and the block of its tile."""
     program = tl.program_id(0)
@@ -279,19 +301,15 @@ def forward(
     """Attention of BLOCK_M queries over one piece, into out and lse or into the piece's slot."""
     BLOCKS: tl.constexpr = TILE // BLOCK_N
     batch, head, copy, piece, block = _assignment(pieces, heads, n_pieces, shared, TILE // BLOCK_M)
-    full, count = tl.load(piece + 3).to(tl.int32), tl.load(piece + 4).to(tl.int32)
-    entries += tl.load(piece + 2) * 3
-    query_slots = block * BLOCK_M + tl.arange(0, BLOCK_M)
-    places = tl.load(piece + 1).to(tl.int32) * TILE + query_slots
-    exists = places < n_rows
-    queries = _tokens(query_index, tl.minimum(places, n_rows - 1))
+    full, count, first_entry, query_slots, exists, queries = _row_of_queries(
+        piece, block, query_index, n_rows, TILE, BLOCK_M
+    )
+    entries += first_entry
     q_tile = _load(q + batch * q_batch + head * q_head, queries, q_token, q_feature, exists, WIDTH, BLOCK_D)
     k += batch * k_batch + head // group * k_head
     v += batch * v_batch + head // group * v_head
     batch_keys = batch * n_keys
-    query_segments = queries
-    if segments is not None:
-        query_segments = tl.load(segments + batch_keys + query_offset + queries)
+    query_segments = _segments_of(segments, batch_keys + query_offset, queries)
     acc = tl.zeros([BLOCK_M, BLOCK_V], tl.float32)
     top = tl.full([BLOCK_M], float("-inf"), tl.float32)
     total = tl.zeros([BLOCK_M], tl.float32)

@@ -75,9 +75,7 @@ class TiledPlan:
 
 @lru_cache(maxsize=64)
 def tabulate(plan: Plan, device: torch.device, heads: int, kv_heads: int) -> TiledPlan:
-    tails = [part.n_keys % plan.tile for part in plan.passes]
-    kind_of_tail = {width: len(plan.masks) + 1 + number for number, width in enumerate(sorted(set(tails) - {0}))}
-    masks = _masks(plan, list(kind_of_tail))
+    masks = plan.masks_with_ends.view(np.int32)
     group = heads // kv_heads
     query_heads = [list(range(heads)) if plan.heads == 1 else list(part.heads) for part in plan.passes]
     key_heads = [sorted({head // group for head in own}) for own in query_heads]
@@ -89,7 +87,7 @@ def tabulate(plan: Plan, device: torch.device, heads: int, kv_heads: int) -> Til
             None if part.key_index is None else torch.tensor(part.key_index, device=device),
             part.n_queries,
             part.n_keys,
-            _rows(part, plan.tile, query_heads[number], kind_of_tail.get(tails[number], 0), fresh_rows[number], device),
+            _rows(part, plan, query_heads[number], fresh_rows[number], device),
             _columns(part, plan, key_heads[number], group, fresh_columns[number], device),
         )
         for number, part in enumerate(plan.passes)
@@ -102,18 +100,6 @@ def tabulate(plan: Plan, device: torch.device, heads: int, kv_heads: int) -> Til
         _are_all(query_heads, fresh_rows, heads),
         _are_all(key_heads, fresh_columns, kv_heads),
     )
-
-
-def _masks(plan: Plan, tail_widths: list[int]) -> _Array:
-    """int32 [kinds, tile, words]: the full tile, the plan's masks, and full tiles cut off after some keys."""
-    words = plan.masks.shape[2]
-    cut = np.zeros((1 + len(tail_widths), 1, words * 64), np.uint8)
-    for number, width in enumerate([words * 64, *tail_widths]):
-        cut[number, 0, :width] = 1
-    full, *tails = np.split(
-        np.packbits(cut, axis=-1, bitorder="little").view(np.uint64).repeat(plan.tile, axis=1), len(cut)
-    )
-    return np.ascontiguousarray(np.concatenate([full, plan.masks, *tails])).view(np.int32)
 
 
 def _fresh(whole: list[bool], heads: list[list[int]]) -> list[bool]:
@@ -131,14 +117,15 @@ def _are_all(heads: list[list[int]], fresh: list[bool], count: int) -> bool:
     return len(written) == count
 
 
-def _rows(part: Pass, tile: int, heads: list[int], tail_kind: int, fresh: bool, device: torch.device) -> Lists:
+def _rows(part: Pass, plan: Plan, heads: list[int], fresh: bool, device: torch.device) -> Lists:
     """The tile rows; a full tile that the last keys do not fill becomes a masked one."""
     which, row = part.entries()
-    last = -(-part.n_keys // tile) - 1
-    kind = np.where((part.columns == last) & (part.kinds == 0), tail_kind, part.kinds)
+    kind = plan.kinds_with_ends(part)
     shared = len(heads) if part.lists == 1 else 1
     entries = np.stack([part.columns, kind, np.zeros_like(kind)], axis=1)
-    return _lists(which, row, entries, (part.lists, -(-part.n_queries // tile)), heads, shared, tile, fresh, device)
+    return _lists(
+        which, row, entries, (part.lists, -(-part.n_queries // plan.tile)), heads, shared, plan.tile, fresh, device
+    )
 
 
 def _columns(part: Pass, plan: Plan, kv_heads: list[int], group: int, fresh: bool, device: torch.device) -> Lists:

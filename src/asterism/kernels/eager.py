@@ -67,29 +67,22 @@ class _Block:
 
 @lru_cache(maxsize=64)
 def _program(plan: Plan, device: torch.device, dtype: torch.dtype) -> _Program:
-    tile, n_masks = plan.tile, len(plan.masks)
-    allowed = plan.tile_masks(np.arange(n_masks + 1, dtype=np.int32))
-    tails = [(part, part.n_keys % tile) for part in plan.passes]
-    kind_of_tail = {width: n_masks + 1 + number for number, width in enumerate(sorted({w for _, w in tails if w}))}
-    cut = [np.broadcast_to(np.arange(tile) < width, (tile, tile)) for width in kind_of_tail]
-    allowed = np.concatenate([allowed, np.array(cut, bool).reshape(-1, tile, tile)])
     groups: list[_Group] = []
-    for part, width in tails:
-        groups += _group(part, tile, kind_of_tail.get(width, 0), plan.heads, device)
-    forbidden = torch.tensor(~allowed, device=device)
-    return _Program(tile, tuple(groups), forbidden, forbidden.all(dim=1), _bias(forbidden, dtype))
+    for part in plan.passes:
+        groups += _group(plan, part, device)
+    forbidden = torch.tensor(~plan.tile_masks(np.arange(len(plan.masks_with_ends), dtype=np.int32)), device=device)
+    return _Program(plan.tile, tuple(groups), forbidden, forbidden.all(dim=1), _bias(forbidden, dtype))
 
 
-def _group(part: Pass, tile: int, tail_kind: int, plan_heads: int, device: torch.device) -> Iterator[_Group]:
+def _group(plan: Plan, part: Pass, device: torch.device) -> Iterator[_Group]:
     """Rows of equal tile counts; rows with masks apart from rows without, further pieces of long rows apart."""
     tile_list, row = part.entries()
     place = tile_list * (part.row_offsets.shape[1] - 1) + row
     within = np.arange(len(row)) - part.row_offsets[:, :-1].ravel()[place]
-    most = max(1, _LONGEST_ROW // tile)
+    most = max(1, _LONGEST_ROW // plan.tile)
     _, piece, length = np.unique(place * (len(row) + 1) + within // most, return_inverse=True, return_counts=True)
     starts = np.cumsum(length) - length
-    last_column = -(-part.n_keys // tile) - 1
-    kinds = np.where((part.columns == last_column) & (part.kinds == 0), tail_kind, part.kinds)
+    kinds = plan.kinds_with_ends(part)
     masked = np.logical_or.reduceat(kinds != 0, starts) if len(starts) else np.zeros(0, bool)
     key = np.stack([tile_list[starts], within[starts] // most, length, masked], axis=1)
     query_index, key_index = (
@@ -99,7 +92,7 @@ def _group(part: Pass, tile: int, tail_kind: int, plan_heads: int, device: torch
     for which, _, count, has_mask in np.unique(key, axis=0):
         chosen = np.flatnonzero((key == [which, _, count, has_mask]).all(axis=1))
         entries = starts[chosen][:, None] + np.arange(count)
-        heads = part.heads if plan_heads > 1 else (None,)
+        heads = part.heads if plan.heads > 1 else (None,)
         for head in heads if part.lists == 1 else (heads[which],):
             yield _Group(
                 head,
