@@ -18,6 +18,9 @@ from asterism.errors import CheckpointError, ConfigurationError, DataError, NonF
 from asterism.models import AsterismConfig, AsterismForMaskedLM
 from asterism.randomness import isolated
 from asterism.training import FineTuneConfig, evaluate, open_run, train
+from asterism.training.objectives.objective import Metric
+from asterism.training.run import picture
+from asterism.training.run.folder import RunFolder
 from asterism.training.run.loop import quiet_transformers
 from asterism.training.tasks.classification import Classification, Document
 from asterism.training.tasks.encoder import encoder_shape, load_encoder, longest, new_encoder
@@ -259,6 +262,14 @@ def test_rotary_positions_have_no_end(settings, tmp_path):
 def test_a_model_that_counts_from_its_padding_but_names_none_does_not_say_its_length():
     assert longest(RobertaConfig(pad_token_id=1, max_position_embeddings=514)) == 512
     assert longest(RobertaConfig(pad_token_id=None, max_position_embeddings=514)) is None
+
+
+def test_the_picture_of_a_fine_tuning_has_the_loss_and_the_score(finished, tmp_path, monkeypatch):
+    drawn = []
+    monkeypatch.setattr(picture, "_draw", lambda axes, history, metric: drawn.append(metric.name))
+    history = RunFolder(finished["tag"][0]).read_history()
+    picture.draw_history(history, Metric("entity_f1", "entity f1", lower_is_better=False), tmp_path / "loss.png")
+    assert drawn == ["loss", "entity_f1"] and any("loss" in entry for entry in history)
 
 
 # --- what is asked of a finished run --------------------------------------------------------------------------------

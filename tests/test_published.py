@@ -63,8 +63,8 @@ def test_the_ends_of_names_say_the_shape(name: str) -> None:
 @pytest.mark.parametrize("name", [name for name in PUBLISHED if name.endswith("-tiny")])
 def test_a_twin_differs_in_sizes_only(name: str) -> None:
     """Every field that is no size and no text of mixers is that of the model it is a twin of."""
-    stem = name.removesuffix("-tiny")
-    big = published(f"{stem}-small" if stem.startswith("all-attention") else f"{stem}-base")
+    other_names = {"all-attention-tiny": "all-attention-enwik8-small", "bigbird-tiny": "bigbird-itc-base"}
+    big = published(other_names.get(name, f"{name.removesuffix('-tiny')}-base"))
     tiny = published(name)
     numbers = {"hidden_size", "vocab_size", "intermediate_size", "max_position_embeddings", "query_key_dim"}
     numbers |= {"num_hidden_layers", "num_attention_heads", "num_key_value_heads", "embedding_size", "global_tokens"}

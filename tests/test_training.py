@@ -313,6 +313,16 @@ def test_a_run_is_resumed_by_the_verb_that_began_it(finished, capsys):
     assert f"resume with: asterism train --folder {finished[0]} --resume" in err and (out, err.count("\n")) == ("", 1)
 
 
+def test_a_dry_run_of_a_resumed_run_tells_what_is_left(tiny, interrupted, capsys):
+    """`tiny` is of no recipe."""
+    assert main(["train", "--resume", "--dry-run", "--folder", str(interrupted)]) == 0
+    out = capsys.readouterr().out
+    assert f"resumes     {interrupted / 'checkpoints' / 'step-00000014'}, after 14 steps\n" in out
+    assert f"parameters  {open_run(interrupted).model.num_parameters():,}\n" in out
+    assert "run         16 more steps" in out
+    assert f"step        {tiny.batch_size * tiny.context:,} bytes" in out
+
+
 def test_a_finished_run_reports_what_it_came_to(finished, interrupted):
     assert report(finished[0]) == report(open_run(finished[0])) == finished[1]
     with pytest.raises(CheckpointError, match="is not finished"):

@@ -21,31 +21,39 @@ _MEMORY = ("weight", "gradient", "optimizer", "activation", "plan")
 def run(argv: Sequence[str]) -> None:
     arguments, config = read_arguments(argv)
     if arguments.dry_run:
-        _tell_cost(config, arguments.json)
+        _tell_cost(config, arguments.folder if arguments.resume else None, arguments.json)
         return
     train_and_tell(config, arguments.folder, resume=arguments.resume, as_json=arguments.json)
 
 
-def _tell_cost(config: RunConfig, as_json: bool) -> None:
-    from asterism.training.run.estimate import estimate  # takes seconds to import
+def _tell_cost(config: RunConfig, resumed: str | None, as_json: bool) -> None:
+    """What a run will cost; of one that goes on in a folder, what it costs from its newest checkpoint."""
+    from asterism.training.run.checkpoint import read_state  # takes seconds to import
+    from asterism.training.run.estimate import estimate
+    from asterism.training.run.folder import RunFolder
 
-    cost = estimate(config)
+    own = RunFolder(resumed).latest_checkpoint() if resumed is not None else None
+    done = 0 if own is None else read_state(own).step
+    cost = estimate(config, own)
     if as_json:
-        print_json({"recipe": config.recipe, **asdict(cost), "memory": cost.memory})
+        print_json({"recipe": config.recipe, **asdict(cost), "memory": cost.memory, "steps_done": done})
         return
     mixing = cost.mixing_flops_per_step / cost.flops_per_step
     parts = [f"{part} {amount(getattr(cost, f'{part}_memory'), 'B')}" for part in _MEMORY]
-    print(getdoc(RECIPES[config.recipe]))
+    known = config.recipe in RECIPES
+    print(getdoc(RECIPES[config.recipe]) if known else f"Settings of its own: recipe {config.recipe}.")
     print()
-    if config.init_from is not None:
+    if own is not None:
+        print(f"resumes     {own}, after {done:,} steps")
+    elif config.init_from is not None:
         print(f"init from   {config.init_from}, in place of the recipe's model and tokenizer")
     print(f"mixers      {_summary(cost.mixers)}")
     print(f"parameters  {cost.parameters:,}")
-    print(
-        f"step        {cost.tokens_per_step:,} {cost.unit}, {amount(cost.flops_per_step, 'FLOP')} ({mixing:.0%} mixing)"
-    )
+    flops = amount(cost.flops_per_step, "FLOP")
+    print(f"step        {cost.tokens_per_step:,} {cost.unit}, {flops} ({mixing:.0%} mixing)")
     limit = "" if config.minutes is None else f"; ends after {config.minutes:g} minutes at the latest"
-    print(f"run         {cost.steps:,} steps, {amount(cost.flops_per_step * cost.steps, 'FLOP')}{limit}")
+    left = cost.steps - done
+    print(f"run         {left:,} {'more ' if done else ''}steps, {amount(cost.flops_per_step * left, 'FLOP')}{limit}")
     print(f"memory      {amount(cost.memory, 'B')}: {', '.join(parts)}")
 
 

@@ -59,7 +59,7 @@ def bigbird_itc_large() -> AsterismConfig:
     return _bigbird(_bigbird_layers(24, heads=16), **LARGE)
 
 
-def bigbird_itc_tiny() -> AsterismConfig:
+def bigbird_tiny() -> AsterismConfig:
     """The twin of bigbird-itc-base: blocks of 32, a window of 3 blocks, 1 random block and 2 global ones."""
     return _bigbird(_bigbird_layers(4, heads=3, block=32, random=1), **TINY)
 
@@ -162,7 +162,7 @@ def all_attention_enwik8_large() -> AsterismConfig:
     return _all_attention(36, 2048, span=8192, dropout=0.4)
 
 
-def all_attention_enwik8_tiny() -> AsterismConfig:
+def all_attention_tiny() -> AsterismConfig:
     """The twin of the all-attention models: four layers of width 192, 256 persistent vectors, spans up to 256."""
     return _all_attention(4, 256, span=256, dropout=0.0, hidden_size=192, num_attention_heads=3)
 
@@ -236,7 +236,7 @@ PUBLISHED: dict[str, Callable[[], AsterismConfig]] = {
     "bert-tiny": bert_tiny,
     "bigbird-itc-base": bigbird_itc_base,
     "bigbird-itc-large": bigbird_itc_large,
-    "bigbird-itc-tiny": bigbird_itc_tiny,
+    "bigbird-tiny": bigbird_tiny,
     "bigbird-etc-base": bigbird_etc_base,
     "bigbird-etc-tiny": bigbird_etc_tiny,
     "longformer-base": longformer_base,
@@ -250,7 +250,7 @@ PUBLISHED: dict[str, Callable[[], AsterismConfig]] = {
     "fnet-hybrid-tiny": fnet_hybrid_tiny,
     "all-attention-enwik8-small": all_attention_enwik8_small,
     "all-attention-enwik8-large": all_attention_enwik8_large,
-    "all-attention-enwik8-tiny": all_attention_enwik8_tiny,
+    "all-attention-tiny": all_attention_tiny,
 }
 
 

@@ -6,28 +6,15 @@ each of which reads a cache of the bytes before it; Adagrad at 0.07, warm-up ove
 many bytes in a step, and the optimiser is Adam. Inferred: its learning rate, betas and decay.
 """
 
-from asterism.training.recipes.shape import published_shape
+from asterism.training.recipes.shape import full_size, published_shape, ten_minutes
 from asterism.training.run.configuration import RunConfig
 
 
 def all_attention_tiny() -> RunConfig:
     """Bytes without feed-forward parts, for two CPU cores and ten minutes: the settings of bytes-small."""
-    return RunConfig(
-        recipe="all-attention-tiny",
-        model=published_shape("all-attention-enwik8-tiny", max_position_embeddings=None),
-        context=1024,
-        batch_size=4,
-        steps=20_000,
-        minutes=10.0,
-        optimizer="muon",
-        learning_rate=3e-3,
-        warmup_steps=50,
-        weight_decay=0.1,
-        log_every=20,
-        evaluation_every=400,
-        evaluation_bytes=65_536,
-        checkpoint_every=400,
-    )
+    name = "all-attention-tiny"
+    shape = published_shape(name, max_position_embeddings=None)
+    return ten_minutes(name, shape, every=400, learning_rate=3e-3, evaluation_bytes=65_536)
 
 
 def all_attention_enwik8_small() -> RunConfig:
@@ -42,20 +29,13 @@ def all_attention_enwik8_large() -> RunConfig:
 
 def _enwik8(name: str, steps: int) -> RunConfig:
     """A run with the settings that both share (module docstring)."""
-    return RunConfig(
-        recipe=name,
-        model=published_shape(name),
+    return full_size(
+        name,
+        published_shape(name),
         context=8192,
         batch_size=4,
         gradient_accumulation_steps=4,
-        gradient_checkpointing=True,
         steps=steps,
         learning_rate=3.5e-4,
         warmup_steps=32_000,
-        beta2=0.999,
-        gradient_clip=1.0,
-        log_every=50,
-        evaluation_every=1_000,
-        evaluation_bytes=1_000_000,
-        checkpoint_every=1_000,
     )

@@ -13,13 +13,13 @@ bring the unnormalised transform back to size.
 
 from typing import Any
 
-from asterism.training.recipes.shape import published_shape
+from asterism.training.recipes.shape import full_size, published_shape, ten_minutes
 from asterism.training.run.configuration import RunConfig
 
 
 def bert_tiny() -> RunConfig:
     """The dense twin, with which to compare the others: every token reads all 1,024."""
-    return _tiny("bert-tiny", "bert-tiny", **_ATTENTION)
+    return _tiny("bert-tiny", **_ATTENTION)
 
 
 def bigbird_tiny() -> RunConfig:
@@ -27,32 +27,32 @@ def bigbird_tiny() -> RunConfig:
 
     Its masked loss falls well below what the frequencies of tokens give, on text that every Python carries.
     """
-    return _tiny("bigbird-tiny", "bigbird-itc-tiny", **_ATTENTION)
+    return _tiny("bigbird-tiny", **_ATTENTION)
 
 
 def bigbird_etc_tiny() -> RunConfig:
     """BigBird-ETC for two CPU cores and ten minutes: a window of blocks, and 32 global tokens in front of 1,024."""
-    return _tiny("bigbird-etc-tiny", "bigbird-etc-tiny", **_ATTENTION)
+    return _tiny("bigbird-etc-tiny", **_ATTENTION)
 
 
 def longformer_tiny() -> RunConfig:
     """Longformer for two CPU cores and ten minutes: a window, and one global token with projections of its own."""
-    return _tiny("longformer-tiny", "longformer-tiny", **_ATTENTION)
+    return _tiny("longformer-tiny", **_ATTENTION)
 
 
 def star_tiny() -> RunConfig:
     """A star with a ring for two CPU cores and ten minutes: every token reads its neighbours and the first token."""
-    return _tiny("star-tiny", "star-tiny", **_ATTENTION)
+    return _tiny("star-tiny", **_ATTENTION)
 
 
 def fnet_tiny() -> RunConfig:
     """FNet for two CPU cores and ten minutes: Fourier mixing in the place of attention."""
-    return _tiny("fnet-tiny", "fnet-tiny")
+    return _tiny("fnet-tiny")
 
 
 def fnet_hybrid_tiny() -> RunConfig:
     """FNet with attention in the last two layers, for two CPU cores and ten minutes."""
-    return _tiny("fnet-hybrid-tiny", "fnet-hybrid-tiny")
+    return _tiny("fnet-hybrid-tiny")
 
 
 def bert_base() -> RunConfig:
@@ -142,47 +142,29 @@ _ATTENTION = {
 """Where twins with attention differ from their published relatives and from the twins of FNet."""
 
 
-def _tiny(recipe: str, model: str, *, learning_rate: float = 3e-3, **shape: Any) -> RunConfig:
-    """A run of ten minutes on two CPU cores; vocabulary and positions follow the tokenizer and the context."""
-    return RunConfig(
-        recipe=recipe,
-        model=published_shape(model, vocab_size=None, max_position_embeddings=None, dropout=0.0, **shape),
+def _tiny(name: str, *, learning_rate: float = 3e-3, **shape: Any) -> RunConfig:
+    """A run of ten minutes; vocabulary and positions follow the tokenizer and the context."""
+    return ten_minutes(
+        name,
+        published_shape(name, vocab_size=None, max_position_embeddings=None, dropout=0.0, **shape),
+        every=200,
         objective="mlm",
         tokenizer="bpe:4096",
-        context=1024,
-        batch_size=4,
-        steps=20_000,
-        minutes=10.0,
-        optimizer="muon",
         learning_rate=learning_rate,
-        warmup_steps=50,
-        weight_decay=0.1,
-        log_every=20,
-        evaluation_every=200,
-        evaluation_bytes=131_072,
-        checkpoint_every=200,
     )
 
 
 def _pretraining(name: str, tokenizer: str, context: int, *, steps: int = 1_000_000, **settings: Any) -> RunConfig:
     """A run with the settings that are common to all (module docstring)."""
-    return RunConfig(
-        recipe=name,
-        model=published_shape(name),
+    return full_size(
+        name,
+        published_shape(name),
         objective="mlm",
         tokenizer=tokenizer,
         context=context,
         steps=steps,
-        gradient_checkpointing=True,
         learning_rate=1e-4,
         warmup_steps=10_000,
         schedule="linear",
-        beta2=0.999,
-        weight_decay=0.01,
-        gradient_clip=1.0,
-        log_every=50,
-        evaluation_every=1_000,
-        evaluation_bytes=1_000_000,
-        checkpoint_every=1_000,
         **settings,
     )

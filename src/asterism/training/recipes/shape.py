@@ -1,9 +1,9 @@
-"""The shape of a published model, as a recipe needs it."""
+"""What recipes have in common: the shape of a published model, and the settings of short runs and of long ones."""
 
 from dataclasses import fields
 from typing import Any
 
-from asterism.training.run.configuration import ModelConfig
+from asterism.training.run.configuration import ModelConfig, RunConfig
 
 
 def published_shape(name: str, **changes: Any) -> ModelConfig:
@@ -21,3 +21,39 @@ def published_shape(name: str, **changes: Any) -> ModelConfig:
             values[size] = None
     frozen = {field: tuple(value) if isinstance(value, list) else value for field, value in values.items()}
     return ModelConfig(**(frozen | changes))
+
+
+def ten_minutes(recipe: str, model: ModelConfig, *, every: int, **settings: Any) -> RunConfig:
+    """A run of ten minutes on two CPU cores: small batches and Muon; scored and saved every so many steps."""
+    return RunConfig(
+        recipe=recipe,
+        model=model,
+        context=1024,
+        batch_size=4,
+        steps=20_000,
+        minutes=10.0,
+        optimizer="muon",
+        warmup_steps=50,
+        weight_decay=0.1,
+        log_every=20,
+        evaluation_every=every,
+        checkpoint_every=every,
+        **settings,
+    )
+
+
+def full_size(recipe: str, model: ModelConfig, **settings: Any) -> RunConfig:
+    """A run at a published size: blocks computed again in the backward pass, AdamW with beta2 0.999."""
+    return RunConfig(
+        recipe=recipe,
+        model=model,
+        gradient_checkpointing=True,
+        beta2=0.999,
+        weight_decay=0.01,
+        gradient_clip=1.0,
+        log_every=50,
+        evaluation_every=1_000,
+        evaluation_bytes=1_000_000,
+        checkpoint_every=1_000,
+        **settings,
+    )

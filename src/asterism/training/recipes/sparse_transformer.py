@@ -9,6 +9,7 @@ says what else is inferred.
 
 from typing import Any
 
+from asterism.training.recipes.shape import full_size, ten_minutes
 from asterism.training.run.configuration import ModelConfig, RunConfig
 
 
@@ -20,28 +21,14 @@ def bytes_small() -> RunConfig:
     So short a run wants a small model, small batches and fast learning: rotary positions, Muon, and the larger of the
     two readings of the paper's initialisation.
     """
-    return RunConfig(
-        recipe="bytes-small",
-        model=ModelConfig(
-            mixers="window(left=255) | columns(period=64, first=56, count=8) & causal()",
-            hidden_size=192,
-            num_attention_heads=3,
-            position_type="rotary",
-            initializer_gain=0.354,
-        ),
-        context=1024,
-        batch_size=4,
-        steps=20_000,
-        minutes=10.0,
-        optimizer="muon",
-        learning_rate=6e-3,
-        warmup_steps=50,
-        weight_decay=0.1,
-        log_every=20,
-        evaluation_every=400,
-        evaluation_bytes=65_536,
-        checkpoint_every=400,
+    shape = ModelConfig(
+        mixers="window(left=255) | columns(period=64, first=56, count=8) & causal()",
+        hidden_size=192,
+        num_attention_heads=3,
+        position_type="rotary",
+        initializer_gain=0.354,
     )
+    return ten_minutes("bytes-small", shape, every=400, learning_rate=6e-3, evaluation_bytes=65_536)
 
 
 def sparse_transformer_enwik8() -> RunConfig:
@@ -53,8 +40,8 @@ def sparse_transformer_enwik8() -> RunConfig:
     """
     context, batch_size = 12_288, 16
     return _child_2019(
-        recipe="sparse-transformer-enwik8",
-        model=ModelConfig(
+        "sparse-transformer-enwik8",
+        ModelConfig(
             mixers="fixed(stride=128, summary=32, heads=8)",
             hidden_size=512,
             num_hidden_layers=30,
@@ -80,8 +67,8 @@ def sparse_transformer_cifar10() -> RunConfig:
     """
     context, batch_size = 3_072, 32
     return _child_2019(
-        recipe="sparse-transformer-cifar10",
-        model=ModelConfig(
+        "sparse-transformer-cifar10",
+        ModelConfig(
             mixers="strided(stride=96)",
             hidden_size=256,
             num_hidden_layers=128,
@@ -108,8 +95,8 @@ def sparse_transformer_imagenet64() -> RunConfig:
     """
     context, batch_size = 12_288, 64
     return _child_2019(
-        recipe="sparse-transformer-imagenet64",
-        model=ModelConfig(
+        "sparse-transformer-imagenet64",
+        ModelConfig(
             mixers="strided(stride=128)",
             hidden_size=512,
             num_hidden_layers=48,
@@ -137,8 +124,8 @@ def sparse_transformer_music() -> RunConfig:
     """
     context = 65_536
     return _child_2019(
-        recipe="sparse-transformer-music",
-        model=ModelConfig(
+        "sparse-transformer-music",
+        ModelConfig(
             mixers="strided(stride=256)",
             hidden_size=512,
             num_hidden_layers=48,
@@ -154,18 +141,6 @@ def sparse_transformer_music() -> RunConfig:
     )
 
 
-def _child_2019(**settings: Any) -> RunConfig:
+def _child_2019(recipe: str, model: ModelConfig, **settings: Any) -> RunConfig:
     """A run with the settings that all recipes of Child 2019 share (module docstring)."""
-    return RunConfig(
-        gradient_checkpointing=True,
-        learning_rate=3.5e-4,
-        warmup_steps=5_000,
-        beta2=0.999,
-        weight_decay=0.01,
-        gradient_clip=1.0,
-        log_every=50,
-        evaluation_every=1_000,
-        evaluation_bytes=1_000_000,
-        checkpoint_every=1_000,
-        **settings,
-    )
+    return full_size(recipe, model, learning_rate=3.5e-4, warmup_steps=5_000, **settings)

@@ -8,6 +8,7 @@ shapes and no data. Nothing here repeats how a layer is built, so nothing here c
 from collections import Counter
 from dataclasses import dataclass
 from math import log2
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -64,9 +65,12 @@ _WEIGHT_PRODUCTS = (torch.ops.aten.mm, torch.ops.aten.addmm)
 """What linear layers call; products of two activations are batched."""
 
 
-def estimate(config: RunConfig) -> Estimate:
-    """The costs of a run. Raises ConfigurationError or PatternError for a model that cannot be built."""
-    objective, shape = _foundations(config)
+def estimate(config: RunConfig, own: Path | None = None) -> Estimate:
+    """The costs of a run; `own` is the newest checkpoint of one that goes on.
+
+    Raises ConfigurationError or PatternError for a model that cannot be built.
+    """
+    objective, shape = _foundations(config, own)
     with torch.device("meta"):
         model = objective.model_class(config)(shape)
     parameters = model.num_parameters()
@@ -89,11 +93,11 @@ def estimate(config: RunConfig) -> Estimate:
     )
 
 
-def _foundations(config: RunConfig) -> tuple[type[Pretraining[Any]], AsterismConfig]:
+def _foundations(config: RunConfig, own: Path | None) -> tuple[type[Pretraining[Any]], AsterismConfig]:
     """The objective and the model's configuration."""
     objective = OBJECTIVES.load(config.objective)
     assert issubclass(objective, Pretraining)  # as the configuration's kind says
-    return objective, objective.foundations(config)[2]
+    return objective, objective.foundations(config, own)[2]
 
 
 def _mixing(config: RunConfig, model: AsterismConfig) -> tuple[int, int]:

@@ -1,24 +1,38 @@
-"""The metric of a run over its steps as a picture, drawn from its history."""
+"""A run over its steps as a picture, drawn from its history: the metric, and the loss beside it if that is another."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
 
 from asterism.files import replacing_file
 from asterism.training.objectives.objective import Metric
 
+LOSS = Metric("loss", "loss in nats")
+
 
 def draw_history(history: Sequence[Mapping[str, Any]], metric: Metric, path: Path) -> None:
-    """Write a PNG with the metric, in training and on the validation split, over steps."""
-    figure = Figure(figsize=(8, 5), layout="constrained")
+    """Write a PNG with the metric, in training and on the validation split, over steps.
+
+    Where training knows the loss alone, as in fine-tuning, the loss stands in a panel of its own beside the metric.
+    """
+    panels = [metric] if any(metric.name in entry for entry in history) else [LOSS, metric]
+    figure = Figure(figsize=(8, 5) if len(panels) == 1 else (12, 5), layout="constrained")
     FigureCanvasAgg(figure)
-    axes = figure.add_subplot()
+    for axes, drawn in zip(figure.subplots(1, len(panels), squeeze=False)[0], panels, strict=True):
+        _draw(axes, history, drawn)
+    with replacing_file(path) as temporary:
+        figure.savefig(temporary, dpi=120, format="png")
+
+
+def _draw(axes: Axes, history: Sequence[Mapping[str, Any]], metric: Metric) -> None:
     for field, label, style in (
-        (metric.name, "training", "-"),
-        (f"validation_{metric.name}", "validation", "o-"),
+        (metric.name, "training", "C0-"),
+        (f"validation_{metric.name}", "validation", "C1o-"),
     ):
         points = [(entry["step"], entry[field]) for entry in history if field in entry]
         if points:
@@ -26,8 +40,7 @@ def draw_history(history: Sequence[Mapping[str, Any]], metric: Metric, path: Pat
     axes.set_xlabel("step")
     axes.set_ylabel(f"{metric.label} ({'lower' if metric.lower_is_better else 'higher'} is better)")
     axes.set_ylim(bottom=0)
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     axes.grid(alpha=0.3)
     if axes.lines:
         axes.legend()
-    with replacing_file(path) as temporary:
-        figure.savefig(temporary, dpi=120, format="png")
