@@ -1,0 +1,209 @@
+"""Where the CPU kernel's library is kept: who is trusted, where it goes instead, and who needs a compiler.
+
+Nothing is compiled here: a stand-in for the compiler copies the library that this process uses.
+"""
+
+import logging
+import os
+import platform
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from kernel_cases import has_compiler
+from test_kernels_build import REFUSAL, start
+
+from asterism.errors import KernelError
+from asterism.kernels.cpu import build, cache
+
+pytestmark = pytest.mark.skipif(not has_compiler(), reason="no C++ compiler on this machine")
+
+STAND_IN = """#!/bin/sh
+echo run >> "{runs}"
+while [ "$1" != -o ]; do shift; done
+cp "{library}" "$2"
+"""
+
+
+@pytest.fixture
+def runs(tmp_path, monkeypatch):
+    """A file with a line for each run of the compiler; the cache is empty, at tmp_path / "cache"."""
+    library, compiler = build.library()._name, tmp_path / "c++"
+    compiler.write_text(STAND_IN.format(runs=tmp_path / "runs", library=library))
+    compiler.chmod(0o755)
+    monkeypatch.setenv("CXX", str(compiler))
+    monkeypatch.setenv("ASTERISM_CACHE", str(tmp_path / "cache"))
+    return tmp_path / "runs"
+
+
+@pytest.fixture
+def warm(runs, tmp_path, monkeypatch):
+    """The cache with a library, and no compiler any more."""
+    found()
+    monkeypatch.setenv("CXX", "/missing/c++")
+    return tmp_path / "cache"
+
+
+def found() -> Path:
+    """The library that a fresh process would use."""
+    return Path(build.library.__wrapped__()._name)
+
+
+def refusal(monkeypatch, caplog) -> str:
+    """How a named kernel is refused; "auto" must do without it, and say the same in one line."""
+    with pytest.raises(KernelError) as error:
+        found()
+    monkeypatch.setattr(build, "library", build.library.__wrapped__)
+    caplog.clear()
+    assert build._can_be_had.__wrapped__() is False
+    (record,) = (record for record in caplog.records if record.levelno == logging.WARNING and "eager" in record.message)
+    assert str(error.value) in record.message and "\n" not in record.message
+    return str(error.value)
+
+
+def test_a_warm_cache_needs_no_compiler(warm):
+    assert found().is_relative_to(warm)
+
+
+def test_a_second_process_does_not_run_the_compiler(runs):
+    first = found()
+    assert runs.read_text() == "run\n"
+    assert found() == first and runs.read_text() == "run\n"
+
+
+def test_another_compiler_builds_its_own(runs, monkeypatch):
+    first = found()
+    monkeypatch.setenv("CXX", f"{os.environ['CXX']} -mno-avx512f")
+    assert found() != first and runs.read_text() == "run\nrun\n"
+    compiler = Path(os.environ["CXX"].split()[0])
+    compiler.write_text(compiler.read_text() + "# a new version\n")
+    assert found() != first and runs.read_text() == "run\n" * 3
+
+
+@pytest.mark.parametrize("mode", (0o777, 0o1777, 0o770))
+def test_a_folder_that_others_can_write_to_is_refused(warm, mode, monkeypatch, caplog):
+    if mode == 0o770:
+        os.chown(warm, -1, other_group())
+    warm.chmod(mode)
+    assert f"{warm} can be written by other users (mode {mode:o})" in refusal(monkeypatch, caplog)
+
+
+def other_group():
+    own = os.getgroups() if os.geteuid() else [12345]
+    groups = [group for group in own if group != os.getegid()]
+    return groups[0] if groups else pytest.skip("this user has no second group")
+
+
+@pytest.mark.parametrize("part", ("kernel.so", "."))
+def test_a_library_that_others_can_write_to_is_refused(warm, part, monkeypatch, caplog):
+    (folder,) = warm.iterdir()
+    (folder / part).chmod(0o702)
+    assert str(folder / part) in refusal(monkeypatch, caplog)
+
+
+def test_a_folder_below_one_that_others_can_write_to_is_refused(warm, monkeypatch, caplog):
+    warm.parent.chmod(0o1777)  # as /tmp: others cannot remove what is ours
+    assert found().is_relative_to(warm)
+    warm.parent.chmod(0o777)
+    assert f"{warm.parent} can be written" in refusal(monkeypatch, caplog)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a folder away")
+@pytest.mark.parametrize("linked", (False, True))
+def test_what_belongs_to_others_is_refused(warm, linked, tmp_path, monkeypatch, caplog):
+    os.chown(warm, 12345, -1)
+    (tmp_path / "link").symlink_to(warm)
+    monkeypatch.setenv("ASTERISM_CACHE", str(tmp_path / "link" if linked else warm))
+    assert f"{warm} belongs to another user (12345)" in refusal(monkeypatch, caplog)
+
+
+def test_without_a_home_the_temporary_folder_serves(warm, tmp_path, monkeypatch, caplog):
+    """It must be the user's own, whatever lies there already."""
+    own = tmp_path / f"asterism-{os.geteuid()}"
+    warm.rename(own)
+    monkeypatch.delenv("ASTERISM_CACHE")
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+    monkeypatch.setenv("HOME", "/dev/null")
+    monkeypatch.setattr(cache.tempfile, "gettempdir", lambda: str(tmp_path))
+    assert found().is_relative_to(own)
+    own.chmod(0o777)
+    said = refusal(monkeypatch, caplog)
+    assert "/dev/null" in said and f"{own} can be written" in said
+
+
+def test_places(monkeypatch):
+    monkeypatch.delenv("ASTERISM_CACHE", raising=False)
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+    temporary = Path(cache.tempfile.gettempdir(), f"asterism-{os.geteuid()}")
+    monkeypatch.setenv("HOME", "/home/me")
+    assert list(cache.places()) == [Path("/home/me/.cache/asterism"), temporary]
+    monkeypatch.setenv("XDG_CACHE_HOME", "/fast")
+    assert list(cache.places()) == [Path("/fast/asterism"), temporary]
+    monkeypatch.delenv("XDG_CACHE_HOME")
+    monkeypatch.setattr(cache.os.path, "expanduser", lambda path: path)  # neither $HOME nor an entry in the users' file
+    assert list(cache.places()) == [temporary]
+    monkeypatch.setenv("ASTERISM_CACHE", "/mine")
+    assert list(cache.places()) == [Path("/mine")]
+
+
+def test_a_library_that_cannot_be_loaded_is_refused(warm, monkeypatch, caplog):
+    """As on a machine without libgomp: the library is whole, and the loader refuses it."""
+    (library,) = warm.rglob("kernel.so")
+    source = warm.parent / "needy.cpp"
+    source.write_text("int missing(); int needed() { return missing(); }")
+    library.unlink()  # not written over: this process has it loaded
+    subprocess.run([shutil.which("c++"), "-shared", "-fPIC", "-Wl,-z,now", "-o", library, source], check=True)
+    (library.parent / "kernel.sha256").write_text(build._digest_of_library(library.parent))
+    monkeypatch.setenv("ASTERISM_CACHE", str(warm.rename(warm.parent / "unknown to the loader")))
+    assert "missing" in refusal(monkeypatch, caplog)
+
+
+def test_a_compiler_that_cannot_be_run(runs, monkeypatch, caplog):
+    Path(os.environ["CXX"]).write_bytes(b"\0not a program")
+    assert "does not run" in refusal(monkeypatch, caplog)
+
+
+def test_what_a_killed_build_left_is_removed(runs, tmp_path):
+    for name, age in (("building-old", 7200), ("building-now", 0)):
+        (tmp_path / "cache" / name).mkdir(parents=True)
+        changed = (tmp_path / "cache" / name).stat().st_mtime - age
+        os.utime(tmp_path / "cache" / name, (changed, changed))
+    (tmp_path / "cache").chmod(0o700)
+    found()
+    assert [file.name for file in (tmp_path / "cache").glob("building-*")] == ["building-now"]
+
+
+# The process mounts the folder for itself alone.
+MOUNT = """
+import ctypes, os, sys
+libc = ctypes.CDLL(None, use_errno=True)
+NEWNS, NOEXEC, PRIVATE = 0x20000, 8, 0x44000
+folder = os.environ["ASTERISM_CACHE"].encode()
+if os.geteuid() or libc.unshare(NEWNS) or libc.mount(None, b"/", None, PRIVATE, None):
+    sys.exit(77)
+if libc.mount(b"tmpfs", folder, b"tmpfs", NOEXEC, b"mode=700"):
+    sys.exit(77)
+"""
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="mounts as Linux does")
+def test_a_file_system_that_runs_no_programs(tmp_path):
+    process = start(MOUNT + REFUSAL + "print(digest('auto') == digest('eager'))", ASTERISM_CACHE=str(tmp_path))
+    out, err = process.communicate(timeout=180)
+    if process.returncode == 77:
+        pytest.skip("this user cannot mount")
+    assert process.returncode == 0, err
+    first, _, agree = out.splitlines()
+    assert first.startswith("KernelError") and "noexec" in first and str(tmp_path) in first and "eager" in first
+    assert agree == "True" and "noexec" in err and "building" not in err
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")
+def test_the_key_holds_the_instruction_set():
+    """Machines that share a home may differ in what their processors understand."""
+    machine = list(build._machine())
+    lines = Path("/proc/cpuinfo").read_text().splitlines()
+    flags = {line.split(":")[1].strip() for line in lines if line.startswith(("flags", "Features"))}
+    assert platform.machine() in machine and flags & set(machine)
