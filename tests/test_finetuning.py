@@ -1,6 +1,7 @@
 """Fine-tuning end to end: learning, predictions, exact resumption, the finished folder, and everything refused."""
 
 import json
+import random
 import re
 import shutil
 from dataclasses import asdict, replace
@@ -386,6 +387,33 @@ def test_models_that_cannot_be_used(settings, bert, tmp_path):
 def test_a_pooling_that_the_model_does_not_have_is_refused(settings, tmp_path):
     with pytest.raises(ConfigurationError, match="the bert model in .* leaves no choice of classifier_pooling"):
         train(settings("classify", pooling="mean"), tmp_path / "run", progress=False)
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_flipped_bit_is_named_in_every_file_of_the_model(finished, tmp_path):
+    folder = Path(shutil.copytree(finished["classify"][0], tmp_path / "run"))
+    paths = [folder / "run.json", *sorted((folder / "model").iterdir())]
+    assert {"tokenizer.json", "config.json", "model.safetensors"} < {path.name for path in paths}
+    draw = random.Random(0)
+    for path in paths * 3:
+        before = path.read_bytes()
+        bit = draw.randrange(8 * len(before))
+        path.write_bytes(bytes(byte ^ (1 << bit % 8 if at == bit // 8 else 0) for at, byte in enumerate(before)))
+        with pytest.raises(CheckpointError, match=path.name) as caught:
+            open_run(folder)
+        assert "\n" not in str(caught.value)
+        path.write_bytes(before)
+    open_run(folder)
+
+
+def test_a_model_that_is_not_finite_is_refused(settings, bert, tmp_path):
+    broken = Path(shutil.copytree(bert, tmp_path / "broken"))
+    tensors = load_file(broken / "model.safetensors")
+    (name,) = (name for name in tensors if name.endswith("layer.0.attention.self.key.weight"))
+    tensors[name][1, 2] = float("inf")
+    save_file(tensors, broken / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(CheckpointError, match=r"its weight \S*layer.0.attention.self.key.weight is not finite"):
+        train(settings("classify", model=str(broken)), tmp_path / "run", progress=False)
     assert not (tmp_path / "run").exists()
 
 
