@@ -55,8 +55,8 @@ def library() -> ctypes.CDLL:
         except OSError as error:
             reasons.append(str(error))
     if isinstance(compiler, str):
-        kept = f" Nothing that was built before can be used: {'; '.join(reasons)}." if reasons else ""
-        raise KernelError(f"implementation 'cpu' needs a C++17 compiler with OpenMP; {compiler}, {_OTHERWISE}.{kept}")
+        unfit = f" Nothing that was built before can be used: {'; '.join(reasons)}." if reasons else ""
+        raise KernelError(f"implementation 'cpu' needs a C++17 compiler with OpenMP; {compiler}, {_OTHERWISE}.{unfit}")
     for folder in usable:
         try:
             return _load(_build([*compiler, *flags], folder / f"{name}-{_identity(compiler)}"))
