@@ -17,6 +17,27 @@ WORDS = (
     *("good", "bad", "where", "what", "anna", "ben", "of", "paris", "rome", "."),
 )
 
+THINGS, PLACES = ("lamp", "coin", "book"), ("cellar", "attic", "garden")
+REVIEWS = [
+    {"text": f"the {thing} is {word}", "label": "good" if word in ("red", "good") else "bad"}
+    for thing in THINGS
+    for word in ("red", "blue", "good", "bad")
+]
+TAGGED = [
+    {"tokens": ["the", thing, "of", name], "tags": ["O", "O", "O", "B-PER" if name in ("anna", "ben") else "B-LOC"]}
+    for thing in THINGS
+    for name in ("paris", "rome", "anna", "ben")
+]
+QUESTIONS = [
+    {
+        "context": f"the {thing} is in {place} . anna is red .",
+        "question": f"where is the {thing}",
+        "answers": [{"text": place, "answer_start": len(f"the {thing} is in ")}],
+    }
+    for thing in THINGS
+    for place in PLACES
+]
+
 
 def word_tokenizer(words: Iterable[str] = WORDS) -> PreTrainedTokenizerFast:
     """One token per word or mark, lower case, with BERT's special tokens."""

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from small_encoders import save_tiny_bert, word_tokenizer, write_lines
+from small_encoders import QUESTIONS, REVIEWS, TAGGED, save_tiny_bert, word_tokenizer, write_lines
 from stopping import at_step
 from transformers import AutoConfig, RobertaConfig, pipeline
 
@@ -27,27 +27,6 @@ from asterism.training.tasks.classification import Classification, Document
 from asterism.training.tasks.encoder import encoder_shape, load_encoder, longest, new_encoder
 
 pytestmark = pytest.mark.model
-
-THINGS, PLACES = ("lamp", "coin", "book"), ("cellar", "attic", "garden")
-REVIEWS = [
-    {"text": f"the {thing} is {word}", "label": "good" if word in ("red", "good") else "bad"}
-    for thing in THINGS
-    for word in ("red", "blue", "good", "bad")
-]
-TAGGED = [
-    {"tokens": ["the", thing, "of", name], "tags": ["O", "O", "O", "B-PER" if name in ("anna", "ben") else "B-LOC"]}
-    for thing in THINGS
-    for name in ("paris", "rome", "anna", "ben")
-]
-QUESTIONS = [
-    {
-        "context": f"the {thing} is in {place} . anna is red .",
-        "question": f"where is the {thing}",
-        "answers": [{"text": place, "answer_start": len(f"the {thing} is in ")}],
-    }
-    for thing in THINGS
-    for place in PLACES
-]
 
 
 @pytest.fixture(scope="module")

@@ -28,6 +28,7 @@ VERBS = {
     "train": "train a model from a recipe; show progress and bits per byte; save it",
     "finetune": "teach a pretrained encoder to classify, to tag, or to answer questions",
     "evaluate": "measure a trained model in bits per byte",
+    "predict": "label, tag, or answer the examples of a file with a fine-tuned model",
     "generate": "continue a prompt with a trained model",
     "import": "convert a Hugging Face checkpoint to an Asterism model, longer and sparser on request",
     "bench": "time attention over patterns, beside dense attention and other libraries",

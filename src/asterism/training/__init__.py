@@ -16,6 +16,7 @@ from asterism.training.run.configuration import FineTuneConfig, ModelConfig, Run
 if TYPE_CHECKING:
     from asterism.training.data.corpus import load_corpus
     from asterism.training.pipeline import Run, evaluate, generate, open_run, report, train
+    from asterism.training.run.prediction import predict, predict_file
 
 __all__ = [
     "RECIPES",
@@ -27,12 +28,15 @@ __all__ = [
     "generate",
     "load_corpus",
     "open_run",
+    "predict",
+    "predict_file",
     "recipe",
     "report",
     "train",
 ]
 
 _LAZY = {name: "asterism.training.pipeline" for name in ("Run", "evaluate", "generate", "open_run", "report", "train")}
+_LAZY |= {name: "asterism.training.run.prediction" for name in ("predict", "predict_file")}
 _LAZY["load_corpus"] = "asterism.training.data.corpus"
 
 

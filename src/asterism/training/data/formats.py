@@ -25,6 +25,9 @@ from asterism.training.data.records import STDIN, Record, Source, json_object
 LARGEST_FIELD = 2**31 - 1
 """Characters in a field of a CSV file; the csv module's own limit, 131,072, is less than a long document."""
 
+LIST_SEPARATOR = ";"
+"""What stands between the members of a list in a cell of a CSV file."""
+
 _FIELD_LIMIT = threading.Lock()
 """The csv module has one limit for all of its readers; who raises it puts it back before another does."""
 
@@ -35,6 +38,7 @@ Prediction = Mapping[str, Any]
 class Format(ABC):
     """How records stand in a file."""
 
+    name: ClassVar[str]
     suffixes: ClassVar[tuple[str, ...]]
 
     @abstractmethod
@@ -58,10 +62,19 @@ class Format(ABC):
         """The format of what is written."""
         return self
 
+    def is_whole(self, written: Record) -> bool:
+        """Whether all of a record was written that ends with a whole line."""
+        return True
+
+    def written_value(self, written: Record, name: str, like: Any) -> Any:
+        """What a record that was written says under a name of its prediction; a list if `like` is one."""
+        return written.fields.get(name)
+
 
 class JsonLines(Format):
     """A JSON object per line; blank lines are passed over."""
 
+    name: ClassVar[str] = "jsonl"
     suffixes: ClassVar[tuple[str, ...]] = (".jsonl",)
 
     def read(self, source: Source) -> Iterator[Record]:
@@ -83,6 +96,7 @@ class Squad(Format):
     A record is a question with its context. A question that `is_impossible` has no answers, whatever stands there.
     """
 
+    name: ClassVar[str] = "json"
     suffixes: ClassVar[tuple[str, ...]] = (".json",)
 
     def read(self, source: Source) -> Iterator[Record]:
@@ -113,6 +127,7 @@ class Csv(Format):
     A list is written with ";" between its members, a mapping as a column for each of its keys.
     """
 
+    name: ClassVar[str] = "csv"
     suffixes: ClassVar[tuple[str, ...]] = (".csv",)
 
     def read(self, source: Source) -> Iterator[Record]:
@@ -141,6 +156,10 @@ class Csv(Format):
     def is_made_of(self, written: Record, record: Record) -> bool:
         return written.raw.startswith(f"{_line(record.raw)},")
 
+    def written_value(self, written: Record, name: str, like: Any) -> Any:
+        value = written.fields.get(name, "")
+        return [one for one in value.split(LIST_SEPARATOR) if one] if isinstance(like, list) else value
+
     def _joined(self, raw: str, more: Iterator[Any] | Sequence[Any] | Mapping[str, Any]) -> str:
         added = io.StringIO()
         csv.writer(added, lineterminator=_end(raw)).writerow(more)
@@ -154,6 +173,7 @@ class Conll(Format):
     with -DOCSTART- belong to no document. A prediction's `tags` are written as the last column, as conlleval reads it.
     """
 
+    name: ClassVar[str] = "conll"
     suffixes: ClassVar[tuple[str, ...]] = (".conll", ".bio", ".txt")
 
     def read(self, source: Source) -> Iterator[Record]:
@@ -192,6 +212,12 @@ class Conll(Format):
         closed = not is_token_line(lines[-1].split())
         return "".join([*lines, *([] if closed else [_end(record.raw)])])
 
+    def is_whole(self, written: Record) -> bool:
+        return not is_token_line(_lines(written.raw)[-1].split())
+
+    def written_value(self, written: Record, name: str, like: Any) -> Any:
+        return written.fields["tags"]
+
     def is_made_of(self, written: Record, record: Record) -> bool:
         pairs = zip(_lines(written.raw), _lines(record.raw), strict=False)
         return len(written.fields["tokens"]) == len(record.fields["tokens"]) and all(
@@ -199,7 +225,7 @@ class Conll(Format):
         )
 
 
-FORMATS: dict[str, Format] = {"jsonl": JsonLines(), "csv": Csv(), "conll": Conll(), "json": Squad()}
+FORMATS: dict[str, Format] = {one.name: one for one in (JsonLines(), Csv(), Conll(), Squad())}
 """By the name that `--format` gives them."""
 
 
@@ -279,7 +305,7 @@ def _cells(prediction: Prediction) -> Iterator[tuple[str, Any]]:
             singular = re.sub(r"ies$", "y", name)
             yield from ((f"{singular}_{key}", one) for key, one in value.items())
         else:
-            yield name, ";".join(value) if isinstance(value, list) else value
+            yield name, LIST_SEPARATOR.join(value) if isinstance(value, list) else value
 
 
 def _children(record: Record, field: str) -> Iterator[Record]:

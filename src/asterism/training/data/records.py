@@ -76,12 +76,16 @@ class Record:
 class Source:
     """A text file or standard input, read a line at a time; never more of it is held than a line.
 
-    name  what messages call it
-    size  how many bytes it has, None if nobody knows; `position` of them have been read
+    name      what messages call it
+    size      how many bytes it has, None if nobody knows
+    position  how many of them have been read
+
+    With `whole_lines` a last line without an end is left out, as who wrote it was stopped.
     """
 
-    def __init__(self, path: str | Path) -> None:
+    def __init__(self, path: str | Path, *, whole_lines: bool = False) -> None:
         self.path = path
+        self.whole_lines = whole_lines
         self.name = "stdin" if path == STDIN else str(path)
         self.position = 0
 
@@ -101,6 +105,8 @@ class Source:
             with nullcontext(sys.stdin.buffer) if self.path == STDIN else Path(self.path).open("rb") as file:
                 for number, line in enumerate(file, start=1):
                     self.position += len(line)
+                    if self.whole_lines and not line.endswith(b"\n"):
+                        return
                     yield line.decode("utf-8-sig" if number == 1 else "utf-8")
         except FileNotFoundError:
             raise DataError(f"data: there is no file {self.name}") from None

@@ -84,6 +84,7 @@ class CausalBytes(Pretraining[Corpus]):
     metric = Metric("bits_per_byte", "bits/byte")
     report_type: ClassVar[type[Report]] = ByteReport
     unit: ClassVar[str] = "bytes"
+    instead: ClassVar[str] = "it predicts the next byte: continue a prompt with `asterism generate`"
 
     @classmethod
     def vocabulary(cls, config: RunConfig, source: Path | None) -> Vocabulary:

@@ -134,8 +134,8 @@ class MaskedTokens(Pretraining[MaskedRows]):
     report_type: ClassVar[type[Report]] = MaskedReport
     unit: ClassVar[str] = "tokens"
     instead: ClassVar[str] = (
-        "it fills in what is masked: score it with `asterism evaluate`, or give its model folder to the fill-mask"
-        " pipeline of transformers"
+        "it fills in what is masked: score it with `asterism evaluate`, teach it a task with `asterism finetune`, or"
+        " give its model folder to the fill-mask pipeline of transformers"
     )
 
     def __init__(self, config: RunConfig, tokenizer: PreTrainedTokenizerBase, frequencies: np.ndarray) -> None:

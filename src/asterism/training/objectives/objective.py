@@ -20,6 +20,7 @@ from asterism.training.run.configuration import AnyConfig
 
 if TYPE_CHECKING:
     from asterism.training.run.setup import Setup
+    from asterism.training.tasks.predictor import Predictor
 
 
 @dataclass(frozen=True)
@@ -190,5 +191,14 @@ class Objective(ABC, Generic[Data]):
             f"generate: a model trained with objective {self.config.objective} continues nothing; {self.instead}"
         )
 
+    def predictor(self, model: PreTrainedModel, batch_size: int | None = None) -> "Predictor":
+        """What asks the model about examples, `batch_size` at once, by default as many as in training.
+
+        Raises ConfigurationError if the model has learned no task: naming the verb that does take it.
+        """
+        raise ConfigurationError(
+            f"predict: a model trained with objective {self.config.objective} has learned no task; {self.instead}"
+        )
+
     instead: ClassVar[str] = "score it with `asterism evaluate`"
-    """What to ask a model that does not generate."""
+    """What to ask a model that does not generate, or does not predict."""

@@ -39,10 +39,17 @@ class Status:
         )
 
 
+class Moment(Protocol):
+    """What can be shown: `str` of it, and the finished share, None if nobody knows what the whole is."""
+
+    @property
+    def fraction(self) -> float | None: ...
+
+
 class Display(Protocol):
     """Shows the moments of a run."""
 
-    def show(self, status: Status) -> None:
+    def show(self, status: Moment) -> None:
         """Show where the run is."""
         ...
 
@@ -65,7 +72,7 @@ def make_display(enabled: bool) -> Display:
 class Silence:
     """Shows nothing."""
 
-    def show(self, status: Status) -> None:
+    def show(self, status: Moment) -> None:
         """Nothing."""
 
     def say(self, text: str) -> None:
@@ -81,11 +88,11 @@ class Lines:
     def __init__(self) -> None:
         self.shown_at = -SECONDS_BETWEEN_LINES
 
-    def show(self, status: Status) -> None:
+    def show(self, status: Moment) -> None:
         """Print the status if the last one is some time ago or the run is at its end."""
-        if status.fraction >= 1 or time.monotonic() - self.shown_at >= SECONDS_BETWEEN_LINES:
+        if (status.fraction or 0) >= 1 or time.monotonic() - self.shown_at >= SECONDS_BETWEEN_LINES:
             self.shown_at = time.monotonic()
-            self.say(f"{status.fraction:6.1%}  {status}")
+            self.say(str(status) if status.fraction is None else f"{status.fraction:6.1%}  {status}")
 
     def say(self, text: str) -> None:
         """Print a line."""
@@ -104,9 +111,12 @@ class Bar:
         self.task = self.bar.add_task("training", total=1.0, status="")
         self.bar.start()
 
-    def show(self, status: Status) -> None:
+    def show(self, status: Moment) -> None:
         """Move the bar."""
-        self.bar.update(self.task, completed=min(1.0, status.fraction), status=str(status))
+        if status.fraction is None:
+            self.bar.update(self.task, total=None, status=str(status))
+        else:
+            self.bar.update(self.task, completed=min(1.0, status.fraction), status=str(status))
 
     def say(self, text: str) -> None:
         """Print a line above the bar."""

@@ -14,7 +14,7 @@ import torch
 from transformers import PreTrainedTokenizerFast
 
 from asterism.errors import DataError, nearest
-from asterism.training.data.formats import read_records
+from asterism.training.data.formats import LIST_SEPARATOR, read_records
 from asterism.training.data.records import Record
 from asterism.training.tasks.scores import accuracy, macro_f1, micro_f1
 from asterism.training.tasks.task import Feature, Logits, Task, encode_documents, inputs_of, shown
@@ -53,13 +53,10 @@ class Classification(Task[Document]):
 
     labels: tuple[str, ...]
     several: bool
-    length: int
     pooling: str | None = None
 
     @classmethod
-    def of(
-        cls, examples: Sequence[Document], *, length: int, known: Sequence[str] = (), pooling: str | None = None
-    ) -> Self:
+    def of(cls, examples: Sequence[Document], *, length: int, known: Sequence[str] = (), **choices: Any) -> Self:
         """With the labels of the training documents, in the order of `known` if those are the same, else sorted.
 
         Raises DataError if they leave nothing to decide.
@@ -69,7 +66,7 @@ class Classification(Task[Document]):
         if len(labels) < 2 - several:
             seen = ", ".join(labels) or "none"
             raise DataError(f"data: the training documents must have {2 - several} labels or more, seen: {seen}")
-        return cls(labels=labels, several=several, length=length, pooling=pooling)
+        return cls(labels=labels, several=several, length=length, **choices)
 
     @property
     def metric(self) -> str:
@@ -161,7 +158,7 @@ def _labels(record: Record, several: bool) -> tuple[str, ...]:
         raise record.error(other, f"cannot be mixed with {field!r}: all documents have one label, or all have lists")
     value = record.get(field)
     if several and isinstance(value, str):
-        value = [label for label in map(str.strip, value.split(";")) if label]
+        value = [label for label in map(str.strip, value.split(LIST_SEPARATOR)) if label]
     values = value if several else [value]
     if not isinstance(values, list) or not all(_is_label(one) for one in values):
         raise record.error(field, f"must be {'a list of labels' if several else 'one label'}, got {value!r:.40}")

@@ -87,7 +87,7 @@ class Predictor:
     @torch.no_grad()
     def _logits(self, features: Sequence[Feature]) -> list[Logits]:
         """What the model says about each feature; it is left in evaluation mode."""
-        self.model.eval()
+        self.model.train(False)
         answers: list[Logits] = [()] * len(features)
         by_length = sorted(range(len(features)), key=lambda number: len(features[number].inputs["input_ids"]))
         for at in range(0, len(features), self.batch_size):

@@ -59,9 +59,9 @@ def micro_f1(predicted: Sequence[Iterable[Hashable]], there: Sequence[Iterable[H
 
 def macro_f1(predicted: Sequence[Iterable[Hashable]], there: Sequence[Iterable[Hashable]]) -> float:
     """The mean of the F1 of each label, over the labels that occur among the predictions or in the documents."""
-    predicted, there = [set(one) for one in predicted], [set(one) for one in there]
-    labels = set().union(*predicted, *there)
-    each = [count([one & {label} for one in predicted], [one & {label} for one in there]).f1 for label in labels]
+    pairs = [(set(one), set(other)) for one, other in zip(predicted, there, strict=True)]
+    labels: set[Hashable] = set().union(*(one | other for one, other in pairs))
+    each = [count([one & {label} for one, _ in pairs], [one & {label} for _, one in pairs]).f1 for label in labels]
     return fmean(each) if each else 1.0
 
 

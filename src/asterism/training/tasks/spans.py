@@ -43,7 +43,6 @@ class Answering(Task[Question]):
     metric: ClassVar[str] = "f1"
     answer: ClassVar[str] = "answer"
 
-    length: int
     stride: int | None = None
     max_answer_length: int = 30
     may_have_none: bool
@@ -55,8 +54,7 @@ class Answering(Task[Question]):
         *,
         length: int,
         known: Sequence[str] = (),
-        stride: int | None = None,
-        max_answer_length: int = 30,
+        **choices: Any,
     ) -> Self:
         """Questions may be left without an answer if some of the training questions have none. No labels are `known`.
 
@@ -65,7 +63,7 @@ class Answering(Task[Question]):
         if not any(question.answers for question in examples):
             raise DataError("data: none of the training questions has an answer")
         may_have_none = any(not question.answers for question in examples)
-        return cls(length=length, stride=stride, max_answer_length=max_answer_length, may_have_none=may_have_none)
+        return cls(length=length, may_have_none=may_have_none, **choices)
 
     def example(self, record: Record, *, labelled: bool) -> Question:
         """`context` and `question`, and if `labelled` the `answers`."""
@@ -93,7 +91,7 @@ class Answering(Task[Question]):
             yield windows
 
     def _windows(self, question: Question, tokenizer: PreTrainedTokenizerFast) -> Iterator[Encoding]:
-        asked = len(tokenizer(question.question, add_special_tokens=False)["input_ids"])
+        asked = len(tokenizer(question.question, add_special_tokens=False, verbose=False)["input_ids"])
         room = self.length - asked - tokenizer.num_special_tokens_to_add(pair=True)
         if room <= (self.stride or 0):
             needed = (self.stride or 0) + 1

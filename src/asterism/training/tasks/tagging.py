@@ -59,10 +59,9 @@ class Tagging(Task[TaggedDocument]):
 
     labels: tuple[str, ...]
     unread: str
-    length: int
 
     @classmethod
-    def of(cls, examples: Sequence[TaggedDocument], *, length: int, known: Sequence[str] = ()) -> Self:
+    def of(cls, examples: Sequence[TaggedDocument], *, length: int, known: Sequence[str] = (), **choices: Any) -> Self:
         """With the tags of the training documents, in the order of `known` if those are the same, else sorted.
 
         The tag of tokens that are not read is "O", or else the most frequent one. Raises DataError if the tags leave
@@ -72,7 +71,8 @@ class Tagging(Task[TaggedDocument]):
         labels = in_order(set(every), known)
         if len(labels) < 2:
             raise DataError(f"data: the training documents must have 2 tags or more, seen: {labels[0]}")
-        return cls(labels=labels, unread="O" if "O" in labels else max(labels, key=every.count), length=length)
+        unread = "O" if "O" in labels else max(labels, key=every.count)
+        return cls(labels=labels, unread=unread, length=length, **choices)
 
     @property
     def marks_spans(self) -> bool:
@@ -122,9 +122,10 @@ class Tagging(Task[TaggedDocument]):
         assert firsts is not None
         read = firsts >= 0
         likely = torch.from_numpy(logits[0][0][read]).double().softmax(1).max(1)
-        tags, probabilities = [self.unread] * len(example.tokens), [None] * len(example.tokens)
+        tags = [self.unread] * len(example.tokens)
+        probabilities: list[float | None] = [None] * len(tags)
         for token, best, probability in zip(firsts[read].tolist(), likely.indices, likely.values, strict=True):
-            tags[token], probabilities[token] = self.labels[best], shown(probability)
+            tags[token], probabilities[token] = self.labels[int(best)], shown(float(probability))
         return {"tags": tags, "probabilities": probabilities}
 
     def score(self, predicted: Sequence[Any], there: Sequence[Any]) -> dict[str, float]:

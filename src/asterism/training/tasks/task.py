@@ -45,6 +45,7 @@ Logits = tuple[np.ndarray, ...]
 """What a model says about one feature: one float32 array for each of the task's `outputs`, padding cut off."""
 
 
+@dataclass(frozen=True, kw_only=True)
 class Task(ABC, Generic[Example]):
     """One kind of question about documents. A task is immutable, and a dataclass of what JSON can hold."""
 
@@ -58,6 +59,7 @@ class Task(ABC, Generic[Example]):
     """What it reads of a model's output."""
     per_token: ClassVar[bool] = False
     """Whether the outputs have an axis of tokens after that of rows."""
+
     length: int
 
     @classmethod
@@ -76,7 +78,10 @@ class Task(ABC, Generic[Example]):
         names = {field.name for field in fields(cls)}
         if record.keys() != names:
             raise TypeError(f"its fields must be {', '.join(sorted(names))}, there are {', '.join(sorted(record))}")
-        return cls(**{name: tuple(value) if isinstance(value, list) else value for name, value in record.items()})
+        values: dict[str, Any] = {
+            name: tuple(value) if isinstance(value, list) else value for name, value in record.items()
+        }
+        return cls(**values)
 
     def record(self) -> dict[str, Any]:
         """All that decides what is asked of a model, as JSON can hold it."""

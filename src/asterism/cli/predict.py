@@ -1,0 +1,62 @@
+"""asterism predict: what a fine-tuned model says about examples, the same lines with predictions behind.
+
+In, by the run's task: documents (JSONL or CSV: text), words to tag (JSONL: tokens; or CoNLL), questions (JSONL:
+context, question; or SQuAD's JSON). Out, in order: every line as it was, with fields or columns added, whose names
+begin with "predicted_"; CoNLL with the tag as the last column; SQuAD's JSON as JSONL. Labels may be there.
+"""
+
+import shlex
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict
+
+from asterism import training
+from asterism.cli.parser import Parser, UsageError, print_json, whole_number
+from asterism.errors import DataError
+from asterism.training.data.formats import FORMATS
+
+
+def run(argv: Sequence[str]) -> None:
+    arguments = _parser().parse(argv)
+    if arguments.output is None:
+        for flag, given in (("--resume", arguments.resume), ("--json", arguments.json)):
+            if given:
+                raise UsageError(f"{flag} needs --output: without it the predictions go to stdout")
+    try:
+        report = training.predict_file(
+            arguments.run,
+            arguments.data,
+            output=arguments.output,
+            format=arguments.format,
+            batch_size=arguments.batch_size,
+            resume=arguments.resume,
+            score=arguments.score,
+        )
+    except (KeyboardInterrupt, DataError):
+        _say_how_to_go_on(argv, arguments.output)
+        raise
+    print(report, file=sys.stderr)
+    if arguments.json:
+        print_json(asdict(report))
+
+
+def _say_how_to_go_on(argv: Sequence[str], output: str | None) -> None:
+    from asterism.training.run.prediction_output import can_go_on  # takes seconds to import
+
+    if output is not None and can_go_on(output):
+        words = [word for word in argv if word != "--resume"]
+        print(f"go on with: asterism predict {shlex.join([*words, '--resume'])}", file=sys.stderr)
+
+
+def _parser() -> Parser:
+    parser = Parser("predict", __doc__ or "", "asterism predict runs/reviews --data new.csv --output predicted.csv")
+    parser.add_argument("run", metavar="RUN", help="the folder of a fine-tuned run")
+    parser.add_argument("--data", metavar="PATH", required=True, help="a file of examples; - is standard input")
+    parser.add_argument("--format", choices=list(FORMATS), help="what the data are (default: by the name's suffix)")
+    parser.add_argument("--output", metavar="PATH", help="a file that is not there yet (default: standard output)")
+    parser.add_argument("--resume", action="store_true", help="go on with an output that is not finished")
+    parser.add_argument(
+        "--batch-size", type=whole_number(1), metavar="N", help="examples asked at once (default: as the run)"
+    )
+    parser.add_argument("--score", action="store_true", help="also score the predictions: all examples have labels")
+    return parser

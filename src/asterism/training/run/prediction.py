@@ -1,0 +1,224 @@
+"""Asking a fine-tuned run: what its model says about examples, from Python or from file to file.
+
+    from asterism.training import open_run, predict
+    run = open_run("runs/reviews")
+    for row in predict(run, [{"text": "a fine book"}]): ...
+
+Rows come back in order, as they were, with the prediction's fields behind, whose names begin with "predicted_". Labels
+that rows bring with them are passed through; they are looked at only if scores are asked for.
+"""
+
+import hashlib
+import json
+import time
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import closing
+from dataclasses import dataclass
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+from asterism.errors import ConfigurationError, DataError
+from asterism.training.data.formats import Format, format_of, refuse_present
+from asterism.training.data.records import Record, Source
+from asterism.training.pipeline import Run, open_run
+from asterism.training.run.prediction_output import PredictionOutput, refuse_existing
+from asterism.training.run.progress import clock, make_display
+from asterism.training.tasks.predictor import Predictor, as_fields
+from asterism.training.tasks.task import Task
+
+
+@dataclass(frozen=True, kw_only=True)
+class PredictionReport:
+    """What `predict_file` did: rows of the output, how many of them were there before, and seconds of this call.
+
+    `scores` are those of all rows, None if they were not asked for; `output` is None for standard output.
+    """
+
+    run: str
+    data: str
+    output: str | None
+    rows: int
+    rows_before: int
+    seconds: float
+    scores: dict[str, float] | None
+
+    def __str__(self) -> str:
+        new = self.rows - self.rows_before
+        before = f", {self.rows_before:,} were there before" if self.rows_before else ""
+        speed = f"{new / self.seconds:,.0f} per second" if self.seconds else "at once"
+        where = "" if self.output is None else f"; saved in {self.output}"
+        line = f"{new:,} predictions in {clock(self.seconds)} ({speed}){before}{where}"
+        return "\n".join([line, *(f"{name:<24}{value:.4f}" for name, value in (self.scores or {}).items())])
+
+
+@dataclass(frozen=True)
+class _Moment:
+    """How far the predictions are; `read` of `size` bytes of the input."""
+
+    rows: int
+    seconds: float
+    read: int
+    size: int | None
+
+    @property
+    def fraction(self) -> float | None:
+        return None if not self.size else self.read / self.size
+
+    def __str__(self) -> str:
+        speed = self.rows / self.seconds if self.seconds else 0.0
+        left = "" if not self.fraction else f"  {clock(self.seconds * (1 / self.fraction - 1))} left"
+        return f"{self.rows:,} predictions  {speed:,.0f} per second{left}"
+
+
+def predict(
+    run: Run | str | Path, rows: Iterable[Mapping[str, Any]], *, batch_size: int | None = None
+) -> Iterator[dict[str, Any]]:
+    """The same rows with what the model says about each, in order, as they are asked for.
+
+    `run` is a run, or the folder of one. `rows` are read as they are needed, some batches at a time; each has the
+    fields that the run's task reads: `text`, `tokens`, or `context` and `question`. `batch_size` examples are asked
+    together, by default as many as in training.
+
+    Raises ConfigurationError for a run that cannot be asked, DataError at the first row that cannot be used, after the
+    predictions for those before it.
+    """
+    return _predicted(_predictor(_opened(run), batch_size), rows)
+
+
+def _predicted(predictor: Predictor, rows: Iterable[Mapping[str, Any]]) -> Iterator[dict[str, Any]]:
+    for example, prediction in predictor.ask(_record(number, row) for number, row in enumerate(rows)):
+        fields = as_fields(prediction)
+        refuse_present(example.record, fields)
+        yield {**example.record.fields, **fields}
+
+
+def _record(number: int, row: Any) -> Record:
+    if not isinstance(row, Mapping):
+        raise DataError(f"rows[{number}]: must be a mapping of fields, such as a dict, got {type(row).__name__}")
+    return Record(f"rows[{number}]", dict(row))
+
+
+def predict_file(
+    run: Run | str | Path,
+    data: str | Path,
+    *,
+    output: str | Path | None = None,
+    format: str | None = None,
+    batch_size: int | None = None,
+    resume: bool = False,
+    score: bool = False,
+    progress: bool = True,
+) -> PredictionReport:
+    """Write the records of a file ("-" is standard input) with predictions to another, or to standard output.
+
+    `format` is a name of `data.formats.FORMATS`; None goes by the suffix. With `resume`, an output that was begun is
+    gone on with: the whole is, to the byte, what it would have been without a stop. With `score`, every record must
+    have its labels.
+
+    Raises CheckpointError for an output that exists, or is of another input, run or settings; DataError at the first
+    record that cannot be used, when those before it are written; ConfigurationError for a run that cannot be asked.
+    """
+    path = None if output is None else Path(output)
+    if not resume:
+        refuse_existing(path)
+    opened = _opened(run)
+    predictor = _predictor(opened, batch_size)
+    kind = format_of(data, predictor.task.formats, format)
+    source = Source(data)
+    settings = {**_settings(opened, predictor), "format": kind.name}
+    with closing(PredictionOutput(path, settings, kind)) as out, closing(make_display(progress)) as display:
+        records = kind.read(source)
+        scoring = _Scoring(predictor.task) if score else None
+        again = _catch_up(out, records, source.name, predictor.buffered, scoring) if resume else []
+        before, began = out.rows, time.monotonic()
+        answers = predictor.ask(chain(again, records), labelled=score)
+        for number, (example, prediction) in enumerate(answers, start=1):
+            if number > len(again):
+                fields = as_fields(prediction)
+                refuse_present(example.record, fields)
+                out.write(example.record, fields)
+                if scoring is not None:
+                    scoring.add(example, prediction[predictor.task.answer])
+            if number % predictor.buffered == 0:
+                out.flush()
+                display.show(_Moment(out.rows - before, time.monotonic() - began, source.position, source.size))
+        if not out.rows:
+            raise DataError(f"data: {source.name} holds no record")
+        out.finish()
+        return PredictionReport(
+            run=str(opened.folder.path),
+            data=source.name,
+            output=None if path is None else str(path),
+            rows=out.rows,
+            rows_before=before,
+            seconds=round(time.monotonic() - began, 3),
+            scores=None if scoring is None else scoring.scores(),
+        )
+
+
+class _Scoring:
+    """The answers to labelled examples, and the right ones."""
+
+    def __init__(self, task: Task[Any]) -> None:
+        self.task = task
+        self.predicted: list[Any] = []
+        self.there: list[Any] = []
+
+    def add(self, example: Any, answer: Any) -> None:
+        """One more."""
+        self.predicted.append(answer)
+        self.there.append(self.task.gold(example))
+
+    def add_written(self, kind: Format, written: Record, record: Record) -> None:
+        """One more, whose answer stands in a row that was written before."""
+        example = self.task.example(record, labelled=True)
+        (name,) = as_fields({self.task.answer: None})
+        self.add(example, kind.written_value(written, name, like=self.task.gold(example)))
+
+    def scores(self) -> dict[str, float]:
+        """The task's scores of all."""
+        return self.task.score(self.predicted, self.there)
+
+
+def _catch_up(
+    out: PredictionOutput, records: Iterator[Record], name: str, buffered: int, scoring: _Scoring | None
+) -> list[Record]:
+    """Pass over the records that are written already.
+
+    Returns the last of them that are computed again, though not written, so that those they shared a buffer with are
+    what they would have been.
+    """
+    again: list[Record] = []
+    for written, record in out.matched(records, name):
+        if scoring is not None:
+            scoring.add_written(out.format, written, record)
+        again.append(record)
+        if len(again) == buffered:
+            again.clear()
+    return again
+
+
+def _opened(run: Run | str | Path) -> Run:
+    return run if isinstance(run, Run) else open_run(run)
+
+
+def _predictor(run: Run, batch_size: int | None) -> Predictor:
+    if batch_size is not None and batch_size < 1:
+        raise ConfigurationError(f"batch size {batch_size}: at least one example must be asked at a time")
+    return run.objective.predictor(run.model, batch_size)
+
+
+def _settings(run: Run, predictor: Predictor) -> dict[str, Any]:
+    """All that decides predictions beside the rows."""
+    digest = hashlib.sha256()
+    for path in sorted(path for path in run.folder.weights().iterdir() if path.is_file()):
+        with path.open("rb") as file:
+            digest.update(hashlib.file_digest(file, "sha256").digest())
+    return {
+        "model": digest.hexdigest(),
+        "task": json.loads(json.dumps(predictor.task.record())),
+        "dtype": predictor.dtype,
+        "batch_size": predictor.batch_size,
+        "device": predictor.model.device.type,
+    }

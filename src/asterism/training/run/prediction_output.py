@@ -1,0 +1,154 @@
+"""Where predictions are written: standard output, or a file that can be gone on with after a kill.
+
+Beside a file that is not finished lies a record of what decides its contents, FILE.resume; it is removed when the file
+is whole. Lines are appended, so a kill leaves whole lines and perhaps a part of one. Who goes on compares the record,
+then every row that was written with the row of the input that it must have been made of.
+"""
+
+import fcntl
+import os
+import sys
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from asterism.errors import CheckpointError, DataError
+from asterism.files import read_json, write_json
+from asterism.training.data.formats import Format
+from asterism.training.data.records import Record, Source
+
+
+def refuse_existing(path: Path | None) -> None:
+    """Raises CheckpointError if there is a file already that a new output would replace."""
+    if path is not None and _is_kept(path) and path.exists():
+        remedy = "go on with it by --resume, or " if can_go_on(path) else ""
+        raise CheckpointError(f"output: {path} exists; {remedy}choose another name")
+
+
+def can_go_on(path: str | Path) -> bool:
+    """Whether an output was begun and is not finished."""
+    return _resume_file(Path(path)).exists()
+
+
+def _is_kept(path: Path) -> bool:
+    """Whether a path is, or will be, a file of its own: /dev/null and pipes are written to as stdout is."""
+    return path.is_file() or path.is_dir() or not path.exists()
+
+
+def _resume_file(path: Path) -> Path:
+    return path.with_name(f"{path.name}.resume")
+
+
+class PredictionOutput:
+    """Rows with predictions, written to a file that is new or gone on with; to stdout if `path` is None.
+
+    `settings` decide the predictions. Nothing is written before the first row is there.
+    """
+
+    def __init__(self, path: Path | None, settings: Mapping[str, Any], format: Format) -> None:
+        self.path = path
+        self.settings = dict(settings)
+        self.format = format
+        self.file: BinaryIO | None = None
+        self.resume_file = None if path is None or not _is_kept(path) else _resume_file(path)
+        self.rows = 0
+        self.size = 0  # bytes of the rows that were there before
+
+    def matched(self, records: Iterator[Record], name: str) -> Iterator[tuple[Record, Record]]:
+        """The rows of an output that is gone on with, each with the record of the input (called `name`) it is made of.
+
+        When all have come, writing goes on behind them. Raises CheckpointError if the file, or the record beside it, is
+        of another input, run or settings, or if it is not known of what.
+        """
+        if self.path is None or self.resume_file is None:
+            raise CheckpointError("resume: only an output that is a file can be gone on with; give --output")
+        if not self.path.exists():
+            return
+        self._check_settings(self.path, self.resume_file)
+        for written in self._written(self.path):
+            record = next(records, None)
+            if record is None or not self.format.is_made_of(written, record):
+                raise CheckpointError(f"resume: {written.place} is not made of row {self.rows + 1:,} of {name}")
+            yield written, record
+            self.size += len(written.raw.encode()) + (0 if self.rows else len(written.head.encode()))
+            self.rows += 1
+
+    def _check_settings(self, path: Path, resume_file: Path) -> None:
+        if not resume_file.exists():
+            raise CheckpointError(f"resume: {path} is finished, or not ours: {resume_file.name} is not beside it")
+        recorded = read_json(resume_file)
+        if not isinstance(recorded, dict) or recorded.keys() != self.settings.keys():
+            raise CheckpointError(f"{resume_file} is damaged: it must hold {', '.join(self.settings)}")
+        for name, value in self.settings.items():
+            if recorded[name] != value:
+                short = isinstance(value, str | int) and len(str(value)) < 20
+                what = f"{name} {recorded[name]}, not {value}" if short else f"another {name}"
+                raise CheckpointError(f"resume: {path} was begun with {what}")
+
+    def _written(self, path: Path) -> Iterator[Record]:
+        """The rows that are whole."""
+        source = Source(path, whole_lines=True)
+        try:
+            for written in self.format.written_format.read(source):
+                if not self.format.is_whole(written):
+                    return
+                yield written
+        except DataError as error:
+            if source.position < path.stat().st_size:  # else a row of several lines was cut off
+                raise CheckpointError(f"resume: the output cannot be read: {error}") from error
+
+    def write(self, record: Record, prediction: Mapping[str, Any]) -> None:
+        """Add a row; the first also opens the file."""
+        file = self.file or self._open()
+        head = "" if self.rows else self.format.head(record, prediction)
+        file.write(f"{head}{self.format.body(record, prediction)}".encode(errors="backslashreplace"))
+        self.rows += 1
+
+    def flush(self) -> None:
+        """Hand on what was written, so that a reader sees it and a kill does not lose it."""
+        if self.file is not None:
+            self.file.flush()
+
+    def finish(self) -> None:
+        """All rows are there: the file is whole on disk, and no record beside it says that more is to come."""
+        self.flush()
+        if self.resume_file is not None:
+            if self.file is not None:
+                os.fsync(self.file.fileno())
+            self.resume_file.unlink(missing_ok=True)
+
+    def close(self) -> None:
+        """Hand on what was written, and release the file."""
+        self.flush()
+        if self.file is not None and self.path is not None:
+            self.file.close()
+
+    def _open(self) -> BinaryIO:
+        if self.path is None:
+            self.file = sys.stdout.buffer
+        elif self.resume_file is None:
+            self.file = self.path.open("wb")
+        elif self.rows:
+            self.file = self._locked(self.path.open("r+b"), self.path)
+            self.file.truncate(self.size)
+            self.file.seek(0, os.SEEK_END)
+        else:
+            self.file = self._begin(self.path, self.resume_file)
+        return self.file
+
+    def _begin(self, path: Path, resume_file: Path) -> BinaryIO:
+        write_json(resume_file, self.settings)
+        # A file without a whole row, left by who was stopped, is begun again; `refuse_existing` has seen all others.
+        file = self._locked(path.open("ab"), path)
+        file.truncate(0)
+        return file
+
+    @staticmethod
+    def _locked(file: BinaryIO, path: Path) -> BinaryIO:
+        """Two that go on with one file would write its rows twice."""
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            file.close()
+            raise CheckpointError(f"output: {path} is being written by another process") from None
+        return file
