@@ -10,14 +10,15 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 from small_encoders import QUESTIONS, REVIEWS, TAGGED, save_tiny_bert, write_lines
-from transformers import pipeline
+from transformers import AutoModelForQuestionAnswering, AutoTokenizer, pipeline
 
 from asterism.cli.main import main
 from asterism.errors import CheckpointError, ConfigurationError, DataError
-from asterism.training import FineTuneConfig, open_run, predict, predict_file, train
+from asterism.training import FineTuneConfig, ModelConfig, RunConfig, open_run, predict, predict_file, train
 from asterism.training.data.formats import FORMATS
-from asterism.training.run import prediction
+from asterism.training.run import prediction, progress
 from asterism.training.run.loop import quiet_transformers
 from asterism.training.tasks import TASKS
 
@@ -110,6 +111,63 @@ def test_pipelines_of_transformers_agree(runs):
         theirs = tag(" ".join(mine["tokens"]))
         assert mine["predicted_tags"] == [one["entity"] for one in theirs]
         assert mine["predicted_probabilities"] == pytest.approx([one["score"] for one in theirs], rel=1e-3)
+
+
+def test_answers_are_the_best_spans_of_the_saved_model(runs):
+    """transformers has no pipeline for questions any more: its model and tokenizer, and all spans tried one by one."""
+    folder = runs["qa"][0] / "model"
+    with quiet_transformers():
+        model = AutoModelForQuestionAnswering.from_pretrained(folder)
+        tokenizer = AutoTokenizer.from_pretrained(folder)
+    rows = [{"context": "the lamp is in rome .", "question": f"where is the {thing}"} for thing in ("lamp", "coin")]
+    for mine in predict(runs["qa"][0], rows):
+        encoded = tokenizer(mine["question"], mine["context"], return_tensors="pt", return_offsets_mapping=True)
+        parts, offsets = encoded.sequence_ids(0), encoded.pop("offset_mapping")[0].tolist()
+        with torch.no_grad():
+            found = model(**encoded)
+        starts, ends = found.start_logits[0].tolist(), found.end_logits[0].tolist()
+        inside = [number for number, part in enumerate(parts) if part == 1]
+        spans = [(starts[i] + ends[j], i, j) for i in inside for j in inside if i <= j]
+        score, first, last = max(spans)
+        assert mine["predicted_score"] == pytest.approx(score, abs=1e-3)
+        assert mine["predicted_no_answer_score"] == pytest.approx(starts[0] + ends[0], abs=1e-3)
+        if score >= starts[0] + ends[0]:
+            assert mine["predicted_answer_start"] == offsets[first][0]
+            assert mine["predicted_answer"] == mine["context"][offsets[first][0] : offsets[last][1]]
+        else:
+            assert mine["predicted_answer"] == "" and mine["predicted_answer_start"] is None
+
+
+def test_several_labels_in_the_arithmetic_of_the_run(runs, tmp_path):
+    examples = [{"text": one["text"], "labels": sorted({one["label"], one["text"].split()[1]})} for one in REVIEWS * 2]
+    data = write_lines(tmp_path / "data.jsonl", examples)
+    config = FineTuneConfig(
+        **{"task": "classify", "model": str(runs["classify"][0].parent / "bert"), "data": str(data)},
+        **{"validation": str(data), "learning_rate": 5e-3, "batch_size": 4, "dtype": "bfloat16", "epochs": 1.0},
+    )
+    report = train(config, tmp_path / "run", progress=False)
+    expected = [json.loads(line) for line in lines_of(tmp_path / "run" / "predictions.jsonl")]
+    found = list(predict(tmp_path / "run", examples))
+    assert [{"record": there["record"], **one} for one, there in zip(found, expected, strict=True)] == [
+        {**there, **example} for there, example in zip(expected, examples, strict=True)
+    ]
+    table, out = tmp_path / "in.csv", tmp_path / "out.csv"
+    with table.open("w", newline="") as file:
+        csv.writer(file).writerows([("text", "labels"), *((one["text"], ";".join(one["labels"])) for one in examples)])
+    whole = predict_file(tmp_path / "run", table, output=out, score=True, progress=False)
+    assert whole.scores == report.scores
+    rows = list(csv.DictReader(lines_of(out)))
+    assert [row["predicted_labels"] for row in rows] == [";".join(one["predicted_labels"]) for one in found]
+    assert {name for name in rows[0] if name.startswith("predicted_probability_")} == {
+        f"predicted_probability_{label}" for label in ("bad", "good", "book", "coin", "lamp")
+    }
+    stopped(tmp_path / "run", table, out, rows=7)
+    begun = predict_file(tmp_path / "run", table, output=out, batch_size=1, resume=True, score=True, progress=False)
+    out.unlink()
+    assert (
+        predict_file(tmp_path / "run", table, output=out, batch_size=1, score=True, progress=False).scores
+        == begun.scores
+    )
 
 
 def test_csv_keeps_its_rows_and_gets_columns(runs, tmp_path):
@@ -298,13 +356,12 @@ def test_going_on_with_something_else_is_refused(runs, tmp_path):
     short = write_lines(tmp_path / "short.jsonl", REVIEWS[:4])
     refused(r"resume: .*out\.jsonl, line 5 is not made of row 5 of .*short\.jsonl", data=short)
     refused(r"output: .*out\.jsonl exists; go on with it by --resume, or choose another name", resume=False)
-    weights = runs["classify"][0] / "model" / "config.json"
-    kept = weights.read_text()
-    try:
-        weights.write_text(kept + " ")
-        refused(r"was begun with another model")
-    finally:
-        weights.write_text(kept)
+    again = FineTuneConfig(
+        **{"task": "classify", "model": str(run), "data": str(runs["classify"][1]), "steps": 1, "batch_size": 4},
+        **{"dtype": "float32"},
+    )
+    train(again, tmp_path / "again", progress=False)
+    refused(r"resume: .*out\.jsonl was begun with another model", run=tmp_path / "again")
     (tmp_path / "out.jsonl.resume").unlink()
     refused(r"resume: .*out\.jsonl is finished, or not ours: out\.jsonl\.resume is not beside it")
     refused(r"output: .*out\.jsonl exists; choose another name", resume=False)
@@ -398,7 +455,7 @@ def test_a_line_that_cannot_be_used_stops_behind_those_before_it(runs, task, nam
         ("{run} --data empty.csv", 3, r"data: empty\.csv holds no record"),
         ("{run} --data empty.jsonl --output empty.csv", 4, r"output: empty\.csv exists; choose another name"),
         ("{run} --data empty.jsonl --output no/out", 3, r"data: empty\.jsonl holds no record"),
-        ("{run} --data one.jsonl --output no/out", 1, r"No such file or directory: no/"),
+        ("{run} --data one.jsonl --output no/out", 4, r"no/out\.resume cannot be written: No such file or directory"),
         ("{run} --data one.jsonl --resume", 2, r"--resume needs --output"),
         ("{run} --data one.jsonl --json", 2, r"--json needs --output"),
         ("{run} --data one.jsonl --batch-size 0", 2, r"must be a whole number of at least 1"),
@@ -434,6 +491,34 @@ def test_rows_that_python_gives_are_refused_by_their_number(runs):
     assert list(predict(run, [])) == []
 
 
+@pytest.mark.parametrize(
+    ("objective", "settings", "message"),
+    [
+        ("causal", {}, "predicts the next byte: continue a prompt with `asterism generate`"),
+        (
+            "mlm",
+            {"tokenizer": "bpe:300"},
+            "score it with `asterism evaluate`, teach it a task with `asterism finetune`",
+        ),
+    ],
+)
+def test_a_run_that_has_learned_no_task_says_what_to_do_with_it(objective, settings, message, tmp_path, capsys):
+    text = tmp_path / "text.txt"
+    text.write_text("".join(f"the lamp of number {number} is in the cellar .\n" for number in range(2_000)))
+    shape = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
+    mixers = "causal()" if objective == "causal" else "dense()"
+    config = RunConfig(
+        **{"objective": objective, "data": str(text), "model": ModelConfig(mixers=mixers, **shape), **settings},
+        **{"context": 32, "batch_size": 2, "steps": 1, "dtype": "float32"},
+    )
+    train(config, tmp_path / "run", progress=False)
+    data = write_lines(tmp_path / "in.jsonl", REVIEWS)
+    assert main(["predict", str(tmp_path / "run"), "--data", str(data)]) == 2
+    out, err = capsys.readouterr()
+    assert out == "" and err.count("\n") == 1
+    assert f"predict: a model trained with objective {objective} has learned no task" in err and message in err
+
+
 # --- the command ----------------------------------------------------------------------------------------------------
 
 
@@ -449,6 +534,26 @@ def test_the_command_reads_stdin_and_says_how_it_went(runs, tmp_path, monkeypatc
     assert main(words) == 0
     report = json.loads(capsys.readouterr().out)
     assert report["rows"] == len(REVIEWS) and report["output"] == str(tmp_path / "out") and report["scores"] is None
+
+
+def test_progress_is_shown_of_files_and_of_streams(runs, tmp_path, monkeypatch, capsys):
+    data = write_lines(tmp_path / "in.jsonl", REVIEWS)
+    words = ["predict", str(runs["classify"][0]), "--batch-size", "1", "--output", str(tmp_path / "out"), "--data"]
+    assert main([*words, str(data)]) == 0
+    first, *_, last, report = capsys.readouterr().err.splitlines()
+    assert re.match(r" +\d+\.\d%  1 prediction  [\d,]+ per second  0:\d\d left$", first), first
+    assert re.match(r"100\.0%  12 predictions  [\d,]+ per second  0:00 left$", last), last
+    assert report.startswith("12 predictions in 0:0")
+    (tmp_path / "out").unlink()
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(data.read_bytes())))
+    assert main([*words, "-", "--format", "jsonl"]) == 0
+    first, *_ = capsys.readouterr().err.splitlines()
+    assert re.match(r"1 prediction  [\d,]+ per second$", first), first
+    bar = progress.Bar()
+    for size in (None, 20):
+        bar.show(prediction._Moment(5, 1.0, 10, 0, size))
+    bar.close()
+    assert re.search(r" 50% +5 predictions  5 per second", capsys.readouterr().err)
 
 
 def test_an_interrupt_says_how_to_go_on(runs, tmp_path, capsys, monkeypatch):

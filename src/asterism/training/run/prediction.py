@@ -48,17 +48,20 @@ class PredictionReport:
         before = f", {self.rows_before:,} were there before" if self.rows_before else ""
         speed = f"{new / self.seconds:,.0f} per second" if self.seconds else "at once"
         where = "" if self.output is None else f"; saved in {self.output}"
-        line = f"{new:,} predictions in {clock(self.seconds)} ({speed}){before}{where}"
+        line = f"{_counted(new)} in {clock(self.seconds)} ({speed}){before}{where}"
         return "\n".join([line, *(f"{name:<24}{value:.4f}" for name, value in (self.scores or {}).items())])
 
 
 @dataclass(frozen=True)
 class _Moment:
-    """How far the predictions are; `read` of `size` bytes of the input."""
+    """How far the predictions are: `rows` of them since the call began; `read` of `size` bytes of the input, of which
+    `read_before` were behind when it began.
+    """
 
     rows: int
     seconds: float
     read: int
+    read_before: int
     size: int | None
 
     @property
@@ -67,8 +70,14 @@ class _Moment:
 
     def __str__(self) -> str:
         speed = self.rows / self.seconds if self.seconds else 0.0
-        left = "" if not self.fraction else f"  {clock(self.seconds * (1 / self.fraction - 1))} left"
-        return f"{self.rows:,} predictions  {speed:,.0f} per second{left}"
+        left = ""
+        if self.size and self.read > self.read_before:
+            left = f"  {clock(self.seconds * (self.size - self.read) / (self.read - self.read_before))} left"
+        return f"{_counted(self.rows)}  {speed:,.0f} per second{left}"
+
+
+def _counted(rows: int) -> str:
+    return f"{rows:,} prediction{'' if rows == 1 else 's'}"
 
 
 def predict(
@@ -131,7 +140,7 @@ def predict_file(
         records = kind.read(source)
         scoring = _Scoring(predictor.task) if score else None
         again = _catch_up(out, records, source.name, predictor.buffered, scoring) if resume else []
-        before, began = out.rows, time.monotonic()
+        before, read_before, began = out.rows, source.position, time.monotonic()
         answers = predictor.ask(chain(again, records), labelled=score)
         for number, (example, prediction) in enumerate(answers, start=1):
             if number > len(again):
@@ -142,7 +151,8 @@ def predict_file(
                     scoring.add(example, prediction[predictor.task.answer])
             if number % predictor.buffered == 0:
                 out.flush()
-                display.show(_Moment(out.rows - before, time.monotonic() - began, source.position, source.size))
+                seconds = time.monotonic() - began
+                display.show(_Moment(out.rows - before, seconds, source.position, read_before, source.size))
         if not out.rows:
             raise DataError(f"data: {source.name} holds no record")
         out.finish()
