@@ -7,9 +7,11 @@ from pathlib import Path
 import pytest
 
 from asterism.cli.main import main
+from asterism.patterns.text import VOCABULARY
 
 DOCS = Path(__file__).parent.parent / "docs"
-PAGES = ("theory.md", "turing-machines.md")
+WITH_OUTPUT = ("theory.md", "turing-machines.md")
+WITH_PYTHON = (*WITH_OUTPUT, "patterns.md", pytest.param("models.md", marks=pytest.mark.model))
 
 
 def blocks(page: str, kind: str) -> list[str]:
@@ -18,7 +20,7 @@ def blocks(page: str, kind: str) -> list[str]:
     return found
 
 
-@pytest.mark.parametrize("page", PAGES)
+@pytest.mark.parametrize("page", WITH_OUTPUT)
 def test_the_output_shown_is_the_output(page: str, capsys: pytest.CaptureFixture[str]):
     for text in blocks(page, "console"):
         command, _, expected = text.removeprefix("$ ").partition("\n")
@@ -26,11 +28,18 @@ def test_the_output_shown_is_the_output(page: str, capsys: pytest.CaptureFixture
         assert capsys.readouterr().out == expected
 
 
-@pytest.mark.parametrize("page", PAGES)
+@pytest.mark.parametrize("page", WITH_PYTHON)
 def test_the_python_runs(page: str):
     namespace: dict[str, object] = {}
     for text in blocks(page, "python"):
         exec(compile(text, page, "exec"), namespace)
+
+
+def test_the_table_names_every_pattern():
+    table = "\n".join(line for line in (DOCS / "patterns.md").read_text().splitlines() if line.startswith("| `"))
+    named = set(re.findall(r"`(\w+)[(`]", table))
+    assert named - VOCABULARY.keys() == set()
+    assert VOCABULARY.keys() - named == {"merge", "split_heads"}
 
 
 @pytest.mark.model
