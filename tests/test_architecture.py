@@ -1,6 +1,7 @@
 """The arrows of docs/architecture.md: which folder may import which, and what `import asterism` must not load."""
 
 import ast
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -208,10 +209,47 @@ def test_an_unknown_public_name_is_an_attribute_error():
         asterism.atend  # noqa: B018
 
 
+FOLDERS = sorted({file.parent for file in FILES} - {SOURCE})
+PAGE = (SOURCE.parent.parent / "docs" / "architecture.md").read_text()
+
+
+def test_every_folder_has_its_line():
+    """The page names each folder once, in the first column of a table, and no folder that is not there."""
+    named = re.findall(r"^\| `([a-z_/]+/)` \| \S", PAGE, re.MULTILINE)
+    there = [f"{folder.relative_to(SOURCE).as_posix()}/" for folder in FOLDERS]
+    assert sorted(named) == there
+
+
 def test_no_file_is_a_tower():
-    """Files stay below 600 lines, so that each can be read in one sitting."""
-    long = {short(file): len(file.read_text().splitlines()) for file in FILES}
+    """Files stay below 600 lines, C++ included, so that each can be read in one sitting."""
+    sources = [*FILES, *(file for suffix in ("*.cpp", "*.hpp") for file in SOURCE.rglob(suffix))]
+    assert {file.suffix for file in sources} >= {".py", ".cpp"}
+    long = {short(file): len(file.read_text().splitlines()) for file in sources}
     assert {name: lines for name, lines in long.items() if lines >= 600} == {}
+
+
+def functions() -> list[tuple[str, ast.FunctionDef]]:
+    trees = ((file, ast.parse(file.read_text())) for file in FILES)
+    return [(short(file), node) for file, tree in trees for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)]
+
+
+def test_every_function_fits_a_screen():
+    long = {f"{file}: {node.name}": node.end_lineno - node.lineno + 1 for file, node in functions()}
+    assert {name: lines for name, lines in long.items() if lines > 70} == {}
+
+
+MANY_PARAMETERS = {"attend", "pattern_attention"}
+"""The public door, and the signature that transformers gives; compiled kernels of Triton take what they read."""
+
+
+def test_no_function_has_ten_parameters():
+    counts = {
+        (file, node.name): len([*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs])
+        - (bool(node.args.args) and node.args.args[0].arg in ("self", "cls"))
+        for file, node in functions()
+        if "triton" not in file and not file.startswith("models/")
+    }
+    assert {name: count for name, count in counts.items() if count > 9 and name[1] not in MANY_PARAMETERS} == {}
 
 
 def test_no_code_is_evaluated():
