@@ -209,7 +209,7 @@ def test_an_unknown_public_name_is_an_attribute_error():
         asterism.atend  # noqa: B018
 
 
-FOLDERS = sorted({file.parent for file in FILES} - {SOURCE})
+FOLDERS = sorted(path for path in SOURCE.rglob("*") if path.is_dir() and path.name != "__pycache__")
 PAGE = (SOURCE.parent.parent / "docs" / "architecture.md").read_text()
 
 
@@ -238,18 +238,19 @@ def test_every_function_fits_a_screen():
     assert {name: lines for name, lines in long.items() if lines > 70} == {}
 
 
-MANY_PARAMETERS = {"attend", "pattern_attention"}
-"""The public door, and the signature that transformers gives; compiled kernels of Triton take what they read."""
+MANY_PARAMETERS = {"kernels/attend.py: attend", "layers/persistent.py: __init__"}
+"""The public door, and a layer with an option for each of its paper's. Not counted: the signatures that transformers
+gives (models/), and what Triton compiles, which takes all that it reads."""
 
 
 def test_no_function_has_ten_parameters():
     counts = {
-        (file, node.name): len([*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs])
+        f"{file}: {node.name}": len([*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs])
         - (bool(node.args.args) and node.args.args[0].arg in ("self", "cls"))
         for file, node in functions()
         if "triton" not in file and not file.startswith("models/")
     }
-    assert {name: count for name, count in counts.items() if count > 9 and name[1] not in MANY_PARAMETERS} == {}
+    assert {name for name, count in counts.items() if count > 9} <= MANY_PARAMETERS
 
 
 def test_no_code_is_evaluated():
