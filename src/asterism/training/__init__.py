@@ -10,8 +10,9 @@ Importing this package imports neither torch nor transformers; what needs them i
 from importlib import import_module
 from typing import TYPE_CHECKING
 
+from asterism.shape import ModelConfig
 from asterism.training.recipes import RECIPES, recipe
-from asterism.training.run.configuration import FineTuneConfig, ModelConfig, RunConfig
+from asterism.training.run.configuration import FineTuneConfig, RunConfig
 
 if TYPE_CHECKING:
     from asterism.training.data.corpus import load_corpus

@@ -17,6 +17,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from asterism.errors import CheckpointError, ConfigurationError
 from asterism.randomness import isolated
+from asterism.training.data.corpus import Split
 from asterism.training.objectives import OBJECTIVES
 from asterism.training.objectives.objective import Evaluation, Objective, Question, Report
 from asterism.training.run.checkpoint import load_weights
@@ -86,7 +87,8 @@ def open_run(folder: str | Path) -> Run:
         objective = OBJECTIVES.load(config.objective).restore(config, weights, record["decided"])
         model = objective.new_model(read_shape(weights))
     load_weights(weights, model)
-    model.to("cuda" if torch.cuda.is_available() else "cpu").eval()
+    model.to(torch.device("cuda" if torch.cuda.is_available() else "cpu"))  # type: ignore[arg-type]  # transformers hides self
+    model.eval()
     return Run(
         folder=run, record=record, config=config, objective=objective, tokenizer=objective.tokenizer, model=model
     )
@@ -96,7 +98,7 @@ def evaluate(
     run: Run | str | Path,
     *,
     data: str | Path | None = None,
-    split: str | None = None,
+    split: Split | None = None,
     minimum_context: int | Sequence[int] = 0,
     limit: int | None = None,
 ) -> Evaluation:

@@ -33,7 +33,7 @@ _HUTTER_BYTES = {"enwik8": 100_000_000, "text8": 100_000_000}
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Corpus:
+class ByteSplits:
     """Three splits, each a uint8 array [bytes]; `sha256` is of train, validation and test, one after the other.
 
     With `record_length` every split is a whole number of records; each record is a sequence of its own.
@@ -75,7 +75,7 @@ class Corpus:
         return data
 
 
-def load_corpus(path: str | Path | None = None, *, record_length: int | None = None) -> Corpus:
+def load_corpus(path: str | Path | None = None, *, record_length: int | None = None) -> ByteSplits:
     """The corpus at `path` (a file or folder), or the standard library's sources for None.
 
     A single file is memory-mapped, not read. Raises DataError when data are missing, unreadable, empty or too few to
@@ -96,7 +96,7 @@ def load_corpus(path: str | Path | None = None, *, record_length: int | None = N
         raise DataError(f"data: cannot read {error.filename or path}: {error.strerror}") from error
 
 
-def load_documents(path: str | Path | None = None) -> Corpus:
+def load_documents(path: str | Path | None = None) -> ByteSplits:
     """As `load_corpus`, but in a file whose name ends in .jsonl every line is a document, and is split by its hash.
 
     A line is an object with the document under "text". Raises DataError, also for a line that is none, with its number.
@@ -126,7 +126,7 @@ def _text_of(path: str | Path, number: int, line: bytes) -> bytes:
     return text.encode(errors="replace")
 
 
-def _from_file(path: Path, record_length: int | None) -> Corpus:
+def _from_file(path: Path, record_length: int | None) -> ByteSplits:
     if not path.exists():
         raise DataError(f"data: there is no file or folder {path}")
     if not path.is_file():
@@ -146,13 +146,13 @@ def _from_file(path: Path, record_length: int | None) -> Corpus:
     return _corpus(str(path), data[:first], data[first:second], data[second:], record_length)
 
 
-def _from_files(name: str, folder: Path, files: Iterable[Path]) -> Corpus:
+def _from_files(name: str, folder: Path, files: Iterable[Path]) -> ByteSplits:
     if not (paths := sorted(files, key=lambda one: one.relative_to(folder).as_posix())):
         raise DataError(f"data: {name} holds no files")
     return _from_documents(name, (path.read_bytes() for path in paths))
 
 
-def _from_documents(name: str, documents: Iterable[bytes]) -> Corpus:
+def _from_documents(name: str, documents: Iterable[bytes]) -> ByteSplits:
     parts: dict[Split, list[bytes]] = {split: [] for split in SPLITS}
     for content in documents:
         parts[_split_of(content)].append(content + b"\0")
@@ -162,13 +162,13 @@ def _from_documents(name: str, documents: Iterable[bytes]) -> Corpus:
 
 def _corpus(
     name: str, train: np.ndarray, validation: np.ndarray, test: np.ndarray, record_length: int | None
-) -> Corpus:
+) -> ByteSplits:
     digest = hashlib.sha256()
     for split, data in zip(SPLITS, (train, validation, test), strict=True):
         if not len(data):
             raise DataError(f"data: {name} is too small to split: its {split} split is empty; give more data")
         digest.update(data.data)
-    return Corpus(
+    return ByteSplits(
         name=name,
         sha256=digest.hexdigest(),
         train=train,

@@ -6,13 +6,15 @@ Invariant: features come in a new order on each pass, a function of (seed, pass)
 import hashlib
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 from transformers import PreTrainedTokenizerFast
 
 from asterism.errors import DataError
 from asterism.randomness import derive
+from asterism.training.data.contract import Corpus
+from asterism.training.data.corpus import Split
 from asterism.training.data.packing import Epochs
 from asterism.training.run.configuration import FineTuneConfig
 from asterism.training.tasks.task import Feature, Task
@@ -21,12 +23,14 @@ HOLD_OUT = 2**32
 """Keys the order in which examples are held out: no pass over the examples has this number."""
 
 
-class Examples:
+class Examples(Corpus[list[Feature]]):
     """The data of a fine-tuning run.
 
     `training` are features; `validation` examples, and `validation_features` those of each. Raises DataError for an
     example that the task cannot use.
     """
+
+    unit: ClassVar[str] = "examples"
 
     def __init__(
         self,
@@ -36,7 +40,7 @@ class Examples:
         task: Task[Any],
         tokenizer: PreTrainedTokenizerFast,
     ) -> None:
-        self.config = config
+        self.name, self.sha256 = config.data, identity(config.data, config.validation)
         self.training_examples = len(training)
         features = list(task.features(training, tokenizer))
         self.training: list[Feature] = [one for some in features for one in some]
@@ -45,18 +49,12 @@ class Examples:
         self.validation_features = list(task.features(validation, tokenizer))
         self.epochs = Epochs(len(self.training), config.seed)
 
-    def batch(self, step: int, count: int) -> list[Feature]:
+    def length(self, split: Split) -> int:
+        return {"train": self.training_examples, "validation": len(self.validation)}[split]
+
+    def draw(self, step: int, count: int) -> list[Feature]:
         """The training features of one step."""
         return [self.training[number] for number in self.epochs.draw(step * count, count)]
-
-    def record(self) -> dict[str, Any]:
-        """Name, hash, and the examples of each split."""
-        sizes = {"train": self.training_examples, "validation": len(self.validation)}
-        return {
-            "name": self.config.data,
-            "sha256": identity(self.config.data, self.config.validation),
-            "examples": sizes,
-        }
 
 
 def identity(*paths: str | None) -> str:

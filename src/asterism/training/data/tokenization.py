@@ -13,6 +13,7 @@ import json
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, processors, trainers
@@ -72,7 +73,13 @@ def _make_tokenizer(name: str, documents: Iterable[str], context: int) -> PreTra
     kind, size = _kind_and_size(name)
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     special = list(SPECIAL_TOKENS.values())
-    settings = {"vocab_size": size, "special_tokens": special, "initial_alphabet": alphabet, "show_progress": False}
+    settings: dict[str, Any] = {
+        "vocab_size": size,
+        "special_tokens": special,
+        "initial_alphabet": alphabet,
+        "show_progress": False,
+    }
+    trainer: trainers.UnigramTrainer | trainers.BpeTrainer
     if kind == "unigram":
         tokenizer = Tokenizer(models.Unigram())
         trainer = trainers.UnigramTrainer(unk_token="[UNK]", **settings)

@@ -7,9 +7,40 @@ position i has i bytes of context. Invariant: all windows are whole, so a patter
 """
 
 from dataclasses import dataclass
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
+
+from asterism.training.data.contract import Corpus
+from asterism.training.data.corpus import ByteSplits, Split
+
+
+class ByteWindows(Corpus[torch.Tensor]):
+    """Windows of `context` bytes, drawn anew for each step: int64 [count, context + 1] as `read_windows` gives them.
+
+    Raises DataError if the training or validation split is shorter than a window.
+    """
+
+    unit: ClassVar[str] = "bytes"
+
+    def __init__(self, splits: ByteSplits, context: int, seed: int) -> None:
+        self.name, self.sha256 = splits.name, splits.sha256
+        self.splits, self.context, self.seed = splits, context, seed
+        self.train, self.validation = (splits.require(split, context) for split in ("train", "validation"))
+
+    def length(self, split: Split) -> int:
+        return len(self.splits.split(split))
+
+    def draw(self, step: int, count: int) -> torch.Tensor:
+        """Random windows of the training split."""
+        records = self.splits.record_length is not None
+        starts = draw_starts(len(self.train), self.context, count, records=records, seed=self.seed, step=step)
+        return read_windows(self.train, starts, self.context, records=records)
+
+    def record(self) -> dict[str, Any]:
+        """The test split is counted, too."""
+        return self.splits.record()
 
 
 def read_windows(data: np.ndarray, starts: np.ndarray, context: int, *, records: bool) -> torch.Tensor:

@@ -7,7 +7,7 @@ import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, cast
 
 import numpy as np
 import torch
@@ -16,9 +16,9 @@ from transformers import PreTrainedModel
 
 from asterism.errors import ConfigurationError
 from asterism.models import AsterismForCausalLM
-from asterism.training.data.corpus import Corpus, Split, load_corpus
+from asterism.training.data.corpus import load_corpus
 from asterism.training.data.tokenization import Vocabulary
-from asterism.training.data.windows import ScoringPlan, draw_starts, plan_records, plan_stream, read_windows
+from asterism.training.data.windows import ByteWindows, ScoringPlan, plan_records, plan_stream, read_windows
 from asterism.training.objectives.objective import (
     Evaluation,
     Metric,
@@ -78,7 +78,7 @@ class ByteEvaluation(Evaluation):
         )
 
 
-class CausalBytes(Pretraining[Corpus]):
+class CausalBytes(Pretraining[ByteWindows]):
     """Every position of a random window predicts the next byte."""
 
     metric = Metric("bits_per_byte", "bits/byte")
@@ -98,8 +98,7 @@ class CausalBytes(Pretraining[Corpus]):
 
     @classmethod
     def blank_batch(cls, config: RunConfig, sequences: int) -> dict[str, torch.Tensor]:
-        """{"rows": zeros [sequences, context + 1]}."""
-        return {"rows": torch.zeros(sequences, config.context + 1, dtype=torch.int64)}
+        return _arguments(torch.zeros(sequences, config.context + 1, dtype=torch.int64))
 
     @classmethod
     def refuse_start(cls, config: RunConfig, size: int, vocabulary: Vocabulary, folder: Path) -> None:
@@ -110,44 +109,32 @@ class CausalBytes(Pretraining[Corpus]):
             )
 
     @classmethod
-    def prepare(cls, config: RunConfig, vocabulary: Vocabulary) -> tuple["CausalBytes", Corpus]:
+    def prepare(cls, config: RunConfig, vocabulary: Vocabulary) -> tuple["CausalBytes", ByteWindows]:
         """Raises DataError if the training or validation split of the corpus is shorter than a window."""
-        corpus = load_corpus(config.data, record_length=config.record_length)
-        corpus.require("train", config.context)
-        corpus.require("validation", config.context)
-        return cls(config), corpus
+        splits = load_corpus(config.data, record_length=config.record_length)
+        return cls(config), ByteWindows(splits, config.context, config.seed)
 
     @classmethod
     def restore(cls, config: RunConfig, folder: Path, decided: Mapping[str, Any]) -> "CausalBytes":
         """Nothing but the configuration is needed."""
         return cls(config)
 
-    def batch(self, corpus: Corpus, step: int) -> dict[str, torch.Tensor]:
-        """{"rows": int64 [batch_size, context + 1]}: random windows of the training split."""
-        config, data = self.config, corpus.train
-        records = config.record_length is not None
-        starts = draw_starts(len(data), config.context, config.batch_size, records=records, seed=config.seed, step=step)
-        return {"rows": read_windows(data, starts, config.context, records=records)}
-
-    @classmethod
-    def loss_of(cls, config: RunConfig, model: PreTrainedModel, batch: Mapping[str, torch.Tensor]) -> torch.Tensor:
-        """Mean nats per byte: every position predicts the next byte of its row."""
-        rows = batch["rows"]
-        with arithmetic(config.dtype, rows.device):
-            return model(input_ids=rows[:, :-1], shift_labels=rows[:, 1:].contiguous()).loss
+    def batch(self, corpus: ByteWindows, step: int) -> dict[str, torch.Tensor]:
+        """Random windows of the training split: input_ids and shift_labels, int64 [batch_size, context] each."""
+        return _arguments(corpus.draw(step, self.config.batch_size))
 
     def training_metrics(self, loss: float) -> dict[str, float]:
         """Bits instead of nats."""
         return {"bits_per_byte": loss / math.log(2)}
 
-    def evaluate(self, model: PreTrainedModel, corpus: Corpus, *, sample: bool = False) -> Outcome:
+    def evaluate(self, model: PreTrainedModel, corpus: ByteWindows, *, sample: bool = False) -> Outcome:
         """Bits per byte of the validation split, or of about `evaluation_bytes` bytes spread evenly over it."""
         plan = plan_split(self.config, len(corpus.validation))
         if sample:
             plan = plan.thin(self.config.evaluation_bytes)
         return Outcome({"bits_per_byte": bits_per_byte(model, corpus.validation, plan, self.config)})
 
-    def results(self, corpus: Corpus, metrics: Mapping[str, float], steps: int) -> dict[str, Any]:
+    def results(self, corpus: ByteWindows, metrics: Mapping[str, float], steps: int) -> dict[str, Any]:
         """The fields of ByteReport."""
         scored = plan_split(self.config, len(corpus.validation)).bytes_scored
         return {
@@ -167,7 +154,7 @@ class CausalBytes(Pretraining[Corpus]):
         config, asked = self.config, question.minimum_context
         _check_minimum_context(config, asked)
         corpus = load_corpus(question.data or config.data, record_length=config.record_length)
-        split: Split = question.split or "validation"
+        split = question.split or "validation"
         bytes_ = corpus.require(split, config.context)
         first, stop = _scored_range(config, len(bytes_), asked, question.limit)
         return ByteEvaluation(
@@ -191,8 +178,13 @@ class CausalBytes(Pretraining[Corpus]):
         one, and so does every record."""
         start = b"\0" + prompt if self.config.record_length is not None or not prompt else prompt
         tokens = torch.tensor([list(start)], device=model.device)
-        output = model.generate(tokens, **sampling)
+        output = cast(Any, model).generate(tokens, **sampling)
         return bytes(output[0, len(start) :].tolist())
+
+
+def _arguments(rows: torch.Tensor) -> dict[str, torch.Tensor]:
+    """What the model reads of rows, int64 [B, context + 1], and what each column is to predict: the byte after it."""
+    return {"input_ids": rows[:, :-1], "shift_labels": rows[:, 1:].contiguous()}
 
 
 def _check_minimum_context(config: RunConfig, asked: Sequence[int]) -> None:

@@ -18,7 +18,6 @@ from asterism.errors import ConfigurationError
 from asterism.training.data.examples import Examples, identity, read_examples
 from asterism.training.data.records import Record
 from asterism.training.objectives.objective import Evaluation, Metric, Objective, Outcome, Question, Report
-from asterism.training.run.arithmetic import arithmetic
 from asterism.training.run.configuration import FineTuneConfig
 from asterism.training.run.folder import model_folder
 from asterism.training.run.setup import Setup
@@ -140,14 +139,9 @@ class Labelled(Objective[Examples]):
 
     def batch(self, corpus: Examples, step: int) -> dict[str, torch.Tensor]:
         """The model's inputs, int64 [batch_size, longest row], and the task's targets."""
-        features = corpus.batch(step, self.config.batch_size)
+        features = corpus.draw(step, self.config.batch_size)
         inputs = model_inputs(features, self.tokenizer)
         return {**inputs, **self.task.targets(features, inputs["input_ids"].shape[1])}
-
-    def loss(self, model: PreTrainedModel, batch: Mapping[str, torch.Tensor]) -> torch.Tensor:
-        """The loss of the model's own head."""
-        with arithmetic(self.config.dtype, model.device):
-            return model(**batch).loss.float()
 
     def training_metrics(self, loss: float) -> dict[str, float]:
         """Nothing: a loss is no score."""

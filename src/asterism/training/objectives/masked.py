@@ -20,7 +20,8 @@ from asterism.errors import CheckpointError, ConfigurationError, DataError
 from asterism.files import read_tensors
 from asterism.models import AsterismForMaskedLM, AsterismForPreTraining
 from asterism.randomness import of_row
-from asterism.training.data.corpus import Corpus, Split, load_documents
+from asterism.training.data.contract import Corpus
+from asterism.training.data.corpus import ByteSplits, Split, load_documents
 from asterism.training.data.packing import Epochs, TokenStream
 from asterism.training.data.tokenization import Vocabulary, load_tokenizer, vocabulary
 from asterism.training.objectives.masking import IGNORED, MASK_SHARE, Masking
@@ -98,30 +99,41 @@ class MaskedEvaluation(Evaluation):
         )
 
 
-class MaskedRows:
+class MaskedRows(Corpus[np.ndarray]):
     """The data of a run on masked tokens: the packed rows of two splits, and the order in which training reads them.
 
     Raises DataError for splits with too few tokens and, with pairs, with fewer than two documents.
     """
 
-    def __init__(self, config: RunConfig, corpus: Corpus, tokenizer: PreTrainedTokenizerBase) -> None:
+    unit: ClassVar[str] = "tokens"
+
+    def __init__(self, config: RunConfig, corpus: ByteSplits, tokenizer: PreTrainedTokenizerBase) -> None:
         self.corpus = corpus
+        self.name, self.sha256 = corpus.name, corpus.sha256
         self.train = Rows(config, corpus, "train", tokenizer)
         self.validation = Rows(config, corpus, "validation", tokenizer)
         self.epochs = Epochs(len(self.train.starts), config.seed)
 
+    def length(self, split: Split) -> int:
+        return len({"train": self.train, "validation": self.validation}[split].stream.tokens)
+
+    def draw(self, step: int, count: int) -> np.ndarray:
+        """The numbers of rows; every row is read once before any is read again."""
+        return self.epochs.draw(step * count, count)
+
     def record(self) -> dict[str, Any]:
         """Name, hash, and of each split that is used bytes, tokens, documents, and documents without a token."""
-        sizes = {
+        splits: dict[Split, Rows] = {"train": self.train, "validation": self.validation}
+        sizes: dict[str, Any] = {
             name: {
                 "bytes": len(self.corpus.split(name)),
                 "tokens": len(rows.stream.tokens),
                 "documents": rows.stream.documents,
                 "empty_documents": rows.stream.empty,
             }
-            for name, rows in (("train", self.train), ("validation", self.validation))
+            for name, rows in splits.items()
         }
-        return {"name": self.corpus.name, "sha256": self.corpus.sha256, **sizes}
+        return {"name": self.name, "sha256": self.sha256} | sizes
 
 
 class MaskedTokens(Pretraining[MaskedRows]):
@@ -137,6 +149,8 @@ class MaskedTokens(Pretraining[MaskedRows]):
         "it fills in what is masked: score it with `asterism evaluate`, teach it a task with `asterism finetune`, or"
         " give its model folder to the fill-mask pipeline of transformers"
     )
+
+    tokenizer: PreTrainedTokenizerBase
 
     def __init__(self, config: RunConfig, tokenizer: PreTrainedTokenizerBase, frequencies: np.ndarray) -> None:
         super().__init__(config)
@@ -156,7 +170,7 @@ class MaskedTokens(Pretraining[MaskedRows]):
     def blank_batch(cls, config: RunConfig, sequences: int) -> dict[str, torch.Tensor]:
         """A batch of so many sequences as `Rows.read` gives it, all zeros."""
         masked = masked_per_row(config)
-        shapes = {"input_ids": (config.context,), "places": (masked,), "labels": (masked,)}
+        shapes: dict[str, tuple[int, ...]] = {"input_ids": (config.context,), "places": (masked,), "labels": (masked,)}
         if config.next_sentence:
             shapes |= {"token_type_ids": (config.context,), "next_sentence_label": ()}
         return {name: torch.zeros(sequences, *shape, dtype=torch.int64) for name, shape in shapes.items()}
@@ -185,14 +199,9 @@ class MaskedTokens(Pretraining[MaskedRows]):
     def batch(self, corpus: MaskedRows, step: int) -> dict[str, torch.Tensor]:
         """Rows of the training split as `Rows.read` gives them; every row is read once before any is read again."""
         count = self.config.batch_size
-        rows = corpus.epochs.draw(step * count, count)
-        return corpus.train.read(rows, [of_row(self.config.seed, step, place) for place in range(count)])
-
-    @classmethod
-    def loss_of(cls, config: RunConfig, model: PreTrainedModel, batch: Mapping[str, torch.Tensor]) -> torch.Tensor:
-        """Mean nats per masked token; with pairs, plus the mean nats of the answers to "does it follow"."""
-        with arithmetic(config.dtype, batch["input_ids"].device):
-            return model(**batch).loss
+        return corpus.train.read(
+            corpus.draw(step, count), [of_row(self.config.seed, step, place) for place in range(count)]
+        )
 
     def training_metrics(self, loss: float) -> dict[str, float]:
         """Without pairs the loss is that of masked tokens."""
@@ -223,7 +232,7 @@ class MaskedTokens(Pretraining[MaskedRows]):
                 "minimum context: this model predicts masked tokens, and all of a row is their context"
             )
         corpus = load_documents(question.data or self.config.data)
-        split: Split = question.split or "validation"
+        split = question.split or "validation"
         rows = Rows(self.config, corpus, split, self.tokenizer)
         wanted = len(rows.starts)
         if question.limit is not None:
@@ -249,7 +258,7 @@ class Rows:
     Raises DataError for a split with too few tokens and, with pairs, with fewer than two documents.
     """
 
-    def __init__(self, config: RunConfig, corpus: Corpus, split: Split, tokenizer: PreTrainedTokenizerBase) -> None:
+    def __init__(self, config: RunConfig, corpus: ByteSplits, split: Split, tokenizer: PreTrainedTokenizerBase) -> None:
         what = f"the {split} split of {corpus.name}"
         self.config = config
         self.stream = TokenStream.of(corpus.documents(split), tokenizer)

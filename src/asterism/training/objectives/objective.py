@@ -10,12 +10,14 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Generic, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
 
 import torch
 from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 from asterism.errors import ConfigurationError
+from asterism.training.data.contract import Corpus
+from asterism.training.data.corpus import Split
 from asterism.training.run.configuration import AnyConfig
 
 if TYPE_CHECKING:
@@ -66,7 +68,7 @@ class Question:
     """
 
     data: str | None = None
-    split: str | None = None
+    split: Split | None = None
     minimum_context: tuple[int, ...] = (0,)
     limit: int | None = None
 
@@ -79,15 +81,7 @@ class Outcome:
     predictions: Sequence[Mapping[str, Any]] | None = None
 
 
-class Corpus(Protocol):
-    """What a run knows of its data, whatever they are: what run.json says about them."""
-
-    def record(self) -> dict[str, Any]:
-        """ "name", "sha256" (by which a resumed run knows them again), and sizes."""
-        ...
-
-
-Data = TypeVar("Data", bound=Corpus)
+Data = TypeVar("Data", bound=Corpus[Any])
 
 
 class Objective(ABC, Generic[Data]):
@@ -149,14 +143,11 @@ class Objective(ABC, Generic[Data]):
 
     @abstractmethod
     def batch(self, corpus: Data, step: int) -> dict[str, torch.Tensor]:
-        """What one step reads, on the CPU, the same on every call: the first axis of every tensor counts sequences.
+        """What one step reads, on the CPU, the same on every call: arguments of the model, labels among them.
 
-        The loop cuts that axis into the slices of an accumulated step.
+        The first axis of every tensor counts sequences; the loop cuts it into the slices of an accumulated step. The
+        model computes its own loss of them, the mean in nats.
         """
-
-    @abstractmethod
-    def loss(self, model: PreTrainedModel, batch: Mapping[str, torch.Tensor]) -> torch.Tensor:
-        """The mean loss of a batch or slice, in nats: a scalar to differentiate. Dropout may draw from torch."""
 
     @abstractmethod
     def training_metrics(self, loss: float) -> dict[str, float]:

@@ -6,9 +6,9 @@ that goes on has a model folder of its own, its newest checkpoint, and no longer
 """
 
 from abc import abstractmethod
-from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 import torch
 from transformers import PreTrainedConfig, PreTrainedModel
@@ -60,11 +60,6 @@ class Pretraining(Objective[Data]):
         """The objective, and the data of the run. Raises DataError for data that cannot be used."""
 
     @classmethod
-    @abstractmethod
-    def loss_of(cls, config: RunConfig, model: PreTrainedModel, batch: Mapping[str, torch.Tensor]) -> torch.Tensor:
-        """`loss`, where there is no objective yet: its tokenizer may still be to be made."""
-
-    @classmethod
     def refuse_start(cls, config: RunConfig, size: int, vocabulary: Vocabulary, folder: Path) -> None:
         """Raises ConfigurationError for a model in `folder` whose embedding, of `size` tokens, does not fit."""
         if size < vocabulary.size:
@@ -100,9 +95,6 @@ class Pretraining(Objective[Data]):
             return own, vocabulary, read_shape(own)
         shape = _new_shape(config, vocabulary) if source is None else cls._initial_shape(config, source, vocabulary)
         return source, vocabulary, shape
-
-    def loss(self, model: PreTrainedModel, batch: Mapping[str, torch.Tensor]) -> torch.Tensor:
-        return self.loss_of(self.config, model, batch)
 
     def new_model(self, shape: PreTrainedConfig) -> PreTrainedModel:
         return self.model_class(self.config)(shape)
@@ -152,7 +144,8 @@ def _new_shape(config: RunConfig, vocabulary: Vocabulary) -> AsterismConfig:
 
     Raises ConfigurationError for a vocabulary or context that the model has no room for.
     """
-    shape = {name: list(value) if isinstance(value, tuple) else value for name, value in asdict(config.model).items()}
+    given = asdict(config.model).items()
+    shape: dict[str, Any] = {name: list(value) if isinstance(value, tuple) else value for name, value in given}
     for name, needed, what in (
         ("vocab_size", vocabulary.size, f"the tokens of {config.tokenizer}"),
         ("max_position_embeddings", config.context, "the context"),

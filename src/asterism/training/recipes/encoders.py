@@ -132,7 +132,7 @@ def fnet_hybrid_base() -> RunConfig:
     )
 
 
-_ATTENTION = {
+_ATTENTION: dict[str, Any] = {
     "block": "pre_norm",
     "position_type": "rotary",
     "initializer_range": None,

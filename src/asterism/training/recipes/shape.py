@@ -3,7 +3,8 @@
 from dataclasses import fields
 from typing import Any
 
-from asterism.training.run.configuration import ModelConfig, RunConfig
+from asterism.shape import ModelConfig
+from asterism.training.run.configuration import RunConfig
 
 
 def published_shape(name: str, **changes: Any) -> ModelConfig:
@@ -11,7 +12,8 @@ def published_shape(name: str, **changes: Any) -> ModelConfig:
 
     Sizes that follow from others are left to follow, so that a flag that changes one changes them all.
     """
-    from asterism.models.published import AsterismConfig, published  # takes seconds to import
+    from asterism.models import AsterismConfig  # takes seconds to import
+    from asterism.models.published import published
 
     config = published(name)
     derived = AsterismConfig(hidden_size=config.hidden_size, num_attention_heads=config.num_attention_heads)
@@ -20,7 +22,8 @@ def published_shape(name: str, **changes: Any) -> ModelConfig:
         if values[size] == getattr(derived, size):
             values[size] = None
     frozen = {field: tuple(value) if isinstance(value, list) else value for field, value in values.items()}
-    return ModelConfig(**(frozen | changes))
+    shape: dict[str, Any] = frozen | changes
+    return ModelConfig(**shape)
 
 
 def ten_minutes(recipe: str, model: ModelConfig, *, every: int, **settings: Any) -> RunConfig:

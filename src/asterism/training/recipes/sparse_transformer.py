@@ -9,8 +9,9 @@ says what else is inferred.
 
 from typing import Any
 
+from asterism.shape import ModelConfig
 from asterism.training.recipes.shape import full_size, ten_minutes
-from asterism.training.run.configuration import ModelConfig, RunConfig
+from asterism.training.run.configuration import RunConfig
 
 
 def bytes_small() -> RunConfig:

@@ -230,7 +230,8 @@ def config_from_dict(kind: str, values: Mapping[str, Any]) -> AnyConfig:
     _check_names("run configuration", values, made)
     if "model" in values and made is RunConfig:
         _check_names("model configuration", values["model"], ModelConfig)
-        shape = {name: tuple(value) if isinstance(value, list) else value for name, value in values["model"].items()}
+        given = values["model"].items()
+        shape: dict[str, Any] = {name: tuple(value) if isinstance(value, list) else value for name, value in given}
         values = {**values, "model": ModelConfig(**shape)}
     return made(**values)
 

@@ -21,6 +21,7 @@ from asterism.models import AsterismConfig
 from asterism.patterns import Pattern
 from asterism.training.objectives import OBJECTIVES
 from asterism.training.objectives.pretraining import Pretraining
+from asterism.training.run.arithmetic import loss_of
 from asterism.training.run.configuration import RunConfig
 from asterism.training.run.optimizer import moment_bytes, parameter_groups
 
@@ -175,7 +176,7 @@ def _run(config: RunConfig, objective: type[Pretraining[Any]], model: AsterismCo
         network = objective.model_class(config)(shallow)
         batch = objective.blank_batch(config, config.micro_batch_size)
         with FlopCounterMode(display=False) as counter, torch.autograd.graph.saved_tensors_hooks(keep, lambda x: x):
-            objective.loss_of(config, network, batch)
+            loss_of(network, batch, config.dtype)
     products = sum(
         count for operation, count in counter.get_flop_counts()["Global"].items() if operation in _WEIGHT_PRODUCTS
     )

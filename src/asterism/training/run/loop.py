@@ -16,6 +16,7 @@ from transformers.utils import logging
 
 from asterism.errors import ConfigurationError
 from asterism.randomness import derive
+from asterism.training.run.arithmetic import loss_of
 from asterism.training.run.configuration import TrainingConfig
 from asterism.training.run.folder import RunFolder
 from asterism.training.run.session import Session
@@ -39,7 +40,7 @@ class Loop(Trainer):
         self.session = session
         self.losses: list[torch.Tensor] = []
 
-    def get_train_dataloader(self) -> Iterator[dict[str, torch.Tensor]]:
+    def get_train_dataloader(self) -> Iterator[dict[str, torch.Tensor]]:  # type: ignore[override]  # the Trainer iterates
         """Slices of batches without end: of every tensor, micro_batch_size sequences."""
         for step in count(self.session.state.step):
             batch = self.session.objective.batch(self.session.setup.corpus, step)
@@ -59,8 +60,8 @@ class Loop(Trainer):
     def compute_loss(
         self, model: nn.Module, inputs: dict[str, Any], return_outputs: bool = False, num_items_in_batch: Any = None
     ) -> torch.Tensor:
-        """The objective's loss of one slice."""
-        return self.session.objective.loss(model, inputs)
+        """The loss of one slice."""
+        return loss_of(model, inputs, self.session.config.dtype)
 
     def _clip_grad_norm(self, model: nn.Module) -> torch.Tensor:
         """Clip, and show loss and norm to the session, which raises if they are not finite: before the optimiser steps.

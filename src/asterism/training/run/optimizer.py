@@ -37,7 +37,7 @@ class MuonAndAdamW(torch.optim.Optimizer):
         self._share()
 
     @torch.no_grad()
-    def step(self, closure: Callable[[], float] | None = None) -> None:
+    def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]  # closures are refused
         """Step both; `closure` is accepted because optimisers have it, and refused when given."""
         if closure is not None:
             raise ValueError("MuonAndAdamW does not evaluate closures: compute the gradients before the step")

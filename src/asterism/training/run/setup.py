@@ -49,7 +49,7 @@ class Setup:
         """
         with isolated(derive(self.config.seed)):
             model, notes = self.objective.initial_model(self.shape, self.init_from)
-        return model.to(device), notes
+        return model.to(device), notes  # type: ignore[arg-type]  # transformers hides self
 
 
 def read_shape(folder: Path, what: str = "") -> Any:

@@ -49,11 +49,15 @@ class Classification(Task[Document]):
 
     architecture: ClassVar[str] = "AutoModelForSequenceClassification"
     formats: ClassVar[tuple[str, ...]] = ("jsonl", "csv")
-    read = staticmethod(read_documents)
 
     labels: tuple[str, ...]
     several: bool
     pooling: str | None = None
+
+    @staticmethod
+    def read(path: Path) -> list[Document]:
+        """As `read_documents`."""
+        return read_documents(path)
 
     @classmethod
     def of(cls, examples: Sequence[Document], *, length: int, known: Sequence[str] = (), **choices: Any) -> Self:

@@ -35,7 +35,7 @@ def load_tokenizer(folder: Path) -> tuple[PreTrainedTokenizerFast, PreTrainedCon
         raise CheckpointError(f"model: {folder} holds no tokenizer; put there the one that the model was trained with")
     try:
         config = AutoConfig.from_pretrained(folder, local_files_only=True)
-        tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True, config=config)
+        tokenizer: Any = AutoTokenizer.from_pretrained(folder, local_files_only=True, config=config)
     except (OSError, *DAMAGED) as error:
         raise CheckpointError(
             f"model: {folder} holds no model and tokenizer that can be read: {_one_line(error)}"
@@ -91,13 +91,14 @@ def load_encoder(folder: Path, shape: PreTrainedConfig, task: Task[Any]) -> tupl
         _refuse_incomplete(folder, model, found)
         new = [*found["missing_keys"], *(name for name, *_ in found["mismatched_keys"])]
         if "id2label" in task.model_fields() and labels_of(shape) != before:
-            new += _draw_outputs_anew(model, shape.num_labels, drawn=new)
+            new += _draw_outputs_anew(model, len(labels_of(shape)), drawn=new)
     return model, sorted({name.removeprefix(f"{model.base_model_prefix}.").split(".")[0] for name in new})
 
 
 def refuse_tokens(model: PreTrainedModel, tokens: int, path: str) -> None:
     """Raises ConfigurationError for a tokenizer of more tokens than the model has embeddings for."""
-    rows = model.get_input_embeddings().num_embeddings
+    embeddings: Any = model.get_input_embeddings()
+    rows = embeddings.num_embeddings
     if tokens > rows:
         raise ConfigurationError(
             f"model: the tokenizer in {path} has {tokens:,} tokens, the model's embedding has rows for {rows:,};"
@@ -118,7 +119,8 @@ def _readable(folder: Path) -> Iterator[None]:
 
 def labels_of(config: PreTrainedConfig) -> list[str]:
     """The labels of a classifier, in the order of its outputs."""
-    return [config.id2label[number] for number in sorted(config.id2label)]
+    labels: dict[Any, str] = config.id2label or {}
+    return [labels[number] for number in sorted(labels)]
 
 
 def longest(config: PreTrainedConfig) -> int | None:

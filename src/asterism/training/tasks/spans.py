@@ -8,6 +8,7 @@ point at it when it does not hold the whole answer (Devlin 2019, section 4.3).
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, ClassVar, Self
 
 import numpy as np
@@ -37,7 +38,6 @@ class Answering(Task[Question]):
 
     architecture: ClassVar[str] = "AutoModelForQuestionAnswering"
     formats: ClassVar[tuple[str, ...]] = FORMATS
-    read = staticmethod(read_questions)
     outputs: ClassVar[tuple[str, ...]] = ("start_logits", "end_logits")
     per_token: ClassVar[bool] = True
     metric: ClassVar[str] = "f1"
@@ -46,6 +46,11 @@ class Answering(Task[Question]):
     stride: int | None = None
     max_answer_length: int = 30
     may_have_none: bool
+
+    @staticmethod
+    def read(path: Path) -> list[Question]:
+        """As `read_questions`."""
+        return read_questions(path)
 
     @classmethod
     def of(

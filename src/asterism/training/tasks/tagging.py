@@ -53,12 +53,16 @@ class Tagging(Task[TaggedDocument]):
 
     architecture: ClassVar[str] = "AutoModelForTokenClassification"
     formats: ClassVar[tuple[str, ...]] = ("jsonl", "conll")
-    read = staticmethod(read_tagged)
     per_token: ClassVar[bool] = True
     answer: ClassVar[str] = "tags"
 
     labels: tuple[str, ...]
     unread: str
+
+    @staticmethod
+    def read(path: Path) -> list[TaggedDocument]:
+        """As `read_tagged`."""
+        return read_tagged(path)
 
     @classmethod
     def of(cls, examples: Sequence[TaggedDocument], *, length: int, known: Sequence[str] = (), **choices: Any) -> Self:

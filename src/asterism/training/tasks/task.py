@@ -8,7 +8,7 @@ examples, or of the record that a fine-tuned run keeps of it: what it asks of a 
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any, ClassVar, Generic, Self, TypeVar
@@ -53,14 +53,17 @@ class Task(ABC, Generic[Example]):
     """The Auto class of transformers whose models answer it."""
     formats: ClassVar[tuple[str, ...]]
     """The formats that its examples come in, names of `data.formats.FORMATS`."""
-    read: ClassVar[Callable[[Path], Sequence[Any]]]
-    """The labelled examples of a file. Raises DataError for anything in it that is not one."""
     outputs: ClassVar[tuple[str, ...]] = ("logits",)
     """What it reads of a model's output."""
     per_token: ClassVar[bool] = False
     """Whether the outputs have an axis of tokens after that of rows."""
 
     length: int
+
+    @staticmethod
+    @abstractmethod
+    def read(path: Path) -> Sequence[Any]:
+        """The labelled examples of a file. Raises DataError for anything in it that is not one."""
 
     @classmethod
     @abstractmethod

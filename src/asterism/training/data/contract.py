@@ -1,0 +1,38 @@
+"""What every kind of data answers, so that a run need not know which it reads.
+
+Invariant: which sequences a step reads is a function of (seed, step), and two corpora with one hash are the same data.
+"""
+
+from abc import ABC, abstractmethod
+from typing import Any, ClassVar, Generic, TypeVar
+
+from asterism.training.data.corpus import Split
+
+Sequences = TypeVar("Sequences")
+
+
+class Corpus(ABC, Generic[Sequences]):
+    """The data of one run, in splits.
+
+    name    what people call them: a path
+    sha256  their identity, by which a resumed run knows them again
+    unit    what `length` counts, in the plural: "bytes", "tokens", "examples"
+    """
+
+    name: str
+    sha256: str
+    unit: ClassVar[str]
+
+    @abstractmethod
+    def length(self, split: Split) -> int:
+        """How many units a split has."""
+
+    @abstractmethod
+    def draw(self, step: int, count: int) -> Sequences:
+        """The `count` sequences of the training split that a step reads; the seed is that of the run."""
+
+    def record(self) -> dict[str, Any]:
+        """What run.json says about them: "name", "sha256", and sizes."""
+        splits: tuple[Split, ...] = ("train", "validation")
+        sizes = {split: self.length(split) for split in splits}
+        return {"name": self.name, "sha256": self.sha256, self.unit: sizes}
