@@ -19,7 +19,7 @@ from asterism import training
 from asterism.cli import main as entry
 from asterism.cli.main import VERBS, main
 from asterism.cli.train import read_arguments
-from asterism.training import recipe
+from asterism.training import FineTuneConfig, recipe
 from asterism.training.run.loop import quiet_transformers
 
 TINY = shlex.split(
@@ -74,7 +74,10 @@ def refuses(result: Result, code: int, message: str) -> None:
 @pytest.mark.parametrize(
     ("command", "message"),
     [
-        ("", r"a verb is missing\. The verbs are show, plan, certify, simulate, train, finetune, evaluate, generate"),
+        (
+            "",
+            r"a verb is missing\. The verbs are show, plan, certify, simulate, train, finetune, evaluate, predict",
+        ),
         ("shwo 'causal()' -n 4", r"unknown verb 'shwo'\. Did you mean 'show'\?"),
         ("show 'causal()'", r"required: -n/--length"),
         ("show 'causal()' -n 4 --hed 1", r"unknown flag --hed\. Did you mean '--head'\?"),
@@ -425,6 +428,12 @@ def test_the_example_of_every_help_runs(
         save_tiny_bert(tmp_path / "runs" / "bigbird-tiny")
         save_tiny_bert(tmp_path / "bert-base")
     monkeypatch.chdir(tmp_path)
+    if verb == "predict":
+        (tmp_path / "new.csv").write_text("text\nthe lamp is red\n")
+        config = FineTuneConfig(
+            task="classify", model="bert-base", data="reviews.jsonl", steps=1, dtype="float32", batch_size=8
+        )
+        training.train(config, "runs/reviews", progress=False)
     assert run(*example[1:], *(["--dry-run"] if verb == "train" else [])).code == 0
 
 
