@@ -30,17 +30,20 @@ def draw_history(history: Sequence[Mapping[str, Any]], metric: Metric, path: Pat
 
 
 def _draw(axes: Axes, history: Sequence[Mapping[str, Any]], metric: Metric) -> None:
+    highest = 0.0
     for field, label, style in (
         (metric.name, "training", "C0-"),
         (f"validation_{metric.name}", "validation", "C1o-"),
     ):
         points = [(entry["step"], entry[field]) for entry in history if field in entry]
         if points:
+            highest = max(highest, *(value for _, value in points))
             axes.plot(*zip(*points, strict=True), style, label=label, markersize=4)
     axes.set_xlabel("step")
     axes.set_ylabel(f"{metric.label} ({'lower' if metric.lower_is_better else 'higher'} is better)")
-    axes.set_ylim(bottom=0)
+    axes.set_xlim(left=0)
+    axes.set_ylim(0, 1.15 * highest or 1.0)  # a flat curve would lie on the frame
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     axes.grid(alpha=0.3)
     if axes.lines:
-        axes.legend()
+        axes.legend(loc="lower left")
