@@ -33,25 +33,11 @@ class _AttendOptions(_Options, total=False):
 
 
 @overload
-def attend(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    pattern: Pattern | str,
-    *,
-    return_lse: Literal[False] = False,
-    **options: Unpack[_AttendOptions],
-) -> Tensor: ...
+def attend(q: Tensor, k: Tensor, v: Tensor, pattern: Pattern | str, *, return_lse: Literal[False] = False,
+           **options: Unpack[_AttendOptions]) -> Tensor: ...  # fmt: skip
 @overload
-def attend(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    pattern: Pattern | str,
-    *,
-    return_lse: Literal[True],
-    **options: Unpack[_AttendOptions],
-) -> tuple[Tensor, Tensor]: ...
+def attend(q: Tensor, k: Tensor, v: Tensor, pattern: Pattern | str, *, return_lse: Literal[True],
+           **options: Unpack[_AttendOptions]) -> tuple[Tensor, Tensor]: ...  # fmt: skip
 def attend(
     q: Tensor,
     k: Tensor,
@@ -97,29 +83,11 @@ def attend(
 
 
 @overload
-def decode(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    pattern: Pattern | str,
-    query_positions: Tensor,
-    key_positions: Tensor,
-    *,
-    return_lse: Literal[False] = False,
-    **options: Unpack[_Options],
-) -> Tensor: ...
+def decode(q: Tensor, k: Tensor, v: Tensor, pattern: Pattern | str, query_positions: Tensor, key_positions: Tensor, *,
+           return_lse: Literal[False] = False, **options: Unpack[_Options]) -> Tensor: ...  # fmt: skip
 @overload
-def decode(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    pattern: Pattern | str,
-    query_positions: Tensor,
-    key_positions: Tensor,
-    *,
-    return_lse: Literal[True],
-    **options: Unpack[_Options],
-) -> tuple[Tensor, Tensor]: ...
+def decode(q: Tensor, k: Tensor, v: Tensor, pattern: Pattern | str, query_positions: Tensor, key_positions: Tensor, *,
+           return_lse: Literal[True], **options: Unpack[_Options]) -> tuple[Tensor, Tensor]: ...  # fmt: skip
 def decode(
     q: Tensor,
     k: Tensor,
