@@ -12,16 +12,10 @@ from asterism.training.data.corpus import SPLITS
 
 
 def run(argv: Sequence[str]) -> None:
-    arguments = _parser().parse(argv)
-    result = training.evaluate(
-        arguments.run,
-        data=arguments.data,
-        split=arguments.split,
-        minimum_context=arguments.minimum_context,
-        limit=arguments.limit,
-    )
-    if arguments.json:
-        print_json({"run": arguments.run, **asdict(result)})
+    options, as_json = _parser().options(argv)
+    result = training.evaluate(**options)
+    if as_json:
+        print_json({"run": options["run"], **asdict(result)})
     else:
         print(result)
 

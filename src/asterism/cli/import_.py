@@ -15,20 +15,13 @@ if TYPE_CHECKING:
 
 
 def run(argv: Sequence[str]) -> None:
-    arguments = _parser().parse(argv)
+    options, as_json = _parser().options(argv)
     from asterism.models import import_checkpoint  # takes seconds to import
     from asterism.training.run.loop import quiet_transformers
 
     with quiet_transformers():
-        imported = import_checkpoint(
-            arguments.path,
-            arguments.output,
-            length=arguments.length,
-            pattern=arguments.pattern,
-            globals=arguments.globals,
-            allow_pickle=arguments.allow_pickle,
-        )
-    if arguments.json:
+        imported = import_checkpoint(**options)
+    if as_json:
         print_json(asdict(imported))
     else:
         print(_describe(imported))

@@ -4,7 +4,7 @@ import argparse
 import json
 import sys
 from collections.abc import Callable, Iterable, Sequence
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from asterism.errors import AsterismError, nearest
 
@@ -33,6 +33,12 @@ class Parser(argparse.ArgumentParser):
         arguments, unknown = self.parse_known_args(argv)
         refuse_unknown(unknown, self._option_string_actions)
         return arguments
+
+    def options(self, argv: Sequence[str]) -> tuple[dict[str, Any], bool]:
+        """The arguments by name, for a function whose parameters the flags are, and whether to print JSON."""
+        options = vars(self.parse(argv))
+        as_json = options.pop("json")
+        return options, as_json
 
     def error(self, message: str) -> NoReturn:
         raise UsageError(message)
