@@ -138,9 +138,9 @@ class Pattern(ABC):
     def judge(self, q: Tokens, k: Tokens, length: int, head: int) -> Verdicts:
         """One verdict per pair of token sets."""
 
-    @abstractmethod
     def find_spans(self, q: Tokens, length: int, head: int) -> Intervals:
         """Per set of queries, intervals that hold every readable key."""
+        return Intervals.everything(len(q.first), length)
 
     def find_complement_spans(self, q: Tokens, length: int, head: int) -> Intervals:
         """Per set of queries, intervals that hold every key that some query of the set may *not* read."""
@@ -336,24 +336,35 @@ class Not(Pattern):
         return f"~({self.part.text})" if isinstance(self.part, (Or, And)) else f"~{self.part.text}"
 
 
+class Follower(Pattern):
+    """A pattern that gives another's answers."""
+
+    @abstractmethod
+    def _followed(self, head: int) -> Pattern:
+        """Whose answers this head gives."""
+
+    def _allows(self, q: Integers, k: Integers, length: int, head: int) -> Booleans:
+        return self._followed(head)._allows(q, k, length, head)
+
+    def judge(self, q: Tokens, k: Tokens, length: int, head: int) -> Verdicts:
+        return self._followed(head).judge(q, k, length, head)
+
+    def find_spans(self, q: Tokens, length: int, head: int) -> Intervals:
+        return self._followed(head).find_spans(q, length, head)
+
+    def find_complement_spans(self, q: Tokens, length: int, head: int) -> Intervals:
+        return self._followed(head).find_complement_spans(q, length, head)
+
+
 @dataclass(frozen=True, eq=False, repr=False)
-class PerHead(Pattern):
+class PerHead(Follower):
     """Head h follows the h-th part."""
 
     keyword: ClassVar[str] = "per_head"
     patterns: tuple[Pattern, ...]
 
-    def _allows(self, q: Integers, k: Integers, length: int, head: int) -> Booleans:
-        return self.patterns[head]._allows(q, k, length, head)
-
-    def judge(self, q: Tokens, k: Tokens, length: int, head: int) -> Verdicts:
-        return self.patterns[head].judge(q, k, length, head)
-
-    def find_spans(self, q: Tokens, length: int, head: int) -> Intervals:
-        return self.patterns[head].find_spans(q, length, head)
-
-    def find_complement_spans(self, q: Tokens, length: int, head: int) -> Intervals:
-        return self.patterns[head].find_complement_spans(q, length, head)
+    def _followed(self, head: int) -> Pattern:
+        return self.patterns[head]
 
     def _count_heads(self) -> int:
         return len(self.patterns)
@@ -419,24 +430,15 @@ class Shifted(Pattern):
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class Named(Pattern):
+class Named(Follower):
     """A composition known under a name of its own: `body` is what it means, `parts` the factors it is made of."""
 
     call: str
     body: Pattern
     parts: tuple[Pattern, ...]
 
-    def _allows(self, q: Integers, k: Integers, length: int, head: int) -> Booleans:
-        return self.body._allows(q, k, length, head)
-
-    def judge(self, q: Tokens, k: Tokens, length: int, head: int) -> Verdicts:
-        return self.body.judge(q, k, length, head)
-
-    def find_spans(self, q: Tokens, length: int, head: int) -> Intervals:
-        return self.body.find_spans(q, length, head)
-
-    def find_complement_spans(self, q: Tokens, length: int, head: int) -> Intervals:
-        return self.body.find_complement_spans(q, length, head)
+    def _followed(self, head: int) -> Pattern:
+        return self.body
 
     @property
     def children(self) -> tuple[Pattern, ...]:

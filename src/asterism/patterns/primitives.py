@@ -42,9 +42,6 @@ class Dense(Pattern):
     def judge(self, q: Tokens, k: Tokens, length: int, head: int) -> Verdicts:
         return np.full(np.broadcast_shapes(q.first.shape, k.first.shape), Verdict.FULL, np.int8)
 
-    def find_spans(self, q: Tokens, length: int, head: int) -> Intervals:
-        return Intervals.everything(len(q.first), length)
-
     def find_complement_spans(self, q: Tokens, length: int, head: int) -> Intervals:
         return Intervals.nothing(len(q.first), length)
 
@@ -151,9 +148,6 @@ class Stride(Pattern):
         same_residue = (q.first - k.first) % self.period == 0
         full = (uniform & same_residue) if self.period > 1 else np.ones_like(uniform)
         return verdicts(full, (multiples == 0) | (uniform & ~same_residue), mixed_if_contiguous(q, k))
-
-    def find_spans(self, q: Tokens, length: int, head: int) -> Intervals:
-        return Intervals.everything(len(q.first), length)
 
     def signature(self, q_first: Integers, k_first: Integers) -> Integers:
         return (q_first - k_first) % self.period
@@ -268,9 +262,6 @@ class Columns(KeySet):
             return super().judge(q, k, length, head)
         inside = np.broadcast_to(self.contains(k.first, length), np.broadcast_shapes(q.first.shape, k.first.shape))
         return verdicts(inside, ~inside, Verdict.UNKNOWN)
-
-    def find_spans(self, q: Tokens, length: int, head: int) -> Intervals:
-        return Intervals.everything(len(q.first), length)
 
     def signature(self, q_first: Integers, k_first: Integers) -> Integers:
         return k_first % self.period
