@@ -7,7 +7,7 @@ order queries and keys stand, which part of a rule it implies, and which tiles a
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import cast
+from typing import ClassVar, cast
 
 import numpy as np
 
@@ -117,40 +117,35 @@ class Natural(SortedKeys):
 
 
 @dataclass(frozen=True)
-class KeySubset(SortedKeys):
-    """Only the keys that a one-sided part of the rule names, gathered."""
+class Subset(SortedKeys):
+    """Only the tokens that a one-sided part of the rule names, gathered on its side."""
 
     members: OneSided
+    side: ClassVar[str]
 
     @property
     def text(self) -> str:
-        return f"keys {self.members.text}"
+        return f"{self.side} {self.members.text}"
+
+    def within(self, rule: Pattern) -> Pattern:
+        return _replace(rule, self.members)
+
+
+class KeySubset(Subset):
+    side = "keys"
 
     def orders(self, query_offset: int, n_queries: int, n_keys: int, tile: int) -> tuple[Tiles, Tiles]:
         queries = np.arange(query_offset, query_offset + n_queries)
         return Tiles.cut(queries, tile, 1), Tiles.cut(self.members.members(n_keys), tile, 0)
 
-    def within(self, rule: Pattern) -> Pattern:
-        return _replace(rule, self.members)
 
-
-@dataclass(frozen=True)
-class QuerySubset(SortedKeys):
-    """Only the queries that a one-sided part of the rule names, gathered."""
-
-    members: OneSided
-
-    @property
-    def text(self) -> str:
-        return f"queries {self.members.text}"
+class QuerySubset(Subset):
+    side = "queries"
 
     def orders(self, query_offset: int, n_queries: int, n_keys: int, tile: int) -> tuple[Tiles, Tiles]:
         members = self.members.members(n_keys)
         asked = members[(members >= query_offset) & (members < query_offset + n_queries)]
         return Tiles.cut(asked, tile, 0), Tiles.cut(np.arange(n_keys), tile, 1)
-
-    def within(self, rule: Pattern) -> Pattern:
-        return _replace(rule, self.members)
 
 
 @dataclass(frozen=True)
