@@ -50,24 +50,20 @@ Status run(const Problem& problem, Body body) {
   return outer == kDone ? inner : outer;
 }
 
+template <template <class> class Direction>
+Status run_in_dtype(const Problem& problem) {
+  return run(problem, [&] {
+    if (problem.is_bfloat16)
+      Direction<BFloat16>(problem).run();
+    else
+      Direction<Float32>(problem).run();
+  });
+}
+
 }  // namespace
 
 // Writes out, residual and lse.
-extern "C" int32_t asterism_forward(const Problem* problem) {
-  return run(*problem, [=] {
-    if (problem->is_bfloat16)
-      Forward<BFloat16>(*problem).run();
-    else
-      Forward<Float32>(*problem).run();
-  });
-}
+extern "C" int32_t asterism_forward(const Problem* problem) { return run_in_dtype<Forward>(*problem); }
 
 // Writes grad_q, grad_k and grad_v.
-extern "C" int32_t asterism_backward(const Problem* problem) {
-  return run(*problem, [=] {
-    if (problem->is_bfloat16)
-      Backward<BFloat16>(*problem).run();
-    else
-      Backward<Float32>(*problem).run();
-  });
-}
+extern "C" int32_t asterism_backward(const Problem* problem) { return run_in_dtype<Backward>(*problem); }
