@@ -11,13 +11,16 @@ from fractions import Fraction
 from asterism.theory.machines.hardmax import Arithmetic, FeedForward, Hidden, Linear, Transformer, Vector
 from asterism.theory.machines.machine import TuringMachine
 
+TIME = "x9"
+"""The slot of the time r + 1, in both constructions."""
+
 
 @dataclass(frozen=True)
 class Construction:
     """A machine as a transformer, and how to read it.
 
     In the vectors of the next token, groups q1 and s1 are the state and the symbol under the head. In the last layer's
-    vector, group s2 is the symbol that was written, slot `time` the machine's next time r + 1, `latest` the time after
+    vector, group s2 is the symbol that was written, slot TIME the machine's next time r + 1, `latest` the time after
     that at which the head's cell was last written (r + 1 when it is new), and `head` makes the head's cell of it.
     `tokens` says how many decoder tokens it takes to get from a time to the next.
     """
@@ -25,12 +28,16 @@ class Construction:
     name: str
     machine: TuringMachine
     transformer: Transformer
-    width: int
-    first_token: Vector
-    time: str
     latest: str
     head: Callable[[Vector], object]
+    width: int
     tokens: Callable[[int], int]
+
+    @property
+    def first_token(self) -> Vector:
+        """The machine's start: its first state, on a blank."""
+        start = {slot("q1", self.machine.start): 1, slot("s1", self.machine.blank): 1}
+        return self.transformer.arithmetic.vector(start)
 
 
 def slot(group: str, member: str) -> str:
@@ -108,7 +115,6 @@ def choose_symbol(
     machine: TuringMachine,
     arithmetic: Arithmetic,
     *,
-    time: str,
     read: str,
     written: str,
     reached: str,
@@ -118,9 +124,8 @@ def choose_symbol(
 ) -> FeedForward:
     """The function F: the symbol under the head at time r + 1, and what else is carried on (Perez 2019, lemma B.6).
 
-    time     slot of r + 1                  reached  slot of beta, the place that cross-attention has found
-    read     group of alpha, its symbol     latest   slot of l + 1: the head's cell was last written at time l
-    written  group of the symbol written then
+    read     group of alpha, its symbol     reached  slot of beta, the place that cross-attention has found
+    written  group of the symbol written    latest   slot of l + 1: the head's cell was last written at time l
 
     The symbol is alpha if beta = r + 1, which means that the word is still being read; else a blank if l = r, which
     means that the cell is new, because the head always moves; else the symbol written. `outputs` maps slots of the next
@@ -134,8 +139,8 @@ def choose_symbol(
         flags.unit(f"+{name}", {name: 1})
         flags.unit(f"-{name}", {name: -1})
     for flag, other in (("not read", reached), ("not new", latest)):  # min(1, time - other)
-        flags.unit(f"{flag} +", {time: 1, other: -1})
-        flags.unit(f"{flag} -", {time: 1, other: -1}, 1)
+        flags.unit(f"{flag} +", {TIME: 1, other: -1})
+        flags.unit(f"{flag} -", {TIME: 1, other: -1}, 1)
     not_read, not_new = ({f"{flag} +": 1, f"{flag} -": -1} for flag in ("not read", "not new"))
     # Each unit is a conjunction of values that are 0 or 1: what must not hold counts -1, and the threshold leaves 1
     # where all is as it must be, at most 0 elsewhere. So one of the three cases passes its symbol, without a product of

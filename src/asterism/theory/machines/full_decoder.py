@@ -59,7 +59,6 @@ def full_decoder(machine: TuringMachine, arithmetic: Arithmetic) -> Construction
         output=choose_symbol(
             machine,
             arithmetic,
-            time="x9",
             read="s3",
             written="s4",
             reached="x6",
@@ -72,11 +71,9 @@ def full_decoder(machine: TuringMachine, arithmetic: Arithmetic) -> Construction
         name="full",
         machine=machine,
         transformer=transformer,
-        width=2 * len(states) + 4 * len(symbols) + 11,
-        first_token=arithmetic.vector({slot("q1", machine.start): 1, slot("s1", machine.blank): 1}),
-        time="x9",
         latest="x7",
         head=lambda last: last.get("x4", 0) * last["x9"],
+        width=2 * len(states) + 4 * len(symbols) + 11,
         tokens=lambda time: 1,
     )
 

@@ -87,7 +87,6 @@ def sparse_decoder(machine: TuringMachine, arithmetic: Arithmetic) -> Constructi
         output=choose_symbol(
             machine,
             arithmetic,
-            time="x9",
             read="s1",
             written="s4",
             reached="x6",
@@ -99,11 +98,9 @@ def sparse_decoder(machine: TuringMachine, arithmetic: Arithmetic) -> Constructi
         name="sparse",
         machine=machine,
         transformer=transformer,
-        width=2 * len(states) + 4 * len(symbols) + 15,
-        first_token=arithmetic.vector({slot("q1", machine.start): 1, slot("s1", machine.blank): 1}),
-        time="x9",
         latest="x13",
         head=lambda last: last.get("x1", 0),
+        width=2 * len(states) + 4 * len(symbols) + 15,
         tokens=lambda time: time + 1,
     )
 
