@@ -1,14 +1,10 @@
-"""What all Asterism models share: initialisation, what their losses take, and the arguments of encoders with a head."""
+"""What all Asterism models share: initialisation, and what their losses take."""
 
-import functools
-import inspect
-from collections.abc import Callable
-from typing import Any, NamedTuple, TypeVar
+from typing import Any
 
 import torch
 from torch import nn
 from transformers import PreTrainedModel
-from transformers.utils.generic import can_return_tuple
 
 from asterism.errors import ConfigurationError
 from asterism.layers import initialise
@@ -57,53 +53,3 @@ class AsterismPreTrainedModel(PreTrainedModel):
         if items is not None and labels is not None:
             penalty = penalty * (labels != loss_arguments.get("ignore_index", -100)).sum() / items
         return loss + penalty
-
-
-class Encoded(NamedTuple):
-    """What a head reads: the last hidden states [B, N, hidden_size], the mask as it was given, and all if asked for."""
-
-    hidden: torch.Tensor
-    attention_mask: torch.Tensor | None
-    hidden_states: tuple[torch.Tensor, ...] | None
-
-
-Output = TypeVar("Output")
-
-
-def encoder_head(compute: Callable[..., Output]) -> Callable[..., Output]:
-    """The `forward` of an encoder with a head, from what the head computes of an Encoded and of arguments of its own.
-
-    `forward` takes input_ids, attention_mask, token_type_ids and inputs_embeds as AsterismModel does, then the head's
-    own arguments, and output_hidden_states and return_dict by name. The Trainer, pipelines and others read from its
-    signature which columns of a data set a model wants and which of them are labels, so all names stand in there.
-
-    Raises ConfigurationError for an argument that neither the head nor a loss takes.
-    """
-    own = list(inspect.signature(compute).parameters.values())[2:]
-    own_names = frozenset(one.name for one in own)
-
-    def forward(
-        self: Any,
-        input_ids: torch.Tensor | None = None,
-        attention_mask: torch.Tensor | None = None,
-        token_type_ids: torch.Tensor | None = None,
-        inputs_embeds: torch.Tensor | None = None,
-        *given: Any,
-        output_hidden_states: bool | None = None,
-        **named: Any,
-    ) -> Output:
-        self._refuse_unknown({name: value for name, value in named.items() if name not in own_names})
-        outputs = self.model(
-            input_ids=input_ids,
-            attention_mask=attention_mask,
-            token_type_ids=token_type_ids,
-            inputs_embeds=inputs_embeds,
-            output_hidden_states=output_hidden_states,
-        )
-        return compute(self, Encoded(outputs[0], attention_mask, outputs.hidden_states), *given, **named)
-
-    *inputs, _, by_name, _ = inspect.signature(forward).parameters.values()
-    at = next((number for number, one in enumerate(own) if one.kind is one.VAR_KEYWORD), len(own))
-    head = can_return_tuple(functools.wraps(compute)(forward))
-    head.__signature__ = inspect.signature(compute).replace(parameters=[*inputs, *own[:at], by_name, *own[at:]])
-    return head

@@ -68,8 +68,8 @@ class AsterismForCausalLM(AsterismPreTrainedModel, GenerationMixin):
         """
         self._refuse_unknown(loss_arguments)
         outputs = self.model(
-            input_ids=input_ids,
-            attention_mask=attention_mask,
+            input_ids,
+            attention_mask,
             past_key_values=past_key_values,
             inputs_embeds=inputs_embeds,
             use_cache=use_cache,

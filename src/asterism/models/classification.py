@@ -6,19 +6,16 @@ import torch
 from torch import nn
 from transformers.modeling_outputs import SequenceClassifierOutput, TokenClassifierOutput
 
-from asterism.models.base import AsterismPreTrainedModel, Encoded, encoder_head
 from asterism.models.configuration import AsterismConfig
-from asterism.models.modeling import AsterismModel
+from asterism.models.head import Encoded, EncoderWithHead, encoder_head
 from asterism.models.pooler import Pooler
 
 
-class _Classifier(AsterismPreTrainedModel):
+class _Classifier(EncoderWithHead):
     """The backbone, dropout and a linear layer to `num_labels` logits."""
 
-    def __init__(self, config: AsterismConfig) -> None:
-        super().__init__(config)
+    def _add_head(self, config: AsterismConfig) -> None:
         rate = config.dropout if config.classifier_dropout is None else config.classifier_dropout
-        self.model = AsterismModel(config)
         self.dropout = nn.Dropout(rate)
         self.classifier = nn.Linear(config.hidden_size, config.num_labels or 0)
 
@@ -31,10 +28,9 @@ class AsterismForSequenceClassification(_Classifier):
     first labels decide.
     """
 
-    def __init__(self, config: AsterismConfig) -> None:
-        super().__init__(config)
+    def _add_head(self, config: AsterismConfig) -> None:
+        super()._add_head(config)
         self.pooler = Pooler(config)
-        self.post_init()
 
     @encoder_head
     def forward(
@@ -59,10 +55,6 @@ class AsterismForSequenceClassification(_Classifier):
 
 class AsterismForTokenClassification(_Classifier):
     """Labels every token."""
-
-    def __init__(self, config: AsterismConfig) -> None:
-        super().__init__(config)
-        self.post_init()
 
     @encoder_head
     def forward(

@@ -8,9 +8,8 @@ from transformers.modeling_outputs import MaskedLMOutput
 from transformers.models.bert.modeling_bert import BertForPreTrainingOutput
 
 from asterism.layers.block import ACTIVATIONS
-from asterism.models.base import AsterismPreTrainedModel, Encoded, encoder_head
 from asterism.models.configuration import AsterismConfig
-from asterism.models.modeling import AsterismModel
+from asterism.models.head import Encoded, EncoderWithHead, encoder_head
 from asterism.models.pooler import Pooler
 
 
@@ -28,14 +27,12 @@ class MaskedLMHead(nn.Module):
         return self.decoder(self.norm(self.activation(self.dense(hidden))))
 
 
-class _PredictsTokens(AsterismPreTrainedModel):
+class _PredictsTokens(EncoderWithHead):
     """The backbone with a MaskedLMHead, whose decoder is tied to the embedding when `tie_word_embeddings` is set."""
 
     _tied_weights_keys = {"lm_head.decoder.weight": "model.embed_tokens.weight"}
 
-    def __init__(self, config: AsterismConfig) -> None:
-        super().__init__(config)
-        self.model = AsterismModel(config)
+    def _add_head(self, config: AsterismConfig) -> None:
         self.lm_head = MaskedLMHead(config)
 
     def get_output_embeddings(self) -> nn.Linear:
@@ -63,10 +60,6 @@ class _PredictsTokens(AsterismPreTrainedModel):
 class AsterismForMaskedLM(_PredictsTokens):
     """Predicts the tokens that were masked."""
 
-    def __init__(self, config: AsterismConfig) -> None:
-        super().__init__(config)
-        self.post_init()
-
     @encoder_head
     def forward(
         self, encoded: Encoded, labels: Tensor | None = None, places: Tensor | None = None, **loss_arguments: Any
@@ -88,11 +81,10 @@ class AsterismForMaskedLM(_PredictsTokens):
 class AsterismForPreTraining(_PredictsTokens):
     """Predicts masked tokens, and from the pooled token whether the second sentence follows the first."""
 
-    def __init__(self, config: AsterismConfig) -> None:
-        super().__init__(config)
+    def _add_head(self, config: AsterismConfig) -> None:
+        super()._add_head(config)
         self.pooler = Pooler(config)
         self.next_sentence = nn.Linear(config.hidden_size, 2)
-        self.post_init()
 
     @encoder_head
     def forward(

@@ -6,19 +6,15 @@ import torch
 from torch import nn
 from transformers.modeling_outputs import QuestionAnsweringModelOutput
 
-from asterism.models.base import AsterismPreTrainedModel, Encoded, encoder_head
 from asterism.models.configuration import AsterismConfig
-from asterism.models.modeling import AsterismModel
+from asterism.models.head import Encoded, EncoderWithHead, encoder_head
 
 
-class AsterismForQuestionAnswering(AsterismPreTrainedModel):
+class AsterismForQuestionAnswering(EncoderWithHead):
     """Two logits for every token: that the answer starts there, and that it ends there."""
 
-    def __init__(self, config: AsterismConfig) -> None:
-        super().__init__(config)
-        self.model = AsterismModel(config)
+    def _add_head(self, config: AsterismConfig) -> None:
         self.qa_outputs = nn.Linear(config.hidden_size, 2)
-        self.post_init()
 
     @encoder_head
     def forward(
