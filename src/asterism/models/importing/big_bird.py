@@ -7,17 +7,18 @@ they stay: Hugging Face draws new ones at every length and, in evaluation mode, 
 Their switch to dense attention for short inputs is not imported either.
 """
 
+from dataclasses import replace
 from typing import Any
 
 from transformers import PreTrainedConfig
 
 from asterism.errors import CheckpointError
-from asterism.models.importing.architecture import BACKBONE, Architecture, activation, refuse_unless
-from asterism.models.importing.bert import HEADS as BERT_HEADS
+from asterism.models.importing.architecture import activation, refuse_unless
+from asterism.models.importing.bert import BERT
 from asterism.models.importing.roberta import POOLING_CLASSIFIER
 
 HEADS = {
-    **{head: modules for head, modules in BERT_HEADS.items() if head != "ForQuestionAnswering"},
+    **{head: modules for head, modules in BERT.heads.items() if head != "ForQuestionAnswering"},
     "ForSequenceClassification": POOLING_CLASSIFIER,
 }
 """The head for question answering has a feed-forward block of its own, so it is no counterpart of ours."""
@@ -44,11 +45,4 @@ def _mixers(config: PreTrainedConfig) -> str | list[str]:
     return [f"bigbird({sizes}, seed={layer}, heads={heads})" for layer in range(config.num_hidden_layers)]
 
 
-BIG_BIRD = Architecture(
-    class_prefix="BigBird",
-    prefix="bert.",
-    backbone=BACKBONE,
-    pooler={"pooler": "pooler.dense"},
-    heads=HEADS,
-    fields=_fields,
-)
+BIG_BIRD = replace(BERT, class_prefix="BigBird", pooler={"pooler": "pooler.dense"}, heads=HEADS, fields=_fields)
