@@ -98,25 +98,19 @@ def grad_q(
     batch_keys = batch * n_keys
     query_segments = _segments_of(segments, batch_keys + query_offset, queries)
     acc = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
-    if key_mask is None and segments is None:
-        for step in range(full * BLOCKS):
-            k_tile, v_tile, scores = _score(
-                step, entries, q_tile, query_slots, query_segments, k, v, key_mask, segments, batch_keys, key_index,
-                masks, reads, k_token, k_feature, v_token, v_feature, n_columns, scale,
-                False, WIDTH, VALUE_WIDTH, BLOCK_D, BLOCK_V, TILE, WORDS, BLOCK_N,
-            )  # fmt: skip
-            grad_scores = _grad_scores(scores, g_tile, v_tile, row_power, row_delta)
-            acc = _dot(_narrow(grad_scores, k_tile.dtype), k_tile, acc)
-        entries += full * 3
-        count -= full
-    for step in range(count * BLOCKS):
-        k_tile, v_tile, scores = _score(
-            step, entries, q_tile, query_slots, query_segments, k, v, key_mask, segments, batch_keys, key_index,
-            masks, reads, k_token, k_feature, v_token, v_feature, n_columns, scale,
-            True, WIDTH, VALUE_WIDTH, BLOCK_D, BLOCK_V, TILE, WORDS, BLOCK_N,
-        )  # fmt: skip
-        grad_scores = _grad_scores(scores, g_tile, v_tile, row_power, row_delta)
-        acc = _dot(_narrow(grad_scores, k_tile.dtype), k_tile, acc)
+    for MASKED in tl.static_range(2):  # Full tiles come first; only a key mask or segments forbid any of their pairs.
+        if MASKED or (key_mask is None and segments is None):
+            tiles = count if MASKED else full
+            for step in range(tiles * BLOCKS):
+                k_tile, v_tile, scores = _score(
+                    step, entries, q_tile, query_slots, query_segments, k, v, key_mask, segments, batch_keys, key_index,
+                    masks, reads, k_token, k_feature, v_token, v_feature, n_columns, scale,
+                    MASKED, WIDTH, VALUE_WIDTH, BLOCK_D, BLOCK_V, TILE, WORDS, BLOCK_N,
+                )  # fmt: skip
+                grad_scores = _grad_scores(scores, g_tile, v_tile, row_power, row_delta)
+                acc = _dot(_narrow(grad_scores, k_tile.dtype), k_tile, acc)
+            entries += tiles * 3
+            count -= tiles
     acc *= scale
     slot = tl.load(piece + 5)
     if slot >= 0:
@@ -196,21 +190,17 @@ def grad_kv(
     batch_heads, batch_keys = batch * n_heads, batch * n_keys
     grad_k = tl.zeros([BLOCK_N, BLOCK_D], tl.float32)
     grad_v = tl.zeros([BLOCK_N, BLOCK_V], tl.float32)
-    if key_mask is None and segments is None:
-        grad_k, grad_v = _grad_kv_entries(
-            grad_k, grad_v, k_tile, v_tile, first_key, keys, kv_head, q, key_mask, segments, batch_keys, grad_out,
-            power, delta, entries, full, query_index, masks, q_head, q_token, q_feature, n_rows, batch_heads,
-            n_queries, query_offset, group, scale * LOG2_E,
-            False, MEMBERS, WIDTH, VALUE_WIDTH, BLOCK_D, BLOCK_V, TILE, WORDS, BLOCK_M, BLOCK_N,
-        )  # fmt: skip
-        entries += full * 3
-        count -= full
-    grad_k, grad_v = _grad_kv_entries(
-        grad_k, grad_v, k_tile, v_tile, first_key, keys, kv_head, q, key_mask, segments, batch_keys, grad_out,
-        power, delta, entries, count, query_index, masks, q_head, q_token, q_feature, n_rows, batch_heads,
-        n_queries, query_offset, group, scale * LOG2_E,
-        True, MEMBERS, WIDTH, VALUE_WIDTH, BLOCK_D, BLOCK_V, TILE, WORDS, BLOCK_M, BLOCK_N,
-    )  # fmt: skip
+    for MASKED in tl.static_range(2):  # Full tiles come first; only a key mask or segments forbid any of their pairs.
+        if MASKED or (key_mask is None and segments is None):
+            tiles = count if MASKED else full
+            grad_k, grad_v = _grad_kv_entries(
+                grad_k, grad_v, k_tile, v_tile, first_key, keys, kv_head, q, key_mask, segments, batch_keys, grad_out,
+                power, delta, entries, tiles, query_index, masks, q_head, q_token, q_feature, n_rows, batch_heads,
+                n_queries, query_offset, group, scale * LOG2_E,
+                MASKED, MEMBERS, WIDTH, VALUE_WIDTH, BLOCK_D, BLOCK_V, TILE, WORDS, BLOCK_M, BLOCK_N,
+            )  # fmt: skip
+            entries += tiles * 3
+            count -= tiles
     grad_k *= scale
     slot = tl.load(piece + 5)
     if slot >= 0:

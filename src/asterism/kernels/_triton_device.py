@@ -313,23 +313,18 @@ def forward(
     acc = tl.zeros([BLOCK_M, BLOCK_V], tl.float32)
     top = tl.full([BLOCK_M], float("-inf"), tl.float32)
     total = tl.zeros([BLOCK_M], tl.float32)
-    if key_mask is None and segments is None:
-        for step in range(full * BLOCKS):
-            k_tile, v_tile, scores = _score(
-                step, entries, q_tile, query_slots, query_segments, k, v, key_mask, segments, batch_keys, key_index,
-                masks, reads, k_token, k_feature, v_token, v_feature, n_columns, scale,
-                False, WIDTH, VALUE_WIDTH, BLOCK_D, BLOCK_V, TILE, WORDS, BLOCK_N,
-            )  # fmt: skip
-            acc, top, total = _step(acc, top, total, scores, v_tile, False)
-        entries += full * 3
-        count -= full
-    for step in range(count * BLOCKS):
-        k_tile, v_tile, scores = _score(
-            step, entries, q_tile, query_slots, query_segments, k, v, key_mask, segments, batch_keys, key_index,
-            masks, reads, k_token, k_feature, v_token, v_feature, n_columns, scale,
-            True, WIDTH, VALUE_WIDTH, BLOCK_D, BLOCK_V, TILE, WORDS, BLOCK_N,
-        )  # fmt: skip
-        acc, top, total = _step(acc, top, total, scores, v_tile, True)
+    for MASKED in tl.static_range(2):  # Full tiles come first; only a key mask or segments forbid any of their pairs.
+        if MASKED or (key_mask is None and segments is None):
+            tiles = count if MASKED else full
+            for step in range(tiles * BLOCKS):
+                k_tile, v_tile, scores = _score(
+                    step, entries, q_tile, query_slots, query_segments, k, v, key_mask, segments, batch_keys, key_index,
+                    masks, reads, k_token, k_feature, v_token, v_feature, n_columns, scale,
+                    MASKED, WIDTH, VALUE_WIDTH, BLOCK_D, BLOCK_V, TILE, WORDS, BLOCK_N,
+                )  # fmt: skip
+                acc, top, total = _step(acc, top, total, scores, v_tile, MASKED)
+            entries += tiles * 3
+            count -= tiles
     value, value_lse = _finish(acc, top, total)
     slot = tl.load(piece + 5)
     if slot >= 0:
