@@ -34,10 +34,10 @@ class FourierMixing(nn.Module):
         self,
         hidden: torch.Tensor,
         *,
-        positions: torch.Tensor | None = None,
-        cache: object | None = None,
         key_mask: torch.Tensor | None = None,
         segments: torch.Tensor | None = None,
+        cache: object | None = None,
+        positions: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """[B, N, C] -> [B, N, C], for any N and C.
 
