@@ -455,7 +455,7 @@ def test_a_line_that_cannot_be_used_stops_behind_those_before_it(runs, task, nam
         ("{run} --data empty.csv", 3, r"data: empty\.csv holds no record"),
         ("{run} --data empty.jsonl --output empty.csv", 4, r"output: empty\.csv exists; choose another name"),
         ("{run} --data empty.jsonl --output no/out", 3, r"data: empty\.jsonl holds no record"),
-        ("{run} --data one.jsonl --output no/out", 4, r"no/out\.resume cannot be written: No such file or directory"),
+        ("{run} --data one.jsonl --output no/out", 4, r"no/out cannot be written: No such file or directory"),
         ("{run} --data one.jsonl --resume", 2, r"--resume needs --output"),
         ("{run} --data one.jsonl --json", 2, r"--json needs --output"),
         ("{run} --data one.jsonl --batch-size 0", 2, r"must be a whole number of at least 1"),

@@ -46,7 +46,7 @@ def read_json(path: Path) -> Any:
         return json.loads(path.read_text())
     except FileNotFoundError:
         raise CheckpointError(f"{path} is missing") from None
-    except (ValueError, OSError) as error:
+    except (ValueError, RecursionError, OSError) as error:
         raise CheckpointError(f"{path} is damaged: {error}") from error
 
 

@@ -68,6 +68,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     except MemoryError as error:
         told = f" ({error})" if str(error) else ""
         return _fail(f"error: there is not enough memory{told}; ask for a shorter length or a smaller pattern", 1)
+    except RuntimeError as error:
+        if not _is_lack_of_memory(error):
+            raise
+        return _fail("error: there is not enough memory; ask for a smaller model, batch or length", 1)
     except OSError as error:
         if not _can_flush(sys.stdout):  # a full disk: what is buffered would be written, and fail, again at exit
             _discard(sys.stdout)
@@ -146,12 +150,19 @@ def _prepare_streams() -> bool:
     is_open = sys.stdout is not None
     if sys.stdout is None:
         sys.stdout = open(os.devnull, "w")  # noqa: SIM115
+    if sys.stdin is None:
+        sys.stdin = open(os.devnull)  # noqa: SIM115
     if sys.stderr is None:
         sys.stderr = open(os.devnull, "w")  # noqa: SIM115
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper) and stream.errors == "strict":
             stream.reconfigure(errors="backslashreplace")
     return is_open
+
+
+def _is_lack_of_memory(error: RuntimeError) -> bool:
+    """Whether torch could not allocate: on a CPU that is no error of a class of its own."""
+    return type(error).__name__ == "OutOfMemoryError" or "can't allocate memory" in str(error)
 
 
 def _can_flush(stream: TextIO) -> bool:

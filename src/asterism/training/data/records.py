@@ -37,7 +37,9 @@ class Record:
 
     def get(self, field: str) -> Any:
         """The value of a field. Raises DataError if it is not there, with the nearest that is."""
-        if self.fields.get(field) is None:
+        if field in self.fields and self.fields[field] is None:
+            raise self.error(field, "is null")
+        if field not in self.fields:
             there = ", ".join(map(str, self.fields)) or "none"
             hint = nearest(field, map(str, self.fields))
             raise DataError(f"{self.place}: field {field!r} is missing; there are: {there}.{hint}")

@@ -6,6 +6,7 @@ line (its flags are these fields) and the record in the run folder (`run.json`),
 it holds. What an objective or a task asks of its settings stands in the registries, so nothing here imports torch.
 """
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any, ClassVar, Literal, get_args
@@ -57,6 +58,7 @@ class TrainingConfig:
     checkpoint_every: int = 250
 
     def __post_init__(self) -> None:
+        self._refuse_extremes()
         for name in (
             "batch_size",
             "gradient_accumulation_steps",
@@ -78,6 +80,20 @@ class TrainingConfig:
         self._require_one_of("schedule", Schedule)
         divides = self.batch_size % self.gradient_accumulation_steps == 0
         self._require("gradient_accumulation_steps", divides, f"must divide batch_size={self.batch_size}")
+
+    def _refuse_extremes(self) -> None:
+        """Numbers that JSON or 64 bits cannot hold would break a run in its middle."""
+        numbers = {field.name: getattr(self, field.name) for field in fields(self)}
+        if isinstance(model := numbers.get("model"), ModelConfig):
+            numbers |= {f"model.{field.name}": getattr(model, field.name) for field in fields(model)}
+        for name, value in numbers.items():
+            if not isinstance(value, int | float):
+                continue
+            if isinstance(value, float) and not math.isfinite(value):
+                raise ConfigurationError(f"run configuration: {name}={value!r} must be finite")
+            largest = 2**63 - 1 if name == "seed" else 2**31 - 1
+            if isinstance(value, int) and abs(value) > largest:
+                raise ConfigurationError(f"run configuration: {name} must be at most {largest:,}, got {value:.4g}")
 
     @property
     def micro_batch_size(self) -> int:

@@ -23,7 +23,7 @@ from asterism.randomness import derive, isolated
 from asterism.training.objectives.objective import Report
 from asterism.training.run.checkpoint import TrainingState, first_not_finite, load_checkpoint
 from asterism.training.run.folder import RunFolder
-from asterism.training.run.loop import Loop, loop_arguments
+from asterism.training.run.loop import Loop, loop_arguments, undisturbed
 from asterism.training.run.optimizer import make_optimizer
 from asterism.training.run.picture import draw_history
 from asterism.training.run.progress import Display, make_display
@@ -38,7 +38,7 @@ def fit(setup: Setup, run: RunFolder, *, resume: bool, progress: bool) -> Report
     Raises DataError if its data were others, and what `train` raises.
     """
     config = setup.config
-    with isolated(derive(config.seed)), closing(make_display(progress)) as display:
+    with undisturbed(), isolated(derive(config.seed)), closing(make_display(progress)) as display:
         arguments = loop_arguments(config, run)
         model, notes = setup.build(arguments.device)
         if config.gradient_checkpointing:

@@ -171,11 +171,14 @@ class RunFolder:
         entries = []
         for number, line in enumerate(lines, start=1):
             try:
-                entries.append(json.loads(line))
-            except ValueError as error:
+                entry = json.loads(line)
+            except (ValueError, RecursionError) as error:
                 if number == len(lines):
                     break
                 raise CheckpointError(f"{self.history_file} is damaged in line {number}: {error}") from error
+            if not isinstance(entry, dict) or not isinstance(entry.get("step"), int):
+                raise CheckpointError(f"{self.history_file} is damaged in line {number}: it holds no figures of a step")
+            entries.append(entry)
         return entries
 
     def cut_history(self, step: int) -> None:

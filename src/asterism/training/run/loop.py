@@ -3,8 +3,9 @@
 What is left is what it is good at: the loop itself, accumulation, clipping, devices. Everything else is the session's.
 """
 
+import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from itertools import count
 from typing import Any
 
@@ -80,7 +81,7 @@ class Loop(Trainer):
 
 
 def loop_arguments(config: TrainingConfig, folder: RunFolder) -> TrainingArguments:
-    """The Trainer's arguments for a run. Raises ConfigurationError when started as one of several processes."""
+    """The Trainer's arguments for a run."""
     arguments = TrainingArguments(
         output_dir=str(folder.path),
         max_steps=config.steps,
@@ -96,13 +97,46 @@ def loop_arguments(config: TrainingConfig, folder: RunFolder) -> TrainingArgumen
         use_cache=True,
         log_level="error",
     )
-    if arguments.world_size > 1:
-        raise ConfigurationError(
-            f"training runs in one process, this is one of {arguments.world_size}; start it without torchrun"
-        )
     # One process drives one device: with more, the Trainer would split every batch over all it sees.
     arguments._n_gpu = min(1, arguments.n_gpu)
     return arguments
+
+
+@contextmanager
+def undisturbed() -> Iterator[None]:
+    """Within the body only a run's configuration decides how it computes, whatever the caller or the environment says.
+
+    accelerate reads its settings, the arithmetic among them, from variables of the environment, and joins a group of
+    processes, which it waits for, if a launcher has left its own. They are hidden, and put back at the end. The
+    caller's autocast, which the backward pass would see, and its `no_grad` do not hold.
+
+    Raises ConfigurationError when this is one of several processes.
+    """
+    processes = os.environ.get("WORLD_SIZE", "")
+    if processes.isdecimal() and int(processes) > 1:
+        raise ConfigurationError(f"training runs in one process, this is one of {processes}; start it without torchrun")
+    before = {name: value for name, value in os.environ.items() if _is_a_launchers(name)}
+    _put_in_environment({})
+    try:
+        with ExitStack() as stack:
+            stack.enter_context(torch.enable_grad())
+            for kind in ("cpu", "cuda"):
+                if torch.is_autocast_enabled(kind):
+                    stack.enter_context(torch.autocast(kind, enabled=False))
+            yield
+    finally:
+        _put_in_environment(before)
+
+
+def _is_a_launchers(name: str) -> bool:
+    return name.startswith("ACCELERATE_") or name in ("RANK", "LOCAL_RANK", "WORLD_SIZE")
+
+
+def _put_in_environment(variables: dict[str, str]) -> None:
+    """Have these of a launcher's variables, and no others."""
+    for name in [name for name in os.environ if _is_a_launchers(name)]:
+        del os.environ[name]
+    os.environ.update(variables)
 
 
 @contextmanager

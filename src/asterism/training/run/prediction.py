@@ -22,7 +22,7 @@ from asterism.errors import ConfigurationError, DataError
 from asterism.training.data.formats import Format, format_of, refuse_present
 from asterism.training.data.records import Record, Source
 from asterism.training.pipeline import Run, open_run
-from asterism.training.run.prediction_output import PredictionOutput, refuse_existing
+from asterism.training.run.prediction_output import PredictionOutput, output_path, refuse_existing
 from asterism.training.run.progress import clock, make_display
 from asterism.training.tasks.predictor import Predictor, as_fields
 from asterism.training.tasks.task import Task
@@ -128,7 +128,7 @@ def predict_file(
     Raises CheckpointError for an output that exists, or is of another input, run or settings; DataError at the first
     record that cannot be used, when those before it are written; ConfigurationError for a run that cannot be asked.
     """
-    path = None if output is None else Path(output)
+    path = None if output is None else output_path(output)
     if not resume:
         refuse_existing(path)
     opened = _opened(run)

@@ -12,15 +12,25 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from asterism.errors import CheckpointError, DataError
-from asterism.files import read_json, write_json
+from asterism.errors import CheckpointError, ConfigurationError, DataError
+from asterism.files import read_json, write_json, writing
 from asterism.training.data.formats import Format
-from asterism.training.data.records import Record, Source
+from asterism.training.data.records import STDIN, Record, Source
+
+
+def output_path(output: str | Path) -> Path:
+    """The path of an output. Raises ConfigurationError for what is no name of a file."""
+    path = Path(output)
+    if str(output) == STDIN:
+        raise ConfigurationError("output: '-' is no name for a file here; give none for standard output")
+    if not path.name or "\0" in str(output):
+        raise ConfigurationError(f"output: {str(output)!r} cannot be the name of a file; choose another")
+    return path
 
 
 def refuse_existing(path: Path | None) -> None:
-    """Raises CheckpointError if there is a file already that a new output would replace."""
-    if path is not None and _is_kept(path) and path.exists():
+    """Raises CheckpointError if there is a file already, not an empty one, that a new output would replace."""
+    if path is not None and _is_kept(path) and path.exists() and (path.is_dir() or path.stat().st_size):
         remedy = "go on with it by --resume, or " if can_go_on(path) else ""
         raise CheckpointError(f"output: {path} exists; {remedy}choose another name")
 
@@ -51,6 +61,7 @@ class PredictionOutput:
         self.format = format
         self.file: BinaryIO | None = None
         self.resume_file = None if path is None or not _is_kept(path) else _resume_file(path)
+        self.resumed = False
         self.rows = 0
         self.size = 0  # bytes of the rows that were there before
 
@@ -62,9 +73,10 @@ class PredictionOutput:
         """
         if self.path is None or self.resume_file is None:
             raise CheckpointError("resume: only an output that is a file can be gone on with; give --output")
-        if not self.path.exists():
+        if not self.path.exists() or not (self.path.stat().st_size or self.resume_file.exists()):
             return
         self._check_settings(self.path, self.resume_file)
+        self.resumed = True
         for written in self._written(self.path):
             record = next(records, None)
             if record is None or not self.format.is_made_of(written, record):
@@ -130,6 +142,8 @@ class PredictionOutput:
             self.file = self.path.open("wb")
         elif self.rows:
             self.file = self._locked(self.path.open("r+b"), self.path)
+            if not self.resume_file.exists():
+                raise CheckpointError(f"output: {self.path} was finished by another process just now")
             self.file.truncate(self.size)
             self.file.seek(0, os.SEEK_END)
         else:
@@ -137,9 +151,15 @@ class PredictionOutput:
         return self.file
 
     def _begin(self, path: Path, resume_file: Path) -> BinaryIO:
+        # Since the first look another process may have begun this file, or finished it: only an empty file, and one
+        # without a whole row that is gone on with, may be begun. The record comes after the lock, lest it replace that
+        # of the other process; who is killed in between leaves an empty file.
+        with writing(path):
+            file = self._locked(path.open("ab"), path)
+        if path.stat().st_size and not (self.resumed and resume_file.exists()):
+            file.close()
+            raise CheckpointError(f"output: another process has written {path}; choose another name")
         write_json(resume_file, self.settings)
-        # A file without a whole row, left by who was stopped, is begun again; `refuse_existing` has seen all others.
-        file = self._locked(path.open("ab"), path)
         file.truncate(0)
         return file
 

@@ -1,0 +1,154 @@
+"""What stands around a run decides nothing: environment, the caller's torch, closed streams, numbers out of range."""
+
+import json
+import math
+import os
+import sys
+from dataclasses import replace
+
+import pytest
+import torch
+from small_encoders import REVIEWS, save_tiny_bert, write_lines
+
+from asterism.cli.main import main
+from asterism.errors import CheckpointError, ConfigurationError, DataError
+from asterism.training import FineTuneConfig, ModelConfig, RunConfig, pipeline, predict_file, train
+from asterism.training.run import prediction
+from asterism.training.run.folder import RunFolder
+
+pytestmark = pytest.mark.model
+
+
+@pytest.fixture(scope="module")
+def config(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("surroundings")
+    return FineTuneConfig(
+        task="classify",
+        model=str(save_tiny_bert(folder / "bert")),
+        data=str(write_lines(folder / "reviews.jsonl", REVIEWS * 3)),
+        **{"learning_rate": 5e-3, "warmup_steps": 2, "batch_size": 4, "steps": 4, "dtype": "float32"},
+    )
+
+
+@pytest.fixture(scope="module")
+def finished(config, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("runs") / "finished"
+    train(config, folder, progress=False)
+    return folder
+
+
+def _weights(folder):
+    return (folder / "model" / "model.safetensors").read_bytes()
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("ACCELERATE_MIXED_PRECISION", "bf16"),
+        ("ACCELERATE_MIXED_PRECISION", "odd"),
+        ("ACCELERATE_USE_CPU", "x"),
+        ("ACCELERATE_TORCH_DEVICE", "meta"),
+        ("ACCELERATE_USE_MEGATRON_LM", "true"),
+        ("LOCAL_RANK", "1"),
+    ],
+)
+def test_variables_of_launchers_change_nothing(config, finished, tmp_path, monkeypatch, name, value):
+    monkeypatch.setenv(name, value)
+    train(config, tmp_path / "run", progress=False)
+    assert _weights(tmp_path / "run") == _weights(finished)
+    assert os.environ[name] == value
+
+
+def test_one_of_several_processes_is_refused_at_once(config, tmp_path, monkeypatch):
+    for name, value in {"WORLD_SIZE": "2", "RANK": "0", "LOCAL_RANK": "0", "MASTER_ADDR": "127.0.0.1"}.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.delenv("MASTER_PORT", raising=False)
+    with pytest.raises(ConfigurationError, match="one of 2; start it without torchrun"):
+        train(config, tmp_path / "run", progress=False)
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("around", [lambda: torch.autocast("cpu", torch.bfloat16), torch.no_grad])
+def test_the_callers_contexts_change_nothing(config, finished, tmp_path, around):
+    with around():
+        train(config, tmp_path / "run", progress=False)
+    assert _weights(tmp_path / "run") == _weights(finished)
+
+
+@pytest.mark.parametrize("name", ["learning_rate", "weight_decay", "gradient_clip", "minutes", "epochs"])
+def test_numbers_that_are_not_finite_are_refused(config, name):
+    with pytest.raises(ConfigurationError, match=f"{name}=inf must be finite"):
+        replace(config, **{name: math.inf})
+
+
+def test_numbers_that_do_not_fit_are_refused(config):
+    with pytest.raises(ConfigurationError, match="length must be at most"):
+        replace(config, length=10**23)
+    with pytest.raises(ConfigurationError, match="seed must be at most 9,223,372,036,854,775,807"):
+        RunConfig(seed=2**63)
+    with pytest.raises(ConfigurationError, match=r"model.hidden_size must be at most"):
+        RunConfig(model=ModelConfig(hidden_size=10**23))
+
+
+def test_a_model_beyond_memory_is_one_line(tmp_path, capsys, monkeypatch):
+    def out_of_memory(*_, **__):
+        raise RuntimeError("[enforce fail at alloc_cpu.cpp:119] DefaultCPUAllocator: can't allocate memory\nmore")
+
+    monkeypatch.setattr(pipeline, "resolve", out_of_memory)
+    assert main(["train", "--folder", str(tmp_path / "run")]) == 1
+    assert capsys.readouterr().err.startswith("asterism: error: there is not enough memory; ")
+
+
+def test_a_closed_stdin_is_empty(finished, monkeypatch, capsys):
+    monkeypatch.setattr(sys, "stdin", None)
+    assert main(["predict", str(finished), "--data", "-", "--format", "csv"]) == 3
+    assert capsys.readouterr().err.strip() == "asterism: error: data: stdin holds no record"
+    sys.stdin.close()
+
+
+@pytest.mark.parametrize("output", ["", "-", ".", "a\0b"])
+@pytest.mark.parametrize("resume", [False, True])
+def test_what_is_no_name_of_a_file_is_refused(finished, config, output, resume):
+    with pytest.raises(ConfigurationError, match="^output: "):
+        predict_file(finished, config.data, output=output, resume=resume, progress=False)
+
+
+def test_what_another_process_finished_meanwhile_is_kept(finished, config, tmp_path, monkeypatch):
+    output = tmp_path / "out.jsonl"
+
+    def opened(run, kept=prediction._opened):
+        output.write_text("the other's work\n")
+        return kept(run)
+
+    monkeypatch.setattr(prediction, "_opened", opened)
+    with pytest.raises(CheckpointError, match="another process has written"):
+        predict_file(finished, config.data, output=output, progress=False)
+    assert output.read_text() == "the other's work\n"
+    assert [path.name for path in tmp_path.iterdir()] == ["out.jsonl"]
+
+
+def test_an_empty_output_is_begun(finished, config, tmp_path):
+    for resume in (False, True):
+        output = tmp_path / f"{resume}.jsonl"
+        output.touch()
+        assert predict_file(finished, config.data, output=output, resume=resume, progress=False).rows == 36
+
+
+def test_a_null_is_told_as_such(finished, tmp_path):
+    data = write_lines(tmp_path / "null.jsonl", [{"text": None}])
+    with pytest.raises(DataError, match="line 1: field 'text' is null$"):
+        predict_file(finished, data, output=tmp_path / "out.jsonl", progress=False)
+
+
+@pytest.mark.parametrize("line", ["5", "{}", '{"step": "x"}', "[" * 100_000])
+def test_a_history_of_something_else_is_damaged(tmp_path, line):
+    folder = RunFolder(tmp_path)
+    folder.history_file.write_text(f"{line}\n" + json.dumps({"step": 1}) + "\n")
+    with pytest.raises(CheckpointError, match="history.jsonl is damaged in line 1"):
+        folder.read_history()
+
+
+def test_a_record_of_brackets_is_damaged(tmp_path):
+    (tmp_path / "run.json").write_text("[" * 100_000)
+    with pytest.raises(CheckpointError, match="run.json is damaged"):
+        RunFolder(tmp_path).read_record()
