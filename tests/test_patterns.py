@@ -2,6 +2,7 @@
 
 import inspect
 import pickle
+import time
 
 import numpy as np
 import oracle
@@ -357,6 +358,13 @@ def test_operators_take_patterns_only(other):
             combine()
 
 
+def test_more_random_blocks_than_there_are_take_all_at_once():
+    """4,096 blocks of a sequence that has two: what is left of the draw costs nothing (it took 38 seconds)."""
+    started = time.perf_counter()
+    assert patterns.random_blocks(block=50, count=4096).dense(100).all()
+    assert time.perf_counter() - started < 5
+
+
 # ---------------------------------------------------------------------------------------------------------------------
 # explicit().
 
@@ -408,12 +416,31 @@ def test_explicit_refuses_a_longer_sequence():
         ("zebra", 4),
         ("0:0", 0),
         ("0:0", -2),
+        ("0:0", 2**60),
+        ("4000000000:4000000000", None),
+        ("0:99999999999999999999", None),
+        ("-99999999999999999999:0", None),
+        (((0, 4_000_000_000),), None),
+        (((1, 2), (3,)), None),
     ],
     ids=str,
 )
 def test_explicit_refuses_a_bad_source(source, size):
     with pytest.raises(PatternError) as refused:
         patterns.explicit(source, size=size)
+    assert "\n" not in str(refused.value)
+
+
+def test_explicit_at_its_longest():
+    """The code of a pair, query * size + key, stays within 64 bits."""
+    pattern = patterns.explicit(((0, 0), (5, 3), (2**31 - 1, 2**31 - 1)), size=2**31)
+    assert np.argwhere(pattern.dense(8)[0]).tolist() == [[0, 0], [5, 3]]
+    assert bool(pattern.allows(2**31 - 1, 2**31 - 1, 2**31))
+
+
+def test_a_number_of_thousands_of_digits_is_refused_in_a_line():
+    with pytest.raises(PatternError, match="left.*33220 bits") as refused:
+        patterns.window(left=10**10_000)
     assert "\n" not in str(refused.value)
 
 

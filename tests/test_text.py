@@ -211,8 +211,19 @@ def test_the_message_names_what_was_asked_and_what_is_near(text, parts):
         "window(left=" + "9" * 1_000_000 + ")",
         "window(left=" + "-" * 100_000 + "1)",
         " | ".join(["causal()"] * 100_000),
+        "window(left=" + "9" * 4_000 + ")",
+        "window(left='" + "9" * 1_000_000 + "')",
+        "x" * 1_000_000,
+        "causal(" + "x" * 1_000_000 + "=1)",
+        "causal() | '" + "x" * 1_000_000 + "'",
+        "explicit(" + "[" * 80 + "]" * 80 + ")",
+        "explicit('0:0-999999999')",
+        "explicit('0:" + ",".join(["0-99999999"] * 100) + "')",
     ],
-    ids=("complements", "parentheses", "shifts", "heads", "tuples", "digits", "signs", "union"),
+    ids=(
+        *("complements", "parentheses", "shifts", "heads", "tuples", "digits", "signs", "union", "readable digits"),
+        *("text", "name", "argument", "operand", "lists", "run", "runs"),
+    ),
 )
 def test_monsters_are_refused_quickly(text):
     started = time.perf_counter()

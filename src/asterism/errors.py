@@ -62,3 +62,11 @@ def nearest(name: str, choices: Iterable[str]) -> str:
     """The clause " Did you mean 'x'?" for the choice most like `name`, or an empty string."""
     matches = difflib.get_close_matches(name, list(choices), n=1)
     return f" Did you mean {matches[0]!r}?" if matches else ""
+
+
+def shown(value: object) -> str:
+    """The value as a message names it: its repr, shortened, because what is refused may be megabytes."""
+    if isinstance(value, int) and value.bit_length() > 256:  # Python refuses to write numbers of thousands of digits
+        return f"a number of {value.bit_length()} bits"
+    text = repr(value)
+    return text if len(text) <= 200 else f"{text[:197]}..."

@@ -6,9 +6,15 @@ from typing import ClassVar
 
 import numpy as np
 
-from asterism.errors import PatternError
+from asterism.errors import PatternError, shown
 from asterism.patterns.intervals import Integers, Intervals
 from asterism.patterns.pattern import Booleans, Pattern, Tokens, Verdict, Verdicts, check_integer
+
+_LONGEST = 2**31
+"""The most positions: query * size + key, the code of a pair, stays within int64."""
+
+_MOST_PAIRS = 2**27
+"""The most pairs that a text may list, one GiB of codes: a few characters can ask for any number."""
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -58,7 +64,8 @@ def explicit(source: object, size: int | None = None) -> Pattern:
     `source` is a boolean matrix [size, size] (True at [q, k]: q may attend to k), an integer edge list [m, 2] of
     (query, key) pairs, a scipy sparse matrix whose stored non-zeros are the pairs, or the text form, which lists each
     query's keys as runs: "0:0-3,7;2:1". `size` defaults to the matrix's size or the largest position plus one.
-    Raises PatternError when the source is none of these or names positions outside [0, size).
+    Raises PatternError when the source is none of these, names positions outside [0, size), or asks for more than 2**31
+    positions or 2**27 pairs.
     """
     if isinstance(source, str):
         queries, keys, least = *_read_edges(source), 0
@@ -70,14 +77,19 @@ def explicit(source: object, size: int | None = None) -> Pattern:
         queries, keys, least = _edges_of_array(source)
     queries, keys = queries.astype(np.int64), keys.astype(np.int64)
     highest = max(least, int(max(queries.max(initial=-1), keys.max(initial=-1))) + 1)
-    size = highest if size is None else check_integer("explicit", "size", size, 0)
+    size = check_integer("explicit", "size", highest if size is None else size, 0, _LONGEST)
+    if len(queries) > _MOST_PAIRS:
+        raise _too_many(len(queries))
     if highest > size or min(queries.min(initial=0), keys.min(initial=0)) < 0:
         raise PatternError(f"explicit: positions must be in [0, {size}), got a source that spans {highest} positions")
     return Explicit(_write_edges(np.unique(queries * size + keys), size), size)
 
 
 def _edges_of_array(source: object) -> tuple[Integers, Integers, int]:
-    array = np.asarray(source)
+    try:
+        array = np.asarray(source)
+    except ValueError:  # lists of unequal lengths, or more of them in each other than NumPy has dimensions
+        raise _unreadable("lists that are not rows of one length") from None
     if array.dtype == bool and array.ndim == 2 and array.shape[0] == array.shape[1]:
         queries, keys = np.nonzero(array)
         return queries, keys, len(array)
@@ -85,9 +97,19 @@ def _edges_of_array(source: object) -> tuple[Integers, Integers, int]:
         return np.zeros(0, np.int64), np.zeros(0, np.int64), 0
     if array.ndim == 2 and array.shape[1] == 2 and np.issubdtype(array.dtype, np.integer):
         return array[:, 0], array[:, 1], 0
-    raise PatternError(
+    raise _unreadable(f"an array of {array.dtype} with shape {list(array.shape)}")
+
+
+def _unreadable(seen: str) -> PatternError:
+    return PatternError(
         f"explicit: expected a square boolean matrix, an integer edge list [m, 2], a scipy sparse matrix or a text,"
-        f" got an array of {array.dtype} with shape {list(array.shape)}"
+        f" got {seen}"
+    )
+
+
+def _too_many(pairs: int) -> PatternError:
+    return PatternError(
+        f"explicit: {pairs:,} pairs are more than the limit of {_MOST_PAIRS:,}: compose the pattern of rules instead"
     )
 
 
@@ -120,9 +142,13 @@ def _read_edges(text: str) -> tuple[Integers, Integers]:
                 stop.append(int(last or first) + 1)
     except ValueError:
         raise PatternError(f'explicit: the text must list keys as "query:key-key,key;...", got {text[:40]!r}') from None
+    if furthest := next((place for place in (*row, *start, *stop) if abs(place) > _LONGEST), None):
+        raise PatternError(f"explicit: positions must be below {_LONGEST:,}, got {shown(furthest)} in {text[:40]!r}")
     counts = np.asarray(stop, np.int64) - np.asarray(start, np.int64)
     if (counts < 1).any():
         raise PatternError(f"explicit: every run must go from a smaller to a larger key, got {text[:40]!r}")
+    if (pairs := int(counts.sum())) > _MOST_PAIRS:
+        raise _too_many(pairs)
     within = np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)
     return np.repeat(np.asarray(row, np.int64), counts), np.repeat(np.asarray(start, np.int64), counts) + within
 

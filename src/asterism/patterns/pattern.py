@@ -21,7 +21,7 @@ from typing import Any, ClassVar, NamedTuple, NoReturn
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from asterism.errors import PatternError
+from asterism.errors import PatternError, shown
 from asterism.patterns.intervals import Integers, Intervals
 
 Booleans = NDArray[np.bool_]
@@ -486,20 +486,21 @@ def _write_value(value: object) -> str:
 def check_integer(call: str, name: str, value: object, minimum: int | None = None, maximum: int = GREATEST) -> int:
     """`value` as an int from `minimum` to `maximum`, or a PatternError that names the argument and the rule."""
     if isinstance(value, (bool, np.bool_)) or not hasattr(value, "__index__"):
-        raise PatternError(f"{call}: {name} must be a whole number, got {value!r}")
+        raise PatternError(f"{call}: {name} must be a whole number, got {shown(value)}")
     number = operator.index(value)
     if minimum is not None and number < minimum:
-        raise PatternError(f"{call}: {name} must be at least {minimum}, got {number}")
+        raise PatternError(f"{call}: {name} must be at least {minimum}, got {shown(number)}")
     if not -maximum <= number <= maximum:
         least = -maximum if minimum is None else minimum
-        raise PatternError(f"{call}: {name} must be from {least:,} to {maximum:,}, got {number:,}")
+        seen = shown(number) if number.bit_length() > 256 else f"{number:,}"
+        raise PatternError(f"{call}: {name} must be from {least:,} to {maximum:,}, got {seen}")
     return number
 
 
 def check_pattern(call: str, name: str, value: object) -> Pattern:
     """`value`, or a PatternError when it is not a pattern."""
     if not isinstance(value, Pattern):
-        raise PatternError(f"{call}: {name} must be a pattern, got {value!r}")
+        raise PatternError(f"{call}: {name} must be a pattern, got {shown(value)}")
     return value
 
 

@@ -11,7 +11,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from asterism.errors import PatternError
+from asterism.errors import PatternError, shown
 from asterism.patterns.intervals import Integers, Intervals
 from asterism.patterns.pattern import (
     MOST_HEADS,
@@ -382,7 +382,7 @@ def positions_of(call: str, positions: int | Sequence[int], block: int) -> tuple
     """The arguments of a set of tokens, checked and as a tuple."""
     items = tuple(positions) if isinstance(positions, (Sequence, range, np.ndarray)) else (positions,)
     if isinstance(positions, str):
-        raise PatternError(f"{call}: positions must be whole numbers, got {positions!r}")
+        raise PatternError(f"{call}: positions must be whole numbers, got {shown(positions)}")
     numbers = tuple(check_integer(call, "positions", item) for item in items)
     return numbers, check_integer(call, "block", block, 1)
 
@@ -393,7 +393,7 @@ def positions_of(call: str, positions: int | Sequence[int], block: int) -> tuple
 def per_head(patterns: Sequence[Pattern]) -> Pattern:
     """Head h follows the h-th pattern. Raises PatternError for an empty list or parts made for other head counts."""
     if not isinstance(patterns, Sequence):
-        raise PatternError(f"per_head: a list of patterns is needed, one per head, got {patterns!r}")
+        raise PatternError(f"per_head: a list of patterns is needed, one per head, got {shown(patterns)}")
     parts = tuple(check_pattern("per_head", "every entry", part) for part in patterns)
     if not parts:
         raise PatternError("per_head: at least one pattern is needed, got none")

@@ -10,7 +10,7 @@ from functools import reduce, wraps
 from operator import or_
 from typing import ParamSpec
 
-from asterism.errors import PatternError
+from asterism.errors import PatternError, shown
 from asterism.patterns import primitives
 from asterism.patterns.pattern import MOST_HEADS, Named, Pattern, check_integer, write_call
 from asterism.patterns.random_blocks import random_blocks
@@ -152,7 +152,7 @@ def _window_side(call: str, window: int) -> int:
 
 def _positions(call: str, globals: Sequence[int]) -> tuple[int, ...]:
     if not isinstance(globals, tuple):
-        raise PatternError(f"{call}: globals must be a list of positions such as (0, -1), got {globals!r}")
+        raise PatternError(f"{call}: globals must be a list of positions such as (0, -1), got {shown(globals)}")
     return tuple(check_integer(call, "globals", number) for number in globals)
 
 

@@ -7,7 +7,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from asterism.errors import PatternError
+from asterism.errors import PatternError, shown
 from asterism.patterns.intervals import Integers, Intervals
 from asterism.patterns.pattern import MOST_HEADS, Booleans, Pattern, Tokens, Verdicts, check_integer, verdicts
 from asterism.patterns.primitives import mixed_if_contiguous, positions_of
@@ -91,6 +91,8 @@ def _draw_blocks(pattern: RandomBlocks, n_blocks: int, head: int) -> Integers:
     drawn = np.full((n_blocks, pattern.count), -1)
     for choice in range(pattern.count):
         left = candidates - choice
+        if not (left > 0).any():
+            break  # a count may be far beyond the blocks of a short sequence
         picked = (raw[:, choice] % np.maximum(left, 1).astype(np.uint64)).astype(np.int64)
         for column in range(taken.shape[1]):
             picked += taken[:, column] <= picked
@@ -134,7 +136,7 @@ def random_blocks(
     """
     numbers, _ = positions_of("random_blocks", avoid, 1)
     if not isinstance(earlier, bool):
-        raise PatternError(f"random_blocks: earlier must be True or False, got {earlier!r}")
+        raise PatternError(f"random_blocks: earlier must be True or False, got {shown(earlier)}")
     return RandomBlocks(
         check_integer("random_blocks", "block", block, 1),
         check_integer("random_blocks", "count", count, 1, _MOST_DRAWN),

@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from functools import lru_cache
 from typing import TypeGuard
 
-from asterism.errors import ConfigurationError, PatternError, nearest
+from asterism.errors import ConfigurationError, PatternError, nearest, shown
 from asterism.patterns import primitives, published
 from asterism.patterns.explicit import explicit
 from asterism.patterns.pattern import Pattern
@@ -79,7 +79,7 @@ def parse_schedule(text: str) -> Schedule:
     if not _calls(tree, "interleave"):
         return Schedule((_read_mixer(tree, text),))
     if tree.keywords:
-        raise PatternError(f"interleave takes patterns only, got the argument {tree.keywords[0].arg!r}")
+        raise PatternError(f"interleave takes patterns only, got the argument {shown(tree.keywords[0].arg)}")
     return interleave(*(_read_mixer(argument, text) for argument in tree.args))
 
 
@@ -96,7 +96,9 @@ def as_schedule(given: Mixer | Schedule | str | Sequence[Mixer | str]) -> Schedu
         return Schedule((given,))
     if isinstance(given, Sequence) and all(isinstance(mixer, Mixer | str) for mixer in given):
         return Schedule(tuple(_parse_mixer(mixer) if isinstance(mixer, str) else mixer for mixer in given))
-    raise PatternError(f"a pattern, a schedule, the text of one, or a list with one per layer is needed, got {given!r}")
+    raise PatternError(
+        f"a pattern, a schedule, the text of one, or a list with one per layer is needed, got {shown(given)}"
+    )
 
 
 def layer_mixers(given: Mixer | Schedule | str | Sequence[Mixer | str], layers: int) -> tuple[Mixer, ...]:
@@ -175,7 +177,7 @@ def _value(tree: ast.expr, text: str) -> object:
 def _pattern(tree: ast.expr, text: str) -> Pattern:
     value = _value(tree, text)
     if not isinstance(value, Pattern):
-        raise PatternError(f"the operators | & ~ join patterns, got {value!r} in {_quote(text)}")
+        raise PatternError(f"the operators | & ~ join patterns, got {shown(value)} in {_quote(text)}")
     return value
 
 
@@ -186,9 +188,9 @@ def _call(name: str, arguments: list[ast.expr], keywords: list[ast.keyword], tex
     named: dict[str, object] = {}
     for keyword in keywords:
         if keyword.arg is None or keyword.arg not in known:
-            raise PatternError(f"{name} has no argument {keyword.arg!r}.{_hint(keyword.arg or '', list(known))}")
+            raise PatternError(f"{name} has no argument {shown(keyword.arg)}.{_hint(keyword.arg or '', list(known))}")
         if keyword.arg in named:
-            raise PatternError(f"{name} got the argument {keyword.arg!r} twice")
+            raise PatternError(f"{name} got the argument {shown(keyword.arg)} twice")
         named[keyword.arg] = _value(keyword.value, text)
     positional = [_value(argument, text) for argument in arguments]
     try:
@@ -206,7 +208,7 @@ def _unknown(name: str, text: str) -> PatternError:
             f"fourier() is a mixer without arguments and no pattern, got {_quote(text)}:"
             " let it stand alone, or as a part of interleave(...)"
         )
-    return PatternError(f"unknown pattern {name!r}.{nearest(name, _NAMES)}")
+    return PatternError(f"unknown pattern {shown(name)}.{nearest(name[:60], _NAMES)}")
 
 
 def _hint(name: str, known: list[str]) -> str:
