@@ -213,3 +213,15 @@ def test_masks_and_gradients_that_lie_oddly_in_memory(implementation):
         gradient = gradient if not found else gradient.contiguous()
         found.append(dict(enumerate((out.detach(), *torch.autograd.grad(out, (q, k, v), gradient)))))
     assert_equal_bits(*found)
+
+
+@pytest.mark.parametrize("implementation", ALL)
+@pytest.mark.parametrize("step", (0, 1, 2, 8))
+def test_tokens_that_overlap_in_memory(step, implementation):
+    """Token n is a window of a signal, `step` numbers after token n - 1. PyTorch errs for step 1."""
+    signal = torch.randn(500)
+    q, k, v = (signal[start:].as_strided((1, 2, 40, 64), (8, 3, step, 1)) for start in (0, 10, 20))
+    apart = [x.contiguous() for x in (q, k, v)]
+    for text in ("dense()", "causal()", "window(left=5)"):
+        expected = attend(*apart, text, implementation="reference")
+        torch.testing.assert_close(attend(q, k, v, text, implementation=implementation), expected)

@@ -9,7 +9,7 @@ from kernel_cases import tensors
 
 from asterism import attend, patterns
 from asterism.errors import AsterismError, KernelError, PatternError
-from asterism.kernels import IMPLEMENTATIONS
+from asterism.kernels import IMPLEMENTATIONS, decode
 
 pytestmark = pytest.mark.usefixtures("poison")
 
@@ -88,6 +88,55 @@ REFUSED = {
         AsterismError,
         ("4", "3", "6"),
     ),
+    "offset of no queries": (
+        lambda: attend(*tensors(q=(2, 4, 0, 8)), "causal()", query_offset=7),
+        PatternError,
+        ("7", "6"),
+    ),
+    "offset that is a text": (
+        lambda: attend(*tensors(), "causal()", query_offset="0"),
+        KernelError,
+        ("query_offset", "'0'"),
+    ),
+    "offset that is a fraction": (
+        lambda: attend(*tensors(), "causal()", query_offset=0.5),
+        KernelError,
+        ("query_offset", "0.5"),
+    ),
+    "offset beyond 64 bits": (lambda: attend(*tensors(), "causal()", query_offset=2**64), PatternError, (str(2**64),)),
+    "scale that is a list": (lambda: attend(*tensors(), "causal()", scale=[1]), KernelError, ("scale", "[1]")),
+    "no implementation": (
+        lambda: attend(*tensors(), "causal()", implementation=None),
+        KernelError,
+        ("implementation", "None", "auto"),
+    ),
+    "an array for q": (lambda: attend(tensors()[0].numpy(), *tensors()[1:], "causal()"), KernelError, ("q", "ndarray")),
+    "nothing for v": (lambda: attend(*tensors()[:2], None, "causal()"), KernelError, ("v", "NoneType")),
+    "a list for the key mask": (
+        lambda: attend(*tensors(), "causal()", key_mask=[[True] * 6] * 2),
+        KernelError,
+        ("key_mask", "list"),
+    ),
+    "a sparse q": (
+        lambda: attend(tensors()[0].to_sparse(), *tensors()[1:], "causal()"),
+        KernelError,
+        ("q", "sparse_coo"),
+    ),
+    "a sparse key mask": (
+        lambda: attend(*tensors(), "causal()", key_mask=torch.ones(2, 6, dtype=torch.bool).to_sparse()),
+        KernelError,
+        ("key_mask", "sparse_coo"),
+    ),
+    "complex segments": (
+        lambda: attend(*tensors(), "causal()", segments=torch.zeros(2, 6, dtype=torch.complex64)),
+        KernelError,
+        ("segments", "complex64"),
+    ),
+    "a list for positions": (
+        lambda: decode(*tensors(), "causal()", [[0]], torch.arange(6)[None]),
+        KernelError,
+        ("query_positions", "list"),
+    ),
     "negative offset": (
         lambda: attend(*tensors(q=(2, 4, 3, 8)), "causal()", query_offset=-1),
         AsterismError,
@@ -104,6 +153,17 @@ def test_refusals_name_what_was_asked_and_seen(name):
     first_line = str(refused.value).splitlines()[0]
     for part in parts:
         assert part in first_line
+
+
+@pytest.mark.parametrize("text", ("dense()", "causal()", "window(2)"))
+@pytest.mark.parametrize("dtype", (torch.float32, torch.float16))
+@pytest.mark.parametrize("offset", (-1, 1))
+@pytest.mark.parametrize("implementation", ("auto", "dense", "eager", "reference"))
+def test_queries_must_stand_among_the_keys(implementation, offset, dtype, text):
+    """Also where dense attention is taken by the pattern's name alone."""
+    q = torch.zeros(1, 2, 5, 8, dtype=dtype)
+    with pytest.raises(PatternError, match=f"5 queries do not fit among 5 positions .first query at {offset}"):
+        attend(q, q, q, text, query_offset=offset, implementation=implementation)
 
 
 def test_dense_refuses_the_log_sum_exp_with_the_reason():

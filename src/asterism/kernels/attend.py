@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from asterism.errors import PatternError
-from asterism.kernels.checks import autocast, check_positions, check_tensors
+from asterism.kernels.checks import autocast, check_offset, check_positions, check_scale, check_tensors, check_types
 from asterism.kernels.choice import choose, choose_for_cache
 from asterism.kernels.masks import readable
 from asterism.kernels.operands import Attended, Operands, default_scale
@@ -74,10 +74,11 @@ def attend(
     Raises KernelError for tensors that do not fit each other or the implementation, PatternError for the pattern.
     """
     text = _text(pattern)
+    check_types(q=q, k=k, v=v, key_mask=key_mask, segments=segments)
     q, k, v = autocast(q, k, v)
     check_tensors(q, k, v, key_mask, segments)
-    offset = k.shape[2] - q.shape[2] if query_offset is None else query_offset
-    scale = default_scale(q) if scale is None else float(scale)
+    offset = check_offset(query_offset, q, k)
+    scale = default_scale(q) if scale is None else check_scale(scale)
     operands = Operands(q, k, v, key_mask, segments, None, text, offset, scale, return_lse)
     return _results(choose(operands, implementation).run(operands), return_lse)
 
@@ -111,6 +112,7 @@ def decode(
     depend on the length to come.
     """
     text = _text(pattern)
+    check_types(q=q, k=k, v=v, query_positions=query_positions, key_positions=key_positions)
     q, k, v = autocast(q, k, v)
     check_tensors(q, k, v, None, None)
     check_positions("query_positions", query_positions, q)
@@ -118,7 +120,7 @@ def decode(
     rule = by_text(text)
     rule.check_heads(q.shape[1])
     require_prefix_stable(rule)
-    scale = default_scale(q) if scale is None else float(scale)
+    scale = default_scale(q) if scale is None else check_scale(scale)
     wide = torch.promote_types(q.dtype, torch.float32)
     outs, lses = [q.new_zeros((*q.shape[:2], 0, v.shape[-1]))], [q.new_zeros((*q.shape[:2], 0), dtype=wide)]
     for start in range(0, q.shape[2], _DECODED_AT_A_TIME):

@@ -1,9 +1,12 @@
 """What attention is asked of its tensors, before any kernel sees them."""
 
+import operator
+
 import torch
 from torch import Tensor
 
-from asterism.errors import KernelError
+from asterism.errors import KernelError, shown
+from asterism.patterns.pattern import resolve_lengths
 
 DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 """What q, k and v may be."""
@@ -16,6 +19,40 @@ def autocast(*operands: Tensor) -> tuple[Tensor, ...]:
         return operands
     dtype = torch.get_autocast_dtype(kind)
     return tuple(x.to(dtype) if x.is_floating_point() and x.dtype != torch.float64 else x for x in operands)
+
+
+def check_types(**operands: object) -> None:
+    """Raises KernelError for what is not an ordinary tensor of numbers in rows; None stands for none."""
+    for name, operand in operands.items():
+        if operand is None and name in ("key_mask", "segments"):
+            continue
+        if not isinstance(operand, Tensor):
+            raise KernelError(f"{name} must be a torch.Tensor, got a {type(operand).__name__}")
+        if operand.layout != torch.strided or operand.is_nested:
+            kind = "nested" if operand.is_nested else str(operand.layout)
+            raise KernelError(f"{name} must be an ordinary (strided) tensor, got a {kind} one: convert it first")
+
+
+def check_offset(query_offset: int | None, q: Tensor, k: Tensor) -> int:
+    """Where the queries begin among the keys. Raises KernelError for no whole number, PatternError for no such place.
+
+    In a graph, where lengths may be symbols, the operators say the latter.
+    """
+    if torch.compiler.is_compiling():
+        return k.shape[2] - q.shape[2] if query_offset is None else query_offset
+    try:
+        asked = None if query_offset is None else operator.index(query_offset)
+    except TypeError:
+        raise KernelError(f"query_offset must be a whole number, got {shown(query_offset)}") from None
+    return resolve_lengths(q.shape[2], k.shape[2], asked)[1]
+
+
+def check_scale(scale: float) -> float:
+    """The scale as Python's float. Raises KernelError for what is no number."""
+    try:
+        return float(scale)
+    except (TypeError, ValueError, OverflowError):
+        raise KernelError(f"scale must be a number, got {shown(scale)}") from None
 
 
 def check_tensors(q: Tensor, k: Tensor, v: Tensor, key_mask: Tensor | None, segments: Tensor | None) -> None:
@@ -46,7 +83,7 @@ def _check_mask(name: str, operand: Tensor, k: Tensor) -> None:
         raise KernelError(
             f"{name} must be [batch, keys] = {expected} on {k.device}, got {list(operand.shape)} on {operand.device}"
         )
-    if (operand.dtype == torch.bool) != (name == "key_mask") or operand.is_floating_point():
+    if (operand.dtype == torch.bool) != (name == "key_mask") or operand.is_floating_point() or operand.is_complex():
         raise KernelError(f"key_mask must be boolean and segments integer, got {name} of {operand.dtype}")
 
 

@@ -105,7 +105,7 @@ def _require_known(implementation: str) -> None:
     if implementation not in IMPLEMENTATIONS:
         raise KernelError(
             f"unknown implementation {implementation!r}: use one of {', '.join(IMPLEMENTATIONS)}."
-            f"{nearest(implementation, IMPLEMENTATIONS)}"
+            f"{nearest(str(implementation), IMPLEMENTATIONS)}"
         )
 
 
@@ -172,8 +172,8 @@ def _dense_by_name(text: str, shape: Shape, implementation: str, tiles: Tiles) -
     if shape.masked or shape.with_lse or not (implementation == "dense" or tiles is EAGER):
         return None
     if text == "dense()":
-        return FULL
-    return CAUSAL if text == "causal()" and shape.n_queries == shape.n_keys else None
+        return FULL if 0 <= shape.query_offset <= shape.n_keys - shape.n_queries else None
+    return CAUSAL if text == "causal()" and shape.n_queries == shape.n_keys and shape.query_offset == 0 else None
 
 
 @lru_cache(maxsize=4096)
