@@ -1,6 +1,7 @@
 """Corpora and windows: every byte in one split, every scored byte scored once, every refusal one clear line."""
 
 import hashlib
+import os
 
 import numpy as np
 import pytest
@@ -198,3 +199,9 @@ def test_records_are_scored_whole_and_thinning_keeps_windows_spread():
     thin = plan.thin(50)
     assert thin.starts.tolist() == [0, 36, 72, 108] and thin.bytes_scored == 48
     assert plan.thin(1000).starts.tolist() == plan.starts.tolist()
+
+
+def test_a_pipe_in_a_folder_is_refused_and_not_waited_for(tmp_path):
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(DataError, match="pipe is neither a file nor a folder; move it elsewhere"):
+        load_corpus(tmp_path)

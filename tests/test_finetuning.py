@@ -363,6 +363,19 @@ def test_models_that_cannot_be_used(settings, bert, tmp_path):
     refused(wide, ConfigurationError, r"the tokenizer in .*wide has 95 tokens, the model's embedding has rows for 29")
 
 
+def test_code_in_a_model_folder_is_neither_run_nor_asked_about(settings, bert, tmp_path, monkeypatch):
+    folder = Path(shutil.copytree(bert, tmp_path / "coded"))
+    ran = tmp_path / "ran"
+    (folder / "own.py").write_text(f"from pathlib import Path\nPath({str(ran)!r}).write_text('ran')\nOwn = object\n")
+    document = json.loads((folder / "config.json").read_text())
+    fields = {"model_type": "own", "auto_map": {"AutoConfig": "own.Own"}}
+    (folder / "config.json").write_text(json.dumps(document | fields))
+    monkeypatch.setattr("builtins.input", lambda *_: "y")  # transformers would ask a person at a terminal
+    with pytest.raises(CheckpointError, match=r"asks for code of its own to be run \(auto_map\), which is never done"):
+        train(settings("classify", model=str(folder)), tmp_path / "run", progress=False)
+    assert not ran.exists()
+
+
 def test_a_pooling_that_the_model_does_not_have_is_refused(settings, tmp_path):
     with pytest.raises(ConfigurationError, match="the bert model in .* leaves no choice of classifier_pooling"):
         train(settings("classify", pooling="mean"), tmp_path / "run", progress=False)

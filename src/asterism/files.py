@@ -26,8 +26,19 @@ from asterism.errors import CheckpointError
 DAMAGED = (StrictDataclassError, AttributeError, KeyError, TypeError, ValueError)
 """What transformers raises for a config.json whose fields hold what they cannot; which, depends on its version."""
 
+LOCAL: dict[str, Any] = {"local_files_only": True, "trust_remote_code": False}
+"""How transformers reads a folder: nothing is fetched, and code that lies in it is neither run nor asked about."""
+
 _TEMPORARY = re.compile(r"\..+-[0-9a-f]{32}")
 """The names that `_beside` gives."""
+
+
+def why_unread(error: Exception) -> str:
+    """Why transformers could not read a folder, in one line."""
+    text = " ".join(str(error).split())
+    if "trust_remote_code" in text:  # transformers would tell the user to allow it
+        return "it asks for code of its own to be run (auto_map), which is never done here"
+    return text[:300]
 
 
 def read_tensors(path: Path) -> dict[str, torch.Tensor]:

@@ -187,7 +187,11 @@ def _split_of(content: bytes) -> Split:
 def _folder_files(folder: Path) -> list[Path]:
     """All files below `folder`; names that start with a dot are skipped, as are the folders that have such names."""
     found = (path for path in folder.rglob("*") if not path.is_dir())
-    return [path for path in found if not any(part.startswith(".") for part in path.relative_to(folder).parts)]
+    files = [path for path in found if not any(part.startswith(".") for part in path.relative_to(folder).parts)]
+    for path in files:
+        if path.exists() and not path.is_file():  # reading a pipe or a device may never end
+            raise DataError(f"data: {path} is neither a file nor a folder; move it elsewhere")
+    return files
 
 
 def _library_folder() -> Path:

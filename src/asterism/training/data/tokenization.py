@@ -20,7 +20,7 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, 
 from transformers import AutoTokenizer, PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 from asterism.errors import ConfigurationError, DataError
-from asterism.files import DAMAGED
+from asterism.files import DAMAGED, LOCAL, why_unread
 
 SPECIAL_TOKENS = {
     "pad_token": "[PAD]",
@@ -129,9 +129,9 @@ def load_tokenizer(folder: str | Path) -> PreTrainedTokenizerBase:
             f"tokenizer: there is no folder {folder}; give the folder of a tokenizer, bytes, bpe:SIZE or unigram:SIZE"
         )
     try:
-        tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
+        tokenizer = AutoTokenizer.from_pretrained(folder, **LOCAL)
     except (OSError, ImportError, *DAMAGED) as error:
-        raise DataError(f"tokenizer: {folder} holds none that can be read: {' '.join(str(error).split())}") from error
+        raise DataError(f"tokenizer: {folder} holds none that can be read: {why_unread(error)}") from error
     if lacking := [name for name in _REQUIRED if getattr(tokenizer, name) is None]:
         raise DataError(f"tokenizer: that in {folder} has no {', no '.join(lacking)}, which masking needs")
     return tokenizer

@@ -11,7 +11,7 @@ import torch
 from transformers import AutoConfig, PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 from asterism.errors import CheckpointError
-from asterism.files import DAMAGED, read_json
+from asterism.files import DAMAGED, LOCAL, read_json, why_unread
 from asterism.models import AsterismConfig  # registers our models with the Auto classes
 from asterism.randomness import derive, isolated
 from asterism.training.run.configuration import AnyConfig
@@ -58,6 +58,6 @@ def read_shape(folder: Path, what: str = "") -> Any:
     try:
         if isinstance(document, dict) and document.get("model_type") == AsterismConfig.model_type:
             return AsterismConfig.from_dict({**document, "dtype": "float32"})
-        return AutoConfig.from_pretrained(folder, local_files_only=True, dtype="float32")
+        return AutoConfig.from_pretrained(folder, **LOCAL, dtype="float32")
     except (OSError, *DAMAGED) as error:
-        raise CheckpointError(f"{what}{folder / 'config.json'} is damaged: {' '.join(str(error).split())}") from error
+        raise CheckpointError(f"{what}{folder / 'config.json'} is damaged: {why_unread(error)}") from error

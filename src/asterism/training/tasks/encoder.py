@@ -16,7 +16,7 @@ from torch import nn
 from transformers import AutoConfig, AutoTokenizer, PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerFast
 
 from asterism.errors import AsterismError, CheckpointError, ConfigurationError
-from asterism.files import DAMAGED
+from asterism.files import DAMAGED, LOCAL, why_unread
 from asterism.models import AsterismConfig  # registers our models with the Auto classes
 from asterism.training.tasks.task import Task
 
@@ -34,11 +34,11 @@ def load_tokenizer(folder: Path) -> tuple[PreTrainedTokenizerFast, PreTrainedCon
     if not any((folder / name).exists() for name in TOKENIZER_FILES):
         raise CheckpointError(f"model: {folder} holds no tokenizer; put there the one that the model was trained with")
     try:
-        config = AutoConfig.from_pretrained(folder, local_files_only=True)
-        tokenizer: Any = AutoTokenizer.from_pretrained(folder, local_files_only=True, config=config)
+        config = AutoConfig.from_pretrained(folder, **LOCAL)
+        tokenizer: Any = AutoTokenizer.from_pretrained(folder, **LOCAL, config=config)
     except (OSError, *DAMAGED) as error:
         raise CheckpointError(
-            f"model: {folder} holds no model and tokenizer that can be read: {_one_line(error)}"
+            f"model: {folder} holds no model and tokenizer that can be read: {why_unread(error)}"
         ) from error
     if not tokenizer.is_fast:
         raise ConfigurationError(f"model: {folder} has no fast tokenizer, which says where in the text its tokens are")
@@ -54,7 +54,7 @@ def encoder_shape(folder: Path, task: Task[Any]) -> PreTrainedConfig:
     """
     fields = task.model_fields()
     with _readable(folder):
-        shape: PreTrainedConfig = AutoConfig.from_pretrained(folder, local_files_only=True, **fields)
+        shape: PreTrainedConfig = AutoConfig.from_pretrained(folder, **LOCAL, **fields)
     for name in fields:
         # transformers passes over what a kind of model does not know
         if not hasattr(shape, name):
@@ -78,11 +78,11 @@ def load_encoder(folder: Path, shape: PreTrainedConfig, task: Task[Any]) -> tupl
     """
     _refuse_pickle(folder)
     with _readable(folder):
-        before = labels_of(AutoConfig.from_pretrained(folder, local_files_only=True))
+        before = labels_of(AutoConfig.from_pretrained(folder, **LOCAL))
         model, found = getattr(transformers, task.architecture).from_pretrained(
             folder,
             config=shape,
-            local_files_only=True,
+            **LOCAL,
             use_safetensors=True,
             dtype="float32",
             ignore_mismatched_sizes=True,
@@ -114,7 +114,7 @@ def _readable(folder: Path) -> Iterator[None]:
     except AsterismError:
         raise
     except (OSError, RuntimeError, SafetensorError, *DAMAGED) as error:
-        raise CheckpointError(f"model: {folder} cannot be read for this task: {_one_line(error)}") from error
+        raise CheckpointError(f"model: {folder} cannot be read for this task: {why_unread(error)}") from error
 
 
 def labels_of(config: PreTrainedConfig) -> list[str]:
@@ -187,7 +187,3 @@ def _draw_outputs_anew(model: PreTrainedModel, labels: int, drawn: Container[str
             module.reset_parameters()
             names.append(f"{name}.weight")
     return names
-
-
-def _one_line(error: Exception) -> str:
-    return " ".join(str(error).split())[:300]
