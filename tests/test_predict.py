@@ -588,6 +588,7 @@ def test_a_reader_that_goes_away_ends_it_quietly(runs, tmp_path):
     assert not re.search("(?i)error|traceback|broken", done.stderr), done.stderr
 
 
+@pytest.mark.slow
 def test_a_long_line_is_a_line(runs, tmp_path):
     data = write_lines(tmp_path / "in.jsonl", [{"text": "the lamp is red . " * 600_000}, {"text": "the lamp is red ."}])
     predict_file(runs["classify"][0], data, output=tmp_path / "out.jsonl", progress=False)

@@ -41,7 +41,7 @@ def library(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def thinned(library):
-    return faults.preloaded(library, "deaths", "--stride", "31")
+    return faults.preloaded(library, "deaths", "--stride", "61")
 
 
 @needs_preloading
@@ -377,7 +377,7 @@ def test_a_start_that_is_not_finite_is_refused(config, finished, tmp_path):
 @needs_preloading
 @pytest.mark.parametrize("what", ("full", "read-only"))
 def test_a_disk_that_takes_nothing_is_told_in_a_line_and_the_run_goes_on_later(what, library):
-    outcome = faults.preloaded(library, what, "--stride", "41")
+    outcome = faults.preloaded(library, what, "--stride", "79")
     assert outcome["points"] >= 3
     assert outcome["lost"] == [] and outcome["silent"] == []
     for line in outcome["said"]:

@@ -535,7 +535,9 @@ def test_opcheck():
     arguments = [*inputs.tensors, inputs.keywords["key_mask"], inputs.keywords["segments"]]
     arguments = [x.to(DEVICE) for x in arguments]
     leaves = [x.requires_grad_() for x in arguments[:3]]
-    torch.library.opcheck(torch.ops.asterism.triton.default, (*leaves, *arguments[3:], build(case.rule).text, 0, 0.5))
+    torch.library.opcheck(
+        torch.ops.asterism.triton.default, (*leaves, *arguments[3:], None, build(case.rule).text, 0, 0.5)
+    )
 
 
 def test_fullgraph():
