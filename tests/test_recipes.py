@@ -332,7 +332,7 @@ def test_unknown_recipe_names_the_nearest():
         ({"steps": -5}, "steps=-5 must be at least 1"),
         ({"warmup_steps": -1}, "warmup_steps=-1 must not be negative"),
         ({"learning_rate": 0.0}, "learning_rate=0.0 must be positive"),
-        ({"learning_rate": float("nan")}, "learning_rate=nan must be positive"),
+        ({"learning_rate": float("nan")}, "learning_rate=nan must be finite"),
         ({"beta2": 1.0}, r"beta2=1.0 must be in \[0, 1\)"),
         ({"minutes": 0.0}, "minutes=0.0 must be positive, or None for no limit"),
         ({"dtype": "float16"}, "dtype='float16' must be one of: float32, bfloat16"),
