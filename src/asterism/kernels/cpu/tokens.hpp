@@ -2,9 +2,11 @@
 
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <cstring>
 
+#include "memory.hpp"
 #include "products.hpp"
 #include "vectors.hpp"
 
@@ -131,27 +133,71 @@ inline void pair_tokens(const Matrix& rows, int count, int dim, float* to, int w
   }
 }
 
-// [count][width] -> [units][tile] of units, in blocks of 4 x 4; columns beyond count are 0.
-inline void transpose(const float* from, int width, int count, int units, float* to, int tile) {
+#ifdef __AVX512F__
+constexpr int kBlock = 16;  // rows, and columns, that are transposed at a time
+
+// [16][16] -> [16][16]: within quarters of vectors first, then whole quarters change places.
+inline void transpose_block(const float* from, int64_t from_row, float* to, int64_t to_row) {
+  __m512 quarters[4][4];  // of rows 4 i to 4 i + 3, at [i][e]: columns e, 4 + e, 8 + e and 12 + e, a quarter each
+#pragma GCC unroll 4
+  for (int i = 0; i < 4; ++i) {
+    const float* at = from + 4 * i * from_row;
+    const __m512 a = _mm512_loadu_ps(at), b = _mm512_loadu_ps(at + from_row), c = _mm512_loadu_ps(at + 2 * from_row),
+                 d = _mm512_loadu_ps(at + 3 * from_row);
+    const __m512d ab = (__m512d)_mm512_unpacklo_ps(a, b), ab2 = (__m512d)_mm512_unpackhi_ps(a, b),
+                  cd = (__m512d)_mm512_unpacklo_ps(c, d), cd2 = (__m512d)_mm512_unpackhi_ps(c, d);
+    quarters[i][0] = (__m512)_mm512_unpacklo_pd(ab, cd);
+    quarters[i][1] = (__m512)_mm512_unpackhi_pd(ab, cd);
+    quarters[i][2] = (__m512)_mm512_unpacklo_pd(ab2, cd2);
+    quarters[i][3] = (__m512)_mm512_unpackhi_pd(ab2, cd2);
+  }
+#pragma GCC unroll 4
+  for (int e = 0; e < 4; ++e) {
+    const __m512 even = _mm512_shuffle_f32x4(quarters[0][e], quarters[1][e], 0x88),
+                 odd = _mm512_shuffle_f32x4(quarters[0][e], quarters[1][e], 0xdd),
+                 even2 = _mm512_shuffle_f32x4(quarters[2][e], quarters[3][e], 0x88),
+                 odd2 = _mm512_shuffle_f32x4(quarters[2][e], quarters[3][e], 0xdd);
+    _mm512_storeu_ps(to + e * to_row, _mm512_shuffle_f32x4(even, even2, 0x88));
+    _mm512_storeu_ps(to + (8 + e) * to_row, _mm512_shuffle_f32x4(even, even2, 0xdd));
+    _mm512_storeu_ps(to + (4 + e) * to_row, _mm512_shuffle_f32x4(odd, odd2, 0x88));
+    _mm512_storeu_ps(to + (12 + e) * to_row, _mm512_shuffle_f32x4(odd, odd2, 0xdd));
+  }
+}
+#else
+constexpr int kBlock = 4;
+
+inline void transpose_block(const float* from, int64_t from_row, float* to, int64_t to_row) {
   typedef float Four __attribute__((vector_size(16), aligned(4), may_alias));
-  const int whole_rows = count / 4 * 4, whole_units = units / 4 * 4;
-  for (int i = 0; i < whole_rows; i += 4)
-    for (int u = 0; u < whole_units; u += 4) {
-      const float* at = from + static_cast<int64_t>(i) * width + u;
-      Four a = *reinterpret_cast<const Four*>(at), b = *reinterpret_cast<const Four*>(at + width),
-           c = *reinterpret_cast<const Four*>(at + 2 * width), d = *reinterpret_cast<const Four*>(at + 3 * width);
-      Four ab = __builtin_shufflevector(a, b, 0, 4, 1, 5), ab2 = __builtin_shufflevector(a, b, 2, 6, 3, 7),
-           cd = __builtin_shufflevector(c, d, 0, 4, 1, 5), cd2 = __builtin_shufflevector(c, d, 2, 6, 3, 7);
-      float* out = to + static_cast<int64_t>(u) * tile + i;
-      *reinterpret_cast<Four*>(out) = __builtin_shufflevector(ab, cd, 0, 1, 4, 5);
-      *reinterpret_cast<Four*>(out + tile) = __builtin_shufflevector(ab, cd, 2, 3, 6, 7);
-      *reinterpret_cast<Four*>(out + 2 * tile) = __builtin_shufflevector(ab2, cd2, 0, 1, 4, 5);
-      *reinterpret_cast<Four*>(out + 3 * tile) = __builtin_shufflevector(ab2, cd2, 2, 3, 6, 7);
-    }
-  for (int u = 0; u < units; ++u)
-    for (int i = u < whole_units ? whole_rows : 0; i < tile; ++i) {
-      static constexpr float kNothing = 0;
-      copy_unit(i < count ? from + static_cast<int64_t>(i) * width + u : &kNothing, to + static_cast<int64_t>(u) * tile + i);
+  const auto row = [&](int i) { return *reinterpret_cast<const Four*>(from + i * from_row); };
+  const Four a = row(0), b = row(1), c = row(2), d = row(3);
+  const Four ab = __builtin_shufflevector(a, b, 0, 4, 1, 5), ab2 = __builtin_shufflevector(a, b, 2, 6, 3, 7),
+             cd = __builtin_shufflevector(c, d, 0, 4, 1, 5), cd2 = __builtin_shufflevector(c, d, 2, 6, 3, 7);
+  *reinterpret_cast<Four*>(to) = __builtin_shufflevector(ab, cd, 0, 1, 4, 5);
+  *reinterpret_cast<Four*>(to + to_row) = __builtin_shufflevector(ab, cd, 2, 3, 6, 7);
+  *reinterpret_cast<Four*>(to + 2 * to_row) = __builtin_shufflevector(ab2, cd2, 0, 1, 4, 5);
+  *reinterpret_cast<Four*>(to + 3 * to_row) = __builtin_shufflevector(ab2, cd2, 2, 3, 6, 7);
+}
+#endif
+
+// A block at an edge: `rows` x `units` of it are there; what the other rows become is 0.
+inline void transpose_edge(const float* from, int64_t from_row, int rows, int units, float* to, int64_t to_row) {
+  alignas(kAlignment) float whole[kBlock * kBlock], turned[kBlock * kBlock];
+  std::memset(whole, 0, sizeof(whole));
+  for (int i = 0; i < rows; ++i) std::memcpy(whole + i * kBlock, from + i * from_row, units * sizeof(float));
+  transpose_block(whole, kBlock, turned, kBlock);
+  for (int u = 0; u < units; ++u) std::memcpy(to + u * to_row, turned + u * kBlock, sizeof(float) * kBlock);
+}
+
+// [count][width] -> [units][tile] of units; columns beyond count are 0. `tile` is a multiple of 16.
+inline void transpose(const float* from, int64_t width, int count, int units, float* to, int64_t tile) {
+  for (int i = 0; i < tile; i += kBlock)
+    for (int u = 0; u < units; u += kBlock) {
+      const float* at = from + i * width + u;
+      const int rows = std::clamp(count - i, 0, kBlock), here = std::min(units - u, kBlock);
+      if (rows == kBlock && here == kBlock)
+        transpose_block(at, width, to + u * tile + i, tile);
+      else
+        transpose_edge(at, width, rows, here, to + u * tile + i, tile);
     }
 }
 
