@@ -21,10 +21,10 @@ from scipy.optimize import nnls
 from torch import Tensor
 
 from asterism import attend, compile_pattern
-from asterism.bench.clock import Task, in_turns
 from asterism.bench.machine import describe
 from asterism.compiler.cost import tile_costs
 from asterism.errors import KernelError
+from asterism.kernels.clock import Task, in_turns
 
 LENGTHS = (1, 16, 32, 64, 128, 256, 512, 1024, 2048)
 SHARES = (1 / 64, 1 / 16, 1 / 4, 1 / 2, 1)

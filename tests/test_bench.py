@@ -20,11 +20,11 @@ from asterism import patterns
 from asterism.bench import PEERS, Settings, measure, table
 from asterism.bench.case import Case
 from asterism.bench.check import check
-from asterism.bench.clock import Task, in_turns
 from asterism.bench.contenders import Dense, Implementation
 from asterism.bench.memory import peaks
 from asterism.bench.native_mask import block_mask, mask_function
 from asterism.cli.main import main
+from asterism.kernels.clock import Task, in_turns
 
 CASE = Case("window(left=20)", 96, "float32", 1, 2, 16, "cpu")
 SMALL = Settings(
@@ -58,13 +58,13 @@ def peer(name: str):
 
 @pytest.fixture(autouse=True)
 def small_matrices(monkeypatch):
-    monkeypatch.setattr("asterism.bench.clock._SIDES", {"cpu": (64,)})
+    monkeypatch.setattr("asterism.bench.rate._SIDES", {"cpu": (64,)})
 
 
 @pytest.fixture(scope="module")
 def record():
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("asterism.bench.clock._SIDES", {"cpu": (64,)})
+        patch.setattr("asterism.bench.rate._SIDES", {"cpu": (64,)})
         return measure(SMALL)
 
 

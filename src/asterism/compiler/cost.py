@@ -77,6 +77,11 @@ def _lines(device: str) -> Mapping[tuple[str, str, str], Line]:
     }
 
 
+def shipped_matrix_rates() -> dict[str, float]:
+    """FLOP/s of matrix products by dtype, on the machine of `costs/cpu.json`."""
+    return dict(_read("cpu")["matrix_rates"])
+
+
 def _read(name: str) -> dict[str, Any]:
     table: dict[str, Any] = json.loads(files("asterism.compiler").joinpath("costs", f"{name}.json").read_text())
     return table

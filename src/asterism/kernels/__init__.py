@@ -1,6 +1,7 @@
 """From a plan to numbers: functions of (q, k, v, pattern) that know nothing of models."""
 
 from asterism.kernels.attend import attend, decode
+from asterism.kernels.calibration import matrix_rates
 from asterism.kernels.choice import IMPLEMENTATIONS
 from asterism.kernels.distance import SoftSpan, attend_by_distance, decode_by_distance
 from asterism.kernels.masks import readable
@@ -12,5 +13,6 @@ __all__ = [
     "attend_by_distance",
     "decode",
     "decode_by_distance",
+    "matrix_rates",
     "readable",
 ]

@@ -43,8 +43,7 @@ def library() -> ctypes.CDLL:
     """The kernel's library, built if need be. Raises KernelError with the reason if that is impossible."""
     if os.name != "posix":
         raise KernelError(f"implementation 'cpu' needs Linux or macOS, this is {platform.system()}: use 'eager'")
-    compiler, flags = _compiler(), _flags()
-    name = f"cpu-{_digest(*_sources(), *flags, *_machine())}"
+    compiler, flags, name = _compiler(), _flags(), identity()
     reasons, usable = [], []
     for place in cache.places():
         try:
@@ -85,6 +84,11 @@ def _can_be_had() -> bool:
         _log.warning("attention takes the slower implementation 'eager': %s", error)
         return False
     return True
+
+
+def identity() -> str:
+    """A name for the kernel on this machine: the same for the same sources, flags, processor and C library."""
+    return f"cpu-{_digest(*_sources(), *_flags(), *_machine())}"
 
 
 # --- what a library is made of ---------------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""Seconds: of a call, of matrix products, and of many calls in turns."""
+"""Seconds: of a call, and of many calls in turns."""
 
 import math
 import random
@@ -6,7 +6,6 @@ import statistics
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 
 import torch
 
@@ -15,9 +14,6 @@ _SHORTEST_SAMPLE = 0.01
 
 _MOST_CALLS = 100
 """Calls within one sample."""
-
-_SIDES = {"cpu": (1024, 2048), "cuda": (8192,)}
-"""Sides of the matrices whose products are timed."""
 
 
 @dataclass
@@ -68,18 +64,6 @@ def in_turns(tasks: Sequence[Task], rounds: int, patience: float) -> None:
         for task in order.sample(tasks, len(tasks)):
             if not task.seconds or (sum(task.seconds) + task.seconds[-1]) * task.calls < patience:
                 task.sample()
-
-
-def matrix_rate(dtype: torch.dtype, device: str) -> float:
-    """FLOP/s of a large matrix product: the best of a few sizes, each the median of five."""
-    rates = []
-    for side in _SIDES[device]:
-        left, right = (torch.ones((side, side), dtype=dtype, device=device) for _ in range(2))
-        task = Task(partial(torch.matmul, left, right), device)
-        task.warm_up()
-        in_turns([task], 5, 60)
-        rates.append(2 * side**3 / task.median)
-    return max(rates)
 
 
 def _finish(device: str) -> None:

@@ -1,0 +1,142 @@
+"""What was measured on a machine, as data, and the file that keeps it beside the built kernel.
+
+One file for each machine, kernel, version of PyTorch and number of threads: figures for one thread say nothing of 16.
+It is written whole. One that is damaged, of another version, or holds what no measurement gives says so, is not used,
+and gives way to what is measured next.
+"""
+
+import fcntl
+import hashlib
+import json
+import logging
+import math
+import os
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass, field, fields
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from asterism.kernels.cpu import cache
+from asterism.kernels.cpu.build import identity
+
+VERSION = 1
+"""Raised when the meaning of a field changes."""
+
+_LONGEST_WAIT = 10.0
+"""Seconds to wait for another process that measures."""
+
+_log = logging.getLogger("asterism")
+
+
+@dataclass(frozen=True)
+class Figures:
+    """What was measured; empty where nothing was. Raises ValueError for what no measurement gives.
+
+    matrix_rates  FLOP/s of matrix products, by dtype
+    """
+
+    matrix_rates: Mapping[str, float] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if self.matrix_rates and set(self.matrix_rates) != {"float32", "bfloat16"}:
+            raise ValueError(f"matrix_rates holds {', '.join(self.matrix_rates)}")
+        for name, rate in self.matrix_rates.items():
+            _require_measured(f"the matrix rate of {name}", rate)
+
+
+def _require_measured(name: str, value: object) -> None:
+    if not isinstance(value, float | int) or isinstance(value, bool) or not (math.isfinite(value) and value > 0):
+        raise ValueError(f"{name} is {value!r}, not a positive number")
+
+
+def file_name(threads: int) -> str:
+    """The name of the file for a number of threads."""
+    made_of = hashlib.sha256(f"{identity()}\0{torch.__version__}".encode()).hexdigest()[:16]
+    return f"speed-{made_of}-{threads}.json"
+
+
+def kept(threads: int) -> Figures:
+    """The figures that are kept for this machine, in the first place that has the file; empty ones if none is fit."""
+    for folder in _folders([]):
+        path = folder / file_name(threads)
+        try:
+            return _figures(json.loads(path.read_text()))
+        except FileNotFoundError:
+            continue
+        except (OSError, ValueError, TypeError, RecursionError) as error:
+            reason = " ".join(str(error).split())[:200]
+            _log.warning("what was measured on this machine before is not used: %s: %s", path, reason)
+            break
+    return Figures()
+
+
+def keep(threads: int, change: Callable[[Figures], Figures]) -> Path:
+    """Change the figures that are kept, in the first place that can be written. Raises OSError with the reasons."""
+    document = {
+        "version": VERSION,
+        "torch": torch.__version__,
+        "threads": threads,
+        **asdict(change(kept(threads))),
+    }
+    reasons: list[str] = []
+    for folder in _folders(reasons):
+        path = folder / file_name(threads)
+        try:
+            # Under the name of an unfinished build, so that what a killed process leaves is removed with those.
+            with tempfile.TemporaryDirectory(dir=folder, prefix="building-") as unfinished:
+                fresh = Path(unfinished, "figures")
+                fresh.write_text(json.dumps(document, indent=1, allow_nan=False) + "\n")
+                fresh.replace(path)
+        except OSError as error:
+            reasons.append(str(error))
+        else:
+            return path
+    raise OSError("; ".join(reasons))
+
+
+def _figures(document: Any) -> Figures:
+    """Raises ValueError or TypeError for what is no such document."""
+    if not isinstance(document, dict) or not isinstance(document.get("version"), int):
+        raise ValueError("it is damaged")
+    if document["version"] != VERSION:
+        raise ValueError(f"it is of version {document['version']}, and this is for version {VERSION}")
+    return Figures(**{one.name: document[one.name] for one in fields(Figures) if one.name in document})
+
+
+def _folders(reasons: list[str]) -> Iterator[Path]:
+    """Folders that may keep the file; why others may not joins the reasons."""
+    for place in cache.places():
+        try:
+            yield cache.made(place)
+        except OSError as error:
+            reasons.append(str(error))
+
+
+@contextmanager
+def alone() -> Iterator[None]:
+    """Within the body, no other process measures that keeps its figures in the same place.
+
+    After some seconds, or on a file system that knows no locks, it goes on all the same.
+    """
+    folder = next(_folders([]), None)
+    descriptor = None if folder is None else os.open(folder, os.O_RDONLY)
+    try:
+        until = time.monotonic() + _LONGEST_WAIT
+        while descriptor is not None and time.monotonic() < until:
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                time.sleep(0.05)
+            except OSError:
+                break
+        yield
+    finally:
+        if descriptor is not None:
+            with suppress(OSError):
+                os.close(descriptor)
