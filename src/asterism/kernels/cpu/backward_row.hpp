@@ -113,7 +113,7 @@ class BackwardRow : public Row<Kind> {
       for (int j = ranges_[g].begin; j < ranges_[g].end; ++j) {
         float *scores = scores_ + static_cast<int64_t>(j) * t_ + i, *grad = grad_scores_ + static_cast<int64_t>(j) * t_ + i;
         Vector x = load(scores) * scale;
-        if (may.bits) x = this->forbid(x, this->lane_bits(may, j, i));
+        if (may.bits) x = forbid(x, this->lane_bits(may, j, i));
         const Vector weight = exp2(x - lse);
         store(scores, weight);
         store(grad, weight * (load(grad) - delta) * outer);

@@ -23,6 +23,8 @@ class ForwardRow : public Row<Kind> {
     scores_ = scratch.take<float>(keys * t_);
     values_ = scratch.take<float>((keys + 1) * value_width_);
     sums_ = scratch.take<float>(static_cast<int64_t>(t_) * value_width_);
+    step_highest_ = scratch.take<float>(t_);
+    std::fill(step_highest_, step_highest_ + t_, -kInfinity);
   }
 
   // Softmax with nothing read yet, or continued from out and lse of this head.
@@ -88,15 +90,21 @@ class ForwardRow : public Row<Kind> {
     }
   }
 
-  void scale_and_mask(const Allowed& may, int g, float* scores) const {
+  // Also notes the highest score of each query in the step.
+  void scale_and_mask(const Allowed& may, int g, float* scores) {
     const Vector scale = splat(p_.scale * kLog2E);
     const Range keys = ranges_[g];
-    for (int i = g * kGroup; i < (g + 1) * kGroup; i += kLanes)
+    for (int i = g * kGroup; i < (g + 1) * kGroup; i += kLanes) {
+      Vector highest = load(step_highest_ + i);
       for (int j = keys.begin; j < keys.end; ++j) {
         float* at = scores + static_cast<int64_t>(j) * t_ + i;
-        const Vector x = load(at) * scale;
-        store(at, may.bits ? this->forbid(x, this->lane_bits(may, j, i)) : x);
+        Vector x = load(at) * scale;
+        if (may.bits) x = forbid(x, this->lane_bits(may, j, i));
+        highest = larger(x, highest);
+        store(at, x);
       }
+      store(step_highest_ + i, highest);
+    }
   }
 
   // Notes which keys of the step a group of queries reads: the tile's range, an odd end filled up to a pair.
@@ -118,13 +126,13 @@ class ForwardRow : public Row<Kind> {
       bool rescale = false;
       for (int i = g * kGroup; i < (g + 1) * kGroup; i += kLanes) rescale |= exponentiate(g, i);
       if (rescale) scale_sums(g);
-      if constexpr (Kind::kPairs) narrow(g);
     }
     for (int first = 0, past; first < groups_; first = past) {
       for (past = first + 1; past < groups_ && equal_ranges(first, past);) ++past;
       add_values(first, past);
     }
     std::fill(n_step_ranges_, n_step_ranges_ + groups_, 0);
+    std::fill(step_highest_, step_highest_ + t_, -kInfinity);
   }
 
   bool equal_ranges(int a, int b) const {
@@ -134,26 +142,39 @@ class ForwardRow : public Row<Kind> {
 
   // Weights of kLanes queries of a group; true if what was summed before must be scaled down.
   bool exponentiate(int g, int i) {
-    const Range *begin = step_ranges_[g], *end = begin + n_step_ranges_[g];
-    const Vector before = load(highest_ + i);
-    Vector highest = before;
-    for (const Range* keys = begin; keys < end; ++keys)
-      for (int j = keys->begin; j < keys->end; ++j)
-        highest = larger(load(scores_ + static_cast<int64_t>(j) * t_ + i), highest);
+    const Vector before = load(highest_ + i), highest = larger(load(step_highest_ + i), before);
     const Vector shift = highest == splat(-kInfinity) ? Vector{} : highest;
     const Vector factor = exp2(before - shift);
     Vector total = load(total_ + i) * factor;
-    for (const Range* keys = begin; keys < end; ++keys)
-      for (int j = keys->begin; j < keys->end; ++j) {
-        float* at = scores_ + static_cast<int64_t>(j) * t_ + i;
-        const Vector weight = exp2(load(at) - shift);
-        total += weight;
-        store(at, weight);
-      }
+    for (const Range *keys = step_ranges_[g], *end = keys + n_step_ranges_[g]; keys < end; ++keys)
+      total += weigh(*keys, i, shift);
     store(highest_ + i, highest);
     store(total_ + i, total);
     store(factor_ + i, factor);
     return std::any_of(factor_ + i, factor_ + i + kLanes, [](float x) { return x != 1; });
+  }
+
+  // Scores -> weights, in place, for native bfloat16 as pairs of keys at the place of the even one divided by two.
+  // Returns the sum of the weights of each query.
+  Vector weigh(Range keys, int i, Vector shift) {
+    Vector total = {};
+    float* scores = scores_ + i;
+#ifdef __AVX512BF16__
+    if constexpr (Kind::kPairs) {
+      for (int64_t j = keys.begin; j < keys.end; j += 2) {
+        const Vector even = exp2(load(scores + j * t_) - shift), odd = exp2(load(scores + (j + 1) * t_) - shift);
+        total += even + odd;
+        store(scores + j / 2 * t_, paired(even, odd));
+      }
+      return total;
+    }
+#endif
+    for (int64_t j = keys.begin; j < keys.end; ++j) {
+      const Vector weight = exp2(load(scores + j * t_) - shift);
+      total += weight;
+      store(scores + j * t_, weight);
+    }
+    return total;
   }
 
   void scale_sums(int g) {
@@ -162,16 +183,6 @@ class ForwardRow : public Row<Kind> {
       const Vector factor = splat(factor_[i]);
       for (int d = 0; d < value_width_; d += kLanes) store(sums + d, load(sums + d) * factor);
     }
-  }
-
-  // Pairs of keys, at the place of the even one divided by two.
-  void narrow(int g) {
-#ifdef __AVX512BF16__
-    float* scores = scores_ + g * kGroup;
-    for (int r = 0; r < n_step_ranges_[g]; ++r)
-      for (int j = step_ranges_[g][r].begin / 2; j < step_ranges_[g][r].end / 2; ++j)
-        narrow_pair(scores + 2 * j * t_, scores + (2 * j + 1) * t_, kGroup, scores + j * t_);
-#endif
   }
 
   // Adds the weighted values of the step to the queries of groups [first, past), which read the same keys.
@@ -187,7 +198,7 @@ class ForwardRow : public Row<Kind> {
     }
   }
 
-  float *scores_, *values_, *sums_;
+  float *scores_, *values_, *sums_, *step_highest_;
   Range step_ranges_[kMostGroups][kKeysPerStep / kGroup];  // by group of queries, the keys of the step that it reads
   int n_step_ranges_[kMostGroups] = {};
 };

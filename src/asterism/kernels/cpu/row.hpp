@@ -172,13 +172,6 @@ class Row {
     });
   }
 
-  // -infinity in place of what bit `i` of `bits` forbids query `i` (i < kLanes).
-  static Vector forbid(Vector x, uint32_t bits) {
-    Integers lane;
-    for (int i = 0; i < kLanes; ++i) lane[i] = 1 << i;
-    return ((Integers{} + static_cast<int32_t>(bits)) & lane) != 0 ? x : splat(-kInfinity);
-  }
-
   uint32_t lane_bits(const Allowed& may, int key, int query) const {
     return static_cast<uint32_t>(may.bits[key * p_.words + query / 64] >> (query % 64)) & ((1u << kLanes) - 1);
   }

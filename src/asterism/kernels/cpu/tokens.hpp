@@ -75,13 +75,22 @@ inline void narrow_row(const float* from, int n, float* to) {
   }
 }
 
-// Pairs of rows: to[j] = (even[j], odd[j]). `to` may be `even`.
+// Which numbers make pairs: of the two halves of one vector, and of the first halves of two.
+typedef uint16_t Words __attribute__((vector_size(64)));
+constexpr Words kPairsOfHalves = {0, 16, 1, 17, 2,  18, 3,  19, 4,  20, 5,  21, 6,  22, 7,  23,
+                                  8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31};
+constexpr Words kFirstPairs = {0, 32, 1, 33, 2,  34, 3,  35, 4,  36, 5,  37, 6,  38, 7,  39,
+                               8, 40, 9, 41, 10, 42, 11, 43, 12, 44, 13, 45, 14, 46, 15, 47};
+
+// Two rows of numbers as one row of pairs, (even[j], odd[j]).
+inline Vector paired(Vector even, Vector odd) {
+  const __m512bh halves = _mm512_cvtne2ps_pbh((__m512)odd, (__m512)even);
+  return (Vector)_mm512_permutexvar_epi16((__m512i)kPairsOfHalves, (__m512i)halves);
+}
+
+// to[j] = (even[j], odd[j]). `to` may be `even`.
 inline void narrow_pair(const float* even, const float* odd, int n, float* to) {
-  for (int j = 0; j < n; j += kLanes) {
-    __m512i low = _mm512_cvtepu16_epi32((__m256i)_mm512_cvtneps_pbh((__m512)load(even + j)));
-    __m512i high = _mm512_cvtepu16_epi32((__m256i)_mm512_cvtneps_pbh((__m512)load(odd + j)));
-    store(to + j, (Vector)_mm512_or_si512(low, _mm512_slli_epi32(high, 16)));
-  }
+  for (int j = 0; j < n; j += kLanes) store(to + j, paired(load(even + j), load(odd + j)));
 }
 #endif
 
@@ -123,13 +132,18 @@ Matrix rows_of(const Tokens<typename Kind::Element>& tokens, bool in_place, floa
 inline void pair_tokens(const Matrix& rows, int count, int dim, float* to, int width) {
   for (int i = 0; i < count; i += 2, to += width) {
     const uint16_t* even = reinterpret_cast<const uint16_t*>(rows.data + i * rows.row);
-    const uint16_t* odd = even + 2 * rows.row;
+    const uint16_t* odd = i + 1 < count ? even + 2 * rows.row : nullptr;
     uint32_t* pairs = reinterpret_cast<uint32_t*>(to);
-    if (i + 1 < count)
-      for (int d = 0; d < dim; ++d) pairs[d] = even[d] | static_cast<uint32_t>(odd[d]) << 16;
-    else
-      for (int d = 0; d < dim; ++d) pairs[d] = even[d];
-    for (int d = dim; d < width; ++d) pairs[d] = 0;
+    int d = 0;
+#ifdef __AVX512BF16__
+    for (; d + 2 * kLanes <= dim; d += 2 * kLanes) {
+      const __m512i low = _mm512_loadu_si512(even + d), high = odd ? _mm512_loadu_si512(odd + d) : __m512i{};
+      _mm512_storeu_si512(pairs + d, _mm512_permutex2var_epi16(low, (__m512i)kFirstPairs, high));
+      _mm512_storeu_si512(pairs + d + kLanes, _mm512_permutex2var_epi16(low, (__m512i)(kFirstPairs + 16), high));
+    }
+#endif
+    for (; d < dim; ++d) pairs[d] = even[d] | static_cast<uint32_t>(odd ? odd[d] : 0) << 16;
+    for (; d < width; ++d) pairs[d] = 0;
   }
 }
 

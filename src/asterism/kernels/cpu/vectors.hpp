@@ -42,27 +42,58 @@ inline Vector broadcast(const float* from) {
   return reinterpret_cast<Vector>(Integers{} + bits);
 }
 inline Vector splat(float x) { return broadcast(&x); }
-inline Vector larger(Vector a, Vector b) { return a > b ? a : b; }
 
-// 2^x to about one unit in the last place for x <= 1; 0 for -infinity, NaN for NaN.
-inline Vector exp2(Vector x) {
-  const Vector magic = splat(12582912.0f);  // 1.5 * 2^23: adding it rounds to an integer
-  const Vector floor = splat(-150.0f);
-  Vector clamped = x < floor ? floor : x;
-  Vector shifted = clamped + magic, whole = shifted - magic, f = clamped - whole;
+// The larger of each lane, b where one of them is NaN.
+inline Vector larger(Vector a, Vector b) {
+#if defined(__AVX512F__)
+  return (Vector)_mm512_max_ps((__m512)a, (__m512)b);
+#elif defined(__AVX2__)
+  return (Vector)_mm256_max_ps((__m256)a, (__m256)b);
+#else
+  return a > b ? a : b;
+#endif
+}
+
+// -infinity in place of the lanes whose bits are 0.
+inline Vector forbid(Vector x, uint32_t bits) {
+#if defined(__AVX512F__)
+  return (Vector)_mm512_mask_blend_ps(static_cast<__mmask16>(bits), (__m512)splat(-kInfinity), (__m512)x);
+#else
+  Integers lane;
+  for (int i = 0; i < kLanes; ++i) lane[i] = 1 << i;
+  return ((Integers{} + static_cast<int32_t>(bits)) & lane) != 0 ? x : splat(-kInfinity);
+#endif
+}
+
+// 2^f for -0.5 <= f <= 0.5.
+inline Vector exp2_of_fraction(Vector f) {
   Vector p = splat(1.535336188319500e-4f);
   p = p * f + 1.339887440266574e-3f;
   p = p * f + 9.618437357674640e-3f;
   p = p * f + 5.550332471162809e-2f;
   p = p * f + 2.402264791363012e-1f;
   p = p * f + 6.931472028550421e-1f;
-  p = p * f + 1.0f;
+  return p * f + 1.0f;
+}
+
+// 2^x to about one unit in the last place for x <= 1; 0 for -infinity, NaN for NaN.
+inline Vector exp2(Vector x) {
+#if defined(__AVX512F__)
+  const Vector nearest = (Vector)_mm512_roundscale_ps((__m512)x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
+  const __mmask16 is_normal = _mm512_cmp_ps_mask((__m512)x, _mm512_set1_ps(-126.0f), _CMP_NLT_UQ);  // NaN is one
+  return (Vector)_mm512_maskz_scalef_ps(is_normal, (__m512)exp2_of_fraction(x - nearest), (__m512)nearest);
+#else
+  const Vector magic = splat(12582912.0f);  // 1.5 * 2^23: adding it rounds to an integer
+  const Vector floor = splat(-150.0f);
+  Vector clamped = x < floor ? floor : x;
+  Vector shifted = clamped + magic, whole = shifted - magic, f = clamped - whole;
   Integers exponent = __builtin_convertvector(whole, Integers);
   const Integers least = Integers{} - 126;
   Integers held = exponent < least ? least : exponent;
   Vector power = reinterpret_cast<Vector>((held + 127) << 23);
-  Vector result = p * power;
+  Vector result = exp2_of_fraction(f) * power;
   return x < splat(-126.0f) ? Vector{} : result;
+#endif
 }
 
 inline float bfloat16_to_float(uint16_t x) {
