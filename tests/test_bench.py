@@ -74,7 +74,8 @@ def record():
 def test_the_record_is_json_and_complete(record):
     assert json.loads(json.dumps(record, allow_nan=False)) == json.loads(json.dumps(record))
     assert set(record) == {"schema", "date", "machine", "settings", "definitions", "matmul_flops_per_second", "rows"}
-    assert {"processor", "cores", "threads", "instructions", "capability", "packages"} <= set(record["machine"])
+    wanted = {"processor", "cores", "threads", "instructions", "capability", "kernel", "packages"}
+    assert wanted <= set(record["machine"])
     assert record["machine"]["packages"]["torch"] == torch.__version__
     assert re.match(r"\d{4}-\d\d-\d\dT", record["date"])
     names = [(row["length"], row["contender"]) for row in record["rows"]]

@@ -8,13 +8,14 @@ from pathlib import Path
 import torch
 
 from asterism import __version__
+from asterism.kernels import cpu
 
 _ISA = ("avx2", "avx512f", "avx512_bf16", "avx512_vnni", "amx_tile", "amx_bf16", "neon", "asimd", "sve", "bf16")
 _PACKAGES = ("torch", "transformers", "local-attention", "xformers", "natten", "flash-attn", "triton")
 
 
 def describe(device: str) -> dict[str, object]:
-    """Processor, cores, instruction sets, memory, versions; for GPUs the device too."""
+    """Processor, cores, instruction sets and those of our kernel, memory, versions; for GPUs the device too."""
     model, flags = _processor()
     described: dict[str, object] = {
         "processor": model,
@@ -22,6 +23,7 @@ def describe(device: str) -> dict[str, object]:
         "threads": torch.get_num_threads(),
         "instructions": [name for name in _ISA if name in flags],
         "capability": torch.backends.cpu.get_cpu_capability(),
+        "kernel": cpu.instruction_set() if cpu.is_available() else None,
         "memory_bytes": memory(),
         "system": platform.platform(),
         "python": platform.python_version(),

@@ -4,7 +4,7 @@
 `build.py` and `cache.py` make and keep the library, and `kernel.py` calls it.
 """
 
-from asterism.kernels.cpu.build import is_available, library
+from asterism.kernels.cpu.build import instruction_set, is_available, library
 from asterism.kernels.cpu.kernel import CPU
 
-__all__ = ["CPU", "is_available", "library"]
+__all__ = ["CPU", "instruction_set", "is_available", "library"]

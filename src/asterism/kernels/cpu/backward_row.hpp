@@ -10,6 +10,21 @@
 
 namespace {
 
+// The sum of a query's output times its gradient, with what rounding took from the output; `at` counts queries.
+template <class Kind>
+float delta(const Problem& p, const typename Kind::Element* grad, int64_t feature, int64_t at) {
+  using Element = typename Kind::Element;
+  const Element* out = static_cast<const Element*>(p.out) + at * p.value_dim;
+  const Element* residual = p.residual ? static_cast<const Element*>(p.residual) + at * p.value_dim : nullptr;
+  float sum = 0;
+#pragma omp simd reduction(+ : sum)
+  for (int64_t d = 0; d < p.value_dim; ++d) {
+    const float whole = Kind::widen(out[d]) + (residual ? Kind::widen(residual[d]) : 0);
+    sum += Kind::widen(grad[d * feature]) * whole;
+  }
+  return sum;
+}
+
 template <class Kind>
 class BackwardRow : public Row<Kind> {
   using Base = Row<Kind>;
@@ -48,7 +63,7 @@ class BackwardRow : public Row<Kind> {
       const int64_t at = (batch * p_.heads + head) * p_.n_queries + this->query(i);
       if (p_.lse[at] == -kInfinity) continue;
       lse_[i] = p_.lse[at] * kLog2E;
-      delta_[i] = delta(g.row(i), g.feature, at) - p_.grad_lse[at];
+      delta_[i] = delta<Kind>(p_, g.row(i), g.feature, at) - p_.grad_lse[at];
     }
     std::fill(grad_query_, grad_query_ + static_cast<int64_t>(t_) * width_, 0.0f);
   }
@@ -80,19 +95,6 @@ class BackwardRow : public Row<Kind> {
   }
 
  private:
-  float delta(const typename Kind::Element* grad, int64_t feature, int64_t at) const {
-    using Element = typename Kind::Element;
-    const Element* out = static_cast<const Element*>(p_.out) + at * p_.value_dim;
-    const Element* residual = p_.residual ? static_cast<const Element*>(p_.residual) + at * p_.value_dim : nullptr;
-    float sum = 0;
-#pragma omp simd reduction(+ : sum)
-    for (int64_t d = 0; d < p_.value_dim; ++d) {
-      const float whole = Kind::widen(out[d]) + (residual ? Kind::widen(residual[d]) : 0);
-      sum += Kind::widen(grad[d * feature]) * whole;
-    }
-    return sum;
-  }
-
   // Rows of the tile as B, units along the tokens; tokens beyond count_ are 0.
   void keep_as_tokens(const float* rows, int row_width, int width, int64_t dim, float* to) const {
     if constexpr (Kind::kPairs) {

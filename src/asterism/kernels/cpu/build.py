@@ -67,6 +67,14 @@ def library() -> ctypes.CDLL:
     )
 
 
+def instruction_set() -> str:
+    """Which instructions multiply bfloat16 in the kernel: amx, avx512_bf16, avx512, avx2 or baseline.
+
+    "amx (emulated)" is a build for tests. Raises KernelError if there is no kernel.
+    """
+    return str(library().asterism_instruction_set().decode())
+
+
 def is_available() -> bool:
     """Whether the kernel can be had; if not, says why, once."""
     return _can_be_had()
@@ -121,14 +129,20 @@ def _sources() -> Iterator[str]:
 def _machine() -> Iterator[str]:
     """What "native" depends on, and the C library that was linked."""
     yield from (platform.machine(), *platform.libc_ver())
+    if first := _processor():
+        yield from (first.get(field, "") for field in _PROCESSOR)
+    else:
+        yield from (platform.processor(), platform.node())
+
+
+def _processor() -> dict[str, str]:
+    """What Linux says of the first processor; empty elsewhere."""
     try:
         with open("/proc/cpuinfo") as lines:
             pairs = [line.partition(":") for line in itertools.takewhile(str.strip, lines)]
     except OSError:
-        yield from (platform.processor(), platform.node())
-        return
-    first = {name.strip(): value.strip() for name, _, value in pairs}
-    yield from (first.get(field, "") for field in _PROCESSOR)
+        return {}
+    return {name.strip(): value.strip() for name, _, value in pairs}
 
 
 def _identity(compiler: list[str]) -> str:
@@ -161,7 +175,24 @@ def _load(folder: Path) -> ctypes.CDLL:
     require_same_layout(loaded)
     for function in (loaded.asterism_forward, loaded.asterism_backward):
         function.argtypes, function.restype = [ctypes.POINTER(Problem)], ctypes.c_int32
+    loaded.asterism_instruction_set.restype = ctypes.c_char_p
+    if reason := _unused_amx(loaded):
+        _log.warning("attention in bfloat16 does without AMX: %s", reason)
     return loaded
+
+
+def _unused_amx(loaded: ctypes.CDLL) -> str | None:
+    """Why AMX is not used though the processor has it or the kernel was built for it."""
+    if loaded.asterism_instruction_set().startswith(b"amx"):
+        return None
+    if loaded.asterism_knows_amx():
+        return (
+            "the system does not let this process use it (arch_prctl refuses ARCH_REQ_XCOMP_PERM)."
+            " It takes Linux 5.16 or newer, and no thread with a small alternate signal stack"
+        )
+    if {"amx_tile", "amx_bf16"} <= set(_processor().get("flags", "").split()):
+        return "this processor has it, the compiler does not know it. Install g++ 11 or newer, or set CXX to one"
+    return None
 
 
 def _is_whole(folder: Path) -> bool:

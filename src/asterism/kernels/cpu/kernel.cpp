@@ -8,6 +8,8 @@
 #include <system_error>
 #include <thread>
 
+#include "amx_backward_row.hpp"
+#include "amx_forward_row.hpp"
 #include "backward.hpp"
 #include "forward.hpp"
 #include "interface.hpp"
@@ -50,9 +52,21 @@ Status run(const Problem& problem, Body body) {
   return outer == kDone ? inner : outer;
 }
 
+// Whether products are by AMX: half of every register would be padding in tiles of 16.
+bool takes_amx([[maybe_unused]] const Problem& problem) {
+#ifdef ASTERISM_AMX
+  return problem.is_bfloat16 && problem.tile % kStrip == 0 && amx::is_permitted();
+#else
+  return false;
+#endif
+}
+
 template <template <class> class Direction>
 Status run_in_dtype(const Problem& problem) {
   return run(problem, [&] {
+#ifdef ASTERISM_AMX
+    if (takes_amx(problem)) return Direction<AmxBFloat16>(problem).run();
+#endif
     if (problem.is_bfloat16)
       Direction<BFloat16>(problem).run();
     else
@@ -67,3 +81,28 @@ extern "C" int32_t asterism_forward(const Problem* problem) { return run_in_dtyp
 
 // Writes grad_q, grad_k and grad_v.
 extern "C" int32_t asterism_backward(const Problem* problem) { return run_in_dtype<Backward>(*problem); }
+
+// Which instructions multiply bfloat16 here. build.py says it to the user.
+extern "C" const char* asterism_instruction_set() {
+#ifdef ASTERISM_AMX
+  if (amx::is_permitted()) return ASTERISM_AMX;
+#endif
+#if defined(__AVX512BF16__)
+  return "avx512_bf16";
+#elif defined(__AVX512F__)
+  return "avx512";
+#elif defined(__AVX2__)
+  return "avx2";
+#else
+  return "baseline";
+#endif
+}
+
+// Whether the compiler knew AMX and was to use it; whether the system lets it is another question.
+extern "C" int32_t asterism_knows_amx() {
+#ifdef ASTERISM_AMX
+  return 1;
+#else
+  return 0;
+#endif
+}
