@@ -87,12 +87,12 @@ BESIDE_THE_KERNEL = {"asterism.kernels.cpu.cache", "asterism.kernels.cpu.build.i
 
 @pytest.mark.parametrize("file", in_folder("kernels"), ids=short)
 def test_kernels_do_not_import_one_another(file):
-    """`attend` is the single door, `choice` and `calibration` know them all; below are what they share.
+    """`attend` is the single door; what chooses among them and measures them knows all. Below are what they share.
 
     A file `_name_...` belongs to the kernel `name`, and so does what lies in a folder `name`.
     """
     kernel = kernel_of(file)
-    if kernel in ("attend", "choice", "calibration", "__init__"):
+    if kernel in ("attend", "choice", "calibration", "measure", "__init__"):
         return
     if kernel == "figures":
         assert {name for name in imports(file) if name.startswith("asterism.kernels.")} <= BESIDE_THE_KERNEL

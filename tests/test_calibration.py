@@ -1,5 +1,6 @@
 """How fast the machine is: measured once, kept, renewed; and what happens where that is impossible."""
 
+import itertools
 import json
 import logging
 import multiprocessing
@@ -11,9 +12,13 @@ from pathlib import Path
 
 import pytest
 import torch
+import torch._dynamo.testing
 
+from asterism import attend
 from asterism.compiler import cost
-from asterism.kernels import calibration, figures
+from asterism.errors import PatternError
+from asterism.kernels import calibration, choice, figures, measure
+from asterism.kernels.cpu import library
 from asterism.kernels.figures import Figures
 
 RATES = {"float32": 3e9, "bfloat16": 5e9}
@@ -21,12 +26,19 @@ RATES = {"float32": 3e9, "bfloat16": 5e9}
 
 @pytest.fixture(autouse=True)
 def fresh(tmp_path, monkeypatch):
-    """A machine on which nothing was measured yet, with measuring on."""
+    """A machine on which nothing was measured yet, with measuring on; the fused kernel is there."""
+    library()
     monkeypatch.setenv("ASTERISM_CACHE", str(tmp_path / "cache"))
     monkeypatch.delenv("ASTERISM_CALIBRATE", raising=False)
-    calibration._matrix_rates.cache_clear()
+    start_again(monkeypatch)
     yield
-    calibration._matrix_rates.cache_clear()
+    choice._answer.cache_clear()
+
+
+def start_again(monkeypatch):
+    """As a new process begins: nothing is known but what is kept."""
+    monkeypatch.setattr(calibration, "_MACHINE", calibration._Machine())
+    choice._answer.cache_clear()
 
 
 @pytest.fixture
@@ -38,7 +50,7 @@ def counted(monkeypatch):
         asked.append((threads, threading.current_thread().name, torch.is_autocast_enabled("cpu")))
         return RATES
 
-    monkeypatch.setattr(calibration, "_time_products", measured)
+    monkeypatch.setattr(calibration, "time_products", measured)
     return asked
 
 
@@ -48,24 +60,26 @@ def the_file() -> Path:
 
 
 def test_products_are_timed_for_real(monkeypatch):
-    monkeypatch.setattr(calibration, "_MATRICES", ((32, 64, 64),))
+    monkeypatch.setattr(measure, "_MATRICES", ((32, 64, 64),))
     rates = calibration.matrix_rates()
     assert set(rates) == {"float32", "bfloat16"} and all(1e6 < rate < 1e15 for rate in rates.values())
 
 
 def test_rates_are_all_operations_over_all_seconds(monkeypatch):
-    """Products of 2 * 2 * 3 * 4 and 2 * 5 operations, in 2 and 3 seconds: 58 / 5."""
-    monkeypatch.setattr(calibration, "_MATRICES", ((2, 3, 4), (1, 5, 1)))
-    monkeypatch.setattr(calibration.Task, "warm_up", lambda task, patience: None)
-    seconds = iter((2, 3, 20, 30))
-    monkeypatch.setattr(calibration, "in_turns", lambda tasks, *_: [t.seconds.append(next(seconds)) for t in tasks])
-    assert calibration._time_products(torch.get_num_threads()) == pytest.approx({"float32": 11.6, "bfloat16": 1.16})
+    """Products of 2 * 2 * 3 * 4 and 2 * 5 operations, in at least 2 and 3 seconds: 58 / 5."""
+    monkeypatch.setattr(measure, "_MATRICES", ((2, 3, 4), (1, 5, 1)))
+    monkeypatch.setattr(measure.Task, "warm_up", lambda task, patience: None)
+    seconds = itertools.chain((2, 3, 20, 30), itertools.repeat(99))
+    monkeypatch.setattr(
+        measure, "_take_turns", lambda trials, until: [t.task.seconds.extend((next(seconds), 99)) for t in trials]
+    )
+    assert measure.time_products(torch.get_num_threads()) == pytest.approx({"float32": 11.6, "bfloat16": 1.16})
 
 
-def test_what_is_measured_once_is_kept(counted):
+def test_what_is_measured_once_is_kept(counted, monkeypatch):
     """For this process, and for the next: the second finds the file."""
     assert calibration.matrix_rates() == calibration.matrix_rates() == RATES
-    calibration._matrix_rates.cache_clear()
+    start_again(monkeypatch)
     assert calibration.matrix_rates() == RATES
     assert len(counted) == 1
     assert json.loads(the_file().read_text())["matrix_rates"] == RATES
@@ -133,7 +147,7 @@ def measured(threads):
     print("measured", flush=True)
     time.sleep(1)
     return {"float32": 1.0, "bfloat16": 2.0}
-calibration._time_products = measured
+calibration.time_products = measured
 print(calibration.matrix_rates())
 """
 
@@ -160,25 +174,34 @@ def test_processes_that_ask_at_once_share_one_measurement():
         ('{"version": 1, "matrix_rates": {"float32": 1.0, "bfloat16": -1.0}}', "-1.0"),
         ('{"version": 1, "matrix_rates": {"float32": 1.0, "bfloat16": Infinity}}', "inf"),
         ('{"version": 1, "matrix_rates": {"float32": "fast", "bfloat16": true}}', "'fast'"),
+        ('{"version": 1, "nanoseconds": [1]}', "list"),
+        ('{"version": 1, "nanoseconds": {"float32": {"forward": {"cpu": []}}}}', "no points for cpu, float32, forward"),
+        ('{"version": 1, "nanoseconds": {"float32": {"forward": {"cpu": [[1, 2, 3]]}}}}', "no point"),
+        ('{"version": 1, "nanoseconds": {"float32": {"forward": {"cpu": [[1, -2]]}}}}', "-2"),
+        ('{"version": 1, "nanoseconds": {"float32": {"forward": {"cpu": [[1, NaN]]}}}}', "nan"),
+        ('{"version": 1, "nanoseconds": {"float32": {"forward": {"cpu": [[2, 1], [2, 3]]}}}}', "do not ascend"),
+        ('{"version": 1, "nanoseconds": {"float32": 7}}', "int"),
     ],
 )
-def test_a_file_that_is_unfit_is_named_and_replaced(counted, caplog, text, said):
+def test_a_file_that_is_unfit_is_named_and_replaced(counted, caplog, monkeypatch, text, said):
     calibration.matrix_rates()
     the_file().write_text(text)
-    calibration._matrix_rates.cache_clear()
+    start_again(monkeypatch)
+    caplog.clear()
     with caplog.at_level(logging.WARNING):
         assert calibration.matrix_rates() == RATES
     assert len(counted) == 2
-    (line,) = {record.getMessage() for record in caplog.records}
+    line, *others = [record.getMessage() for record in caplog.records]
+    assert len(others) == 1 and "measuring" in others[0]
     assert "not used" in line and str(the_file()) in line and said in line and "\n" not in line
-    assert figures.kept(torch.get_num_threads()) == Figures(RATES)
+    assert figures.stored(torch.get_num_threads()) == (Figures(RATES), "")
 
 
-def test_bytes_that_are_no_text(counted, caplog):
+def test_bytes_that_are_no_text(counted):
     calibration.matrix_rates()
     the_file().write_bytes(b"\xff\xfe\x00")
-    assert figures.kept(torch.get_num_threads()) == Figures()
-    assert "not used" in caplog.text
+    found, complaint = figures.stored(torch.get_num_threads())
+    assert found == Figures() and str(the_file()) in complaint
 
 
 def test_where_nothing_can_be_kept_the_process_goes_on(counted, caplog, tmp_path, monkeypatch):
@@ -187,7 +210,7 @@ def test_where_nothing_can_be_kept_the_process_goes_on(counted, caplog, tmp_path
     monkeypatch.setenv("ASTERISM_CACHE", str(tmp_path / "file" / "cache"))
     assert calibration.matrix_rates() == calibration.matrix_rates() == RATES
     assert len(counted) == 1
-    (record,) = caplog.records
+    _, record = caplog.records
     assert "cannot be kept" in record.getMessage() and str(tmp_path / "file") in record.getMessage()
 
 
@@ -198,6 +221,185 @@ def test_a_home_that_is_read_only_gives_way_to_the_temporary_folder(counted, tmp
     (tmp_path / "tmp").mkdir()
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "tmp"))
     calibration.matrix_rates()
-    calibration._matrix_rates.cache_clear()
+    start_again(monkeypatch)
     assert calibration.matrix_rates() == RATES and len(counted) == 1
     assert len(list((tmp_path / "tmp").rglob("speed-*.json"))) == 1
+
+
+# --- prices of attention ---------------------------------------------------------------------------------------------
+
+CHEAP, DEAR = [[1000, 10.0], [1e6, 1e4]], [[1000, 40.0], [1e6, 4e4]]
+
+
+@pytest.fixture
+def priced(monkeypatch):
+    """A machine where dense attention has the cheaper pairs, or tiles if `tiles_are_cheap`; what it was asked."""
+    asked = []
+
+    def measured(dtype, training, threads, tiles):
+        asked.append((dtype, training, threads, *tiles))
+        cheap, dear = (DEAR, CHEAP) if measured.tiles_are_cheap else (CHEAP, DEAR)
+        dense = dict.fromkeys(("dense full", "dense causal", "dense sparse"), cheap)
+        return dense | dict.fromkeys(tiles, dear)
+
+    measured.tiles_are_cheap, measured.asked = False, asked
+    monkeypatch.setattr(calibration, "time_attention", measured)
+    return measured
+
+
+def taken(text, tokens, training=False, dtype=torch.float32, heads=8, **options):
+    """What "auto" takes, without computing it."""
+    q = torch.empty(1, heads, tokens, 64, dtype=dtype).requires_grad_(training)
+    operands = choice.Operands(q, q, q, None, None, None, text, 0, 1.0, with_lse=False)
+    kernel = choice.choose(operands, "auto")
+    return getattr(kernel, "kind", None) or kernel.name
+
+
+def test_the_machine_is_measured_where_it_may_say_otherwise(priced):
+    """Shipped prices prefer our tiles for causal(); where a call takes long, this machine is asked."""
+    assert taken("causal()", 256) == "cpu" and not priced.asked, "a call of a millisecond is not worth it"
+    assert taken("window(left=3)", 8192) == "cpu" and not priced.asked, "no mask could be built"
+    assert taken("causal()", 8192) == "causal"
+    assert priced.asked == [("float32", False, torch.get_num_threads(), "cpu")]
+    assert taken("dense()", 8192) == "full" and taken("window(left=1023)", 2048) == "sparse"
+    assert taken("window(left=63)", 2048) == "cpu"
+    assert len(priced.asked) == 1
+
+
+def test_each_dtype_and_direction_has_its_own_measurement(priced):
+    for dtype, training in itertools.product((torch.float32, torch.bfloat16), (False, True)):
+        assert taken("causal()", 8192, training, dtype) == "causal"
+    assert len(set(priced.asked)) == 4
+
+
+def test_tiles_are_taken_where_they_are_cheaper(priced):
+    priced.tiles_are_cheap = True
+    assert taken("dense()", 8192) == taken("causal()", 8192) == "cpu" and len(priced.asked) == 1
+
+
+def test_what_was_answered_stays_in_the_process_and_not_in_the_next(priced, monkeypatch):
+    """A checkpoint that is computed again must find the same kernel, whatever was measured meanwhile."""
+    assert taken("dense()", 256) == "cpu"
+    assert taken("causal()", 8192) == "causal"
+    assert taken("dense()", 256) == "cpu" and taken("dense()", 257) == "full"
+    start_again(monkeypatch)
+    assert taken("dense()", 256) == "full" and len(priced.asked) == 1
+
+
+def test_prices_are_measured_for_dtypes_of_the_fused_kernel_only(priced):
+    for dtype in (torch.float64, torch.float16):
+        taken("window(left=511)", 2048, dtype=dtype)
+    assert not priced.asked
+
+
+def test_switched_off_prices_are_those_of_the_library(priced, monkeypatch):
+    assert taken("causal()", 8192) == "causal"
+    start_again(monkeypatch)
+    monkeypatch.setenv("ASTERISM_CALIBRATE", "0")
+    assert taken("causal()", 8192) == "cpu" and len(priced.asked) == 1
+
+
+def test_pinned_prices_go_before_all_others_and_are_not_measured(priced):
+    prices = calibration.prices_for("float32")
+    assert [asked[:2] for asked in priced.asked] == [("float32", False), ("float32", True)]
+    assert json.loads(json.dumps(prices)) == prices and set(prices) == {"float32"}
+    cheap = {"float32": {"forward": {way: DEAR for way in measure.WAYS} | {"cpu": CHEAP}}}
+    with calibration.pinned(cheap):
+        assert taken("causal()", 8192) == "cpu" and taken("causal()", 8192, training=True) == "cpu"
+    with calibration.pinned({}):
+        assert taken("causal()", 8192) == "cpu"
+    assert taken("causal()", 8192) == "causal" and len(priced.asked) == 2
+    with pytest.raises(ValueError, match="no points"), calibration.pinned({"float32": {"forward": {"cpu": []}}}):
+        pass
+
+
+def test_renewed_prices_are_followed_at_once(priced):
+    assert taken("causal()", 8192) == "causal"
+    priced.tiles_are_cheap = True
+    renewed = calibration.calibrate(torch.get_num_threads())
+    assert taken("causal()", 8192) == "cpu"
+    assert set(renewed.nanoseconds) == {"float32", "bfloat16"} and len(renewed.matrix_rates) == 2
+    assert set(renewed.prices("bfloat16", "training")) == set(measure.WAYS)
+
+
+def test_attention_is_timed_for_real(monkeypatch):
+    monkeypatch.setattr(measure, "_SHORT", (16,))
+    monkeypatch.setattr(measure, "_LONG", (64,))
+    monkeypatch.setattr(measure, "_SECONDS", {"attention": 30})
+    monkeypatch.setattr(measure, "_MOST_TURNS", 1)
+    for training in (False, True):
+        points = measure.time_attention("bfloat16", training, torch.get_num_threads(), ["cpu", "eager"])
+        assert set(points) == set(measure.WAYS)
+        lanes = torch.get_num_threads()
+        assert [pairs for pairs, _ in points["dense full"]] == [8 * 16**2, lanes * 64**2]
+        Figures(nanoseconds={"bfloat16": {"forward": points}})
+
+
+def test_measuring_disturbs_no_checkpoint(monkeypatch):
+    """What is saved for gradients while measuring is not the caller's: neither counted nor computed again."""
+    monkeypatch.setattr(measure, "_SHORT", (16,))
+    monkeypatch.setattr(measure, "_LONG", ())
+    monkeypatch.setattr(choice, "_WORTH_MEASURING", 0)
+    q = torch.randn(1, 2, 64, 8, requires_grad=True)
+    state = torch.get_rng_state()
+    out = torch.utils.checkpoint.checkpoint(lambda x: attend(x, x, x, "causal()"), q, use_reentrant=False)
+    assert json.loads(the_file().read_text())["nanoseconds"]["float32"].keys() == {"training"}
+    out.sum().backward()
+    assert q.grad is not None and torch.equal(state, torch.get_rng_state())
+
+
+# --- inside torch.compile --------------------------------------------------------------------------------------------
+
+
+def computed_by(text, tokens, dynamic, batch=1):
+    """The operators of a compiled graph that compute attention."""
+    torch._dynamo.reset()
+    graphs = []
+
+    def keep(graph, inputs):
+        graphs.append(graph)
+        return graph
+
+    compiled = torch.compile(lambda x: attend(x, x, x, text), fullgraph=True, dynamic=dynamic, backend=keep)
+    compiled(torch.randn(batch, 2, tokens, 16))
+    (graph,) = graphs
+    targets = {str(node.target) for node in graph.graph.nodes}
+    return {name for name in ("asterism.cpu", "scaled_dot_product_attention") if any(name in one for one in targets)}
+
+
+@pytest.mark.parametrize("text", ("causal()", "dense()"))
+@pytest.mark.parametrize("dynamic", (False, True))
+def test_a_graph_follows_the_prices_and_measures_nothing(priced, text, dynamic):
+    for cheap, expected in (("cpu", {"asterism.cpu"}), ("dense", {"scaled_dot_product_attention"})):
+        ways = {way: CHEAP if way.startswith(cheap) else DEAR for way in measure.WAYS}
+        with calibration.pinned({"float32": {"forward": ways}}):
+            assert computed_by(text, 96, dynamic) == expected
+    assert not priced.asked
+
+
+def test_a_graph_of_known_lengths_looks_at_the_plan(priced):
+    """A wide window is causal attention, and one that is not asks for a mask where it is cheap; symbols cannot tell."""
+    ways = {way: CHEAP if way.startswith("dense") else DEAR for way in measure.WAYS}
+    with calibration.pinned({"float32": {"forward": ways}}):
+        for text in ("window(left=95)", "window(left=40)"):
+            assert computed_by(text, 96, dynamic=False) == {"scaled_dot_product_attention"}
+            assert computed_by(text, 96, dynamic=True) == {"asterism.cpu"}
+
+
+def test_a_graph_for_any_batch_has_one_answer(priced):
+    """With lengths known and the batch a symbol, nothing is compiled anew for another batch."""
+    torch._dynamo.reset()
+    counter = torch._dynamo.testing.CompileCounter()
+    compiled = torch.compile(lambda x: attend(x, x, x, "causal()"), fullgraph=True, backend=counter)
+    for batch in (2, 3, 4, 5):
+        x = torch.randn(batch, 2, 48, 16)
+        torch._dynamo.mark_dynamic(x, 0)
+        torch.testing.assert_close(compiled(x), attend(x, x, x, "causal()", implementation="reference"))
+    assert counter.frame_count == 1
+
+
+def test_a_graph_leaves_a_wrong_pattern_to_the_operator(priced):
+    torch._dynamo.reset()
+    compiled = torch.compile(lambda x: attend(x, x, x, "per_head((causal(), dense(), dense()))"), backend="eager")
+    with pytest.raises(PatternError, match="3 heads"):
+        compiled(torch.randn(1, 2, 48, 16))

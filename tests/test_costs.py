@@ -9,11 +9,8 @@ import torch
 
 from asterism import compile_pattern
 from asterism.compiler import cost
-from asterism.compiler.cost import Setting
+from asterism.compiler.cost import Curve, Setting
 from asterism.kernels import choice
-from asterism.kernels.cpu import CPU
-from asterism.kernels.eager import EAGER
-from asterism.kernels.triton import TRITON
 
 BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
 
@@ -40,32 +37,39 @@ def test_the_shipped_matrix_rates_are_those_of_the_record():
 
 
 @pytest.mark.parametrize("device", ("cpu", "cuda"))
-def test_every_way_has_every_figure(device):
+@pytest.mark.parametrize("dtype", ("float64", "float32", "bfloat16", "float16"))
+@pytest.mark.parametrize("training", (False, True))
+def test_every_way_has_every_figure(device, dtype, training):
     ways = {"dense full", "dense causal", "dense sparse", "eager", {"cpu": "cpu", "cuda": "triton"}[device]}
-    assert set(cost._lines(device)) == {
-        (way, numbers, direction)
-        for way in ways
-        for numbers in ("float32", "half")
-        for direction in ("forward", "training")
-    }
-    assert all(line.launch >= 0 and line.pair > 0 for line in cost._lines(device).values())
+    prices = cost.shipped(device, dtype, training)
+    assert set(prices) == ways
+    assert all(curve.points[0][1] >= 0 and curve.pair > 0 for curve in prices.values())
 
 
 def test_costs_by_hand():
     """launch + pair * tile * pairs * heads, from the figures of cpu.json and tiles.json."""
     plan = compile_pattern("causal()", 128, tile=64)
-    setting = Setting(heads=8, half=False, training=False)
+    setting = Setting(heads=8)
     assert plan.sparse_cost("cpu", setting) == pytest.approx(99e3 + 1.41 * 1.0 * 3 * 64**2 * 8)
     assert plan.dense_cost(setting) == pytest.approx(43e3 + 2.87 * 128**2 * 8)
+    training = Setting(heads=8, prices=cost.shipped("cpu", "bfloat16", training=True))
+    assert plan.sparse_cost("cpu", training) == pytest.approx(365e3 + 6.84 * 1.0 * 3 * 64**2 * 8)
     assert cost.tile_cost(10, rows=4, passes=3, tile=32) == pytest.approx((10 + 0.5 * 4 * 2) * 32**2 * 1.35)
 
 
+def test_a_curve_by_hand():
+    """What the first point costs, straight lines between the points, and `pair` for each pair beyond the last."""
+    curve = Curve(((10, 100), (20, 300), (40, 400)), 7)
+    expected = {0: 100, 9: 100, 10: 100, 15: 200, 20: 300, 30: 350, 40: 400, 41: 407, 140: 1100}
+    assert {pairs: curve.at(pairs) for pairs in expected} == expected
+    assert Setting(heads=5, prices={"dense full": curve}).cost("dense full", 3) == 200
+
+
 def decided(pattern, tokens, heads, half, training, on_gpu, eager=False):
-    tiles = EAGER if eager else TRITON if on_gpu else CPU
+    tiles = "eager" if eager else "triton" if on_gpu else "cpu"
     shape = choice.Shape(heads, tokens, tokens, 0, masked=False, with_lse=False)
-    setting = Setting(heads, half, training, on_gpu)
-    kernel = choice._choose_by_cost(choice.Question(pattern, shape, "auto", tiles, setting))
-    taken = kernel.name if kernel in (CPU, TRITON, EAGER) else kernel.kind
+    numbers = choice.Numbers(heads, "cuda" if on_gpu else "cpu", "bfloat16" if half else "float32", training)
+    taken = choice.answer(choice.Question(pattern, shape, numbers, "auto", tiles))
     return [taken, compile_pattern(pattern, tokens).tile]
 
 
@@ -77,8 +81,10 @@ def test_what_the_costs_decide_is_as_it_was():
         assert decided(*question) == expected, question
 
 
-def test_a_half_is_a_half():
-    q = torch.zeros(1, 2, 4, 4)
-    for dtype, half in ((torch.float32, False), (torch.float64, False), (torch.bfloat16, True), (torch.float16, True)):
-        operands = choice.Operands(*[q.to(dtype)] * 3, None, None, None, "causal()", 0, 1.0)
-        assert choice._setting(operands) == Setting(heads=2, half=half)
+def test_what_is_asked_of_the_prices():
+    q = torch.zeros(3, 2, 4, 4)
+    for dtype in ("float32", "float64", "bfloat16", "float16"):
+        operands = choice.Operands(*[q.to(getattr(torch, dtype))] * 3, None, None, None, "causal()", 0, 1.0)
+        assert choice._asked(operands)[1] == choice.Numbers(lanes=6, device="cpu", dtype=dtype, training=False)
+    operands = choice.Operands(q, q, q.clone().requires_grad_(), None, None, None, "causal()", 0, 1.0)
+    assert choice._asked(operands)[1].training

@@ -1,12 +1,14 @@
-"""What computing attention costs, by the way it is computed: a fixed part and a part for every pair computed.
+"""What computing attention costs, by the way it is computed: nanoseconds by the number of pairs computed.
 
-The figures are data, in `costs/`: for each kind of device the nanoseconds for heads 64 wide, as `benchmarks/choice.py
---fit` fits them to times measured on the machine that the file names; elsewhere only their ratios matter. They choose
-the tile size, the layouts, and whether dense attention is the faster way to the same numbers. No GPU has been measured:
-`costs/cuda.json` holds guesses, and says so.
+The figures that come with the library are data, in `costs/`: for each kind of device a fixed part and a part for every
+pair, for heads 64 wide, as `benchmarks/choice.py --fit` fits them to times measured on the machine that the file names;
+elsewhere only their ratios matter. Those measured on the machine at hand (kernels/calibration.py) take their place.
+They choose whether dense attention is the faster way to the same numbers, and `tiles.json` tile sizes and layouts. No
+GPU has been measured: `costs/cuda.json` holds guesses, and says so.
 """
 
 import json
+from bisect import bisect_right
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
@@ -20,27 +22,47 @@ DENSE_MASK_LIMIT = 2**22
 """Largest n_queries * n_keys for which dense attention with a mask may stand in for a plan."""
 
 
-class Line(NamedTuple):
-    """Nanoseconds: `launch + pair * pairs`."""
+class Curve(NamedTuple):
+    """Nanoseconds by pairs: straight lines between the points (pairs, nanoseconds), whose pairs ascend.
 
-    launch: float
+    Fewer pairs than the first point has cost what it costs; every pair beyond the last costs `pair` more.
+    """
+
+    points: tuple[tuple[float, float], ...]
     pair: float
+
+    def at(self, pairs: float) -> float:
+        """Nanoseconds for so many pairs, over all heads."""
+        after = bisect_right(self.points, pairs, key=lambda point: point[0])
+        if after == 0:
+            return self.points[0][1]
+        start, launch = self.points[after - 1]
+        if after == len(self.points):
+            return launch + self.pair * (pairs - start)
+        end, last = self.points[after]
+        return launch + (last - launch) * (pairs - start) / (end - start)
+
+
+Prices = Mapping[str, Curve]
+"""What each way to compute costs, for one dtype and direction on one machine."""
 
 
 @dataclass(frozen=True)
 class Setting:
-    """What is computed beside the plan.
+    """What is computed beside the plan, and at which prices.
 
-    heads     batch size times query heads
-    half      float16 or bfloat16
-    training  forward and backward, not forward alone
-    on_gpu    whether the tensors are on a GPU
+    heads   batch size times query heads
+    prices  of the machine, dtype and direction; None stands for those that come with the library, for float32 on a
+            CPU, forward
     """
 
     heads: int = 1
-    half: bool = False
-    training: bool = False
-    on_gpu: bool = False
+    prices: Prices | None = None
+
+    def cost(self, way: str, pairs: float) -> float:
+        """Nanoseconds for so many pairs a head."""
+        prices = shipped("cpu", "float32", training=False) if self.prices is None else self.prices
+        return prices[way].at(pairs * self.heads)
 
 
 ONE_HEAD = Setting()
@@ -66,15 +88,13 @@ def tile_costs() -> TileCosts:
     return TileCosts({int(tile): cost for tile, cost in table["pair"].items()}, table["further_pass"])
 
 
-@lru_cache(maxsize=2)
-def _lines(device: str) -> Mapping[tuple[str, str, str], Line]:
-    """The figures of a kind of device, by the way to compute, number format and direction."""
-    return {
-        (way, numbers, direction): Line(**line)
-        for way, formats in _read(device)["nanoseconds"].items()
-        for numbers, directions in formats.items()
-        for direction, line in directions.items()
-    }
+@lru_cache(maxsize=16)
+def shipped(device: str, dtype: str, training: bool) -> Prices:
+    """The figures that come with the library for a "cpu" or "cuda", a dtype, and forward or forward and backward."""
+    numbers = "half" if dtype in ("float16", "bfloat16") else "float32"
+    direction = "training" if training else "forward"
+    lines = {way: formats[numbers][direction] for way, formats in _read(device)["nanoseconds"].items()}
+    return {way: Curve(((0, line["launch"]),), line["pair"]) for way, line in lines.items()}
 
 
 def shipped_matrix_rates() -> dict[str, float]:
@@ -87,11 +107,6 @@ def _read(name: str) -> dict[str, Any]:
     return table
 
 
-def _line(way: str, setting: Setting) -> Line:
-    numbers, direction = "half" if setting.half else "float32", "training" if setting.training else "forward"
-    return _lines("cuda" if setting.on_gpu else "cpu")[way, numbers, direction]
-
-
 def tile_cost(tiles: float, rows: int, passes: int, tile: int) -> float:
     """Cost, in pairs, of `passes` passes that keep `tiles` tiles in all and have `rows` tile rows each."""
     costs = tile_costs()
@@ -100,11 +115,9 @@ def tile_cost(tiles: float, rows: int, passes: int, tile: int) -> float:
 
 def plan_cost(implementation: str, pairs: float, tile: int, setting: Setting) -> float:
     """Nanoseconds for a plan that computes so many pairs a head."""
-    line = _line(implementation, setting)
-    return line.launch + line.pair * tile_costs().pair[tile] * pairs * setting.heads
+    return setting.cost(implementation, tile_costs().pair[tile] * pairs)
 
 
 def dense_cost(kind: str, pairs: float, setting: Setting) -> float:
     """Nanoseconds for dense attention over so many pairs a head: "full", "causal", or "sparse", which needs a mask."""
-    line = _line(f"dense {kind}", setting)
-    return line.launch + line.pair * pairs * setting.heads
+    return setting.cost(f"dense {kind}", pairs)

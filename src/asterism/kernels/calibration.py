@@ -1,115 +1,213 @@
 """How fast this machine is: measured once, in seconds, at first need, and kept beside the built kernel.
 
-What was measured holds for a machine, a kernel, a version of PyTorch and a number of threads; the figures that come
-with the library answer where nothing may be measured. Invariant: one measurement at a time, none in a forked child,
-and none with ASTERISM_CALIBRATE=0.
+What was measured holds for a machine, a kernel, a version of PyTorch and a number of threads (`figures.py`); the
+figures that come with the library answer until then, and where nothing may be measured. Invariant: one measurement at
+a time, none in a forked child, and none with ASTERISM_CALIBRATE=0.
 """
 
 import logging
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
-from itertools import product
 from threading import Lock
-from typing import TypeVar
+from typing import Any, NamedTuple
 
 import torch
 
-from asterism.compiler.cost import shipped_matrix_rates
-from asterism.compiler.memo import remembering
-from asterism.kernels.clock import Task, in_turns
-from asterism.kernels.figures import Figures, alone, keep, kept
+from asterism.compiler.cost import Prices, shipped, shipped_matrix_rates
+from asterism.kernels.cpu import is_available
+from asterism.kernels.figures import Figures, alone, keep, stored
+from asterism.kernels.measure import DTYPES, time_attention, time_products
 
-Result = TypeVar("Result")
-
-_MATRICES = ((4096, 512, 512), (1024, 1024, 1024))
-"""Rows, inner side and columns of products as a training step has them."""
-
-_ROUNDS = 5
-
-_PATIENCE = 0.1
-"""Seconds after which a product is timed no more."""
-
-_measuring = Lock()
-"""Held by the thread that measures."""
+Change = Callable[[Figures], Figures]
 
 _log = logging.getLogger("asterism")
+
+
+class Cell(NamedTuple):
+    """What prices are for."""
+
+    dtype: str
+    training: bool
+    threads: int
+
+    @property
+    def direction(self) -> str:
+        return "training" if self.training else "forward"
+
+
+def is_switched_off() -> bool:
+    """Whether ASTERISM_CALIBRATE=0 asks for the figures that come with the library, and no others."""
+    return os.environ.get("ASTERISM_CALIBRATE") == "0"
+
+
+def may_measure() -> bool:
+    """Whether this process may measure at need."""
+    return not (is_switched_off() or _MACHINE.is_forked)
 
 
 def matrix_rates() -> dict[str, float]:
     """FLOP/s of matrix products on the CPU with as many threads as PyTorch has now: {"float32": ..., "bfloat16": ...}.
 
-    Measured once in under a second, on products as a training step has them, and kept. With ASTERISM_CALIBRATE=0 and
-    in a forked child, where threads may hang, the figures that come with the library.
+    Measured once in under a second, on products as a training step has them, and kept. With ASTERISM_CALIBRATE=0, and
+    in a forked child where nobody measured before, the figures that come with the library.
     """
-    return dict(_matrix_rates(torch.get_num_threads()) if may_measure() else shipped_matrix_rates())
+    threads = torch.get_num_threads()
+    if may_measure():
+        known = _MACHINE.measured(threads, lambda one: bool(one.matrix_rates), partial(_products, threads))
+    else:
+        known = _MACHINE.known(threads)
+    return dict(known.matrix_rates) or shipped_matrix_rates()
 
 
-def may_measure() -> bool:
-    """Whether this process may measure at need."""
-    return os.environ.get("ASTERISM_CALIBRATE") != "0" and not _forked
+def known_prices(cell: Cell, tiles: str) -> Prices:
+    """What dense attention and that kernel of tiles cost, and perhaps others, as is known without measuring."""
+    prices = _MACHINE.known(cell.threads).prices(cell.dtype, cell.direction)
+    return prices if tiles in prices else shipped("cpu", cell.dtype, cell.training)
 
 
-@remembering(size=16)
-def _matrix_rates(threads: int) -> Mapping[str, float]:
-    if found := kept(threads).matrix_rates:
-        return found
-    with _measuring, alone():
-        if not (found := kept(threads).matrix_rates):  # else another process was faster
-            found = _apart(partial(_time_products, threads))
-            _keep(threads, lambda figures: replace(figures, matrix_rates=found))
-    return found
+def measured_prices(cell: Cell, tiles: str) -> Prices:
+    """The same, measured first if that is possible: the dtype must be one that the fused kernel takes."""
+    if cell.dtype in DTYPES and may_measure() and _MACHINE.pin is None:
+
+        def has(figures: Figures) -> bool:
+            return tiles in figures.prices(cell.dtype, cell.direction)
+
+        _MACHINE.measured(cell.threads, has, partial(_attention, cell, [tiles]))
+    return known_prices(cell, tiles)
 
 
-def _time_products(threads: int) -> dict[str, float]:
-    """FLOP/s by dtype: the operations of all products over the seconds of all."""
-    torch.set_num_threads(threads)  # a new thread has PyTorch's default until it is told
-    tasks = {
-        (dtype, sides): Task(partial(torch.matmul, *_operands(sides, dtype)), "cpu")
-        for dtype, sides in product((torch.float32, torch.bfloat16), _MATRICES)
-    }
-    for task in tasks.values():
-        task.warm_up(_PATIENCE)
-    in_turns(list(tasks.values()), _ROUNDS, _PATIENCE)
-    rates = {}
-    for dtype in (torch.float32, torch.bfloat16):
-        own = [(2 * sides[0] * sides[1] * sides[2], task.median) for (of, sides), task in tasks.items() if of == dtype]
-        rates[str(dtype).removeprefix("torch.")] = sum(flops for flops, _ in own) / sum(seconds for _, seconds in own)
-    return rates
+def epoch() -> int:
+    """A number that grows when figures are renewed or pinned, and what was decided by others holds no longer."""
+    return _MACHINE.epoch
 
 
-def _operands(sides: tuple[int, int, int], dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
-    rows, inner, columns = sides
-    generator = torch.Generator().manual_seed(0)  # zeros and ones would cost less power, and so less time
-    left, right = (torch.randn(shape, generator=generator) for shape in ((rows, inner), (inner, columns)))
-    return left.to(dtype), right.to(dtype)
+def calibrate(threads: int) -> Figures:
+    """Measure everything anew, for this process; `figures.keep` keeps it for others."""
+    tiles = ["cpu", "eager"] if is_available() else ["eager"]
+    cells = [Cell(dtype, training, threads) for dtype in DTYPES for training in (False, True)]
+    return _MACHINE.renew(threads, [partial(_products, threads), *(partial(_attention, cell, tiles) for cell in cells)])
 
 
-def _keep(threads: int, change: Callable[[Figures], Figures]) -> None:
-    """Keep what was measured; where that is impossible, this process goes on with it, and says so."""
-    try:
-        keep(threads, change)
-    except OSError as error:
-        _log.warning("what was measured on this machine cannot be kept, and serves this process alone: %s", error)
+@contextmanager
+def pinned(nanoseconds: Mapping[str, Any]) -> Iterator[None]:
+    """Within the body, choices follow these prices (`Figures.nanoseconds`), those of the library where they have none.
+
+    Raises ValueError or TypeError for what are no prices.
+    """
+    with _MACHINE.pinned(Figures(nanoseconds=nanoseconds)):
+        yield
 
 
-def _apart(work: Callable[[], Result]) -> Result:
+def prices_for(dtype: str) -> Mapping[str, Any]:
+    """The prices of a dtype in both directions, measured if need be and allowed, for `pinned`; else none."""
+    if dtype not in DTYPES or not may_measure():
+        return {}
+    threads, tiles = torch.get_num_threads(), "cpu" if is_available() else "eager"
+    for training in (False, True):
+        measured_prices(Cell(dtype, training, threads), tiles)
+    nanoseconds = _MACHINE.known(threads).nanoseconds
+    return {dtype: nanoseconds[dtype]} if dtype in nanoseconds else {}
+
+
+# --- what is known ---------------------------------------------------------------------------------------------------
+
+
+class _Machine:
+    """The figures of this process, by number of threads: read once, then measured or renewed."""
+
+    def __init__(self) -> None:
+        self.is_forked, self.epoch = False, 0
+        self.pin: Figures | None = None
+        self.figures: dict[int, Figures] = {}
+        self._make_locks()
+        os.register_at_fork(after_in_child=self._go_on_in_child)
+
+    def _make_locks(self) -> None:
+        self.reading, self.measuring = Lock(), Lock()
+
+    def _go_on_in_child(self) -> None:
+        """A child has none of the threads that may hold the locks, nor those that PyTorch computes with."""
+        self.is_forked = True
+        self._make_locks()
+
+    def known(self, threads: int) -> Figures:
+        """What is known without measuring; what is pinned goes before."""
+        if self.pin is not None:
+            return self.pin
+        return Figures() if is_switched_off() else self._own(threads)
+
+    def _own(self, threads: int) -> Figures:
+        with self.reading:
+            if threads not in self.figures:
+                found = stored(threads)
+                if found.complaint:
+                    _log.warning("what was measured on this machine before is not used: %s", found.complaint)
+                self.figures[threads] = found.figures
+            return self.figures[threads]
+
+    def measured(self, threads: int, has: Callable[[Figures], bool], measure: Callable[[], Change]) -> Figures:
+        """Figures that have what is asked for: known ones, those of another process, or what `measure` gives."""
+        if has(self._own(threads)):
+            return self.figures[threads]
+        with self.measuring, alone():
+            if not has(self.figures[threads]):
+                found = stored(threads).figures
+                self.figures[threads] = found if has(found) else self._measure(threads, measure)
+        return self.figures[threads]
+
+    def _measure(self, threads: int, measure: Callable[[], Change]) -> Figures:
+        """Where nothing can be kept, this process goes on with what it measured, and says so."""
+        _log.warning("measuring how fast this machine is, once, in two seconds; ASTERISM_CALIBRATE=0 switches it off")
+        change = _apart(measure)
+        try:
+            keep(threads, change)
+        except OSError as error:
+            _log.warning("what was measured on this machine cannot be kept, and serves this process alone: %s", error)
+        return change(self.figures[threads])
+
+    def renew(self, threads: int, measures: Sequence[Callable[[], Change]]) -> Figures:
+        """Measure anew, and forget what was decided before."""
+        figures = Figures()
+        with self.measuring, alone():
+            for measure in measures:
+                figures = _apart(measure)(figures)
+        self.figures[threads] = figures
+        self.epoch += 1
+        return figures
+
+    @contextmanager
+    def pinned(self, figures: Figures) -> Iterator[None]:
+        """Within the body, these figures and no others."""
+        before, self.pin = self.pin, figures
+        self.epoch += 1
+        try:
+            yield
+        finally:
+            self.pin = before
+            self.epoch += 1
+
+
+_MACHINE = _Machine()
+
+
+def _products(threads: int) -> Change:
+    rates = time_products(threads)
+    return lambda figures: replace(figures, matrix_rates=rates)
+
+
+def _attention(cell: Cell, tiles: Sequence[str]) -> Change:
+    points = time_attention(cell.dtype, cell.training, cell.threads, tiles)
+    return lambda figures: figures.with_prices(cell.dtype, cell.direction, points)
+
+
+def _apart(work: Callable[[], Change]) -> Change:
     """The result of `work` in a thread of its own.
 
     There nothing holds that a caller may have on: autocast, transforms, modes, hooks on what is saved for gradients.
     """
     with ThreadPoolExecutor(1, thread_name_prefix="calibration") as pool:
         return pool.submit(work).result()
-
-
-_forked = False
-
-
-def _mark_forked() -> None:
-    global _forked
-    _forked = True
-
-
-os.register_at_fork(after_in_child=_mark_forked)

@@ -7,14 +7,17 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import Any, NamedTuple
 
 import torch
 
 from asterism.compiler import Plan, compile_pattern
-from asterism.compiler.cost import DENSE_MASK_LIMIT, Setting
-from asterism.errors import KernelError, nearest
+from asterism.compiler.cost import DENSE_MASK_LIMIT, TILE_SIZES, Prices, Setting, shipped, tile_costs
+from asterism.errors import AsterismError, KernelError, nearest
+from asterism.kernels.calibration import Cell, epoch, known_prices, measured_prices
+from asterism.kernels.checks import DTYPES
 from asterism.kernels.cpu import CPU, is_available
-from asterism.kernels.dense import CAUSAL, FULL, MASKED, Dense
+from asterism.kernels.dense import CAUSAL, FULL, MASKED
 from asterism.kernels.eager import EAGER
 from asterism.kernels.masks import allowed_pairs
 from asterism.kernels.operands import Attended, Kernel, Operands
@@ -64,6 +67,11 @@ REFERENCE, FLEX = Reference(), Flex()
 NAMED: dict[str, Kernel] = {"reference": REFERENCE, "eager": EAGER, "cpu": CPU, "triton": TRITON, "flex": FLEX}
 """The kernels by their names; "dense" is three of them."""
 
+DENSE = {"full": FULL, "causal": CAUSAL, "sparse": MASKED}
+"""Dense attention, by the pairs that it computes."""
+
+DTYPE_NAMES = {dtype: str(dtype).removeprefix("torch.") for dtype in DTYPES}
+
 IMPLEMENTATIONS = ("auto", "reference", "eager", "cpu", "triton", "dense", "flex")
 """What `implementation` may be."""
 
@@ -81,11 +89,10 @@ def choose(operands: Operands, implementation: str) -> Kernel:
     elif is_transformed():
         return tiles  # dense attention would take the way that holds all scores
     if torch.compiler.is_compiling():
-        return _dense_by_name(operands.text, _shape(operands), implementation, tiles) or (
-            MASKED if implementation == "dense" else tiles
-        )
-    question = Question(operands.text, _shape(operands), implementation, tiles, _setting(operands))
-    return _choose_by_cost(question)
+        return _chosen_in_graph(operands, implementation, tiles)
+    operands.pattern.check_heads(operands.q.shape[1])
+    name = answer(Question(operands.text, *_asked(operands), implementation, tiles.name))
+    return tiles if name == tiles.name else DENSE[name]
 
 
 def choose_for_cache(operands: Operands, implementation: str) -> Kernel:
@@ -128,9 +135,14 @@ def _fastest_tiles(operands: Operands) -> Tiles:
 
 # --- dense attention or tiles ----------------------------------------------------------------------------------------
 
+_OPEN = 10.0
+"""Where prices differ by more, no machine is known on which the dearer way is the faster one."""
 
-@dataclass(frozen=True)
-class Shape:
+_WORTH_MEASURING = 1e7
+"""Nanoseconds of a call from which on it pays to measure the machine."""
+
+
+class Shape(NamedTuple):
     """What decides, beside the pattern, which pairs there are, and whether dense attention can do without a mask."""
 
     heads: int
@@ -141,53 +153,73 @@ class Shape:
     with_lse: bool
 
 
-@dataclass(frozen=True)
-class Question:
-    """What "auto" and "dense" depend on; equal questions have one answer."""
+class Numbers(NamedTuple):
+    """What decides, beside the pairs, what they cost: `lanes` is the batch size times the query heads."""
+
+    lanes: int
+    device: str
+    dtype: str
+    training: bool
+
+
+class Question(NamedTuple):
+    """What "auto" and "dense" depend on; equal questions have one answer as long as the process lives."""
 
     text: str
     shape: Shape
+    numbers: Numbers
     implementation: str
-    tiles: Tiles
-    setting: Setting
+    tiles: str
 
 
-def _shape(operands: Operands) -> Shape:
-    _, heads, n_queries, _ = operands.q.shape
-    n_keys = operands.k.shape[2]
-    return Shape(heads, n_queries, n_keys, operands.query_offset, operands.masked, operands.with_lse)
+class Estimate(NamedTuple):
+    """Nanoseconds for the tiles of a plan, and for dense attention in their stead."""
+
+    tiles: float
+    dense: float
+
+    @property
+    def is_open(self) -> bool:
+        """Whether a machine may say otherwise, in a call that takes long enough for it to matter."""
+        cheaper, dearer = sorted(self)
+        return cheaper >= _WORTH_MEASURING and dearer < _OPEN * cheaper
 
 
-def _setting(operands: Operands) -> Setting:
-    q = operands.q
-    half = q.dtype in (torch.float16, torch.bfloat16)
-    return Setting(q.shape[0] * q.shape[1], half, training=operands.differentiated, on_gpu=q.is_cuda)
+def answer(question: Question, measuring: bool = True) -> str:
+    """The name of the kernel of tiles, or of one in `DENSE`. Raises as `choose`.
 
-
-def _dense_by_name(text: str, shape: Shape, implementation: str, tiles: Tiles) -> Dense | None:
-    """Dense attention without a mask, where the text alone shows that it serves.
-
-    Inside torch.compile lengths may be symbols, so that no plan can be looked at.
+    Where the answer is open, the machine is measured first, if `measuring` and the process allow it. What was answered
+    once stays, also when later figures would say otherwise: a checkpoint that is computed again must find the same.
     """
-    if shape.masked or shape.with_lse or not (implementation == "dense" or tiles is EAGER):
+    return _answer(question, torch.get_num_threads(), measuring, epoch())
+
+
+def _asked(operands: Operands) -> tuple[Shape, Numbers]:
+    batch, heads, n_queries, _ = operands.q.shape
+    shape = Shape(heads, n_queries, operands.k.shape[2], operands.query_offset, operands.masked, operands.with_lse)
+    device, dtype = operands.q.device.type, DTYPE_NAMES[operands.q.dtype]
+    return shape, Numbers(batch * heads, device, dtype, operands.differentiated)
+
+
+def _kind_by_name(text: str, shape: Shape) -> str | None:
+    """Dense attention without a mask, where the text alone shows that it serves."""
+    if shape.masked or shape.with_lse:
         return None
     if text == "dense()":
-        return FULL if 0 <= shape.query_offset <= shape.n_keys - shape.n_queries else None
-    return CAUSAL if text == "causal()" and shape.n_queries == shape.n_keys and shape.query_offset == 0 else None
+        return "full" if 0 <= shape.query_offset <= shape.n_keys - shape.n_queries else None
+    return "causal" if text == "causal()" and shape.n_queries == shape.n_keys and shape.query_offset == 0 else None
 
 
 @lru_cache(maxsize=4096)
-def _choose_by_cost(question: Question) -> Kernel:
+def _answer(question: Question, threads: int, measuring: bool, epoch: int) -> str:
     shape, tiles = question.shape, question.tiles
-    pattern = by_text(question.text)
-    pattern.check_heads(shape.heads)
-    if by_name := _dense_by_name(question.text, shape, question.implementation, tiles):
-        return by_name
-    plan = compile_pattern(pattern, shape.n_queries, shape.n_keys, query_offset=shape.query_offset)
+    if (question.implementation == "dense" or tiles == "eager") and (kind := _kind_by_name(question.text, shape)):
+        return kind
+    plan = compile_pattern(by_text(question.text), shape.n_queries, shape.n_keys, query_offset=shape.query_offset)
     if shape.with_lse:
         return tiles
-    dense = MASKED if shape.masked else Dense(plan.dense_kind)
-    fits = dense != MASKED or shape.n_queries * shape.n_keys <= DENSE_MASK_LIMIT
+    dense = "sparse" if shape.masked else plan.dense_kind
+    fits = dense != "sparse" or shape.n_queries * shape.n_keys <= DENSE_MASK_LIMIT
     if question.implementation == "dense":
         if fits:
             return dense
@@ -197,6 +229,67 @@ def _choose_by_cost(question: Question) -> Kernel:
         )
     if not fits:
         return tiles
+    estimate = _estimate(plan, dense, question, _prices(question.numbers, tiles, threads))
+    if measuring and estimate.is_open and question.numbers.device == "cpu":
+        cell = Cell(question.numbers.dtype, question.numbers.training, threads)
+        estimate = _estimate(plan, dense, question, measured_prices(cell, tiles))
     single = shape.n_queries == shape.n_keys == 1
-    cheaper = Dense(plan.dense_kind).costs(plan, question.setting) < tiles.costs(plan, question.setting)
-    return dense if single or cheaper else tiles
+    return dense if single or estimate.dense < estimate.tiles else tiles
+
+
+def _prices(numbers: Numbers, tiles: str, threads: int) -> Prices:
+    """What is known without measuring."""
+    if numbers.device != "cpu":
+        return shipped("cuda", numbers.dtype, numbers.training)
+    return known_prices(Cell(numbers.dtype, numbers.training, threads), tiles)
+
+
+def _estimate(plan: Plan, dense: str, question: Question, prices: Prices) -> Estimate:
+    setting = Setting(question.numbers.lanes, prices)
+    return Estimate(plan.sparse_cost(question.tiles, setting), DENSE[dense].costs(plan, setting))
+
+
+# --- the same inside torch.compile -----------------------------------------------------------------------------------
+
+_MANY = 2**16
+"""Heads of all sequences, where the size of the batch is a symbol: what counts is the cost of a pair."""
+
+
+def _chosen_in_graph(operands: Operands, implementation: str, tiles: Tiles) -> Kernel:
+    """The ordinary answer where lengths are known. Where they are symbols there is no plan to look at, but the text."""
+    from torch.fx.experimental.symbolic_shapes import has_static_value  # loads sympy
+
+    shape, numbers = _asked(operands)
+    if implementation == "dense":
+        return DENSE[_kind_by_name(operands.text, shape) or "sparse"]
+    if not has_static_value(numbers.lanes):
+        numbers = numbers._replace(lanes=_MANY)
+    if all(has_static_value(length) for length in (shape.n_queries, shape.n_keys, shape.query_offset)):
+        name = _answer_in_graph((operands.text, tuple(shape), tuple(numbers), implementation, tiles.name))
+        return tiles if name == tiles.name else DENSE[name]
+    kind = _kind_by_name(operands.text, shape)
+    return DENSE[kind] if kind and _dense_pays(kind, tuple(numbers), tiles.name) else tiles
+
+
+def _answer_in_graph(question: tuple[Any, ...]) -> str:
+    """`answer` of plain values, without measuring; the operator refuses at run time what can be no plan."""
+    text, shape, numbers, implementation, tiles = question
+    try:
+        return answer(Question(text, Shape(*shape), Numbers(*numbers), implementation, tiles), measuring=False)
+    except AsterismError:
+        return str(tiles)
+
+
+def _dense_pays(kind: str, numbers: tuple[Any, ...], tiles: str) -> bool:
+    """Whether pairs are cheaper by dense attention, for the pattern dense() or causal() at whatever length."""
+    if tiles == "eager":
+        return True
+    _, device, dtype, training = numbers
+    prices = _prices(Numbers(1, device, dtype, training), tiles, torch.get_num_threads())
+    share = 0.5 if kind == "causal" else 1.0
+    return prices[f"dense {kind}"].pair < share * tile_costs().pair[max(TILE_SIZES)] * prices[tiles].pair
+
+
+# What torch.compiler.assume_constant_result does, without its second of imports: a graph keeps the answer.
+_answer_in_graph._dynamo_marked_constant = True  # type: ignore[attr-defined]
+_dense_pays._dynamo_marked_constant = True  # type: ignore[attr-defined]

@@ -7,22 +7,26 @@ and gives way to what is measured next.
 
 import fcntl
 import hashlib
+import itertools
 import json
-import logging
 import math
 import os
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
+from asterism.compiler.cost import Curve, Prices
+from asterism.errors import shown
 from asterism.kernels.cpu import cache
 from asterism.kernels.cpu.build import identity
+
+Points = Sequence[Sequence[float]]
 
 VERSION = 1
 """Raised when the meaning of a field changes."""
@@ -30,28 +34,61 @@ VERSION = 1
 _LONGEST_WAIT = 10.0
 """Seconds to wait for another process that measures."""
 
-_log = logging.getLogger("asterism")
-
 
 @dataclass(frozen=True)
 class Figures:
     """What was measured; empty where nothing was. Raises ValueError for what no measurement gives.
 
     matrix_rates  FLOP/s of matrix products, by dtype
+    nanoseconds   by dtype, direction ("forward" or "training") and way: points (pairs, nanoseconds), pairs ascending
     """
 
     matrix_rates: Mapping[str, float] = field(default_factory=dict)
+    nanoseconds: Mapping[str, Mapping[str, Mapping[str, Points]]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
+        for dtype, directions in self.nanoseconds.items():
+            for direction, ways in directions.items():
+                for way, points in ways.items():
+                    _require_points(f"{way}, {dtype}, {direction}", points)
         if self.matrix_rates and set(self.matrix_rates) != {"float32", "bfloat16"}:
             raise ValueError(f"matrix_rates holds {', '.join(self.matrix_rates)}")
         for name, rate in self.matrix_rates.items():
             _require_measured(f"the matrix rate of {name}", rate)
 
+    def prices(self, dtype: str, direction: str) -> Prices:
+        """What each way costs by these figures; empty if it was not measured."""
+        ways = self.nanoseconds.get(dtype, {}).get(direction, {})
+        return {way: _curve(points) for way, points in ways.items()}
+
+    def with_prices(self, dtype: str, direction: str, measured: Mapping[str, Points]) -> "Figures":
+        """The same with what was measured for a dtype and direction; other ways stay as they were."""
+        directions = dict(self.nanoseconds.get(dtype, {}))
+        directions[direction] = {**directions.get(direction, {}), **measured}
+        return replace(self, nanoseconds={**self.nanoseconds, dtype: directions})
+
+
+def _curve(points: Points) -> Curve:
+    """Beyond the last point pairs cost what they cost on average there: differences of noisy times would be noisier."""
+    pairs, nanoseconds = points[-1]
+    return Curve(tuple((x, y) for x, y in points), nanoseconds / pairs)
+
+
+def _require_points(name: str, points: Any) -> None:
+    if not isinstance(points, list | tuple) or not points:
+        raise ValueError(f"there are no points for {name}")
+    for point in points:
+        if not isinstance(point, list | tuple) or len(point) != 2:
+            raise ValueError(f"{shown(point)} is no point of {name}")
+        for number in point:
+            _require_measured(name, number)
+    if any(here[0] >= after[0] for here, after in itertools.pairwise(points)):
+        raise ValueError(f"the pairs of {name} do not ascend")
+
 
 def _require_measured(name: str, value: object) -> None:
     if not isinstance(value, float | int) or isinstance(value, bool) or not (math.isfinite(value) and value > 0):
-        raise ValueError(f"{name} is {value!r}, not a positive number")
+        raise ValueError(f"{name} is {shown(value)}, not a positive number")
 
 
 def file_name(threads: int) -> str:
@@ -60,19 +97,24 @@ def file_name(threads: int) -> str:
     return f"speed-{made_of}-{threads}.json"
 
 
-def kept(threads: int) -> Figures:
-    """The figures that are kept for this machine, in the first place that has the file; empty ones if none is fit."""
+class Stored(NamedTuple):
+    """What a file holds; where it cannot be used, the figures are empty and `complaint` says why."""
+
+    figures: Figures
+    complaint: str = ""
+
+
+def stored(threads: int) -> Stored:
+    """What is kept for this machine, in the first place that has the file."""
     for folder in _folders([]):
         path = folder / file_name(threads)
         try:
-            return _figures(json.loads(path.read_text()))
+            return Stored(_figures(json.loads(path.read_text())))
         except FileNotFoundError:
             continue
-        except (OSError, ValueError, TypeError, RecursionError) as error:
-            reason = " ".join(str(error).split())[:200]
-            _log.warning("what was measured on this machine before is not used: %s: %s", path, reason)
-            break
-    return Figures()
+        except (OSError, ValueError, TypeError, AttributeError, RecursionError) as error:
+            return Stored(Figures(), f"{path}: {' '.join(str(error).split())[:200]}")
+    return Stored(Figures())
 
 
 def keep(threads: int, change: Callable[[Figures], Figures]) -> Path:
@@ -81,7 +123,7 @@ def keep(threads: int, change: Callable[[Figures], Figures]) -> Path:
         "version": VERSION,
         "torch": torch.__version__,
         "threads": threads,
-        **asdict(change(kept(threads))),
+        **asdict(change(stored(threads).figures)),
     }
     reasons: list[str] = []
     for folder in _folders(reasons):
