@@ -6,6 +6,7 @@ checked runs in processes of their own; each says in the end how many products t
 
 import ctypes
 import itertools
+import math
 import os
 import subprocess
 import sys
@@ -204,3 +205,172 @@ def test_growing_and_falling_scores(environment):
 
 def test_equal_bits(environment):
     emulated(environment, same_bits)
+
+
+# Products of matrices of random bits by the emulator, one register each of A, B and C, and what goes with them.
+PRODUCTS = """
+#include "amx.hpp"
+#include <cfenv>
+
+extern "C" void multiply_add(const float* a, const float* b, float* c, int rounding) {
+  const AmxConfiguration configuration;
+  amx::load<0>(c, 64), amx::load<1>(a, 64), amx::load<2>(b, 64);
+  std::fesetround(rounding);
+  amx::multiply_add<0, 1, 2>();
+  std::fesetround(FE_TONEAREST);
+  amx::store<0>(c, 64);
+}
+
+extern "C" void blocks(int rows, int columns, int units, const float* a, const float* b, float* c) {
+  const AmxConfiguration configuration;
+  amx_product<false>(rows, columns, units, {a, units, 1}, b, columns, c, columns);
+  amx_product<true>(rows, columns, units, {a, units, 1}, b, columns, c, columns);
+}
+
+extern "C" int fails_without_configuration(float* a) {
+  try {
+    amx::load<0>(a, 64);
+  } catch (const std::logic_error&) {
+    return 1;
+  }
+  return 0;
+}
+"""
+
+
+@pytest.fixture(scope="module")
+def products(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("products")
+    (folder / "products.cpp").write_text(PRODUCTS)
+    command = [*EMULATED.split(), "-std=c++17", "-O2", "-march=native", "-shared", "-fPIC", f"-I{SOURCES}"]
+    subprocess.run([*command, "-o", str(folder / "products.so"), str(folder / "products.cpp")], check=True)
+    return ctypes.CDLL(str(folder / "products.so"))
+
+
+def random_bfloat16(*shape, seed=0):
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed)).bfloat16()
+
+
+def in_pairs(b):
+    """[k, n] -> [k / 2, n, 2]: pairs along k."""
+    return b.unflatten(0, (-1, 2)).transpose(1, 2).contiguous()
+
+
+def call(function, *arguments):
+    """With the addresses of tensors, which live as long as the call."""
+    return function(*(ctypes.c_void_p(x.data_ptr()) if isinstance(x, torch.Tensor) else x for x in arguments))
+
+
+def test_the_emulator_multiplies_as_the_manual_says(products):
+    """Even and odd numbers are summed apart, by fused multiply-adds, and added in the end, in float32."""
+    a, b, c = random_bfloat16(16, 32), random_bfloat16(32, 16, seed=1), torch.randn(16, 16)
+    wide_a, wide_b = a.double().numpy(), b.double().numpy()
+    sums = np.zeros((2, 16, 16), np.float32)
+    for k in range(32):  # a product of two bfloat16 and its sum with a float32 are rounded once, as in float64
+        sums[k % 2] = (sums[k % 2] + np.outer(wide_a[:, k], wide_b[k])).astype(np.float32)
+    expected = c.numpy() + (sums[0] + sums[1])
+    for rounding in (0x000, 0x400, 0x800, 0xC00):  # to the nearest, down, up, towards zero: the unit does not ask
+        found = c.clone()
+        call(products.multiply_add, a, in_pairs(b), found, rounding)
+        np.testing.assert_array_equal(found.numpy(), expected)
+    np.testing.assert_allclose(expected, c.double().numpy() + wide_a @ wide_b, atol=1e-5)
+
+
+def test_the_emulator_takes_denormal_numbers_for_zero(products):
+    a, b, c = torch.zeros(16, 32).bfloat16(), torch.zeros(32, 16).bfloat16(), torch.full((16, 16), 1e-39)
+    a[0, 0], b[0, 0] = 1e-39, 1e30  # a denormal number
+    a[1, 1], b[1, 1] = 1e-20, 1e-19  # a denormal product
+    a[2, 2], b[2, 2] = 2, 3
+    b[3, 3] = math.nan  # beside zeros
+    call(products.multiply_add, a, in_pairs(b), c, 0)
+    expected = torch.zeros(16, 16)
+    expected[2, 2], expected[:, 3] = 6, math.nan
+    assert torch.equal(c.view(torch.int32) == 0, expected == 0)
+    torch.testing.assert_close(c, expected, equal_nan=True, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize(("rows", "columns", "k"), ((32, 32, 32), (64, 96, 128), (128, 32, 256)))
+def test_products_in_blocks_agree_with_float64(rows, columns, k, products):
+    a, b = random_bfloat16(rows, k), random_bfloat16(k, columns, seed=1)
+    c = torch.full((rows, columns), math.nan)
+    call(products.blocks, rows, columns, k // 2, a, in_pairs(b), c)
+    torch.testing.assert_close(c.double(), 2 * (a.double() @ b.double()), rtol=0, atol=1e-4)
+
+
+def test_the_emulator_finds_a_thread_without_configuration(products):
+    assert call(products.fails_without_configuration, torch.zeros(16, 16)) == 1
+
+
+FORWARD_64, BACKWARD_64 = (96, 32, 64), (240, 80, 160)
+"""Loads, stores and products of 64 queries and 64 keys of width 64: 3 loads and one store for two products."""
+
+
+def test_instructions_per_tile(environment):
+    """What a prediction of the rate rests on, and what a change would move unseen."""
+    assert emulated(environment, per_tile, 64) == str([list(FORWARD_64), list(BACKWARD_64)])
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# The instructions themselves, where they can be had.
+
+
+def assembled(*options):
+    """The assembly of the kernel, or None where the compiler does not know the option."""
+    command = ["c++", *build._flags(), *options, "-S", "-o", "-", str(SOURCES / "kernel.cpp")]
+    done = subprocess.run(command, capture_output=True, text=True)
+    return done.stdout if done.returncode == 0 else None
+
+
+def test_real_instructions_are_assembled():
+    text = assembled("-march=sapphirerapids")
+    if text is None:
+        pytest.skip("the compiler does not know Sapphire Rapids")
+    counts = {name: text.count(f"\t{name}") for name in ("tdpbf16ps", "tileloadd", "tilestored")}
+    # Two directions, two kinds of block: 4 products, 8 loads and 4 stores each, wherever they are inlined.
+    blocks = counts["tilestored"] // 4
+    assert blocks >= 2 and counts == {"tdpbf16ps": 4 * blocks, "tileloadd": 8 * blocks, "tilestored": 4 * blocks}
+    assert 0 < text.count("ldtilecfg") <= text.count("tilerelease")
+
+
+def has_amx() -> bool:
+    return {"amx_tile", "amx_bf16"} <= set(build._processor().get("flags", "").split())
+
+
+@pytest.mark.skipif(has_amx(), reason="this machine has AMX")
+def test_leave_that_is_refused(tmp_path):
+    """A library with the real instructions, on a machine whose system refuses them: the next best, and one line."""
+    code = (
+        "import torch, asterism\nfrom asterism.kernels import cpu\n"
+        "q = torch.ones(1, 1, 200, 64, dtype=torch.bfloat16, requires_grad=True)\n"
+        "asterism.attend(q, q, q, 'causal()', implementation='cpu').sum().backward()\n"
+        "print(cpu.library().asterism_knows_amx(), cpu.instruction_set(), q.grad.isfinite().all().item())"
+    )
+    environment = os.environ | {"CXX": "c++ -mamx-tile -mamx-bf16", "ASTERISM_CACHE": str(tmp_path)}
+    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True)
+    assert done.stdout.split() == ["1", "avx512_bf16", "True"], done.stderr
+    (line,) = (line for line in done.stderr.splitlines() if "AMX" in line)
+    assert all(part in line for part in ("does without AMX", "ARCH_REQ_XCOMP_PERM", "Linux 5.16"))
+
+
+class Library:
+    """What a library says of itself."""
+
+    def __init__(self, instruction_set: bytes, knows_amx: int):
+        self.asterism_instruction_set, self.asterism_knows_amx = lambda: instruction_set, lambda: knows_amx
+
+
+@pytest.mark.parametrize(
+    ("library", "flags", "said"),
+    (
+        (Library(b"amx", 1), "amx_tile amx_bf16", None),
+        (Library(b"avx512_bf16", 0), "avx512_bf16", None),
+        (Library(b"avx512_bf16", 0), "amx_tile amx_int8", None),
+        (Library(b"avx512_bf16", 0), "amx_tile amx_bf16", "compiler does not know it. Install g++ 11"),
+        (Library(b"avx2", 0), "amx_tile amx_bf16", "compiler does not know it. Install g++ 11"),
+        (Library(b"avx512_bf16", 1), "amx_tile amx_bf16", "system does not let this process use it"),
+    ),
+)
+def test_what_is_said_of_amx_that_is_not_used(library, flags, said, monkeypatch):
+    monkeypatch.setattr(build, "_processor", lambda: {"flags": flags})
+    reason = build._unused_amx(library)
+    assert reason is None if said is None else said in reason

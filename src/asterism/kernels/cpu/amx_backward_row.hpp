@@ -114,8 +114,8 @@ class BackwardRow<AmxBFloat16> : public AmxRow {
       const __m512i odd = differentiate_row<kMasked>(may, j + 1, strip);
       // Neighbouring rows interleaved: pairs of keys for the first 16 queries, and for the last.
       float* pairs = grad_pairs_ + j / 2 * kStrip;
-      _mm512_storeu_si512(pairs, _mm512_permutex2var_epi16(even, interleaved(0), odd));
-      _mm512_storeu_si512(pairs + kGroup, _mm512_permutex2var_epi16(even, interleaved(kGroup), odd));
+      _mm512_storeu_si512(pairs, _mm512_permutex2var_epi16(even, (__m512i)kFirstPairs, odd));
+      _mm512_storeu_si512(pairs + kGroup, _mm512_permutex2var_epi16(even, (__m512i)(kFirstPairs + kGroup), odd));
     }
   }
 
@@ -139,13 +139,6 @@ class BackwardRow<AmxBFloat16> : public AmxRow {
     _mm512_storeu_si512(weights_ + at, (__m512i)_mm512_cvtne2ps_pbh(weight[1], weight[0]));
     _mm512_storeu_si512(grad_scores_ + at, grads);
     return grads;
-  }
-
-  // Where permutex2var finds pairs (even[i], odd[i]) of numbers `first` to `first + 15`.
-  static __m512i interleaved(int first) {
-    const __m512i lane = _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
-    const __m512i even = _mm512_add_epi32(lane, _mm512_set1_epi32(first));
-    return _mm512_or_si512(even, _mm512_slli_epi32(_mm512_add_epi32(even, _mm512_set1_epi32(kStrip)), 16));
   }
 
   // Adds the product of a tile's weights, as A, with the tokens of its queries to the tile's keys in `to`.

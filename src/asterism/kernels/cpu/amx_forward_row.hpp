@@ -104,7 +104,7 @@ class ForwardRow<AmxBFloat16> : public AmxRow {
         const __m512 second = exp2_in_lanes(lanes<kMasked>(odd, g), y);
         total[0][g] = _mm512_add_ps(total[0][g], first);
         total[1][g] = _mm512_add_ps(total[1][g], second);
-        _mm512_storeu_ps(weights_ + j / 2 * kStrip + g * kGroup, as_pairs(first, second));
+        store(weights_ + j / 2 * kStrip + g * kGroup, paired((Vector)first, (Vector)second));
       }
     }
     for (int g = 0; g < kGroups; ++g)

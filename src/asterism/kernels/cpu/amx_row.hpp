@@ -36,14 +36,6 @@ inline __m512 exp2_in_lanes(__mmask16 lanes, __m512 x) {
   return _mm512_maskz_scalef_ps(lanes, p, x);
 }
 
-// Pairs (even[i], odd[i]).
-inline __m512 as_pairs(__m512 even, __m512 odd) {
-  alignas(64) static constexpr uint16_t kOrder[32] = {0, 16, 1, 17, 2,  18, 3,  19, 4,  20, 5,  21, 6,  22, 7,  23,
-                                                      8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31};
-  const __m512i both = (__m512i)_mm512_cvtne2ps_pbh(odd, even);
-  return _mm512_castsi512_ps(_mm512_permutexvar_epi16(_mm512_load_si512(kOrder), both));
-}
-
 class AmxRow : public Row<AmxBFloat16> {
  protected:
   static constexpr int kGroups = kStrip / kGroup;
