@@ -335,7 +335,7 @@ def test_unknown_recipe_names_the_nearest():
         ({"learning_rate": float("nan")}, "learning_rate=nan must be finite"),
         ({"beta2": 1.0}, r"beta2=1.0 must be in \[0, 1\)"),
         ({"minutes": 0.0}, "minutes=0.0 must be positive, or None for no limit"),
-        ({"dtype": "float16"}, "dtype='float16' must be one of: float32, bfloat16"),
+        ({"dtype": "float16"}, "dtype='float16' must be one of: auto, float32, bfloat16"),
         ({"batch_size": 4, "gradient_accumulation_steps": 3}, "gradient_accumulation_steps=3 must divide batch_size=4"),
         ({"record_length": 3072}, "record_length=3072 must equal context=1024: a record is one sequence"),
     ],

@@ -20,6 +20,7 @@ from asterism.errors import CheckpointError, ConfigurationError, DataError, NonF
 from asterism.training.data.corpus import load_corpus
 from asterism.training.objectives.causal import baselines, bits_per_byte, plan_split
 from asterism.training.pipeline import evaluate, generate, open_run, report, resolve, train
+from asterism.training.run import arithmetic as arithmetic_module
 from asterism.training.run.configuration import ModelConfig, RunConfig
 from asterism.training.run.folder import RunFolder
 from asterism.training.run.integrity import seal, sums_of
@@ -295,6 +296,71 @@ def test_bfloat16_trains_too(tiny, finished, tmp_path):
     assert report.validation_bits_per_byte == pytest.approx(finished[1].validation_bits_per_byte, abs=0.3)
 
 
+def _rates(monkeypatch, bfloat16):
+    """A machine that multiplies bfloat16 so many times as fast as float32."""
+    monkeypatch.setattr(arithmetic_module, "matrix_rates", lambda: {"float32": 1e11, "bfloat16": bfloat16 * 1e11})
+
+
+@pytest.mark.parametrize(("faster", "dtype"), [(0.3, "float32"), (1.05, "float32"), (2.0, "bfloat16")])
+def test_auto_is_what_the_machine_multiplies_faster(tiny, monkeypatch, capsys, faster, dtype):
+    _rates(monkeypatch, faster)
+    auto = replace(tiny, dtype="auto")
+    setup = resolve(auto)
+    assert (setup.asked, setup.config) == (auto, replace(tiny, dtype=dtype))
+    assert setup.objective.config.dtype == dtype
+    words = ["train", "--data", tiny.data, "--context", "64", "--batch-size", "2", "--dry-run"]
+    assert main(words) == 0
+    assert f"dtype       {dtype} (auto)\n" in capsys.readouterr().out
+    assert main([*words, "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["dtype"] == dtype
+    assert main([*words, "--dtype", "float32"]) == 0
+    assert "dtype       float32\n" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("optimizer", ["adamw", "muon"])
+def test_auto_stays_what_it_was_when_the_run_began(tiny, tmp_path, monkeypatch, optimizer):
+    """Also on another machine, in training, evaluation and sampling: the bits are those of an explicit bfloat16."""
+    explicit = replace(tiny, dtype="bfloat16", optimizer=optimizer, steps=20)
+    whole = train(explicit, tmp_path / "whole", progress=False)
+    _rates(monkeypatch, 2.0)
+    auto = replace(explicit, dtype="auto")
+    with pytest.raises(KeyboardInterrupt), at_step(14):
+        train(auto, tmp_path / "parts")
+    _rates(monkeypatch, 0.5)
+    parts = train(auto, tmp_path / "parts", resume=True, progress=False)
+    assert parts.notes == ["dtype: auto chose bfloat16"]
+    assert parts.validation_bits_per_byte == whole.validation_bits_per_byte
+    assert _history(tmp_path / "parts") == _history(tmp_path / "whole")
+    one, two = (load_file(tmp_path / name / "model" / "model.safetensors") for name in ("whole", "parts"))
+    assert all(torch.equal(one[name], two[name]) for name in one.keys() | two.keys())
+    run = open_run(tmp_path / "parts")
+    assert run.folder.read_config() == auto and run.config == explicit
+    assert evaluate(run).scores[0].bits_per_byte == pytest.approx(whole.validation_bits_per_byte, rel=1e-9)
+    assert generate(run, b"def ", 40) == generate(tmp_path / "whole", b"def ", 40)
+
+
+def test_a_run_is_sampled_in_its_own_arithmetic(finished, monkeypatch):
+    run = open_run(finished[0])
+    seen = []
+    monkeypatch.setattr(run.model, "generate", lambda tokens, **_: seen.append(_autocast()) or tokens)
+    for dtype in ("float32", "bfloat16"):
+        run.objective.config = replace(run.config, dtype=dtype)
+        generate(run, b"def ", 1)
+    assert seen == [None, torch.bfloat16]
+
+
+def _autocast():
+    return torch.get_autocast_dtype("cpu") if torch.is_autocast_enabled("cpu") else None
+
+
+def test_runs_of_earlier_versions_say_their_dtype_in_the_configuration(tiny, interrupted):
+    record = json.loads((interrupted / "run.json").read_text())
+    del record["dtype"]
+    (interrupted / "run.json").write_text(json.dumps(seal(record)))
+    assert RunFolder(interrupted).read_settled() == tiny
+    assert train(tiny, interrupted, resume=True, progress=False).steps == tiny.steps
+
+
 def test_records_train_evaluate_and_generate(tiny, tmp_path):
     data = tmp_path / "records.raw"
     data.write_bytes(b"".join(bytes(range(start, start + 16)) for start in range(100)))
@@ -439,6 +505,7 @@ def _sealed(record):
         (_sealed({}), "run.json is damaged: it lacks kind, config, decided, corpus, notes, result"),
         (lambda path: _edit(path, config={"a": 1}), "there is no field 'a'"),
         (lambda path: _edit(path, config=3), "run.json is damaged"),
+        (lambda path: _edit(path, dtype="float16"), "run.json is damaged: it does not say which dtype"),
         (lambda path: _edit(path, kind="trian"), "there is no kind 'trian'. Did you mean 'train'?"),
     ],
 )

@@ -32,7 +32,10 @@ def _tell_cost(config: RunConfig, resumed: str | None, as_json: bool) -> None:
     from asterism.training.run.estimate import estimate
     from asterism.training.run.folder import RunFolder
 
-    own = RunFolder(resumed).latest_checkpoint() if resumed is not None else None
+    own, asked = None, config.dtype
+    if resumed is not None:
+        own = RunFolder(resumed).latest_checkpoint()
+        config = replace(config, dtype=RunFolder(resumed).read_settled().dtype)
     done = 0 if own is None else read_state(own).step
     cost = estimate(config, own)
     if as_json:
@@ -49,6 +52,7 @@ def _tell_cost(config: RunConfig, resumed: str | None, as_json: bool) -> None:
         print(f"init from   {config.init_from}, in place of the recipe's model and tokenizer")
     print(f"mixers      {_summary(cost.mixers)}")
     print(f"parameters  {cost.parameters:,}")
+    print(f"dtype       {cost.dtype}{' (auto)' if asked == 'auto' else ''}")
     flops = amount(cost.flops_per_step, "FLOP")
     print(f"step        {cost.tokens_per_step:,} {cost.unit}, {flops} ({mixing:.0%} mixing)")
     limit = "" if config.minutes is None else f"; ends after {config.minutes:g} minutes at the latest"

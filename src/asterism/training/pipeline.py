@@ -8,7 +8,7 @@ learn, and how, is their objective's to say. Nothing below knows one by name.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +20,7 @@ from asterism.randomness import isolated
 from asterism.training.data.corpus import Split
 from asterism.training.objectives import OBJECTIVES
 from asterism.training.objectives.objective import Evaluation, Objective, Question, Report
+from asterism.training.run.arithmetic import settled
 from asterism.training.run.checkpoint import load_weights
 from asterism.training.run.configuration import AnyConfig
 from asterism.training.run.fitting import fit
@@ -33,7 +34,8 @@ from asterism.training.run.setup import Setup, read_shape
 class Run:
     """A run that can be asked: its finished model, or that of its newest checkpoint, in evaluation mode.
 
-    `tokenizer` is None where the model reads bytes; `record` is what run.json says.
+    `tokenizer` is None where the model reads bytes; `record` is what run.json says; `config.dtype` is what the run
+    computes in, where that was left to the machine.
     """
 
     folder: RunFolder
@@ -65,15 +67,17 @@ def train(config: AnyConfig, folder: str | Path, *, resume: bool = False, progre
         run.refuse_existing()
     with quiet_transformers(), run.held():
         own = run.latest_checkpoint() if resume else None
-        return fit(resolve(config, own), run, resume=resume, progress=progress)
+        known = replace(config, dtype=run.read_settled().dtype) if resume else config
+        return fit(resolve(known, own), run, resume=resume, progress=progress)
 
 
 def resolve(config: AnyConfig, own: Path | None = None) -> Setup:
-    """Everything that a run needs before its first step: model configuration, tokenizer, data, weights, objective.
+    """Everything that a run needs before its first step: arithmetic, model configuration, tokenizer, data, weights,
+    objective.
 
     `own` is the newest checkpoint of a run that goes on. Raises what `train` raises.
     """
-    return OBJECTIVES.load(config.objective).resolve(config, own)
+    return replace(OBJECTIVES.load(config.objective).resolve(settled(config), own), asked=config)
 
 
 def open_run(folder: str | Path) -> Run:
@@ -82,7 +86,7 @@ def open_run(folder: str | Path) -> Run:
     Raises CheckpointError if the folder is no run, is damaged, or has no weights yet.
     """
     run = RunFolder(folder)
-    record, config, weights = run.read_record(), run.read_config(), run.weights()
+    record, config, weights = run.read_record(), run.read_settled(), run.weights()
     with quiet_transformers(), isolated(0):  # weights are drawn, and then replaced by those that there are
         objective = OBJECTIVES.load(config.objective).restore(config, weights, record["decided"])
         model = objective.new_model(read_shape(weights))

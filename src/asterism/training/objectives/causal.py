@@ -178,7 +178,8 @@ class CausalBytes(Pretraining[ByteWindows]):
         one, and so does every record."""
         start = b"\0" + prompt if self.config.record_length is not None or not prompt else prompt
         tokens = torch.tensor([list(start)], device=model.device)
-        output = cast(Any, model).generate(tokens, **sampling)
+        with arithmetic(self.config.dtype, model.device):
+            output = cast(Any, model).generate(tokens, **sampling)
         return bytes(output[0, len(start) :].tolist())
 
 

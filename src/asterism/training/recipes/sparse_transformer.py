@@ -3,8 +3,8 @@
 Published for all of them: Adam, linear warm-up over 5,000 steps, cosine decay, gradient clip 1.0, weight decay 0.01
 (section 6), attention and feed-forward blocks computed again in the backward pass (section 5.4). Not published, and
 chosen here for all of them: the batch size (and with it how many steps the published epochs are), Adam's betas, weight
-decay decoupled and on matrices only, and bfloat16 instead of float16 with dynamic loss scaling. Each recipe's docstring
-says what else is inferred.
+decay decoupled and on matrices only, and bfloat16, where the machine multiplies it faster, instead of float16 with
+dynamic loss scaling. Each recipe's docstring says what else is inferred.
 """
 
 from typing import Any

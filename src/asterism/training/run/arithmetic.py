@@ -1,16 +1,42 @@
 """The arithmetic that a run computes in, in training and ever after, and the loss in it."""
 
 from collections.abc import Mapping
+from dataclasses import replace
+from typing import TypeVar
 
 import torch
 from torch import nn
 
-from asterism.training.run.configuration import Dtype
+from asterism.kernels import matrix_rates
+from asterism.training.run.configuration import Dtype, TrainingConfig
+
+Config = TypeVar("Config", bound=TrainingConfig)
+
+_WORTH_IT = 1.2
+"""How many times as fast as float32 bfloat16 must be: it also casts every weight, and rounds."""
+
+_IS_CAST = {"float32": False, "bfloat16": True}
+
+
+def settled(config: Config) -> Config:
+    """The configuration with dtype "auto" replaced by what the machine multiplies matrices faster in."""
+    if config.dtype != "auto":
+        return config
+    return replace(config, dtype="bfloat16" if _prefers_bfloat16() else "float32")
+
+
+def _prefers_bfloat16() -> bool:
+    """Whether the device that runs are trained on, a GPU if there is one, multiplies bfloat16 faster."""
+    device = torch.accelerator.current_accelerator(check_available=True)
+    if device is None:
+        rates = matrix_rates()
+        return rates["bfloat16"] > _WORTH_IT * rates["float32"]
+    return device.type == "cuda" and torch.cuda.is_bf16_supported(including_emulation=False)
 
 
 def arithmetic(dtype: Dtype, device: torch.device) -> torch.autocast:
-    """The context in which a model computes: as it is for float32, autocast for bfloat16."""
-    return torch.autocast(device.type, torch.bfloat16, enabled=dtype == "bfloat16")
+    """The context in which a model computes: as it is for float32, autocast for bfloat16. "auto" must be settled."""
+    return torch.autocast(device.type, torch.bfloat16, enabled=_IS_CAST[dtype])
 
 
 def loss_of(model: nn.Module, batch: Mapping[str, torch.Tensor], dtype: Dtype) -> torch.Tensor:

@@ -17,7 +17,7 @@ from asterism.training.objectives import OBJECTIVES
 from asterism.training.registry import Registry
 from asterism.training.tasks import TASKS
 
-Dtype = Literal["float32", "bfloat16"]
+Dtype = Literal["auto", "float32", "bfloat16"]
 Optimizer = Literal["adamw", "muon"]
 Schedule = Literal["cosine", "linear"]
 
@@ -33,6 +33,9 @@ class TrainingConfig:
     Optimiser: "adamw" for all parameters, or "muon" for the matrices of the blocks and AdamW for the rest.
     Length: the run ends after `steps` steps or `minutes` minutes, whichever comes first; the learning rate warms up
     over `warmup_steps` steps and then falls to 0 with max(step / steps, elapsed / minutes), as `schedule` says.
+    Arithmetic: `dtype` "float32", or "bfloat16" for products and attention in that; weights and sums are in float32
+    in any case. "auto" is whichever the machine multiplies faster; what that is is decided when a run begins, and holds
+    for it ever after.
     Housekeeping, in steps: `log_every`, `evaluation_every`, `checkpoint_every`.
     """
 
@@ -51,7 +54,7 @@ class TrainingConfig:
     beta2: float = 0.95
     weight_decay: float = 0.01
     gradient_clip: float = 1.0
-    dtype: Dtype = "bfloat16"
+    dtype: Dtype = "auto"
     seed: int = 0
     log_every: int = 10
     evaluation_every: int = 250

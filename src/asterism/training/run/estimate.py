@@ -21,7 +21,7 @@ from asterism.models import AsterismConfig
 from asterism.patterns import Pattern
 from asterism.training.objectives import OBJECTIVES
 from asterism.training.objectives.pretraining import Pretraining
-from asterism.training.run.arithmetic import loss_of
+from asterism.training.run.arithmetic import loss_of, settled
 from asterism.training.run.configuration import RunConfig
 from asterism.training.run.optimizer import moment_bytes, parameter_groups
 
@@ -34,10 +34,11 @@ class Estimate:
     decides, pairs that it does not allow not counted; persistent vectors; and Fourier transforms, 2.5 n log2 n for n
     real numbers as is usual. Adaptive spans count as if they had all grown to the largest. Memory is in bytes, on one
     device: what is kept during a step, the compiled patterns (`plan_memory`) included. Buffers inside operations come
-    on top.
+    on top. `dtype` is what products and attention are computed in, on this machine where that is left open.
     """
 
     mixers: str | list[str]
+    dtype: str
     parameters: int
     unit: str
     tokens_per_step: int
@@ -71,6 +72,7 @@ def estimate(config: RunConfig, own: Path | None = None) -> Estimate:
 
     Raises ConfigurationError or PatternError for a model that cannot be built.
     """
+    config = settled(config)
     objective, shape = _foundations(config, own)
     with torch.device("meta"):
         model = objective.model_class(config)(shape)
@@ -80,6 +82,7 @@ def estimate(config: RunConfig, own: Path | None = None) -> Estimate:
     # Each product with weights takes two more in the backward pass, and one again when it is recomputed.
     return Estimate(
         mixers=shape.mixers,
+        dtype=config.dtype,
         parameters=parameters,
         unit=objective.unit,
         tokens_per_step=config.batch_size * config.context,

@@ -88,12 +88,18 @@ def _record(setup: Setup, notes: list[str]) -> dict[str, Any]:
     return {
         "kind": setup.asked.kind,
         "config": asdict(setup.asked),
+        "dtype": setup.config.dtype,
         "decided": setup.objective.decided(),
         "corpus": setup.corpus.record(),
-        "notes": [*setup.objective.notes, *notes],
+        "notes": [*_choices(setup), *setup.objective.notes, *notes],
         "versions": {"python": platform.python_version()} | {name: version(name) for name in packages},
         "result": None,
     }
+
+
+def _choices(setup: Setup) -> list[str]:
+    """What the machine decided, for people."""
+    return [] if setup.asked.dtype == setup.config.dtype else [f"dtype: auto chose {setup.config.dtype}"]
 
 
 def _finish(setup: Setup, run: RunFolder, model: PreTrainedModel, state: TrainingState, display: Display) -> Report:

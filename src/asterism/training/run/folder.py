@@ -19,8 +19,9 @@ import json
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 from asterism.errors import AsterismError, CheckpointError
 from asterism.files import (
@@ -33,7 +34,7 @@ from asterism.files import (
     write_text,
     writing,
 )
-from asterism.training.run.configuration import AnyConfig, config_from_dict
+from asterism.training.run.configuration import AnyConfig, Dtype, config_from_dict
 from asterism.training.run.integrity import check_sums, read_sealed, seal, sums_of
 from asterism.training.run.lock import LOCK, locked
 
@@ -98,6 +99,17 @@ class RunFolder:
             return config_from_dict(record["kind"], record["config"])
         except (AsterismError, AttributeError, TypeError) as error:
             raise CheckpointError(f"{self.run_file} is damaged: {error}") from error
+
+    def read_settled(self) -> AnyConfig:
+        """The configuration with the dtype that the run computes in, which "auto" leaves open. Raises CheckpointError.
+
+        Runs of earlier versions have no record of it, and were asked for what they compute in.
+        """
+        config = self.read_config()
+        dtype = self.read_record().get("dtype", config.dtype)
+        if dtype not in get_args(Dtype) or dtype == "auto":
+            raise CheckpointError(f"{self.run_file} is damaged: it does not say which dtype the run computes in")
+        return replace(config, dtype=dtype)
 
     def checkpoint(self, step: int) -> Path:
         """Where the checkpoint of a step is."""
