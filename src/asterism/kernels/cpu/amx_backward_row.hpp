@@ -15,7 +15,8 @@ namespace {
 template <>
 class BackwardRow<AmxBFloat16> : public AmxRow {
  public:
-  BackwardRow(const Problem& p, const Pass& pass, Scratch& scratch) : AmxRow(p, pass, scratch), query_units_(t_ / 2) {
+  BackwardRow(const Problem& p, const Pass& pass, const float* deltas, Scratch& scratch)
+      : AmxRow(p, pass, scratch), deltas_(deltas), query_units_(t_ / 2) {
     const int64_t t = t_;
     lse_ = highest_;
     delta_ = total_;
@@ -45,7 +46,7 @@ class BackwardRow<AmxBFloat16> : public AmxRow {
       const int64_t at = (batch * p_.heads + head) * p_.n_queries + query(i);
       if (p_.lse[at] == -kInfinity) continue;
       lse_[i] = p_.lse[at] * kLog2E;
-      delta_[i] = delta<AmxBFloat16>(p_, g.row(i), g.feature, at) - p_.grad_lse[at];
+      delta_[i] = deltas_[at];
     }
     std::fill(grad_query_, grad_query_ + static_cast<int64_t>(t_) * whole_, 0.0f);
   }
@@ -169,6 +170,7 @@ class BackwardRow<AmxBFloat16> : public AmxRow {
     return {first, past};
   }
 
+  const float* deltas_;  // [batch * heads, n_queries]
   const int64_t query_units_;  // pairs of queries from one key to the next
   float *lse_, *delta_, *grad_weights_, *weights_, *grad_scores_, *grad_pairs_, *grad_out_, *query_rows_,
       *grad_out_rows_, *value_rows_, *key_columns_, *grad_query_, *grad_key_;

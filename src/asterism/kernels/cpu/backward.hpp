@@ -7,6 +7,7 @@
 #include <cstring>
 
 #include "backward_row.hpp"
+#include "deltas.hpp"
 #include "parallel.hpp"
 
 namespace {
@@ -26,6 +27,7 @@ class Backward {
 
   void run() {
     const int64_t heads = p_.batch * p_.kv_heads;
+    write_deltas<Kind>(p_, deltas_);
     for (first_ = 0; first_ < heads; first_ += wave_) {
       const int64_t count = std::min(wave_, heads - first_);
       if (is_direct_) {
@@ -55,7 +57,7 @@ class Backward {
     for (int64_t i = 0; i < p_.n_passes; ++i) {
       const Pass& pass = p_.passes[i];
       in_parallel(p_, count * parts_, Row<Kind>::scratch(p_, true), [&](int64_t task, Scratch& scratch) {
-        BackwardRow<Kind> row(p_, pass, scratch);
+        BackwardRow<Kind> row(p_, pass, deltas_.get(), scratch);
         run_rows(pass, task / parts_, task % parts_, row);
       });
     }
@@ -118,7 +120,7 @@ class Backward {
   const int64_t group_;
   int64_t wave_, parts_, first_ = 0, member_ = 0;
   bool is_direct_;
-  Sums grad_q_, grad_k_, grad_v_;
+  Sums deltas_, grad_q_, grad_k_, grad_v_;
 };
 
 }  // namespace

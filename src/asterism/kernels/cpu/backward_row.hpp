@@ -10,21 +10,6 @@
 
 namespace {
 
-// The sum of a query's output times its gradient, with what rounding took from the output; `at` counts queries.
-template <class Kind>
-float delta(const Problem& p, const typename Kind::Element* grad, int64_t feature, int64_t at) {
-  using Element = typename Kind::Element;
-  const Element* out = static_cast<const Element*>(p.out) + at * p.value_dim;
-  const Element* residual = p.residual ? static_cast<const Element*>(p.residual) + at * p.value_dim : nullptr;
-  float sum = 0;
-#pragma omp simd reduction(+ : sum)
-  for (int64_t d = 0; d < p.value_dim; ++d) {
-    const float whole = Kind::widen(out[d]) + (residual ? Kind::widen(residual[d]) : 0);
-    sum += Kind::widen(grad[d * feature]) * whole;
-  }
-  return sum;
-}
-
 template <class Kind>
 class BackwardRow : public Row<Kind> {
   using Base = Row<Kind>;
@@ -32,7 +17,8 @@ class BackwardRow : public Row<Kind> {
   using Units = typename Kind::Units;
 
  public:
-  BackwardRow(const Problem& p, const Pass& pass, Scratch& scratch) : Base(p, pass, scratch) {
+  BackwardRow(const Problem& p, const Pass& pass, const float* deltas, Scratch& scratch)
+      : Base(p, pass, scratch), deltas_(deltas) {
     const int64_t t = t_;
     lse_ = this->highest_;
     delta_ = this->total_;
@@ -63,7 +49,7 @@ class BackwardRow : public Row<Kind> {
       const int64_t at = (batch * p_.heads + head) * p_.n_queries + this->query(i);
       if (p_.lse[at] == -kInfinity) continue;
       lse_[i] = p_.lse[at] * kLog2E;
-      delta_[i] = delta<Kind>(p_, g.row(i), g.feature, at) - p_.grad_lse[at];
+      delta_[i] = deltas_[at];
     }
     std::fill(grad_query_, grad_query_ + static_cast<int64_t>(t_) * width_, 0.0f);
   }
@@ -193,6 +179,7 @@ class BackwardRow : public Row<Kind> {
     }
   }
 
+  const float* deltas_;  // [batch * heads, n_queries]
   float *lse_, *delta_, *scores_, *grad_scores_, *narrow_, *grad_out_, *query_rows_, *grad_out_rows_, *key_pairs_,
       *value_rows_, *grad_query_, *grad_key_;
 };

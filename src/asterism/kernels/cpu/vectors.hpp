@@ -103,6 +103,15 @@ inline float bfloat16_to_float(uint16_t x) {
   return y;
 }
 
+// kLanes numbers as floats.
+inline Vector load_floats(const float* from) { return load(from); }
+inline Vector load_floats(const uint16_t* from) {
+  typedef uint16_t Halves __attribute__((vector_size(kLanes * 2)));
+  Halves bits;
+  std::memcpy(&bits, from, sizeof(bits));
+  return reinterpret_cast<Vector>(__builtin_convertvector(bits, Integers) << 16);
+}
+
 inline uint16_t float_to_bfloat16(float x) {
   uint32_t bits;
   std::memcpy(&bits, &x, 4);
