@@ -22,20 +22,17 @@ class ForwardRow<AmxBFloat16> : public AmxRow {
     sums_ = scratch.take<float>(static_cast<int64_t>(t_) * value_whole_);
   }
 
-  // Softmax with nothing read yet, or continued from out and lse of this head.
-  void begin(int64_t batch, int64_t head, int64_t row, const float* out, const float* lse) {
+  // Softmax with nothing read yet.
+  void begin(int64_t batch, int64_t head, int64_t row) {
     AmxRow::begin(batch, head, row);
     std::fill(highest_, highest_ + t_, -kInfinity);
     std::fill(total_, total_ + t_, 0.0f);
     std::fill(sums_, sums_ + static_cast<int64_t>(t_) * value_whole_, 0.0f);
-    if (!out) return;
-    for (int i = 0; i < count_; ++i) {
-      const int64_t at = query(i);
-      std::copy_n(out + at * p_.value_dim, p_.value_dim, rows_ + static_cast<int64_t>(i) * value_width_);
-      if (lse[at] == -kInfinity) continue;
-      highest_[i] = lse[at] * kLog2E;
-      total_[i] = 1;
-    }
+  }
+
+  // Softmax continued from the output and log-sum-exp that earlier passes left.
+  void resume() {
+    load_outputs(rows_, value_width_);
     transpose(rows_, value_width_, count_, static_cast<int>(p_.value_dim), sums_, t_);
   }
 
@@ -43,19 +40,16 @@ class ForwardRow<AmxBFloat16> : public AmxRow {
     for (; begin < end; ++begin) read_tile(pass_.columns[begin], pass_.kinds[begin]);
   }
 
-  // Writes out and lse to the places of the queries, or of the tile if `to_tile`.
-  void finish(float* out, float* lse, bool to_tile) const {
-    transpose(sums_, t_, static_cast<int>(p_.value_dim), count_, rows_, value_width_);
-    for (int i = 0; i < count_; ++i) {
-      const int64_t at = to_tile ? i : query(i);
-      const float inverse = total_[i] == 0 ? 0 : 1 / total_[i];
-      const float* from = rows_ + static_cast<int64_t>(i) * value_width_;
-      for (int64_t d = 0; d < p_.value_dim; ++d) out[at * p_.value_dim + d] = from[d] * inverse;
-      lse[at] = total_[i] == 0 ? -kInfinity : (highest_[i] + std::log2(total_[i])) * kLn2;
-    }
-  }
+  // Writes the output and log-sum-exp of the queries, or those of a part of the row: [t, value_dim], then [t].
+  void finish() { store_outputs(sums_as_rows(), value_width_); }
+  void finish_part(float* part) { store_part(sums_as_rows(), value_width_, part); }
 
  private:
+  float* sums_as_rows() const {
+    transpose(sums_, t_, static_cast<int>(p_.value_dim), count_, rows_, value_width_);
+    return rows_;
+  }
+
   // Growth of the largest score, in powers of two, that the weights bear before everything is scaled down: they are
   // floats and their sum has room, so most steps scale nothing.
   static constexpr float kGrowth = 8;

@@ -7,6 +7,7 @@
 #include <cstring>
 
 #include "backward_row.hpp"
+#include "batch.hpp"
 #include "deltas.hpp"
 #include "parallel.hpp"
 
@@ -17,7 +18,7 @@ namespace {
 template <class Kind>
 class Backward {
  public:
-  explicit Backward(const Problem& p) : p_(p), group_(p.heads / p.kv_heads) {
+  Backward(const Problem& p, Team&) : p_(p), batch_(p), group_(p.heads / p.kv_heads) {
     const int64_t heads = p.batch * p.kv_heads, threads = std::max(1, p.threads);
     const int64_t floats = p.n_queries * p.dim + p.n_keys * (p.dim + p.value_dim);
     wave_ = heads_at_a_time(heads, p.is_bfloat16 ? floats * 4 : 0, threads);
@@ -55,8 +56,8 @@ class Backward {
         std::fill_n(static_cast<float*>(p_.grad_q) + query_head(i) * floats, floats, 0.0f);
       });
     for (int64_t i = 0; i < p_.n_passes; ++i) {
-      const Pass& pass = p_.passes[i];
       in_parallel(p_, count * parts_, Row<Kind>::scratch(p_, true), [&](int64_t task, Scratch& scratch) {
+        const Pass& pass = batch_.pass(i, query_head(task / parts_) / p_.heads);
         BackwardRow<Kind> row(p_, pass, deltas_.get(), scratch);
         run_rows(pass, task / parts_, task % parts_, row);
       });
@@ -117,6 +118,7 @@ class Backward {
   }
 
   const Problem& p_;
+  const Batch batch_;
   const int64_t group_;
   int64_t wave_, parts_, first_ = 0, member_ = 0;
   bool is_direct_;

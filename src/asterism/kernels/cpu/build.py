@@ -23,7 +23,7 @@ from pathlib import Path
 
 from asterism.errors import KernelError
 from asterism.kernels.cpu import cache
-from asterism.kernels.cpu.interface import Problem, require_same_layout
+from asterism.kernels.cpu.interface import Problem, Task, require_same_layout
 
 _SOURCE = Path(__file__).with_name("kernel.cpp")
 
@@ -178,6 +178,9 @@ def _load(folder: Path) -> ctypes.CDLL:
     loaded.asterism_instruction_set.restype = ctypes.c_char_p
     if reason := _unused_amx(loaded):
         _log.warning("attention in bfloat16 does without AMX: %s", reason)
+    counted = ctypes.POINTER(ctypes.c_int64)
+    loaded.asterism_schedule.argtypes = [ctypes.POINTER(Problem), ctypes.POINTER(Task), ctypes.c_int64, counted]
+    loaded.asterism_schedule.restype = ctypes.c_int32
     return loaded
 
 

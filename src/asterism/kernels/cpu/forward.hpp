@@ -1,143 +1,195 @@
 // The forward pass over all heads, passes and rows of tiles.
 //
 // A plan has several passes, each with its own order of queries and keys. A pass continues the softmax that earlier
-// passes left in (out, lse), as if their result were one more key.
+// passes left in the output, as if their result were one more key.
 
 #pragma once
 
 #include <algorithm>
+#include <atomic>
 #include <cmath>
 #include <cstdint>
-#include <iterator>
 #include <vector>
 
+#include "batch.hpp"
 #include "forward_row.hpp"
 #include "parallel.hpp"
 
 namespace {
 
-struct Piece {  // entries [begin, end) of a tile row of one head; `part` >= 0 if the row has several pieces
-  int64_t unit, row, begin, end, part;
+struct Piece {  // entries [begin, end) of a tile row of one head, the whole row (split: -1) or one of its parts
+  int64_t unit, row, begin, end, split, part;
 };
 
-// The tile rows of heads [first, past) in a pass, long ones cut so that no piece holds the others up, longest first.
-inline std::vector<Piece> cut_rows(const Problem& p, const Pass& pass, int64_t first, int64_t past, int64_t* parts) {
-  std::vector<Piece> pieces;
-  int64_t tiles = 0;
-  for (int64_t unit = first; unit < past; ++unit) {
-    const int32_t list = pass.list_of_head[unit % p.heads];
-    if (list < 0) continue;
-    const int64_t* offsets = pass.row_offsets + list * (pass.n_rows + 1);
-    tiles += offsets[pass.n_rows] - offsets[0];
-  }
-  const int64_t longest = std::max<int64_t>(64, tiles / (8 * std::max(1, p.threads)));
-  *parts = 0;
-  for (int64_t unit = first; unit < past; ++unit) {
-    const int32_t list = pass.list_of_head[unit % p.heads];
-    if (list < 0) continue;
-    const int64_t* offsets = pass.row_offsets + list * (pass.n_rows + 1);
-    for (int64_t row = 0; row < pass.n_rows; ++row) {
-      const int64_t begin = offsets[row], end = offsets[row + 1];
-      if (begin == end) continue;
-      if (end - begin <= longest || p.threads < 2) {
-        pieces.push_back({unit, row, begin, end, -1});
-        continue;
-      }
-      for (int64_t at = begin; at < end; at += longest)
-        pieces.push_back({unit, row, at, std::min(end, at + longest), (*parts)++});
+struct Split {  // a row that is cut: its parts are [first, past), and at `past` there is room for one more
+  int64_t unit, row, first, past;
+};
+
+constexpr int64_t kShortestPart = 64;  // tiles; shorter rows are never cut
+constexpr int64_t kFewestPieces = 512;  // longer rows than such a share of the pass are cut, whatever the threads
+
+// The tile rows of a pass: long ones cut, so that none holds the others up, and the longest first. The number of threads
+// has no part in it, so that it has none in the results.
+class Pieces {
+ public:
+  // starting[head]: the pass that is the first to write a head's queries, and writes all of them.
+  Pieces(const Problem& p, const Batch& batch, int64_t number, const std::vector<int64_t>& starting) {
+    const int64_t units = p.batch * p.heads, longest = longest_part(p, batch, number);
+    for (int64_t unit = 0; unit < units; ++unit) {
+      const Pass& pass = batch.pass(number, unit / p.heads);
+      const int64_t* offsets = offsets_of(pass, unit % p.heads);
+      for (int64_t row = 0; offsets && row < pass.n_rows; ++row)
+        if (offsets[row] < offsets[row + 1] || starting[unit % p.heads] == number)
+          add(unit, row, offsets[row], offsets[row + 1], longest);
     }
+    std::stable_sort(pieces.begin(), pieces.end(),
+                     [](const Piece& a, const Piece& b) { return a.end - a.begin > b.end - b.begin; });
   }
-  std::stable_sort(pieces.begin(), pieces.end(),
-                   [](const Piece& a, const Piece& b) { return a.end - a.begin > b.end - b.begin; });
-  return pieces;
-}
+
+  std::vector<Piece> pieces;
+  std::vector<Split> splits;
+  int64_t parts = 0;
+
+ private:
+  static int64_t longest_part(const Problem& p, const Batch& batch, int64_t number) {
+    int64_t tiles = 0;
+    for (int64_t unit = 0; unit < p.batch * p.heads; ++unit) {
+      const Pass& pass = batch.pass(number, unit / p.heads);
+      if (const int64_t* offsets = offsets_of(pass, unit % p.heads)) tiles += offsets[pass.n_rows] - offsets[0];
+    }
+    return std::max(kShortestPart, tiles / kFewestPieces);
+  }
+
+  void add(int64_t unit, int64_t row, int64_t begin, int64_t end, int64_t longest) {
+    if (end - begin <= longest) {
+      pieces.push_back({unit, row, begin, end, -1, -1});
+      return;
+    }
+    const int64_t split = splits.size(), first = parts;
+    for (int64_t at = begin; at < end; at += longest)
+      pieces.push_back({unit, row, at, std::min(end, at + longest), split, parts++});
+    splits.push_back({unit, row, first, parts});
+    ++parts;
+  }
+};
 
 template <class Kind>
 class Forward {
  public:
-  explicit Forward(const Problem& p) : p_(p), keeps_floats_(!p.is_bfloat16) {}
+  Forward(const Problem& p, Team& team) : p_(p), team_(team), batch_(p), starting_(p.heads, -1) {}
 
   void run() {
-    const int64_t heads = p_.batch * p_.heads, floats = p_.n_queries * p_.value_dim;
-    const int64_t wave = heads_at_a_time(heads, keeps_floats_ ? 0 : floats * 4, 1);
-    for (first_ = 0; first_ < heads; first_ += wave) {
-      const int64_t past = std::min(heads, first_ + wave);
-      if (!keeps_floats_) sums_.reset((past - first_) * floats);
-      in_parallel(p_, past - first_, 0, [&](int64_t i, Scratch&) { clear_head(first_ + i); });
-      for (int64_t i = 0; i < p_.n_passes; ++i) run_pass(p_.passes[i], past, i > 0);
-      if (!keeps_floats_) in_parallel(p_, past - first_, 0, [&](int64_t i, Scratch&) { round_head(first_ + i); });
-    }
+    for (int64_t head = 0; head < p_.heads; ++head) starting_[head] = starting_pass(head);
+    clear();
+    for (int64_t i = 0; i < p_.n_passes; ++i) run_pass(i);
   }
 
  private:
-  float* out(int64_t unit) const {
-    const int64_t floats = p_.n_queries * p_.value_dim;
-    return keeps_floats_ ? static_cast<float*>(p_.out) + unit * floats : sums_.get() + (unit - first_) * floats;
+  int64_t starting_pass(int64_t head) const {
+    for (int64_t i = 0; i < p_.n_passes; ++i)
+      if (p_.passes[i].list_of_head[head] >= 0) return p_.passes[i].n_queries == p_.n_queries ? i : -1;
+    return -1;
   }
-  float* lse(int64_t unit) const { return p_.lse + unit * p_.n_queries; }
 
-  void run_pass(const Pass& pass, int64_t past, bool later) {
-    int64_t parts;
-    const std::vector<Piece> pieces = cut_rows(p_, pass, first_, past, &parts);
-    const int64_t tile_floats = p_.tile * (p_.value_dim + 1);
-    Sums partial;
-    partial.reset(parts * tile_floats);
-    in_parallel(p_, pieces.size(), Row<Kind>::scratch(p_, false), [&](int64_t i, Scratch& scratch) {
-      const Piece& piece = pieces[i];
-      ForwardRow<Kind> row(p_, pass, scratch);
-      const bool whole = piece.part < 0;
-      row.begin(piece.unit / p_.heads, piece.unit % p_.heads, piece.row, whole && later ? out(piece.unit) : nullptr,
-                lse(piece.unit));
-      row.read(piece.begin, piece.end);
-      float* part = partial.get() + std::max<int64_t>(piece.part, 0) * tile_floats;
-      if (whole)
-        row.finish(out(piece.unit), lse(piece.unit), false);
-      else
-        row.finish(part, part + p_.tile * p_.value_dim, true);
+  // Heads whose passes do not write every query. Not left to PyTorch, whose threads would be waited for in a copy of the
+  // process.
+  void clear() {
+    std::vector<int64_t> units;
+    for (int64_t unit = 0; unit < p_.batch * p_.heads; ++unit)
+      if (starting_[unit % p_.heads] < 0) units.push_back(unit);
+    if (units.empty()) return;
+    team_.run_in_chunks(units.size(), p_.n_queries, p_.value_dim + 1, [&](int64_t i, int64_t first, int64_t past) {
+      clear_outputs(p_, units[i] * p_.n_queries + first, units[i] * p_.n_queries + past);
     });
-    std::vector<Piece> split;
-    std::copy_if(pieces.begin(), pieces.end(), std::back_inserter(split), [](const Piece& x) { return x.part >= 0; });
-    std::sort(split.begin(), split.end(), [](const Piece& a, const Piece& b) { return a.part < b.part; });
-    for (const Piece& piece : split) merge(pass, piece, partial.get() + piece.part * tile_floats);
   }
 
-  // out and lse of a piece's queries, joined with those of its part.
-  void merge(const Pass& pass, const Piece& piece, const float* part) {
-    const float* part_lse = part + p_.tile * p_.value_dim;
-    const int64_t first = piece.row * p_.tile, count = std::min<int64_t>(p_.tile, pass.n_queries - first);
-    for (int64_t i = 0; i < count; ++i) {
-      if (part_lse[i] == -kInfinity) continue;
-      const int64_t at = pass.query_index ? pass.query_index[first + i] : first + i;
-      float& lse = this->lse(piece.unit)[at];
-      const float highest = std::max(lse, part_lse[i]);
-      const float old_weight = std::exp(lse - highest), new_weight = std::exp(part_lse[i] - highest);
-      const float total = old_weight + new_weight;
-      float* to = out(piece.unit) + at * p_.value_dim;
-      for (int64_t d = 0; d < p_.value_dim; ++d)
-        to[d] = (to[d] * old_weight + part[i * p_.value_dim + d] * new_weight) / total;
-      lse = highest + std::log(total);
+  void run_pass(int64_t number) {
+    const Pieces cut(p_, batch_, number, starting_);
+    const int64_t part_floats = p_.tile * (p_.value_dim + 1);
+    Sums parts;
+    parts.reset(cut.parts * part_floats);
+    std::vector<std::atomic<int64_t>> left(cut.splits.size());
+    for (size_t i = 0; i < left.size(); ++i) left[i] = cut.splits[i].past - cut.splits[i].first;
+    const auto work = [&](int64_t i) {
+      const Piece& piece = cut.pieces[i];
+      const int32_t* kinds = batch_.pass(number, piece.unit / p_.heads).kinds;
+      return Task{0, piece.end - piece.begin, count_cut(kinds, piece.begin, piece.end), 1,
+                  piece.split < 0 ? 0 : 2 * part_floats};
+    };
+    team_.run(cut.pieces.size(), Row<Kind>::scratch(p_, false), work, [&](int64_t i, Scratch& scratch) {
+      const Piece& piece = cut.pieces[i];
+      float* part = parts.get() + piece.part * part_floats;
+      read(number, piece, part, scratch);
+      // Who ends last puts the parts together, in their order.
+      if (piece.split >= 0 && --left[piece.split] == 0)
+        merge(number, cut.splits[piece.split], parts.get(), part_floats);
+    });
+  }
+
+  bool continues(int64_t number, int64_t unit) const { return starting_[unit % p_.heads] != number; }
+
+  void read(int64_t number, const Piece& piece, float* part, Scratch& scratch) {
+    const Pass& pass = batch_.pass(number, piece.unit / p_.heads);
+    if (piece.begin == piece.end) return clear_row(pass, piece);
+    ForwardRow<Kind> row(p_, pass, scratch);
+    row.begin(piece.unit / p_.heads, piece.unit % p_.heads, piece.row);
+    if (piece.split < 0 && continues(number, piece.unit)) row.resume();
+    row.read(piece.begin, piece.end);
+    if (piece.split < 0)
+      row.finish();
+    else
+      row.finish_part(part);
+  }
+
+  void clear_row(const Pass& pass, const Piece& piece) const {
+    const int64_t first = piece.row * p_.tile, past = std::min(pass.n_queries, first + p_.tile);
+    for (int64_t i = first; i < past; ++i) {
+      const int64_t at = output(pass, piece.unit, i);
+      clear_outputs(p_, at, at + 1);
     }
   }
 
-  // A head with nothing read yet. Not left to PyTorch, whose threads would be waited for in a copy of the process.
-  void clear_head(int64_t unit) {
-    if (keeps_floats_) std::fill_n(out(unit), p_.n_queries * p_.value_dim, 0.0f);
-    std::fill_n(lse(unit), p_.n_queries, -kInfinity);
+  int64_t output(const Pass& pass, int64_t unit, int64_t place) const {
+    return unit * p_.n_queries + (pass.query_index ? pass.query_index[place] : place);
   }
 
-  void round_head(int64_t unit) {
-    const int64_t floats = p_.n_queries * p_.value_dim;
-    float* sums = out(unit);
-    uint16_t* narrow = static_cast<uint16_t*>(p_.out) + unit * floats;
-    round_to_bfloat16(sums, floats, narrow);
-    for (int64_t i = 0; i < floats; ++i) sums[i] -= bfloat16_to_float(narrow[i]);
-    round_to_bfloat16(sums, floats, static_cast<uint16_t*>(p_.residual) + unit * floats);
+  // The output of a row from those of its parts; what earlier passes left is one more part.
+  void merge(int64_t number, const Split& split, float* parts, int64_t part_floats) const {
+    const Pass& pass = batch_.pass(number, split.unit / p_.heads);
+    const bool continues = this->continues(number, split.unit);
+    const int64_t first = split.row * p_.tile, count = std::min(p_.tile, pass.n_queries - first);
+    float* begin = parts + split.first * part_floats;
+    float* before = parts + split.past * part_floats;
+    float* end = continues ? before + part_floats : before;
+    for (int64_t i = 0; i < count; ++i) {
+      const int64_t at = output(pass, split.unit, first + i), lse = p_.tile * p_.value_dim + i;
+      if (continues) {
+        load_output<Kind>(p_, at, before + i * p_.value_dim);
+        before[lse] = p_.lse[at];
+      }
+      p_.lse[at] = add_up(begin, end, part_floats, i * p_.value_dim, lse);
+      store_output<Kind>(p_, at, begin + i * p_.value_dim);
+    }
+  }
+
+  // The row at `row` of each part is added to that of the first, by their log-sum-exps at `lse`; returns the whole one.
+  float add_up(float* begin, const float* end, int64_t part_floats, int64_t row, int64_t lse) const {
+    float highest = -kInfinity, total = 0;
+    for (const float* part = begin; part < end; part += part_floats) highest = std::max(highest, part[lse]);
+    if (highest == -kInfinity) return highest;  // the rows are all 0
+    for (const float* part = begin; part < end; part += part_floats) total += std::exp(part[lse] - highest);
+    for (const float* part = begin; part < end; part += part_floats) {
+      const float weight = std::exp(part[lse] - highest) / total;
+      for (int64_t d = 0; d < p_.value_dim; ++d)
+        begin[row + d] = (part == begin ? 0 : begin[row + d]) + part[row + d] * weight;
+    }
+    return highest + std::log(total);
   }
 
   const Problem& p_;
-  const bool keeps_floats_;
-  int64_t first_ = 0;
-  Sums sums_;
+  Team& team_;
+  const Batch batch_;
+  std::vector<int64_t> starting_;  // by head, the first of its passes if that one writes every query, else -1
 };
 
 }  // namespace

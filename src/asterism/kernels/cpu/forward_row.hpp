@@ -27,21 +27,16 @@ class ForwardRow : public Row<Kind> {
     std::fill(step_highest_, step_highest_ + t_, -kInfinity);
   }
 
-  // Softmax with nothing read yet, or continued from out and lse of this head.
-  void begin(int64_t batch, int64_t head, int64_t row, const float* out, const float* lse) {
+  // Softmax with nothing read yet.
+  void begin(int64_t batch, int64_t head, int64_t row) {
     Base::begin(batch, head, row);
     std::fill(sums_, sums_ + static_cast<int64_t>(t_) * value_width_, 0.0f);
     std::fill(highest_, highest_ + t_, -kInfinity);
     std::fill(total_, total_ + t_, 0.0f);
-    if (!out) return;
-    for (int i = 0; i < count_; ++i) {
-      const int64_t at = this->query(i);
-      if (lse[at] == -kInfinity) continue;
-      highest_[i] = lse[at] * kLog2E;
-      total_[i] = 1;
-      std::memcpy(sums_ + static_cast<int64_t>(i) * value_width_, out + at * p_.value_dim, p_.value_dim * sizeof(float));
-    }
   }
+
+  // Softmax continued from the output and log-sum-exp that earlier passes left.
+  void resume() { this->load_outputs(sums_, value_width_); }
 
   void read(int64_t begin, int64_t end) {
     const int tiles_per_step = std::max(1, kKeysPerStep / t_);
@@ -53,16 +48,9 @@ class ForwardRow : public Row<Kind> {
     }
   }
 
-  // Writes out and lse to the places of the queries, or of the tile if `to_tile`.
-  void finish(float* out, float* lse, bool to_tile) const {
-    for (int i = 0; i < count_; ++i) {
-      const int64_t at = to_tile ? i : this->query(i);
-      const float inverse = total_[i] == 0 ? 0 : 1 / total_[i];
-      const float* from = sums_ + static_cast<int64_t>(i) * value_width_;
-      for (int64_t d = 0; d < p_.value_dim; ++d) out[at * p_.value_dim + d] = from[d] * inverse;
-      lse[at] = total_[i] == 0 ? -kInfinity : (highest_[i] + std::log2(total_[i])) * kLn2;
-    }
-  }
+  // Writes the output and log-sum-exp of the queries, or those of a part of the row: [t, value_dim], then [t].
+  void finish() { this->store_outputs(sums_, value_width_); }
+  void finish_part(float* part) { this->store_part(sums_, value_width_, part); }
 
  private:
   // Scores and values of one tile behind the `before` keys of this step; returns how many keys there are.

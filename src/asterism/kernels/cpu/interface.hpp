@@ -45,6 +45,13 @@ struct Problem {
   const float* grad_lse;
   void *grad_q, *grad_k, *grad_v;
 };
+
+struct Task {  // what a thread does in one go
+  int64_t phase;
+  int64_t tiles, cut;  // tiles computed, and those of them of which the batch forbids a part
+  int64_t rows;        // rows of tiles, or parts of rows
+  int64_t floats;      // numbers cleared, added or rounded apart from tiles
+};
 }
 
 }  // namespace
@@ -72,6 +79,8 @@ extern "C" const char* asterism_layout() {
     FIELD(Problem, poison), FIELD(Problem, q), FIELD(Problem, k), FIELD(Problem, v), FIELD(Problem, out);
     FIELD(Problem, residual), FIELD(Problem, lse), FIELD(Problem, grad_out), FIELD(Problem, grad_lse);
     FIELD(Problem, grad_q), FIELD(Problem, grad_k), FIELD(Problem, grad_v);
+    STRUCTURE(Task);
+    FIELD(Task, phase), FIELD(Task, tiles), FIELD(Task, cut), FIELD(Task, rows), FIELD(Task, floats);
 #undef FIELD
 #undef STRUCTURE
     return lines.str();

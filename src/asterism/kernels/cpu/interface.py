@@ -61,6 +61,12 @@ class Problem(ctypes.Structure):
     holds: tuple[Any, ...]
 
 
+class Task(ctypes.Structure):
+    """What a thread does in one go (interface.hpp)."""
+
+    _fields_ = [(name, ctypes.c_int64) for name in ("phase", "tiles", "cut", "rows", "floats")]
+
+
 def pointer(name: str, x: torch.Tensor, dtype: torch.dtype, *shape: int) -> int:
     """Where the numbers of a contiguous CPU tensor lie. Raises KernelError if it is not what C++ will take it for."""
     if not x.is_contiguous():
@@ -97,7 +103,7 @@ def _checked(name: str, x: torch.Tensor, dtype: torch.dtype, shape: tuple[int, .
 def layout() -> str:
     """Where each field lies, in words that asterism_layout() of interface.hpp uses too."""
     lines = [f"group {GROUP}"]
-    for structure in (Tensor, Pass, Problem):
+    for structure in (Tensor, Pass, Problem, Task):
         lines.append(f"{structure.__name__} {ctypes.sizeof(structure)}")
         for field in structure._fields_:
             seen = getattr(structure, field[0])

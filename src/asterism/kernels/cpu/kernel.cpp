@@ -3,10 +3,12 @@
 // One row of tiles at a time: its queries are packed once, then its key tiles stream through. This file is the one
 // translation unit, so the headers' names are local to it; what Python calls is at its end.
 
+#include <algorithm>
 #include <new>
 #include <stdexcept>
 #include <system_error>
 #include <thread>
+#include <vector>
 
 #include "amx_backward_row.hpp"
 #include "amx_forward_row.hpp"
@@ -62,15 +64,16 @@ bool takes_amx([[maybe_unused]] const Problem& problem) {
 }
 
 template <template <class> class Direction>
-Status run_in_dtype(const Problem& problem) {
+Status run_in_dtype(const Problem& problem, std::vector<Task>* told = nullptr) {
   return run(problem, [&] {
+    Team team(problem, told);
 #ifdef ASTERISM_AMX
-    if (takes_amx(problem)) return Direction<AmxBFloat16>(problem).run();
+    if (takes_amx(problem)) return Direction<AmxBFloat16>(problem, team).run();
 #endif
     if (problem.is_bfloat16)
-      Direction<BFloat16>(problem).run();
+      Direction<BFloat16>(problem, team).run();
     else
-      Direction<Float32>(problem).run();
+      Direction<Float32>(problem, team).run();
   });
 }
 
@@ -105,4 +108,14 @@ extern "C" int32_t asterism_knows_amx() {
 #else
   return 0;
 #endif
+}
+
+// Lists the first `room` tasks of a forward pass, phase by phase in the order in which threads take them, and counts all
+// of them; computes nothing, and reads neither q, k, v nor what would be written.
+extern "C" int32_t asterism_schedule(const Problem* problem, Task* tasks, int64_t room, int64_t* count) {
+  std::vector<Task> told;
+  const Status status = run_in_dtype<Forward>(*problem, &told);
+  *count = told.size();
+  std::copy_n(told.begin(), std::min<int64_t>(room, *count), tasks);
+  return status;
 }

@@ -42,7 +42,7 @@ def _forward(operands: Operands) -> Rounded:
         lse=q.new_empty(shape[:3], dtype=torch.float32),
         residual=q.new_empty(0 if q.dtype == torch.float32 else shape),
     )
-    problem = _problem(operands, attended)
+    problem = problem_of(operands, attended)
     if attended.lse.numel():
         call(library().asterism_forward, problem)
     return attended
@@ -55,7 +55,7 @@ def _backward(
     if not (q.numel() and k.numel()):
         return q.new_zeros(q.shape), k.new_zeros(k.shape), v.new_zeros(v.shape)
     grad_q, grad_k, grad_v = (x.new_empty(x.shape) for x in (q, k, v))
-    problem = _problem(operands, attended)
+    problem = problem_of(operands, attended)
     problem.grad_out = interface.Tensor.of("grad_out", grad_out, q.dtype, *attended.out.shape)
     problem.grad_lse = pointer("grad_lse", grad_lse, torch.float32, *attended.lse.shape)
     problem.grad_q = pointer("grad_q", grad_q, q.dtype, *q.shape)
@@ -65,7 +65,7 @@ def _backward(
     return grad_q, grad_k, grad_v
 
 
-def _problem(operands: Operands, attended: Rounded) -> Problem:
+def problem_of(operands: Operands, attended: Rounded) -> Problem:
     """What forward and backward share. Raises KernelError for operands that the kernel cannot take."""
     q, k, v, plan = operands.q, operands.k, operands.v, operands.plan
     if reason := refusal(operands):

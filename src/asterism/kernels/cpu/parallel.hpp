@@ -9,6 +9,7 @@
 #include <cstdio>
 #include <exception>
 #include <pthread.h>
+#include <vector>
 
 #include "interface.hpp"
 #include "memory.hpp"
@@ -73,5 +74,40 @@ void in_parallel(const Problem& p, int64_t n, int64_t scratch_bytes, Body body) 
   }
   if (failed) std::rethrow_exception(failure);
 }
+
+constexpr int64_t kChunkFloats = 1 << 16;  // cleared, added or rounded by one task, about
+
+// The threads of a call. Its work is a sequence of phases, each a list of tasks that threads take in order as they become
+// free; a phase begins when the one before has ended. Where `told` is given, the tasks are listed there and not done.
+class Team {
+ public:
+  explicit Team(const Problem& p, std::vector<Task>* told = nullptr) : p_(p), told_(told) {}
+
+  // A phase of n tasks: work(i) says what task i costs, body(i, scratch) does it.
+  template <class Work, class Body>
+  void run(int64_t n, int64_t scratch_bytes, Work work, Body body) {
+    if (!told_) return in_parallel(p_, n, scratch_bytes, body);
+    for (int64_t i = 0; i < n; ++i) {
+      told_->push_back(work(i));
+      told_->back().phase = phase_;
+    }
+    ++phase_;
+  }
+
+  // A phase that calls body(i, first, past) for pieces of the `tokens` tokens of each 0 <= i < n.
+  template <class Body>
+  void run_in_chunks(int64_t n, int64_t tokens, int64_t floats_per_token, Body body) {
+    const int64_t step = std::max<int64_t>(1, kChunkFloats / std::max<int64_t>(1, floats_per_token));
+    const int64_t chunks = (tokens + step - 1) / step;
+    const auto past = [&](int64_t i) { return std::min(tokens, (i % chunks + 1) * step); };
+    run(n * chunks, 0, [&](int64_t i) { return Task{0, 0, 0, 0, (past(i) - i % chunks * step) * floats_per_token}; },
+        [&](int64_t i, Scratch&) { body(i / chunks, i % chunks * step, past(i)); });
+  }
+
+ private:
+  const Problem& p_;
+  std::vector<Task>* told_;
+  int64_t phase_ = 0;
+};
 
 }  // namespace

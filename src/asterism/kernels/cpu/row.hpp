@@ -5,11 +5,13 @@
 #pragma once
 
 #include <algorithm>
+#include <cmath>
 #include <cstdint>
 #include <cstring>
 
 #include "interface.hpp"
 #include "memory.hpp"
+#include "results.hpp"
 #include "tokens.hpp"
 
 namespace {
@@ -100,30 +102,85 @@ class Row {
   int keys_in(int64_t column) const { return static_cast<int>(std::min<int64_t>(t_, pass_.n_keys - column * t_)); }
   int64_t kv_head() const { return head_ / (p_.heads / p_.kv_heads); }
 
+  // Where the output of a query lies, among batch * heads * n_queries.
+  int64_t output(int i) const { return (batch_ * p_.heads + head_) * p_.n_queries + query(i); }
+
+  // Outputs and the state of the softmax, from what earlier passes left.
+  void load_outputs(float* rows, int width) {
+    for (int i = 0; i < count_; ++i) {
+      const float lse = p_.lse[output(i)];
+      load_output<Kind>(p_, output(i), rows + static_cast<int64_t>(i) * width);
+      highest_[i] = lse == -kInfinity ? lse : lse * kLog2E;
+      total_[i] = lse == -kInfinity ? 0 : 1;
+    }
+  }
+
+  // Rows of weighted sums become outputs, and the state of the softmax their log-sum-exp.
+  void store_outputs(float* rows, int width) const {
+    for (int i = 0; i < count_; ++i) {
+      store_output<Kind>(p_, output(i), normalize(i, rows + static_cast<int64_t>(i) * width));
+      p_.lse[output(i)] = log_sum_exp(i);
+    }
+  }
+
+  void store_part(float* rows, int width, float* part) const {
+    for (int i = 0; i < count_; ++i) {
+      std::copy_n(normalize(i, rows + static_cast<int64_t>(i) * width), p_.value_dim, part + i * p_.value_dim);
+      part[t_ * p_.value_dim + i] = log_sum_exp(i);
+    }
+  }
+
+  float* normalize(int i, float* row) const {
+    const float inverse = total_[i] == 0 ? 0 : 1 / total_[i];
+    for (int64_t d = 0; d < p_.value_dim; ++d) row[d] *= inverse;
+    return row;
+  }
+
+  float log_sum_exp(int i) const {
+    return total_[i] == 0 ? -kInfinity : (highest_[i] + std::log2(total_[i])) * kLn2;
+  }
+
+  // A kind below 0 is that of a tile of which the batch forbids a part (batch.hpp).
   Allowed allowed(int64_t column, int32_t kind, int n_keys) {
+    const bool is_cut = kind < 0;
+    if (is_cut) kind = ~kind;
     const uint64_t* bits = kind ? p_.masks + (kind - 1) * p_.tile * p_.words : nullptr;
     const uint8_t* live = p_.live + static_cast<int64_t>(kind) * groups_ * 2;
-    if (!p_.key_mask && !p_.segments) return {bits, live, p_.has_unread[kind] != 0, false};
-    const int words = static_cast<int>(p_.words);
-    uint64_t any = 0;
+    if (!is_cut) return {bits, live, p_.has_unread[kind] != 0, false};
+    const bool is_read = p_.words == 1 ? cut<1>(column, n_keys, bits) : cut<2>(column, n_keys, bits);
+    return {bits_, live, true, !is_read};
+  }
+
+  // bits_ = bits (null: all) without what the batch forbids; whether any is left.
+  template <int kWords>
+  bool cut(int64_t column, int n_keys, const uint64_t* bits) {
+    uint64_t any = 0, same[kWords];
+    std::fill(same, same + kWords, ~uint64_t{0});
     for (int j = 0; j < n_keys; ++j) {
       const int64_t at = batch_ * p_.n_keys + key(column, j);
       const uint64_t readable = !p_.key_mask || p_.key_mask[at] ? ~uint64_t{0} : 0;
-      for (int w = 0; w < words; ++w) {
-        uint64_t word = readable & (bits ? bits[j * words + w] : ~uint64_t{0});
-        if (p_.segments && word) word &= same_segment(p_.segments[at], w);
-        bits_[j * words + w] = word;
-        any |= word;
-      }
+      // Neighbours are mostly of one segment.
+      if (p_.segments && (j == 0 || p_.segments[at] != p_.segments[batch_ * p_.n_keys + key(column, j - 1)]))
+        find_segment<kWords>(p_.segments[at], same);
+      for (int w = 0; w < kWords; ++w)
+        any |= bits_[j * kWords + w] = readable & same[w] & (bits ? bits[j * kWords + w] : ~uint64_t{0});
     }
-    return {bits_, live, true, any == 0};
+    return any != 0;
   }
 
-  uint64_t same_segment(int64_t segment, int w) const {
-    uint64_t word = 0;
-    const int first = 64 * w, past = std::min(count_, first + 64);
-    for (int i = first; i < past; ++i) word |= static_cast<uint64_t>(query_segments_[i] == segment) << (i - first);
-    return word;
+  // One bit per query: whether it is of that segment.
+  template <int kWords>
+  void find_segment(int64_t segment, uint64_t* words) const {
+    uint8_t same[64 * kWords] = {};
+    for (int i = 0; i < count_; ++i) same[i] = query_segments_[i] == segment;
+    for (int w = 0; w < kWords; ++w) {
+      words[w] = 0;
+      for (int byte = 0; byte < 8; ++byte) {
+        uint64_t eight;
+        std::memcpy(&eight, same + 64 * w + 8 * byte, 8);
+        words[w] |= (eight * 0x0102040810204080 >> 56) << (8 * byte);  // the product moves byte i to bit 56 + i
+      }
+    }
   }
 
   // What no query of the tile may read must not get into a product: it may be NaN.
