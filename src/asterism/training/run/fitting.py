@@ -8,7 +8,8 @@ is part of the schedule). Invariant: weights change, and checkpoints are written
 
 import json
 import platform
-from contextlib import closing
+from collections.abc import Mapping
+from contextlib import ExitStack, closing
 from dataclasses import asdict
 from importlib.metadata import version
 from typing import Any
@@ -19,6 +20,7 @@ from transformers import PreTrainedModel
 from asterism.errors import CheckpointError, DataError
 from asterism.files import replacing, write_text
 from asterism.kernels import cpu as cpu_kernel
+from asterism.kernels.calibration import pinned, prices_for
 from asterism.randomness import derive, isolated
 from asterism.training.objectives.objective import Report
 from asterism.training.run.checkpoint import TrainingState, first_not_finite, load_checkpoint
@@ -38,8 +40,11 @@ def fit(setup: Setup, run: RunFolder, *, resume: bool, progress: bool) -> Report
     Raises DataError if its data were others, and what `train` raises.
     """
     config = setup.config
-    with undisturbed(), isolated(derive(config.seed)), closing(make_display(progress)) as display:
+    with undisturbed(), isolated(derive(config.seed)), ExitStack() as stack:
+        display = stack.enter_context(closing(make_display(progress)))
         arguments = loop_arguments(config, run)
+        prices = run.read_prices() if resume else _prices(setup, arguments.device)
+        stack.enter_context(pinned(prices))
         model, notes = setup.build(arguments.device)
         if config.gradient_checkpointing:
             # The old name warns where there is the new one; transformers 5.17 has only the old one.
@@ -50,7 +55,7 @@ def fit(setup: Setup, run: RunFolder, *, resume: bool, progress: bool) -> Report
         else:
             if weight := first_not_finite(dict(model.named_parameters())):
                 raise CheckpointError(f"the model to begin with is damaged: its weight {weight} is not finite")
-            run.create(_record(setup, notes))
+            run.create(_record(setup, notes, prices))
             state = TrainingState()
         for note in run.read_record()["notes"]:
             display.say(f"note: {note}")
@@ -82,7 +87,12 @@ def _restore(setup: Setup, run: RunFolder, model: PreTrainedModel, optimizer: to
     return state
 
 
-def _record(setup: Setup, notes: list[str]) -> dict[str, Any]:
+def _prices(setup: Setup, device: torch.device) -> Mapping[str, Any]:
+    """What attention costs on this machine: what chooses its kernels must not change before the run is over."""
+    return prices_for(setup.config.dtype) if device.type == "cpu" else {}
+
+
+def _record(setup: Setup, notes: list[str], prices: Mapping[str, Any]) -> dict[str, Any]:
     """What run.json says about a run that begins."""
     packages = ("asterism", "torch", "transformers", "accelerate", "numpy", "safetensors")
     return {
@@ -92,6 +102,7 @@ def _record(setup: Setup, notes: list[str]) -> dict[str, Any]:
         "decided": setup.objective.decided(),
         "corpus": setup.corpus.record(),
         "notes": [*_choices(setup), *setup.objective.notes, *notes],
+        "prices": prices,
         "versions": {"python": platform.python_version()} | {name: version(name) for name in packages},
         "result": None,
     }

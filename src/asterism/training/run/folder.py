@@ -34,6 +34,7 @@ from asterism.files import (
     write_text,
     writing,
 )
+from asterism.kernels.figures import Figures
 from asterism.training.run.configuration import AnyConfig, Dtype, config_from_dict
 from asterism.training.run.integrity import check_sums, read_sealed, seal, sums_of
 from asterism.training.run.lock import LOCK, locked
@@ -110,6 +111,16 @@ class RunFolder:
         if dtype not in get_args(Dtype) or dtype == "auto":
             raise CheckpointError(f"{self.run_file} is damaged: it does not say which dtype the run computes in")
         return replace(config, dtype=dtype)
+
+    def read_prices(self) -> dict[str, Any]:
+        """What attention cost when the run began, and decides its kernels; {} are the figures of the library.
+
+        Those decided for runs of earlier versions. Raises CheckpointError.
+        """
+        try:
+            return dict(Figures(nanoseconds=self.read_record().get("prices", {})).nanoseconds)
+        except (AttributeError, TypeError, ValueError) as error:
+            raise CheckpointError(f"{self.run_file} is damaged: prices: {error}") from error
 
     def checkpoint(self, step: int) -> Path:
         """Where the checkpoint of a step is."""
