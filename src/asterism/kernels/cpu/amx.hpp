@@ -80,38 +80,40 @@ class AmxConfiguration {
 
 constexpr int kStrip = 32;  // rows, columns, and numbers along k, that one step of a product takes
 
-// C (+)= A B in blocks of 32 x 32, four registers of C for two of A and two of B, so that no product waits for the one
-// before it. Rows, columns and numbers along k are multiples of 32, units along k pairs.
+// A block of 32 x 32 of C (+)= A B: four registers of C for two of A and two of B, so that no product waits for the one
+// before it. Rows are so many bytes apart. Out of line, so that all of it stays in registers.
 template <bool kAdd>
-inline void amx_block(int n_units, Matrix a, const float* b, int64_t b_row, float* c, int64_t c_row) {
+__attribute__((noinline)) void amx_block(int n_units, const float* a, int64_t a_row, const float* b, int64_t b_row,
+                                         float* c, int64_t c_row) {
   alignas(64) static constexpr float kZeros[16] = {};
-  const float* from = kAdd ? c : kZeros;
-  const int64_t below = kAdd ? 16 * c_row : 0, right = kAdd ? 16 : 0, row = kAdd ? 4 * c_row : 0;
-  amx::load<0>(from, row);  // zeros are loaded too: a register that is cleared waits for its last product
-  amx::load<1>(from + right, row);
-  amx::load<2>(from + below, row);
-  amx::load<3>(from + below + right, row);
-  for (int k = 0; k < n_units; k += 16, a.data += 16, b += 16 * b_row) {
-    amx::load<4>(a.data, 4 * a.row);
-    amx::load<6>(b, 4 * b_row);
+  const int64_t below = 4 * c_row;  // 16 rows, in floats
+  if (kAdd) {
+    amx::load<0>(c, c_row), amx::load<1>(c + 16, c_row);
+    amx::load<2>(c + below, c_row), amx::load<3>(c + below + 16, c_row);
+  } else {  // zeros are loaded too: a register that is cleared waits for its last product
+    amx::load<0>(kZeros, 0), amx::load<1>(kZeros, 0), amx::load<2>(kZeros, 0), amx::load<3>(kZeros, 0);
+  }
+  const float* lower = a + 4 * a_row;
+  for (int k = 0; k < n_units; k += 16, b += 4 * b_row) {
+    amx::load<4>(a + k, a_row);
+    amx::load<6>(b, b_row);
     amx::multiply_add<0, 4, 6>();
-    amx::load<7>(b + 16, 4 * b_row);
+    amx::load<7>(b + 16, b_row);
     amx::multiply_add<1, 4, 7>();
-    amx::load<5>(a.data + 16 * a.row, 4 * a.row);
+    amx::load<5>(lower + k, a_row);
     amx::multiply_add<2, 5, 6>();
     amx::multiply_add<3, 5, 7>();
   }
-  amx::store<0>(c, 4 * c_row);
-  amx::store<1>(c + 16, 4 * c_row);
-  amx::store<2>(c + 16 * c_row, 4 * c_row);
-  amx::store<3>(c + 16 * c_row + 16, 4 * c_row);
+  amx::store<0>(c, c_row), amx::store<1>(c + 16, c_row);
+  amx::store<2>(c + below, c_row), amx::store<3>(c + below + 16, c_row);
 }
 
+// C (+)= A B. Rows, columns and numbers along k are multiples of 32; units along k are pairs.
 template <bool kAdd>
 void amx_product(int rows, int columns, int n_units, Matrix a, const float* b, int64_t b_row, float* c, int64_t c_row) {
   for (int n = 0; n < columns; n += kStrip)
     for (int m = 0; m < rows; m += kStrip)
-      amx_block<kAdd>(n_units, {a.data + m * a.row, a.row, 1}, b + n, b_row, c + m * c_row + n, c_row);
+      amx_block<kAdd>(n_units, a.data + m * a.row, 4 * a.row, b + n, 4 * b_row, c + m * c_row + n, 4 * c_row);
 }
 
 }  // namespace
