@@ -1,7 +1,8 @@
 """asterism bench: time the implementations on this machine, beside dense attention and installed peer libraries.
 
 Each contender's output and gradients are first checked against float64, and a contender that fails is not timed. Times
-are medians; the contenders take turns.
+are medians; the contenders take turns. With --calibrate, measure instead what implementation="auto" goes by on this
+machine, keep it, and show what it chooses.
 """
 
 from argparse import Namespace
@@ -10,24 +11,30 @@ from functools import partial
 
 import torch
 
-from asterism.bench import OURS, Settings, measure, table
+from asterism.bench import OURS, Settings, choices_table, measure, recalibrate, table
 from asterism.bench.case import DTYPES
 from asterism.bench.machine import memory
 from asterism.cli.layers import MOST_TOKENS
 from asterism.cli.output import add_plot, add_record, say, write_record, written_whole
 from asterism.cli.parser import Parser, UsageError, print_json, whole_number
-from asterism.errors import nearest
+from asterism.errors import AsterismError, nearest
 from asterism.kernels import IMPLEMENTATIONS
 from asterism.patterns import parse
 
 _DEFAULT = Settings()
 
+_OF_CALIBRATION = ("calibrate", "threads", "json", "output")
+"""The flags that --calibrate knows."""
+
 
 def run(argv: Sequence[str]) -> None:
     arguments = _parser().parse(argv)
-    settings, output = _settings(arguments), arguments.output
     if arguments.threads:
         torch.set_num_threads(arguments.threads)
+    if arguments.calibrate:
+        _calibrate(arguments)
+        return
+    settings, output = _settings(arguments), arguments.output
     record = measure(settings, say, partial(write_record, output) if output else None)
     if arguments.plot:
         from asterism.bench.picture import draw_times  # needs matplotlib
@@ -38,6 +45,26 @@ def run(argv: Sequence[str]) -> None:
         print_json(record)
     else:
         print(table(record))
+
+
+def _calibrate(arguments: Namespace) -> None:
+    """Raises UsageError for flags of the other benchmark, and AsterismError if the figures cannot be kept."""
+    for name, value in vars(arguments).items():
+        if name not in _OF_CALIBRATION and value not in ([], _parser().get_default(name)):
+            told = "patterns" if name == "patterns" else f"--{name.replace('_', '-')}"
+            raise UsageError(f"--calibrate measures what is always the same: leave out {told}")
+    record = recalibrate(say)
+    if arguments.output:
+        write_record(arguments.output, record)
+    if arguments.json:
+        print_json(record)
+    else:
+        print(choices_table(record))
+    if record["kept"] is None:
+        raise AsterismError(
+            f"what was measured cannot be kept: {record['reason']}; set ASTERISM_CACHE to a folder that can be written"
+        )
+    say(f"kept in {record['kept']}")
 
 
 def _settings(arguments: Namespace) -> Settings:
@@ -103,6 +130,9 @@ def _parser() -> Parser:
     parser.add_argument("--head-dim", type=count, default=_DEFAULT.head_dim, help="features per head (default 64)")
     parser.add_argument("--batch", type=count, default=_DEFAULT.batch, help="sequences per batch (default 1)")
     parser.add_argument("--threads", type=whole_number(1, 4096), help="CPU threads (default: PyTorch's choice)")
+    parser.add_argument(
+        "--calibrate", action="store_true", help="renew what auto goes by on this machine, and show what it chooses"
+    )
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="device (default cpu)")
     parser.add_argument("--repeats", type=count, default=_DEFAULT.repeats, help="samples per measurement (default 7)")
     parser.add_argument(

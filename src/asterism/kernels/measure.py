@@ -115,10 +115,11 @@ def time_attention(
 
 
 def _points(trials: Sequence[Trial]) -> Iterator[tuple[float, float]]:
-    """One point for each length: the means over its patterns. Equal pairs would make no line, so they must ascend."""
+    """One point for each length, shortest first: the means over its patterns, in digits that mean something."""
     by_length = {tokens: [one for one in trials if one.tokens == tokens] for tokens in {one.tokens for one in trials}}
     for _, own in sorted(by_length.items()):
-        yield sum(one.pairs for one in own) / len(own), 1e9 * sum(map(_least, own)) / len(own)
+        pairs, nanoseconds = sum(one.pairs for one in own), 1e9 * sum(map(_least, own))
+        yield round(pairs / len(own)), float(f"{nanoseconds / len(own):.4g}")
 
 
 def _least(trial: Trial) -> float:
