@@ -13,6 +13,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from stopping import at_step
+from torch import nn
 from transformers import AutoModelForCausalLM
 
 from asterism.cli.main import main
@@ -21,9 +22,11 @@ from asterism.training.data.corpus import load_corpus
 from asterism.training.objectives.causal import baselines, bits_per_byte, plan_split
 from asterism.training.pipeline import evaluate, generate, open_run, report, resolve, train
 from asterism.training.run import arithmetic as arithmetic_module
+from asterism.training.run import muon as muon_module
 from asterism.training.run.configuration import ModelConfig, RunConfig
 from asterism.training.run.folder import RunFolder
 from asterism.training.run.integrity import seal, sums_of
+from asterism.training.run.muon import Muon
 from asterism.training.run.optimizer import parameter_groups
 from asterism.training.run.progress import Bar, Lines, Silence, Status, clock, make_display
 from asterism.training.run.signals import held_back
@@ -267,6 +270,40 @@ def test_divergence_stops_before_the_weights_change(tiny, tmp_path):
     assert caught.value.exit_code == 5
     checkpoint = RunFolder(folder).latest_checkpoint()
     assert all(tensor.isfinite().all() for tensor in load_file(checkpoint / "model.safetensors").values())
+
+
+@pytest.mark.parametrize("at_once", [2**22, 3 * 8 * 12], ids=["together", "in parts"])
+def test_muon_is_torchs_muon(monkeypatch, at_once):
+    """Wide, tall and square matrices, one without a gradient, one whose gradient is 0. Products are rounded anew."""
+    monkeypatch.setattr(muon_module, "_AT_ONCE", at_once)
+    torch.manual_seed(0)
+    shapes = [(8, 12), (12, 8), (8, 12), (12, 12), (12, 8), (8, 12), (1, 5), (12, 12)]
+    ours, theirs = ([nn.Parameter(torch.zeros(shape)) for shape in shapes] for _ in range(2))
+    for one, other in zip(ours, theirs, strict=True):
+        other.data.copy_(one.data.normal_())
+    before = [one.detach().clone() for one in ours]
+    made = [{"params": ours[:3], "weight_decay": 0.1}, {"params": ours[3:], "weight_decay": 0.0}]
+    own = Muon(made, 0.02)
+    torchs = torch.optim.Muon(
+        [{"params": theirs[:3], "weight_decay": 0.1}, {"params": theirs[3:], "weight_decay": 0.0}],
+        lr=0.02,
+        adjust_lr_fn="match_rms_adamw",
+    )
+    for step in range(4):
+        for one, other in zip(ours[1:], theirs[1:], strict=True):
+            one.grad = torch.zeros_like(one) if one is ours[4] else torch.randn_like(one) * 10.0 ** (step - 2)
+            other.grad = one.grad.clone()
+        for optimizer in (own, torchs):
+            for group in optimizer.param_groups:
+                group["lr"] = 0.02 / (step + 1)
+            optimizer.step()
+        for number, (one, other) in enumerate(zip(ours, theirs, strict=True)):
+            assert (one - other).norm() <= 0.05 * (other - before[number]).norm(), number
+            if number:
+                momenta = (optimizer.state[x]["momentum_buffer"] for optimizer, x in ((own, one), (torchs, other)))
+                torch.testing.assert_close(*momenta, rtol=1e-6, atol=1e-7)
+    with pytest.raises(ValueError, match="closures"):
+        own.step(lambda: 0.0)
 
 
 def test_a_time_budget_ends_the_run(tiny, tmp_path):

@@ -1,7 +1,7 @@
 """The optimisers of a run: AdamW for everything, or Muon for the matrices of the blocks and AdamW for the rest.
 
-Muon (Jordan 2024) makes the update of each matrix orthogonal, scaled here to the size of an AdamW update, so that both
-share one learning rate. Weight decay is decoupled and on matrices only, not on biases and norms.
+Muon (`muon.py`) makes the update of each matrix orthogonal, scaled to the size of an AdamW update, so that both share
+one learning rate. Weight decay is decoupled and on matrices only, not on biases and norms.
 """
 
 from collections.abc import Callable
@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 from asterism.training.run.configuration import TrainingConfig
+from asterism.training.run.muon import Muon
 
 MOMENTS = {"adamw": ("step", "exp_avg", "exp_avg_sq"), "muon": ("momentum_buffer",)}
 """What each kind of parameter group keeps per parameter; "step" is a number, the rest have the parameter's shape."""
@@ -21,7 +22,7 @@ class MuonAndAdamW(torch.optim.Optimizer):
 
     def __init__(self, muon_groups: list[dict[str, Any]], adamw_groups: list[dict[str, Any]], config: TrainingConfig):
         rate, betas = config.learning_rate, (config.beta1, config.beta2)
-        self.muon = torch.optim.Muon(muon_groups, lr=rate, adjust_lr_fn="match_rms_adamw")
+        self.muon = Muon(muon_groups, rate)
         self.adamw = torch.optim.AdamW(adamw_groups, lr=rate, betas=betas, fused=True)
         super().__init__([*self.muon.param_groups, *self.adamw.param_groups], {})
         self._share()
