@@ -102,6 +102,14 @@ def ragged(every: int) -> None:
         check(case, "cpu")
 
 
+def holes() -> None:
+    """Keys that queries before and after read, but not those between, whose weights nobody computes."""
+    with_tiles(128)
+    rules = rule("global_queries", positions=(3, 70)) | rule("window", left=2)
+    for seed, width in enumerate((32, 40)):
+        check(Case(rules, 4, 2, 130, 130, None, LARGE_BATCH, width, width, torch.bfloat16, seed=seed), "cpu")
+
+
 def slopes() -> None:
     """Scores that grow or fall by so much from one tile of keys to the next: sums are scaled down always, or never."""
     with_tiles(32)
@@ -160,7 +168,9 @@ def per_tile(width: int) -> list[list[int]]:
 def environment(tmp_path_factory):
     folder = os.path.dirname(__file__)
     path = os.pathsep.join([folder, *filter(None, [os.environ.get("PYTHONPATH")])])
-    return os.environ | {"CXX": EMULATED, "ASTERISM_CACHE": str(tmp_path_factory.mktemp("amx")), "PYTHONPATH": path}
+    cache = str(tmp_path_factory.mktemp("amx"))
+    # Working memory is full of NaN, so that what is read before it is written shows.
+    return os.environ | {"CXX": EMULATED, "ASTERISM_CACHE": cache, "PYTHONPATH": path, "ASTERISM_POISON": "1"}
 
 
 def emulated(environment, function, *arguments):
@@ -197,6 +207,10 @@ def test_ragged_lengths_and_widths(environment):
 @pytest.mark.slow
 def test_all_ragged_lengths_and_widths(environment):
     emulated(environment, ragged, 1)
+
+
+def test_weights_that_nobody_computes(environment):
+    emulated(environment, holes)
 
 
 def test_growing_and_falling_scores(environment):

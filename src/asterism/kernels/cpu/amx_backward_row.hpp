@@ -46,7 +46,7 @@ class BackwardRow<AmxBFloat16> : public AmxRow {
       const int64_t at = (batch * p_.heads + head) * p_.n_queries + query(i);
       if (p_.lse[at] == -kInfinity) continue;
       lse_[i] = p_.lse[at] * kLog2E;
-      delta_[i] = deltas_[at];
+      delta_[i] = deltas_[at] * p_.scale;
     }
     std::fill(grad_query_, grad_query_ + static_cast<int64_t>(t_) * whole_, 0.0f);
   }
@@ -61,7 +61,7 @@ class BackwardRow<AmxBFloat16> : public AmxRow {
     const auto v = tokens(p_.v, kv_head(), pass_.key_index, column * t_, n_keys, p_.value_dim);
     const Matrix keys = whole_rows(k, may, keys_, row_width_);
     const Matrix values = whole_rows(v, may, value_rows_, value_row_width_);
-    turn(keys, p_.dim, whole_, key_columns_);
+    turn(keys, whole_, key_columns_);
     for (int s = 0; s < n_strips_; ++s) read_strip(may, s, keys, values);
     add_to_keys(column, weights_, grad_out_rows_, value_whole_, p_.value_dim, grad_v);
     add_to_keys(column, grad_scores_, query_rows_, whole_, p_.dim, grad_k);
@@ -107,7 +107,7 @@ class BackwardRow<AmxBFloat16> : public AmxRow {
     }
   }
 
-  // Scores -> weights, gradients of weights -> gradients of scores, as pairs of queries; of the latter pairs of keys too.
+  // Scores -> weights, gradients of weights -> gradients of scores, as pairs of queries, of the latter of keys too.
   template <bool kMasked>
   void differentiate_softmax(const Allowed& may, int strip) {
     for (int j = strips_[strip].begin; j < strips_[strip].end; j += 2) {
@@ -131,9 +131,9 @@ class BackwardRow<AmxBFloat16> : public AmxRow {
       const int i = strip * kStrip + g * kGroup, at = j * kStrip + g * kGroup;
       const __mmask16 lanes = static_cast<__mmask16>(word >> g * kGroup);
       const __m512 x = _mm512_fmsub_ps(_mm512_loadu_ps(scores_ + at), scale, _mm512_loadu_ps(lse_ + i));
-      const __m512 change = _mm512_sub_ps(_mm512_loadu_ps(grad_weights_ + at), _mm512_loadu_ps(delta_ + i));
+      const __m512 change = _mm512_fmsub_ps(_mm512_loadu_ps(grad_weights_ + at), outer, _mm512_loadu_ps(delta_ + i));
       weight[g] = exp2_in_lanes(lanes, x);
-      grad[g] = _mm512_maskz_mul_ps(lanes, _mm512_mul_ps(weight[g], outer), change);
+      grad[g] = _mm512_maskz_mul_ps(lanes, weight[g], change);
     }
     const __m512i grads = (__m512i)_mm512_cvtne2ps_pbh(grad[1], grad[0]);
     const int64_t at = j * query_units_ + strip * kStrip / 2;

@@ -62,7 +62,7 @@ class ForwardRow<AmxBFloat16> : public AmxRow {
     const auto k = tokens(p_.k, kv_head(), pass_.key_index, column * t_, n_keys, p_.dim);
     const auto v = tokens(p_.v, kv_head(), pass_.key_index, column * t_, n_keys, p_.value_dim);
     const Matrix keys = whole_rows(k, may, keys_, row_width_);
-    turn(whole_rows(v, may, rows_, value_row_width_), v.dim, value_whole_, values_);
+    turn(whole_rows(v, may, rows_, value_row_width_), value_whole_, values_);
     for (int s = 0; s < n_strips_; ++s) {
       const Range read = strips_[s];
       if (read.begin >= read.end) continue;
