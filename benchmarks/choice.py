@@ -1,15 +1,21 @@
 """Is `auto` ever much slower than the better of dense and sparse? Times them over lengths and densities.
 
-    python benchmarks/choice.py benchmarks/results/<device>-choice.json
+    python benchmarks/choice.py [--quick] benchmarks/results/<device>-choice.json
     python benchmarks/choice.py --fit benchmarks/results/<device>-choice.json
 
-The first prints, per dtype, direction and length, the time of `auto` over the better one's for windows of growing
-width, and writes all times. The second fits costs to such a file and prints src/asterism/compiler/costs/<device>.json.
+The first measures the machine as `asterism bench --calibrate` does, without keeping it; then it prints, per dtype,
+direction and length, the time of `auto` over the best of the others for windows of growing width, causal and dense
+attention, and writes all times. It takes up to ten minutes, with --quick two. The second fits costs to such a file and
+prints src/asterism/compiler/costs/<device>.json.
 """
 
 import json
+import random
 import sys
-from collections.abc import Callable, Iterator
+import time
+from argparse import ArgumentParser
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
@@ -24,60 +30,121 @@ from asterism import attend, compile_pattern
 from asterism.bench.machine import describe
 from asterism.compiler.cost import tile_costs
 from asterism.errors import KernelError
-from asterism.kernels.clock import Task, in_turns
+from asterism.kernels.calibration import calibrate
+from asterism.kernels.choice import choose
+from asterism.kernels.clock import Task
+from asterism.kernels.operands import Operands
+from asterism.kernels.operator import Tiles
 
-LENGTHS = (1, 16, 32, 64, 128, 256, 512, 1024, 2048)
 SHARES = (1 / 64, 1 / 16, 1 / 4, 1 / 2, 1)
 DTYPES = (torch.float32, torch.bfloat16)
-LONGEST_FITTED = 128
+LONGEST_WINDOW, LONGEST_FITTED = 2048, 128
 WAYS = ("auto", "cpu", "eager", "dense")
 WAYS_FITTED = ("dense full", "dense causal", "dense sparse", "cpu", "eager")
-HEADS, HEAD_DIM, ROUNDS = 8, 64, 7
+HEADS, HEAD_DIM = 8, 64
+FEWEST_TURNS, MOST_TURNS = 3, 150
+SAMPLE = 0.002
+"""Seconds: long enough for the clock, and short enough that many are not interrupted."""
+LIMIT = 1.15
+OUT_OF_THE_RACE = 3.0
+"""A way that takes so many times as long as the fastest, when warmed up, is timed no more, where nothing is fitted."""
 
 
-def main(output: Path) -> None:
+@dataclass(frozen=True)
+class Grid:
+    """What is timed, and for how long: seconds of turns for a cell."""
+
+    lengths: tuple[int, ...] = (1, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096)
+    shares: tuple[float, ...] = SHARES
+    seconds: float = 0.8
+
+
+QUICK = Grid((16, 64, 128, 512, 1024), (1 / 16, 1 / 2), 0.5)
+
+
+def main(output: Path, grid: Grid) -> None:
     """Measure, print, write."""
+    figures = calibrate(torch.get_num_threads())
     rows = []
     for dtype in DTYPES:
-        for length in LENGTHS:
-            for pattern in patterns(length):
-                rows += [measure(pattern, length, dtype, backward) for backward in (False, True)]
+        for length in grid.lengths:
+            for pattern in patterns(length, grid.shares):
+                rows += [measure(pattern, length, dtype, backward, grid.seconds) for backward in (False, True)]
                 print(f"{dtype}, {length} tokens, {pattern}", file=sys.stderr)
-    record = {"date": datetime.now(UTC).isoformat(timespec="seconds"), "machine": describe("cpu"), "rows": rows}
+    record = {
+        "date": datetime.now(UTC).isoformat(timespec="seconds"),
+        "machine": describe("cpu"),
+        "grid": asdict(grid),
+        "prices": figures.nanoseconds,
+        "rows": rows,
+    }
     output.write_text(json.dumps(record, indent=1) + "\n")
     report(rows)
 
 
-def patterns(length: int) -> list[str]:
-    """A window for each share of the length, causal attention, and everything."""
-    windows = [f"window(left={max(0, round(length * share) - 1)})" for share in SHARES]
-    return [*dict.fromkeys(windows), "causal()", "dense()"]
+def patterns(length: int, shares: tuple[float, ...]) -> list[str]:
+    """A window for each share of the length, causal attention, and everything; of long sequences the last two."""
+    windows = [f"window(left={max(0, round(length * share) - 1)})" for share in shares]
+    return [*(dict.fromkeys(windows) if length <= LONGEST_WINDOW else ()), "causal()", "dense()"]
 
 
-def measure(pattern: str, length: int, dtype: torch.dtype, backward: bool) -> dict[str, Any]:
-    """A row of times."""
+def heads_of(length: int) -> int:
+    """Fewer for sequences so long that a call would take seconds."""
+    return HEADS if length <= LONGEST_WINDOW else 2
+
+
+def measure(pattern: str, length: int, dtype: torch.dtype, backward: bool, seconds: float) -> dict[str, Any]:
+    """A row of times: medians of turns."""
     generator = torch.Generator().manual_seed(0)
-    q, k, v, grad = (torch.randn(1, HEADS, length, HEAD_DIM, generator=generator).to(dtype) for _ in range(4))
+    shape = (1, heads_of(length), length, HEAD_DIM)
+    q, k, v, grad = (torch.randn(shape, generator=generator).to(dtype) for _ in range(4))
     tasks = {name: Task(call(q, k, v, grad, pattern, name, backward), "cpu") for name in WAYS}
     for name in [name for name, task in tasks.items() if not works(task)]:
         del tasks[name]
-    in_turns(list(tasks.values()), ROUNDS if length > 1024 else 3 * ROUNDS, 30)
+    take_turns(tasks, seconds, everybody=length <= LONGEST_FITTED)
     return {
         "pattern": pattern,
         "length": length,
+        "heads": shape[1],
         "dtype": str(dtype).removeprefix("torch."),
         "backward": backward,
         "density": compile_pattern(pattern, length).density,
+        "taken": taken(q, k, v, pattern, backward),
         "seconds": {name: task.median for name, task in tasks.items()},
+        "fastest": {name: min(task.seconds) for name, task in tasks.items()},
     }
 
 
+def taken(q: Tensor, k: Tensor, v: Tensor, pattern: str, backward: bool) -> str:
+    """Which of the ways `auto` takes."""
+    operands = Operands(q.clone().requires_grad_(backward), k, v, None, None, None, pattern, 0, 1.0, with_lse=False)
+    kernel = choose(operands, "auto")
+    return kernel.name if isinstance(kernel, Tiles) else "dense"
+
+
+def take_turns(tasks: Mapping[str, Task], seconds: float, everybody: bool) -> None:
+    """Each turn in an order of its own (see `kernels/clock.py`), `auto` always among those that are in the race."""
+    first = {name: min(task.seconds) for name, task in tasks.items()}
+    slowest = OUT_OF_THE_RACE * min(first.values())
+    racing = [task for name, task in tasks.items() if everybody or name == "auto" or first[name] <= slowest]
+    order, until = random.Random(0), time.perf_counter() + seconds
+    for turn in range(MOST_TURNS):
+        for task in order.sample(racing, len(racing)):
+            task.sample()
+        if turn + 1 >= FEWEST_TURNS and time.perf_counter() > until:
+            return
+
+
 def works(task: Task) -> bool:
-    """Warm up; False if the implementation refuses the case."""
+    """Warm up, with as many calls as fill a sample; False if the implementation refuses the case."""
     try:
-        task.warm_up()
+        first = task.sample()
     except KernelError:
         return False
+    if first < 100 * SAMPLE:  # else what it loaded is little beside what it computed
+        task.seconds.clear()
+        task.calls = max(1, round(SAMPLE / task.sample()))
+        task.sample()
     return True
 
 
@@ -97,6 +164,14 @@ def slowdown(row: dict[str, Any]) -> float:
     return row["seconds"]["auto"] / min(seconds for name, seconds in row["seconds"].items() if name != "auto")
 
 
+def regret(row: dict[str, Any]) -> float:
+    """The time of the way that `auto` takes over that of the best: what is left of `slowdown` without noise.
+
+    By the fastest samples, since what else the machine does only adds to a time.
+    """
+    return row["fastest"][row["taken"]] / min(seconds for name, seconds in row["fastest"].items() if name != "auto")
+
+
 def report(rows: list[dict[str, Any]]) -> None:
     """The grid, and the worst of it."""
     for dtype, backward, own in settings(rows):
@@ -104,7 +179,16 @@ def report(rows: list[dict[str, Any]]) -> None:
         for length in dict.fromkeys(row["length"] for row in own):
             cells = "  ".join(f"{row['density']:4.0%} {slowdown(row):4.2f}" for row in own if row["length"] == length)
             print(f"{length:>6}  {cells}")
-    print(f"\nworst: {max(map(slowdown, rows)):.2f}")
+    for title, of in (
+        ("auto over the best, medians", slowdown),
+        ("what auto takes over the best, minima", regret),
+    ):
+        ordered = sorted(rows, key=of, reverse=True)
+        print(f"\n{title}: worst of {len(rows)}, {sum(of(row) > LIMIT for row in rows)} above {LIMIT}")
+        for row in ordered[:5]:
+            direction = "forward and backward" if row["backward"] else "forward"
+            told = f"{row['length']:,} tokens, {row['pattern']}, {row['dtype']}, {direction}: takes {row['taken']}"
+            print(f"{of(row):.2f}  {told}")
 
 
 def fit(record: dict[str, Any]) -> dict[str, Any]:
@@ -149,7 +233,12 @@ def settings(rows: list[dict[str, Any]]) -> Iterator[tuple[str, bool, list[dict[
 
 
 if __name__ == "__main__":
-    if sys.argv[1] == "--fit":
-        print(json.dumps(fit(json.loads(Path(sys.argv[2]).read_text())), indent=1))
+    parser = ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("record", type=Path, help="the file to write, or to fit costs to")
+    parser.add_argument("--quick", action="store_true", help="a smaller grid, in two minutes")
+    parser.add_argument("--fit", action="store_true", help="print costs that are fitted to the record")
+    arguments = parser.parse_args()
+    if arguments.fit:
+        print(json.dumps(fit(json.loads(arguments.record.read_text())), indent=1))
     else:
-        main(Path(sys.argv[1]))
+        main(arguments.record, QUICK if arguments.quick else Grid())

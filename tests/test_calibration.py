@@ -71,7 +71,7 @@ def test_products_are_timed_for_real(monkeypatch):
 def test_rates_are_all_operations_over_all_seconds(monkeypatch):
     """Products of 2 * 2 * 3 * 4 and 2 * 5 operations, in at least 2 and 3 seconds: 58 / 5."""
     monkeypatch.setattr(measure, "_MATRICES", ((2, 3, 4), (1, 5, 1)))
-    monkeypatch.setattr(measure.Task, "warm_up", lambda task, patience: None)
+    monkeypatch.setattr(measure, "_warm", lambda trials: None)
     seconds = itertools.chain((2, 3, 20, 30), itertools.repeat(99))
     monkeypatch.setattr(
         measure, "_take_turns", lambda trials, until: [t.task.seconds.extend((next(seconds), 99)) for t in trials]
@@ -239,7 +239,7 @@ def priced(monkeypatch):
     """A machine where dense attention has the cheaper pairs, or tiles if `tiles_are_cheap`; what it was asked."""
     asked = []
 
-    def measured(dtype, training, threads, tiles):
+    def measured(dtype, training, threads, tiles, seconds):
         asked.append((dtype, training, threads, *tiles))
         cheap, dear = (DEAR, CHEAP) if measured.tiles_are_cheap else (CHEAP, DEAR)
         dense = dict.fromkeys(("dense full", "dense causal", "dense sparse"), cheap)
@@ -328,10 +328,9 @@ def test_renewed_prices_are_followed_at_once(priced):
 def test_attention_is_timed_for_real(monkeypatch):
     monkeypatch.setattr(measure, "_SHORT", (16,))
     monkeypatch.setattr(measure, "_LONG", (64,))
-    monkeypatch.setattr(measure, "_SECONDS", {"attention": 30})
     monkeypatch.setattr(measure, "_MOST_TURNS", 1)
     for training in (False, True):
-        points = measure.time_attention("bfloat16", training, torch.get_num_threads(), ["cpu", "eager"])
+        points = measure.time_attention("bfloat16", training, torch.get_num_threads(), ["cpu", "eager"], 60)
         assert set(points) == set(measure.WAYS)
         lanes = torch.get_num_threads()
         assert [pairs for pairs, _ in points["dense full"]] == [8 * 16**2, lanes * 64**2]

@@ -29,7 +29,7 @@ def recalibrate(say: Callable[[str], None]) -> dict[str, Any]:
     `kept` names their file; where nothing can be kept it is None, and `reason` says why.
     """
     threads = torch.get_num_threads()
-    say("measuring how fast this machine is, in about fifteen seconds")
+    say("measuring how fast this machine is, in about twenty seconds")
     figures = calibrate(threads)
     record: dict[str, Any] = {"machine": describe("cpu"), "kept": None, "reason": ""}
     try:

@@ -20,9 +20,12 @@ import torch
 from asterism.compiler.cost import Prices, shipped, shipped_matrix_rates
 from asterism.kernels.cpu import is_available
 from asterism.kernels.figures import Figures, alone, keep, stored
-from asterism.kernels.measure import DTYPES, time_attention, time_products
+from asterism.kernels.measure import ATTENTION_SECONDS, DTYPES, time_attention, time_products
 
 Change = Callable[[Figures], Figures]
+
+_RENEWING = 4.0
+"""Seconds for each dtype and direction when figures are renewed, with all ways to compute among them."""
 
 _log = logging.getLogger("asterism")
 
@@ -89,7 +92,8 @@ def calibrate(threads: int) -> Figures:
     """Measure everything anew, for this process; `figures.keep` keeps it for others."""
     tiles = ["cpu", "eager"] if is_available() else ["eager"]
     cells = [Cell(dtype, training, threads) for dtype in DTYPES for training in (False, True)]
-    return _MACHINE.renew(threads, [partial(_products, threads), *(partial(_attention, cell, tiles) for cell in cells)])
+    attention = (partial(_attention, cell, tiles, _RENEWING) for cell in cells)
+    return _MACHINE.renew(threads, [partial(_products, threads), *attention])
 
 
 @contextmanager
@@ -199,8 +203,8 @@ def _products(threads: int) -> Change:
     return lambda figures: replace(figures, matrix_rates=rates)
 
 
-def _attention(cell: Cell, tiles: Sequence[str]) -> Change:
-    points = time_attention(cell.dtype, cell.training, cell.threads, tiles)
+def _attention(cell: Cell, tiles: Sequence[str], seconds: float = ATTENTION_SECONDS) -> Change:
+    points = time_attention(cell.dtype, cell.training, cell.threads, tiles, seconds)
     return lambda figures: figures.with_prices(cell.dtype, cell.direction, points)
 
 

@@ -39,11 +39,14 @@ _MOST_LANES = 16
 
 _FEWEST_TURNS, _MOST_TURNS = 3, 30
 
-_SECONDS = {"products": 0.5, "attention": 1.8}
-"""What turns may take; at least `_FEWEST_TURNS` are made of what takes little."""
+_PRODUCTS_SECONDS = 0.5
 
-_PATIENCE = 0.05
-"""Seconds of a first call after which it counts as the first turn."""
+ATTENTION_SECONDS = 1.8
+"""What a measurement at first need may take, about."""
+
+_SAMPLE, _SAMPLES = 0.001, 8
+"""Seconds of a sample, and how many of them a short call gets in each turn: the fewer milliseconds one lasts, the more
+of them nobody interrupts."""
 
 
 class Way(NamedTuple):
@@ -85,23 +88,22 @@ def time_products(threads: int) -> dict[str, float]:
         Trial(name, 0, 2 * math.prod(sides), Task(partial(torch.matmul, *_matrices(sides, dtype)), "cpu"))
         for (name, dtype), sides in product(DTYPES.items(), _MATRICES)
     ]
-    for trial in trials:
-        trial.task.warm_up(_PATIENCE)
-    _take_turns(trials, time.perf_counter() + _SECONDS["products"])
+    _warm(trials)
+    _take_turns(trials, time.perf_counter() + _PRODUCTS_SECONDS)
     sums = {name: [trial for trial in trials if trial.way == name] for name in DTYPES}
     return {name: sum(one.pairs for one in own) / sum(map(_least, own)) for name, own in sums.items()}
 
 
 def time_attention(
-    dtype: str, training: bool, threads: int, tiles: Sequence[str]
+    dtype: str, training: bool, threads: int, tiles: Sequence[str], seconds: float = ATTENTION_SECONDS
 ) -> dict[str, list[tuple[float, float]]]:
     """Points (pairs over all heads, nanoseconds) by way, pairs ascending: dense attention and those tiles.
 
-    Every point is the mean over the patterns of a length.
+    Every point is the mean over the patterns of a length. It takes about so many seconds.
     """
     torch.set_num_threads(threads)
     ways = [way for way in WAYS if way.startswith("dense") or way in tiles]
-    until = time.perf_counter() + _SECONDS["attention"]
+    until = time.perf_counter() + seconds
     trials: list[Trial] = []
     for tokens in _SHORT:
         trials += _warm(_trials(ways, tokens, _LANES, dtype, training))
@@ -127,10 +129,14 @@ def _least(trial: Trial) -> float:
 
 
 def _warm(trials: Sequence[Trial]) -> Sequence[Trial]:
+    """The first call of a short one does not count, which loads and compiles; as many calls as fill a sample do."""
     for trial in trials:
-        trial.task.warm_up(_PATIENCE)
-        if not trial.task.seconds:
-            trial.task.sample()
+        task = trial.task
+        if task.sample() < 50 * _SAMPLE:
+            task.seconds.clear()
+            task.calls = max(1, round(_SAMPLE / task.sample()))
+            task.sample()
+            task.sample()  # what follows goes by the least, which one sample that was interrupted is not
     return trials
 
 
@@ -145,7 +151,8 @@ def _take_turns(trials: Sequence[Trial], until: float) -> None:
     order = random.Random(0)
     for turn in range(_MOST_TURNS):
         for trial in order.sample(trials, len(trials)):
-            trial.task.sample()
+            for _ in range(_SAMPLES if trial.task.sample() * trial.task.calls < 2 * _SAMPLE else 0):
+                trial.task.sample()
         if turn + 1 >= _FEWEST_TURNS and time.perf_counter() > until:
             return
 
