@@ -8,6 +8,7 @@ import ctypes
 import itertools
 import math
 import os
+import re
 import subprocess
 import sys
 from dataclasses import replace
@@ -328,22 +329,46 @@ def test_instructions_per_tile(environment):
 # The instructions themselves, where they can be had.
 
 
-def assembled(*options):
-    """The assembly of the kernel, or None where the compiler does not know the option."""
-    command = ["c++", *build._flags(), *options, "-S", "-o", "-", str(SOURCES / "kernel.cpp")]
-    done = subprocess.run(command, capture_output=True, text=True)
-    return done.stdout if done.returncode == 0 else None
+def assembled(source) -> str:
+    """What the compiler makes of a file for a processor with AMX."""
+    command = ["c++", *build._flags(), "-march=sapphirerapids", f"-I{SOURCES}", "-S", "-o", "-"]
+    if subprocess.run([*command, "-x", "c++", os.devnull], capture_output=True).returncode:
+        pytest.skip("the compiler does not know Sapphire Rapids")
+    return subprocess.run([*command, str(source)], capture_output=True, text=True, check=True).stdout
 
 
 def test_real_instructions_are_assembled():
-    text = assembled("-march=sapphirerapids")
-    if text is None:
-        pytest.skip("the compiler does not know Sapphire Rapids")
+    text = assembled(SOURCES / "kernel.cpp")
     counts = {name: text.count(f"\t{name}") for name in ("tdpbf16ps", "tileloadd", "tilestored")}
     # Two directions, two kinds of block: 4 products, 8 loads and 4 stores each, wherever they are inlined.
     blocks = counts["tilestored"] // 4
     assert blocks >= 2 and counts == {"tdpbf16ps": 4 * blocks, "tileloadd": 8 * blocks, "tilestored": 4 * blocks}
     assert 0 < text.count("ldtilecfg") <= text.count("tilerelease")
+
+
+BOTH_WAYS = """
+#include "amx.hpp"
+
+extern "C" void ours(const float* from, long row, float* to) {
+  amx::load<3>(from, row), amx::multiply_add<2, 5, 6>(), amx::store<4>(to, row), amx::configure(from), amx::release();
+}
+
+extern "C" void theirs(const float* from, long row, float* to) {
+  _tile_loadd(3, from, row);
+  _tile_dpbf16ps(2, 5, 6);
+  _tile_stored(4, to, row);
+  _tile_loadconfig(from);
+  _tile_release();
+}
+"""
+
+
+def test_our_assembly_is_that_of_the_intrinsics(tmp_path):
+    """Order of operands, numbers of registers and addresses, which no machine without AMX can try."""
+    (tmp_path / "both.cpp").write_text(BOTH_WAYS)
+    halves = assembled(tmp_path / "both.cpp").split("theirs:")[:2]
+    ours, theirs = (re.findall(r"^\s+((?:ld)?t(?:ile|dp).*)$", text, re.MULTILINE) for text in halves)
+    assert len(ours) == 5 and [x.split() for x in ours] == [x.split() for x in theirs]
 
 
 def has_amx() -> bool:
