@@ -371,11 +371,7 @@ def test_our_assembly_is_that_of_the_intrinsics(tmp_path):
     assert len(ours) == 5 and [x.split() for x in ours] == [x.split() for x in theirs]
 
 
-def has_amx() -> bool:
-    return {"amx_tile", "amx_bf16"} <= set(build._processor().get("flags", "").split())
-
-
-@pytest.mark.skipif(has_amx(), reason="this machine has AMX")
+@pytest.mark.skipif(build._has_amx(), reason="this machine has AMX")
 def test_leave_that_is_refused(tmp_path):
     """A library with the real instructions, on a machine whose system refuses them: the next best, and one line."""
     code = (
@@ -389,6 +385,28 @@ def test_leave_that_is_refused(tmp_path):
     assert done.stdout.split() == ["1", "avx512_bf16", "True"], done.stderr
     (line,) = (line for line in done.stderr.splitlines() if "AMX" in line)
     assert all(part in line for part in ("does without AMX", "ARCH_REQ_XCOMP_PERM", "Linux 5.16"))
+
+
+ON_A_PROCESSOR_WITH_AMX = """
+from asterism.kernels.cpu import build, instruction_set
+known = build._processor()
+build._processor = lambda: known | {"flags": known["flags"] + " amx_tile amx_bf16"}
+print(instruction_set())
+"""
+
+
+def test_an_assembler_older_than_amx(tmp_path):
+    """The kernel is built without, and one line says what to do."""
+    compiler = tmp_path / "c++"
+    refusal = "echo 'Error: no such instruction: `tileloadd (%rdi,%rsi,1),%tmm0' >&2; exit 1"
+    compiler.write_text(f'#!/bin/sh\ncase "$*" in *-mno-amx-tile*) exec c++ "$@";; *) {refusal};; esac\n')
+    compiler.chmod(0o755)
+    environment = os.environ | {"CXX": str(compiler), "ASTERISM_CACHE": str(tmp_path / "cache")}
+    command = [sys.executable, "-c", ON_A_PROCESSOR_WITH_AMX]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True)
+    assert done.stdout.split() == ["avx512_bf16"], done.stderr
+    (line,) = (line for line in done.stderr.splitlines() if "AMX" in line)
+    assert "the compiler does not know it. Install g++ 11" in line
 
 
 class Library:

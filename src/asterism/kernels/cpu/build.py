@@ -193,9 +193,13 @@ def _unused_amx(loaded: ctypes.CDLL) -> str | None:
             "the system does not let this process use it (arch_prctl refuses ARCH_REQ_XCOMP_PERM)."
             " It takes Linux 5.16 or newer, and no thread with a small alternate signal stack"
         )
-    if {"amx_tile", "amx_bf16"} <= set(_processor().get("flags", "").split()):
+    if _has_amx():
         return "this processor has it, the compiler does not know it. Install g++ 11 or newer, or set CXX to one"
     return None
+
+
+def _has_amx() -> bool:
+    return {"amx_tile", "amx_bf16"} <= set(_processor().get("flags", "").split())
 
 
 def _is_whole(folder: Path) -> bool:
@@ -217,7 +221,13 @@ def _build(command: list[str], folder: Path) -> Path:
     with tempfile.TemporaryDirectory(dir=folder.parent, prefix="building-") as name:
         fresh = Path(name) / "kernel"
         fresh.mkdir(mode=0o700)
-        _run([*command, "-o", str(fresh / "kernel.so"), str(_SOURCE)])
+        what = ["-o", str(fresh / "kernel.so"), str(_SOURCE)]
+        try:
+            _run([*command, *what])
+        except KernelError:
+            if not _has_amx():
+                raise
+            _run([*command, "-mno-amx-tile", "-mno-amx-bf16", *what])  # its assembler may be older than AMX
         (fresh / "kernel.so").chmod(0o700)  # the linker asks the umask, which may let others write
         (fresh / "kernel.sha256").write_text(_digest_of_library(fresh))
         if not _is_whole(folder):
