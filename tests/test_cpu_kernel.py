@@ -108,7 +108,14 @@ def arguments(dtype=torch.float32):
     given = {"q": q, "k": q, "v": q, "key_mask": None, "segments": None, "allowed": None}
     given |= {"pattern": "causal()", "query_offset": 0, "scale": 0.5}
     out, lse, residual = torch.ops.asterism.cpu(**given)
-    return given | {"out": out, "residual": residual, "lse": lse, "grad_out": out, "grad_lse": lse}
+    return given | {
+        "out": out,
+        "residual": residual,
+        "lse": lse,
+        "grad_out": out,
+        "grad_lse": lse,
+        "wanted": [True] * 3,
+    }
 
 
 @pytest.mark.parametrize(

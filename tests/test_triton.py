@@ -449,7 +449,7 @@ plan = compile_pattern("strided(7) | global_tokens(0)", n, tile=tile)
 operands = Operands(q, k, v, key_mask, segments, None, plan.pattern, 0, 0.1)
 vars(operands)["plan"] = plan  # with tiles of this size
 attended = kernel._forward(operands)
-kernel._backward(operands, attended, torch.zeros_like(attended.out), torch.zeros_like(attended.lse))
+kernel._backward(operands, attended, torch.zeros_like(attended.out), torch.zeros_like(attended.lse), [True] * 3)
 kernel.triton_decode(q[:, :, :1], k, v, torch.ones(1, 1, 1, n, dtype=torch.bool), 0.1)
 '''
 

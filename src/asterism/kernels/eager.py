@@ -20,7 +20,7 @@ from torch import Tensor
 
 from asterism.compiler import Pass, Plan
 from asterism.kernels.operands import Operands
-from asterism.kernels.operator import Rounded, Tiles, operator
+from asterism.kernels.operator import Gradients, Rounded, Tiles, Wanted, operator
 
 _CHUNK_ELEMENTS = 2**20
 """Scores computed at a time: what the caches of a core hold."""
@@ -268,11 +268,14 @@ def _merge(out: Tensor, lse: Tensor, write: Tensor, part: Tensor, part_lse: Tens
     lse.index_copy_(3, write, new_lse)
 
 
-def _attend_backward(work: _Work, grad_out: Tensor, delta: Tensor, lse: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def _attend_backward(work: _Work, grad_out: Tensor, delta: Tensor, lse: Tensor, wanted: Wanted) -> Gradients:
     """Gradients of q, k and v in the wide dtype; delta = rowsum(grad_out * out) - grad_lse, [B, K, G, Nq]."""
     q, k, v, tile, wide = work.q, work.operands.k, work.operands.v, work.program.tile, work.wide
     workspace = work.workspace
-    grad_q, grad_k, grad_v = (torch.zeros(x.shape, dtype=wide, device=x.device) for x in (q, k, v))
+    grad_q, grad_k, grad_v = (
+        torch.zeros(x.shape, dtype=wide, device=x.device) if is_wanted else None
+        for x, is_wanted in zip((q, k, v), wanted, strict=True)
+    )
     nowhere = torch.full((*lse.shape[:-1], 1), math.inf, dtype=wide, device=lse.device)
     lse = torch.cat([lse.masked_fill(lse == -math.inf, math.inf), nowhere], dim=-1)
     for block in work.blocks():
@@ -281,18 +284,23 @@ def _attend_backward(work: _Work, grad_out: Tensor, delta: Tensor, lse: Tensor) 
         block_lse = _fold(_take(lse[:, own, members], 3, block.write))
         weights = work.scores(block_q, block_k, bias).sub_(block_lse[..., None]).exp_()
         block_grad = _fold(_take(grad_out[:, own, members], 3, block.read))
+        read, keys = block.read.flatten(), block.keys.flatten()
+        if grad_v is not None:
+            narrow = workspace.cast("narrow_weights", weights, v.dtype)
+            part = (narrow.transpose(-1, -2) @ block_grad).to(wide).flatten(2, 3)
+            grad_v[:, own].index_add_(2, keys, part)
+        if grad_q is None and grad_k is None:
+            continue
         block_delta = _fold(_take(delta[:, own, members], 3, block.read))
         grad_scores = workspace.product("grad_scores", block_grad.to(wide), block_v.to(wide).transpose(-1, -2), wide)
         grad_scores = grad_scores.sub_(block_delta[..., None]).mul_(weights).mul_(work.operands.scale)
         grad_scores = workspace.cast("grad_scores", grad_scores, q.dtype)
-        weights = workspace.cast("scores", weights, v.dtype)
-        read, keys = block.read.flatten(), block.keys.flatten()
-        part_q = _unfold((grad_scores @ block_k).to(wide), tile)
-        part_k = (grad_scores.transpose(-1, -2) @ block_q).to(wide).flatten(2, 3)
-        part_v = (weights.transpose(-1, -2) @ block_grad).to(wide).flatten(2, 3)
-        grad_q[:, own, members].index_add_(3, read, part_q)
-        grad_k[:, own].index_add_(2, keys, part_k)
-        grad_v[:, own].index_add_(2, keys, part_v)
+        if grad_q is not None:
+            part = _unfold((grad_scores @ block_k).to(wide), tile)
+            grad_q[:, own, members].index_add_(3, read, part)
+        if grad_k is not None:
+            part = (grad_scores.transpose(-1, -2) @ block_q).to(wide).flatten(2, 3)
+            grad_k[:, own].index_add_(2, keys, part)
     return grad_q, grad_k, grad_v
 
 
@@ -310,13 +318,12 @@ def _forward(operands: Operands) -> Rounded:
     return Rounded.rounded(out.flatten(1, 2), lse.flatten(1, 2), operands.q.dtype)
 
 
-def _backward(
-    operands: Operands, attended: Rounded, grad_out: Tensor, grad_lse: Tensor
-) -> tuple[Tensor, Tensor, Tensor]:
+def _backward(operands: Operands, attended: Rounded, grad_out: Tensor, grad_lse: Tensor, wanted: Wanted) -> Gradients:
     delta = attended.delta(grad_out, grad_lse)
-    parts = [x.unflatten(1, (-1, operands.group)) for x in (grad_out, delta, attended.lse)]
-    grad_q, grad_k, grad_v = _attend_backward(_work(operands), *parts)
-    return grad_q.flatten(1, 2).to(operands.q.dtype), grad_k.to(operands.k.dtype), grad_v.to(operands.v.dtype)
+    grad_out, delta, lse = (x.unflatten(1, (-1, operands.group)) for x in (grad_out, delta, attended.lse))
+    grad_q, *others = _attend_backward(_work(operands), grad_out, delta, lse, wanted)
+    found = (None if grad_q is None else grad_q.flatten(1, 2), *others)
+    return tuple(None if x is None else x.to(operands.q.dtype) for x in found)
 
 
 EAGER = Tiles("eager", operator("eager", _forward, _backward), lambda operands: None)

@@ -5,7 +5,7 @@ torch.library, so that `torch.compile(fullgraph=True)`, autograd and `opcheck` k
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any, NoReturn
@@ -23,8 +23,8 @@ _OPERANDS = "Tensor q, Tensor k, Tensor v, Tensor? key_mask, Tensor? segments, T
 _SETTINGS = "str pattern, SymInt query_offset, float scale"
 _FORWARD = f"({_OPERANDS}, {_SETTINGS}) -> (Tensor, Tensor, Tensor)"
 _BACKWARD = (
-    f"({_OPERANDS}, {_SETTINGS}, Tensor out, Tensor residual, Tensor lse, Tensor grad_out, Tensor grad_lse)"
-    " -> (Tensor, Tensor, Tensor)"
+    f"({_OPERANDS}, {_SETTINGS}, Tensor out, Tensor residual, Tensor lse, Tensor grad_out, Tensor grad_lse,"
+    " bool[3] wanted) -> (Tensor, Tensor, Tensor)"
 )
 _TENSORS = 6
 _ARGUMENTS = 9
@@ -61,7 +61,11 @@ class Rounded:
 
 
 Forward = Callable[[Operands], Rounded]
-Backward = Callable[[Operands, Rounded, Tensor, Tensor], tuple[Tensor, Tensor, Tensor]]
+Wanted = Sequence[bool]
+"""Whether the gradients of q, k and v are asked for; a schema has no tuples."""
+Gradients = tuple[Tensor | None, ...]
+"""Those of q, k and v; None for what was not asked for."""
+Backward = Callable[[Operands, Rounded, Tensor, Tensor, Wanted], Gradients]
 Operator = Callable[..., tuple[Tensor, Tensor, Tensor]]
 
 
@@ -69,8 +73,9 @@ def operator(name: str, forward: Forward, backward: Backward) -> Operator:
     """Attention as the operators `asterism::name` and `asterism::name_backward`, and a function that calls them.
 
     It takes (q, k, v, key_mask, segments, allowed, pattern, query_offset, scale), the fields of `Operands`, and gives
-    (out, lse, residual), those of `Rounded`. `backward` takes the operands, what forward gave, and the gradients of
-    out and lse, and gives those of q, k and v, contiguous and in their dtypes. Operands may be strided at will.
+    (out, lse, residual), those of `Rounded`. `backward` takes the operands, what forward gave, the gradients of out and
+    lse, and which gradients are wanted, and gives those of q, k and v, contiguous and in their dtypes; from the
+    operator itself, what is not wanted comes back with no elements. Operands may be strided at will.
     """
 
     def run(*arguments: Any) -> tuple[Tensor, Tensor, Tensor]:
@@ -83,13 +88,16 @@ def operator(name: str, forward: Forward, backward: Backward) -> Operator:
 
     def differentiate(*arguments: Any) -> tuple[Tensor, Tensor, Tensor]:
         asked = Operands(*arguments[:_ARGUMENTS])
-        operands, given = asked.with_equal_rows(), arguments[_ARGUMENTS:]
+        operands, given, wanted = asked.with_equal_rows(), arguments[_ARGUMENTS:-1], arguments[-1]
         if operands is not asked:
             given = tuple(as_heads(x) if x.ndim > 1 else x for x in given)
         out, residual, lse, grad_out, grad_lse = given
         with _as_they_are(out):
-            gradients = backward(operands, Rounded(out, lse, residual), grad_out, grad_lse)
-        grad_q, grad_k, grad_v = (_like_rows(x, y.shape[:2]) for x, y in zip(gradients, arguments, strict=False))
+            gradients = backward(operands, Rounded(out, lse, residual), grad_out, grad_lse, wanted)
+        grad_q, grad_k, grad_v = (
+            x.new_empty(0) if gradient is None else _like_rows(gradient, x.shape[:2])
+            for gradient, x in zip(gradients, arguments[:3], strict=True)
+        )
         return grad_q, grad_k, grad_v
 
     def save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor, Tensor]) -> None:
@@ -106,8 +114,10 @@ def operator(name: str, forward: Forward, backward: Backward) -> Operator:
             torch.zeros_like(result) if grad is None else grad.contiguous()
             for grad, result in zip(grads, (out, lse), strict=False)
         )
-        gradients = differentiated(*saved[:_TENSORS], *ctx.settings, *saved[_TENSORS:], *given)
-        return *gradients, *[None] * (_ARGUMENTS - 3)
+        wanted = list(ctx.needs_input_grad[:3])
+        gradients = differentiated(*saved[:_TENSORS], *ctx.settings, *saved[_TENSORS:], *given, wanted)
+        found = [gradient if is_wanted else None for gradient, is_wanted in zip(gradients, wanted, strict=True)]
+        return *found, *[None] * (_ARGUMENTS - 3)
 
     def refuse(ctx: Any, *grads: Tensor | None) -> NoReturn:
         refuse_second_derivatives(name)
@@ -182,8 +192,12 @@ def _fake_forward(q: Tensor, k: Tensor, v: Tensor, *_: Any) -> tuple[Tensor, Ten
     return out, q.new_empty(q.shape[:3], dtype=wide), residual
 
 
-def _fake_backward(q: Tensor, k: Tensor, v: Tensor, *_: Any) -> tuple[Tensor, Tensor, Tensor]:
-    return q.new_empty(q.shape), k.new_empty(k.shape), v.new_empty(v.shape)
+def _fake_backward(q: Tensor, k: Tensor, v: Tensor, *others: Any) -> tuple[Tensor, Tensor, Tensor]:
+    wanted = others[-1]
+    grad_q, grad_k, grad_v = (
+        x.new_empty(x.shape if is_wanted else 0) for x, is_wanted in zip((q, k, v), wanted, strict=True)
+    )
+    return grad_q, grad_k, grad_v
 
 
 # --- the operator as a kernel ----------------------------------------------------------------------------------------

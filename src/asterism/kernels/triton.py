@@ -21,7 +21,7 @@ from asterism.compiler import Plan
 from asterism.compiler.cost import Setting
 from asterism.kernels._triton_tables import Lists, TiledPass, tabulate
 from asterism.kernels.operands import Attended, Operands
-from asterism.kernels.operator import Rounded, Tiles, operator
+from asterism.kernels.operator import Gradients, Rounded, Tiles, Wanted, operator
 from asterism.kernels.transforms import is_transformed
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
@@ -280,21 +280,26 @@ class _Gradient:
         return cls(value, rest)
 
 
-def _backward(
-    operands: Operands, attended: Rounded, grad_out: Tensor, grad_lse: Tensor
-) -> tuple[Tensor, Tensor, Tensor]:
+def _backward(operands: Operands, attended: Rounded, grad_out: Tensor, grad_lse: Tensor, wanted: Wanted) -> Gradients:
     call = _Call(operands)
     program = call.program
     passes = len(program.parts)
-    grad_q = _Gradient.like(operands.q, passes, program.writes_queries)
-    grad_k, grad_v = (_Gradient.like(x, passes, program.writes_keys) for x in (operands.k, operands.v))
+    wants_q, wants_k, wants_v = wanted
+    grad_q = _Gradient.like(operands.q, passes, program.writes_queries) if wants_q else None
+    # One launch gives the gradients of keys and values: where only one is wanted, the other is dropped.
+    grad_k, grad_v = (
+        _Gradient.like(x, passes, program.writes_keys) if wants_k or wants_v else None for x in (operands.k, operands.v)
+    )
     with torch.cuda.device_of(operands.q):
         power, delta = _prepare(call, attended, grad_out, grad_lse)
         shared = {"grad_out": grad_out, "power": power, "delta": delta}
         for part in program.parts:
-            _differentiate_queries(call, part, shared, grad_q)
-            _differentiate_keys(call, part, shared, grad_k, grad_v)
-    return grad_q.value, grad_k.value, grad_v.value
+            if grad_q is not None:
+                _differentiate_queries(call, part, shared, grad_q)
+            if grad_k is not None and grad_v is not None:
+                _differentiate_keys(call, part, shared, grad_k, grad_v)
+    found = zip((grad_q, grad_k, grad_v), wanted, strict=True)
+    return tuple(x.value if x is not None and is_wanted else None for x, is_wanted in found)
 
 
 def _prepare(call: _Call, attended: Rounded, grad_out: Tensor, grad_lse: Tensor) -> tuple[Tensor, Tensor]:

@@ -35,24 +35,24 @@ class BackwardRow<AmxBFloat16> : public AmxRow {
 
   void begin(int64_t batch, int64_t head, int64_t row) {
     AmxRow::begin(batch, head, row);
-    keep_as_tokens(row_width_, p_.dim, whole_, query_rows_);
+    if (p_.grad_k) keep_as_tokens(row_width_, p_.dim, whole_, query_rows_);
     const auto g = tokens(p_.grad_out, head, pass_.query_index, first_, count_, p_.value_dim);
     pack_rows<AmxBFloat16>(g, rows_, value_row_width_);
     transpose(rows_, value_row_width_, count_, AmxBFloat16::units(p_.value_dim), grad_out_, t_);
-    keep_as_tokens(value_row_width_, p_.value_dim, value_whole_, grad_out_rows_);
+    if (p_.grad_v) keep_as_tokens(value_row_width_, p_.value_dim, value_whole_, grad_out_rows_);
     std::fill(lse_, lse_ + t_, kInfinity);
     std::fill(delta_, delta_ + t_, 0.0f);
     for (int i = 0; i < count_; ++i) {
       const int64_t at = (batch * p_.heads + head) * p_.n_queries + query(i);
       if (p_.lse[at] == -kInfinity) continue;
       lse_[i] = p_.lse[at] * kLog2E;
-      delta_[i] = deltas_[at] * p_.scale;
+      if (needs_scores()) delta_[i] = deltas_[at] * p_.scale;
     }
     std::fill(grad_query_, grad_query_ + static_cast<int64_t>(t_) * whole_, 0.0f);
   }
 
-  // Adds a tile's share to the gradients of its keys and values, [n_keys, dim] in natural order.
-  void read(int64_t column, int32_t kind, float* grad_k, float* grad_v) {
+  // Adds a tile's share to the gradients that are asked for.
+  void read(int64_t column, int32_t kind, const KeySums& sums) {
     const int n_keys = keys_in(column);
     const Allowed may = allowed(column, kind, n_keys);
     if (may.nothing) return;
@@ -60,24 +60,26 @@ class BackwardRow<AmxBFloat16> : public AmxRow {
     const auto k = tokens(p_.k, kv_head(), pass_.key_index, column * t_, n_keys, p_.dim);
     const auto v = tokens(p_.v, kv_head(), pass_.key_index, column * t_, n_keys, p_.value_dim);
     const Matrix keys = whole_rows(k, may, keys_, row_width_);
-    const Matrix values = whole_rows(v, may, value_rows_, value_row_width_);
-    turn(keys, whole_, key_columns_);
+    const Matrix values = needs_scores() ? whole_rows(v, may, value_rows_, value_row_width_) : Matrix{};
+    if (p_.grad_q) turn(keys, whole_, key_columns_);
     for (int s = 0; s < n_strips_; ++s) read_strip(may, s, keys, values);
-    add_to_keys(column, weights_, grad_out_rows_, value_whole_, p_.value_dim, grad_v);
-    add_to_keys(column, grad_scores_, query_rows_, whole_, p_.dim, grad_k);
+    const auto add = [&](const float* weights, const float* tokens, int whole, int64_t dim, float* to) {
+      if (to) add_to_keys(column, weights, tokens, whole, dim, to, sums.is_tile);
+    };
+    add(weights_, grad_out_rows_, value_whole_, p_.value_dim, sums.values);
+    add(grad_scores_, query_rows_, whole_, p_.dim, sums.keys);
   }
 
-  // Adds the row's gradient to that of the head's queries, [n_queries, dim].
-  void finish(float* grad_q) const {
+  // That of the row's queries.
+  Matrix gradient() const {
     transpose(grad_query_, t_, static_cast<int>(p_.dim), count_, rows_, width_);
-    for (int i = 0; i < count_; ++i) {
-      float* to = grad_q + query(i) * p_.dim;
-      const float* from = rows_ + static_cast<int64_t>(i) * width_;
-      for (int64_t d = 0; d < p_.dim; ++d) to[d] += from[d];
-    }
+    return {rows_, width_, 1};
   }
 
  private:
+  // Whether gradients of scores are needed: those of the values alone need only the weights.
+  bool needs_scores() const { return p_.grad_q || p_.grad_k; }
+
   // The packed rows as B, units along the tokens; tokens beyond count_ are 0.
   void keep_as_tokens(int row_width, int64_t dim, int whole, float* to) const {
     pair_tokens({rows_, row_width, 1}, count_, static_cast<int>(dim), to, whole);
@@ -89,11 +91,12 @@ class BackwardRow<AmxBFloat16> : public AmxRow {
     clear_unread_strips(s);
     if (read.begin >= read.end) return;
     multiply_strip(s, keys, AmxBFloat16::units(p_.dim), queries_, scores_);
-    multiply_strip(s, values, AmxBFloat16::units(p_.value_dim), grad_out_, grad_weights_);
+    if (needs_scores()) multiply_strip(s, values, AmxBFloat16::units(p_.value_dim), grad_out_, grad_weights_);
     if (is_whole(may))
       differentiate_softmax<false>(may, s);
     else
       differentiate_softmax<true>(may, s);
+    if (!p_.grad_q) return;
     amx_product<true>(whole_, kStrip, (read.end - read.begin) / 2, {key_columns_ + read.begin / 2, key_units_, 1},
                       grad_pairs_ + read.begin / 2 * kStrip, kStrip, grad_query_ + s * kStrip, t_);
   }
@@ -143,9 +146,10 @@ class BackwardRow<AmxBFloat16> : public AmxRow {
   }
 
   // Adds the product of a tile's weights, as A, with the tokens of its queries to the tile's keys in `to`.
-  void add_to_keys(int64_t column, const float* weights, const float* tokens, int whole, int64_t dim, float* to) {
-    const bool in_place = !pass_.key_index && dim == whole && n_keys_ == whole_keys_;
-    float* sums = in_place ? to + column * t_ * dim : grad_key_;
+  void add_to_keys(int64_t column, const float* weights, const float* tokens, int whole, int64_t dim, float* to,
+                   bool is_tile) {
+    const bool in_place = (is_tile || !pass_.key_index) && dim == whole && n_keys_ == whole_keys_;
+    float* sums = in_place ? to + (is_tile ? 0 : column * t_ * dim) : grad_key_;
     if (!in_place) std::fill(sums, sums + static_cast<int64_t>(whole_keys_) * whole, 0.0f);
     Range readers[kMostGroups / kGroups];  // by strip of keys, the strips of queries that read it
     for (int j = 0; j < whole_keys_; j += kStrip) readers[j / kStrip] = strips_that_read(j);
@@ -157,7 +161,7 @@ class BackwardRow<AmxBFloat16> : public AmxRow {
     });
     if (in_place) return;
     for (int j = 0; j < n_keys_; ++j) {
-      float* row = to + key(column, j) * dim;
+      float* row = to + (is_tile ? j : key(column, j)) * dim;
       const float* from = grad_key_ + static_cast<int64_t>(j) * whole;
       for (int64_t d = 0; d < dim; ++d) row[d] += from[d];
     }

@@ -10,6 +10,12 @@
 
 namespace {
 
+// Where the gradients of keys and values are added up: [n_keys, dim] in natural order, or those of one tile apart.
+struct KeySums {
+  float *keys, *values;  // null: not asked for
+  bool is_tile;
+};
+
 template <class Kind>
 class BackwardRow : public Row<Kind> {
   using Base = Row<Kind>;
@@ -36,11 +42,11 @@ class BackwardRow : public Row<Kind> {
 
   void begin(int64_t batch, int64_t head, int64_t row) {
     Base::begin(batch, head, row);
-    keep_as_tokens(rows_, row_width_, width_, p_.dim, query_rows_);
+    if (p_.grad_k) keep_as_tokens(rows_, row_width_, width_, p_.dim, query_rows_);
     const auto g = this->tokens(p_.grad_out, head, pass_.query_index, first_, count_, p_.value_dim);
     pack_rows<Kind>(g, rows_, value_row_width_);
     transpose(rows_, value_row_width_, count_, Kind::units(p_.value_dim), grad_out_, t_);
-    keep_as_tokens(rows_, value_row_width_, value_width_, p_.value_dim, grad_out_rows_);
+    if (p_.grad_v) keep_as_tokens(rows_, value_row_width_, value_width_, p_.value_dim, grad_out_rows_);
     for (int i = 0; i < t_; ++i) {
       lse_[i] = kInfinity;
       delta_[i] = 0;
@@ -49,38 +55,43 @@ class BackwardRow : public Row<Kind> {
       const int64_t at = (batch * p_.heads + head) * p_.n_queries + this->query(i);
       if (p_.lse[at] == -kInfinity) continue;
       lse_[i] = p_.lse[at] * kLog2E;
-      delta_[i] = deltas_[at];
+      if (needs_scores()) delta_[i] = deltas_[at];
     }
     std::fill(grad_query_, grad_query_ + static_cast<int64_t>(t_) * width_, 0.0f);
   }
 
-  // Adds a tile's share to the gradients of its keys and values, [n_keys, dim] in natural order.
-  void read(int64_t column, int32_t kind, float* grad_k, float* grad_v) {
+  // Adds a tile's share to the gradients that are asked for.
+  void read(int64_t column, int32_t kind, const KeySums& sums) {
     const int n_keys = this->keys_in(column);
     const Allowed may = this->allowed(column, kind, n_keys);
     if (may.nothing) return;
     this->score(column, may, n_keys, scores_);
-    const auto v = this->tokens(p_.v, this->kv_head(), pass_.key_index, column * t_, n_keys, p_.value_dim);
-    const Matrix value_rows = rows_of<Kind>(v, !may.has_unread, value_rows_, value_row_width_);
-    this->clear_unread(may, n_keys, value_rows_, value_row_width_);
-    this->multiply_live(value_rows, n_keys, Kind::units(p_.value_dim), grad_out_, grad_scores_);
+    if (needs_scores()) multiply_values(column, may, n_keys);
     for (int g = 0; g < groups_; ++g) differentiate_softmax(may, g);
     clear_unread_groups(n_keys);
-    add_to_keys(column, n_keys, as_rows(scores_, n_keys), grad_out_rows_, value_width_, p_.value_dim, grad_v);
-    add_to_keys(column, n_keys, as_rows(grad_scores_, n_keys), query_rows_, width_, p_.dim, grad_k);
-    add_to_queries(n_keys);
+    const auto add = [&](const float* weights, const float* tokens, int width, int64_t dim, float* to) {
+      if (to) add_to_keys(column, n_keys, as_rows(weights, n_keys), tokens, width, dim, to, sums.is_tile);
+    };
+    add(scores_, grad_out_rows_, value_width_, p_.value_dim, sums.values);
+    add(grad_scores_, query_rows_, width_, p_.dim, sums.keys);
+    if (p_.grad_q) add_to_queries(n_keys);
   }
 
-  // Adds the row's gradient to that of the head's queries, [n_queries, dim].
-  void finish(float* grad_q) const {
-    for (int i = 0; i < count_; ++i) {
-      float* to = grad_q + this->query(i) * p_.dim;
-      const float* from = grad_query_ + static_cast<int64_t>(i) * width_;
-      for (int64_t d = 0; d < p_.dim; ++d) to[d] += from[d];
-    }
-  }
+  // That of the row's queries.
+  Matrix gradient() const { return {grad_query_, width_, 1}; }
 
  private:
+  // Whether gradients of scores are needed: those of the values alone need only the weights.
+  bool needs_scores() const { return p_.grad_q || p_.grad_k; }
+
+  // The gradients of the weights.
+  void multiply_values(int64_t column, const Allowed& may, int n_keys) {
+    const auto v = this->tokens(p_.v, this->kv_head(), pass_.key_index, column * t_, n_keys, p_.value_dim);
+    const Matrix rows = rows_of<Kind>(v, !may.has_unread, value_rows_, value_row_width_);
+    this->clear_unread(may, n_keys, value_rows_, value_row_width_);
+    this->multiply_live(rows, n_keys, Kind::units(p_.value_dim), grad_out_, grad_scores_);
+  }
+
   // Rows of the tile as B, units along the tokens; tokens beyond count_ are 0.
   void keep_as_tokens(const float* rows, int row_width, int width, int64_t dim, float* to) const {
     if constexpr (Kind::kPairs) {
@@ -160,9 +171,10 @@ class BackwardRow : public Row<Kind> {
   }
 
   // Adds the product of a tile's weights, as A, with the tokens of its queries to the tile's keys in `to`.
-  void add_to_keys(int64_t column, int n_keys, Matrix weights, const float* tokens, int width, int64_t dim, float* to) {
-    const bool in_place = !pass_.key_index && dim == width;
-    float* sums = in_place ? to + column * t_ * dim : grad_key_;
+  void add_to_keys(int64_t column, int n_keys, Matrix weights, const float* tokens, int width, int64_t dim, float* to,
+                   bool is_tile) {
+    const bool in_place = (is_tile || !pass_.key_index) && dim == width;
+    float* sums = in_place ? to + (is_tile ? 0 : column * t_ * dim) : grad_key_;
     if (!in_place) std::fill(sums, sums + static_cast<int64_t>(n_keys) * width, 0.0f);
     for_runs(query_ranges_, this->key_groups_, [&](int first, int past, Range queries) {
       const int keys = std::min(n_keys, past * kGroup) - first * kGroup;
@@ -173,7 +185,7 @@ class BackwardRow : public Row<Kind> {
     });
     if (in_place) return;
     for (int j = 0; j < n_keys; ++j) {
-      float* row = to + this->key(column, j) * dim;
+      float* row = to + (is_tile ? j : this->key(column, j)) * dim;
       const float* from = grad_key_ + static_cast<int64_t>(j) * width;
       for (int64_t d = 0; d < dim; ++d) row[d] += from[d];
     }

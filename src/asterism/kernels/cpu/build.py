@@ -178,8 +178,8 @@ def _load(folder: Path) -> ctypes.CDLL:
     loaded.asterism_instruction_set.restype = ctypes.c_char_p
     if reason := _unused_amx(loaded):
         _log.warning("attention in bfloat16 does without AMX: %s", reason)
-    counted = ctypes.POINTER(ctypes.c_int64)
-    loaded.asterism_schedule.argtypes = [ctypes.POINTER(Problem), ctypes.POINTER(Task), ctypes.c_int64, counted]
+    list_, room, count = ctypes.POINTER(Task), ctypes.c_int64, ctypes.POINTER(ctypes.c_int64)
+    loaded.asterism_schedule.argtypes = [ctypes.POINTER(Problem), ctypes.c_int32, list_, room, count]
     loaded.asterism_schedule.restype = ctypes.c_int32
     return loaded
 

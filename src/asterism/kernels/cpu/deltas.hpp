@@ -4,15 +4,12 @@
 
 #pragma once
 
-#include <algorithm>
 #include <cstdint>
 
 #include "parallel.hpp"
 #include "tokens.hpp"
 
 namespace {
-
-constexpr int64_t kQueriesPerTask = 1024;
 
 // The sum of grad * (out + residual) over n features; `residual` may be null.
 template <class Kind>
@@ -33,15 +30,13 @@ float dot(const typename Kind::Element* grad, int64_t feature, const typename Ki
 
 // Makes `deltas` [batch * heads, n_queries].
 template <class Kind>
-void write_deltas(const Problem& p, Sums& deltas) {
+void write_deltas(const Problem& p, Team& team, Sums& deltas) {
   using Element = typename Kind::Element;
-  deltas.reset(p.batch * p.heads * p.n_queries);
-  const int64_t tasks = (p.n_queries + kQueriesPerTask - 1) / kQueriesPerTask;
-  in_parallel(p, p.batch * p.heads * tasks, 0, [&](int64_t i, Scratch&) {
-    const int64_t unit = i / tasks, first = i % tasks * kQueriesPerTask;
+  deltas.make_room(p.batch * p.heads * p.n_queries);
+  team.run_in_chunks(p.batch * p.heads, p.n_queries, p.value_dim, [&](int64_t unit, int64_t first, int64_t past) {
     const Element* grad = static_cast<const Element*>(p.grad_out.data) + unit / p.heads * p.grad_out.batch +
                           unit % p.heads * p.grad_out.head;
-    for (int64_t query = first; query < std::min(p.n_queries, first + kQueriesPerTask); ++query) {
+    for (int64_t query = first; query < past; ++query) {
       const int64_t at = unit * p.n_queries + query;
       const Element* out = static_cast<const Element*>(p.out) + at * p.value_dim;
       const Element* residual = p.residual ? static_cast<const Element*>(p.residual) + at * p.value_dim : nullptr;

@@ -43,7 +43,7 @@ struct Problem {
   float* lse;
   Tensor grad_out;  // from here on for the backward pass only
   const float* grad_lse;
-  void *grad_q, *grad_k, *grad_v;
+  void *grad_q, *grad_k, *grad_v;  // null: not asked for
 };
 
 struct Task {  // what a thread does in one go

@@ -82,7 +82,7 @@ Status run_in_dtype(const Problem& problem, std::vector<Task>* told = nullptr) {
 // Writes out, residual and lse.
 extern "C" int32_t asterism_forward(const Problem* problem) { return run_in_dtype<Forward>(*problem); }
 
-// Writes grad_q, grad_k and grad_v.
+// Writes those of grad_q, grad_k and grad_v that are asked for.
 extern "C" int32_t asterism_backward(const Problem* problem) { return run_in_dtype<Backward>(*problem); }
 
 // Which instructions multiply bfloat16 here. build.py says it to the user.
@@ -110,11 +110,12 @@ extern "C" int32_t asterism_knows_amx() {
 #endif
 }
 
-// Lists the first `room` tasks of a forward pass, phase by phase in the order in which threads take them, and counts all
-// of them; computes nothing, and reads neither q, k, v nor what would be written.
-extern "C" int32_t asterism_schedule(const Problem* problem, Task* tasks, int64_t room, int64_t* count) {
+// Lists the first `room` tasks of a forward or backward pass, phase by phase in the order in which threads take them, and
+// counts all of them; computes nothing, and reads neither q, k, v nor what would be written.
+extern "C" int32_t asterism_schedule(const Problem* problem, int32_t backward, Task* tasks, int64_t room,
+                                     int64_t* count) {
   std::vector<Task> told;
-  const Status status = run_in_dtype<Forward>(*problem, &told);
+  const Status status = backward ? run_in_dtype<Backward>(*problem, &told) : run_in_dtype<Forward>(*problem, &told);
   *count = told.size();
   std::copy_n(told.begin(), std::min<int64_t>(room, *count), tasks);
   return status;

@@ -13,7 +13,7 @@ from asterism.kernels.cpu.build import library
 from asterism.kernels.cpu.interface import Problem, address, call, pointer
 from asterism.kernels.cpu.program import program
 from asterism.kernels.operands import Operands
-from asterism.kernels.operator import Rounded, Tiles, operator
+from asterism.kernels.operator import Gradients, Rounded, Tiles, Wanted, operator
 
 DTYPES = (torch.float32, torch.bfloat16)
 """What the kernel computes."""
@@ -48,21 +48,19 @@ def _forward(operands: Operands) -> Rounded:
     return attended
 
 
-def _backward(
-    operands: Operands, attended: Rounded, grad_out: Tensor, grad_lse: Tensor
-) -> tuple[Tensor, Tensor, Tensor]:
-    q, k, v = operands.q, operands.k, operands.v
-    if not (q.numel() and k.numel()):
-        return q.new_zeros(q.shape), k.new_zeros(k.shape), v.new_zeros(v.shape)
-    grad_q, grad_k, grad_v = (x.new_empty(x.shape) for x in (q, k, v))
+def _backward(operands: Operands, attended: Rounded, grad_out: Tensor, grad_lse: Tensor, wanted: Wanted) -> Gradients:
+    given = {"grad_q": operands.q, "grad_k": operands.k, "grad_v": operands.v}
+    asked = dict(zip(given, wanted, strict=True))
+    if not (operands.q.numel() and operands.k.numel()):
+        return tuple(x.new_zeros(x.shape) if asked[name] else None for name, x in given.items())
     problem = problem_of(operands, attended)
-    problem.grad_out = interface.Tensor.of("grad_out", grad_out, q.dtype, *attended.out.shape)
+    problem.grad_out = interface.Tensor.of("grad_out", grad_out, operands.q.dtype, *attended.out.shape)
     problem.grad_lse = pointer("grad_lse", grad_lse, torch.float32, *attended.lse.shape)
-    problem.grad_q = pointer("grad_q", grad_q, q.dtype, *q.shape)
-    problem.grad_k = pointer("grad_k", grad_k, q.dtype, *k.shape)
-    problem.grad_v = pointer("grad_v", grad_v, q.dtype, *v.shape)
+    gradients = {name: x.new_empty(x.shape) for name, x in given.items() if asked[name]}
+    for name, gradient in gradients.items():
+        setattr(problem, name, pointer(name, gradient, operands.q.dtype, *given[name].shape))
     call(library().asterism_backward, problem)
-    return grad_q, grad_k, grad_v
+    return tuple(gradients.get(name) for name in given)
 
 
 def problem_of(operands: Operands, attended: Rounded) -> Problem:

@@ -55,6 +55,15 @@ class Scratch {
 // Memory for float32 sums.
 class Sums {
  public:
+  // Room for so many floats, whatever they are.
+  void make_room(int64_t floats) {
+    if (data_ && floats <= size_) return;
+    data_.reset();
+    data_.reset(static_cast<float*>(std::malloc(std::max<int64_t>(floats, 1) * sizeof(float))));
+    if (!data_) throw std::bad_alloc();
+    size_ = floats;
+  }
+
   // Room for so many floats, all 0.
   void reset(int64_t floats) {
     if (data_ && floats == size_) {
