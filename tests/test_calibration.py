@@ -161,6 +161,21 @@ def test_processes_that_ask_at_once_share_one_measurement():
     assert lines == ["measured", *["{'float32': 1.0, 'bfloat16': 2.0}"] * 3]
 
 
+def test_a_folder_that_knows_no_locks_is_no_obstacle(counted, monkeypatch):
+    """Some file systems of networks lock nothing, and some folders cannot be listed."""
+
+    def refuse(*arguments):
+        raise OSError("no locks available")
+
+    monkeypatch.setattr(figures.fcntl, "flock", refuse)
+    assert calibration.matrix_rates() == RATES
+    start_again(monkeypatch)
+    the_file().unlink()
+    monkeypatch.setattr(figures.os, "open", refuse)
+    with figures.alone():
+        pass
+
+
 @pytest.mark.parametrize(
     ("text", "said"),
     [

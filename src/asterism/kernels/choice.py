@@ -90,7 +90,6 @@ def choose(operands: Operands, implementation: str) -> Kernel:
         return tiles  # dense attention would take the way that holds all scores
     if torch.compiler.is_compiling():
         return _chosen_in_graph(operands, implementation, tiles)
-    operands.pattern.check_heads(operands.q.shape[1])
     name = answer(Question(operands.text, *_asked(operands), implementation, tiles.name))
     return tiles if name == tiles.name else DENSE[name]
 
@@ -213,9 +212,11 @@ def _kind_by_name(text: str, shape: Shape) -> str | None:
 @lru_cache(maxsize=4096)
 def _answer(question: Question, threads: int, measuring: bool, epoch: int) -> str:
     shape, tiles = question.shape, question.tiles
+    pattern = by_text(question.text)
+    pattern.check_heads(shape.heads)
     if (question.implementation == "dense" or tiles == "eager") and (kind := _kind_by_name(question.text, shape)):
         return kind
-    plan = compile_pattern(by_text(question.text), shape.n_queries, shape.n_keys, query_offset=shape.query_offset)
+    plan = compile_pattern(pattern, shape.n_queries, shape.n_keys, query_offset=shape.query_offset)
     if shape.with_lse:
         return tiles
     dense = "sparse" if shape.masked else plan.dense_kind
@@ -240,7 +241,7 @@ def _answer(question: Question, threads: int, measuring: bool, epoch: int) -> st
 def _prices(numbers: Numbers, tiles: str, threads: int) -> Prices:
     """What is known without measuring."""
     if numbers.device != "cpu":
-        return shipped("cuda", numbers.dtype, numbers.training)
+        return shipped("cuda" if numbers.device == "cuda" else "cpu", numbers.dtype, numbers.training)
     return known_prices(Cell(numbers.dtype, numbers.training, threads), tiles)
 
 
@@ -262,13 +263,13 @@ def _chosen_in_graph(operands: Operands, implementation: str, tiles: Tiles) -> K
     shape, numbers = _asked(operands)
     if implementation == "dense":
         return DENSE[_kind_by_name(operands.text, shape) or "sparse"]
-    if not has_static_value(numbers.lanes):
-        numbers = numbers._replace(lanes=_MANY)
+    lanes, *others = numbers
+    known = (lanes if has_static_value(lanes) else _MANY, *others)
     if all(has_static_value(length) for length in (shape.n_queries, shape.n_keys, shape.query_offset)):
-        name = _answer_in_graph((operands.text, tuple(shape), tuple(numbers), implementation, tiles.name))
+        name = _answer_in_graph((operands.text, tuple(shape), known, implementation, tiles.name))
         return tiles if name == tiles.name else DENSE[name]
     kind = _kind_by_name(operands.text, shape)
-    return DENSE[kind] if kind and _dense_pays(kind, tuple(numbers), tiles.name) else tiles
+    return DENSE[kind] if kind and _dense_pays(kind, known, tiles.name) else tiles
 
 
 def _answer_in_graph(question: tuple[Any, ...]) -> str:
@@ -284,8 +285,7 @@ def _dense_pays(kind: str, numbers: tuple[Any, ...], tiles: str) -> bool:
     """Whether pairs are cheaper by dense attention, for the pattern dense() or causal() at whatever length."""
     if tiles == "eager":
         return True
-    _, device, dtype, training = numbers
-    prices = _prices(Numbers(1, device, dtype, training), tiles, torch.get_num_threads())
+    prices = _prices(Numbers(*numbers), tiles, torch.get_num_threads())
     share = 0.5 if kind == "causal" else 1.0
     return prices[f"dense {kind}"].pair < share * tile_costs().pair[max(TILE_SIZES)] * prices[tiles].pair
 

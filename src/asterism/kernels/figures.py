@@ -165,8 +165,10 @@ def alone() -> Iterator[None]:
 
     After some seconds, or on a file system that knows no locks, it goes on all the same.
     """
-    folder = next(_folders([]), None)
-    descriptor = None if folder is None else os.open(folder, os.O_RDONLY)
+    descriptor = None
+    with suppress(OSError):
+        folder = next(_folders([]), None)
+        descriptor = None if folder is None else os.open(folder, os.O_RDONLY)
     try:
         until = time.monotonic() + _LONGEST_WAIT
         while descriptor is not None and time.monotonic() < until:
@@ -180,5 +182,4 @@ def alone() -> Iterator[None]:
         yield
     finally:
         if descriptor is not None:
-            with suppress(OSError):
-                os.close(descriptor)
+            os.close(descriptor)
