@@ -3,6 +3,7 @@
 import math
 import subprocess
 import sys
+from collections.abc import Callable
 
 import numpy as np
 import pytest
@@ -218,6 +219,76 @@ def test_rotary_turns_pairs_by_their_angles() -> None:
     turned = pairs * torch.polar(torch.ones_like(angles), angles)
     torch.testing.assert_close(Rotary(theta=50.0)(heads, places), torch.cat([turned.real, turned.imag], dim=-1))
     assert Rotary()(heads.bfloat16(), places).dtype == torch.bfloat16
+
+
+def turned_by_definition(heads: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
+    cosine, sine = Rotary().turns(places, heads.shape[-1], heads.dtype)
+    first, second = heads.to(cosine.dtype).chunk(2, dim=-1)
+    return torch.cat([first * cosine - second * sine, second * cosine + first * sine], dim=-1).to(heads.dtype)
+
+
+def quick_gelu_by_definition(x: torch.Tensor) -> torch.Tensor:
+    return nn.functional.silu(1.702 * x) / 1.702
+
+
+PLACES = torch.tensor([[4, 0, 1, 100, 7], [0, 1, 2, 3, 4]])
+WRITTEN_OUT = {
+    "rotary": (lambda x: Rotary()(x, PLACES), lambda x: turned_by_definition(x, PLACES)),
+    "quick_gelu": (ACTIVATIONS["quick_gelu"], quick_gelu_by_definition),
+}
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")  # torch.func.jvp's own first use
+@pytest.mark.parametrize("name", WRITTEN_OUT)
+def test_derivatives_that_are_written_out(name: str) -> None:
+    """First and second, forward mode, mapped and compiled: what PyTorch derives from the definition."""
+    function, definition = WRITTEN_OUT[name]
+    x, tangent = random(2, 3, 5, 6).requires_grad_(), random(2, 3, 5, 6, seed=1)
+    assert torch.autograd.gradcheck(function, x, check_forward_ad=True)
+    assert torch.autograd.gradgradcheck(function, x)
+    expected = torch.func.jvp(definition, (x,), (tangent,))
+    torch.testing.assert_close(torch.func.jvp(function, (x,), (tangent,)), expected)
+    stacked = torch.stack([x.detach(), tangent])
+    torch.testing.assert_close(torch.func.vmap(function)(stacked), torch.stack([definition(one) for one in stacked]))
+    mapped = torch.func.vmap(torch.func.grad(lambda one: function(one).square().sum()))(stacked)
+    torch.testing.assert_close(mapped[1], torch.func.grad(lambda one: definition(one).square().sum())(tangent))
+    torch.compiler.reset()
+    compiled = torch.compile(function, backend="aot_eager", fullgraph=True)
+    torch.testing.assert_close(compiled(x), definition(x))
+
+
+@pytest.mark.parametrize("name", WRITTEN_OUT)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_written_out_derivatives_round_no_more_than_those_of_pytorch(name: str, dtype: torch.dtype) -> None:
+    """Output and gradient are as near to those in float64 as what PyTorch makes of the definition in the same dtype."""
+    function, definition = WRITTEN_OUT[name]
+    x, gradient = (random(2, 3, 5, 64, seed=seed).to(dtype) for seed in (0, 1))
+    exact = _with_gradient(definition, x.double(), gradient.double())
+    ours, theirs = (_with_gradient(one, x, gradient) for one in (function, definition))
+    for found, plain, wanted in zip(ours, theirs, exact, strict=True):
+        assert found.dtype == dtype
+        assert (found - wanted).norm() <= 1.3 * (plain - wanted).norm() + 1e-7 * wanted.norm()
+
+
+def _with_gradient(
+    function: Callable[[torch.Tensor], torch.Tensor], x: torch.Tensor, gradient: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    leaf = x.clone().requires_grad_()
+    out = function(leaf)
+    out.backward(gradient)
+    assert leaf.grad is not None
+    return out.detach(), leaf.grad
+
+
+def test_no_projection_casts_for_itself_under_autocast() -> None:
+    """Queries, keys and values read one tensor in bfloat16, and its gradient is summed once."""
+    seen = []
+    layer = SparseAttention(16, 2, "causal()")
+    for projection in (layer.query, layer.key, layer.value):
+        projection.register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0]))
+    with torch.autocast("cpu", torch.bfloat16):
+        layer(torch.randn(1, 6, 16))
+    assert seen[0].dtype == torch.bfloat16 and all(one is seen[0] for one in seen)
 
 
 # --- the block -------------------------------------------------------------------------------------------------------

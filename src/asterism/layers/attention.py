@@ -13,9 +13,10 @@ from torch import nn
 
 from asterism.errors import ConfigurationError
 from asterism.kernels import attend, decode
+from asterism.kernels.checks import autocast
 from asterism.layers.initialisation import ResidualLinear
 from asterism.layers.padding import by_length
-from asterism.layers.positions import Rotary
+from asterism.layers.positions import Rotary, turn
 from asterism.patterns import Pattern, parse
 
 
@@ -135,6 +136,7 @@ class SparseAttention(nn.Module):
         score_terms  what a subclass adds to the scores; none here
         """
         masks = Masks(key_mask, segments)
+        (hidden,) = autocast(hidden)  # once, not for each projection
         if cache is not None:
             self._check_cache(cache, masks)
         if positions is None:
@@ -166,8 +168,9 @@ class SparseAttention(nn.Module):
         k = self._split(key(hidden), self.num_key_value_heads)
         v = self._split(value(hidden), self.num_key_value_heads)
         if self.rotary is not None:
-            q = self.rotary(q, positions if asking is None else positions[:, asking])
-            k = self.rotary(k, positions)
+            turns = self.rotary.turns(positions, q.shape[-1], q.dtype)
+            q = turn(q, *(turns if asking is None else (angles[:, :, asking] for angles in turns)))
+            k = turn(k, *turns)
         return Heads(q, k, v)
 
     def _read(self, heads: Heads, masks: Masks, lengths: Sequence[int] | None, **score_terms: Any) -> torch.Tensor:

@@ -13,6 +13,7 @@ All attention (Sukhbaatar et al. 2019): block(H) = norm(H + dropout(mixer(H))), 
 
 from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -25,7 +26,46 @@ from asterism.layers.initialisation import ResidualLinear
 
 def quick_gelu(x: torch.Tensor) -> torch.Tensor:
     """x * sigmoid(1.702 x), the activation of the paper, through the fused silu(y) = y * sigmoid(y)."""
-    return F.silu(1.702 * x) / 1.702
+    if torch.compiler.is_compiling():  # which fuses by itself what is written out below
+        return F.silu(1.702 * x) / 1.702
+    activated: torch.Tensor = _QuickGelu.apply(x)  # type: ignore[no-untyped-call]
+    return activated
+
+
+class _QuickGelu(torch.autograd.Function):
+    """silu(1.702 x) / 1.702, whose derivative is that of silu at 1.702 x.
+
+    The activations are the largest tensors of a model, and a pass over them costs as much as the exponential: written
+    out, this takes five passes and two tensors fewer than what PyTorch would derive.
+    """
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(x: torch.Tensor) -> torch.Tensor:
+        return F.silu(1.702 * x, inplace=True).div_(1.702)
+
+    @staticmethod
+    def setup_context(context: Any, inputs: tuple[torch.Tensor], output: torch.Tensor) -> None:
+        context.save_for_backward(*inputs)
+        context.save_for_forward(*inputs)
+
+    @staticmethod
+    def backward(context: Any, gradient: torch.Tensor) -> torch.Tensor:
+        return _times_slope(gradient, *context.saved_tensors)
+
+    @staticmethod
+    def jvp(context: Any, tangent: torch.Tensor) -> torch.Tensor:
+        return _times_slope(tangent, *context.saved_tensors)
+
+
+def _times_slope(x: torch.Tensor, at: torch.Tensor) -> torch.Tensor:
+    """x times the derivative of quick_gelu."""
+    scaled = 1.702 * at
+    if not (torch.is_grad_enabled() and (x.requires_grad or at.requires_grad)):
+        return torch.ops.aten.silu_backward(x, scaled)
+    share = scaled.sigmoid()  # what can be differentiated again
+    return x * share * (1 + scaled * (1 - share))
 
 
 ACTIVATIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
