@@ -2,9 +2,13 @@
 
 import json
 import math
+import mmap
+import platform
 import random
 import shutil
 import signal
+import subprocess
+import sys
 from dataclasses import asdict, replace
 from pathlib import Path
 
@@ -304,6 +308,37 @@ def test_muon_is_torchs_muon(monkeypatch, at_once):
                 torch.testing.assert_close(*momenta, rtol=1e-6, atol=1e-7)
     with pytest.raises(ValueError, match="closures"):
         own.step(lambda: 0.0)
+
+
+FAULTS = """
+import contextlib, resource, sys, torch
+from asterism.training.run.heap import kept_memory
+
+def faults(rounds):
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+    for _ in range(rounds):
+        blocks = [torch.ones(2**20) for _ in range(5)]  # of 4 MiB
+        del blocks
+    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
+
+with kept_memory() if sys.argv[1] == "kept" else contextlib.nullcontext():
+    faults(3)
+    print(faults(20))
+print(faults(1))
+"""
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="only glibc can be told to keep memory")
+def test_memory_is_kept_from_step_to_step_and_given_back_after():
+    def count(how: str) -> tuple[int, int]:
+        found = subprocess.run([sys.executable, "-c", FAULTS, how], capture_output=True, text=True, check=True).stdout
+        within, after = map(int, found.split())
+        return within, after
+
+    pages = 5 * 2**22 // mmap.PAGESIZE
+    assert count("left alone")[0] > 10 * pages
+    within, after = count("kept")
+    assert within < pages and after > pages / 2
 
 
 def test_a_time_budget_ends_the_run(tiny, tmp_path):

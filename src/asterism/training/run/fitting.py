@@ -25,6 +25,7 @@ from asterism.randomness import derive, isolated
 from asterism.training.objectives.objective import Report
 from asterism.training.run.checkpoint import TrainingState, first_not_finite, load_checkpoint
 from asterism.training.run.folder import RunFolder
+from asterism.training.run.heap import kept_memory
 from asterism.training.run.loop import Loop, loop_arguments, undisturbed
 from asterism.training.run.optimizer import make_optimizer
 from asterism.training.run.picture import draw_history
@@ -40,7 +41,7 @@ def fit(setup: Setup, run: RunFolder, *, resume: bool, progress: bool) -> Report
     Raises DataError if its data were others, and what `train` raises.
     """
     config = setup.config
-    with undisturbed(), isolated(derive(config.seed)), ExitStack() as stack:
+    with undisturbed(), kept_memory(), isolated(derive(config.seed)), ExitStack() as stack:
         display = stack.enter_context(closing(make_display(progress)))
         arguments = loop_arguments(config, run)
         prices = run.read_prices() if resume else _prices(setup, arguments.device)
