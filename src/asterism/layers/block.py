@@ -28,7 +28,7 @@ def quick_gelu(x: torch.Tensor) -> torch.Tensor:
     """x * sigmoid(1.702 x), the activation of the paper, through the fused silu(y) = y * sigmoid(y)."""
     if torch.compiler.is_compiling():  # which fuses by itself what is written out below
         return F.silu(1.702 * x) / 1.702
-    activated: torch.Tensor = _QuickGelu.apply(x)  # type: ignore[no-untyped-call]
+    activated: torch.Tensor = _QuickGelu.apply(x)
     return activated
 
 

@@ -112,7 +112,7 @@ def turn(heads: torch.Tensor, cosine: torch.Tensor, sine: torch.Tensor) -> torch
         first, second = heads.to(cosine.dtype).chunk(2, dim=-1)
         pairs = first * cosine - second * sine, second * cosine + first * sine
         return torch.cat(pairs, dim=-1).to(heads.dtype)
-    turned: torch.Tensor = _Turn.apply(heads, cosine, sine, 1.0)  # type: ignore[no-untyped-call]
+    turned: torch.Tensor = _Turn.apply(heads, cosine, sine, 1.0)
     return turned
 
 
