@@ -22,24 +22,42 @@ void load_output(const Problem& p, int64_t at, float* to) {
     std::memcpy(to, out, p.value_dim * sizeof(float));
   } else {
     const Element* residual = static_cast<const Element*>(p.residual) + at * p.value_dim;
-    for (int64_t d = 0; d < p.value_dim; ++d) to[d] = Kind::widen(out[d]) + Kind::widen(residual[d]);
+    int64_t d = 0;
+    for (; d + kLanes <= p.value_dim; d += kLanes) store(to + d, load_floats(out + d) + load_floats(residual + d));
+    for (; d < p.value_dim; ++d) to[d] = Kind::widen(out[d]) + Kind::widen(residual[d]);
   }
 }
 
-// `whole` is spoilt.
+// Rounds to bfloat16; returns what that takes. Infinity has no remainder.
+inline Vector round_off(Vector x, uint16_t* to) {
+#ifdef __AVX512BF16__
+  const __m256bh halves = _mm512_cvtneps_pbh((__m512)x);
+  std::memcpy(to, &halves, sizeof(halves));
+  const Vector rest = x - (Vector)_mm512_slli_epi32(_mm512_cvtepu16_epi32((__m256i)halves), 16);
+#else
+  for (int i = 0; i < kLanes; ++i) to[i] = float_to_bfloat16(x[i]);
+  const Vector rest = x - load_floats(to);
+#endif
+  return rest - rest == Vector{} ? rest : Vector{};
+}
+
+inline float round_off(float x, uint16_t* to) {
+  *to = float_to_bfloat16(x);
+  const float rest = x - bfloat16_to_float(*to);
+  return std::isfinite(rest) ? rest : 0;
+}
+
 template <class Kind>
-void store_output(const Problem& p, int64_t at, float* whole) {
+void store_output(const Problem& p, int64_t at, const float* whole) {
   using Element = typename Kind::Element;
   Element* out = static_cast<Element*>(p.out) + at * p.value_dim;
   if constexpr (std::is_same_v<Element, float>) {
     std::memcpy(out, whole, p.value_dim * sizeof(float));
   } else {
-    round_to_bfloat16(whole, p.value_dim, out);
-    for (int64_t d = 0; d < p.value_dim; ++d) {
-      const float rest = whole[d] - Kind::widen(out[d]);
-      whole[d] = std::isfinite(rest) ? rest : 0;  // infinity has no remainder
-    }
-    round_to_bfloat16(whole, p.value_dim, static_cast<Element*>(p.residual) + at * p.value_dim);
+    Element* residual = static_cast<Element*>(p.residual) + at * p.value_dim;
+    int64_t d = 0;
+    for (; d + kLanes <= p.value_dim; d += kLanes) round_off(round_off(load(whole + d), out + d), residual + d);
+    for (; d < p.value_dim; ++d) round_off(round_off(whole[d], out + d), residual + d);
   }
 }
 
