@@ -26,16 +26,18 @@ struct Split {  // a row that is cut: its parts are [first, past), and at `past`
 };
 
 constexpr int64_t kShortestPart = 64;  // tiles; shorter rows are never cut
+constexpr int64_t kRowsPerThread = 32;  // in a phase, at least, where the heads have so many
 constexpr int64_t kFewestPieces = 512;  // longer rows than such a share of the pass are cut, whatever the threads
 
-// The tile rows of a pass: long ones cut, so that none holds the others up, and the longest first. The number of threads
+// The tile rows of heads [first, past) in a pass: long ones cut, so that none holds the others up, and the longest first. The number of threads
 // has no part in it, so that it has none in the results.
 class Pieces {
  public:
   // starting[head]: the pass that is the first to write a head's queries, and writes all of them.
-  Pieces(const Problem& p, const Batch& batch, int64_t number, const std::vector<int64_t>& starting) {
-    const int64_t units = p.batch * p.heads, longest = longest_part(p, batch, number);
-    for (int64_t unit = 0; unit < units; ++unit) {
+  Pieces(const Problem& p, const Batch& batch, int64_t number, int64_t first, int64_t past,
+         const std::vector<int64_t>& starting) {
+    const int64_t longest = longest_part(p, batch, number);
+    for (int64_t unit = first; unit < past; ++unit) {
       const Pass& pass = batch.pass(number, unit / p.heads);
       const int64_t* offsets = offsets_of(pass, unit % p.heads);
       for (int64_t row = 0; offsets && row < pass.n_rows; ++row)
@@ -81,10 +83,20 @@ class Forward {
   void run() {
     for (int64_t head = 0; head < p_.heads; ++head) starting_[head] = starting_pass(head);
     clear();
-    for (int64_t i = 0; i < p_.n_passes; ++i) run_pass(i);
+    const int64_t units = p_.batch * p_.heads, wave = heads_in_work(units);
+    for (int64_t first = 0; first < units; first += wave)
+      for (int64_t i = 0; i < p_.n_passes; ++i) run_pass(i, first, std::min(units, first + wave));
   }
 
  private:
+  // Several passes go over a few heads at a time, so that the next one finds in the cache what the last one left; but
+  // there must be rows enough for all threads.
+  int64_t heads_in_work(int64_t units) const {
+    if (p_.n_passes < 2) return units;
+    const int64_t rows = (p_.n_queries + p_.tile - 1) / p_.tile, wanted = kRowsPerThread * std::max(1, p_.threads);
+    return heads_at_a_time(units, p_.n_queries * p_.value_dim * 4, (wanted + rows - 1) / std::max<int64_t>(rows, 1));
+  }
+
   int64_t starting_pass(int64_t head) const {
     for (int64_t i = 0; i < p_.n_passes; ++i)
       if (p_.passes[i].list_of_head[head] >= 0) return p_.passes[i].n_queries == p_.n_queries ? i : -1;
@@ -103,8 +115,8 @@ class Forward {
     });
   }
 
-  void run_pass(int64_t number) {
-    const Pieces cut(p_, batch_, number, starting_);
+  void run_pass(int64_t number, int64_t first, int64_t past) {
+    const Pieces cut(p_, batch_, number, first, past, starting_);
     const int64_t part_floats = p_.tile * (p_.value_dim + 1);
     Sums parts;
     parts.reset(cut.parts * part_floats);
