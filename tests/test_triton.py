@@ -1,7 +1,7 @@
 """The Triton kernels against float64 formulas: on a GPU where there is one, else under Triton's interpreter.
 
 Cases, oracle and tolerances are those of kernel_cases. The interpreter shows that the arithmetic, the tables and the
-indexing are right; that the kernels compile for a GPU is tested apart, without one.
+indexing are right; what the kernels compile to for a GPU is tested in test_triton_compiled.py, without one.
 """
 
 import math
@@ -82,17 +82,12 @@ def on_the_device(monkeypatch):
 
 
 @pytest.fixture(autouse=True)
-def whole_tiles(monkeypatch, request):
+def whole_tiles(monkeypatch):
     """The interpreter takes its time per operation, whatever the size: it gets blocks as large as tiles."""
-    if DEVICE.type == "cpu" and "tables_of_blocks" not in request.fixturenames:
+    if DEVICE.type == "cpu":
         blocks = {key: kernel._Blocks(128, 128, 4, 1) for key in kernel._BLOCKS}
         monkeypatch.setattr(kernel, "_BLOCKS", blocks)
-
-
-@pytest.fixture
-def tables_of_blocks():
-    """The table of block sizes as users have it."""
-    return kernel._BLOCKS
+        monkeypatch.setattr(kernel, "_IN_SHORT_TILES", {})
 
 
 @pytest.fixture
@@ -401,88 +396,6 @@ def test_offsets_reach_2_to_the_33_elements():
     command = [sys.executable, "-W", "ignore", "-c", FAR]
     ended = subprocess.run(command, capture_output=True, text=True, timeout=300)
     assert ended.stdout == "equal\n", ended.stderr[-2000:]
-
-
-# ---------------------------------------------------------------------------------------------------------------------
-# Compiling, without a GPU.
-
-COMPILE = '''
-import re, sys
-import torch
-import triton
-from triton.backends.compiler import GPUTarget
-from asterism.compiler import compile_pattern
-from asterism.kernels import _triton_tables
-from asterism.kernels import triton as kernel
-from asterism.kernels.operands import Operands
-
-SHARED = 232448
-
-class Hopper:
-    """A driver that names a GPU which is not there."""
-    get_current_target = staticmethod(lambda: GPUTarget("cuda", 90, 32))
-    get_current_device = staticmethod(lambda: 0)
-    get_current_stream = staticmethod(lambda device=None: 0)
-
-def compile_only(function, programs, arguments):
-    if not programs:
-        return
-    compiled = function.warmup(grid=(programs,), **arguments)
-    name = function.fn.__name__
-    assert compiled.asm["cubin"]
-    assert compiled.metadata.shared <= SHARED, (name, compiled.metadata.shared)
-    addition = r"tt\\.addptr .*: (?:tensor<\\S*)?!tt\\.ptr<(f16|bf16|f32)>.*[, x<](i\\d+)>?(?: loc|$)"
-    offsets = re.findall(addition, compiled.asm["ttir"], re.M)
-    assert offsets and {width for _, width in offsets} <= {"i64"}, (name, offsets)
-    assert "tf32" not in compiled.asm["ttir"]
-    print(name)
-
-triton.runtime.driver.set_active(Hopper())
-kernel._launch = compile_only
-_triton_tables._SHORTEST_PIECE = 128
-dtype, width, tile, masked = getattr(torch, sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]), sys.argv[4] == "masked"
-n = 600
-q, k, v = (torch.zeros(2, heads, n, width, dtype=dtype) for heads in (4, 2, 2))
-key_mask = torch.ones(2, n, dtype=torch.bool) if masked else None
-segments = torch.zeros(2, n, dtype=torch.int64) if masked else None
-plan = compile_pattern("strided(7) | global_tokens(0)", n, tile=tile)
-operands = Operands(q, k, v, key_mask, segments, None, plan.pattern, 0, 0.1)
-vars(operands)["plan"] = plan  # with tiles of this size
-attended = kernel._forward(operands)
-kernel._backward(operands, attended, torch.zeros_like(attended.out), torch.zeros_like(attended.lse), [True] * 3)
-kernel.triton_decode(q[:, :, :1], k, v, torch.ones(1, 1, 1, n, dtype=torch.bool), 0.1)
-'''
-
-
-@pytest.mark.parametrize("memory", (99 * 2**10, 163 * 2**10, 227 * 2**10))
-def test_blocks_fit_into_the_memory_of_a_core(memory, tables_of_blocks):
-    """Consumer GPUs, A100 and H100. What a program keeps and what its stages load; Triton needs a little more."""
-    for name, element_size, width in tables_of_blocks:
-        blocks = kernel._blocks(name, element_size, (width, width), 128, memory)
-        kept, streamed = (blocks.keys, blocks.queries) if name == "grad_kv" else (blocks.queries, blocks.keys)
-        assert (kept + streamed * blocks.stages) * 2 * width * element_size <= memory
-        assert blocks.stages >= 1
-
-
-@pytest.mark.parametrize(
-    ("dtype", "width", "tile", "masked"),
-    [
-        ("float16", 16, 32, "masked"),
-        *(
-            pytest.param(dtype, width, tile, masked, marks=pytest.mark.slow)
-            for dtype in ("bfloat16", "float32")
-            for width, tile, masked in ((5, 16, "masked"), (64, 64, "plain"), (80, 128, "plain"), (256, 128, "masked"))
-        ),
-    ],
-)
-def test_the_kernels_compile_for_a_gpu(dtype, width, tile, masked):
-    """Every launch of a forward, a backward and a decoding call, for Hopper; offsets into tensors are 64 bits wide."""
-    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
-    command = [sys.executable, "-c", COMPILE, dtype, str(width), str(tile), masked]
-    ended = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=600)
-    assert ended.returncode == 0, ended.stderr[-2000:]
-    names = {"forward", "merge_pieces", "prepare", "grad_q", "grad_kv", "add_pieces", "decode"}
-    assert set(ended.stdout.split()) == names
 
 
 # ---------------------------------------------------------------------------------------------------------------------

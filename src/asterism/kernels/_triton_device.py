@@ -197,8 +197,12 @@ def _readable(
         allowed = allowed & live[None, :]
         read = read & live
     if segments is not None:
-        allowed = allowed & (query_segments[:, None] == tl.load(segments + batch_keys + keys)[None, :])
-        read = tl.max(allowed.to(tl.int32), 0) != 0
+        key_segments = tl.load(segments + batch_keys + keys)
+        allowed = allowed & (query_segments[:, None] == key_segments[None, :])
+        # Keys first: a thread then reduces over queries that it shares out, and keeps few of their segments at hand.
+        met = _permitted(masks, kind, query_slots, first_key, TILE, WORDS, BLOCK_N, True)
+        met = met & (key_segments[:, None] == query_segments[None, :])
+        read = read & (tl.max(met.to(tl.int32), 1) != 0)
     return allowed, read
 
 

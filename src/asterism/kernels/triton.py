@@ -100,15 +100,31 @@ _BLOCKS = {
 }
 """By kernel, bytes of an element and padded head_dim; never more than the plan's tile."""
 
+_IN_SHORT_TILES = {
+    ("forward", 2, 128): _Blocks(64, 64, 4, 3),
+    ("grad_q", 2, 64): _Blocks(64, 64, 4, 2),
+    ("grad_q", 2, 128): _Blocks(64, 64, 4, 2),
+    ("grad_kv", 2, 64): _Blocks(64, 64, 4, 2),
+    ("grad_kv", 2, 128): _Blocks(32, 64, 4, 2),
+}
+"""What replaces them in tiles of 64 and less. Four warps multiply 64 rows: on 64 rows, four more repeat their work."""
+
+_WITH_SEGMENTS = {("forward", 2, 64): _Blocks(128, 64, 8, 3)}
+"""What replaces them in larger tiles where segments are compared, for which four warps lack the registers."""
+
 
 def _padded(width: int) -> int:
     """The width that Triton's matrix products take."""
     return max(16, 1 << (width - 1).bit_length())
 
 
-def _blocks(kernel: str, element_size: int, widths: tuple[int, int], tile: int, memory: int) -> _Blocks:
+def _blocks(
+    kernel: str, element_size: int, widths: tuple[int, int], tile: int, segmented: bool, memory: int
+) -> _Blocks:
     """Block sizes for padded widths of keys and values, with as many stages as `memory` bytes of a GPU's core hold."""
-    chosen = _BLOCKS[kernel, element_size, max(64, *widths)]
+    key = kernel, element_size, max(64, *widths)
+    special = _IN_SHORT_TILES if tile <= 64 else _WITH_SEGMENTS if segmented else {}
+    chosen = special.get(key, _BLOCKS[key])
     queries, keys = min(chosen.queries, tile), min(chosen.keys, tile)
     kept, streamed = (keys, queries) if kernel == "grad_kv" else (queries, keys)
     free = memory - kept * sum(widths) * element_size
@@ -185,7 +201,8 @@ class _Call:
     def blocks(self, kernel: str) -> tuple[_Blocks, dict[str, int]]:
         """Block sizes, and the arguments that tell a kernel of them."""
         widths = _padded(self.width), _padded(self.value_width)
-        blocks = _blocks(kernel, self.q.element_size(), widths, self.program.tile, _memory(self.q.device))
+        segmented, memory = self.segments is not None, _memory(self.q.device)
+        blocks = _blocks(kernel, self.q.element_size(), widths, self.program.tile, segmented, memory)
         return blocks, {
             "BLOCK_M": blocks.queries,
             "BLOCK_N": blocks.keys,
