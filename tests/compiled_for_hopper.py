@@ -23,11 +23,11 @@ REGISTERS = 2**16
 class Launch:
     """What a compiled kernel holds.
 
-    products    multiply-adds per program for which there are matrix instructions, each loop counted once
-    instructions  their kinds: "wgmma" for four warps at a time, "mma" for one
-    narrow      bytes of such tensors that no copy or load of 16 bytes brings, among those that TTGIR asks for
-    spills      loads and stores of spilled registers: inside loops, and in all
-    resident    programs that a core holds at a time, by registers, shared memory and warps
+    products      multiply-adds of a program's matrix instructions, each loop counted once
+    instructions  their kinds: "wgmma" for four warps together, "mma" for one
+    narrow        bytes of the tiles of 16-bit numbers that TTGIR reads, less what the object reads 16 bytes at a time
+    spills        loads and stores of spilled registers in the text, inside loops and in all
+    resident      programs that a core holds at a time, by registers, shared memory and warps
     """
 
     name: str
