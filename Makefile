@@ -47,7 +47,7 @@ long-range: $(STAMP)  ## Tasks that need length, read whole and cut to 512 token
 
 gpu-check:  ## With a Python that has a GPU (PYTHON=...): its tests and figures, into benchmarks/results
 	@$(PYTHON) -c 'import sys, torch; sys.exit(None if torch.cuda.is_available() else "make gpu-check needs a GPU that PyTorch finds; PYTHON=... names the Python to use")'
-	PYTHONPATH=src $(PYTHON) -m pytest -m "slow or not slow" tests/test_triton.py tests/test_flex.py
+	PYTHONPATH=src $(PYTHON) -m pytest -m "slow or not slow" tests/test_triton.py tests/test_triton_compiled.py tests/test_flex.py
 	PYTHONPATH=src $(PYTHON) -m asterism.cli.main bench --device cuda --head-dim 128 -n 16384 65536 --dtypes bfloat16 \
 		--output benchmarks/results/$(GPU).json --plot benchmarks/results/$(GPU).png
 
