@@ -192,6 +192,7 @@ def test_a_folder_that_knows_no_locks_is_no_obstacle(counted, monkeypatch):
         ('{"version": 1, "matrix_rates": {"float32": 1.0, "bfloat16": -1.0}}', "-1.0"),
         ('{"version": 1, "matrix_rates": {"float32": 1.0, "bfloat16": Infinity}}', "inf"),
         ('{"version": 1, "matrix_rates": {"float32": "fast", "bfloat16": true}}', "'fast'"),
+        ('{"version": 1, "matrix_rates": {"float32": 1' + 400 * "0" + ', "bfloat16": 1.0}}', "not a positive number"),
         ('{"version": 1, "nanoseconds": [1]}', "list"),
         ('{"version": 1, "nanoseconds": {"float32": {"forward": {"cpu": []}}}}', "no points for cpu, float32, forward"),
         ('{"version": 1, "nanoseconds": {"float32": {"forward": {"cpu": [[1, 2, 3]]}}}}', "no point"),
@@ -220,6 +221,26 @@ def test_bytes_that_are_no_text(counted):
     the_file().write_bytes(b"\xff\xfe\x00")
     found, complaint = figures.stored(torch.get_num_threads())
     assert found == Figures() and str(the_file()) in complaint
+
+
+@pytest.mark.parametrize("kind", ("pipe", "endless", "huge"))
+def test_what_is_no_file_of_ours_is_not_read(counted, kind):
+    """A pipe would keep us waiting for ever, the others would fill the memory."""
+    calibration.matrix_rates()
+    path = the_file()
+    path.unlink()
+    if kind == "pipe":
+        os.mkfifo(path)
+    elif kind == "endless":
+        path.symlink_to("/dev/zero")
+    else:
+        path.touch()
+        os.truncate(path, 2**40)
+    code = "import sys, resource; resource.setrlimit(resource.RLIMIT_AS, (8 << 30, 8 << 30));"
+    code += "from asterism.kernels import figures; print(figures.stored(int(sys.argv[1])).complaint)"
+    command = [sys.executable, "-c", code, str(torch.get_num_threads())]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
+    assert str(path) in done.stdout and "no file of figures" in done.stdout, done.stdout
 
 
 def test_where_nothing_can_be_kept_the_process_goes_on(counted, caplog, tmp_path, monkeypatch):

@@ -9,8 +9,9 @@ import fcntl
 import hashlib
 import itertools
 import json
-import math
 import os
+import stat
+import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -30,6 +31,9 @@ Points = Sequence[Sequence[float]]
 
 VERSION = 1
 """Raised when the meaning of a field changes."""
+
+_LARGEST = 2**20
+"""Bytes of a file that is read; what is measured takes some thousands."""
 
 _LONGEST_WAIT = 10.0
 """Seconds to wait for another process that measures."""
@@ -87,7 +91,8 @@ def _require_points(name: str, points: Any) -> None:
 
 
 def _require_measured(name: str, value: object) -> None:
-    if not isinstance(value, float | int) or isinstance(value, bool) or not (math.isfinite(value) and value > 0):
+    # Compared, not converted: a whole number of JSON may be too large for any float.
+    if not isinstance(value, float | int) or isinstance(value, bool) or not 0 < value <= sys.float_info.max:
         raise ValueError(f"{name} is {shown(value)}, not a positive number")
 
 
@@ -109,12 +114,22 @@ def stored(threads: int) -> Stored:
     for folder in _folders([]):
         path = folder / file_name(threads)
         try:
-            return Stored(_figures(json.loads(path.read_text())))
+            return Stored(_figures(json.loads(_read(path))))
         except FileNotFoundError:
             continue
         except (OSError, ValueError, TypeError, AttributeError, RecursionError) as error:
             return Stored(Figures(), f"{path}: {' '.join(str(error).split())[:200]}")
     return Stored(Figures())
+
+
+def _read(path: Path) -> str:
+    """What a file holds. Raises OSError for a pipe or device, which may never end, or what is far too large."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)  # opening a pipe would wait for somebody to write
+    with open(descriptor, "rb") as file:
+        seen = os.fstat(descriptor)
+        if not stat.S_ISREG(seen.st_mode) or seen.st_size > _LARGEST:
+            raise OSError(f"it is no file of figures: remove it (mode {seen.st_mode:o}, {seen.st_size} bytes)")
+        return file.read(_LARGEST).decode()
 
 
 def keep(threads: int, change: Callable[[Figures], Figures]) -> Path:
