@@ -32,7 +32,7 @@ def fresh(tmp_path, monkeypatch):
     """A machine on which nothing was measured yet, with measuring on; the fused kernel is there."""
     library()
     monkeypatch.setenv("ASTERISM_CACHE", str(tmp_path / "cache"))
-    monkeypatch.delenv("ASTERISM_CALIBRATE", raising=False)
+    monkeypatch.setenv("ASTERISM_CALIBRATE", "1")  # also while other tests run
     start_again(monkeypatch)
     yield
     choice._answer.cache_clear()
@@ -121,6 +121,15 @@ def test_switched_off_it_is_what_comes_with_the_library(counted, monkeypatch):
     monkeypatch.setenv("ASTERISM_CALIBRATE", "0")
     assert calibration.matrix_rates() == cost.shipped_matrix_rates()
     assert not counted and not Path(os.environ["ASTERISM_CACHE"]).exists()
+
+
+def test_a_busy_machine_is_not_measured(counted, monkeypatch):
+    """Figures taken there were thirty times too dear; what comes with the library is nearer."""
+    monkeypatch.delenv("ASTERISM_CALIBRATE")
+    monkeypatch.setattr(os, "getloadavg", lambda: (os.cpu_count() + 1.5, 0, 0))
+    assert calibration.matrix_rates() == cost.shipped_matrix_rates() and not counted
+    monkeypatch.setattr(os, "getloadavg", lambda: (os.cpu_count() + 0.5, 0, 0))
+    assert calibration.matrix_rates() == RATES and len(counted) == 1
 
 
 def test_a_forked_child_does_not_measure(counted):

@@ -2,7 +2,7 @@
 
 What was measured holds for a machine, a kernel, a version of PyTorch and a number of threads (`figures.py`); the
 figures that come with the library answer until then, and where nothing may be measured. Invariant: one measurement at
-a time, none in a forked child, and none with ASTERISM_CALIBRATE=0.
+a time, none in a forked child, none with ASTERISM_CALIBRATE=0, and none on a busy machine unless that is 1.
 """
 
 import logging
@@ -48,8 +48,13 @@ def is_switched_off() -> bool:
 
 
 def may_measure() -> bool:
-    """Whether this process may measure at need."""
-    return not (is_switched_off() or _MACHINE.is_forked)
+    """Whether this process may measure at need: what is seen on a busy machine is how busy it is."""
+    return not (is_switched_off() or _MACHINE.is_forked or (is_busy() and os.environ.get("ASTERISM_CALIBRATE") != "1"))
+
+
+def is_busy() -> bool:
+    """Whether more work waits for this machine's processors than they can do, on average over the last minute."""
+    return os.getloadavg()[0] > (os.cpu_count() or 1) + 1
 
 
 def matrix_rates() -> dict[str, float]:
@@ -60,7 +65,9 @@ def matrix_rates() -> dict[str, float]:
     """
     threads = torch.get_num_threads()
     if may_measure():
-        known = _MACHINE.measured(threads, lambda one: bool(one.matrix_rates), partial(_products, threads))
+        known = _MACHINE.measured(
+            "matrix products", threads, lambda one: bool(one.matrix_rates), partial(_products, threads)
+        )
     else:
         known = _MACHINE.known(threads)
     return dict(known.matrix_rates) or shipped_matrix_rates()
@@ -79,7 +86,8 @@ def measured_prices(cell: Cell, tiles: str) -> Prices:
         def has(figures: Figures) -> bool:
             return tiles in figures.prices(cell.dtype, cell.direction)
 
-        _MACHINE.measured(cell.threads, has, partial(_attention, cell, [tiles]))
+        what = f"attention in {cell.dtype}, {cell.direction}"
+        _MACHINE.measured(what, cell.threads, has, partial(_attention, cell, [tiles]))
     return known_prices(cell, tiles)
 
 
@@ -153,19 +161,21 @@ class _Machine:
                 self.figures[threads] = found.figures
             return self.figures[threads]
 
-    def measured(self, threads: int, has: Callable[[Figures], bool], measure: Callable[[], Change]) -> Figures:
-        """Figures that have what is asked for: known ones, those of another process, or what `measure` gives."""
+    def measured(
+        self, what: str, threads: int, has: Callable[[Figures], bool], measure: Callable[[], Change]
+    ) -> Figures:
+        """Figures that have `what` is asked for: known ones, those of another process, or what `measure` gives."""
         if has(self._own(threads)):
             return self.figures[threads]
         with self.measuring, alone():
             if not has(self.figures[threads]):
                 found = stored(threads).figures
-                self.figures[threads] = found if has(found) else self._measure(threads, measure)
+                self.figures[threads] = found if has(found) else self._measure(what, threads, measure)
         return self.figures[threads]
 
-    def _measure(self, threads: int, measure: Callable[[], Change]) -> Figures:
+    def _measure(self, what: str, threads: int, measure: Callable[[], Change]) -> Figures:
         """Where nothing can be kept, this process goes on with what it measured, and says so."""
-        _log.warning("measuring how fast this machine is, once, in two seconds; ASTERISM_CALIBRATE=0 switches it off")
+        _log.warning("measuring this machine's speed at %s, once; ASTERISM_CALIBRATE=0 switches it off", what)
         change = _apart(measure)
         try:
             keep(threads, change)
