@@ -72,7 +72,8 @@ def attend(
     "flex" (PyTorch's FlexAttention; on CPUs without gradients), "reference" (the oracle, O(n^2) memory), or "auto": the
     fastest implementation of tiles that there is for the operands, or dense where that is cheaper on this machine. The
     first long call for which this is open measures it, once, in two seconds, unless the machine is busy
-    (ASTERISM_CALIBRATE=0 switches that off, `asterism bench --calibrate` renews it). Equal calls of a process are answered by the same implementation.
+    (ASTERISM_CALIBRATE=0 switches that off, `asterism bench --calibrate` renews it). Equal calls of a process are
+    answered by the same implementation.
     Raises KernelError for tensors that do not fit each other or the implementation, PatternError for the pattern.
     """
     text = _text(pattern)
