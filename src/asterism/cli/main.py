@@ -40,7 +40,6 @@ _EXTRAS = {
     "accelerate": "train",
     "tensorboard": "train",
     "matplotlib": "plot",
-    "scipy": "scipy",
 }
 
 

@@ -10,7 +10,6 @@ rest only one tile per signature is looked at pair by pair. The work grows with 
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from functools import lru_cache, reduce
-from importlib.util import find_spec
 from itertools import product
 from operator import or_
 
@@ -150,7 +149,7 @@ def _layouts(term: Pattern) -> list[Layout]:
                 found.append(KeySubset(literal))
             case GlobalQueries():
                 found.append(QuerySubset(literal))
-            case Explicit() if find_spec("scipy"):  # an optional dependency: without it the order is the natural one
+            case Explicit():
                 found.append(Reordered(literal))
             case _:
                 pass
