@@ -60,14 +60,16 @@ def _sparse(tokens: int) -> Sequence[str]:
     return [f"window(left={tokens // 4})"]
 
 
-_TILES: Callable[[int], Sequence[str]] = lambda tokens: ["causal()", *_sparse(tokens)]  # noqa: E731
+def _causal_and_sparse(tokens: int) -> Sequence[str]:
+    return ["causal()", *_sparse(tokens)]
+
 
 WAYS = {
     "dense full": Way(FULL, lambda tokens: ["dense()"]),
     "dense causal": Way(CAUSAL, lambda tokens: ["causal()"]),
     "dense sparse": Way(MASKED, _sparse),
-    "cpu": Way(CPU, _TILES),
-    "eager": Way(EAGER, _TILES),
+    "cpu": Way(CPU, _causal_and_sparse),
+    "eager": Way(EAGER, _causal_and_sparse),
 }
 """The ways to compute attention on a CPU, by the names that prices have."""
 
