@@ -1,6 +1,6 @@
 """From a plan to numbers: functions of (q, k, v, pattern) that know nothing of models."""
 
-from asterism.kernels.attend import attend, decode
+from asterism.kernels.attend import attend, decode, decode_slots
 from asterism.kernels.calibration import matrix_rates
 from asterism.kernels.choice import IMPLEMENTATIONS
 from asterism.kernels.distance import SoftSpan, attend_by_distance, decode_by_distance
@@ -13,6 +13,7 @@ __all__ = [
     "attend_by_distance",
     "decode",
     "decode_by_distance",
+    "decode_slots",
     "matrix_rates",
     "readable",
 ]

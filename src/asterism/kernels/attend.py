@@ -1,16 +1,26 @@
 """The single door to attention: it checks the tensors, has a kernel chosen, and calls it.
 
 Every implementation computes the same numbers; choosing one never changes the meaning. `attend` takes the queries of
-one stretch of a sequence and all its keys, `decode` a few queries and the keys that a cache has kept.
+one stretch of a sequence and all its keys, `decode` a few queries and the keys that a cache has kept, `decode_slots`
+the same where the caller knows which slots may be read.
 """
 
+from collections.abc import Callable
 from typing import Literal, TypedDict, Unpack, overload
 
 import torch
 from torch import Tensor
 
 from asterism.errors import PatternError
-from asterism.kernels.checks import autocast, check_offset, check_positions, check_scale, check_tensors, check_types
+from asterism.kernels.checks import (
+    autocast,
+    check_allowed,
+    check_offset,
+    check_positions,
+    check_scale,
+    check_tensors,
+    check_types,
+)
 from asterism.kernels.choice import choose, choose_for_cache
 from asterism.kernels.masks import readable
 from asterism.kernels.operands import Attended, Operands, default_scale
@@ -124,16 +134,67 @@ def decode(
     rule.check_heads(q.shape[1])
     require_prefix_stable(rule)
     scale = default_scale(q) if scale is None else check_scale(scale)
-    wide = torch.promote_types(q.dtype, torch.float32)
-    outs, lses = [q.new_zeros((*q.shape[:2], 0, v.shape[-1]))], [q.new_zeros((*q.shape[:2], 0), dtype=wide)]
-    for start in range(0, q.shape[2], _DECODED_AT_A_TIME):
-        chunk = slice(start, start + _DECODED_AT_A_TIME)
-        allowed = readable(rule, query_positions[:, chunk], key_positions).to(q.device).expand(q.shape[0], -1, -1, -1)
-        operands = Operands(q[:, :, chunk], k, v, None, None, allowed, text, 0, scale, return_lse)
-        out, lse = choose_for_cache(operands, implementation).run(operands)
-        outs.append(out)
-        lses += [] if lse is None else [lse]
-    return _results(Attended(torch.cat(outs, dim=2), torch.cat(lses, dim=2)), return_lse)
+
+    def compute(chunk: slice) -> Attended:
+        allowed = readable(rule, query_positions[:, chunk], key_positions).to(q.device)
+        return _decoded(q[:, :, chunk], k, v, allowed, scale, return_lse, implementation)
+
+    return _results(_in_chunks(q, v, compute), return_lse)
+
+
+@overload
+def decode_slots(q: Tensor, k: Tensor, v: Tensor, allowed: Tensor, *, return_lse: Literal[False] = False,
+                 **options: Unpack[_Options]) -> Tensor: ...  # fmt: skip
+@overload
+def decode_slots(q: Tensor, k: Tensor, v: Tensor, allowed: Tensor, *, return_lse: Literal[True],
+                 **options: Unpack[_Options]) -> tuple[Tensor, Tensor]: ...  # fmt: skip
+def decode_slots(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    allowed: Tensor,
+    *,
+    scale: float | None = None,
+    return_lse: bool = False,
+    implementation: str = "auto",
+) -> Tensor | tuple[Tensor, Tensor]:
+    """Attention of a few queries against the slots of a cache, where the caller knows which slots each may read.
+
+    q is [B, H, M, D], k [B, Hkv, L, D] and v [B, Hkv, L, Dv], with any strides: views of larger buffers are read where
+    they lie. `allowed` (bool [B or 1, 1 or H, M, L], on the same device) says whether a query may read a slot; what a
+    slot holds that no query may read changes nothing, even NaN. Returns out [B, H, M, Dv] and, with `return_lse`, the
+    log-sum-exp [B, H, M], as `attend` does. `implementation` is as in `decode`.
+    Raises KernelError for tensors that do not fit each other or the implementation.
+    """
+    check_types(q=q, k=k, v=v, allowed=allowed)
+    q, k, v = autocast(q, k, v)
+    check_tensors(q, k, v, None, None)
+    check_allowed(allowed, q, k)
+    scale = default_scale(q) if scale is None else check_scale(scale)
+
+    def compute(chunk: slice) -> Attended:
+        return _decoded(q[:, :, chunk], k, v, allowed[:, :, chunk], scale, return_lse, implementation)
+
+    return _results(_in_chunks(q, v, compute), return_lse)
+
+
+def _in_chunks(q: Tensor, v: Tensor, compute: Callable[[slice], Attended]) -> Attended:
+    """What `compute` gives for a few queries at a time, put together."""
+    count = q.shape[2]
+    starts = range(0, max(1, count), _DECODED_AT_A_TIME)
+    parts = [compute(slice(start, min(count, start + _DECODED_AT_A_TIME))) for start in starts]
+    if len(parts) == 1:
+        return parts[0]
+    lses = [part.lse for part in parts if part.lse is not None]
+    return Attended(torch.cat([part.out for part in parts], dim=2), torch.cat(lses, dim=2) if lses else None)
+
+
+def _decoded(
+    q: Tensor, k: Tensor, v: Tensor, allowed: Tensor, scale: float, with_lse: bool, implementation: str
+) -> Attended:
+    allowed = allowed.expand(q.shape[0], -1, -1, -1)
+    operands = Operands(q, k, v, None, None, allowed, "", 0, scale, with_lse)
+    return choose_for_cache(operands, implementation).run(operands)
 
 
 def _text(pattern: object) -> str:

@@ -93,3 +93,16 @@ def check_positions(name: str, positions: Tensor, tokens: Tensor) -> None:
         raise KernelError(
             f"{name} must be int64 positions [{batch} or 1, {count}], got {list(positions.shape)} of {positions.dtype}"
         )
+
+
+def check_allowed(allowed: Tensor, q: Tensor, k: Tensor) -> None:
+    batch, heads, n_queries, _ = q.shape
+    n_slots = k.shape[2]
+    fits = allowed.ndim == 4 and allowed.shape[0] in (1, batch) and allowed.shape[1] in (1, heads)
+    if not fits or allowed.shape[2:] != (n_queries, n_slots) or allowed.dtype != torch.bool:
+        raise KernelError(
+            f"allowed must be bool [{batch} or 1, 1 or {heads}, {n_queries} queries, {n_slots} slots],"
+            f" got {list(allowed.shape)} of {allowed.dtype}"
+        )
+    if allowed.device != q.device:
+        raise KernelError(f"allowed must be on the device of q, {q.device}, got {allowed.device}")

@@ -1,0 +1,215 @@
+"""Attention of a few queries against slots of a cache, with who may read what given as a mask."""
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+import oracle
+import pytest
+import torch
+from kernel_cases import DTYPES, assert_as_good, implementations
+
+from asterism.errors import KernelError
+from asterism.kernels import decode, decode_slots, readable
+from asterism.patterns import parse
+
+pytestmark = pytest.mark.usefixtures("poison")
+
+
+@dataclass(frozen=True)
+class Slots:
+    """What is decoded. `lent`: keys and values are views of larger buffers; `sparse`: how many slots are allowed."""
+
+    batch: int = 2
+    heads: int = 4
+    kv_heads: int = 2
+    queries: int = 1
+    slots: int = 37
+    width: int = 8
+    value_width: int = 8
+    dtype: torch.dtype = torch.float32
+    rows_of_mask: int = 1
+    heads_of_mask: int = 1
+    sparse: float = 0.7
+    lent: bool = False
+    scale: float | None = None
+    seed: int = 0
+
+
+SLOTS = (
+    Slots(),
+    Slots(slots=0),
+    Slots(slots=1, sparse=1.0),
+    Slots(batch=1, heads=1, kv_heads=1, slots=700, width=64, value_width=64, sparse=1.0),
+    Slots(batch=1, heads=8, kv_heads=2, slots=530, width=64, value_width=64, lent=True),
+    Slots(queries=3, rows_of_mask=2, heads_of_mask=4, lent=True),
+    Slots(queries=17, slots=300, heads=6, kv_heads=2, rows_of_mask=2, width=16, value_width=32),
+    Slots(queries=300, slots=41, batch=1, heads_of_mask=4, width=5, value_width=3),
+    Slots(queries=2, heads=12, kv_heads=1, slots=65, sparse=0.05, width=33, value_width=65, scale=0.3),
+    Slots(queries=5, slots=257, heads=2, kv_heads=2, sparse=0.5, heads_of_mask=2, width=1, value_width=1, scale=-1.0),
+    Slots(slots=2100, heads=8, kv_heads=4, width=64, value_width=64, sparse=0.4, rows_of_mask=2, lent=True),
+    Slots(queries=4, heads=8, kv_heads=1, slots=90, width=256, value_width=256, scale=0.0),
+)
+
+
+@dataclass(frozen=True)
+class Given:
+    q: torch.Tensor
+    k: torch.Tensor
+    v: torch.Tensor
+    allowed: torch.Tensor
+
+    @property
+    def tensors(self):
+        return self.q, self.k, self.v
+
+    @property
+    def mask(self):
+        """bool [B, H, M, L]."""
+        return self.allowed.expand(*self.q.shape[:2], -1, -1)
+
+    def unread(self):
+        """bool [B, Hkv, L]: slots that no query of the group may read."""
+        read = self.mask.any(2).unflatten(1, (self.k.shape[1], -1)).any(2)
+        return ~read
+
+
+def given(case: Slots, poisoned: bool = True) -> Given:
+    """Tensors of a case; with `poisoned`, what nobody may read holds NaN, and so does what surrounds a view."""
+    generator = torch.Generator().manual_seed(case.seed)
+
+    def randn(*shape):
+        return torch.randn(*shape, generator=generator, dtype=torch.float64).to(case.dtype)
+
+    def kept(width):
+        shape = case.batch, case.kv_heads, case.slots, width
+        if not case.lent:
+            return randn(*shape)
+        whole = torch.full((case.batch + 1, case.slots + 9, case.kv_heads + 1, width + 3), math.nan, dtype=case.dtype)
+        view = whole[1:, 4 : 4 + case.slots, :-1, 2 : 2 + width].transpose(1, 2)
+        view.copy_(randn(*shape))
+        return view
+
+    q, k, v = randn(case.batch, case.heads, case.queries, case.width), kept(case.width), kept(case.value_width)
+    shape = min(case.rows_of_mask, case.batch), case.heads_of_mask, case.queries, case.slots
+    allowed = torch.rand(shape, generator=generator) < case.sparse
+    if case.queries > 1:
+        allowed[0, 0, -1] = False  # a query that may read nothing
+    made = Given(q, k, v, allowed)
+    if poisoned:
+        k[made.unread()] = math.nan
+        v[made.unread()] = math.nan
+    return made
+
+
+def exact(made: Given, scale: float):
+    arrays = [x.double().nan_to_num().numpy() for x in made.tensors]
+    return oracle.attention(*arrays, made.mask.numpy(), scale)
+
+
+def plain(made: Given, scale: float):
+    """Textbook attention in the dtype of the tensors."""
+    k, v = (x.nan_to_num().repeat_interleave(made.q.shape[1] // x.shape[1], dim=1) for x in (made.k, made.v))
+    some = made.mask.any(-1, keepdim=True)
+    scores = (made.q @ k.transpose(-1, -2) * scale).masked_fill(~made.mask & some, -math.inf)
+    lse = scores.logsumexp(-1) if scores.shape[-1] else scores.sum(-1)
+    return scores.softmax(-1) @ v * some, lse.masked_fill(~some[..., 0], -math.inf)
+
+
+def assert_right(made: Given, scale: float | None, out, lse=None):
+    scale = 1 / math.sqrt(made.q.shape[3]) if scale is None else scale
+    wide = torch.float64 if made.q.dtype == torch.float64 else torch.float32
+    assert out.dtype == made.q.dtype and (lse is None or lse.dtype == wide)
+    found = {"out": out} if lse is None else {"out": out, "lse": lse}
+    for name, expected, compared in zip(found, exact(made, scale), plain(made, scale), strict=False):
+        rounding = torch.finfo(found[name].dtype).eps * np.abs(expected[np.isfinite(expected)]).max(initial=0)
+        assert_as_good(name, found[name], expected, compared, made.q.dtype, rounding)
+    empty = ~made.mask.any(-1)
+    assert not out[empty].any() and (lse is None or (lse[empty] == -math.inf).all())
+
+
+@pytest.mark.parametrize("case", SLOTS, ids=str)
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_slots_against_the_oracle(case, dtype):
+    made = given(Slots(**vars(case) | {"dtype": dtype}))
+    for implementation in implementations(dtype):
+        options = {"implementation": implementation, "scale": case.scale}
+        if implementation != "dense":
+            assert_right(made, case.scale, *decode_slots(*made.tensors, made.allowed, return_lse=True, **options))
+        assert_right(made, case.scale, decode_slots(*made.tensors, made.allowed, **options))
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")  # PyTorch's compiler does
+def test_slots_by_flex():
+    made = given(Slots(queries=2))
+    assert_right(made, None, decode_slots(*made.tensors, made.allowed, implementation="flex"))
+
+
+def test_gradients_of_slots():
+    """Where gradients are asked for, an implementation that has them computes."""
+    made = given(Slots(queries=3, dtype=torch.float64), poisoned=False)
+    leaves = [x.clone().requires_grad_() for x in made.tensors]
+
+    def compute(*x):
+        out, lse = decode_slots(*x, made.allowed, return_lse=True)
+        return out, lse.masked_fill(lse == -math.inf, 0)
+
+    assert torch.autograd.gradcheck(compute, leaves)
+    for implementation in ("auto", *implementations(torch.float32)):
+        leaves = [x.float().requires_grad_() for x in made.tensors]
+        out = decode_slots(*leaves, made.allowed, implementation=implementation)
+        found = torch.autograd.grad(out.sum(), leaves)
+        arrays = [x.double().numpy() for x in made.tensors]
+        scale, mask, ones = 1 / math.sqrt(8), made.mask.numpy(), np.ones(out.shape)
+        expected = oracle.attention_gradients(*arrays, mask, scale, ones, np.zeros(out.shape[:3]))
+        for one, two in zip(found, expected, strict=True):
+            torch.testing.assert_close(one.double(), torch.from_numpy(two), rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("dtype", (torch.float32, torch.bfloat16, torch.float64), ids=str)
+@pytest.mark.parametrize("with_lse", (False, True))
+def test_slots_in_a_compiled_graph(dtype, with_lse):
+    """One graph for every number of slots, with the same results."""
+    torch.compiler.reset()
+    step = torch.compile(
+        lambda *x: decode_slots(*x, return_lse=with_lse), fullgraph=True, backend="aot_eager", dynamic=True
+    )
+    with torch.no_grad():
+        for slots in (37, 300):
+            made = given(Slots(slots=slots, dtype=dtype))
+            found = step(*made.tensors, made.allowed)
+            assert_right(made, None, *(found if with_lse else (found,)))
+
+
+def test_decode_is_slots_of_what_is_readable():
+    made = given(Slots(batch=2, slots=40), poisoned=False)
+    asked, kept = torch.tensor([[50], [44]]), torch.arange(10, 50)[None]
+    expected = decode_slots(*made.tensors, readable(parse("window(left=9)"), asked, kept))
+    assert torch.equal(decode(*made.tensors, "window(left=9)", asked, kept), expected)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    (
+        lambda x: x[:, :, :, 1:],
+        lambda x: x[:, :, :0],
+        lambda x: x[0],
+        lambda x: x.float(),
+        lambda x: x.expand(3, -1, -1, -1),
+        lambda x: x.expand(-1, 2, -1, -1),
+        lambda x: x.to("meta"),
+    ),
+    ids=("slots", "queries", "three dimensions", "floats", "batch", "heads", "device"),
+)
+def test_refuses_masks_that_do_not_fit(wrong):
+    made = given(Slots())
+    with pytest.raises(KernelError, match="^allowed must be .*$"):
+        decode_slots(*made.tensors, wrong(made.allowed))
+
+
+def test_refuses_what_is_no_mask():
+    made = given(Slots())
+    with pytest.raises(KernelError, match=r"allowed must be a torch\.Tensor, got a NoneType"):
+        decode_slots(*made.tensors, None)
+    with pytest.raises(KernelError, match="Did you mean 'eager'"):
+        decode_slots(*made.tensors, made.allowed, implementation="eagre")
