@@ -139,12 +139,6 @@ def test_slots_against_the_oracle(case, dtype):
         assert_right(made, case.scale, decode_slots(*made.tensors, made.allowed, **options))
 
 
-@pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")  # PyTorch's compiler does
-def test_slots_by_flex():
-    made = given(Slots(queries=2))
-    assert_right(made, None, decode_slots(*made.tensors, made.allowed, implementation="flex"))
-
-
 def test_gradients_of_slots():
     """Where gradients are asked for, an implementation that has them computes."""
     made = given(Slots(queries=3, dtype=torch.float64), poisoned=False)

@@ -29,7 +29,7 @@ from torch._dynamo.exc import BackendCompilerFailed
 
 from asterism import attend, compile_pattern, patterns
 from asterism.errors import KernelError
-from asterism.kernels import flex
+from asterism.kernels import decode_slots, flex
 from asterism.kernels.reference import reference
 
 pytestmark = pytest.mark.usefixtures("poison")
@@ -236,6 +236,14 @@ class TestCompiled:
         assert out.dtype == case.dtype
         compare_outputs(out, expected, compared, case.dtype)
         assert not out[~inputs.mask.any(-1)].any()
+
+    @pytest.mark.slow
+    def test_slots_of_a_cache(self):
+        generator = torch.Generator().manual_seed(0)
+        q, k, v = (torch.randn(2, heads, n, 8, generator=generator) for heads, n in ((4, 3), (2, 37), (2, 37)))
+        allowed = torch.rand(2, 4, 3, 37, generator=generator) < 0.5
+        out = decode_slots(q, k, v, allowed, implementation="flex")
+        torch.testing.assert_close(out, reference(q, k, v, allowed)[0])
 
     @pytest.mark.slow
     def test_many_shapes_stay_compiled(self):
