@@ -22,6 +22,8 @@ from transformers import (
     DynamicCache,
     Gemma2Config,
     Gemma2ForCausalLM,
+    Gemma3ForCausalLM,
+    Gemma3TextConfig,
     GPT2Config,
     GPT2LMHeadModel,
     LlamaConfig,
@@ -63,12 +65,16 @@ SIZES = {
 GROUPED = SIZES | {"num_key_value_heads": 2}
 NO_DROPOUT = {"attention_probs_dropout_prob": 0.0, "hidden_dropout_prob": 0.0}
 GPT2_SIZES = {"vocab_size": VOCABULARY, "n_embd": 32, "n_layer": LAYERS, "n_head": HEADS, "n_positions": 128}
+ALTERNATING = ["sliding_attention", "full_attention", "sliding_attention"]
 CAUSAL = {
     "llama": lambda: LlamaForCausalLM(LlamaConfig(**GROUPED)),
     "qwen2": lambda: Qwen2ForCausalLM(Qwen2Config(**GROUPED)),
     "qwen3": lambda: Qwen3ForCausalLM(Qwen3Config(**GROUPED, head_dim=8)),
     "mistral": lambda: MistralForCausalLM(MistralConfig(**GROUPED, sliding_window=None)),
     "mistral, own window": lambda: MistralForCausalLM(MistralConfig(**GROUPED, sliding_window=9)),
+    "gemma3": lambda: Gemma3ForCausalLM(
+        Gemma3TextConfig(**GROUPED, head_dim=8, sliding_window=5, layer_types=ALTERNATING)
+    ),
     "gpt2": lambda: GPT2LMHeadModel(
         GPT2Config(**GPT2_SIZES, attn_pdrop=0, resid_pdrop=0, embd_pdrop=0, pad_token_id=0, eos_token_id=None)
     ),
@@ -135,13 +141,13 @@ def dense_mask(pattern: patterns.Pattern, side: str) -> torch.Tensor:
 class DenseWithMasks:
     """A stock model whose layers get masks of their own."""
 
-    def __init__(self, model: PreTrainedModel, schedule: str, side: str) -> None:
+    def __init__(self, model: PreTrainedModel, schedule: str, side: str, native_window: str = "replace") -> None:
         self.model = model
         model.set_attn_implementation("sdpa")
         for module in model.modules():
             if hasattr(module, "layer_idx") and hasattr(module, "is_causal"):
                 mask = dense_mask(patterns.parse_schedule(schedule).layer(module.layer_idx), side)
-                if (own := self.own_window(module)) is not None:
+                if native_window == "intersect" and (own := self.own_window(module)) is not None:
                     mask = mask & dense_mask(own, side)
                 module.register_forward_pre_hook(
                     lambda module, args, kwargs, mask=mask: (args, kwargs | {"attention_mask": mask}), with_kwargs=True
@@ -153,7 +159,11 @@ class DenseWithMasks:
         if isinstance(module.config, ModernBertConfig):
             # local_attention=8 is 4 on either side.
             return patterns.window(4, 4) if module.sliding_window else None
-        return patterns.window(size - 1) if isinstance(module.config, MistralConfig) and size else None
+        if isinstance(module.config, Gemma3TextConfig) and module.sliding_window is None:
+            return None
+        return (
+            patterns.window(size - 1) if isinstance(module.config, MistralConfig | Gemma3TextConfig) and size else None
+        )
 
 
 def real_logits(model: PreTrainedModel, inputs: dict[str, torch.Tensor], **arguments) -> torch.Tensor:
@@ -179,7 +189,7 @@ def assert_close(got: torch.Tensor, expected: torch.Tensor) -> None:
 def test_a_pattern_that_covers_everything_changes_nothing(name: str, side: str) -> None:
     model, inputs = build(name), batch(side)
     expected = real_logits(model, inputs)
-    use_pattern(model, "causal()" if name in CAUSAL else "dense()")
+    use_pattern(model, "causal()" if name in CAUSAL else "dense()", native_window="intersect")
     assert_close(real_logits(model, inputs), expected)
     assert_close(real_logits(model, inputs, use_cache=False) if name in CAUSAL else expected, expected)
 
@@ -197,6 +207,43 @@ def test_logits_equal_those_of_the_dense_model_with_the_pattern_as_mask(name: st
     got = real_logits(use_pattern(build(name), text), inputs)
     assert_close(got, expected)
     assert not torch.allclose(got, real_logits(build(name), inputs), atol=1e-3)
+
+
+@pytest.mark.parametrize("side", SIDES)
+@pytest.mark.parametrize("native_window", ["replace", "intersect"])
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("mistral, own window", "sinks(first=2, window=12)"),
+        ("gemma3", "sinks(first=2, window=12)"),
+        ("modernbert", "stride(period=3) | window(left=6, right=6)"),
+    ],
+)
+@torch.no_grad()
+def test_a_window_of_the_models_own_is_replaced_or_intersected_as_asked(
+    tmp_path, name: str, text: str, native_window: str, side: str
+) -> None:
+    inputs = batch(side)
+    expected = real_logits(DenseWithMasks(build(name), text, side, native_window).model, inputs)
+    model = use_pattern(build(name), text, native_window=native_window)
+    assert_close(real_logits(model, inputs), expected)
+    other = {"replace": "intersect", "intersect": "replace"}[native_window]
+    assert not torch.allclose(real_logits(use_pattern(build(name), text, native_window=other), inputs), expected)
+    assert_close(real_logits(use_pattern(model), inputs), expected)  # as configured
+    model.save_pretrained(tmp_path)
+    loaded = type(model).from_pretrained(tmp_path, dtype=torch.float64).eval()
+    got = real_logits(loaded, inputs, **({"use_cache": False} if name in CAUSAL else {}))
+    # Gemma 3 scales its embeddings by a number that it rounds when it is built in another dtype.
+    torch.testing.assert_close(got, expected, atol=1e-4, rtol=1e-3)
+
+
+def test_a_pattern_replaces_a_window_unless_told_otherwise() -> None:
+    model = use_pattern(build("gemma3"), "window(left=9)", native_window="intersect")
+    assert model.config.asterism_native_window == "intersect"
+    assert use_pattern(model, "window(left=9)").config.asterism_native_window == "replace"
+    with pytest.raises(ConfigurationError, match='native_window must be "replace" or "intersect", got \'union\''):
+        use_pattern(model, "window(left=2)", native_window="union")
+    assert (model.config.asterism_pattern, model.config.asterism_native_window) == ("window(left=9)", "replace")
 
 
 @pytest.mark.parametrize("checkpointing", [False, True])
@@ -372,6 +419,9 @@ def test_a_pattern_can_be_changed_set_aside_and_dropped(tmp_path) -> None:
     assert_close(real_logits(use_pattern(model), inputs), wide)
     assert_close(real_logits(drop_pattern(model), inputs), dense)
     assert model.config.to_dict() == fresh and model.config._attn_implementation == "sdpa"
+    use_pattern(model, "window(left=2)", native_window="intersect")
+    assert_close(real_logits(use_pattern(model, None), inputs), dense)
+    assert model.config.to_dict() == fresh and model.config._attn_implementation == "sdpa"
     assert model.generate(**inputs, max_new_tokens=3).shape == (3, COLUMNS + 3)
     with pytest.raises(ConfigurationError, match="configuration names no pattern"):
         use_pattern(model)
@@ -390,6 +440,12 @@ def test_a_pattern_can_be_changed_set_aside_and_dropped(tmp_path) -> None:
         ("bert", "windw(2)", PatternError, "Did you mean 'window'"),
         ("bert", 3, PatternError, "a pattern, a schedule, the text of one"),
         ("bert", ["dense()"], ConfigurationError, "1 patterns are listed for 3 layers"),
+        (
+            "bert",
+            "interleave(dense(), dense(), dense(), window(1, 1))",
+            ConfigurationError,
+            "the schedule has 4 patterns and the model 3 layers of attention, so some would never be used",
+        ),
     ],
 )
 def test_a_pattern_the_model_cannot_use_is_refused_and_nothing_changes(name, pattern, error, message) -> None:

@@ -1,8 +1,8 @@
 """The attention function that transformers calls in each layer of a model that follows a pattern.
 
 To the pattern, a token's position is the number of real tokens before it in its row, so padding changes no real token.
-A pattern that depends on the length is laid over each row's own length. A sliding window of the model's own remains: a
-query reads what both it and the pattern allow.
+A pattern that depends on the length is laid over each row's own length. A sliding window of the model's own counts only
+where the configuration says so.
 """
 
 from functools import lru_cache
@@ -15,7 +15,7 @@ from asterism.errors import ConfigurationError
 from asterism.kernels import attend, decode
 from asterism.layers.padding import Packing, by_length, count_positions
 from asterism.models.cache import PatternCacheLayer
-from asterism.models.drop_in.field import read_patterns
+from asterism.models.drop_in.field import read_native_window, read_patterns
 from asterism.models.drop_in.tokens import Tokens, require_tokens
 from asterism.patterns import require_causal, window
 
@@ -80,13 +80,14 @@ def pattern_attention(
 
 
 def layer_rule(module: Any, tokens: Tokens) -> Rule:
-    """Who reads whom in a layer: its pattern, and the model's own window with it.
+    """Who reads whom in a layer: its pattern, and the model's own window with it where the configuration wants both.
 
     Raises PatternError for a causal model whose pattern reads the future or is not prefix-stable.
     """
     field, layers = module.config.asterism_pattern, module.config.num_hidden_layers
     texts = tuple(field) if isinstance(field, list) else field
-    return Rule(*_constant_rule(texts, layers, module.layer_idx, tokens.causal, tokens.window))
+    own_window = tokens.window if read_native_window(module.config) == "intersect" else None
+    return Rule(*_constant_rule(texts, layers, module.layer_idx, tokens.causal, own_window))
 
 
 @torch.compiler.assume_constant_result

@@ -7,14 +7,21 @@ with its pattern, and without, transformers refuses to build it, because no atte
 """
 
 from collections.abc import Sequence
+from typing import Literal, get_args
 
 from transformers import PreTrainedConfig
 
-from asterism.errors import ConfigurationError
+from asterism.errors import ConfigurationError, shown
 from asterism.patterns import Pattern, Schedule, as_schedule, layer_mixers
 
 IMPLEMENTATION = "asterism"
 """The name of the attention function in transformers. Names with "sdpa", "flex" or "flash" in them change the model."""
+
+
+NativeWindow = Literal["replace", "intersect"]
+"""What becomes of a window of the model's own: the pattern takes its place, or a query reads what both allow."""
+
+_WINDOW_FIELD = "asterism_native_window"
 
 
 class PatternField:
@@ -33,6 +40,7 @@ class PatternField:
         if text is None:
             fields.pop(self.name, None)
             fields.pop("attn_implementation", None)
+            fields.pop(_WINDOW_FIELD, None)
             return
         fields[self.name] = text
         fields["attn_implementation"] = IMPLEMENTATION  # what is saved
@@ -42,6 +50,23 @@ class PatternField:
     def register(cls) -> None:
         """Give the field to all configurations, also to those read from files."""
         setattr(PreTrainedConfig, cls.name, cls())
+
+
+def read_native_window(config: PreTrainedConfig) -> NativeWindow:
+    """What the configuration says about windows of the model's own; "replace" where it says nothing.
+
+    Raises ConfigurationError for anything else that stands there.
+    """
+    said = vars(config).get(_WINDOW_FIELD, "replace")
+    if said not in get_args(NativeWindow):
+        raise ConfigurationError(f'native_window must be "replace" or "intersect", got {shown(said)}')
+    return said
+
+
+def write_native_window(config: PreTrainedConfig, native_window: NativeWindow) -> None:
+    """Keep it next to the pattern, so that a saved model reads the same keys."""
+    vars(config)[_WINDOW_FIELD] = native_window
+    read_native_window(config)
 
 
 def write_patterns(given: Pattern | Schedule | str | Sequence[Pattern | str]) -> str | list[str]:
@@ -55,10 +80,17 @@ def read_patterns(texts: str | Sequence[str] | None, layers: int) -> tuple[Patte
     """The pattern of each layer, from what the field holds.
 
     Raises PatternError for a text that cannot be read and for a mixer that is no pattern, ConfigurationError for an
-    empty field and for a list whose length is not the number of layers.
+    empty field, for a list whose length is not the number of layers, and for a schedule with more patterns than layers,
+    the last of which would never be used.
     """
     if texts is None:
         raise ConfigurationError(
             "the model's configuration names no pattern (asterism_pattern); give one, use_pattern(model, pattern)"
         )
-    return Schedule(layer_mixers(texts, layers)).patterns
+    patterns = Schedule(layer_mixers(texts, layers)).patterns
+    if (period := as_schedule(texts).period) > layers:
+        raise ConfigurationError(
+            f"the schedule has {period} patterns and the model {layers} layers of attention, so some would never be"
+            f" used; give at most {layers}"
+        )
+    return patterns

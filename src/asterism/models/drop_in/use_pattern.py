@@ -1,28 +1,55 @@
 """Give a model of transformers a pattern, and take it away again."""
 
 from collections.abc import Iterator, Sequence
+from enum import Enum
 from typing import Any, TypeVar
 
 from transformers import PreTrainedConfig, PreTrainedModel
 
 from asterism.errors import ConfigurationError
 from asterism.models.drop_in.cache import install_hooks
-from asterism.models.drop_in.field import IMPLEMENTATION, read_patterns, write_patterns
+from asterism.models.drop_in.field import (
+    IMPLEMENTATION,
+    NativeWindow,
+    read_native_window,
+    read_patterns,
+    write_native_window,
+    write_patterns,
+)
 from asterism.patterns import Pattern, Schedule, require_causal
 
 Model = TypeVar("Model", bound=PreTrainedModel)
 
 
-def use_pattern(model: Model, pattern: Pattern | Schedule | str | Sequence[Pattern | str] | None = None) -> Model:
+Given = Pattern | Schedule | str | Sequence[Pattern | str]
+"""A pattern for all layers, a schedule, the text of one, or one pattern per layer."""
+
+
+class _AsConfigured(Enum):
+    """Stands for the pattern that the configuration names."""
+
+    AS_CONFIGURED = "as configured"
+
+
+def use_pattern(
+    model: Model,
+    pattern: Given | _AsConfigured | None = _AsConfigured.AS_CONFIGURED,
+    *,
+    native_window: NativeWindow | None = None,
+) -> Model:
     """Let a pattern say who reads whom in a model of transformers: Llama, Qwen, Mistral, GPT-2, BERT, ModernBERT, ...
 
         model = use_pattern(AutoModelForCausalLM.from_pretrained(path), "window(left=1023) | sinks()")
 
     The model is changed in place and returned. `pattern` is a Pattern, a Schedule, the text of one (such as
-    "interleave(a, b)"), or a list with one pattern per layer; without it, the one that the configuration names.
+    "interleave(a, b)"), or a list with one pattern per layer. Left out, it is the one that the configuration names;
+    None removes the pattern, as `drop_pattern` does.
 
-    - The weights stay as they are; only the mask changes. Where a layer has a sliding window of its own, a query reads
-      what both it and the pattern allow.
+    - The weights stay as they are; only the mask changes: the pattern says who reads whom, in every layer.
+    - That holds for layers with a window of their own, too (Mistral; five of six layers of Gemma 3): by default,
+      `native_window="replace"`, the pattern takes its place, so that `sinks(4, 508)` reads the sinks. With
+      `native_window="intersect"` a query reads what both the pattern and the window allow: what was trained on short
+      distances keeps them, and nothing beyond the window is read. The choice is saved with the pattern.
     - Causal models need a pattern that is causal and prefix-stable; encoders take any.
     - To the pattern, positions count the real tokens of a row, whatever side padding is on. A pattern that depends on
       the length, such as `bigbird`, is laid over each row's own length. So padding changes no real token, unless the
@@ -39,12 +66,18 @@ def use_pattern(model: Model, pattern: Pattern | Schedule | str | Sequence[Patte
     not know: attention dropout in training, masks [batch, heads, queries, keys], packed sequences, soft-capped scores,
     attention sinks, position biases, cross-attention, attention weights as an output, and caches of other kinds.
     """
+    if pattern is None:
+        return drop_pattern(model)
     config = _check_model(model)
     modules = _attention_modules(model)
-    before = config.asterism_pattern, config._attn_implementation
+    before = dict(vars(config))
     try:
-        if pattern is not None:
+        if pattern is not _AsConfigured.AS_CONFIGURED:
             config.asterism_pattern = write_patterns(pattern)
+            write_native_window(config, "replace")
+        if native_window is not None:
+            write_native_window(config, native_window)
+        read_native_window(config)
         for module, rule in zip(modules, read_patterns(config.asterism_pattern, len(modules)), strict=True):
             rule.check_heads(config.num_attention_heads)
             if module.is_causal and getattr(config, "is_causal", True):
@@ -57,7 +90,8 @@ def use_pattern(model: Model, pattern: Pattern | Schedule | str | Sequence[Patte
                 " no pattern can be given to it"
             )
     except Exception:
-        config.asterism_pattern, config._attn_implementation = before
+        vars(config).clear()
+        vars(config).update(before)
         raise
     for module in modules:
         install_hooks(module)
