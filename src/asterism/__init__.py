@@ -14,15 +14,30 @@ from asterism.errors import AsterismError
 from asterism.lazy import lazily
 
 if TYPE_CHECKING:
-    from asterism.kernels import attend, decode
+    from asterism.kernels import Alibi, Buckets, DistanceTable, Dropout, SoftSpan, Terms, attend, decode
     from asterism.layers import SparseAttention
 
 __version__ = "0.1.0"
 
-__all__ = ["AsterismError", "SparseAttention", "attend", "compile_pattern", "decode", "patterns"]
+_TERMS = ("Terms", "Alibi", "Buckets", "SoftSpan", "DistanceTable", "Dropout")
+
+__all__ = [
+    "Alibi",
+    "AsterismError",
+    "Buckets",
+    "DistanceTable",
+    "Dropout",
+    "SoftSpan",
+    "SparseAttention",
+    "Terms",
+    "attend",
+    "compile_pattern",
+    "decode",
+    "patterns",
+]
 
 __getattr__, __dir__ = lazily(
     __name__,
-    {"attend": "kernels", "decode": "kernels", "SparseAttention": "layers"},
+    {"attend": "kernels", "decode": "kernels", "SparseAttention": "layers"} | dict.fromkeys(_TERMS, "kernels"),
     eager=("AsterismError", "compile_pattern", "patterns"),
 )

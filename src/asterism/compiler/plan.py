@@ -135,6 +135,16 @@ class Plan:
         forward = 4 * self.pairs * head_dim
         return forward * 7 // 2 if backward else forward
 
+    @cached_property
+    def distances(self) -> tuple[int, int] | None:
+        """The least and the greatest distance, query - key, at which a pair is allowed; None where there is none."""
+        if self.pairs == 0:
+            return None
+        least, most_negative = (
+            min(self._least_distance(part, sign) for part in self.passes if len(part.columns)) for sign in (1, -1)
+        )
+        return least, -most_negative
+
     def to_dense(self) -> Booleans:
         """The allowed pairs as a boolean array [heads, n_queries, n_keys]."""
         dense = np.zeros((self.heads, self.n_queries, self.n_keys), bool)
@@ -287,6 +297,25 @@ class Plan:
         for number, head in enumerate(part.heads):
             chosen = slice(None) if part.lists == 1 else tile_list == number
             dense[head, queries[chosen], keys[chosen]] = True
+
+    def _least_distance(self, part: Pass, sign: int) -> int:
+        """The least sign * (query - key) in a pass; tiles are looked into while a corner may hold a lesser one."""
+        _, rows = part.entries()
+        queries, keys = (
+            self.places(part, np.arange(-(-count // self.tile)), of_queries)[0]
+            for count, of_queries in ((part.n_queries, True), (part.n_keys, False))
+        )
+        asked, read = sign * (queries + self.query_offset), sign * keys
+        corner = asked.min(axis=1)[rows] - read.max(axis=1)[part.columns]
+        order, least = np.argsort(corner, kind="stable"), np.iinfo(np.int64).max
+        for start in range(0, len(order), 1024):
+            chosen = order[start : start + 1024]
+            if corner[chosen[0]] >= least:
+                break
+            _, some_queries, some_keys = self.pairs_of(part, chosen)
+            distances = sign * (some_queries + self.query_offset - some_keys)
+            least = min(least, int(distances.min(initial=least)))
+        return int(least)
 
     def _pairs(self, part: Pass) -> int:
         _, tile_row = part.entries()

@@ -24,6 +24,7 @@ from asterism.kernels.checks import (
 from asterism.kernels.choice import choose, choose_for_cache
 from asterism.kernels.masks import readable
 from asterism.kernels.operands import Attended, Operands, default_scale
+from asterism.kernels.terms import Terms, expanded
 from asterism.patterns import Pattern, require_prefix_stable
 from asterism.patterns.by_text import by_text, remember
 
@@ -40,6 +41,7 @@ class _AttendOptions(_Options, total=False):
     key_mask: Tensor | None
     segments: Tensor | None
     query_offset: int | None
+    terms: Terms | None
 
 
 @overload
@@ -60,6 +62,7 @@ def attend(
     return_lse: bool = False,
     implementation: str = "auto",
     query_offset: int | None = None,
+    terms: Terms | None = None,
 ) -> Tensor | tuple[Tensor, Tensor]:
     """Exact attention over the pairs that a pattern allows; differentiable.
 
@@ -71,7 +74,8 @@ def attend(
     `key_mask` (bool [B, Nk]): keys that may be read at all. `segments` (integers [B, Nk]): a query reads only keys of
     its own segment. `scale` defaults to 1/sqrt(D). Returns out [B, H, Nq, Dv] in the dtype of q and, with `return_lse`,
     the log-sum-exp [B, H, Nq] (natural logarithm; float32, or float64 for float64), differentiable too. A query that
-    may attend to nothing gets out 0, log-sum-exp -inf and gradient 0; what unread keys hold changes nothing.
+    may attend to nothing gets out 0, log-sum-exp -inf and gradient 0; what unread keys hold changes nothing. `terms`:
+    what is added to the scores, and dropout (`Terms`); implementations that cannot compute them refuse them.
 
     Under torch.autocast q, k and v are cast to its dtype first, float64 apart, as scaled_dot_product_attention does it.
     torch.func.vmap, grad and vjp go through every implementation but "flex". Forward-mode derivatives need "reference"
@@ -92,7 +96,8 @@ def attend(
     check_tensors(q, k, v, key_mask, segments)
     offset = check_offset(query_offset, q, k)
     scale = default_scale(q) if scale is None else check_scale(scale)
-    operands = Operands(q, k, v, key_mask, segments, None, text, offset, scale, return_lse)
+    of_scores = expanded(terms, q, k, offset)._asdict()
+    operands = Operands(q, k, v, key_mask, segments, None, text, offset, scale, return_lse, **of_scores)
     return _results(choose(operands, implementation).run(operands), return_lse)
 
 

@@ -19,10 +19,10 @@ from asterism.kernels.checks import DTYPES
 from asterism.kernels.cpu import CPU, is_available
 from asterism.kernels.dense import CAUSAL, FULL, MASKED
 from asterism.kernels.eager import EAGER
-from asterism.kernels.masks import allowed_pairs
+from asterism.kernels.masks import allowed_pairs, distances, kept_pairs
 from asterism.kernels.operands import Attended, Kernel, Operands
 from asterism.kernels.operator import Tiles
-from asterism.kernels.reference import reference
+from asterism.kernels.reference import PairTerms, reference
 from asterism.kernels.transforms import is_transformed
 from asterism.kernels.triton import DECODING, TRITON
 from asterism.patterns.by_text import by_text
@@ -36,7 +36,12 @@ class Reference:
         return None
 
     def run(self, operands: Operands) -> Attended:
-        return Attended(*reference(operands.q, operands.k, operands.v, allowed_pairs(operands), operands.scale))
+        o, terms = operands, None
+        if o.terms:
+            kept = kept_pairs(o) if o.dropout else None
+            of_scores = o.bias, o.first_distance, o.relative, o.softcap, o.sinks
+            terms = PairTerms(distances(o), *of_scores, kept, o.dropout)
+        return Attended(*reference(o.q, o.k, o.v, allowed_pairs(o), o.scale, terms))
 
     def costs(self, plan: Plan, setting: Setting) -> float:
         return math.inf
@@ -86,6 +91,8 @@ def choose(operands: Operands, implementation: str) -> Kernel:
     tiles = _fastest_tiles(operands)
     if implementation == "dense":
         _first_of((MASKED,), operands)
+    elif operands.terms:
+        return _first_of((tiles,), operands)
     elif is_transformed():
         return tiles  # dense attention would take the way that holds all scores
     if torch.compiler.is_compiling():

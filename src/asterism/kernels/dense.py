@@ -27,7 +27,7 @@ class Dense:
     def refusal(self, operands: Operands) -> str | None:
         if operands.with_lse:
             return 'implementation="dense" cannot return the log-sum-exp: use "eager" or "reference"'
-        return None
+        return operands.refusal_of_terms("dense", (), instead='"auto", "eager" or "reference"')
 
     def run(self, operands: Operands) -> Attended:
         allowed = allowed_pairs(operands) if self.kind == "sparse" else None

@@ -23,22 +23,12 @@ import torch
 from asterism.errors import KernelError
 from asterism.kernels.checks import autocast, check_positions, check_tensors
 from asterism.kernels.masks import readable
+from asterism.kernels.terms import SoftSpan
 from asterism.kernels.transforms import is_transformed
 from asterism.patterns import Pattern
 
 _SCORES_AT_A_TIME = 2**22
 _FEWEST_QUERIES, _MOST_QUERIES = 16, 256
-
-
-class SoftSpan(NamedTuple):
-    """m(d) = clamp((reach + 1 - d) / ramp + 1, 0, 1) for a reach per head, [H]: 1 up to reach + 1, then a ramp."""
-
-    reach: torch.Tensor
-    ramp: int
-
-    def weights(self, distances: torch.Tensor) -> torch.Tensor:
-        """[..., 1, M, K] -> [..., H, M, K]."""
-        return ((self.reach[:, None, None] + 1 - distances) / self.ramp + 1).clamp(0, 1)
 
 
 class Pairs(NamedTuple):
@@ -66,7 +56,7 @@ def attend_by_distance(
     for a second derivative, and under torch.func or forward-mode differentiation.
     """
     q, k, v = _checked(q, k, v, key_mask, segments)
-    reach, ramp = (None, None) if span is None else span
+    reach, ramp = (None, None) if span is None else (span.reach, span.ramp)
     relative = None if relative is None else relative[: q.shape[2]]
     attended: Any = _AttendByDistance.apply
     return attended(q, k, v, relative, reach, ramp, pattern, key_mask, segments)

@@ -274,7 +274,7 @@ def _attend_backward(work: _Work, grad_out: Tensor, delta: Tensor, lse: Tensor, 
     workspace = work.workspace
     grad_q, grad_k, grad_v = (
         torch.zeros(x.shape, dtype=wide, device=x.device) if is_wanted else None
-        for x, is_wanted in zip((q, k, v), wanted, strict=True)
+        for x, is_wanted in zip((q, k, v), wanted[:3], strict=True)
     )
     nowhere = torch.full((*lse.shape[:-1], 1), math.inf, dtype=wide, device=lse.device)
     lse = torch.cat([lse.masked_fill(lse == -math.inf, math.inf), nowhere], dim=-1)

@@ -110,6 +110,8 @@ def refusal(operands: Operands) -> str | None:
             'implementation="flex" is compiled, and knows no transforms (torch.func, forward-mode derivatives):'
             ' use implementation="reference"'
         )
+    if reason := operands.refusal_of_terms("flex", (), instead='"auto" or "eager"'):
+        return reason
     if operands.q.dtype == torch.float64:
         return 'implementation="flex" takes float32, bfloat16 or float16, got float64: use "eager"'
     if operands.q.device.type != "cpu":

@@ -7,7 +7,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from asterism.kernels.operands import Operands
+from asterism.kernels.operands import Operands, refuse_distances
+from asterism.kernels.philox import dropped
 from asterism.patterns import Pattern
 from asterism.patterns.by_text import by_text, remember
 
@@ -17,7 +18,8 @@ def allowed_pairs(operands: Operands) -> Tensor:
     if operands.allowed is not None:
         return operands.allowed
     n_queries, n_keys, offset = operands.q.shape[2], operands.k.shape[2], operands.query_offset
-    allowed = mask(operands.text, n_queries, n_keys, offset, operands.q.device)[None]
+    first, past = operands.known_distances
+    allowed = mask(operands.text, n_queries, n_keys, offset, first, past, operands.q.device)[None]
     if operands.key_mask is not None:
         allowed = allowed & operands.key_mask[:, None, None, :]
     if operands.segments is not None:
@@ -26,20 +28,56 @@ def allowed_pairs(operands: Operands) -> Tensor:
     return allowed
 
 
+def kept_pairs(operands: Operands) -> Tensor:
+    """The pairs that dropout keeps, bool [B, H, Nq, Nk]."""
+    batch, heads, n_queries, _ = operands.q.shape
+    rows, head, queries, keys = (
+        torch.arange(count, device=operands.q.device).view([-1 if axis == own else 1 for axis in range(4)])
+        for own, count in enumerate((batch, heads, n_queries, operands.k.shape[2]))
+    )
+    return ~dropped(queries + operands.query_offset, keys, head, rows, (operands.dropout, operands.seed))
+
+
+def distances(operands: Operands) -> Tensor:
+    """Position of the query - position of the key, int64 [Nq, Nk]."""
+    queries, keys = (torch.arange(x.shape[2], device=x.device) for x in (operands.q, operands.k))
+    return queries[:, None] + operands.query_offset - keys
+
+
 @torch.library.custom_op("asterism::mask", mutates_args=())
-def mask(pattern: str, n_queries: int, n_keys: int, query_offset: int, device: torch.device) -> Tensor:
-    """The pattern as a boolean tensor [heads, n_queries, n_keys]."""
-    return _mask(pattern, n_queries, n_keys, query_offset, device).clone()
+def mask(
+    pattern: str, n_queries: int, n_keys: int, query_offset: int, first: int, past: int, device: torch.device
+) -> Tensor:
+    """The pattern as a boolean tensor [heads, n_queries, n_keys].
+
+    Raises KernelError where it reads a key at a distance that is not in [first, past).
+    """
+    allowed = _mask(pattern, n_queries, n_keys, query_offset, device)
+    if first > query_offset - n_keys + 1 or past < query_offset + n_queries:
+        read = _distances_read(pattern, n_queries, n_keys, query_offset)
+        if read is not None:
+            refuse_distances(read, (first, past), pattern)
+    return allowed.clone()
 
 
 @mask.register_fake
-def _(pattern: str, n_queries: int, n_keys: int, query_offset: int, device: torch.device) -> Tensor:
+def _(
+    pattern: str, n_queries: int, n_keys: int, query_offset: int, first: int, past: int, device: torch.device
+) -> Tensor:
     return torch.empty((by_text(pattern).heads, n_queries, n_keys), dtype=torch.bool, device=device)
 
 
 @lru_cache(maxsize=32)
 def _mask(pattern: str, n_queries: int, n_keys: int, query_offset: int, device: torch.device) -> Tensor:
     return torch.from_numpy(by_text(pattern).dense(n_queries, n_keys, query_offset)).to(device)
+
+
+@lru_cache(maxsize=256)
+def _distances_read(pattern: str, n_queries: int, n_keys: int, query_offset: int) -> tuple[int, int] | None:
+    """The least and the greatest distance of a pair that is allowed."""
+    _, queries, keys = by_text(pattern).dense(n_queries, n_keys, query_offset).nonzero()
+    between = queries + query_offset - keys
+    return (int(between.min()), int(between.max())) if len(between) else None
 
 
 def readable(pattern: Pattern, query_positions: Tensor, key_positions: Tensor) -> Tensor:

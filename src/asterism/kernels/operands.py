@@ -1,6 +1,7 @@
 """The one protocol of all kernels: what they are asked, what they answer, and what they say about it beforehand."""
 
 import math
+from collections.abc import Collection
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import NamedTuple, Protocol
@@ -10,6 +11,7 @@ from torch import Tensor
 
 from asterism.compiler import Plan, compile_mask, compile_pattern
 from asterism.compiler.cost import Setting
+from asterism.errors import KernelError, shown
 from asterism.patterns import Pattern
 from asterism.patterns.by_text import by_text
 
@@ -22,6 +24,11 @@ class Operands:
     `text` is the pattern's, of 1 or H heads; its queries stand from `query_offset` on. `allowed` bool
     [B, 1 or H, Nq, Nk] stands in its place where the keys are those of a cache, and comes without key_mask and
     segments. `with_lse` says whether the log-sum-exp is asked for.
+
+    Terms of the score (kernels/terms.py), None or 0 for none: `bias` [H or 1, L], wide, for the distances from
+    `first_distance` on, which kernels get for all of them (`with_whole_bias`); `relative` [R, D] in the dtype of q;
+    `sinks` [H], wide, which kernels never see, because the operator joins them; `softcap`; `dropout`, the rate, and its
+    `seed` as a signed 64-bit number.
     """
 
     q: Tensor
@@ -34,6 +41,27 @@ class Operands:
     query_offset: int
     scale: float
     with_lse: bool = True
+    bias: Tensor | None = None
+    relative: Tensor | None = None
+    sinks: Tensor | None = None
+    first_distance: int = 0
+    softcap: float = 0.0
+    dropout: float = 0.0
+    seed: int = 0
+
+    @property
+    def terms(self) -> tuple[str, ...]:
+        """The names of the terms that the scores have."""
+        given = {"bias": self.bias is not None, "relative": self.relative is not None, "softcap": self.softcap > 0}
+        given |= {"sinks": self.sinks is not None, "dropout": self.dropout > 0}
+        return tuple(name for name, is_given in given.items() if is_given)
+
+    def refusal_of_terms(self, implementation: str, computed: Collection[str], instead: str) -> str | None:
+        """The line with which an implementation refuses terms that it does not compute; None if it computes all."""
+        missing = [name for name in self.terms if name not in computed]
+        if not missing:
+            return None
+        return f'implementation="{implementation}" cannot compute {", ".join(missing)} of terms: use {instead}'
 
     @property
     def pattern(self) -> Pattern:
@@ -71,7 +99,39 @@ class Operands:
     @property
     def differentiated(self) -> bool:
         """Whether a gradient may be asked for."""
-        return torch.is_grad_enabled() and (self.q.requires_grad or self.k.requires_grad or self.v.requires_grad)
+        tensors = (self.q, self.k, self.v, self.bias, self.relative, self.sinks)
+        return torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in tensors)
+
+    @property
+    def distances(self) -> tuple[int, int]:
+        """The distances (first, past) from query to key between these lengths."""
+        first = self.query_offset - self.k.shape[2] + 1
+        return first, max(first, self.query_offset + self.q.shape[2])
+
+    @property
+    def known_distances(self) -> tuple[int, int]:
+        """Those of the distances for which the terms have what they need."""
+        first, past = self.distances
+        if self.bias is not None:
+            first, past = max(first, self.first_distance), min(past, self.first_distance + self.bias.shape[1])
+        if self.relative is not None:
+            first, past = max(first, 0), min(past, self.relative.shape[0])
+        return first, past
+
+    def check_distances(self) -> None:
+        """Raises KernelError where the pattern reads a distance that the terms do not know."""
+        known = self.known_distances
+        if known == self.distances or (read := self.plan.distances) is None:
+            return
+        refuse_distances(read, known, self.text)
+
+    def with_whole_bias(self) -> "Operands":
+        """The same, whose bias has all distances; those that it did not know, and the pattern does not read, are 0."""
+        first, past = self.distances
+        if self.bias is None or (first, past - first) == (self.first_distance, self.bias.shape[1]):
+            return self
+        ends = (self.first_distance - first, past - self.first_distance - self.bias.shape[1])
+        return replace(self, bias=torch.nn.functional.pad(self.bias, ends), first_distance=first)
 
     def with_equal_rows(self) -> "Operands":
         """The same, as a single row of a batch, where `allowed` is not the same for all: a plan knows no batch.
@@ -83,6 +143,21 @@ class Operands:
             return self
         q, k, v = (as_heads(x) for x in (self.q, self.k, self.v))
         return replace(self, q=q, k=k, v=v, allowed=as_heads(allowed.expand(-1, self.q.shape[1], -1, -1)))
+
+
+def refuse_distances(read: tuple[int, int], known: tuple[int, int], text: str) -> None:
+    """Raises KernelError where the least or the greatest distance that is read is not among those known."""
+    first, past = known
+    if first <= read[0] and read[1] < past:
+        return
+    if read[0] < first:
+        distance, remedy = read[0], "write (pattern) & causal()" if first == 0 else "begin the table earlier"
+    else:
+        distance, remedy = read[1], f"give a longer table, or write (pattern) & window(left={max(past - 1, 0)})"
+    raise KernelError(
+        f"the terms have a table for distances {first} to {past - 1}, and the pattern reads a key at distance"
+        f" {distance}: {remedy}; the pattern is {shown(text)}"
+    )
 
 
 def as_heads(x: Tensor) -> Tensor:

@@ -7,7 +7,7 @@ torch.library, so that `torch.compile(fullgraph=True)`, autograd and `opcheck` k
 import math
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NoReturn
 
 import torch
@@ -19,15 +19,23 @@ from asterism.errors import KernelError
 from asterism.kernels.operands import Attended, Operands, as_heads
 from asterism.kernels.transforms import is_transformed, over_batches, refuse_second_derivatives, refuse_tangents
 
-_OPERANDS = "Tensor q, Tensor k, Tensor v, Tensor? key_mask, Tensor? segments, Tensor? allowed"
-_SETTINGS = "str pattern, SymInt query_offset, float scale"
+_OPERANDS = (
+    "Tensor q, Tensor k, Tensor v, Tensor? key_mask, Tensor? segments, Tensor? allowed,"
+    " Tensor? bias, Tensor? relative, Tensor? sinks"
+)
+_SETTINGS = (
+    "str pattern, SymInt query_offset, float scale, SymInt first_distance, float softcap, float dropout, SymInt seed"
+)
 _FORWARD = f"({_OPERANDS}, {_SETTINGS}) -> (Tensor, Tensor, Tensor)"
 _BACKWARD = (
     f"({_OPERANDS}, {_SETTINGS}, Tensor out, Tensor residual, Tensor lse, Tensor grad_out, Tensor grad_lse,"
-    " bool[3] wanted) -> (Tensor, Tensor, Tensor)"
+    " bool[6] wanted) -> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)"
 )
-_TENSORS = 6
-_ARGUMENTS = 9
+_TENSORS = ("q", "k", "v", "key_mask", "segments", "allowed", "bias", "relative", "sinks")
+_SETTING_NAMES = ("text", "query_offset", "scale", "first_distance", "softcap", "dropout", "seed")
+_FIELDS = (*_TENSORS, *_SETTING_NAMES)
+"""The arguments of the operators, as fields of `Operands`."""
+_DIFFERENTIABLE = ("q", "k", "v", "bias", "relative", "sinks")
 
 
 @dataclass(frozen=True)
@@ -59,65 +67,88 @@ class Rounded:
         delta = (grad_out.to(wide) * out).sum(dim=-1) - grad_lse
         return delta.masked_fill(self.lse == -math.inf, 0)
 
+    def with_sinks(self, sinks: Tensor) -> "Rounded":
+        """The same, where every query also reads a score `sinks` [H] of its head, with a value of 0."""
+        lse = torch.logaddexp(self.lse, sinks[:, None])
+        share = (self.lse - lse.masked_fill(lse == -math.inf, 0)).exp()[..., None]
+        if not self.residual.numel():
+            return Rounded(self.out.mul_(share), lse, self.residual)
+        return Rounded.rounded((self.out.to(lse.dtype) + self.residual) * share, lse, self.out.dtype)
+
+    def gradient_of_sinks(self, sinks: Tensor, grad_out: Tensor, grad_lse: Tensor) -> Tensor:
+        """That of `sinks` [H], which are part of this lse."""
+        weights = (sinks[:, None] - self.lse.masked_fill(self.lse == -math.inf, math.inf)).exp()
+        return -(weights * self.delta(grad_out, grad_lse)).sum(dim=(0, 2))
+
 
 Forward = Callable[[Operands], Rounded]
 Wanted = Sequence[bool]
-"""Whether the gradients of q, k and v are asked for; a schema has no tuples."""
+"""Whether the gradients of q, k, v, bias and relative are asked for; a schema has no tuples."""
 Gradients = tuple[Tensor | None, ...]
-"""Those of q, k and v; None for what was not asked for."""
+"""Those of q, k, v, bias and relative; None for what was not asked for. A kernel that takes no bias and no relative
+positions gives only the first three."""
 Backward = Callable[[Operands, Rounded, Tensor, Tensor, Wanted], Gradients]
-Operator = Callable[..., tuple[Tensor, Tensor, Tensor]]
+Operator = Callable[..., tuple[Tensor, ...]]
 
 
 def operator(name: str, forward: Forward, backward: Backward) -> Operator:
     """Attention as the operators `asterism::name` and `asterism::name_backward`, and a function that calls them.
 
-    It takes (q, k, v, key_mask, segments, allowed, pattern, query_offset, scale), the fields of `Operands`, and gives
-    (out, lse, residual), those of `Rounded`. `backward` takes the operands, what forward gave, the gradients of out and
-    lse, and which gradients are wanted, and gives those of q, k and v, contiguous and in their dtypes; from the
-    operator itself, what is not wanted comes back with no elements. Operands may be strided at will.
+    It takes the fields of `Operands` named in `_FIELDS`, and gives (out, lse, residual), those of `Rounded`. `backward`
+    takes the operands, what forward gave, the gradients of out and lse, and which gradients are wanted, and gives those
+    of q, k, v, bias and relative, contiguous and in their dtypes; from the operator itself, what is not wanted comes
+    back with no elements. Operands may be strided at will.
+
+    Neither function sees sinks: they change out and lse by a factor, and the gradients by the lse that includes them.
+    A bias that they see has all distances, and no pattern reads beyond what the tables know.
     """
 
     def run(*arguments: Any) -> tuple[Tensor, Tensor, Tensor]:
-        operands = Operands(*arguments).with_equal_rows()
+        asked = _operands(arguments)
+        operands = _for_kernel(asked)
         with _as_they_are(operands.q):
             attended = forward(operands)
-        shape = arguments[0].shape[:2]
+            if asked.sinks is not None:
+                attended = attended.with_sinks(asked.sinks)
+        shape = asked.q.shape[:2]
         out, lse, residual = (_like_rows(x, shape) for x in (attended.out, attended.lse, attended.residual))
         return out, lse, residual
 
-    def differentiate(*arguments: Any) -> tuple[Tensor, Tensor, Tensor]:
-        asked = Operands(*arguments[:_ARGUMENTS])
-        operands, given, wanted = asked.with_equal_rows(), arguments[_ARGUMENTS:-1], arguments[-1]
-        if operands is not asked:
+    def differentiate(*arguments: Any) -> tuple[Tensor, ...]:
+        asked = _operands(arguments[: len(_FIELDS)])
+        operands, given, wanted = _for_kernel(asked), arguments[len(_FIELDS) : -1], arguments[-1]
+        if operands.q.shape != asked.q.shape:
             given = tuple(as_heads(x) if x.ndim > 1 else x for x in given)
         out, residual, lse, grad_out, grad_lse = given
+        attended = Rounded(out, lse, residual)
+        found: list[Tensor | None] = [None] * len(_DIFFERENTIABLE)
         with _as_they_are(out):
-            gradients = backward(operands, Rounded(out, lse, residual), grad_out, grad_lse, wanted)
-        grad_q, grad_k, grad_v = (
-            x.new_empty(0) if gradient is None else _like_rows(gradient, x.shape[:2])
-            for gradient, x in zip(gradients, arguments[:3], strict=True)
-        )
-        return grad_q, grad_k, grad_v
+            if any(wanted[:-1]):
+                gradients = backward(operands, attended, grad_out, grad_lse, wanted[:-1])
+                found[: len(gradients)] = gradients
+            if asked.sinks is not None and wanted[-1]:
+                found[-1] = attended.gradient_of_sinks(asked.sinks, grad_out, grad_lse)
+        return tuple(_like_operand(x, asked, name) for x, name in zip(found, _DIFFERENTIABLE, strict=True))
 
     def save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor, Tensor]) -> None:
         out, lse, residual = output
         ctx.mark_non_differentiable(residual)
         ctx.set_materialize_grads(False)
-        ctx.settings = inputs[_TENSORS:]
-        ctx.save_for_backward(*inputs[:_TENSORS], out, residual, lse)
+        ctx.settings = inputs[len(_TENSORS) :]
+        ctx.save_for_backward(*inputs[: len(_TENSORS)], out, residual, lse)
 
     def gradient(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
         saved = ctx.saved_tensors  # read once: recomputation hands each tensor out a single time
-        out, _, lse = saved[_TENSORS:]
+        tensors, (out, residual, lse) = saved[: len(_TENSORS)], saved[len(_TENSORS) :]
         given = (
             torch.zeros_like(result) if grad is None else grad.contiguous()
             for grad, result in zip(grads, (out, lse), strict=False)
         )
-        wanted = list(ctx.needs_input_grad[:3])
-        gradients = differentiated(*saved[:_TENSORS], *ctx.settings, *saved[_TENSORS:], *given, wanted)
-        found = [gradient if is_wanted else None for gradient, is_wanted in zip(gradients, wanted, strict=True)]
-        return *found, *[None] * (_ARGUMENTS - 3)
+        needed = dict(zip(_FIELDS, ctx.needs_input_grad, strict=True))
+        wanted = [needed[name] for name in _DIFFERENTIABLE]
+        gradients = differentiated(*tensors, *ctx.settings, out, residual, lse, *given, wanted)
+        found = dict(zip(_DIFFERENTIABLE, gradients, strict=True))
+        return tuple(found[name] if needed[name] else None for name in _FIELDS)
 
     def refuse(ctx: Any, *grads: Tensor | None) -> NoReturn:
         refuse_second_derivatives(name)
@@ -130,8 +161,8 @@ def operator(name: str, forward: Forward, backward: Backward) -> Operator:
 def _callable(
     name: str,
     schema: str,
-    run: Callable[..., tuple[Tensor, Tensor, Tensor]],
-    fake: Callable[..., tuple[Tensor, Tensor, Tensor]],
+    run: Callable[..., tuple[Tensor, ...]],
+    fake: Callable[..., tuple[Tensor, ...]],
     save: Callable[..., None],
     gradient: Callable[..., tuple[Tensor | None, ...]],
 ) -> Operator:
@@ -143,7 +174,7 @@ def _callable(
     registered = torch.library.custom_op(f"asterism::{name}", run, mutates_args=(), schema=schema)
     registered.register_fake(fake)
     registered.register_autograd(gradient, setup_context=save)
-    registered.register_vmap(over_batches(registered))
+    registered.register_vmap(over_batches(registered, _has_rows_apart))
 
     class Transformed(torch.autograd.Function):
         forward = staticmethod(registered)
@@ -156,9 +187,9 @@ def _callable(
 
         @staticmethod
         def vmap(info: Any, in_dims: tuple[int | None, ...], *arguments: Any) -> tuple[Any, Any]:
-            return over_batches(Transformed.apply)(info, in_dims, *arguments)
+            return over_batches(Transformed.apply, _has_rows_apart)(info, in_dims, *arguments)
 
-    def call(*arguments: Any) -> tuple[Tensor, Tensor, Tensor]:
+    def call(*arguments: Any) -> tuple[Tensor, ...]:
         if not is_transformed():
             return registered(*arguments)
         if torch.compiler.is_compiling():
@@ -166,6 +197,35 @@ def _callable(
         return Transformed.apply(*arguments)  # type: ignore[no-untyped-call]
 
     return call
+
+
+def _operands(arguments: Sequence[Any]) -> Operands:
+    return Operands(**dict(zip(_FIELDS, arguments, strict=True)))
+
+
+def _for_kernel(asked: Operands) -> Operands:
+    """The operands as a kernel gets them. Raises KernelError for a pattern that reads what the terms do not know."""
+    if asked.terms and asked.allowed is not None:
+        raise KernelError("attention to a cache has no terms of the score: their tables go by distance")
+    operands = replace(asked.with_equal_rows(), sinks=None)
+    operands.check_distances()
+    return operands.with_whole_bias()
+
+
+def _like_operand(gradient: Tensor | None, asked: Operands, name: str) -> Tensor:
+    """The gradient as the operator gives it."""
+    operand = getattr(asked, name)
+    if gradient is None:
+        return asked.q.new_empty(0)
+    if name == "bias":
+        return gradient.narrow(1, asked.first_distance - asked.distances[0], operand.shape[1]).contiguous()
+    return _like_rows(gradient, operand.shape[:2]) if gradient.ndim == 4 else gradient
+
+
+def _has_rows_apart(arguments: Sequence[Any]) -> bool:
+    """Whether rows of a batch are more than rows: a term's gradient is their sum, and dropout counts them."""
+    given = dict(zip(_FIELDS, arguments, strict=False))
+    return given["dropout"] > 0 or any(given[name] is not None for name in ("bias", "relative", "sinks"))
 
 
 def _save_nothing(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor, Tensor]) -> None:
@@ -192,12 +252,12 @@ def _fake_forward(q: Tensor, k: Tensor, v: Tensor, *_: Any) -> tuple[Tensor, Ten
     return out, q.new_empty(q.shape[:3], dtype=wide), residual
 
 
-def _fake_backward(q: Tensor, k: Tensor, v: Tensor, *others: Any) -> tuple[Tensor, Tensor, Tensor]:
-    wanted = others[-1]
-    grad_q, grad_k, grad_v = (
-        x.new_empty(x.shape if is_wanted else 0) for x, is_wanted in zip((q, k, v), wanted, strict=True)
+def _fake_backward(*arguments: Any) -> tuple[Tensor, ...]:
+    given, wanted = dict(zip(_FIELDS, arguments, strict=False)), arguments[-1]
+    return tuple(
+        given[name].new_empty(given[name].shape) if is_wanted else given["q"].new_empty(0)
+        for name, is_wanted in zip(_DIFFERENTIABLE, wanted, strict=True)
     )
-    return grad_q, grad_k, grad_v
 
 
 # --- the operator as a kernel ----------------------------------------------------------------------------------------
@@ -205,18 +265,22 @@ def _fake_backward(q: Tensor, k: Tensor, v: Tensor, *others: Any) -> tuple[Tenso
 
 @dataclass(frozen=True)
 class Tiles:
-    """A kernel that runs a plan, by its operator."""
+    """A kernel that runs a plan, by its operator.
+
+    `terms` are those that it computes, of bias, relative, softcap and dropout; its operator joins sinks.
+    """
 
     name: str
     operator: Operator
     refuses: Callable[[Operands], str | None]
+    terms: tuple[str, ...] = ()
 
     def refusal(self, operands: Operands) -> str | None:
-        return self.refuses(operands)
+        reason = operands.refusal_of_terms(self.name, (*self.terms, "sinks"), instead='"reference"')
+        return self.refuses(operands) or reason
 
     def run(self, operands: Operands) -> Attended:
-        o = operands
-        out, lse, _ = self.operator(o.q, o.k, o.v, o.key_mask, o.segments, o.allowed, o.text, o.query_offset, o.scale)
+        out, lse, _ = self.operator(*(getattr(operands, name) for name in _FIELDS))
         return Attended(out, lse)
 
     def costs(self, plan: Plan, setting: Setting) -> float:

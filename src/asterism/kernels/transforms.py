@@ -4,7 +4,7 @@ Under them, tensors carry more than their numbers (a tangent, a hidden axis), wh
 drop in silence. So a kernel says what it can: differentiate once, and see a hidden axis as part of the batch.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
 import torch
@@ -35,19 +35,31 @@ def refuse_second_derivatives(name: str) -> NoReturn:
     )
 
 
-def over_batches(compute: Callable[..., tuple[Tensor, ...]]) -> Callable[..., Any]:
+def over_batches(
+    compute: Callable[..., tuple[Tensor, ...]], has_rows_apart: Callable[[Sequence[Any]], bool]
+) -> Callable[..., Any]:
     """The rule of torch.func.vmap for `compute`, whose tensors all begin with the batch: the hidden axis joins it.
 
-    Tensors of one dimension (the empty residual of `Rounded`) have no batch and stay as they are.
+    Tensors of one dimension (the empty residual of `Rounded`) have no batch and stay as they are. Where
+    `has_rows_apart(arguments)`, a longer batch would be another question, and each is computed by itself.
     """
 
     def rule(info: Any, in_dims: tuple[int | None, ...], *arguments: Any) -> tuple[Any, Any]:
         size = info.batch_size
+        if has_rows_apart(arguments):
+            each = [
+                compute(*(_select(x, dim, i) for x, dim in zip(arguments, in_dims, strict=True))) for i in range(size)
+            ]
+            return tuple(torch.stack(results) for results in zip(*each, strict=True)), (0,) * len(each[0])
         results = compute(*(_fold(x, dim, size) for x, dim in zip(arguments, in_dims, strict=True)))
         unfolded = tuple(x if x.ndim == 1 else x.unflatten(0, (size, x.shape[0] // size)) for x in results)
         return unfolded, tuple(None if x.ndim == 1 else 0 for x in results)
 
     return rule
+
+
+def _select(x: Any, dim: int | None, place: int) -> Any:
+    return x.select(dim, place) if isinstance(x, Tensor) and dim is not None else x
 
 
 def _fold(x: Any, dim: int | None, size: int) -> Any:

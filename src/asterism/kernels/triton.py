@@ -301,7 +301,7 @@ def _backward(operands: Operands, attended: Rounded, grad_out: Tensor, grad_lse:
     call = _Call(operands)
     program = call.program
     passes = len(program.parts)
-    wants_q, wants_k, wants_v = wanted
+    wants_q, wants_k, wants_v = wanted[:3]
     grad_q = _Gradient.like(operands.q, passes, program.writes_queries) if wants_q else None
     # One launch gives the gradients of keys and values: where only one is wanted, the other is dropped.
     grad_k, grad_v = (
@@ -315,7 +315,7 @@ def _backward(operands: Operands, attended: Rounded, grad_out: Tensor, grad_lse:
                 _differentiate_queries(call, part, shared, grad_q)
             if grad_k is not None and grad_v is not None:
                 _differentiate_keys(call, part, shared, grad_k, grad_v)
-    found = zip((grad_q, grad_k, grad_v), wanted, strict=True)
+    found = zip((grad_q, grad_k, grad_v), wanted[:3], strict=True)
     return tuple(x.value if x is not None and is_wanted else None for x, is_wanted in found)
 
 
