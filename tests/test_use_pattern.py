@@ -10,6 +10,7 @@ from torch import nn
 from transformers import (
     AttentionInterface,
     AutoConfig,
+    AutoModel,
     AutoModelForCausalLM,
     AutoModelForMaskedLM,
     BartConfig,
@@ -17,8 +18,10 @@ from transformers import (
     BertConfig,
     BertForMaskedLM,
     BertLMHeadModel,
-    DistilBertConfig,
-    DistilBertModel,
+    CLIPConfig,
+    CLIPModel,
+    DogeConfig,
+    DogeForCausalLM,
     DynamicCache,
     Gemma2Config,
     Gemma2ForCausalLM,
@@ -26,8 +29,16 @@ from transformers import (
     Gemma3TextConfig,
     GPT2Config,
     GPT2LMHeadModel,
+    GPTNeoConfig,
+    GPTNeoForCausalLM,
+    Lfm2Config,
+    Lfm2ForCausalLM,
+    Llama4ForCausalLM,
+    Llama4TextConfig,
     LlamaConfig,
     LlamaForCausalLM,
+    LlavaConfig,
+    LlavaForConditionalGeneration,
     MistralConfig,
     MistralForCausalLM,
     ModernBertConfig,
@@ -394,16 +405,22 @@ def test_a_saved_model_keeps_its_pattern(tmp_path, monkeypatch, name: str, auto,
 
 
 @torch.no_grad()
-def test_a_loaded_model_generates_the_same_and_forgets_after_use_pattern(tmp_path) -> None:
-    model, inputs = use_pattern(build("llama"), "fixed(stride=6, summary=1)"), batch("left")
+@pytest.mark.parametrize("name", ["llama", "mistral, own window"])
+def test_a_loaded_model_generates_the_same_and_forgets(tmp_path, name: str) -> None:
+    model, inputs = use_pattern(build(name), "fixed(stride=6, summary=1)"), batch("left")
     expected = model.generate(**inputs, max_new_tokens=12)
     model.save_pretrained(tmp_path)
     loaded = AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.float64).eval()
     assert torch.equal(loaded.generate(**inputs, max_new_tokens=12), expected)
-    assert type(loaded(**inputs, use_cache=True).past_key_values.layers[0]) is not PatternCacheLayer
-    use_pattern(loaded)
-    assert torch.equal(loaded.generate(**inputs, max_new_tokens=12), expected)
     assert type(loaded(**inputs, use_cache=True).past_key_values.layers[0]) is PatternCacheLayer
+    built = AutoModelForCausalLM.from_config(loaded.config)
+    assert type(built(**inputs, use_cache=True).past_key_values.layers[0]) is PatternCacheLayer
+
+
+def test_a_configuration_whose_pattern_does_not_fit_builds_no_model() -> None:
+    config = LlamaConfig(**GROUPED, asterism_pattern="window(1, 1)")
+    with pytest.raises(PatternError, match="cannot be used by a causal model"):
+        LlamaForCausalLM(config)
 
 
 @torch.no_grad()
@@ -425,6 +442,66 @@ def test_a_pattern_can_be_changed_set_aside_and_dropped(tmp_path) -> None:
     assert model.generate(**inputs, max_new_tokens=3).shape == (3, COLUMNS + 3)
     with pytest.raises(ConfigurationError, match="configuration names no pattern"):
         use_pattern(model)
+
+
+# --- models without numbered layers, without masks, and inside of others ---------------------------------------------
+
+
+def dense_attention(model: PreTrainedModel, schedule: str, layers: int) -> None:
+    """Have every attention module read by the schedule, as a mask of the stock model."""
+    modules = [module for module in model.modules() if hasattr(module, "is_causal")]
+    assert len(modules) == layers
+    for number, module in enumerate(modules):
+
+        def mask(module, args, kwargs, number=number):
+            hidden = kwargs.get("hidden_states", args[0] if args else None)
+            allowed = torch.from_numpy(patterns.parse_schedule(schedule).layer(number).dense(hidden.shape[1]))[None]
+            return args[:1], kwargs | {"attention_mask": allowed}
+
+        module.register_forward_pre_hook(mask, with_kwargs=True)
+
+
+@pytest.mark.parametrize(
+    ("kind", "layers", "text"),
+    [
+        ("vit", 2, "interleave(window(3, 3), longformer(window=4, globals=(0,)))"),
+        ("dinov2", 2, "interleave(window(3, 3), longformer(window=4, globals=(0,)))"),
+        ("clip_vision_model", 2, "interleave(window(3, 3), longformer(window=4, globals=(0,)))"),
+        ("distilbert", 2, "interleave(window(1, 1), stride(period=3))"),
+        ("albert", 1, "window(2, 1) | global_tokens((0,))"),
+    ],
+)
+def test_encoders_whose_layers_have_no_numbers_follow_a_pattern(tmp_path, kind: str, layers: int, text: str) -> None:
+    config = AutoConfig.for_model(kind, **TINY, **CLIP_SIDES, dim=16, n_heads=2, n_layers=2, vocab_size=VOCABULARY)
+    torch.manual_seed(0)
+    model = AutoModel.from_config(config).double().eval()
+    images = model.main_input_name == "pixel_values"
+    inputs = torch.randn(2, 3, 8, 8, dtype=torch.float64) if images else torch.randint(0, VOCABULARY, (2, 17))
+    other = copy.deepcopy(model)
+    dense_attention(other, text, layers)
+    expected = other(inputs).last_hidden_state
+    assert not torch.allclose(model(inputs).last_hidden_state, expected)
+    assert_close(use_pattern(model, text)(inputs).last_hidden_state, expected)
+    model.save_pretrained(tmp_path)
+    loaded = AutoModel.from_pretrained(tmp_path, dtype=torch.float64).eval()
+    assert_close(loaded(inputs).last_hidden_state, expected)
+
+
+def test_a_model_inside_of_another_follows_a_pattern_and_is_saved_with_it(tmp_path) -> None:
+    make, _ = REFUSED["llava"]
+    model = make().double().eval()
+    tokens = torch.randint(3, 8, (2, 12), generator=torch.Generator().manual_seed(0))
+    dense = model(tokens).logits
+    use_pattern(model.model.language_model, "window(left=3)")
+    narrow = model(tokens).logits
+    assert_close(narrow[:, :4], dense[:, :4])
+    assert not torch.allclose(narrow[:, 4:], dense[:, 4:])
+    model.save_pretrained(tmp_path)
+    loaded = LlavaForConditionalGeneration.from_pretrained(tmp_path, dtype=torch.float64).eval()
+    assert_close(loaded(tokens).logits, narrow)
+    assert loaded.model.vision_tower.config._attn_implementation == "sdpa"
+    chosen = LlavaForConditionalGeneration.from_pretrained(tmp_path, dtype=torch.float64, attn_implementation="eager")
+    torch.testing.assert_close(chosen(tokens).logits, dense, atol=1e-6, rtol=1e-4)  # its softmax is in float32
 
 
 # --- refusals --------------------------------------------------------------------------------------------------------
@@ -456,26 +533,70 @@ def test_a_pattern_the_model_cannot_use_is_refused_and_nothing_changes(name, pat
     assert (model.config.to_dict(), model.config._attn_implementation) == before
 
 
-def test_models_that_cannot_follow_a_pattern_are_refused() -> None:
-    with pytest.raises(ConfigurationError, match="use_pattern needs a model of transformers"):
-        use_pattern(nn.Linear(2, 2), "dense()")
-    bart = BartConfig(
-        vocab_size=9,
-        d_model=8,
-        encoder_layers=1,
-        decoder_layers=1,
-        encoder_attention_heads=2,
-        decoder_attention_heads=2,
-    )
-    with pytest.raises(ConfigurationError, match="is an encoder with a decoder"):
-        use_pattern(BartForConditionalGeneration(bart), "dense()")
-    crossing = BertConfig(**SIZES, is_decoder=True, add_cross_attention=True)
-    with pytest.raises(ConfigurationError, match="has cross-attention"):
-        use_pattern(BertLMHeadModel(crossing), "causal()")
-    silent = DistilBertModel(DistilBertConfig(vocab_size=9, dim=8, n_heads=2, n_layers=1, hidden_dim=8))
-    with pytest.raises(ConfigurationError, match=r"attention that knows its layer .* was found in none"):
-        use_pattern(silent, "dense()")
-    assert silent.config.asterism_pattern is None
+TINY = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2}
+CLIP_SIDES = {"image_size": 8, "patch_size": 2}
+BART = {"vocab_size": 9, "d_model": 8, "encoder_layers": 1, "decoder_layers": 1}
+REFUSED = {
+    "no model": (lambda: nn.Linear(2, 2), "use_pattern needs a model of transformers"),
+    "bart": (
+        lambda: BartForConditionalGeneration(BartConfig(**BART, encoder_attention_heads=2, decoder_attention_heads=2)),
+        "BartForConditionalGeneration is an encoder with a decoder",
+    ),
+    "cross-attention": (
+        lambda: BertLMHeadModel(BertConfig(**SIZES, is_decoder=True, add_cross_attention=True)),
+        "BertLMHeadModel reads another sequence, too",
+    ),
+    "gpt-neo": (
+        lambda: GPTNeoForCausalLM(
+            GPTNeoConfig(
+                vocab_size=9, hidden_size=8, num_layers=2, attention_types=[[["global", "local"], 1]], num_heads=2
+            )
+        ),
+        "GPTNeoForCausalLM computes its attention itself, .*; take a model that does, such as Llama",
+    ),
+    "clip": (
+        lambda: CLIPModel(CLIPConfig(text_config=TINY, vision_config=TINY | CLIP_SIDES)),
+        r"CLIPModel is made of several models; give the pattern to one of them: use_pattern\(model.text_model, ",
+    ),
+    "llava": (
+        lambda: LlavaForConditionalGeneration(
+            LlavaConfig(
+                vision_config=TINY | CLIP_SIDES | {"model_type": "clip_vision_model"},
+                text_config=TINY | {"model_type": "llama", "vocab_size": 9},
+            )
+        ),
+        r"use_pattern\(model.model.language_model, pattern\) for its LlamaModel",
+    ),
+    "lfm2": (
+        lambda: Lfm2ForCausalLM(Lfm2Config(**SIZES, layer_types=["conv", "full_attention", "conv"])),
+        "Lfm2ForCausalLM has 3 layers, but attention that a pattern can be laid over only in layers 1;",
+    ),
+    "doge": (lambda: DogeForCausalLM(DogeConfig(**SIZES)), "DogeForCausalLM changes its mask inside attention"),
+    "gemma2": (
+        lambda: Gemma2ForCausalLM(Gemma2Config(**GROUPED, head_dim=8)),
+        "Gemma2ForCausalLM gives its attention softcap",
+    ),
+}
+"""Models and why no pattern can be given to them."""
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_models_that_cannot_follow_a_pattern_are_refused_and_nothing_changes(name: str) -> None:
+    make, message = REFUSED[name]
+    model = make()
+    before = None if name == "no model" else (model.config.to_dict(), model.config._attn_implementation)
+    with pytest.raises(ConfigurationError, match=message):
+        use_pattern(model, "causal()")
+    assert before is None or (model.config.to_dict(), model.config._attn_implementation) == before
+    assert not any(module._forward_pre_hooks for module in model.modules())
+
+
+def test_chunks_of_a_model_are_replaced_but_not_intersected() -> None:
+    chunks = {"attention_chunk_size": 4, "num_local_experts": 2, "intermediate_size_mlp": 16, "head_dim": 8}
+    model = Llama4ForCausalLM(Llama4TextConfig(**GROUPED, **chunks)).double().eval()
+    with pytest.raises(ConfigurationError, match="attends in chunks .* leave native_window at"):
+        use_pattern(model, "causal()", native_window="intersect")
+    use_pattern(model, "causal()")(**batch("left"))
 
 
 def test_what_a_pattern_does_not_say_is_refused() -> None:
@@ -490,9 +611,6 @@ def test_what_a_pattern_does_not_say_is_refused() -> None:
         llama(tokens, position_ids=torch.arange(COLUMNS)[None] % 7, use_cache=False)
     with pytest.raises(ConfigurationError, match=r"attention_mask has shape \[3, 20\]"):
         llama(tokens, attention_mask=inputs["attention_mask"][:, 1:], use_cache=True)
-    with pytest.raises(ConfigurationError, match="the model gives its attention 'softcap'"):
-        gemma = Gemma2Config(**GROUPED, head_dim=8)
-        use_pattern(Gemma2ForCausalLM(gemma), "causal()")(tokens)
     with pytest.raises(ValueError, match="output_attentions"):
         bert.config.output_attentions = True
 
@@ -511,7 +629,7 @@ def test_attention_dropout_is_refused_in_training(field: str) -> None:
 
 
 @torch.no_grad()
-def test_caches_that_cannot_forget_are_refused(tmp_path) -> None:
+def test_caches_that_cannot_forget_are_refused() -> None:
     model, inputs = build("llama"), batch("left")
     dense = model(**inputs, use_cache=True).past_key_values
     use_pattern(model, "window(left=4)")
@@ -526,12 +644,6 @@ def test_caches_that_cannot_forget_are_refused(tmp_path) -> None:
     use_pattern(model, "window(left=5)")
     with pytest.raises(ConfigurationError, match=r"forgets by the pattern window\(left=4\), but layer 0 reads by"):
         model(**following, past_key_values=other)
-    # Loaded without use_pattern, a model with a window of its own keeps a sliding cache.
-    mistral = use_pattern(build("mistral, own window"), "causal()")
-    mistral.save_pretrained(tmp_path)
-    loaded = AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.float64)
-    with pytest.raises(ConfigurationError, match=r"use_pattern\(model\) makes the model keep the right keys"):
-        loaded.generate(**inputs, max_new_tokens=4)
 
 
 def test_every_configuration_has_the_field() -> None:

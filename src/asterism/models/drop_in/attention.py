@@ -16,25 +16,13 @@ from asterism.kernels import attend, decode
 from asterism.layers.padding import Packing, by_length, count_positions
 from asterism.models.cache import PatternCacheLayer
 from asterism.models.drop_in.field import read_native_window, read_patterns
+from asterism.models.drop_in.interface import HARMLESS
+from asterism.models.drop_in.places import place_of
 from asterism.models.drop_in.tokens import Tokens, require_tokens
 from asterism.patterns import require_causal, window
 
 DROPOUT_FIELDS = ("attention_dropout", "attn_pdrop", "attention_probs_dropout_prob", "attn_dropout")
 """How configurations call the dropout of attention."""
-
-HARMLESS = frozenset(
-    (
-        "cache_position",
-        "deterministic",
-        "logits_to_keep",
-        "num_items_in_batch",
-        "output_hidden_states",
-        "position_ids",
-        "return_dict",
-        "use_cache",
-    )
-)
-"""What models pass on to attention that says nothing about its scores."""
 
 
 class Rule(NamedTuple):
@@ -49,7 +37,7 @@ def pattern_attention(
     query: torch.Tensor,
     key: torch.Tensor,
     value: torch.Tensor,
-    attention_mask: Tokens,
+    attention_mask: Tokens | None,
     dropout: float = 0.0,
     scaling: float | None = None,
     is_causal: bool | None = None,
@@ -62,13 +50,14 @@ def pattern_attention(
     Without `pattern_cache`, k and v may hold the S keys before them, too. Raises ConfigurationError for everything that
     would change the scores and that a pattern does not say, PatternError for a pattern that this layer cannot use.
     """
-    tokens = require_tokens(attention_mask)
+    tokens = require_tokens(attention_mask, module)
     _refuse_others(others)
     if dropout > 0:
         raise ConfigurationError(_explain_dropout(module.config, dropout))
     if is_causal is not None and is_causal != tokens.causal:
         raise ConfigurationError(f"attention got is_causal={is_causal}, but the model's mask says {tokens.causal}")
-    if sliding_window is not None and tokens.window is None:
+    intersects = read_native_window(module.config) == "intersect"
+    if intersects and sliding_window is not None and tokens.window is None:
         raise ConfigurationError(f"attention got sliding_window={sliding_window}, but the model's mask has no window")
     rule = layer_rule(module, tokens)
     if pattern_cache is not None:
@@ -84,10 +73,10 @@ def layer_rule(module: Any, tokens: Tokens) -> Rule:
 
     Raises PatternError for a causal model whose pattern reads the future or is not prefix-stable.
     """
-    field, layers = module.config.asterism_pattern, module.config.num_hidden_layers
+    field, place = module.config.asterism_pattern, place_of(module)
     texts = tuple(field) if isinstance(field, list) else field
     own_window = tokens.window if read_native_window(module.config) == "intersect" else None
-    return Rule(*_constant_rule(texts, layers, module.layer_idx, tokens.causal, own_window))
+    return Rule(*_constant_rule(texts, *place, tokens.causal, own_window))
 
 
 @torch.compiler.assume_constant_result
@@ -98,7 +87,7 @@ def _constant_rule(*question: Any) -> tuple[str, bool]:
 
 @lru_cache(maxsize=1024)
 def _complete_rule(
-    texts: str | tuple[str, ...] | None, layers: int, number: int, causal: bool, own_window: int | None
+    texts: str | tuple[str, ...] | None, number: int, layers: int, causal: bool, own_window: int | None
 ) -> tuple[str, bool]:
     pattern = read_patterns(texts, layers)[number]
     if own_window is not None:
@@ -169,7 +158,7 @@ def _check_keys(key: torch.Tensor, tokens: Tokens, new: int) -> None:
 
 def _refuse_others(others: dict[str, Any]) -> None:
     for name, given in others.items():
-        if name not in HARMLESS and given is not None and given is not False:
+        if given is not None and given is not False and (name not in HARMLESS or name == "output_attentions"):
             raise ConfigurationError(
                 f"the model gives its attention {name!r}, which can change its scores: attention by a pattern knows no"
                 " soft-capping, sinks, position biases or cross-attention, and returns no weights"

@@ -15,7 +15,7 @@ from asterism.errors import ConfigurationError
 from asterism.models.cache import PatternCacheLayer
 from asterism.models.drop_in.attention import layer_rule
 from asterism.models.drop_in.field import IMPLEMENTATION
-from asterism.models.drop_in.tokens import require_tokens
+from asterism.models.drop_in.tokens import Tokens, require_tokens
 from asterism.patterns import Pattern, parse
 
 
@@ -32,7 +32,8 @@ def _hand_over_cache(
     cache = named.get("past_key_values")
     if cache is None or module.config._attn_implementation != IMPLEMENTATION:
         return None
-    rule = layer_rule(module, require_tokens(named.get("attention_mask")))
+    tokens = next((x for x in (*named.values(), *arguments) if isinstance(x, Tokens)), None)
+    rule = layer_rule(module, require_tokens(tokens, module))
     layer = _forgetting_layer(cache, module.layer_idx, parse(rule.text))
     return arguments, named | {"past_key_values": None, "pattern_cache": layer}
 

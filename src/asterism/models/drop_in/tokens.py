@@ -69,10 +69,15 @@ def describe_tokens(
     return Tokens(real, packing, q_offset, causal, local_size)
 
 
-def require_tokens(mask: object) -> Tokens:
-    """What `describe_tokens` gave the model, or ConfigurationError for anything else that stands in its place."""
+def require_tokens(mask: object, module: Any) -> Tokens:
+    """What `describe_tokens` gave the model; encoders that know no padding, such as ViT, have None, and all is real.
+
+    Raises ConfigurationError for anything else that stands in its place.
+    """
     if isinstance(mask, Tokens):
         return mask
+    if mask is None and not module.is_causal:
+        return Tokens(None, None, 0, False, None)
     seen = f"a mask of shape {list(mask.shape)}" if isinstance(mask, torch.Tensor) else f"{mask!r} in place of a mask"
     raise ConfigurationError(
         f"attention got {seen}, which no pattern can be laid over: pass attention_mask as [batch, tokens], 1 for tokens"

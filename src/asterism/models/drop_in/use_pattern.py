@@ -1,10 +1,10 @@
 """Give a model of transformers a pattern, and take it away again."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from enum import Enum
 from typing import Any, TypeVar
 
-from transformers import PreTrainedConfig, PreTrainedModel
+from transformers import PreTrainedModel
 
 from asterism.errors import ConfigurationError
 from asterism.models.drop_in.cache import install_hooks
@@ -16,6 +16,7 @@ from asterism.models.drop_in.field import (
     write_native_window,
     write_patterns,
 )
+from asterism.models.drop_in.places import find_attention, is_causal, set_places
 from asterism.patterns import Pattern, Schedule, require_causal
 
 Model = TypeVar("Model", bound=PreTrainedModel)
@@ -57,8 +58,7 @@ def use_pattern(
       `position_ids` say where the real tokens stand, as `generate` does.
     - `generate` and `use_cache=True` keep only the keys that the pattern can still read.
     - `save_pretrained` writes the pattern to config.json. After `import asterism.models`, `from_pretrained` of
-      transformers gives the model with its pattern; without that import transformers refuses to build the model. The
-      cache of a model that was restored so keeps every key, until `use_pattern(model)` is called: then it forgets.
+      transformers gives the model with its pattern; without that import transformers refuses to build the model.
     - A call with `attn_implementation` or `set_attn_implementation` still selects another attention, for comparison.
 
     Raises PatternError for a pattern that the model cannot use and ConfigurationError for a model that cannot follow
@@ -68,34 +68,34 @@ def use_pattern(
     """
     if pattern is None:
         return drop_pattern(model)
-    config = _check_model(model)
-    modules = _attention_modules(model)
-    before = dict(vars(config))
+    if not isinstance(model, PreTrainedModel):
+        raise ConfigurationError(
+            f"use_pattern needs a model of transformers (PreTrainedModel), got a {type(model).__name__};"
+            " give it the model inside"
+        )
+    modules = find_attention(model)
+    before = dict(vars(model.config))
     try:
         if pattern is not _AsConfigured.AS_CONFIGURED:
-            config.asterism_pattern = write_patterns(pattern)
-            write_native_window(config, "replace")
+            model.config.asterism_pattern = write_patterns(pattern)
+            write_native_window(model.config, "replace")
         if native_window is not None:
-            write_native_window(config, native_window)
-        read_native_window(config)
-        for module, rule in zip(modules, read_patterns(config.asterism_pattern, len(modules)), strict=True):
-            rule.check_heads(config.num_attention_heads)
-            if module.is_causal and getattr(config, "is_causal", True):
-                require_causal(rule)
-        config._attn_implementation = "eager"
-        model.set_attn_implementation(IMPLEMENTATION)
-        if config._attn_implementation != IMPLEMENTATION:
-            raise ConfigurationError(
-                f"{type(model).__name__} computes attention itself, not through the AttentionInterface of transformers;"
-                " no pattern can be given to it"
-            )
+            write_native_window(model.config, native_window)
+        _check_patterns(model, modules)
+        _select(model)
     except Exception:
-        vars(config).clear()
-        vars(config).update(before)
+        vars(model.config).clear()
+        vars(model.config).update(before)
         raise
-    for module in modules:
-        install_hooks(module)
+    _prepare(modules)
     return model
+
+
+def restore_pattern(model: PreTrainedModel) -> None:
+    """Prepare a model that was built from a configuration with a pattern. Raises as `use_pattern` does."""
+    modules = find_attention(model)
+    _check_patterns(model, modules)
+    _prepare(modules)
 
 
 def drop_pattern(model: Model) -> Model:
@@ -105,42 +105,32 @@ def drop_pattern(model: Model) -> Model:
     return model
 
 
-def _check_model(model: PreTrainedModel) -> PreTrainedConfig:
-    """The model's configuration; ConfigurationError for kinds of models that no pattern fits."""
-    if not isinstance(model, PreTrainedModel):
-        raise ConfigurationError(
-            f"use_pattern needs a model of transformers (PreTrainedModel), got a {type(model).__name__};"
-            " give it the model inside"
-        )
+def _check_patterns(model: PreTrainedModel, modules: list[Any]) -> None:
+    """Raises PatternError for a pattern that the model cannot use, ConfigurationError for what is said of windows."""
     config = model.config
-    parts = [name for name in config.sub_configs if getattr(config, name, None) is not None]
-    for name, meaning in (
-        *((name, "is made of several models") for name in parts),
-        ("is_encoder_decoder", "is an encoder with a decoder"),
-        ("add_cross_attention", "has cross-attention"),
-        ("attention_chunk_size", "attends in chunks"),
-        ("num_kv_shared_layers", "shares keys between layers"),
-    ):
-        if getattr(config, name, None):
-            raise ConfigurationError(
-                f"{type(model).__name__} {meaning} ({name} in its configuration);"
-                " use_pattern takes models of one stack of layers of self-attention"
-            )
-    return config
-
-
-def _attention_modules(model: PreTrainedModel) -> list[Any]:
-    """The attention of each layer, first to last; ConfigurationError unless there is one for each."""
-    parts: Iterator[Any] = model.modules()
-    modules: dict[int, Any] = {
-        module.layer_idx: module
-        for module in parts
-        if isinstance(getattr(module, "layer_idx", None), int) and hasattr(module, "is_causal")
-    }
-    layers = model.config.num_hidden_layers
-    if sorted(modules) != list(range(layers)) or any(m.config is not model.config for m in modules.values()):
+    for rule in read_patterns(config.asterism_pattern, len(modules)):
+        rule.check_heads(config.num_attention_heads)
+        if is_causal(model, modules):
+            require_causal(rule)
+    if read_native_window(config) == "intersect" and getattr(config, "attention_chunk_size", None):
         raise ConfigurationError(
-            f"{type(model).__name__} has {layers} layers, and attention that knows its layer (layer_idx, is_causal)"
-            f" was found in {sorted(modules) or 'none'}; use_pattern needs it in each"
+            f"{type(model).__name__} attends in chunks (attention_chunk_size in its configuration), which a pattern can"
+            ' replace but not intersect: leave native_window at "replace"'
         )
-    return [modules[number] for number in range(layers)]
+
+
+def _select(model: PreTrainedModel) -> None:
+    """Select attention by the pattern. Raises ConfigurationError for a model that keeps its own."""
+    model.config._attn_implementation = "eager"
+    model.set_attn_implementation(IMPLEMENTATION)
+    if model.config._attn_implementation != IMPLEMENTATION:
+        raise ConfigurationError(
+            f"{type(model).__name__} computes attention itself, not through the AttentionInterface of transformers;"
+            " no pattern can be given to it"
+        )
+
+
+def _prepare(modules: list[Any]) -> None:
+    set_places(modules)
+    for module in modules:
+        install_hooks(module)

@@ -1,0 +1,155 @@
+"""Where a model of transformers computes attention, and why a pattern cannot be laid over some models.
+
+A place is an attention module with its number among the model's layers. Everything here looks only; what it refuses, it
+refuses before anything has changed, in terms of the model and of what its user can do.
+"""
+
+import re
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from torch import nn
+from transformers import PreTrainedConfig, PreTrainedModel
+
+from asterism.errors import ConfigurationError
+from asterism.models.drop_in.interface import KNOWN_ARGUMENTS, interface_of
+
+
+class Place(NamedTuple):
+    """Which of how many layers of attention a module is."""
+
+    number: int
+    layers: int
+
+
+_NAME = "asterism_place"
+"""The attribute of an attention module that holds its place."""
+
+
+def place_of(module: nn.Module) -> Place:
+    """The place that `use_pattern` gave a module, or ConfigurationError for one without."""
+    place = getattr(module, _NAME, None)
+    if place is None:
+        raise ConfigurationError(
+            f"this {type(module).__name__} was given no pattern; call use_pattern(model, pattern) on its model"
+        )
+    return place
+
+
+def set_places(modules: Sequence[nn.Module]) -> None:
+    """Tell each module, first layer to last, where it stands."""
+    for number, module in enumerate(modules):
+        setattr(module, _NAME, Place(number, len(modules)))
+
+
+def find_attention(model: PreTrainedModel) -> list[Any]:
+    """The attention of each layer, first to last. Raises ConfigurationError for models that cannot follow a pattern."""
+    named = {name: module for name, module in model.named_modules() if interface_of(module) is not None}
+    _check_kind(model, named)
+    for name, module in named.items():
+        _check_interface(model, name, module)
+    stacks = sorted({re.sub(r"\.\d+(?=\.|$)", ".*", name) for name in named})
+    if len(stacks) > 1:
+        raise ConfigurationError(
+            f"{_a(model)} has attention of several kinds ({', '.join(stacks)}), and a pattern is for one stack of"
+            " layers of self-attention; give it to a part of the model that has one"
+        )
+    return _in_order(model, named)
+
+
+def is_causal(model: PreTrainedModel, modules: Sequence[Any]) -> bool:
+    """Whether the model hides the future from its tokens."""
+    return any(module.is_causal for module in modules) and getattr(model.config, "is_causal", True)
+
+
+# --- refusals --------------------------------------------------------------------------------------------------------
+
+_UNFIT = {
+    "add_cross_attention": "reads another sequence, too (cross-attention)",
+    "num_kv_shared_layers": "shares keys between its layers",
+}
+"""What in a configuration forbids a pattern, and what it means."""
+
+
+def _check_kind(model: PreTrainedModel, named: dict[str, Any]) -> None:
+    """Raises ConfigurationError for kinds of models that no pattern fits."""
+    config = model.config
+    if not named:
+        raise ConfigurationError(
+            f"{_a(model)} computes its attention itself, not through the AttentionInterface of transformers, so no"
+            " pattern can take the place of its mask; take a model that does, such as Llama, GPT-2, BERT or ModernBERT"
+        )
+    if any(module.config is not config for module in named.values()):
+        raise ConfigurationError(
+            f"{_a(model)} is made of several models; give the pattern to one of them{_parts(model, named)}"
+        )
+    if getattr(config, "is_encoder_decoder", False):
+        raise ConfigurationError(
+            f"{_a(model)} is an encoder with a decoder, which reads the encoder's tokens, too; a pattern is for one"
+            " stack of layers of self-attention"
+        )
+    for field, meaning in _UNFIT.items():
+        if getattr(config, field, None):
+            raise ConfigurationError(
+                f"{_a(model)} {meaning} ({field} in its configuration), and a pattern is for layers of self-attention"
+                " with keys of their own"
+            )
+
+
+def _check_interface(model: PreTrainedModel, name: str, module: Any) -> None:
+    interface = interface_of(module)
+    assert interface is not None
+    if not interface.mask_as_is:
+        raise ConfigurationError(
+            f"{_a(model)} changes its mask inside attention ({type(module).__name__}), where a pattern would take its"
+            " place and the change be lost; no pattern can be given to it"
+        )
+    if unknown := sorted(interface.arguments - KNOWN_ARGUMENTS):
+        raise ConfigurationError(
+            f"{_a(model)} gives its attention {', '.join(unknown)} ({name}), which changes its scores or who is read"
+            " in a way that a pattern does not know; no pattern can be given to it"
+        )
+    if not hasattr(module, "is_causal"):
+        raise ConfigurationError(
+            f"{_a(model)} does not say whether its attention hides the future ({type(module).__name__} has no"
+            " is_causal), so no pattern can be given to it"
+        )
+
+
+def _in_order(model: PreTrainedModel, named: dict[str, Any]) -> list[Any]:
+    """The modules by the number of their layer; ConfigurationError unless there is one for each layer."""
+    config, modules = model.config, list(named.values())
+    own_numbers = [getattr(module, "layer_idx", None) for module in modules]
+    numbers = own_numbers if all(type(number) is int for number in own_numbers) else list(range(len(modules)))
+    layers = _layers(config, len(modules))
+    if sorted(numbers) != list(range(layers)):
+        seen = ", ".join(str(number) for number in sorted(numbers))
+        raise ConfigurationError(
+            f"{_a(model)} has {layers} layers, but attention that a pattern can be laid over only in layers {seen};"
+            " a pattern needs it in every layer"
+        )
+    return [module for _, module in sorted(zip(numbers, modules, strict=True), key=lambda pair: pair[0])]
+
+
+def _layers(config: PreTrainedConfig, found: int) -> int:
+    """How many layers of attention there should be: ALBERT uses the same few for all of its layers."""
+    groups = getattr(config, "num_hidden_groups", None)
+    if groups is not None:
+        return groups * getattr(config, "inner_group_num", 1)
+    return getattr(config, "num_hidden_layers", found)
+
+
+def _parts(model: PreTrainedModel, named: dict[str, Any]) -> str:
+    """Which models inside have attention of their own, for a message: the outermost whose modules share its config."""
+    parts: dict[str, str] = {}
+    for name, part in model.named_modules():
+        inside = [module for path, module in named.items() if path.startswith(f"{name}.")]
+        if not isinstance(part, PreTrainedModel) or not inside or any(name.startswith(f"{known}.") for known in parts):
+            continue
+        if all(module.config is part.config for module in inside):
+            parts[name] = f"use_pattern(model.{name}, pattern) for its {type(part).__name__}"
+    return f": {', '.join(parts.values())}" if parts else ""
+
+
+def _a(model: PreTrainedModel) -> str:
+    return type(model).__name__
