@@ -9,7 +9,6 @@ from functools import lru_cache
 from typing import Any, NamedTuple
 
 import torch
-from torch import nn
 
 from asterism.errors import ConfigurationError
 from asterism.kernels import attend, decode
@@ -33,7 +32,7 @@ class Rule(NamedTuple):
 
 
 def pattern_attention(
-    module: nn.Module,
+    module: Any,
     query: torch.Tensor,
     key: torch.Tensor,
     value: torch.Tensor,

@@ -118,10 +118,10 @@ def _check_interface(model: PreTrainedModel, name: str, module: Any) -> None:
 
 def _in_order(model: PreTrainedModel, named: dict[str, Any]) -> list[Any]:
     """The modules by the number of their layer; ConfigurationError unless there is one for each layer."""
-    config, modules = model.config, list(named.values())
-    own_numbers = [getattr(module, "layer_idx", None) for module in modules]
-    numbers = own_numbers if all(type(number) is int for number in own_numbers) else list(range(len(modules)))
-    layers = _layers(config, len(modules))
+    modules = list(named.values())
+    own_numbers = [number for module in modules if type(number := getattr(module, "layer_idx", None)) is int]
+    numbers = own_numbers if len(own_numbers) == len(modules) else list(range(len(modules)))
+    layers = _layers(model.config, len(modules))
     if sorted(numbers) != list(range(layers)):
         seen = ", ".join(str(number) for number in sorted(numbers))
         raise ConfigurationError(
