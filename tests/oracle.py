@@ -46,6 +46,8 @@ class Rule:
                 return f"~{parts[0]}"
             case "per_head":
                 return f"per_head([{', '.join(parts)}])"
+            case "documents":
+                return f"documents({', '.join([*parts, *map(str, dict(self.arguments)['sizes'])])})"
         return f"{self.name}({', '.join(parts + arguments)})"
 
     def __repr__(self) -> str:
@@ -73,6 +75,10 @@ def shifted(part: Rule, by: int) -> Rule:
 
 def per_head(*parts: Rule) -> Rule:
     return Rule("per_head", parts=parts)
+
+
+def documents(part: Rule, *sizes: int) -> Rule:
+    return Rule("documents", (("sizes", sizes),), (part,))
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -250,6 +256,13 @@ def allowed(rule: Rule, q: int, k: int, n: int, head: int = 0) -> bool:
         case "shifted":
             by = dict(rule.arguments)["by"]
             return min(q, k) >= by and allowed(rule.parts[0], q - by, k - by, n - by, head)
+        case "documents":
+            start = 0
+            for size in dict(rule.arguments)["sizes"]:
+                if start <= min(q, k) and max(q, k) < start + size:
+                    return allowed(rule.parts[0], q - start, k - start, size, head)
+                start += abs(size)
+            return False
     return bool(PREDICATES[rule.name](q, k, n, head, **dict(rule.arguments)))
 
 

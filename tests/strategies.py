@@ -1,4 +1,5 @@
-"""Generated patterns that mirror the algebra: leaf, published, union, intersection, complement, shift, heads.
+"""Generated patterns that mirror the algebra: leaf, published, union, intersection, complement, shift, documents,
+heads.
 
 A drawn value is an `oracle.Rule`; `build` makes the library's pattern of it. Sizes are small and include the awkward
 ones: 1, primes, one below and one above a tile.
@@ -44,6 +45,8 @@ def build(rule: Rule) -> Pattern:
             return ~parts[0]
         case "per_head":
             return patterns.per_head(parts)
+        case "documents":
+            return patterns.documents(parts[0], *dict(rule.arguments)["sizes"])
     return getattr(patterns, rule.name)(*parts, **dict(rule.arguments))
 
 
@@ -105,6 +108,11 @@ def leaves(size: int) -> st.SearchStrategy[Rule]:
     )
 
 
+def document_sizes(most: int) -> st.SearchStrategy[tuple[int, ...]]:
+    """Lengths of documents, each at most so long; empty ones and gaps (below 0) among them."""
+    return st.lists(st.integers(-3, most), max_size=6).map(tuple)
+
+
 def random_leaves(heads: int) -> st.SearchStrategy[Rule]:
     some_heads = st.sampled_from((1, heads))
     blocks = _calls(
@@ -161,6 +169,7 @@ def _compositions(size: int, heads: int, draws: bool, depth: int) -> st.SearchSt
             pairs.map(lambda pair: pair[0] & pair[1]),
             inner.map(lambda part: ~part),
             st.builds(oracle.shifted, inner, st.sampled_from((0, 1, 2, 5, 16))),
+            st.builds(lambda part, some: oracle.documents(part, *some), inner, document_sizes(size)),
         )
 
     return st.recursive(st.one_of(*bases), extend, max_leaves=depth)

@@ -91,6 +91,10 @@ EVERY_RECTANGLE = [
     "yun_random(2)",
     'explicit("0:0-3,7;2:1;5:0-8", size=9)',
     "shifted(blocks(3), by=2)",
+    "documents(causal(), 3, 0, 5)",
+    "documents(star_transformer(), 4, -1, 5)",
+    "~documents(window(left=2, right=1), 2, -2, 4)",
+    "documents(stride(2) & dense(), 2, 9)",
     "~window(left=2, right=1)",
     "~(blocks(3) & causal())",
     "strided(3)",
@@ -251,5 +255,5 @@ def test_the_generator_reaches_the_whole_vocabulary():
         predictable.append(is_predictable(drawn))
 
     hold(collect, strategies.rules(97, heads=3), 1000)
-    assert seen == {*oracle.PREDICATES, *RANDOM, "or", "and", "not", "shifted", "per_head"}
+    assert seen == {*oracle.PREDICATES, *RANDOM, "or", "and", "not", "shifted", "documents", "per_head"}
     assert any(predictable) and not all(predictable)

@@ -65,6 +65,10 @@ EXACT = {
     "per_head([window(left=3), window(left=30)])": lambda k: k + 30,
     "shifted(window(left=9), by=50)": lambda k: k + 9 if k >= 50 else NEVER,
     "shifted(fixed(8), by=3)": lambda k: NEVER if k < 3 else FOREVER if (k - 3) % 8 == 7 else (k - 3) // 8 * 8 + 10,
+    "documents(window(left=9), 20, -3, 77)": lambda k: (
+        min(k + 9, 19 if k < 20 else 99) if k < 100 and k not in (20, 21, 22) else NEVER
+    ),
+    "documents(bigbird(block=4), 6, 94)": lambda k: 5 if k < 6 else 99 if k < 100 else NEVER,
     "columns(10) & causal()": lambda k: FOREVER if k % 10 == 0 else NEVER,
     "window(left=9) & columns(10)": lambda k: k + 9 if k % 10 == 0 else NEVER,
 }

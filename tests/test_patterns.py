@@ -7,7 +7,7 @@ import time
 import numpy as np
 import oracle
 import pytest
-from oracle import per_head, rule, shifted
+from oracle import documents, per_head, rule, shifted
 from strategies import build
 
 from asterism import patterns
@@ -39,6 +39,8 @@ PRIMITIVES = [
     rule("explicit", source=EXPLICIT, size=257),
     shifted(rule("strided", stride=7), by=5),
     shifted(rule("global_tokens", positions=(-1, 0), block=4), by=3),
+    documents(rule("bigbird", block=8, random=0), 20, 7, 0, 64, 1, -5, 100, 60),
+    documents(per_head(rule("strided", stride=7), rule("star_transformer")), 100, 31, 31, -2, 31),
     per_head(rule("window", left=2), rule("stride", period=5), rule("fixed", stride=6, summary=2)),
     ~(rule("window", left=9, right=9) | rule("stride", period=4)),
     (rule("blocks", size=8) | rule("columns", period=8, first=7)) & rule("causal"),
@@ -460,6 +462,8 @@ CAUSAL = [
     "window(left=3) | stride(4) & causal()",
     "fixed(4) | causal()",
     "shifted(strided(3), by=2)",
+    "documents(strided(3), 9, 30, 30)",
+    "documents(bigbird(block=2) & causal(), 9, 10, 30)",
     "random_blocks(4, 2, earlier=True)",
     "per_head([causal(), fixed(4)])",
     "star() & causal()",
@@ -475,6 +479,7 @@ NOT_CAUSAL = [
     "star()",
     "yun_strided(4)",
     "longformer(window=4)",
+    "documents(star(), 9, 30)",
     "~causal()",
     "~window(left=2)",
     "causal() | stride(3)",
@@ -496,7 +501,16 @@ def test_not_causal(text):
     assert np.triu(pattern.dense(40), 1).any()
 
 
-STABLE = [*CAUSAL, "dense()", "stride(3)", "global_tokens((0, 7))", "global_tokens(2, block=3)", "~fixed(4)", "star()"]
+STABLE = [
+    *CAUSAL,
+    "dense()",
+    "documents(bigbird(block=4), 7, 30, 1, -2, 40)",
+    "stride(3)",
+    "global_tokens((0, 7))",
+    "global_tokens(2, block=3)",
+    "~fixed(4)",
+    "star()",
+]
 UNSTABLE = {
     "global_keys(-1)": "global_keys",
     "global_keys((0, -1), block=4) & causal()": "global_keys",
@@ -593,6 +607,7 @@ BAD = {
         dict(block=4, count=1, seed=0.5),
     ],
     "shifted": [dict(pattern=None, by=1), dict(pattern=3, by=1)],
+    "documents": [dict(pattern=None), dict(pattern="causal()")],
     "per_head": [dict(patterns=[]), dict(patterns=[1, 2])],
     "strided": [dict(stride=0), dict(stride=-1)],
     "fixed": [
@@ -636,6 +651,25 @@ def test_bad_arguments_get_one_clear_line(name, arguments):
 def test_a_negative_shift_is_refused():
     with pytest.raises(PatternError, match="-1"):
         patterns.shifted(patterns.causal(), by=-1)
+
+
+@pytest.mark.parametrize(
+    ("length", "message"),
+    ((1.5, "whole numbers, got 1.5"), ("3", "whole numbers, got '3'"), (True, "got True"), (2**61, "at most")),
+)
+def test_documents_of_no_length_are_refused(length, message):
+    with pytest.raises(PatternError, match=message):
+        patterns.documents(patterns.causal(), 4, length)
+
+
+def test_a_hundred_thousand_documents_are_read_and_judged_quickly():
+    """Nothing in the rule, its text or its spans recurses, or looks at documents one by one."""
+    started = time.perf_counter()
+    pattern = patterns.parse(patterns.documents(patterns.strided(3), *[5, 1, 0, -1] * 25_000).text)
+    assert pattern.spans((174_990, 175_000), 175_000).tolist() == [[174_986, 174_992], [174_993, 174_999]]
+    assert pattern.allows([6, 7, 11], [6, 5, 8], 175_000).tolist() == [False, False, True]
+    assert pattern.verdict((0, 5), (5, 175_000), 175_000) == patterns.Verdict.EMPTY
+    assert time.perf_counter() - started < 5
 
 
 def test_numpy_integers_are_integers():

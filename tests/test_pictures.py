@@ -46,6 +46,8 @@ SQUARE = {
     "shifted(causal(), by=2)": "..... ..... ..1.. ..11. ..111",
     "shifted(global_keys(-1), by=1)": ".... ...1 ...1 ...1",
     "shifted(dense(), by=3)": "... ... ...",
+    "documents(causal(), 2, 3)": "1.... 11... ..1.. ..11. ..111",
+    "documents(global_keys(-1), 2, 0, -1, 1, 2)": ".1.... .1.... ...... ...1.. .....1 .....1",
     "~causal()": ".11 ..1 ...",
     "window(left=1) | columns(4)": "1... 11.. 111. 1.11",
     "window(left=2) & stride(2)": "1... .1.. 1.1. .1.1",
@@ -101,6 +103,7 @@ UNIT_EMPTY = {
     "shifted(causal(), by=2)",
     "shifted(global_keys(-1), by=1)",
     "shifted(dense(), by=3)",
+    "documents(global_keys(-1), 2, 0, -1, 1, 2)",
     "~causal()",
     "causal() & ~window(left=1)",
 }

@@ -16,13 +16,17 @@ from operator import or_
 import numpy as np
 
 from asterism.compiler.cost import TILE_SIZES, tile_cost
+from asterism.compiler.join import join
 from asterism.compiler.layout import KeySubset, Layout, Natural, QuerySubset, Reordered, Residues, Tiles
 from asterism.compiler.memo import remembering
-from asterism.compiler.plan import Booleans, Indices, Integers, Pass, Plan
+from asterism.compiler.plan import Indices, Integers, Pass, Plan
+from asterism.compiler.tables import Masks, offsets
 from asterism.errors import PatternError
+from asterism.patterns.documents import Documents
 from asterism.patterns.explicit import Explicit
 from asterism.patterns.pattern import (
     And,
+    Moved,
     Named,
     Not,
     Or,
@@ -44,6 +48,9 @@ _EXACT_CHUNK = 2**21
 
 _SAMPLED_ROWS = 24
 """Tile rows looked at to estimate what a layout costs."""
+
+_PLAN_BYTES = 2**28
+"""What plans may take that are kept beyond the latest 128: those of short documents, whose lengths keep changing."""
 
 _MOST_TERMS = 16
 """Above so many terms a conjunction of unions is left as it is."""
@@ -78,27 +85,69 @@ class _Lengths:
     tile: int
 
 
-@remembering(128)
+_Shares = list[tuple[Layout, Pattern]]
+"""The part of a rule that each layout has."""
+
+
+def _size(plan: Plan) -> int:
+    return plan.bytes + 2**12  # the objects around the arrays
+
+
+@remembering(128, _size, _PLAN_BYTES)
 def _compile(pattern: Pattern, n_queries: int, n_keys: int, offset: int, tile: int | None) -> Plan:
+    if isinstance(pattern, Documents) and offset == 0 and n_queries == n_keys >= pattern.end:
+        return _compile_documents(pattern, n_keys, tile)
     rules = [_concrete(pattern, head, n_keys) for head in range(pattern.heads)]
-    if tile is None:
-        # All heads have one tile size, because they share masks; the first stands for the others, which in published
-        # patterns read elsewhere, but as much.
-        options = [_Lengths(n_queries, n_keys, offset, size) for size in TILE_SIZES]
-        tile = min(options, key=lambda lengths: _assign(rules[0], lengths)[1]).tile
-    lengths = _Lengths(n_queries, n_keys, offset, tile)
+    lengths = _Lengths(n_queries, n_keys, offset, tile or _best_tile(rules[0], n_queries, n_keys, offset))
+    return _arrange(pattern, lengths, [_assign(rule, lengths)[0] for rule in rules])
+
+
+def _arrange(pattern: Pattern, lengths: _Lengths, assigned: list[_Shares]) -> Plan:
+    """The plan in which each head's rule is shared out among layouts as `assigned` says."""
     shares: dict[tuple[Layout, Pattern], list[int]] = {}
-    for head, rule in enumerate(rules):
-        for layout, share in _assign(rule, lengths)[0]:
+    for head, own in enumerate(assigned):
+        for layout, share in own:
             shares.setdefault((layout, share), []).append(head)
-    masks = Masks(tile)
+    masks = Masks(lengths.tile)
     # Natural order first: it mostly covers all queries, so that its results are written, and later ones merged into
     # them.
     ordered = sorted(shares.items(), key=lambda item: not isinstance(item[0][0], Natural))
     passes = [_compile_pass(layout, share, heads, lengths, masks) for (layout, share), heads in ordered]
     # What a pass leaves to earlier ones may be all it had.
     kept = tuple(part for part in passes if len(part.columns))
-    return Plan(pattern.text, n_queries, n_keys, offset, pattern.heads, tile, kept, masks.stacked(), pattern.is_causal)
+    place = lengths.n_queries, lengths.n_keys, lengths.offset
+    return Plan(pattern.text, *place, pattern.heads, lengths.tile, kept, masks.stacked(), pattern.is_causal)
+
+
+# --- documents -------------------------------------------------------------------------------------------------------
+
+
+def _compile_documents(pattern: Documents, length: int, tile: int | None) -> Plan:
+    """Joined from a plan for each length of documents, which other sequences of documents find in the cache again."""
+    starts, stops = pattern.bounds
+    lengths, which = np.unique(stops - starts, return_inverse=True)
+    if tile is None:
+        typical = int(np.square(stops - starts).sum() // max(1, (stops - starts).sum()))  # where most tokens stand
+        rule = _concrete(pattern.pattern, 0, max(typical, 1))
+        tile = _best_tile(rule, *[_similar(typical)] * 2, 0)
+    plans = [_compile_document(pattern.pattern, n, tile) for n in lengths.tolist()]
+    return join(pattern, length, tile, plans, which)
+
+
+@remembering(128, _size, _PLAN_BYTES)
+def _compile_document(pattern: Pattern, length: int, tile: int) -> Plan:
+    """The plan of one document. Its layouts are those that suit a similar length, so that few are ever weighed."""
+    if isinstance(pattern, Documents):
+        return _compile(pattern, length, length, 0, tile)
+    lengths = _Lengths(length, length, 0, tile)
+    similar = replace(lengths, n_queries=_similar(length), n_keys=_similar(length))
+    rules = [_concrete(pattern, head, length) for head in range(pattern.heads)]
+    return _arrange(pattern, lengths, [_assign_once(rule, similar)[0] for rule in rules])
+
+
+def _similar(length: int) -> int:
+    """The greatest power of two that is no longer."""
+    return 2 ** (length.bit_length() - 1) if length else 0
 
 
 # --- rules, terms and layouts ----------------------------------------------------------------------------------------
@@ -156,7 +205,15 @@ def _layouts(term: Pattern) -> list[Layout]:
     return found
 
 
-def _assign(rule: Pattern, lengths: _Lengths) -> tuple[list[tuple[Layout, Pattern]], float]:
+@lru_cache(maxsize=256)
+def _best_tile(rule: Pattern, n_queries: int, n_keys: int, offset: int) -> int:
+    """All heads have one tile size, because they share masks; the first one's rule stands for the others, which in
+    published patterns read elsewhere, but as much."""
+    options = [_Lengths(n_queries, n_keys, offset, size) for size in TILE_SIZES]
+    return min(options, key=lambda lengths: _assign(rule, lengths)[1]).tile
+
+
+def _assign(rule: Pattern, lengths: _Lengths) -> tuple[_Shares, float]:
     """A layout for every term of the rule, terms of equal layout joined, and the estimated cost."""
     terms, natural = _terms(rule), Natural()
     groups: dict[Layout, list[Pattern]] = {natural: [term for term in terms if not _layouts(term)]}
@@ -174,13 +231,16 @@ def _assign(rule: Pattern, lengths: _Lengths) -> tuple[list[tuple[Layout, Patter
         groups.setdefault(best, []).append(term)
         spent[best] = spent.get(best, 0.0) + added[best]
     used = {layout: reduce(or_, members) for layout, members in groups.items() if members}
-    shares: list[tuple[Layout, Pattern]] = []
+    shares: _Shares = []
     for layout, members in used.items():
         # A pair that two passes hold would count twice in the softmax, so the later one leaves it out.
         earlier = [used[other] for other, _ in shares]
         share = members & ~reduce(or_, earlier) if earlier else members
         shares.append((layout, layout.within(share)))
     return shares, sum(spent.values())
+
+
+_assign_once = lru_cache(maxsize=256)(_assign)
 
 
 def _estimate(layout: Layout, terms: list[Pattern], lengths: _Lengths) -> float:
@@ -224,27 +284,6 @@ def _orders(layout: Layout, lengths: _Lengths) -> tuple[Tiles, Tiles]:
 
 
 # --- tiles -----------------------------------------------------------------------------------------------------------
-
-
-class Masks:
-    """Bit masks of mixed tiles, each kept once."""
-
-    def __init__(self, tile: int):
-        self.tile = tile
-        self.words = -(-tile // 64)
-        self.numbers: dict[bytes, int] = {}
-
-    def add(self, allowed: Booleans) -> Indices:
-        """Kinds of the tiles `allowed` [n, tile, tile], whose masks are kept."""
-        packed = np.packbits(allowed, axis=-1, bitorder="little")
-        padded = np.zeros((len(allowed), self.tile, self.words * 8), np.uint8)
-        padded[..., : packed.shape[-1]] = packed
-        kinds = [self.numbers.setdefault(mask.tobytes(), len(self.numbers) + 1) for mask in padded]
-        return np.array(kinds, np.int32)
-
-    def stacked(self) -> np.ndarray[tuple[int, ...], np.dtype[np.uint64]]:
-        flat = np.frombuffer(b"".join(self.numbers), np.uint64)
-        return flat.reshape(len(self.numbers), self.tile, self.words)
 
 
 @dataclass(frozen=True)
@@ -312,7 +351,7 @@ class _Tiling:
         result = _pair(self.queries.shape[row], self.keys.shape[column])
         for leaf in self.rule.walk():
             # A shift is asked as a whole: what it is made of counts its tokens from another place.
-            if leaf.children and not isinstance(leaf, Shifted):
+            if leaf.children and not isinstance(leaf, Moved):
                 continue
             verdict = replace(self, rule=leaf).judge(row, column)
             own = leaf.signature(q_first, k_first)
@@ -347,13 +386,6 @@ def _compile_pass(layout: Layout, rule: Pattern, heads: list[int], lengths: _Len
         rows=row[by_column].astype(np.int32),
         row_kinds=kind[by_column],
     )
-
-
-def offsets(which: Integers, row: Integers, lists: int, rows: int) -> Integers:
-    """Where each tile row's entries begin and end, [lists, rows + 1], in entries sorted by (list, row)."""
-    counts = np.bincount(which * rows + row, minlength=lists * rows) if rows else np.zeros(0, np.int64)
-    starts = np.concatenate([np.zeros(1, np.int64), np.cumsum(counts)])
-    return starts[np.arange(lists)[:, None] * rows + np.arange(rows + 1)]
 
 
 def _find_tiles(layout: Layout, tiles: _Tiling, masks: Masks) -> tuple[Integers, Integers, Indices]:

@@ -2,8 +2,8 @@
 
 import numpy as np
 
-from asterism.compiler.compile import Masks, offsets
 from asterism.compiler.plan import Booleans, Pass, Plan
+from asterism.compiler.tables import Masks, offsets
 
 TILES = (16, 32, 64, 128)
 

@@ -13,7 +13,7 @@ import numpy as np
 
 from asterism.patterns.explicit import Explicit
 from asterism.patterns.intervals import Integers, Intervals
-from asterism.patterns.pattern import Booleans, Pattern, Shifted, Tokens
+from asterism.patterns.pattern import Booleans, Moved, Pattern, Tokens
 from asterism.patterns.primitives import Dense, OneSided
 
 
@@ -236,9 +236,9 @@ def _tile_of_position(tiles: Tiles, length: int) -> Integers:
 
 
 def _replace(rule: Pattern, implied: Pattern) -> Pattern:
-    """The rule with `implied` taken as true; not inside a shift, where equal names mean other tokens."""
+    """The rule with `implied` taken as true; not inside a shift or a document, where equal names mean other tokens."""
     if rule == implied:
         return Dense()
-    if isinstance(rule, Shifted):
-        return rule  # inside, a position counts from the shift: keys named 0 there are others
+    if isinstance(rule, Moved):
+        return rule  # inside, a position counts from another place: keys named 0 there are others
     return rule.rebuild(tuple(_replace(child, implied) for child in rule.children)) if rule.children else rule

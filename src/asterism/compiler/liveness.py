@@ -8,6 +8,7 @@ intersections the shortest. The answer is an upper bound: it may be later than t
 import numpy as np
 from numpy.typing import ArrayLike
 
+from asterism.patterns.documents import Documents
 from asterism.patterns.explicit import Explicit
 from asterism.patterns.intervals import Integers
 from asterism.patterns.pattern import And, Named, Not, Or, Pattern, PerHead, Shifted
@@ -41,6 +42,8 @@ def _last_reader(pattern: Pattern, keys: Integers) -> Integers:
         case Shifted(pattern=inner, by=by):
             shifted = _last_reader(inner, np.maximum(keys - by, 0))
             return np.where(keys < by, NEVER, np.where(shifted == FOREVER, FOREVER, shifted + by))
+        case Documents():
+            return _last_reader_of_document(pattern, keys)
         case Window(left=left):
             return keys + left
         case Blocks(size=size, left=left):
@@ -57,6 +60,17 @@ def _last_reader(pattern: Pattern, keys: Integers) -> Integers:
             return _last_explicit_reader(pattern, keys)
         case _:
             return np.full(keys.shape, FOREVER)
+
+
+def _last_reader_of_document(pattern: Documents, keys: Integers) -> Integers:
+    """At most the document's last token; nobody, for a key of no document."""
+    starts, stops = pattern.bounds
+    document = np.searchsorted(stops, keys, side="right")
+    start, stop = np.append(starts, FOREVER)[document], np.append(stops, 0)[document]
+    inner = pattern.pattern
+    own = np.full(keys.shape, FOREVER) if inner.depends_on_length else _last_reader(inner, np.maximum(keys - start, 0))
+    last = np.minimum(np.minimum(own, stop) + start, stop - 1)
+    return np.where((keys < start) | (own == NEVER), NEVER, last)
 
 
 def _last_explicit_reader(pattern: Explicit, keys: Integers) -> Integers:

@@ -18,6 +18,7 @@ from asterism.compiler.cost import DENSE_MASK_LIMIT, ONE_HEAD, Setting, dense_co
 Booleans = NDArray[np.bool_]
 Integers = NDArray[np.int64]
 Indices = NDArray[np.int32]
+Words = NDArray[np.uint64]
 
 
 @dataclass(frozen=True, eq=False)
@@ -95,7 +96,7 @@ class Plan:
     heads: int
     tile: int
     passes: tuple[Pass, ...]
-    masks: NDArray[np.uint64]
+    masks: Words
     is_causal: bool
 
     def __post_init__(self) -> None:
@@ -249,7 +250,7 @@ class Plan:
         return bits[..., : self.tile].astype(bool)
 
     @cached_property
-    def masks_with_ends(self) -> NDArray[np.uint64]:
+    def masks_with_ends(self) -> Words:
         """The mask of every kind [kinds, tile, words]: full, `masks`, and full tiles cut off where keys end.
 
         A full tile (kind 0) at a partial end of the keys has places that hold no key. Kernels that read whole tiles

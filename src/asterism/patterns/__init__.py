@@ -1,6 +1,7 @@
 """Who may attend to whom: immutable rules, their algebra, their text form, and the patterns of the literature."""
 
 from asterism.patterns.causality import require_causal, require_prefix_stable
+from asterism.patterns.documents import documents
 from asterism.patterns.explicit import explicit
 from asterism.patterns.pattern import Named, Pattern, Verdict
 from asterism.patterns.primitives import (
@@ -51,6 +52,7 @@ __all__ = [
     "causal",
     "columns",
     "dense",
+    "documents",
     "explicit",
     "fixed",
     "global_keys",

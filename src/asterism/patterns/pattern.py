@@ -381,8 +381,12 @@ class PerHead(Follower):
         return all(part.is_causal for part in self.patterns)
 
 
+class Moved(Pattern):
+    """A pattern whose part counts positions from another place: inside, position 0 names another token."""
+
+
 @dataclass(frozen=True, eq=False, repr=False)
-class Shifted(Pattern):
+class Shifted(Moved):
     """The pattern on the tokens from `by` on, its position 0; earlier tokens neither read nor are read."""
 
     keyword: ClassVar[str] = "shifted"

@@ -16,6 +16,7 @@ from typing import TypeGuard
 
 from asterism.errors import ConfigurationError, PatternError, nearest, shown
 from asterism.patterns import primitives, published
+from asterism.patterns.documents import documents
 from asterism.patterns.explicit import explicit
 from asterism.patterns.pattern import Pattern
 from asterism.patterns.random_blocks import random_blocks
@@ -37,6 +38,7 @@ VOCABULARY: dict[str, Callable[..., Pattern]] = {
         explicit,
         primitives.per_head,
         primitives.shifted,
+        documents,
         published.strided,
         published.fixed,
         published.bigbird,

@@ -1,0 +1,298 @@
+"""The plan of documents, joined from the plans of one document each: their tiles, moved to where the tokens stand.
+
+A document's own tiles stay as they are, in a grid that begins where the document does; so what is a full tile of it
+remains one, and nothing is compiled but lengths that were never seen. The tokens that do not fill a tile, its tail,
+stand in tiles of their own if what follows in the sequence leaves room for them; else the whole tiles of all documents
+come first in the order and their tails follow, side by side, many to a tile, under masks that keep them apart.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from asterism.compiler.plan import Indices, Integers, Pass, Plan, Words
+from asterism.compiler.tables import Masks, offsets
+from asterism.patterns.documents import Documents
+
+_Key = tuple[str, tuple[int, ...]]
+
+
+def join(pattern: Documents, length: int, tile: int, plans: Sequence[Plan], which: Integers) -> Plan:
+    """The plan of `pattern` for a sequence of `length` tokens.
+
+    `plans` are those of the inner pattern at each length that occurs, all of that tile size; document number d has
+    plans[which[d]].
+    """
+    first_mask = np.cumsum([0, *(len(plan.masks) for plan in plans)])
+    source = np.concatenate([_all_ones(1, tile), *(plan.masks for plan in plans)])
+    keys = dict.fromkeys((part.layout, part.heads) for plan in plans for part in plan.passes)
+    masks = Masks(tile)
+    passes = []
+    for key in sorted(
+        keys, key=lambda key: key[0] != "natural"
+    ):  # its results are written, later ones merged into them
+        own = [next((part for part in plan.passes if (part.layout, part.heads) == key), None) for plan in plans]
+        documents = np.flatnonzero(np.array([part is not None for part in own])[which])
+        starts = pattern.bounds[0][documents]
+        entries = _Entries.of(own, which[documents], first_mask)
+        sides = [
+            _Side.of([_order(part, of_queries) for part in own], which[documents], starts, tile, length)
+            for of_queries in (True, False)
+        ]
+        passes.append(_joined(key, entries, sides[0], sides[1], source, masks))
+    inner = pattern.pattern
+    stacked = masks.stacked()
+    return Plan(pattern.text, length, length, 0, inner.heads, tile, tuple(passes), stacked, pattern.is_causal)
+
+
+# --- where tokens go -------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class _Order:
+    """Tokens of one document in the order of a pass: how many, and which (None: as they come)."""
+
+    count: int
+    index: Indices | None
+
+
+def _order(part: Pass | None, of_queries: bool) -> _Order | None:
+    if part is None:
+        return None
+    return _Order(part.n_queries, part.query_index) if of_queries else _Order(part.n_keys, part.key_index)
+
+
+@dataclass(frozen=True)
+class _Side:
+    """The queries, or the keys, of all documents in one order.
+
+    By document: the tile that its first one becomes, how many of its tiles stay whole, where its tail begins (tile and
+    place in it), and how many tokens that has. A tail of a whole tile's extent is one that nothing shares a tile with.
+    """
+
+    order: Integers | None
+    count: int
+    tile: int
+    first: Integers
+    whole: Integers
+    tail_tile: Integers
+    tail_shift: Integers
+    tail_extent: Integers
+
+    @classmethod
+    def of(cls, orders: Sequence[_Order | None], which: Integers, starts: Integers, tile: int, length: int) -> "_Side":
+        counts = np.array([0 if order is None else order.count for order in orders], np.int64)[which]
+        natural = all(order is None or order.index is None for order in orders)
+        whole, extent = counts // tile, counts % tile
+        if natural and not (starts % tile).any():  # the sequence's own grid is that of every document
+            first = starts // tile
+            at_end = starts + counts == length
+            extent = np.where(at_end & (extent > 0), tile, extent)
+            return cls(None, length, tile, first, whole, first + whole, np.zeros_like(first), extent)
+        first, before = _exclusive_sum(whole), _exclusive_sum(extent)
+        positions, is_whole = _positions(orders, which, starts, whole * tile, natural)
+        rest = np.zeros(0, np.int64)
+        if natural:  # with the tokens of no document a pass has all of them, so that it can write its results at once
+            is_left = np.ones(length, bool)
+            is_left[positions] = False
+            rest = np.flatnonzero(is_left)
+        is_last = (before + extent == extent.sum()) & (before % tile == 0) & (len(rest) == 0)
+        return cls(
+            np.concatenate([positions[is_whole], positions[~is_whole], rest]),
+            len(positions) + len(rest),
+            tile,
+            first,
+            whole,
+            whole.sum() + before // tile,
+            before % tile,
+            np.where(is_last & (extent > 0), tile, extent),
+        )
+
+    @property
+    def tiles(self) -> int:
+        return -(-self.count // self.tile)
+
+    def index(self, length: int) -> Indices | None:
+        """The order for a Pass, of a sequence of `length` tokens."""
+        if self.order is None or (len(self.order) == length and bool((self.order == np.arange(length)).all())):
+            return None
+        return self.order.astype(np.int32)
+
+    def move(self, document: Integers, number: Integers) -> tuple[Integers, Integers, Integers]:
+        """Where tiles of documents go: tile, place in it, and the tokens there that are theirs (all: the whole tile).
+
+        A tail that reaches beyond its tile goes on in the next one.
+        """
+        is_tail = number == self.whole[document]
+        tile = np.where(is_tail, self.tail_tile[document], self.first[document] + number)
+        shift = np.where(is_tail, self.tail_shift[document], 0)
+        return tile, shift, np.where(is_tail, self.tail_extent[document], self.tile)
+
+
+def _positions(
+    orders: Sequence[_Order | None], which: Integers, starts: Integers, whole: Integers, natural: bool
+) -> tuple[Integers, np.ndarray]:
+    """Positions of the documents' tokens in their orders, one after another, and whether each is in a whole tile."""
+    counts = np.array([0 if order is None else order.count for order in orders], np.int64)[which]
+    place = np.arange(counts.sum()) - np.repeat(_exclusive_sum(counts), counts)
+    inside = place
+    if not natural:
+        each = [
+            np.zeros(0, np.int64) if x is None else np.arange(x.count) if x.index is None else x.index for x in orders
+        ]
+        inside = np.concatenate([np.zeros(0, np.int64), *(each[number] for number in which.tolist())])
+    return inside + np.repeat(starts, counts), place < np.repeat(whole, counts)
+
+
+def _exclusive_sum(counts: Integers) -> Integers:
+    total: Integers = np.cumsum(counts)
+    return total - counts
+
+
+# --- tiles -----------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class _Entries:
+    """The tiles of a pass of all documents: whose it is, in which list, row, column, and of which kind."""
+
+    document: Integers
+    list: Integers
+    row: Integers
+    column: Integers
+    kind: Integers
+    lists: int
+
+    @classmethod
+    def of(cls, parts: Sequence[Pass | None], which: Integers, first_mask: Integers) -> "_Entries":
+        """Kinds are counted over the masks of all plans, one after another."""
+        lists = max((part.lists for part in parts if part is not None), default=1)
+        told = [None if part is None else _tiles_of(part, lists) for part in parts]
+        chosen = [told[number] for number in which.tolist()]
+        some = [x for x in chosen if x is not None]
+        counts, columns, kinds = (np.concatenate([np.zeros(0, np.int64), *(x[i] for x in some)]) for i in range(3))
+        rows = np.array([len(x[0]) // lists for x in some], np.int64)
+        document = np.repeat(np.arange(len(some)), rows * lists)
+        place = np.arange(len(counts)) - np.repeat(_exclusive_sum(rows * lists), rows * lists)
+        counts = counts.astype(np.int64)
+        own = np.repeat(document, counts)
+        height = np.repeat(rows, rows * lists)
+        kinds = np.where(kinds > 0, kinds + first_mask[which[own]], 0)
+        return cls(
+            own,
+            np.repeat(place // np.maximum(height, 1), counts),
+            np.repeat(place % np.maximum(height, 1), counts),
+            columns.astype(np.int64),
+            kinds,
+            lists,
+        )
+
+
+def _tiles_of(part: Pass, lists: int) -> tuple[Integers, Indices, Indices]:
+    """How many tiles each row of each list has, and their columns and kinds; a list for all heads is repeated."""
+    counts = np.diff(part.row_offsets, axis=1).ravel()
+    if lists == part.lists:
+        return counts, part.columns, part.kinds
+    return np.tile(counts, lists), np.tile(part.columns, lists), np.tile(part.kinds, lists)
+
+
+def _joined(key: _Key, entries: _Entries, queries: _Side, keys: _Side, source: Words, masks: Masks) -> Pass:
+    """The pass of all documents. Kinds of the entries count the masks in `source`, whose first is all ones."""
+    row, row_shift, row_extent = queries.move(entries.document, entries.row)
+    column, column_shift, column_extent = keys.move(entries.document, entries.column)
+    table = np.stack([entries.list, row, column, entries.kind, row_shift, row_extent, column_shift, column_extent])
+    is_tail = (row_extent < queries.tile) | (column_extent < keys.tile)
+    plain, moved = table[:4, ~is_tail], _cut_tails(table[:, is_tail], queries.tile, queries.tiles, keys.tiles, source)
+    used, kind = np.unique(plain[3], return_inverse=True)
+    numbers = np.concatenate([np.zeros(int(0 in used), np.int32), masks.add_words(source[used[used > 0]])])
+    places = np.concatenate([plain[:3], moved[0]], axis=1)
+    kinds = np.concatenate([numbers[kind], masks.add_words(moved[1])]).astype(np.int32)
+    which, row, column = places
+    by_row = np.argsort((which * queries.tiles + row) * keys.tiles + column, kind="stable")
+    which, row, column, kinds = which[by_row], row[by_row], column[by_row], kinds[by_row]
+    by_column = np.argsort(which * keys.tiles + column, kind="stable")
+    length = max(queries.count, keys.count)
+    return Pass(
+        layout=key[0],
+        heads=key[1],
+        n_queries=queries.count,
+        n_keys=keys.count,
+        query_index=queries.index(length),
+        key_index=keys.index(length),
+        row_offsets=offsets(which, row, entries.lists, queries.tiles),
+        columns=column.astype(np.int32),
+        kinds=kinds,
+        column_offsets=offsets(which[by_column], column[by_column], entries.lists, keys.tiles),
+        rows=row[by_column].astype(np.int32),
+        row_kinds=kinds[by_column],
+    )
+
+
+def _cut_tails(table: Integers, tile: int, n_rows: int, n_columns: int, source: Words) -> tuple[Integers, Words]:
+    """Tiles with a tail as those that they become: list, row and column [3, n], and masks.
+
+    Rows of `table`: list, row, column, kind, then for queries and keys where the tile's tokens stand in it and how many
+    they are. Tails of several documents in one tile become one mask.
+    """
+    for place, (shift, extent) in ((1, (4, 5)), (2, (6, 7))):
+        beyond = table[:, (table[extent] < tile) & (table[shift] + table[extent] > tile)]
+        beyond[place] += 1
+        beyond[shift] -= tile
+        table = np.concatenate([table, beyond], axis=1)
+    code = table[3]
+    for number in (4, 5, 6, 7):
+        code = code * (2 * tile) + table[number] + tile - 1
+    _, first, mask = np.unique(code, return_index=True, return_inverse=True)
+    words = _moved_masks(source, *table[3:, first])
+    target = (table[0] * n_rows + table[1]) * n_columns + table[2]
+    some = np.logical_or.reduce(words, axis=(1, 2))[mask]
+    order = np.flatnonzero(some)[np.argsort(target[some], kind="stable")]
+    opens = np.flatnonzero(np.diff(target[order], prepend=-1) != 0)
+    if len(opens) == len(order):
+        return table[:3, order], words[mask[order]]
+    return table[:3, order[opens]], np.bitwise_or.reduceat(words[mask[order]], opens, axis=0)
+
+
+# --- masks -----------------------------------------------------------------------------------------------------------
+
+
+def _all_ones(count: int, tile: int) -> Words:
+    words = np.zeros((count, tile, -(-tile // 64)), np.uint64)
+    return words | _low_bits(np.full(count, tile), tile)[:, None]
+
+
+def _low_bits(count: Integers, tile: int) -> Words:
+    """Words [n, words] whose first count[n] bits are 1."""
+    bits = np.clip(count[:, None] - 64 * np.arange(-(-tile // 64)), 0, 64).astype(np.uint64)
+    whole = bits == 64
+    partial = (np.uint64(1) << np.where(whole, np.uint64(0), bits)) - np.uint64(1)
+    return np.where(whole, ~np.uint64(0), partial)
+
+
+def _moved_masks(
+    source: Words, kind: Integers, row_shift: Integers, rows: Integers, column_shift: Integers, columns: Integers
+) -> Words:
+    """Masks source[kind] [n, tile, words], cut to their first `rows` queries and `columns` keys, then moved.
+
+    A shift below 0 moves to the front; what leaves the tile is lost.
+    """
+    tile = source.shape[1]
+    words = source[kind] & _low_bits(columns, tile)[:, None]
+    words = _shifted_bits(words, column_shift) & _low_bits(np.full(len(kind), tile), tile)[:, None]
+    row = np.arange(tile) - row_shift[:, None]
+    words = np.take_along_axis(words, np.clip(row, 0, tile - 1)[:, :, None], axis=1)
+    return words * ((row >= 0) & (row < rows[:, None]))[:, :, None]
+
+
+def _shifted_bits(words: Words, shift: Integers) -> Words:
+    """Every row of bits, [n, tile, words], moved up by shift[n], which is within the tile; down below 0."""
+    result = np.zeros_like(words)
+    count = words.shape[2]
+    for to in range(count):
+        for origin in range(count):
+            by = (shift + 64 * (origin - to))[:, None]
+            up, down = np.clip(by, 0, 63).astype(np.uint64), np.clip(-by, 0, 63).astype(np.uint64)
+            moved = words[:, :, origin] << up >> down
+            result[:, :, to] |= np.where(np.abs(by) < 64, moved, np.uint64(0))
+    return result
