@@ -175,7 +175,7 @@ class Wrong:
         return ones(1, 3)
 
 
-@pytest.mark.parametrize("implementation", ("reference",))
+@pytest.mark.parametrize("implementation", ("eager", "reference"))
 @pytest.mark.parametrize("name", REFUSED)
 def test_refusals_name_what_was_asked_and_seen(name, implementation):
     make, parts = REFUSED[name]

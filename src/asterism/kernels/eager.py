@@ -13,6 +13,7 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache, reduce
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -21,6 +22,7 @@ from torch import Tensor
 from asterism.compiler import Pass, Plan
 from asterism.kernels.operands import Operands
 from asterism.kernels.operator import Gradients, Rounded, Tiles, Wanted, operator
+from asterism.kernels.philox import dropped
 
 _CHUNK_ELEMENTS = 2**20
 """Scores computed at a time: what the caches of a core hold."""
@@ -106,11 +108,15 @@ def _group(plan: Plan, part: Pass, device: torch.device) -> Iterator[_Group]:
             )
 
 
-def _blocks(program: _Program, heads: int, n_queries: int) -> Iterator[_Block]:
-    """The program cut into blocks of about _CHUNK_ELEMENTS scores for `heads` heads (times batch)."""
+def _blocks(program: _Program, heads: int, n_queries: int, distances: int) -> Iterator[_Block]:
+    """The program cut into blocks of about _CHUNK_ELEMENTS scores for `heads` heads (times batch).
+
+    `distances` is how many scores by relative position each query has besides.
+    """
     within = torch.arange(program.tile, device=program.bias.device)
     for group in program.groups:
-        per_row = group.columns.shape[1] * program.tile**2 * (heads if group.head is None else 1)
+        keys_of_row = group.columns.shape[1] * program.tile
+        per_row = max(keys_of_row, distances) * program.tile * (heads if group.head is None else 1)
         step = max(1, _CHUNK_ELEMENTS // max(per_row, 1))
         for start in range(0, len(group.rows), step):
             rows, columns = group.rows[start : start + step], group.columns[start : start + step]
@@ -153,22 +159,47 @@ class _Workspace:
         return x if x.dtype == dtype else self.empty(name, tuple(x.shape), dtype).copy_(x)
 
 
+class _Tokens(NamedTuple):
+    """What a block computes of: q [B, K, R, G * T, D], k and v [B, K, R, C * T, D], which pairs it may not (0 or -inf,
+    [B or 1, 1, R, 1, T, C * T]), and where terms ask for it, the distance of each pair [R, T, C * T] and the terms'
+    bias [K or 1, R, G or 1, T, C * T].
+    """
+
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    mask: Tensor | None
+    distances: Tensor | None
+    bias: Tensor | None
+
+
 @dataclass(frozen=True)
 class _Work:
-    """Operands with their heads folded into key heads and groups: q [B, K, G, Nq, D], k and v [B, K, Nk, D]."""
+    """Operands with their heads folded into key heads and groups: q [B, K, G, Nq, D], k and v [B, K, Nk, D].
+
+    `bias` is that of the terms, [K, G, L] or [1, 1, L]; `cuts` says whether it keeps some keys from being read.
+    """
 
     q: Tensor
     operands: Operands
     program: _Program
     workspace: _Workspace
+    bias: Tensor | None
+    cuts: bool
 
     @property
     def wide(self) -> torch.dtype:
         return self.operands.wide
 
+    @property
+    def shares_bias(self) -> bool:
+        """Whether all heads have the same bias."""
+        return self.bias is not None and self.bias.shape[:2] == (1, 1)
+
     def blocks(self) -> Iterator[_Block]:
         batch, kv_heads, group, n_queries, _ = self.q.shape
-        return _blocks(self.program, batch * kv_heads * group, n_queries)
+        relative = self.operands.relative
+        return _blocks(self.program, batch * kv_heads * group, n_queries, 0 if relative is None else len(relative))
 
     def heads(self, head: int | None) -> tuple[slice, slice]:
         """Which key heads and which of their query heads a block is for."""
@@ -177,29 +208,37 @@ class _Work:
         kv_head, member = divmod(head, self.q.shape[2])
         return slice(kv_head, kv_head + 1), slice(member, member + 1)
 
-    def gather(self, block: _Block) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
-        """q [B, K, R, G * T, D], k and v [B, K, R, C * T, D], and the bias (0 or -inf) of a block, None for none."""
+    def gather(self, block: _Block) -> _Tokens:
         own, members = self.heads(block.head)
         k, v = (_take(x[:, own], 2, block.keys) for x in (self.operands.k, self.operands.v))
-        bias, unread = self._masks(block)
+        distances, bias = None, None
+        if self.bias is not None or self.operands.relative is not None:
+            distances = block.read[:, :, None] + self.operands.plan.query_offset - block.keys[:, None, :]
+        if self.bias is not None and distances is not None:
+            heads = self.bias if self.shares_bias else self.bias[own, members]
+            bias = heads[..., distances - self.operands.first_distance].transpose(1, 2)
+        mask, unread = self._masks(block, bias if self.cuts else None)
         if unread is not None:
             k.masked_fill_(unread[..., None], 0)
             v.masked_fill_(unread[..., None], 0)
-        return _fold(_take(self.q[:, own, members], 3, block.read)), k, v, bias
+        return _Tokens(_fold(_take(self.q[:, own, members], 3, block.read)), k, v, mask, distances, bias)
 
-    def _masks(self, block: _Block) -> tuple[Tensor | None, Tensor | None]:
-        """Bias [B or 1, 1, R, 1, T, C * T] and keys that no query of the tile reads [B or 1, 1, R, C * T]."""
+    def _masks(self, block: _Block, cut: Tensor | None) -> tuple[Tensor | None, Tensor | None]:
+        """0 or -inf for pairs [B or 1, 1, R, 1, T, C * T], and keys that no query of the tile reads
+        [B or 1, K or 1, R, C * T], also because `cut`, the terms' bias, is -inf there.
+        """
         batch_masks = list(self._batch_masks(block))
         if block.kinds is None and not batch_masks:
-            return None, None
-        if not batch_masks:
+            return None, None if cut is None else cut.isneginf().all(dim=3).all(dim=2)[None]
+        if not batch_masks and cut is None and block.kinds is not None:
             bias = self.program.bias[block.kinds].transpose(1, 2).flatten(2)[None, None, :, None]
             return bias, self.program.unread[block.kinds].flatten(1)[None, None]
         if block.kinds is not None:
             tiles = self.program.forbidden[block.kinds].transpose(1, 2).flatten(2)
             batch_masks.append(tiles[None, None, :, None])
         forbidden = reduce(torch.logical_or, batch_masks)
-        return _bias(forbidden, self.wide), forbidden.all(dim=-2)[:, :, :, 0]
+        unread = forbidden if cut is None else forbidden | cut.isneginf()
+        return _bias(forbidden, self.wide), unread.all(dim=-2).all(dim=3)
 
     def _batch_masks(self, block: _Block) -> Iterator[Tensor]:
         """Pairs that the batch forbids, [B, 1, R, 1, T or 1, C * T]."""
@@ -210,12 +249,63 @@ class _Work:
             asked = segments[:, block.read + self.operands.plan.query_offset]
             yield (asked[..., :, None] != segments[:, block.keys][..., None, :])[:, None, :, None]
 
-    def scores(self, q: Tensor, k: Tensor, bias: Tensor | None) -> Tensor:
-        """Scaled scores [B, K, R, G * T, C * T], -inf where forbidden."""
-        scores = self.workspace.product("scores", q, k.transpose(-1, -2), self.wide).mul_(self.operands.scale)
-        if bias is not None:
-            scores.unflatten(3, (-1, self.program.tile)).add_(bias)
-        return scores
+    def scores(self, tokens: _Tokens) -> tuple[Tensor, Tensor | None]:
+        """Scores [B, K, R, G * T, C * T], -inf where forbidden, and the derivative of the soft cap, None for 1."""
+        slope, cap = None, self.operands.softcap
+        scores = self.workspace.product("scores", tokens.q, tokens.k.transpose(-1, -2), self.wide)
+        if self.operands.relative is not None and tokens.distances is not None:
+            by_distance = self.workspace.product("by_distance", tokens.q, self.operands.relative.T, self.wide)
+            scores += by_distance.gather(-1, self._places(tokens, scores))
+        scores.mul_(self.operands.scale)
+        if cap:
+            scores.div_(cap).tanh_()
+            slope = 1 - scores * scores
+            scores.mul_(cap)
+        for term in (tokens.mask, tokens.bias):
+            if term is not None:
+                scores.unflatten(3, (-1, self.program.tile)).add_(term)
+        return scores, slope
+
+    def _places(self, tokens: _Tokens, scores: Tensor) -> Tensor:
+        """The row of the table of relative positions for each score; any for what the pattern forbids."""
+        assert tokens.distances is not None and self.operands.relative is not None
+        places = tokens.distances.clamp(0, len(self.operands.relative) - 1)[:, None]
+        return places.expand(*scores.shape[:3], scores.shape[3] // self.program.tile, -1, -1).flatten(3, 4)
+
+    def by_distance(self, tokens: _Tokens, grad_scores: Tensor) -> Tensor | None:
+        """Each query's gradients of scores by relative position, [B, K, R, G * T, distances]; None without these."""
+        if self.operands.relative is None:
+            return None
+        shape = (*grad_scores.shape[:-1], len(self.operands.relative))
+        total = self.workspace.empty("by_distance", shape, grad_scores.dtype).zero_()
+        return total.scatter_add_(-1, self._places(tokens, grad_scores), grad_scores)
+
+    def drop(self, block: _Block, weights: Tensor) -> Tensor:
+        """The weights [B, K, R, G * T, C * T], in place, as dropout leaves them."""
+        rate = self.operands.dropout
+        if not rate:
+            return weights
+        batch, kv_heads, group, *_ = self.q.shape
+        own, members = self.heads(block.head)
+        device = weights.device
+        heads = torch.arange(kv_heads * group, device=device).view(1, kv_heads, 1, group, 1, 1)[:, own, :, members]
+        rows = torch.arange(batch, device=device).view(-1, 1, 1, 1, 1, 1)
+        queries = (block.read + self.operands.plan.query_offset)[:, None, :, None]
+        drop = dropped(queries, block.keys[:, None, None, :], heads, rows, (rate, self.operands.seed))
+        return weights.masked_fill_(drop.flatten(3, 4), 0).div_(1 - rate)
+
+    def add_to_bias(self, total: Tensor, block: _Block, tokens: _Tokens, grad_scores: Tensor) -> None:
+        """The gradient of the bias [H or 1, L] from that of the scores of a block."""
+        assert tokens.distances is not None and self.bias is not None
+        place = (tokens.distances - self.operands.first_distance)[:, None]
+        grads = grad_scores.sum(dim=0).unflatten(2, (-1, self.program.tile))
+        if self.shares_bias:
+            place, grads = place[:, 0], grads.sum(dim=(0, 2))
+        else:
+            own, members = self.heads(block.head)
+            heads = torch.arange(len(total), device=total.device).view(self.bias.shape[:2])[own, members]
+            place = place + heads[:, None, :, None, None] * total.shape[1]
+        total.view(-1).index_add_(0, place.flatten(), grads.flatten())
 
 
 def _bias(forbidden: Tensor, dtype: torch.dtype) -> Tensor:
@@ -244,13 +334,13 @@ def _attend(work: _Work) -> tuple[Tensor, Tensor]:
     out = torch.zeros((*q.shape[:3], q.shape[3] + 1, v.shape[-1]), dtype=work.wide, device=q.device)
     lse = torch.full(out.shape[:-1], -math.inf, dtype=work.wide, device=q.device)
     for block in work.blocks():
-        block_q, block_k, block_v, bias = work.gather(block)
-        scores = work.scores(block_q, block_k, bias)
+        tokens = work.gather(block)
+        scores, _ = work.scores(tokens)
         highest = scores.amax(dim=-1, keepdim=True)
         highest = highest.masked_fill(highest == -math.inf, 0)
         weights = scores.sub_(highest).exp_()
         total = weights.sum(dim=-1, keepdim=True)
-        part = (weights @ block_v.to(work.wide)) / total.masked_fill(total == 0, 1)
+        part = (work.drop(block, weights) @ tokens.v.to(work.wide)) / total.masked_fill(total == 0, 1)
         part_lse = (highest + total.log())[..., 0]
         own, members = work.heads(block.head)
         write = block.write.flatten()
@@ -269,39 +359,51 @@ def _merge(out: Tensor, lse: Tensor, write: Tensor, part: Tensor, part_lse: Tens
 
 
 def _attend_backward(work: _Work, grad_out: Tensor, delta: Tensor, lse: Tensor, wanted: Wanted) -> Gradients:
-    """Gradients of q, k and v in the wide dtype; delta = rowsum(grad_out * out) - grad_lse, [B, K, G, Nq]."""
-    q, k, v, tile, wide = work.q, work.operands.k, work.operands.v, work.program.tile, work.wide
-    workspace = work.workspace
-    grad_q, grad_k, grad_v = (
-        torch.zeros(x.shape, dtype=wide, device=x.device) if is_wanted else None
-        for x, is_wanted in zip((q, k, v), wanted[:3], strict=True)
+    """Gradients of q, k, v, bias and relative in the wide dtype; delta [B, K, G, Nq] is that of `Rounded`."""
+    q, tile, wide, workspace = work.q, work.program.tile, work.wide, work.workspace
+    operands = (q, work.operands.k, work.operands.v, work.operands.bias, work.operands.relative)
+    grad_q, grad_k, grad_v, grad_bias, grad_relative = gradients = tuple(
+        torch.zeros(x.shape, dtype=wide, device=x.device) if x is not None and is_wanted else None
+        for x, is_wanted in zip(operands, wanted, strict=True)
     )
     nowhere = torch.full((*lse.shape[:-1], 1), math.inf, dtype=wide, device=lse.device)
     lse = torch.cat([lse.masked_fill(lse == -math.inf, math.inf), nowhere], dim=-1)
     for block in work.blocks():
         own, members = work.heads(block.head)
-        block_q, block_k, block_v, bias = work.gather(block)
+        tokens = work.gather(block)
         block_lse = _fold(_take(lse[:, own, members], 3, block.write))
-        weights = work.scores(block_q, block_k, bias).sub_(block_lse[..., None]).exp_()
+        scores, slope = work.scores(tokens)
+        weights = scores.sub_(block_lse[..., None]).exp_()
         block_grad = _fold(_take(grad_out[:, own, members], 3, block.read))
         read, keys = block.read.flatten(), block.keys.flatten()
         if grad_v is not None:
-            narrow = workspace.cast("narrow_weights", weights, v.dtype)
+            kept = work.drop(block, weights.clone()) if work.operands.dropout else weights
+            narrow = workspace.cast("narrow_weights", kept, q.dtype)
             part = (narrow.transpose(-1, -2) @ block_grad).to(wide).flatten(2, 3)
             grad_v[:, own].index_add_(2, keys, part)
-        if grad_q is None and grad_k is None:
+        if all(x is None for x in (grad_q, grad_k, grad_bias, grad_relative)):
             continue
         block_delta = _fold(_take(delta[:, own, members], 3, block.read))
-        grad_scores = workspace.product("grad_scores", block_grad.to(wide), block_v.to(wide).transpose(-1, -2), wide)
-        grad_scores = grad_scores.sub_(block_delta[..., None]).mul_(weights).mul_(work.operands.scale)
-        grad_scores = workspace.cast("grad_scores", grad_scores, q.dtype)
-        if grad_q is not None:
-            part = _unfold((grad_scores @ block_k).to(wide), tile)
-            grad_q[:, own, members].index_add_(3, read, part)
+        values = tokens.v.to(wide).transpose(-1, -2)
+        grad_scores = work.drop(block, workspace.product("grad_scores", block_grad.to(wide), values, wide))
+        grad_scores = grad_scores.sub_(block_delta[..., None]).mul_(weights)
+        if grad_bias is not None:
+            work.add_to_bias(grad_bias, block, tokens, grad_scores)
+        if slope is not None:
+            grad_scores.mul_(slope)
+        grad_scores = workspace.cast("grad_scores", grad_scores.mul_(work.operands.scale), q.dtype)
         if grad_k is not None:
-            part = (grad_scores.transpose(-1, -2) @ block_q).to(wide).flatten(2, 3)
+            part = (grad_scores.transpose(-1, -2) @ tokens.q).to(wide).flatten(2, 3)
             grad_k[:, own].index_add_(2, keys, part)
-    return grad_q, grad_k, grad_v
+        by_distance = work.by_distance(tokens, grad_scores)
+        if grad_relative is not None and by_distance is not None:
+            grad_relative += (by_distance.flatten(0, 3).T @ tokens.q.flatten(0, 3)).to(wide)
+        if grad_q is not None:
+            part = (grad_scores @ tokens.k).to(wide)
+            if by_distance is not None and work.operands.relative is not None:
+                part += (by_distance @ work.operands.relative).to(wide)
+            grad_q[:, own, members].index_add_(3, read, _unfold(part, tile))
+    return gradients
 
 
 # --- the operator ----------------------------------------------------------------------------------------------------
@@ -310,7 +412,11 @@ def _attend_backward(work: _Work, grad_out: Tensor, delta: Tensor, lse: Tensor, 
 def _work(operands: Operands) -> _Work:
     folded = operands.q.unflatten(1, (-1, operands.group))
     program = _program(operands.plan, operands.q.device, operands.wide)
-    return _Work(folded, operands, program, _Workspace(operands.q.device))
+    bias, cuts = operands.bias, False
+    if bias is not None:
+        cuts = bool(bias.isneginf().any())
+        bias = bias.unflatten(0, (-1, operands.group) if len(bias) > 1 else (1, 1))
+    return _Work(folded, operands, program, _Workspace(operands.q.device), bias, cuts)
 
 
 def _forward(operands: Operands) -> Rounded:
@@ -323,8 +429,10 @@ def _backward(operands: Operands, attended: Rounded, grad_out: Tensor, grad_lse:
     grad_out, delta, lse = (x.unflatten(1, (-1, operands.group)) for x in (grad_out, delta, attended.lse))
     grad_q, *others = _attend_backward(_work(operands), grad_out, delta, lse, wanted)
     found = (None if grad_q is None else grad_q.flatten(1, 2), *others)
-    return tuple(None if x is None else x.to(operands.q.dtype) for x in found)
+    dtypes = (*[operands.q.dtype] * 3, operands.wide, operands.q.dtype)
+    return tuple(None if x is None else x.to(dtype) for x, dtype in zip(found, dtypes, strict=True))
 
 
-EAGER = Tiles("eager", operator("eager", _forward, _backward), lambda operands: None)
+_TERMS = ("bias", "relative", "softcap", "dropout")
+EAGER = Tiles("eager", operator("eager", _forward, _backward), lambda operands: None, _TERMS)
 """Attention over tiles in plain PyTorch (kernels/operator.py); refuses nothing."""

@@ -276,7 +276,7 @@ class Tiles:
     terms: tuple[str, ...] = ()
 
     def refusal(self, operands: Operands) -> str | None:
-        reason = operands.refusal_of_terms(self.name, (*self.terms, "sinks"), instead='"reference"')
+        reason = operands.refusal_of_terms(self.name, (*self.terms, "sinks"), instead='"eager" or "auto"')
         return self.refuses(operands) or reason
 
     def run(self, operands: Operands) -> Attended:

@@ -211,7 +211,7 @@ def expanded(terms: Terms | None, q: Tensor, k: Tensor, query_offset: int) -> Ex
     seed = 0 if dropout is None else dropout.seed if dropout.seed < 2**63 else dropout.seed - 2**64
     return Expanded(
         bias=None if bias is None else bias.to(wide),
-        relative=None if relative is None else relative.to(q.dtype),
+        relative=None if relative is None else relative[: max(past, 0)].to(q.dtype),
         sinks=None if sinks is None else sinks.to(wide),
         first_distance=first,
         softcap=terms.softcap or 0.0,
