@@ -46,6 +46,8 @@ FEWEST_TURNS, MOST_TURNS = 3, 150
 SAMPLE = 0.002
 """Seconds: long enough for the clock, and short enough that many are not interrupted."""
 LIMIT = 1.15
+WARM_UPS = 3
+"""Samples before the number of calls in one is settled: the first calls of a process are slower than all others."""
 OUT_OF_THE_RACE = 3.0
 """A way that takes so many times as long as the fastest, when warmed up, is timed no more, where nothing is fitted."""
 
@@ -142,8 +144,9 @@ def works(task: Task) -> bool:
     except KernelError:
         return False
     if first < 100 * SAMPLE:  # else what it loaded is little beside what it computed
+        for _ in range(WARM_UPS):
+            task.calls = max(1, round(SAMPLE / task.sample()))
         task.seconds.clear()
-        task.calls = max(1, round(SAMPLE / task.sample()))
         task.sample()
     return True
 
