@@ -106,7 +106,8 @@ def arguments(dtype=torch.float32):
     """What the operator of the backward pass takes, by name."""
     q = torch.ones(1, 2, 20, 8, dtype=dtype)
     given = {"q": q, "k": q, "v": q, "key_mask": None, "segments": None, "allowed": None}
-    given |= {"pattern": "causal()", "query_offset": 0, "scale": 0.5}
+    given |= {"bias": None, "relative": None, "sinks": None, "pattern": "causal()", "query_offset": 0, "scale": 0.5}
+    given |= {"first_distance": 0, "softcap": 0.0, "dropout": 0.0, "seed": 0}
     out, lse, residual = torch.ops.asterism.cpu(**given)
     return given | {
         "out": out,
@@ -114,7 +115,7 @@ def arguments(dtype=torch.float32):
         "lse": lse,
         "grad_out": out,
         "grad_lse": lse,
-        "wanted": [True] * 3,
+        "wanted": [True] * 3 + [False] * 3,
     }
 
 
@@ -136,7 +137,7 @@ def arguments(dtype=torch.float32):
 )
 def test_no_pointer_is_taken_of_what_does_not_fit(name, wrong):
     given = arguments()
-    assert len(torch.ops.asterism.cpu_backward(**given)) == 3
+    assert len(torch.ops.asterism.cpu_backward(**given)) == 6
     given[name] = wrong(given[name])
     with pytest.raises(KernelError, match=f"the CPU kernel needs {name} "):
         torch.ops.asterism.cpu_backward(**given)
@@ -146,7 +147,7 @@ def test_half_precision_of_another_kind_is_not_read_as_float32():
     """The operator itself takes any dtype; float16 has half the bytes of what the kernel would read."""
     q = torch.ones(1, 2, 20, 8, dtype=torch.float16)
     with pytest.raises(KernelError, match="float16"):
-        torch.ops.asterism.cpu(q, q, q, None, None, None, "causal()", 0, 0.5)
+        torch.ops.asterism.cpu(q, q, q, *[None] * 6, "causal()", 0, 0.5, 0, 0.0, 0.0, 0)
 
 
 def test_values_without_features_have_a_log_sum_exp():
