@@ -75,7 +75,7 @@ void in_parallel(const Problem& p, int64_t n, int64_t scratch_bytes, Body body) 
   if (failed) std::rethrow_exception(failure);
 }
 
-constexpr int64_t kChunkFloats = 1 << 16;  // cleared, added or rounded by one task, about
+constexpr int64_t kChunkFloats = 1 << 15;  // cleared, added or rounded by one task, about
 
 // The threads of a call. Its work is a sequence of phases, each a list of tasks that threads take in order as they become
 // free; a phase begins when the one before has ended. Where `told` is given, the tasks are listed there and not done.

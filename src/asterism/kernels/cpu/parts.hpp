@@ -17,8 +17,10 @@
 
 namespace {
 
-constexpr int64_t kRowCost = 1;        // what a row costs besides its tiles, in tiles
-constexpr int64_t kLeastPart = 16;     // a part costs at least so much, about: less is not worth a thread
+constexpr int64_t kTileCost = 2;
+constexpr int64_t kRowCost = 3;        // what a row costs besides its tiles: measured, 1.2 to 1.7 tiles
+constexpr int64_t kSlotsPerTile = 4;   // slots that are cleared and added up in the time of a tile, about
+constexpr int64_t kLeastPart = 32;     // a part costs at least so much, about: less is not worth a thread
 constexpr int64_t kLeastStretch = 8;   // tiles between the places where a row may be cut, at least
 constexpr int64_t kStretchesPerPart = 16;  // places in a part where a row may be cut, about
 
@@ -27,7 +29,7 @@ struct Stretch {  // entries [begin, end) of a tile row of one head; split: its 
 };
 
 struct Part {  // stretches [first, past), and where its slots are
-  int64_t key_head, cost, first, past, first_slot, past_slot;
+  int64_t key_head, number, cost, first, past, first_slot, past_slot;  // number: in its head
   std::vector<int32_t> slot_of_column;  // empty: it is the first to read every column; -1: it is the first to read this
 };
 
@@ -88,11 +90,8 @@ class Parts {
       for (const Stretch& row : rows.back()) costs.back() += cost(row);
     }
     const std::vector<int64_t> counts = count_parts(costs, std::max(1, p.threads));
-    for (int64_t i = 0; i < past - first; ++i) {
-      const size_t begin = parts.size();
-      cut_head(first + i, rows[i], costs[i], counts[i]);
-      find_slots(batch.pass(number, (first + i) / p.kv_heads), begin);
-    }
+    for (int64_t i = 0; i < past - first; ++i)
+      share_out(batch.pass(number, (first + i) / p.kv_heads), first + i, rows[i], costs[i], counts[i]);
     std::stable_sort(parts.begin(), parts.end(), [](const Part& a, const Part& b) { return a.cost > b.cost; });
     std::stable_sort(slots.begin(), slots.end(), [](const Slot& a, const Slot& b) {
       return a.key_head < b.key_head || (a.key_head == b.key_head && a.column < b.column);
@@ -106,7 +105,7 @@ class Parts {
   int64_t n_splits = 0;
 
  private:
-  static int64_t cost(const Stretch& x) { return kRowCost + x.end - x.begin; }
+  static int64_t cost(const Stretch& x) { return kRowCost + kTileCost * (x.end - x.begin); }
 
   // Row by row, the query heads that share the key head side by side: they read the same keys.
   std::vector<Stretch> rows_of_head(const Pass& pass, int64_t key_head) const {
@@ -120,16 +119,38 @@ class Parts {
     return rows;
   }
 
-  // `count` parts of about equal cost. A row is cut only where it is long.
-  void cut_head(int64_t key_head, const std::vector<Stretch>& rows, int64_t total, int64_t count) {
-    const int64_t longest = std::max(kLeastStretch, total / (kStretchesPerPart * count));
-    int64_t spent = 0, open = -1;
+  // `count` parts of about equal cost. What the slots of a part cost shows when it is cut; then all are cut once more,
+  // those with many slots shorter. The first has none, and where keys are drawn at random, each other one has many.
+  void share_out(const Pass& pass, int64_t key_head, const std::vector<Stretch>& rows, int64_t total, int64_t count) {
+    const auto n_stretches = stretches.size(), n_parts = parts.size(), n_cuts = cuts.size(), n_slots = slots.size();
+    const int64_t splits = n_splits;
+    std::vector<double> shares(count, static_cast<double>(total) / count);
+    cut_head(key_head, rows, total, shares);
+    find_slots(pass, n_parts);
+    if (slots.size() == n_slots) return;
+    const auto slot_cost = [](size_t n) { return static_cast<double>(kTileCost) * n / kSlotsPerTile; };
+    const double share = (total + slot_cost(slots.size() - n_slots)) / count, least = 0.25 * total / count;
+    std::fill(shares.begin(), shares.end(), share);
+    for (size_t i = n_parts; i < parts.size(); ++i)
+      shares[parts[i].number] = std::max(least, share - slot_cost(parts[i].past_slot - parts[i].first_slot));
+    stretches.resize(n_stretches), parts.resize(n_parts), cuts.resize(n_cuts), slots.resize(n_slots);
+    n_splits = splits;
+    cut_head(key_head, rows, total, shares);
+    find_slots(pass, n_parts);
+  }
+
+  // As many parts as `shares`, each with about its share of the cost. A row is cut only where it is long.
+  void cut_head(int64_t key_head, const std::vector<Stretch>& rows, int64_t total, const std::vector<double>& shares) {
+    const int64_t count = shares.size(), longest = std::max(kLeastStretch, total / (kTileCost * kStretchesPerPart * count));
+    int64_t spent = 0, open = -1, number = 0;
+    double end = shares[0];  // of the part `number`
     for (const Stretch& row : rows) {
       const size_t first = stretches.size();
       for (int64_t begin = row.begin; begin == row.begin || begin < row.end; begin += longest) {
         const Stretch here = {row.unit, row.row, begin, std::min(row.end, begin + longest), -1};
-        const int64_t spends = here.end - begin + (begin == row.begin ? kRowCost : 0);
-        const int64_t number = (2 * spent + spends) * count / (2 * total);  // the part in which the middle of it lies
+        const int64_t spends = kTileCost * (here.end - begin) + (begin == row.begin ? kRowCost : 0);
+        // It goes to the part in which its middle lies.
+        while (number + 1 < count && spent + 0.5 * spends >= end) end += shares[++number];
         spent += spends;
         if (number == open && stretches.size() > first) {
           stretches.back().end = here.end;
@@ -138,7 +159,7 @@ class Parts {
         }
         if (number != open) {
           const int64_t at = stretches.size();
-          parts.push_back({key_head, 0, at, at, 0, 0, {}});
+          parts.push_back({key_head, number, 0, at, at, 0, 0, {}});
           open = number;
         }
         stretches.push_back(here);
