@@ -77,13 +77,32 @@ Status run_in_dtype(const Problem& problem, std::vector<Task>* told = nullptr) {
   });
 }
 
+void wish_for_huge_results(const Problem& p) {
+  const int64_t width = p.is_bfloat16 ? 2 : 4, queries = p.batch * p.heads * p.n_queries;
+  wish_for_huge_pages(p.out, queries * p.value_dim * width);
+  wish_for_huge_pages(p.residual, queries * p.value_dim * width);
+}
+
+void wish_for_huge_gradients(const Problem& p) {
+  const int64_t width = p.is_bfloat16 ? 2 : 4, keys = p.batch * p.kv_heads * p.n_keys;
+  wish_for_huge_pages(p.grad_q, p.batch * p.heads * p.n_queries * p.dim * width);
+  wish_for_huge_pages(p.grad_k, keys * p.dim * width);
+  wish_for_huge_pages(p.grad_v, keys * p.value_dim * width);
+}
+
 }  // namespace
 
 // Writes out, residual and lse.
-extern "C" int32_t asterism_forward(const Problem* problem) { return run_in_dtype<Forward>(*problem); }
+extern "C" int32_t asterism_forward(const Problem* problem) {
+  wish_for_huge_results(*problem);
+  return run_in_dtype<Forward>(*problem);
+}
 
 // Writes those of grad_q, grad_k and grad_v that are asked for.
-extern "C" int32_t asterism_backward(const Problem* problem) { return run_in_dtype<Backward>(*problem); }
+extern "C" int32_t asterism_backward(const Problem* problem) {
+  wish_for_huge_gradients(*problem);
+  return run_in_dtype<Backward>(*problem);
+}
 
 // Which instructions multiply bfloat16 here. build.py says it to the user.
 extern "C" const char* asterism_instruction_set() {

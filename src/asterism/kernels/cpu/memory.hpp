@@ -11,6 +11,10 @@
 #include <new>
 #include <stdexcept>
 
+#ifdef __linux__
+#include <sys/mman.h>
+#endif
+
 namespace {
 
 constexpr int64_t kAlignment = 64;  // bytes: a line of the cache, and a whole vector
@@ -81,6 +85,20 @@ class Sums {
   std::unique_ptr<float, Free> data_;
   int64_t size_ = 0;
 };
+
+constexpr int64_t kHugePage = 2 << 20;           // bytes
+constexpr int64_t kOwnMapping = 32 << 20;        // from so many bytes on the C library maps every block afresh
+
+// A long result lies in pages that the system has yet to make, on the first touch of each: a quarter of the time of a
+// long forward pass. Larger pages are made with fewer interruptions. It is a wish; what the system answers is the same to us.
+inline void wish_for_huge_pages([[maybe_unused]] void* memory, [[maybe_unused]] int64_t bytes) {
+#ifdef __linux__
+  if (!memory || bytes < kOwnMapping) return;
+  const auto begin = reinterpret_cast<uintptr_t>(memory);
+  const uintptr_t first = (begin + kHugePage - 1) / kHugePage * kHugePage, past = (begin + bytes) / kHugePage * kHugePage;
+  if (first < past) madvise(reinterpret_cast<void*>(first), past - first, MADV_HUGEPAGE);
+#endif
+}
 
 constexpr int64_t kSumsBytes = 2 << 20;  // float32 copies of half-precision results held at a time, about
 
