@@ -74,7 +74,7 @@ def record():
 def test_the_record_is_json_and_complete(record):
     assert json.loads(json.dumps(record, allow_nan=False)) == json.loads(json.dumps(record))
     assert set(record) == {"schema", "date", "machine", "settings", "definitions", "matmul_flops_per_second", "rows"}
-    wanted = {"processor", "cores", "threads", "instructions", "capability", "kernel", "packages"}
+    wanted = {"processor", "cores", "threads", "instructions", "capability", "kernel", "kernel_origin", "packages"}
     assert wanted <= set(record["machine"])
     assert record["machine"]["packages"]["torch"] == torch.__version__
     assert re.match(r"\d{4}-\d\d-\d\dT", record["date"])

@@ -21,7 +21,7 @@ from asterism.compiler import cost
 from asterism.compiler.cost import Curve
 from asterism.errors import PatternError
 from asterism.kernels import calibration, choice, figures, measure
-from asterism.kernels.cpu import library
+from asterism.kernels.cpu import instruction_set, library
 from asterism.kernels.figures import Figures
 
 RATES = {"float32": 3e9, "bfloat16": 5e9}
@@ -475,7 +475,7 @@ def test_the_verb_renews_and_keeps_and_says_what_it_chose(bench, priced, monkeyp
     lines = {line[:33].strip(): line[33:].split() for line in out.splitlines()}
     assert lines["auto for causal() at 1024 tokens"] == lines["auto for dense() at 8192 tokens"] == ["cpu"] * 4
     assert lines["tiles beat a mask at 1024 tokens"] == ["always"] * 4
-    assert "float32 3, bfloat16 5" in out
+    assert f"float32 3, bfloat16 5; CPU kernel: {instruction_set()}, built on this machine" in out
 
 
 def test_the_record_of_the_verb(bench, priced, monkeypatch, tmp_path):

@@ -43,7 +43,7 @@ TILES = (32, 64, 128)
 
 def multiplies_bfloat16() -> bool:
     """Whether this machine has what surrounds the products."""
-    flags = build._processor().get("flags", "").split()
+    flags = build.features()
     return has_compiler() and {"avx512_bf16", "avx512dq", "avx512bw"} <= set(flags)
 
 
@@ -390,8 +390,8 @@ def test_leave_that_is_refused(tmp_path):
 
 ON_A_PROCESSOR_WITH_AMX = """
 from asterism.kernels.cpu import build, instruction_set
-known = build._processor()
-build._processor = lambda: known | {"flags": known["flags"] + " amx_tile amx_bf16"}
+known = build.features()
+build.features = lambda: known | {"amx_tile", "amx_bf16"}
 print(instruction_set())
 """
 
@@ -430,6 +430,6 @@ class Library:
     ),
 )
 def test_what_is_said_of_amx_that_is_not_used(library, flags, said, monkeypatch):
-    monkeypatch.setattr(build, "_processor", lambda: {"flags": flags})
+    monkeypatch.setattr(build, "features", lambda: set(flags.split()))
     reason = build._unused_amx(library)
     assert reason is None if said is None else said in reason

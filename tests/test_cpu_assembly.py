@@ -12,7 +12,7 @@ from collections import Counter
 import pytest
 from kernel_cases import has_compiler
 
-from asterism.kernels.cpu import build
+from asterism.kernels.cpu import build, sources
 
 pytestmark = pytest.mark.skipif(
     not has_compiler() or platform.machine() != "x86_64", reason="needs a C++ compiler for x86-64"
@@ -34,7 +34,7 @@ SPILLED = 3
 
 def loops(machine: str) -> dict[tuple[str, int, int], list[list[str]]]:
     """The instructions of the innermost loop of every product, by units, rows and vectors."""
-    command = ["c++", *build._flags(), f"-march={machine}", "-S", "-o", "-", str(build._SOURCE)]
+    command = ["c++", *build._flags(), f"-march={machine}", "-S", "-o", "-", *map(str, sources.units())]
     text = subprocess.run(command, capture_output=True, text=True, check=True).stdout
     found: dict[tuple[str, int, int], list[list[str]]] = {}
     for function in re.split(r"^(?=_Z\w+:)", text, flags=re.MULTILINE):

@@ -5,7 +5,7 @@ from typing import Any
 
 import torch
 
-from asterism.bench.machine import describe
+from asterism.bench.machine import describe, kernel_in_words
 from asterism.compiler.cost import TILE_SIZES, Prices, tile_costs
 from asterism.kernels.calibration import Cell, calibrate, pinned
 from asterism.kernels.choice import Numbers, Question, Shape, answer
@@ -103,7 +103,8 @@ def choices_table(record: dict[str, Any]) -> str:
     return "\n".join(
         [
             f"{machine['processor']}, {machine['threads']} of {machine['cores']} cores,"
-            f" torch {machine['packages'].get('torch')}; GFLOP/s of matrix products: {rates}",
+            f" torch {machine['packages'].get('torch')}; GFLOP/s of matrix products: {rates};"
+            f" {kernel_in_words(machine)}",
             "",
             *body,
             "",

@@ -2,8 +2,10 @@
 
 import os
 import platform
+from collections.abc import Mapping
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -15,7 +17,7 @@ _PACKAGES = ("torch", "transformers", "local-attention", "xformers", "natten", "
 
 
 def describe(device: str) -> dict[str, object]:
-    """Processor, cores, instruction sets and those of our kernel, memory, versions; for GPUs the device too."""
+    """Processor, cores, instruction sets, our kernel's and its origin, memory, versions; for GPUs the device too."""
     model, flags = _processor()
     described: dict[str, object] = {
         "processor": model,
@@ -24,6 +26,7 @@ def describe(device: str) -> dict[str, object]:
         "instructions": [name for name in _ISA if name in flags],
         "capability": torch.backends.cpu.get_cpu_capability(),
         "kernel": cpu.instruction_set() if cpu.is_available() else None,
+        "kernel_origin": cpu.origin() if cpu.is_available() else None,
         "memory_bytes": memory(),
         "system": platform.platform(),
         "python": platform.python_version(),
@@ -32,6 +35,14 @@ def describe(device: str) -> dict[str, object]:
     if device == "cuda":
         described["gpu"] = torch.cuda.get_device_name()
     return described
+
+
+def kernel_in_words(machine: Mapping[str, Any]) -> str:
+    """Which CPU kernel a machine that was described has."""
+    if not machine["kernel"]:
+        return "no CPU kernel"
+    origin = "came with asterism" if machine["kernel_origin"] == "wheel" else "built on this machine"
+    return f"CPU kernel: {machine['kernel']}, {origin}"
 
 
 def _processor() -> tuple[str, set[str]]:

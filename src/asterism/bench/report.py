@@ -4,6 +4,8 @@ from collections.abc import Mapping, Sequence
 from itertools import groupby
 from typing import Any
 
+from asterism.bench.machine import kernel_in_words
+
 Row = Mapping[str, Any]
 
 _CASE = ("pattern", "length", "dtype")
@@ -30,7 +32,7 @@ def table(record: Mapping[str, Any]) -> str:
         f"{machine.get('gpu') or machine['processor']}, {machine['threads']} of {machine['cores']} cores,"
         f" torch {machine['packages'].get('torch')}, {record['date']}",
         f"batch {settings['batch']}, {settings['heads']} heads x {settings['head_dim']};"
-        f" GFLOP/s of matrix products: {rates}",
+        f" GFLOP/s of matrix products: {rates}; {kernel_in_words(machine)}",
     ]
     for case, rows in groupby(record["rows"], key=lambda row: tuple(row[name] for name in _CASE)):
         lines += ["", *_case_lines(case, list(rows))]

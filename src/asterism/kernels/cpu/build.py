@@ -1,14 +1,14 @@
-"""Building the CPU kernel at first use, and finding what was built.
+"""The CPU kernel's library: the one that came with a wheel, or one that is built at first use and kept.
 
-The machine's own C++ compiler builds for the machine's own instruction set, in about ten seconds. It needs no header of
-PyTorch or Python. A library is kept in a folder whose name holds what it was made of: the sources, the flags, the
-processor and the C library, then the compiler. So a changed one is built anew, machines that share a home do not take
-each other's, and one that is there is found without running the compiler, or without having any.
+A wheel brings libraries (shipped.py). Where it does not, or CXX names a compiler, the machine's own C++ compiler builds
+for the machine's own instruction set, in about ten seconds. It needs no header of PyTorch or Python. A library is kept
+in a folder whose name holds what it was made of: the sources, the flags, the processor and the C library, then the
+compiler. So a changed one is built anew, machines that share a home do not take each other's, and one that is there is
+found without running the compiler, or without having any.
 """
 
 import ctypes
 import hashlib
-import itertools
 import logging
 import os
 import platform
@@ -17,15 +17,16 @@ import shutil
 import subprocess
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import suppress
 from functools import lru_cache
 from pathlib import Path
 
 from asterism.errors import KernelError
-from asterism.kernels.cpu import cache
+from asterism.kernels.cpu import cache, shipped
 from asterism.kernels.cpu.interface import Problem, Task, require_same_layout
-
-_SOURCE = Path(__file__).with_name("kernel.cpp")
+from asterism.kernels.cpu.processor import features, processor
+from asterism.kernels.cpu.sources import FLAGS, contents, digest, units
 
 _OTHERWISE = "or use implementation='eager'"
 
@@ -35,6 +36,8 @@ _ABANDONED = 3600
 _PROCESSOR = ("vendor_id", "cpu family", "model", "flags", "CPU implementer", "CPU part", "Features", "isa", "cpu")
 """What Linux says of a processor that its instruction set and its tuning follow from."""
 
+_ORIGINS = {"wheel": "the one that came with asterism", "built": "built on this machine"}
+
 _log = logging.getLogger("asterism")
 
 
@@ -43,13 +46,52 @@ def library() -> ctypes.CDLL:
     """The kernel's library, built if need be. Raises KernelError with the reason if that is impossible."""
     if os.name != "posix":
         raise KernelError(f"implementation 'cpu' needs Linux or macOS, this is {platform.system()}: use 'eager'")
-    compiler, flags, name = _compiler(), _flags(), identity()
+    reasons: list[str] = []
+    for way in _ways():
+        try:
+            found = way()
+        except KernelError as error:
+            reasons.append(str(error))
+            continue
+        if reasons:
+            _log.warning("the CPU kernel is %s: %s", _ORIGINS[_origin(found)], "; ".join(reasons))
+        return found
+    raise KernelError("; ".join(reasons))
+
+
+def _ways() -> list[Callable[[], ctypes.CDLL]]:
+    """Where the library may come from, best first. Who names a compiler wants what it makes."""
+    if not shipped.are_there():
+        return [_native]
+    return [_native, _shipped] if _named_compiler() else [_shipped, _native]
+
+
+def _shipped() -> ctypes.CDLL:
+    """The best library of the wheel that runs here. Raises KernelError with the reasons if there is none."""
+    reasons: list[str] = []
+    for file, sha256 in shipped.fitting():
+        try:
+            shipped.require_whole(file, sha256)
+            shipped.require_openmp()
+            loaded = _load(file)
+        except OSError as error:
+            reasons.append(str(error))
+            continue
+        if reasons:
+            _log.warning("the CPU kernel uses fewer instructions than this processor has: %s", "; ".join(reasons))
+        return loaded
+    raise KernelError(f"none of the libraries that came with asterism can be used: {'; '.join(reasons)}")
+
+
+def _native() -> ctypes.CDLL:
+    """A library of this machine's compiler, kept or built. Raises KernelError with the reason if there is none."""
+    compiler, name = _compiler(), _native_identity()
     reasons, usable = [], []
     for place in cache.places():
         try:
             folder = cache.made(place)
             for kept in _kept(folder, name, compiler):
-                return _load(kept)
+                return _load_kept(kept)
             usable.append(folder)
         except OSError as error:
             reasons.append(str(error))
@@ -58,7 +100,7 @@ def library() -> ctypes.CDLL:
         raise KernelError(f"implementation 'cpu' needs a C++17 compiler with OpenMP; {compiler}, {_OTHERWISE}.{unfit}")
     for folder in usable:
         try:
-            return _load(_build([*compiler, *flags], folder / f"{name}-{_identity(compiler)}"))
+            return _load_kept(_build([*compiler, *_flags()], folder / f"{name}-{_identity(compiler)}"))
         except OSError as error:
             reasons.append(f"{error} ({folder})")
     raise KernelError(
@@ -67,8 +109,20 @@ def library() -> ctypes.CDLL:
     )
 
 
+def origin() -> str:
+    """Whether the library in use came with asterism ("wheel") or was built on this machine ("built").
+
+    Raises KernelError if there is no kernel.
+    """
+    return _origin(library())
+
+
+def _origin(loaded: ctypes.CDLL) -> str:
+    return "wheel" if Path(loaded._name).parent == shipped.FOLDER else "built"
+
+
 def instruction_set() -> str:
-    """Which instructions multiply bfloat16 in the kernel: amx, avx512_bf16, avx512, avx2 or baseline.
+    """Which instructions multiply bfloat16 in the kernel: amx, avx512_bf16, avx512, avx2, neon or baseline.
 
     "amx (emulated)" is a build for tests. Raises KernelError if there is no kernel.
     """
@@ -95,8 +149,15 @@ def _can_be_had() -> bool:
 
 
 def identity() -> str:
-    """A name for the kernel on this machine: the same for the same sources, flags, processor and C library."""
-    return f"cpu-{_digest(*_sources(), *_flags(), *_machine())}"
+    """A name for the kernel on this machine: the same for the same sources, flags, processor, C library and origin."""
+    if shipped.are_there() and not _named_compiler():
+        with suppress(KernelError):
+            return f"cpu-{digest(shipped.identity(), *_machine())}"
+    return _native_identity()
+
+
+def _native_identity() -> str:
+    return f"cpu-{digest(*contents(), *_flags(), *_machine())}"
 
 
 # --- what a library is made of ---------------------------------------------------------------------------------------
@@ -104,7 +165,7 @@ def identity() -> str:
 
 def _compiler() -> list[str] | str:
     """The command of the compiler, or why there is none and how to get one."""
-    named = os.environ.get("CXX", "").strip()
+    named = _named_compiler()
     for candidate in [named] if named else ["c++", "g++", "clang++"]:
         command = shlex.split(candidate)
         if shutil.which(command[0]):
@@ -116,44 +177,28 @@ def _compiler() -> list[str] | str:
     )
 
 
+def _named_compiler() -> str:
+    return os.environ.get("CXX", "").strip()
+
+
 def _flags() -> list[str]:
-    native = "-mcpu=native" if platform.machine() in ("arm64", "aarch64") else "-march=native"
-    return ["-std=c++17", "-O3", native, "-fno-math-errno", "-fno-trapping-math", "-fopenmp", "-fPIC", "-shared"]
-
-
-def _sources() -> Iterator[str]:
-    for file in sorted([_SOURCE, *_SOURCE.parent.glob("*.hpp")]):
-        yield from (file.name, file.read_text())
+    return [*FLAGS, "-mcpu=native" if platform.machine() in ("arm64", "aarch64") else "-march=native", "-shared"]
 
 
 def _machine() -> Iterator[str]:
     """What "native" depends on, and the C library that was linked."""
     yield from (platform.machine(), *platform.libc_ver())
-    if first := _processor():
+    if first := processor():
         yield from (first.get(field, "") for field in _PROCESSOR)
     else:
         yield from (platform.processor(), platform.node())
-
-
-def _processor() -> dict[str, str]:
-    """What Linux says of the first processor; empty elsewhere."""
-    try:
-        with open("/proc/cpuinfo") as lines:
-            pairs = [line.partition(":") for line in itertools.takewhile(str.strip, lines)]
-    except OSError:
-        return {}
-    return {name.strip(): value.strip() for name, _, value in pairs}
 
 
 def _identity(compiler: list[str]) -> str:
     """A digest of the compiler's file and of what it is told: asking for its version would be a process each time."""
     file = os.path.realpath(shutil.which(compiler[0]) or compiler[0])
     seen = os.stat(file)
-    return _digest(*compiler, file, str(seen.st_mtime_ns), str(seen.st_size))
-
-
-def _digest(*parts: str) -> str:
-    return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:16]
+    return digest(*compiler, file, str(seen.st_mtime_ns), str(seen.st_size))
 
 
 # --- keeping and building --------------------------------------------------------------------------------------------
@@ -167,10 +212,15 @@ def _kept(folder: Path, name: str, compiler: list[str] | str) -> Iterator[Path]:
             yield kept
 
 
-def _load(folder: Path) -> ctypes.CDLL:
-    """Raises OSError if the library cannot be loaded here."""
+def _load_kept(folder: Path) -> ctypes.CDLL:
+    """Raises OSError if somebody else could have changed the library, or it cannot be loaded here."""
     file = folder / "kernel.so"
     cache.require_private(file)
+    return _load(file)
+
+
+def _load(file: Path) -> ctypes.CDLL:
+    """Raises OSError if the library cannot be loaded here."""
     loaded = ctypes.CDLL(str(file))
     require_same_layout(loaded)
     for function in (loaded.asterism_forward, loaded.asterism_backward):
@@ -199,7 +249,7 @@ def _unused_amx(loaded: ctypes.CDLL) -> str | None:
 
 
 def _has_amx() -> bool:
-    return {"amx_tile", "amx_bf16"} <= set(_processor().get("flags", "").split())
+    return {"amx_tile", "amx_bf16"} <= features()
 
 
 def _is_whole(folder: Path) -> bool:
@@ -221,7 +271,7 @@ def _build(command: list[str], folder: Path) -> Path:
     with tempfile.TemporaryDirectory(dir=folder.parent, prefix="building-") as name:
         fresh = Path(name) / "kernel"
         fresh.mkdir(mode=0o700)
-        what = ["-o", str(fresh / "kernel.so"), str(_SOURCE)]
+        what = ["-o", str(fresh / "kernel.so"), *map(str, units())]
         try:
             _run([*command, *what])
         except KernelError:

@@ -115,6 +115,8 @@ extern "C" const char* asterism_instruction_set() {
   return "avx512";
 #elif defined(__AVX2__)
   return "avx2";
+#elif defined(__ARM_NEON)
+  return "neon";
 #else
   return "baseline";
 #endif
