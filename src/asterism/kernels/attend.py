@@ -5,7 +5,7 @@ one stretch of a sequence and all its keys, `decode` a few queries and the keys 
 the same where the caller knows which slots may be read.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Literal, TypedDict, Unpack, overload
 
 import torch
@@ -24,6 +24,7 @@ from asterism.kernels.checks import (
 from asterism.kernels.choice import choose, choose_for_cache
 from asterism.kernels.masks import readable
 from asterism.kernels.operands import Attended, Operands, default_scale
+from asterism.kernels.packed import pattern_of_documents
 from asterism.kernels.terms import Terms, expanded
 from asterism.patterns import Pattern, require_prefix_stable
 from asterism.patterns.by_text import by_text, remember
@@ -41,6 +42,7 @@ class _AttendOptions(_Options, total=False):
     key_mask: Tensor | None
     segments: Tensor | None
     query_offset: int | None
+    cu_seqlens: Tensor | Sequence[int] | None
     terms: Terms | None
 
 
@@ -62,6 +64,7 @@ def attend(
     return_lse: bool = False,
     implementation: str = "auto",
     query_offset: int | None = None,
+    cu_seqlens: Tensor | Sequence[int] | None = None,
     terms: Terms | None = None,
 ) -> Tensor | tuple[Tensor, Tensor]:
     """Exact attention over the pairs that a pattern allows; differentiable.
@@ -72,10 +75,16 @@ def attend(
     its end.
 
     `key_mask` (bool [B, Nk]): keys that may be read at all. `segments` (integers [B, Nk]): a query reads only keys of
-    its own segment. `scale` defaults to 1/sqrt(D). Returns out [B, H, Nq, Dv] in the dtype of q and, with `return_lse`,
-    the log-sum-exp [B, H, Nq] (natural logarithm; float32, or float64 for float64), differentiable too. A query that
-    may attend to nothing gets out 0, log-sum-exp -inf and gradient 0; what unread keys hold changes nothing. `terms`:
-    what is added to the scores, and dropout (`Terms`); implementations that cannot compute them refuse them.
+    its own segment. `cu_seqlens` (int32 or int64 [documents + 1], or a list): the tokens, in every row of the batch
+    alike, are documents one after another, cu_seqlens[i] to cu_seqlens[i + 1] each, and the pattern is that of each by
+    itself, at its own length from its own position 0. A tensor on a GPU is read once; inside torch.compile it must be a
+    list.
+
+    `scale` defaults to 1/sqrt(D). Returns out [B, H, Nq, Dv] in the dtype of q and, with `return_lse`, the log-sum-exp
+    [B, H, Nq] (natural logarithm; float32, or float64 for float64), differentiable too. A query that may attend to
+    nothing gets out 0, log-sum-exp -inf and gradient 0; what unread keys hold changes nothing. `terms`: what is added
+    to the scores, and dropout (`Terms`), which counts positions in the row; implementations that cannot compute them
+    refuse them.
 
     Under torch.autocast q, k and v are cast to its dtype first, float64 apart, as scaled_dot_product_attention does it.
     torch.func.vmap, grad and vjp go through every implementation but "flex". Forward-mode derivatives need "reference"
@@ -94,6 +103,8 @@ def attend(
     check_types(q=q, k=k, v=v, key_mask=key_mask, segments=segments)
     q, k, v = autocast(q, k, v)
     check_tensors(q, k, v, key_mask, segments)
+    if cu_seqlens is not None:
+        text = pattern_of_documents(text, cu_seqlens, q, k, query_offset)
     offset = check_offset(query_offset, q, k)
     scale = default_scale(q) if scale is None else check_scale(scale)
     of_scores = expanded(terms, q, k, offset)._asdict()

@@ -216,7 +216,7 @@ def _kind_by_name(text: str, shape: Shape) -> str | None:
     return "causal" if text == "causal()" and shape.n_queries == shape.n_keys and shape.query_offset == 0 else None
 
 
-@lru_cache(maxsize=4096)
+@lru_cache(maxsize=1024)  # the texts of many documents are long
 def _answer(question: Question, threads: int, measuring: bool, epoch: int) -> str:
     shape, tiles = question.shape, question.tiles
     pattern = by_text(question.text)

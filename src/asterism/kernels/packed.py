@@ -1,0 +1,93 @@
+"""Packed sequences: what `cu_seqlens` says, read once and checked, becomes part of the pattern.
+
+So plans, kernels and their schemas know nothing of it.
+"""
+
+import operator
+from collections.abc import Sequence
+from functools import lru_cache
+
+import torch
+from torch import Tensor
+from torch.utils.weak import WeakTensorKeyDictionary
+
+from asterism.errors import KernelError, shown
+from asterism.patterns import Pattern, documents
+from asterism.patterns.by_text import by_text, remember
+
+_READ = WeakTensorKeyDictionary()
+"""What GPU tensors said, with their versions: every layer is given the same one, and reading it stops the GPU."""
+
+
+def pattern_of_documents(text: str, cu_seqlens: Tensor | Sequence[int], q: Tensor, k: Tensor, offset: object) -> str:
+    """The text of the pattern by which each document follows the pattern `text` by itself.
+
+    Document i has the tokens cu_seqlens[i] to cu_seqlens[i + 1] of q and k [B, heads, tokens, head_dim], whose queries
+    are all of the keys' tokens. Raises KernelError where that does not fit.
+    """
+    if q.shape[2] != k.shape[2] or offset not in (None, 0):
+        raise KernelError(
+            f"cu_seqlens cuts queries and keys alike, so they must be the same tokens: got {q.shape[2]} queries and"
+            f" {k.shape[2]} keys{'' if offset in (None, 0) else f', and query_offset {shown(offset)}'}"
+        )
+    bounds = _bounds(cu_seqlens, q)
+    if torch.compiler.is_compiling():
+        return _text_in_graph(text, bounds, int(q.shape[2]))
+    return remember(_documents(text, bounds, q.shape[2]))
+
+
+def _bounds(cu_seqlens: Tensor | Sequence[int], q: Tensor) -> tuple[int, ...]:
+    """The numbers, unchecked but for their type."""
+    if isinstance(cu_seqlens, Tensor):
+        return _values(cu_seqlens, q.device)
+    try:
+        return tuple(operator.index(bound) for bound in cu_seqlens)
+    except TypeError:
+        raise KernelError(f"cu_seqlens must be whole numbers, got {shown(cu_seqlens)}") from None
+
+
+def _values(cu_seqlens: Tensor, device: torch.device) -> tuple[int, ...]:
+    if torch.compiler.is_compiling():
+        raise KernelError(
+            "inside torch.compile the lengths of documents must be known: give cu_seqlens as a list of numbers, not as"
+            " a tensor, or the pattern as documents(pattern, length, length, ...)"
+        )
+    if cu_seqlens.ndim != 1 or cu_seqlens.dtype not in (torch.int32, torch.int64):
+        seen = f"{list(cu_seqlens.shape)} of {cu_seqlens.dtype}"
+        raise KernelError(f"cu_seqlens must be [documents + 1] of int32 or int64, got {seen}")
+    if cu_seqlens.device not in (device, torch.device("cpu")):
+        raise KernelError(f"cu_seqlens must be on the CPU or on {device} as q is, got {cu_seqlens.device}")
+    # On the CPU reading costs nothing, and NumPy may have written to the same memory.
+    is_free = cu_seqlens.device.type == "cpu" or cu_seqlens.is_inference()
+    return tuple(cu_seqlens.tolist()) if is_free else _read_once(cu_seqlens)
+
+
+def _read_once(cu_seqlens: Tensor) -> tuple[int, ...]:
+    """The values, read again only after they were written to."""
+    version, values = _READ.get(cu_seqlens, (None, ()))
+    if version != cu_seqlens._version:
+        values = tuple(cu_seqlens.tolist())
+        _READ[cu_seqlens] = cu_seqlens._version, values
+    return values
+
+
+@lru_cache(maxsize=128)  # they must live until the backward pass, which has only the text
+def _documents(text: str, bounds: tuple[int, ...], tokens: int) -> Pattern:
+    if not bounds or bounds[0] != 0 or bounds[-1] != tokens:
+        ends = f"{bounds[0]} to {bounds[-1]}" if bounds else "nothing"
+        raise KernelError(f"cu_seqlens must go from 0 to the number of tokens, {tokens}; got {ends}")
+    lengths = [past - first for first, past in zip(bounds, bounds[1:], strict=False)]
+    falls = next((number for number, length in enumerate(lengths) if length < 0), None)
+    if falls is not None:
+        raise KernelError(
+            f"cu_seqlens must not decrease, got {bounds[falls]} and then {bounds[falls + 1]} at {falls + 1}"
+        )
+    return documents(by_text(text), *filter(None, lengths))
+
+
+def _text_in_graph(text: str, bounds: tuple[int, ...], tokens: int) -> str:
+    return remember(_documents(text, bounds, tokens))
+
+
+# What torch.compiler.assume_constant_result does, without its second of imports: a graph keeps the answer.
+_text_in_graph._dynamo_marked_constant = True  # type: ignore[attr-defined]
