@@ -10,9 +10,7 @@ from oracle import Rule, picture, rule
 from test_compiler import PEAK, needs_proc
 from torch import nn
 
-from asterism import patterns
 from asterism.errors import ConfigurationError, KernelError
-from asterism.kernels import distance as distance_module
 from asterism.layers import (
     AdaptiveSpan,
     AllAttentionBlock,
@@ -21,7 +19,9 @@ from asterism.layers import (
     SparseAttention,
     initialise,
 )
+from asterism.layers import persistent as persistent_module
 from asterism.models.cache import PatternCacheLayer
+from asterism.patterns import Pattern
 
 HIDDEN, HEADS, VECTORS, TOKENS = 24, 4, 5, 23
 PAST = rule("window", left=4) & ~rule("window")
@@ -112,14 +112,6 @@ def dense(pattern: Rule, tokens: int = TOKENS) -> torch.Tensor:
     return torch.from_numpy(picture(pattern, tokens))[None]
 
 
-@pytest.fixture(params=["one block", "small blocks"])
-def blocks(request, monkeypatch) -> None:
-    """Where distance changes the scores: all queries at once, or a few."""
-    if request.param == "small blocks":
-        monkeypatch.setattr(distance_module, "_MOST_QUERIES", 6)
-        monkeypatch.setattr(distance_module, "_FEWEST_QUERIES", 1)
-
-
 @pytest.mark.parametrize("pattern", RULES, ids=str)
 def test_one_softmax_over_context_and_persistent_vectors(pattern: Rule) -> None:
     check(layer_of(pattern), dense(pattern))
@@ -132,7 +124,6 @@ def test_any_number_of_vectors_and_widths(vectors: int, widths: dict) -> None:
     check(layer_of(pattern, vectors, **widths), dense(pattern))
 
 
-@pytest.mark.usefixtures("blocks")
 @pytest.mark.parametrize("pattern", CAUSAL, ids=str)
 @pytest.mark.parametrize(
     "options",
@@ -143,7 +134,6 @@ def test_scores_by_distance(pattern: Rule, options: dict) -> None:
     check(layer_of(pattern, span=9, **options), dense(pattern))
 
 
-@pytest.mark.usefixtures("blocks")
 def test_scores_by_distance_with_shared_heads_and_narrow_queries_beyond_the_sequence() -> None:
     pattern = rule("strided", stride=5)
     layer = layer_of(
@@ -160,7 +150,6 @@ OPTIONS = [{}, {"span": 9, "relative_positions": True, "adaptive_span_ramp": 4}]
 
 
 @pytest.mark.parametrize("options", OPTIONS, ids=("plain", "by distance"))
-@pytest.mark.usefixtures("blocks")
 def test_padding_and_segments(options: dict) -> None:
     pattern = rule("causal")
     key_mask = torch.rand((2, TOKENS), generator=torch.Generator().manual_seed(1)) < 0.7
@@ -237,16 +226,16 @@ def test_shares_are_projected_after_an_update_and_the_penalty_is_the_mean_span()
 
 
 def test_a_short_span_reads_fewer_keys(monkeypatch) -> None:
-    """Keys that no head gives weight to are not gathered."""
-    layer = layer_of(rule("causal"), span=20, adaptive_span_ramp=2)
-    layer.adaptive_span.shares.data.fill_(0.1)
-    monkeypatch.setattr(distance_module, "_MOST_QUERIES", 1)
-    monkeypatch.setattr(distance_module, "_FEWEST_QUERIES", 1)
-    counts = []
-    read = distance_module._read
-    monkeypatch.setattr(distance_module, "_read", lambda *x: counts.append(x[1].shape[2]) or read(*x))
-    layer(random(1, TOKENS, HIDDEN))
-    assert counts == [min(query, 4) + 1 for query in range(TOKENS)]
+    """Tiles that no head gives weight to are not computed."""
+    layer = layer_of(rule("causal"), span=2000, adaptive_span_ramp=2)
+    patterns_read = []
+    attend = persistent_module.attend
+    monkeypatch.setattr(persistent_module, "attend", lambda *x, **y: patterns_read.append(x[3]) or attend(*x, **y))
+    for share in (0.1, 0.9):
+        layer.adaptive_span.shares.data.fill_(share)
+        layer(random(1, 3, HIDDEN))
+    reached = [pattern.text for pattern in patterns_read if isinstance(pattern, Pattern)]
+    assert [text.rpartition("&")[2] for text in reached] == [" window(left=224)", " window(left=1824)"]
 
 
 def test_initialisation_is_that_of_the_authors() -> None:
@@ -390,22 +379,16 @@ def test_refusals_of_tables(options: dict, table: tuple[int, int] | None, messag
 
 
 def test_attention_by_distance_keeps_the_conventions_of_attend() -> None:
-    """Casts under autocast, refuses tensors that do not fit, and says what it cannot differentiate."""
+    """It says what it cannot differentiate, and goes through the transforms of torch.func."""
     layer = PersistentAttention(16, 2, "causal()", 3, span=5, adaptive_span_ramp=2).double()
     hidden = torch.randn(1, 7, 16, dtype=torch.float64, requires_grad=True)
     out = layer(hidden)
     (first,) = torch.autograd.grad(out.sum(), hidden, create_graph=True)
     with pytest.raises(KernelError, match="is differentiable once, and the gradient of its gradient was asked for"):
         torch.autograd.grad(first.square().sum(), hidden)
-    q, k, v = torch.randn(3, 1, 2, 7, 8).unbind()
-    pattern = patterns.parse("window(left=3)")
-    table = torch.randn(4, 8)
-    with pytest.raises(KernelError, match="attention by distance .* has no forward-mode derivatives"):
-        torch.func.grad(lambda x: distance_module.attend_by_distance(x, k, v, pattern, relative=table)[0].sum())(q)
-    with pytest.raises(KernelError, match="the heads of q must be a multiple of the heads of k and v"):
-        distance_module.attend_by_distance(q[:, :1], k, v, pattern, relative=table)
-    with torch.autocast("cpu", torch.bfloat16):
-        cast, _ = distance_module.attend_by_distance(q, k.bfloat16(), v.double().float(), pattern, relative=table)
-    exact, _ = distance_module.attend_by_distance(q, k, v, pattern, relative=table)
-    assert cast.dtype == torch.bfloat16
-    torch.testing.assert_close(cast.float(), exact, atol=0.05, rtol=0.05)
+    layer = layer_of(rule("causal"), span=9, relative_positions=True)
+    hidden, table = random(2, 7, HIDDEN), random(10, HIDDEN // HEADS)
+    leaf = hidden.clone().requires_grad_()
+    (expected,) = torch.autograd.grad(layer(leaf, relative=table).square().sum(), leaf)
+    found = torch.func.grad(lambda x: layer(x, relative=table).square().sum())(hidden)
+    torch.testing.assert_close(found, expected)

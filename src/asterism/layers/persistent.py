@@ -14,9 +14,12 @@ import torch
 from torch import nn
 
 from asterism.errors import ConfigurationError
-from asterism.kernels import SoftSpan, attend, attend_by_distance, decode, decode_by_distance
+from asterism.kernels import SoftSpan, Terms, attend, decode, decode_by_distance
 from asterism.layers.attention import Heads, Masks, SparseAttention
 from asterism.patterns import Pattern, window
+
+_REACH_STEP = 32
+"""Tokens by which the reach of an adaptive span grows or shrinks before there is another plan."""
 
 
 class PersistentVectors(nn.Module):
@@ -103,10 +106,8 @@ class PersistentAttention(SparseAttention):
     adaptive_span_ramp  R: every head learns how far it reads, within the span, with a ramp of R tokens at the end.
                         Needs a span. None: no adaptive span.
 
-    The other arguments are those of SparseAttention. Projections have no bias and dropout is left to the block. Where
-    distance changes the scores, `implementation` chooses only what reads the persistent vectors, the layer is
-    differentiable once, and the context is computed in PyTorch (`asterism.kernels.distance`). Unlike the authors, we
-    add no 1e-8 to the sum of the weights.
+    The other arguments are those of SparseAttention. Projections have no bias and dropout is left to the block.
+    Distance changes the scores as terms of `attend`. Unlike the authors, we add no 1e-8 to the sum of the weights.
 
     Raises ConfigurationError for numbers below 1, options without the span they need, and a span for a pattern that is
     not causal; and what SparseAttention raises.
@@ -176,12 +177,10 @@ class PersistentAttention(SparseAttention):
     def _attend(
         self, heads: Heads, masks: Masks, relative: torch.Tensor | None = None, **score_terms: Any
     ) -> torch.Tensor:
-        if self._uses_distance:
-            pattern, span = self._reach()
-            context = attend_by_distance(*heads, pattern, relative=relative, span=span, **masks._asdict())
-        else:
-            options: Any = {**masks._asdict(), "implementation": self.implementation}
-            context = attend(*heads, self.pattern, return_lse=True, **options)
+        pattern, span = self._reach()
+        terms = Terms(bias=span, relative=relative) if self._uses_distance else None
+        options: Any = {**masks._asdict(), "implementation": self.implementation, "terms": terms}
+        context = attend(*heads, pattern, return_lse=True, **options)
         return self.persistent(heads.q, *context)
 
     def _read_kept(
@@ -205,11 +204,15 @@ class PersistentAttention(SparseAttention):
         return self.relative_positions or self.adaptive_span is not None
 
     def _reach(self) -> tuple[Pattern, SoftSpan | None]:
-        """What is read now: the pattern, cut where the furthest-reading head has weight 0, and the soft span."""
+        """What is read now: the pattern, cut about where the furthest-reading head has weight 0, and the soft span.
+
+        It is cut at multiples of _REACH_STEP, because a plan is compiled for each; the span itself says what is read.
+        """
         if self.adaptive_span is None:
             return self.pattern, None
         span = self.adaptive_span()
-        return within_span(self.pattern, math.ceil(span.reach.max().item()) + span.ramp), span
+        reach = math.ceil(span.reach.max().item()) + span.ramp
+        return within_span(self.pattern, -(-reach // _REACH_STEP) * _REACH_STEP), span
 
 
 def within_span(pattern: Pattern, span: int) -> Pattern:
