@@ -217,8 +217,9 @@ def _like_operand(gradient: Tensor | None, asked: Operands, name: str) -> Tensor
     operand = getattr(asked, name)
     if gradient is None:
         return asked.q.new_empty(0)
-    if name == "bias":
-        return gradient.narrow(1, asked.first_distance - asked.distances[0], operand.shape[1]).contiguous()
+    if name == "bias" and gradient.shape != operand.shape:
+        part = gradient.narrow(1, asked.first_distance - asked.distances[0], operand.shape[1])
+        return part.clone(memory_format=torch.contiguous_format)  # also of one row, which keeps a stride of the whole
     return _like_rows(gradient, operand.shape[:2]) if gradient.ndim == 4 else gradient
 
 
