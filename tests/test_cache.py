@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import torch
-from small_models import CAUSAL_MIXERS, random_tokens, small_config, small_model
+from small_models import CAUSAL_MIXERS, VOCABULARY, random_tokens, small_config, small_model
 from transformers import DynamicCache, StaticCache
 
 from asterism import patterns
@@ -15,23 +15,32 @@ from asterism.models.cache import PatternCache, PatternCacheLayer
 TOKENS = 60
 
 
-def kept(layer: PatternCacheLayer, row: int = 0) -> list[int]:
-    """The positions that a row still holds."""
-    return sorted(layer.positions[row][layer.positions[row] >= 0].tolist())
+def feed(layer: PatternCacheLayer, *lengths: int, width: int | None = None) -> None:
+    """Add so many tokens to each row; keys and values carry their position, to be recognised later."""
+    tokens = layer.new_tokens(max(lengths) if width is None else width, lengths)
+    positions = tokens.positions(torch.device("cpu")).expand(len(lengths), -1)
+    keys = positions[:, None, :, None].expand(-1, 4, -1, 3).double()
+    layer.extend(keys, keys[..., :1], tokens)
 
 
-def feed(layer: PatternCacheLayer, positions: torch.Tensor) -> None:
-    """Extend by keys and values that carry their position, to be recognised later."""
-    keys = positions[:, None, :, None].expand(-1, 2, -1, 3).double()
-    layer.extend(keys, keys[..., :1], positions)
+def stored(layer: PatternCacheLayer, row: int = 0) -> dict[int, set[int]]:
+    """For each key head, the positions of the keys in its slots, as the tensors say."""
+    found = {}
+    for slots in layer.groups:
+        for place, head in enumerate(slots.group.key_heads):
+            keys, values = slots.keys[row, place], slots.values[row, place]
+            assert torch.equal(keys[:, 0], values[:, 0])
+            found[head] = set(keys[:, 0].long().tolist())
+    return found
 
 
-def readable_later(pattern: patterns.Pattern, seen: int, horizon: int = 200) -> list[int]:
+def readable_later(pattern: patterns.Pattern, seen: int, head: int = 0, horizon: int = 200) -> list[int]:
     """By brute force: keys below `seen` that a query in [seen, horizon) may read."""
-    later = pattern.dense(horizon)[:, seen:, :seen]
-    return np.flatnonzero(later.any(axis=(0, 1))).tolist()
+    later = pattern.dense(horizon)[head % pattern.heads, seen:, :seen]
+    return np.flatnonzero(later.any(axis=0)).tolist()
 
 
+@pytest.mark.parametrize("restorable", [0, 3, 64])
 @pytest.mark.parametrize("chunk", [1, 7, TOKENS])
 @pytest.mark.parametrize(
     "text",
@@ -47,25 +56,25 @@ def readable_later(pattern: patterns.Pattern, seen: int, horizon: int = 200) -> 
         "split_heads(window(left=2), sinks(first=1, window=9), heads=4)",
     ],
 )
-def test_after_every_update_exactly_the_readable_keys_are_kept(text: str, chunk: int) -> None:
+def test_after_every_update_each_head_has_exactly_the_keys_it_may_read(text: str, chunk: int, restorable: int) -> None:
     pattern = patterns.parse(text)
-    layer = PatternCacheLayer(pattern)
+    layer = PatternCacheLayer(pattern, restorable=restorable)
     for start in range(0, TOKENS, chunk):
-        feed(layer, torch.arange(start, min(start + chunk, TOKENS))[None])
-        seen = layer.get_seq_length()
-        assert kept(layer) == readable_later(pattern, seen)
-        assert layer.keys.shape[2] == layer.values.shape[2] == len(kept(layer))
-        assert layer.keys[0, 0, :, 0].tolist() == layer.values[0, 1, :, 0].tolist() == layer.positions[0].tolist()
+        feed(layer, min(chunk, TOKENS - start))
+        kept, seen = layer.kept(), layer.get_seq_length()
+        assert kept == {head: readable_later(pattern, seen, head) for head in range(4)}
+        assert all(set(positions) <= stored(layer)[head] for head, positions in kept.items())
 
 
 @pytest.mark.parametrize("text", CAUSAL_MIXERS)
 def test_no_dead_key_is_kept_and_no_living_one_lost(text: str) -> None:
     for pattern in patterns.parse_schedule(text).patterns:
         layer = PatternCacheLayer(pattern)
-        for start in range(0, TOKENS, 5):
-            feed(layer, torch.arange(start, start + 5)[None])
-            assert (last_reader(pattern, kept(layer)) >= layer.get_seq_length()).all()
-            assert set(readable_later(pattern, layer.get_seq_length())) <= set(kept(layer))
+        for _ in range(0, TOKENS, 5):
+            feed(layer, 5)
+            for head, kept in layer.kept().items():
+                assert (last_reader(pattern, kept) >= layer.get_seq_length()).all()
+                assert set(readable_later(pattern, layer.get_seq_length(), head)) <= set(kept) <= stored(layer)[head]
 
 
 def test_number_of_keys_kept() -> None:
@@ -75,7 +84,7 @@ def test_number_of_keys_kept() -> None:
     counts = []
     for column in range(64):
         model(tokens[:, column : column + 1], past_key_values=cache)
-        counts.append([layer.keys.shape[2] for layer in cache.layers])
+        counts.append([len(layer.kept()[0]) for layer in cache.layers])
     window, fixed, strided = (list(column) for column in zip(*counts, strict=True))
     # The next query reads 9 keys and itself.
     assert window == [min(seen, 9) for seen in range(1, 65)]
@@ -84,28 +93,45 @@ def test_number_of_keys_kept() -> None:
     assert strided == list(range(1, 65))
 
 
+@pytest.mark.parametrize(
+    ("text", "most"), [("window(left=511)", 512), ("sinks(first=4, window=508)", 512), ("window(left=99)", 100)]
+)
+def test_bytes_of_slots_are_bounded(text: str, most: int) -> None:
+    """The living keys and those of the last tokens that can be taken back, whatever is fed and however long."""
+    layer = PatternCacheLayer(patterns.parse(text))
+    for count in (2000, 1, 1, 300, 65, 64, 1):
+        feed(layer, count)
+        assert layer.nbytes == (most + 64) * 4 * (3 + 1) * 8
+
+
+def test_a_head_with_a_short_window_keeps_only_its_own_keys() -> None:
+    layer = PatternCacheLayer(patterns.parse("split_heads(window(left=9), window(left=299), heads=4)"), restorable=0)
+    for _ in range(400):
+        feed(layer, 1)
+    assert [slots.keys.shape[1:3] for slots in layer.groups] == [(2, 10), (2, 300)]
+    assert [len(kept) for kept in layer.kept().values()] == [9, 9, 299, 299]
+
+
 def test_rows_forget_by_their_own_positions() -> None:
     layer = PatternCacheLayer(patterns.fixed(stride=8, summary=2))
-    natural = torch.arange(11)
-    feed(layer, torch.stack([natural, torch.where(natural < 5, natural, -1)]))
-    assert layer.lengths.tolist() == [11, 5]
-    assert [kept(layer, row) for row in range(2)] == [[6, 7, 8, 9, 10], [0, 1, 2, 3, 4]]
-    feed(layer, torch.tensor([[11], [5]]))
-    assert [kept(layer, row) for row in range(2)] == [[6, 7, 8, 9, 10, 11], [0, 1, 2, 3, 4, 5]]
+    feed(layer, 11, 5)
+    assert layer.lengths == (11, 5)
+    assert [layer.kept(row)[0] for row in range(2)] == [[6, 7, 8, 9, 10], [0, 1, 2, 3, 4]]
+    feed(layer, 1, 1)
+    assert [layer.kept(row)[0] for row in range(2)] == [[6, 7, 8, 9, 10, 11], [0, 1, 2, 3, 4, 5]]
     assert layer.get_seq_length() == 12
-    feed(layer, torch.tensor([[-1, -1, -1], [6, 7, 8]]))
-    assert layer.lengths.tolist() == [12, 9]
-    assert [kept(layer, row) for row in range(2)] == [[6, 7, 8, 9, 10, 11], [6, 7, 8]]
-    assert layer.keys.shape[2] == 6
+    feed(layer, 0, 3)
+    assert layer.lengths == (12, 9)
+    assert [layer.kept(row)[0] for row in range(2)] == [[6, 7, 8, 9, 10, 11], [6, 7, 8]]
+    assert all(set(layer.kept(row)[0]) <= stored(layer, row)[3] for row in range(2))
 
 
 def filled(rows: int = 3) -> PatternCache:
     """Rows of different lengths, each with its own number as value."""
     cache = PatternCache(small_config("window(left=4)", num_hidden_layers=1))
-    positions = torch.arange(6)[None].repeat(rows, 1)
-    positions[positions > 5 - torch.arange(rows)[:, None]] = -1
     own = torch.arange(rows).double()[:, None, None, None].expand(rows, 2, 6, 1)
-    cache.layers[0].extend(own.expand(-1, -1, -1, 3), own, positions)
+    tokens = cache.layers[0].new_tokens(6, [6 - row for row in range(rows)])
+    cache.layers[0].extend(own.expand(-1, -1, -1, 3), own, tokens)
     return cache
 
 
@@ -119,13 +145,12 @@ def filled(rows: int = 3) -> PatternCache:
     ],
 )
 def test_rows_travel_with_their_positions(change, rows: list[int]) -> None:
-    before, cache = filled().layers[0], filled()
+    cache = filled()
     change(cache)
     after = cache.layers[0]
-    assert after.keys[:, 0, 0, 0].tolist() == rows and after.values[:, 1, 0, 0].tolist() == rows
-    assert torch.equal(after.positions, before.positions[rows])
-    assert torch.equal(after.last_readers, before.last_readers[rows])
-    assert after.lengths.tolist() == [6 - row for row in rows]
+    assert after.groups[0].keys[:, 0, 0, 0].tolist() == rows and after.groups[0].values[:, 1, 0, 0].tolist() == rows
+    assert after.lengths == tuple(6 - row for row in rows)
+    assert [after.kept(place)[0] for place in range(len(rows))] == [list(range(2 - row, 6 - row))[-4:] for row in rows]
     assert after.get_seq_length() == 6
 
 
@@ -133,8 +158,8 @@ def test_reset_forgets_everything() -> None:
     cache = filled(rows=3)
     cache.reset()
     assert cache.get_seq_length() == 0
-    feed(cache.layers[0], torch.arange(2)[None])
-    assert cache.layers[0].lengths.tolist() == [2]
+    feed(cache.layers[0], 2)
+    assert cache.layers[0].lengths == (2,) and cache.layers[0].kept()[0] == [0, 1]
     empty = PatternCache(small_config())
     for change in (empty.reset, lambda: empty.batch_repeat_interleave(2), lambda: empty.reorder_cache(torch.arange(2))):
         change()
@@ -147,15 +172,13 @@ def test_what_transformers_asks_of_a_cache() -> None:
     assert cache.get_mask_sizes(2, 0) == (8, 0)
     assert cache.get_max_length() == cache.layers[0].get_max_length() == -1
     assert cache.get_max_cache_shape() == cache.layers[0].get_max_cache_shape() == -1
-    assert not cache.is_compileable and not cache.is_croppable and cache.is_sliding == [False]
+    assert not cache.is_compileable and cache.is_croppable and cache.is_sliding == [False]
     assert len(cache) == 1 and cache.is_initialized
 
 
 def test_refusals() -> None:
     cache = filled()
     keys = torch.zeros(3, 2, 1, 3)
-    with pytest.raises(ConfigurationError, match="a PatternCache cannot be cropped, because the keys that its last"):
-        cache.crop(-2)
     with pytest.raises(ConfigurationError, match="a PatternCache keeps keys together with their positions"):
         cache.update(keys, keys, 0)
     with pytest.raises(PatternError, match=r"bigbird\(block=4\) cannot be used by a causal model"):
@@ -177,6 +200,67 @@ def test_a_layer_alone_continues_after_what_its_cache_has_seen() -> None:
     cache = PatternCacheLayer(layer.pattern)
     parts = [layer(part, cache=cache) for part in hidden.split([11, 1, 7, 11], dim=1)]
     torch.testing.assert_close(torch.cat(parts, dim=1), layer(hidden), atol=1e-12, rtol=0)
+
+
+# --- taking back -----------------------------------------------------------------------------------------------------
+
+
+def walk(model, tokens: torch.Tensor, steps: list[tuple[str, int]], **options) -> None:
+    """Feed and take back; after every step the logits of the fed tokens are those without a cache."""
+    cache, seen = PatternCache(model.config, **options), 0
+    wrong = (tokens + 1) % VOCABULARY
+    with torch.no_grad():
+        expected = model(tokens).logits
+        for kind, count in steps:
+            if kind == "feed":
+                logits = model(tokens[:, seen : seen + count], past_key_values=cache).logits
+                torch.testing.assert_close(logits, expected[:, seen : seen + count], atol=1e-11, rtol=0)
+                seen += count
+            elif kind == "guess":  # tokens that turn out to be wrong
+                model(wrong[:, seen : seen + count], past_key_values=cache)
+                cache.crop(-count)
+            else:
+                cache.crop(-count)
+                seen -= count
+            assert cache.get_seq_length() == seen
+
+
+@pytest.mark.parametrize("text", CAUSAL_MIXERS)
+def test_what_is_taken_back_leaves_no_trace(text: str) -> None:
+    steps = [("feed", 20), ("guess", 3), ("feed", 1), ("guess", 8), ("crop", 4), ("feed", 2), ("guess", 6), ("crop", 2)]
+    model, tokens = small_model(text), random_tokens(2, 60)
+    steps += [("feed", 9), ("guess", 12), *[("feed", 1)] * 8, ("guess", 2), ("feed", 1)]
+    walk(model, tokens, steps, restorable=12)
+
+
+def test_all_can_be_taken_back_while_nothing_is_forgotten() -> None:
+    model, tokens = small_model("interleave(causal(), window(left=40))"), random_tokens(2, 60)
+    walk(model, tokens, [("feed", 40), ("crop", 40), ("feed", 12), ("crop", 5), ("feed", 30)], restorable=0)
+
+
+def test_more_cannot_be_taken_back_than_the_pattern_remembers() -> None:
+    layer = PatternCacheLayer(patterns.window(left=5), restorable=8)
+    feed(layer, 30)
+    layer.crop(-3)
+    with pytest.raises(ConfigurationError) as caught:
+        layer.crop(-7)
+    assert str(caught.value) == (
+        "crop(-7) would bring back keys that the pattern window(left=5) has forgotten: it remembers 5 tokens"
+        " (PatternCache(..., restorable=n) for n)"
+    )
+    layer.crop(-5)
+    assert layer.kept()[0] == [17, 18, 19, 20, 21] and set(layer.kept()[0]) <= stored(layer)[0]
+    with pytest.raises(ConfigurationError, match=r"crop\(-23\) of 22 tokens: give minus the number"):
+        layer.crop(-23)
+    with pytest.raises(ConfigurationError, match=r"crop\(1\) of 22 tokens"):
+        layer.crop(1)
+    ragged = PatternCacheLayer(patterns.causal())
+    feed(ragged, 5, 3)
+    feed(ragged, 2, 2)
+    with pytest.raises(ConfigurationError, match=r"crop\(-3\) would take back padding: only the 2 tokens after it"):
+        ragged.crop(-3)
+    ragged.crop(-2)
+    assert ragged.lengths == (5, 3)
 
 
 # --- the cache of a model --------------------------------------------------------------------------------------------

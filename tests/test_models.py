@@ -145,8 +145,21 @@ def test_generation_refuses_caches_it_would_have_to_ignore() -> None:
     for implementation in ("static", "offloaded"):
         with pytest.raises(ConfigurationError, match="that does not know which keys the patterns of this model"):
             generate(model, tokens, cache_implementation=implementation)
-    with pytest.raises(ConfigurationError, match="a PatternCache cannot be cropped"):
-        generate(model, tokens, prompt_lookup_num_tokens=3)
+
+
+@pytest.mark.parametrize("mixers", ["fixed(stride=8, summary=2)", "sinks(first=2, window=6)", *CAUSAL_MIXERS[-2:]])
+def test_assisted_generation_equals_plain_generation(mixers: str) -> None:
+    """Guesses are taken back where they were wrong: some of the prompt's repetitions, and some of an assistant."""
+    model, assistant = small_model(mixers), small_model(mixers)
+    for parameter in assistant.parameters():
+        parameter.data.add_(0.02 * torch.randn(parameter.shape, generator=torch.Generator().manual_seed(1)))
+    tokens = random_tokens(1, 6).repeat(1, 4)
+    expected = generate(model, tokens, do_sample=False)
+    assert torch.equal(generate(model, tokens, do_sample=False, prompt_lookup_num_tokens=5), expected)
+    calls = []
+    model.register_forward_hook(lambda *_: calls.append(1))
+    assert torch.equal(generate(model, tokens, do_sample=False, assistant_model=assistant), expected)
+    assert 1 < len(calls) < expected.shape[1] - tokens.shape[1]
 
 
 def test_generation_that_needs_more_positions_is_refused_before_it_starts() -> None:
@@ -188,7 +201,7 @@ def test_rotary_positions_do_not_end() -> None:
     tokens = random_tokens(1, 80)
     grown = model.generate(tokens, max_new_tokens=30, do_sample=False, return_dict_in_generate=True)
     assert grown.sequences.shape == (1, 110)
-    assert max(layer.keys.shape[2] for layer in grown.past_key_values.layers) == 2 + 5
+    assert max(len(layer.kept()[0]) for layer in grown.past_key_values.layers) == 2 + 5
 
 
 @pytest.mark.slow
@@ -205,7 +218,7 @@ def test_two_thousand_bytes_with_a_bounded_cache() -> None:
     for parameter in model.parameters():
         nn.init.normal_(parameter, std=0.25)
     prompt, cache, counts = torch.arange(40)[None], PatternCache(config), []
-    model.register_forward_hook(lambda *_: counts.append([layer.keys.shape[2] for layer in cache.layers]))
+    model.register_forward_hook(lambda *_: counts.append([len(layer.kept()[0]) for layer in cache.layers]))
     options = {"max_new_tokens": 2000, "do_sample": True, "top_k": 50}
     torch.manual_seed(1)
     cached = model.generate(prompt, past_key_values=cache, **options)

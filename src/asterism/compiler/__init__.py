@@ -4,5 +4,18 @@ from asterism.compiler.compile import compile_pattern
 from asterism.compiler.from_mask import compile_mask
 from asterism.compiler.liveness import FOREVER, NEVER, last_reader
 from asterism.compiler.plan import Pass, Plan
+from asterism.compiler.slots import HeadGroup, SlotPlan, head_groups, slot_plan
 
-__all__ = ["FOREVER", "NEVER", "Pass", "Plan", "compile_mask", "compile_pattern", "last_reader"]
+__all__ = [
+    "FOREVER",
+    "NEVER",
+    "HeadGroup",
+    "Pass",
+    "Plan",
+    "SlotPlan",
+    "compile_mask",
+    "compile_pattern",
+    "head_groups",
+    "last_reader",
+    "slot_plan",
+]

@@ -5,6 +5,8 @@ For a causal pattern the answer follows from the rule. A window forgets a key af
 intersections the shortest. The answer is an upper bound: it may be later than the last reader, never earlier.
 """
 
+from typing import NamedTuple
+
 import numpy as np
 from numpy.typing import ArrayLike
 
@@ -71,6 +73,55 @@ def _last_reader_of_document(pattern: Documents, keys: Integers) -> Integers:
     own = np.full(keys.shape, FOREVER) if inner.depends_on_length else _last_reader(inner, np.maximum(keys - start, 0))
     last = np.minimum(np.minimum(own, stop) + start, stop - 1)
     return np.where((keys < start) | (own == NEVER), NEVER, last)
+
+
+class _Bound(NamedTuple):
+    """No key outside the `lasting` intervals is read by a query more than `life` positions after it."""
+
+    lasting: tuple[tuple[int, int], ...]
+    life: int
+
+    @property
+    def most_living(self) -> int:
+        count, end = 0, 0
+        for start, stop in sorted(self.lasting):
+            count, end = count + max(stop - max(start, end), 0), max(stop, end)
+        return count + self.life + 1
+
+
+def most_living(pattern: Pattern) -> int | None:
+    """At most so many keys are alive at a time, the present token's included; None where they become ever more."""
+    bound = _bound(pattern)
+    return None if bound is None else bound.most_living
+
+
+def _bound(pattern: Pattern) -> _Bound | None:
+    match pattern:
+        case Or(parts=parts) | PerHead(patterns=parts):
+            known = [bound for bound in map(_bound, parts) if bound is not None]
+            if len(known) < len(parts):
+                return None
+            return _Bound(sum((bound.lasting for bound in known), ()), max(bound.life for bound in known))
+        case And(parts=parts):
+            known = [bound for bound in map(_bound, parts) if bound is not None]
+            return min(known, key=lambda bound: bound.most_living, default=None)
+        case Named(body=body) | Not(part=Not(part=body)):
+            return _bound(body)
+        case Shifted(pattern=inner, by=by):
+            bound = _bound(inner)
+            return bound and bound._replace(lasting=tuple((start + by, stop + by) for start, stop in bound.lasting))
+        case Window(left=left):
+            return _Bound((), max(left, 0))
+        case Blocks(size=size, left=left):
+            return _Bound((), (left + 1) * size - 1)
+        case GlobalQueries(positions=positions, block=block) if min(positions, default=0) >= 0:
+            return _Bound((), (max(positions, default=-1) + 1) * block)
+        case GlobalKeys(positions=positions, block=block) if min(positions, default=0) >= 0:
+            return _Bound(tuple((position * block, (position + 1) * block) for position in positions), 0)
+        case Explicit(size=size):
+            return _Bound((), size)
+        case _:
+            return None
 
 
 def _last_explicit_reader(pattern: Explicit, keys: Integers) -> Integers:

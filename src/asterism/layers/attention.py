@@ -1,8 +1,8 @@
 """Attention as a layer: projections, heads, grouped queries, and a cache, around a pattern.
 
 The layer knows the pattern and hands it to the kernels; it knows no tiles and no masks. Without a cache, and for the
-first tokens with one, all queries go through `attend`; later tokens are few, read what the cache has kept, and go
-through `decode`. Both roads give the same numbers. There is no dropout inside attention (Child 2019, section 5.4).
+first tokens with one, all queries go through `attend`; later tokens read what the cache has kept. Both roads give the
+same numbers. There is no dropout inside attention (Child 2019, section 5.4).
 """
 
 from collections.abc import Sequence
@@ -12,9 +12,10 @@ import torch
 from torch import nn
 
 from asterism.errors import ConfigurationError
-from asterism.kernels import attend, decode
+from asterism.kernels import attend
 from asterism.kernels.checks import autocast
 from asterism.layers.initialisation import ResidualLinear
+from asterism.layers.kept import Kept, NewTokens, read
 from asterism.layers.padding import by_length
 from asterism.layers.positions import Rotary, turn
 from asterism.patterns import Pattern, parse
@@ -23,14 +24,15 @@ from asterism.patterns import Pattern, parse
 class KeyCache(Protocol):
     """What attention asks of its part of a cache, such as `asterism.models.cache.PatternCacheLayer`.
 
-    `extend` adds the keys, values and positions of new tokens, and returns those that they may read.
+    `new_tokens` says where the next columns stand, and `extend` adds their keys and values and returns what they may
+    read; for the first tokens that is nothing but themselves.
     """
 
     pattern: Pattern
 
-    def extend(
-        self, keys: torch.Tensor, values: torch.Tensor, positions: torch.Tensor
-    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]: ...
+    def new_tokens(self, width: int, counts: Sequence[int] | None = None) -> NewTokens: ...
+
+    def extend(self, keys: torch.Tensor, values: torch.Tensor, tokens: NewTokens) -> list[Kept]: ...
 
     def get_seq_length(self) -> int: ...
 
@@ -118,6 +120,7 @@ class SparseAttention(nn.Module):
         *,
         positions: torch.Tensor | None = None,
         cache: KeyCache | None = None,
+        tokens: NewTokens | None = None,
         key_mask: torch.Tensor | None = None,
         segments: torch.Tensor | None = None,
         lengths: Sequence[int] | None = None,
@@ -125,10 +128,11 @@ class SparseAttention(nn.Module):
     ) -> torch.Tensor:
         """[B, N, hidden_size] -> [B, N, hidden_size].
 
-        positions  int64 [B or 1, N], for the rotary and the cache; -1 for padding, which comes last in its row.
-                   By default tokens follow those already in the cache. To the pattern, tokens of one call always
-                   stand at 0, 1, 2, ... after what the cache has seen.
+        positions  int64 [B or 1, N], for the rotary; -1 for padding, which comes last in its row. By default tokens
+                   follow those already in the cache, as they always do for the pattern.
         cache      this layer's part of a PatternCache; it is extended by the new tokens
+        tokens     `cache.new_tokens(...)`, which says how many tokens of each row are real. By default all are, or
+                   those that `positions` says.
         key_mask   bool [B, N]: True where the key may be read; segments int [B, N]: a query reads only keys of its
                    own segment. Neither goes together with a cache, nor segments with global projections.
         lengths    how many tokens of each row are real; they come first, and padding follows. Each row then follows
@@ -139,20 +143,22 @@ class SparseAttention(nn.Module):
         (hidden,) = autocast(hidden)  # once, not for each projection
         if cache is not None:
             self._check_cache(cache, masks)
+        if cache is not None and tokens is None:
+            counts = None if positions is None else (positions >= 0).sum(dim=1).expand(len(hidden)).tolist()
+            tokens = cache.new_tokens(hidden.shape[1], counts)
         if positions is None:
-            seen = 0 if cache is None else cache.get_seq_length()
-            positions = torch.arange(seen, seen + hidden.shape[1], device=hidden.device)[None]
+            there = torch.arange(hidden.shape[1], device=hidden.device)[None]
+            positions = there if tokens is None else tokens.positions(hidden.device)
         heads = self._project(hidden, positions, (self.query, self.key, self.value))
-        if cache is None or cache.get_seq_length() == 0:
-            if cache is not None:
-                cache.extend(heads.k, heads.v, positions)
+        kept: list[Kept] = []
+        if cache is not None and tokens is not None:
+            kept = cache.extend(heads.k, heads.v, tokens)
+        if tokens is not None and tokens.before.columns:
+            mixed = self._read_kept(heads.q, kept, tokens, **score_terms)
+        else:
             mixed = self._read(heads, masks, lengths, **score_terms)
             if self.global_projections is not None:
                 mixed = self._ask_globally(mixed, hidden, positions, masks, lengths)
-        else:
-            keys, values, key_positions = cache.extend(heads.k, heads.v, positions)
-            kept = Heads(heads.q, keys, values)
-            mixed = self._read_kept(kept, positions.clamp(min=0), key_positions, **score_terms)
         return self.output(mixed.transpose(1, 2).flatten(2))
 
     def _project(
@@ -190,12 +196,9 @@ class SparseAttention(nn.Module):
         """[B, H, N, Dv]: rows of one length, without a cache."""
         return attend(*heads, self.pattern, **masks._asdict(), implementation=self.implementation)
 
-    def _read_kept(
-        self, heads: Heads, query_positions: torch.Tensor, key_positions: torch.Tensor, **score_terms: Any
-    ) -> torch.Tensor:
-        """[B, H, M, Dv]: M new queries against the keys and values that a cache has kept."""
-        places = query_positions, key_positions
-        return decode(*heads, self.pattern, *places, implementation=self.implementation)
+    def _read_kept(self, q: torch.Tensor, kept: list[Kept], tokens: NewTokens, **score_terms: Any) -> torch.Tensor:
+        """[B, H, N, Dv]: what the queries of new tokens read of what a cache has kept."""
+        return read(q, kept, lambda asked, part: (part.attend(asked, implementation=self.implementation),))[0]
 
     def _ask_globally(
         self,

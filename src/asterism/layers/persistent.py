@@ -14,8 +14,9 @@ import torch
 from torch import nn
 
 from asterism.errors import ConfigurationError
-from asterism.kernels import SoftSpan, Terms, attend, decode, decode_by_distance
+from asterism.kernels import SoftSpan, Terms, attend, decode_by_distance
 from asterism.layers.attention import Heads, Masks, SparseAttention
+from asterism.layers.kept import Kept, NewTokens, read
 from asterism.patterns import Pattern, window
 
 _REACH_STEP = 32
@@ -177,7 +178,7 @@ class PersistentAttention(SparseAttention):
     def _attend(
         self, heads: Heads, masks: Masks, relative: torch.Tensor | None = None, **score_terms: Any
     ) -> torch.Tensor:
-        pattern, span = self._reach()
+        pattern, span = self._reach(self.pattern)
         terms = Terms(bias=span, relative=relative) if self._uses_distance else None
         options: Any = {**masks._asdict(), "implementation": self.implementation, "terms": terms}
         context = attend(*heads, pattern, return_lse=True, **options)
@@ -185,34 +186,42 @@ class PersistentAttention(SparseAttention):
 
     def _read_kept(
         self,
-        heads: Heads,
-        query_positions: torch.Tensor,
-        key_positions: torch.Tensor,
+        q: torch.Tensor,
+        kept: list[Kept],
+        tokens: NewTokens,
         relative: torch.Tensor | None = None,
         **score_terms: Any,
     ) -> torch.Tensor:
-        places = query_positions, key_positions
-        if self._uses_distance:
-            pattern, span = self._reach()
-            context = decode_by_distance(*heads, pattern, *places, relative=relative, span=span)
-        else:
-            context = decode(*heads, self.pattern, *places, return_lse=True, implementation=self.implementation)
-        return self.persistent(heads.q, *context)
+        def compute(asked: torch.Tensor, part: Kept) -> tuple[torch.Tensor, ...]:
+            options: Any = {"return_lse": True, "implementation": self.implementation}
+            if not self._uses_distance:
+                return part.attend(asked, **options)
+            reach, span = self._reach(part.pattern)
+            own = slice(None) if part.heads is None else list(part.heads)
+            span = None if span is None else SoftSpan(span.reach[own], span.ramp)
+            if part.allowed is None:
+                return part.attend(asked, terms=Terms(bias=span, relative=relative), **options)
+            places = tokens.positions(q.device).clamp(min=0)
+            places = places if part.rows is None or len(places) == 1 else places[list(part.rows)]
+            keys = part.key_positions()
+            return decode_by_distance(asked, part.keys, part.values, reach, places, keys, relative=relative, span=span)
+
+        return self.persistent(q, *read(q, kept, compute))
 
     @property
     def _uses_distance(self) -> bool:
         return self.relative_positions or self.adaptive_span is not None
 
-    def _reach(self) -> tuple[Pattern, SoftSpan | None]:
+    def _reach(self, pattern: Pattern) -> tuple[Pattern, SoftSpan | None]:
         """What is read now: the pattern, cut about where the furthest-reading head has weight 0, and the soft span.
 
         It is cut at multiples of _REACH_STEP, because a plan is compiled for each; the span itself says what is read.
         """
         if self.adaptive_span is None:
-            return self.pattern, None
+            return pattern, None
         span = self.adaptive_span()
         reach = math.ceil(span.reach.max().item()) + span.ramp
-        return within_span(self.pattern, -(-reach // _REACH_STEP) * _REACH_STEP), span
+        return within_span(pattern, -(-reach // _REACH_STEP) * _REACH_STEP), span
 
 
 def within_span(pattern: Pattern, span: int) -> Pattern:

@@ -114,12 +114,17 @@ class AsterismModel(AsterismPreTrainedModel):
         own_caches = [None] * len(self.layers) if cache is None else cache.layers
         layer_caches = cast(list[PatternCacheLayer | None], own_caches)
         seen = 0 if cache is None else cache.get_seq_length()
-        packing = self._pack(attention_mask, embedded, seen)
+        packing = self._pack(attention_mask, embedded, seen, looks=self.needs_padding or cache is not None)
         if packing is not None:
             embedded = packing.pack(embedded)
-        real = None if packing is None else packing.real
-        lengths = layer_caches[0].lengths if layer_caches[0] is not None and seen else None
-        positions = count_positions(real, embedded.shape[1], embedded.device, after=lengths)
+        cached: dict[str, Any] = {}
+        if layer_caches[0] is not None:
+            counts = None if packing is None else packing.real.sum(dim=1).tolist()
+            cached["tokens"] = tokens = layer_caches[0].new_tokens(embedded.shape[1], counts)
+            positions = tokens.positions(embedded.device)
+        else:
+            real = None if packing is None else packing.real
+            positions = count_positions(real, embedded.shape[1], embedded.device)
         if self.positions is not None:
             self._check_length(seen + embedded.shape[1], positions)
             embedded = embedded + self.positions(positions.clamp(min=0))
@@ -132,7 +137,7 @@ class AsterismModel(AsterismPreTrainedModel):
             if wanted:
                 states.append(self._by_column(hidden, packing))
                 hidden = self._by_slot(states[-1], hidden, packing)
-            hidden = block(hidden, positions=positions, cache=layer_cache, **arguments, **relative)
+            hidden = block(hidden, positions=positions, cache=layer_cache, **cached, **arguments, **relative)
         last = self._by_column(self.norm(hidden), packing)
         return BaseModelOutputWithPast(
             last_hidden_state=last, past_key_values=cache, hidden_states=(*states, last) if wanted else None
@@ -170,16 +175,18 @@ class AsterismModel(AsterismPreTrainedModel):
             return embedded + self.embed_types.weight[0]
         return embedded + self.embed_types(token_type_ids)
 
-    def _pack(self, attention_mask: torch.Tensor | None, embedded: torch.Tensor, seen: int) -> Packing | None:
-        """How to bring the real tokens to the front; None where nothing is padded, as far as it pays to look."""
+    def _pack(
+        self, attention_mask: torch.Tensor | None, embedded: torch.Tensor, seen: int, looks: bool
+    ) -> Packing | None:
+        """How to bring the real tokens to the front; None where nothing is padded, if it `looks` at all."""
         if attention_mask is None:
             return None
         batch, new = embedded.shape[:2]
         # The padding of earlier columns is already in the cache; a mask may leave them out.
         columns = 0 if attention_mask.shape[-1] == new else seen
         mask = real_tokens(attention_mask, batch, columns, new)[:, columns:]
-        # Asking whether all are real stops a GPU, which only mixers that must be told about padding repay.
-        return None if self.needs_padding and is_known_full(mask) else Packing.of(mask)
+        # Asking whether all are real stops a GPU, which only caches and mixers that must be told about padding repay.
+        return None if looks and is_known_full(mask) else Packing.of(mask)
 
     def _begin(self, embedded: torch.Tensor, positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """What the first block reads: global tokens in front, norm, width of the model; and where its tokens stand."""
@@ -212,6 +219,9 @@ class AsterismModel(AsterismPreTrainedModel):
             # The caller may hold on to this object instead of the one we return, so it is filled in place.
             past_key_values.layers = PatternCache(self.config).layers
             past_key_values.layer_class_to_replicate = None
+        if type(past_key_values) is PatternCache and not past_key_values.layers:
+            for pattern in self.config.layer_patterns():
+                past_key_values.add_layer(pattern)
         own_layers = [layer for layer in past_key_values.layers if isinstance(layer, PatternCacheLayer)]
         if len(own_layers) != len(self.layers):
             raise ConfigurationError(

@@ -12,6 +12,7 @@ import torch
 
 from asterism.errors import ConfigurationError
 from asterism.kernels import attend, decode
+from asterism.layers.kept import read
 from asterism.layers.padding import Packing, by_length, count_positions
 from asterism.models.cache import PatternCacheLayer
 from asterism.models.drop_in.field import read_native_window, read_patterns
@@ -118,13 +119,16 @@ def _attend_cached(
     cache: PatternCacheLayer,
 ) -> torch.Tensor:
     """k and v hold the N new tokens, which the cache is extended by."""
-    new = q.shape[2]
-    real = None if tokens.real is None else tokens.real[:, -new:]
-    positions = count_positions(real, new, q.device, after=cache.lengths if tokens.seen else None)
-    keys, values, key_positions = cache.extend(k, v, positions)
+    packing, counts = tokens.packing, tokens.counts
+    asked, keys, values = q, k, v
+    if packing is not None:
+        counts = packing.real.sum(dim=1).tolist() if counts is None else counts
+        asked, keys, values = (packing.pack(x.transpose(1, 2)).transpose(1, 2) for x in (q, k, v))
+    parts = cache.extend(keys, values, cache.new_tokens(q.shape[2], counts))
     if not tokens.seen:
         return _attend_all(q, k, v, rule, tokens, scale)
-    return decode(q, keys, values, rule.text, positions.clamp(min=0), key_positions, scale=scale)
+    (mixed,) = read(asked, parts, lambda some, part: (part.attend(some, scale=scale),))
+    return mixed if packing is None else packing.unpack(mixed.transpose(1, 2)).transpose(1, 2)
 
 
 def _attend_packed(

@@ -5,6 +5,7 @@ do: the first takes the cache away from the module and hands the layer's part of
 knows the positions; the second sees to it that it arrived there.
 """
 
+from functools import lru_cache
 from typing import Any
 
 from torch import nn
@@ -12,7 +13,7 @@ from transformers import DynamicCache
 from transformers.cache_utils import Cache, DynamicLayer
 
 from asterism.errors import ConfigurationError
-from asterism.models.cache import PatternCacheLayer
+from asterism.models.cache import PatternCache, PatternCacheLayer, new_layer
 from asterism.models.drop_in.attention import layer_rule
 from asterism.models.drop_in.field import IMPLEMENTATION
 from asterism.models.drop_in.tokens import Tokens, require_tokens
@@ -34,7 +35,7 @@ def _hand_over_cache(
         return None
     tokens = next((x for x in (*named.values(), *arguments) if isinstance(x, Tokens)), None)
     rule = layer_rule(module, require_tokens(tokens, module))
-    layer = _forgetting_layer(cache, module.layer_idx, parse(rule.text))
+    layer = _forgetting_layer(cache, module.layer_idx, _pattern(rule.text))
     return arguments, named | {"past_key_values": None, "pattern_cache": layer}
 
 
@@ -47,13 +48,20 @@ def _check_cache(module: nn.Module, arguments: tuple[Any, ...], named: dict[str,
         )
 
 
+@lru_cache(maxsize=256)
+def _pattern(text: str) -> Pattern:
+    return parse(text)
+
+
 def _forgetting_layer(cache: Cache, number: int, pattern: Pattern) -> PatternCacheLayer:
     """The cache's part for a layer; an empty DynamicCache is given one, in place, because its owner holds on to it."""
-    if type(cache) is not DynamicCache or cache.offloading:
+    if type(cache) not in (DynamicCache, PatternCache) or cache.offloading:
         kind = f"{'offloaded ' if cache.offloading else ''}{type(cache).__name__}"
         raise ConfigurationError(
-            f"past_key_values is a {kind}, which cannot forget by a pattern; pass an empty DynamicCache(), or nothing"
+            f"past_key_values is a {kind}, which cannot forget by a pattern; pass a PatternCache(), or nothing"
         )
+    if isinstance(cache, PatternCache) and len(cache.layers) == number:
+        cache.add_layer(pattern)
     while len(cache.layers) <= number:
         cache.layers.append(DynamicLayer())
     layer = cache.layers[number]
@@ -61,12 +69,12 @@ def _forgetting_layer(cache: Cache, number: int, pattern: Pattern) -> PatternCac
         if cache.get_seq_length(number) > 0:
             raise ConfigurationError(
                 "past_key_values was filled without the pattern, and the positions of its keys are unknown;"
-                " pass an empty DynamicCache(), or nothing"
+                " pass a PatternCache(), or nothing"
             )
-        layer = cache.layers[number] = PatternCacheLayer(pattern)
+        layer = cache.layers[number] = new_layer(cache, pattern)
     if layer.pattern != pattern:
         raise ConfigurationError(
             f"past_key_values forgets by the pattern {layer.pattern.text}, but layer {number} reads by {pattern.text};"
-            " pass an empty DynamicCache(), or nothing"
+            " pass a PatternCache(), or nothing"
         )
     return layer

@@ -16,7 +16,8 @@ class Tokens(NamedTuple):
     """N new tokens per row, after S that a cache has seen.
 
     real     bool [B, S + N], False for padding; None when all tokens are real
-    packing  of the new tokens, when there is padding and S is 0
+    packing  of the new tokens, when there is padding among them
+    counts   then, how many of the new tokens of each row are real; None where it is not known, in a compiled graph
     seen     S
     causal   whether the model hides the future
     window   the sliding window of the model's own: a causal query reads so many keys, itself included; another one
@@ -25,6 +26,7 @@ class Tokens(NamedTuple):
 
     real: torch.Tensor | None
     packing: Packing | None
+    counts: list[int] | None
     seen: int
     causal: bool
     window: int | None
@@ -65,8 +67,10 @@ def describe_tokens(
         raise ConfigurationError("a model that reads the future cannot continue from a cache; pass the whole sequence")
     real = None if attention_mask is None else real_tokens(attention_mask, batch_size, q_offset, q_length)
     real = None if real is None or is_known_full(real) else real
-    packing = None if real is None or q_offset else Packing.of(real)
-    return Tokens(real, packing, q_offset, causal, local_size)
+    new = None if real is None else real[:, q_offset:]
+    packing = None if new is None or (q_offset and is_known_full(new)) else Packing.of(new)
+    counts = None if packing is None or torch.compiler.is_compiling() else packing.real.sum(dim=1).tolist()
+    return Tokens(real, packing, counts, q_offset, causal, local_size)
 
 
 def require_tokens(mask: object, module: Any) -> Tokens:
@@ -77,7 +81,7 @@ def require_tokens(mask: object, module: Any) -> Tokens:
     if isinstance(mask, Tokens):
         return mask
     if mask is None and not module.is_causal:
-        return Tokens(None, None, 0, False, None)
+        return Tokens(None, None, None, 0, False, None)
     seen = f"a mask of shape {list(mask.shape)}" if isinstance(mask, torch.Tensor) else f"{mask!r} in place of a mask"
     raise ConfigurationError(
         f"attention got {seen}, which no pattern can be laid over: pass attention_mask as [batch, tokens], 1 for tokens"

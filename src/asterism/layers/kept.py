@@ -1,0 +1,144 @@
+"""What attention gets from a cache: where the new tokens stand, and the keys that they may read.
+
+A cache keeps the keys of different heads in different places, and rows of different lengths apart. It hands out its
+contents in parts, each for some rows and some heads, and `read` puts the results together.
+"""
+
+from collections.abc import Callable, Sequence
+from functools import lru_cache
+from typing import Any, NamedTuple
+
+import torch
+
+from asterism.kernels import attend, decode_slots
+from asterism.patterns import Pattern
+
+
+class Seen(NamedTuple):
+    """What a cache has seen, known on the host.
+
+    lengths  how many real tokens of each row; one number where the rows are equally long
+    columns  how many columns, padding included
+    padded   the last column that was padding in some row, counted from 1
+    excess   how many columns were taken back (`crop`) and not replaced yet
+    """
+
+    lengths: int | tuple[int, ...] = 0
+    columns: int = 0
+    padded: int = 0
+    excess: int = 0
+
+    def of(self, row: int) -> int:
+        """How many real tokens a row has seen."""
+        return self.lengths if isinstance(self.lengths, int) else self.lengths[row]
+
+
+class NewTokens:
+    """N columns that come after what a cache has seen. In each row the real tokens come first.
+
+    before   what has been seen
+    width    N
+    counts   how many of the columns are real in each row; None where all are
+    results  what layers have found out about these tokens, to share it
+    """
+
+    def __init__(self, before: Seen, width: int, counts: Sequence[int] | None = None) -> None:
+        self.before, self.width = before, width
+        self.counts = None if counts is None or min(counts) == width else tuple(counts)
+        self.results: dict[Any, Any] = {}
+        self.after = self._after()
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, NewTokens):
+            return NotImplemented
+        return (self.before, self.width, self.counts) == (other.before, other.width, other.counts)
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def _after(self) -> Seen:
+        lengths, columns, padded, excess = self.before
+        columns, excess = columns + self.width, max(excess - self.width, 0)
+        if self.counts is None:
+            grown = lengths + self.width if isinstance(lengths, int) else tuple(each + self.width for each in lengths)
+            return Seen(grown, columns, padded, excess)
+        rows = tuple(self.before.of(row) + count for row, count in enumerate(self.counts))
+        return Seen(rows[0] if len(set(rows)) == 1 else rows, columns, columns, excess)
+
+    def positions(self, device: torch.device) -> torch.Tensor:
+        """Where the tokens stand in their rows: int64 [B or 1, N], -1 for padding."""
+        lengths = self.before.lengths
+        if self.counts is None and isinstance(lengths, int):
+            return torch.arange(lengths, lengths + self.width, device=device)[None]
+        own = range(len(self.counts if self.counts is not None else lengths))  # type: ignore[arg-type]
+        starts = torch.tensor([self.before.of(row) for row in own], device=device)
+        places = torch.arange(self.width, device=device)
+        positions = starts[:, None] + places
+        if self.counts is None:
+            return positions
+        return torch.where(places < torch.tensor(self.counts, device=device)[:, None], positions, -1)
+
+
+class Kept(NamedTuple):
+    """Keys and values for some rows and some query heads, and who may read them.
+
+    rows, heads    of the batch and of the queries, ascending; None for all
+    keys, values   [b, h, L, D] and [b, h, L, Dv]
+    pattern        of these heads
+    allowed        bool [b or 1, 1 or heads, N, L]; None where the keys stand at 0, 1, 2, ...
+    query_offset   where the first query stands, if `allowed` is None
+    key_positions  gives int64 [b or 1, L], -1 for a slot without a key
+    """
+
+    rows: tuple[int, ...] | None
+    heads: tuple[int, ...] | None
+    keys: torch.Tensor
+    values: torch.Tensor
+    pattern: Pattern
+    allowed: torch.Tensor | None
+    query_offset: int
+    key_positions: Callable[[], torch.Tensor]
+
+    def attend(self, q: torch.Tensor, **options: Any) -> Any:
+        """What queries [b, h, N, D] of these rows and heads read; options and results as in `asterism.attend`."""
+        if self.allowed is not None:
+            return decode_slots(q, self.keys, self.values, self.allowed, **options)
+        return attend(q, self.keys, self.values, self.pattern, query_offset=self.query_offset, **options)
+
+
+def read(
+    q: torch.Tensor, parts: Sequence[Kept], compute: Callable[[torch.Tensor, Kept], tuple[torch.Tensor, ...]]
+) -> tuple[torch.Tensor, ...]:
+    """`compute(queries, part)` gives [b, h, N, ...] for the queries of one part; all together, for q [B, H, N, D]."""
+    if len(parts) == 1 and parts[0].rows is None and parts[0].heads is None:
+        return compute(q, parts[0])
+    together: tuple[torch.Tensor, ...] = ()
+    for part in parts:
+        place = _place(part, q)
+        results = compute(q[place], part)
+        if not together:
+            together = tuple(result.new_zeros(q.shape[:2] + result.shape[2:]) for result in results)
+        for whole, result in zip(together, results, strict=True):
+            whole[place] = result
+    return together
+
+
+def _place(part: Kept, q: torch.Tensor) -> tuple[Any, ...]:
+    """The index of a part's rows and heads."""
+    rows, heads = index_of(part.rows, q.device), index_of(part.heads, q.device)
+    if isinstance(rows, torch.Tensor) and isinstance(heads, torch.Tensor):
+        rows = rows[:, None]
+    return rows, heads
+
+
+def index_of(chosen: tuple[int, ...] | None, device: torch.device) -> slice | torch.Tensor:
+    """What indexes the chosen ones, all for None; a slice where they stand next to each other."""
+    if chosen is None:
+        return slice(None)
+    if chosen == tuple(range(chosen[0], chosen[-1] + 1)):
+        return slice(chosen[0], chosen[-1] + 1)
+    return _on(chosen, device)
+
+
+@lru_cache(maxsize=256)
+def _on(chosen: tuple[int, ...], device: torch.device) -> torch.Tensor:
+    return torch.tensor(chosen, device=device)
