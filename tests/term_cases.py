@@ -23,7 +23,7 @@ WIDE, HALF = (torch.float64, torch.float32), (torch.bfloat16,)
 COMPUTES = {
     "reference": (ALL, WIDE),
     "eager": (ALL, (*WIDE, *HALF)),
-    **({"cpu": (("sinks",), (torch.float32, *HALF))} if has_compiler() else {}),
+    **({"cpu": (ALL, (torch.float32, *HALF))} if has_compiler() else {}),
 }
 """By implementation, the terms that it computes and in which dtypes."""
 BIASES = ("alibi", "buckets", "span", "table")

@@ -106,8 +106,9 @@ def arguments(dtype=torch.float32):
     """What the operator of the backward pass takes, by name."""
     q = torch.ones(1, 2, 20, 8, dtype=dtype)
     given = {"q": q, "k": q, "v": q, "key_mask": None, "segments": None, "allowed": None}
-    given |= {"bias": None, "relative": None, "sinks": None, "pattern": "causal()", "query_offset": 0, "scale": 0.5}
-    given |= {"first_distance": 0, "softcap": 0.0, "dropout": 0.0, "seed": 0}
+    given |= {"bias": torch.ones(2, 39), "relative": torch.ones(20, 8, dtype=dtype), "sinks": torch.ones(2)}
+    given |= {"pattern": "causal()", "query_offset": 0, "scale": 0.5}
+    given |= {"first_distance": -19, "softcap": 2.0, "dropout": 0.5, "seed": 1}
     out, lse, residual = torch.ops.asterism.cpu(**given)
     return given | {
         "out": out,
@@ -115,7 +116,7 @@ def arguments(dtype=torch.float32):
         "lse": lse,
         "grad_out": out,
         "grad_lse": lse,
-        "wanted": [True] * 3 + [False] * 3,
+        "wanted": [True] * 6,
     }
 
 
@@ -133,6 +134,9 @@ def arguments(dtype=torch.float32):
         ("grad_lse", lambda x: torch.ones(1, 20, 2).transpose(1, 2)),
         ("k", lambda x: x.bfloat16()),
         ("v", lambda x: x[:, :, 1:]),
+        ("bias", lambda x: x.double()),
+        ("relative", lambda x: x.double()),
+        ("relative", lambda x: x[:, 1:]),
     ),
 )
 def test_no_pointer_is_taken_of_what_does_not_fit(name, wrong):

@@ -15,7 +15,7 @@ namespace {
 template <>
 class BackwardRow<AmxBFloat16> : public AmxRow {
  public:
-  BackwardRow(const Problem& p, const Pass& pass, const float* deltas, Scratch& scratch)
+  BackwardRow(const Problem& p, const Pass& pass, const float* deltas, const TermTables<AmxBFloat16>&, Scratch& scratch)
       : AmxRow(p, pass, scratch), deltas_(deltas), query_units_(t_ / 2) {
     const int64_t t = t_;
     lse_ = highest_;
@@ -33,7 +33,7 @@ class BackwardRow<AmxBFloat16> : public AmxRow {
     grad_key_ = scratch.take<float>(t * std::max(whole_, value_whole_));
   }
 
-  void begin(int64_t batch, int64_t head, int64_t row) {
+  void begin(int64_t batch, int64_t head, int64_t row, const TermSums&) {
     AmxRow::begin(batch, head, row);
     if (p_.grad_k) keep_as_tokens(row_width_, p_.dim, whole_, query_rows_);
     const auto g = tokens(p_.grad_out, head, pass_.query_index, first_, count_, p_.value_dim);
@@ -71,7 +71,7 @@ class BackwardRow<AmxBFloat16> : public AmxRow {
   }
 
   // That of the row's queries.
-  Matrix gradient() const {
+  Matrix finish() const {
     transpose(grad_query_, t_, static_cast<int>(p_.dim), count_, rows_, width_);
     return {rows_, width_, 1};
   }

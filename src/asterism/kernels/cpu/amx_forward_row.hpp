@@ -16,7 +16,8 @@ namespace {
 template <>
 class ForwardRow<AmxBFloat16> : public AmxRow {
  public:
-  ForwardRow(const Problem& p, const Pass& pass, Scratch& scratch) : AmxRow(p, pass, scratch) {
+  ForwardRow(const Problem& p, const Pass& pass, const TermTables<AmxBFloat16>&, Scratch& scratch)
+      : AmxRow(p, pass, scratch) {
     weights_ = scratch.take<float>(key_units_ * kStrip);
     values_ = scratch.take<float>(key_units_ * value_whole_);
     sums_ = scratch.take<float>(static_cast<int64_t>(t_) * value_whole_);

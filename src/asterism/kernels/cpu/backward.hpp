@@ -12,6 +12,7 @@
 #include "deltas.hpp"
 #include "parallel.hpp"
 #include "parts.hpp"
+#include "term_gradients.hpp"
 
 namespace {
 
@@ -21,11 +22,20 @@ template <class Kind>
 class Backward {
  public:
   Backward(const Problem& p, Team& team)
-      : p_(p), team_(team), batch_(p), group_(p.heads / p.kv_heads), writes_rows_(p.grad_q && is_one_pass(p)) {}
+      : p_(p),
+        team_(team),
+        batch_(p),
+        tables_(p),
+        group_(p.heads / p.kv_heads),
+        writes_rows_(p.grad_q && is_one_pass(p)),
+        terms_(p, team, tables_) {}
 
   void run() {
     const int64_t heads = p_.batch * p_.kv_heads;
-    if (p_.grad_q || p_.grad_k) write_deltas<Kind>(p_, team_, deltas_);
+    const bool needs_sinks = p_.terms && p_.terms->grad_sinks;
+    if (needs_score_gradients(p_) || needs_sinks) write_deltas<Kind>(p_, team_, deltas_);
+    if (needs_sinks) write_sink_gradients(p_, team_, deltas_.get());
+    terms_.clear();
     const int64_t floats = key_floats() + value_floats() + (p_.grad_q && !writes_rows_ ? group_ * query_floats() : 0);
     const int64_t wave = heads_at_a_time(heads, p_.is_bfloat16 ? floats * 4 : 0, std::max(1, p_.threads));
     for (first_ = 0; first_ < heads; first_ += wave) {
@@ -34,6 +44,7 @@ class Backward {
       for (int64_t i = 0; i < p_.n_passes; ++i) run_pass(i);
       if (p_.is_bfloat16) round();
     }
+    terms_.round();
   }
 
  private:
@@ -90,6 +101,7 @@ class Backward {
     const int64_t slot_floats = (p_.grad_k ? p_.tile * p_.dim : 0) + (p_.grad_v ? p_.tile * p_.value_dim : 0);
     slots_.make_room(static_cast<int64_t>(parts.slots.size()) * slot_floats);
     splits_.make_room(p_.grad_q ? parts.n_splits * p_.tile * p_.dim : 0);
+    terms_.make_room(parts);
     const auto work = [&](int64_t i) {
       const Part& part = parts.parts[i];
       const Pass& pass = batch_.pass(number, part.key_head / p_.kv_heads);
@@ -101,29 +113,34 @@ class Backward {
       }
       return task;
     };
-    team_.run(parts.parts.size(), Row<Kind>::scratch(p_, true), work, [&](int64_t i, Scratch& scratch) {
-      read(number, parts, parts.parts[i], slot_floats, scratch);
+    team_.run(parts.parts.size(), BackwardRow<Kind>::scratch(p_, true), work, [&](int64_t i, Scratch& scratch) {
+      read(number, parts, i, slot_floats, scratch);
     });
+    terms_.add(parts);
     add_slots(number, parts, slot_floats);
     if (p_.grad_q) add_splits(number, parts);
   }
 
-  void read(int64_t number, const Parts& parts, const Part& part, int64_t slot_floats, Scratch& scratch) {
+  void read(int64_t number, const Parts& parts, int64_t i, int64_t slot_floats, Scratch& scratch) {
+    const Part& part = parts.parts[i];
     const Pass& pass = batch_.pass(number, part.key_head / p_.kv_heads);
     std::memset(slots_.get() + part.first_slot * slot_floats, 0,
                 (part.past_slot - part.first_slot) * slot_floats * sizeof(float));
     const KeySums own = {key_floats() ? key_sums(part.key_head) : nullptr,
                          value_floats() ? value_sums(part.key_head) : nullptr, false};
-    BackwardRow<Kind> row(p_, pass, deltas_.get(), scratch);
+    terms_.clear_part(i);
+    BackwardRow<Kind> row(p_, pass, deltas_.get(), tables_, scratch);
     for (int64_t s = part.first; s < part.past; ++s) {
       const Stretch& stretch = parts.stretches[s];
-      row.begin(stretch.unit / p_.heads, stretch.unit % p_.heads, stretch.row);
+      const int64_t head = stretch.unit % p_.heads;
+      row.begin(stretch.unit / p_.heads, head, stretch.row, terms_.sums_of(i, head));
       for (int64_t at = stretch.begin; at < stretch.end; ++at) {
         const int32_t column = pass.columns[at];
         const int32_t slot = part.slot_of_column.empty() ? -1 : part.slot_of_column[column];
         row.read(column, pass.kinds[at], slot < 0 ? own : sums_of_slot(slot, slot_floats));
       }
-      if (p_.grad_q) put_row(pass, stretch, row.gradient());
+      const Matrix gradient = row.finish();
+      if (p_.grad_q) put_row(pass, stretch, gradient);
     }
   }
 
@@ -206,8 +223,10 @@ class Backward {
   const Problem& p_;
   Team& team_;
   const Batch batch_;
+  const TermTables<Kind> tables_;
   const int64_t group_;
   const bool writes_rows_;  // gradients of queries, at once; else they are added up over the passes
+  TermGradients<Kind> terms_;
   int64_t first_ = 0, past_ = 0;  // the key heads in work
   Sums deltas_, grad_q_, grad_k_, grad_v_, slots_, splits_;
 };

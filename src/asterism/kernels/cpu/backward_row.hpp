@@ -6,7 +6,7 @@
 #include <cstdint>
 #include <cstring>
 
-#include "row.hpp"
+#include "term_row.hpp"
 
 namespace {
 
@@ -17,14 +17,15 @@ struct KeySums {
 };
 
 template <class Kind>
-class BackwardRow : public Row<Kind> {
-  using Base = Row<Kind>;
-  using Base::count_, Base::first_, Base::groups_, Base::p_, Base::pass_, Base::query_ranges_, Base::ranges_, Base::row_width_, Base::rows_, Base::t_, Base::value_row_width_, Base::value_width_, Base::width_;
+class BackwardRow : public TermRow<Kind> {
+  using Base = TermRow<Kind>;
+  using Base::count_, Base::first_, Base::groups_, Base::p_, Base::pass_, Base::query_ranges_, Base::ranges_,
+      Base::row_width_, Base::rows_, Base::t_, Base::value_row_width_, Base::value_width_, Base::width_;
   using Units = typename Kind::Units;
 
  public:
-  BackwardRow(const Problem& p, const Pass& pass, const float* deltas, Scratch& scratch)
-      : Base(p, pass, scratch), deltas_(deltas) {
+  BackwardRow(const Problem& p, const Pass& pass, const float* deltas, const TermTables<Kind>& tables, Scratch& scratch)
+      : Base(p, pass, tables, scratch), deltas_(deltas) {
     const int64_t t = t_;
     lse_ = this->highest_;
     delta_ = this->total_;
@@ -38,9 +39,12 @@ class BackwardRow : public Row<Kind> {
     value_rows_ = scratch.take<float>(t * value_width_);
     grad_query_ = scratch.take<float>(t * width_);
     grad_key_ = scratch.take<float>(t * std::max(width_, value_width_));
+    if (this->has_dropout()) kept_ = scratch.take<uint64_t>(t * p.words);
   }
 
-  void begin(int64_t batch, int64_t head, int64_t row) {
+  // Gradients of the terms' tables go to `term_sums`.
+  void begin(int64_t batch, int64_t head, int64_t row, const TermSums& term_sums) {
+    term_sums_ = term_sums;
     Base::begin(batch, head, row);
     if (p_.grad_k) keep_as_tokens(rows_, row_width_, width_, p_.dim, query_rows_);
     const auto g = this->tokens(p_.grad_out, head, pass_.query_index, first_, count_, p_.value_dim);
@@ -63,11 +67,15 @@ class BackwardRow : public Row<Kind> {
   // Adds a tile's share to the gradients that are asked for.
   void read(int64_t column, int32_t kind, const KeySums& sums) {
     const int n_keys = this->keys_in(column);
-    const Allowed may = this->allowed(column, kind, n_keys);
+    Allowed may = this->allowed(column, kind, n_keys);
+    if (this->has_terms() && !may.nothing) this->enter(column, n_keys, may);
     if (may.nothing) return;
     this->score(column, may, n_keys, scores_);
     if (needs_scores()) multiply_values(column, may, n_keys);
-    for (int g = 0; g < groups_; ++g) differentiate_softmax(may, g);
+    if (this->has_terms())
+      differentiate_terms(column, may, n_keys);
+    else
+      for (int g = 0; g < groups_; ++g) differentiate_softmax(may, g);
     clear_unread_groups(n_keys);
     const auto add = [&](const float* weights, const float* tokens, int width, int64_t dim, float* to) {
       if (to) add_to_keys(column, n_keys, as_rows(weights, n_keys), tokens, width, dim, to, sums.is_tile);
@@ -77,12 +85,14 @@ class BackwardRow : public Row<Kind> {
     if (p_.grad_q) add_to_queries(n_keys);
   }
 
-  // That of the row's queries.
-  Matrix gradient() const { return {grad_query_, width_, 1}; }
+  // The gradient of the row's queries, after its last tile.
+  Matrix finish() {
+    if (this->relative_) this->relative_->finish(count_, relative_gradients());
+    return {grad_query_, width_, 1};
+  }
 
  private:
-  // Whether gradients of scores are needed: those of the values alone need only the weights.
-  bool needs_scores() const { return p_.grad_q || p_.grad_k; }
+  bool needs_scores() const { return needs_score_gradients(p_); }
 
   // The gradients of the weights.
   void multiply_values(int64_t column, const Allowed& may, int n_keys) {
@@ -118,6 +128,41 @@ class BackwardRow : public Row<Kind> {
         store(grad, weight * (load(grad) - delta) * outer);
       }
     }
+  }
+
+  // The same where there are terms; adds to the gradients of their tables.
+  void differentiate_terms(int64_t column, const Allowed& may, int n_keys) {
+    this->add_relative(may, n_keys, scores_);
+    if (kept_) this->draw(column, n_keys, kept_);
+    this->with_terms([&](auto bias, auto is_capped) {
+      for (int g = 0; g < groups_; ++g) differentiate_group<bias.value, is_capped.value>(may, g);
+    });
+    if (term_sums_.bias) this->add_by_distance(narrow_, term_sums_.bias);
+    if (this->relative_ && (p_.grad_q || term_sums_.relative))
+      this->take_relative(may, n_keys, grad_scores_, relative_gradients());
+  }
+
+  // Gradients of the scores, before their terms scaled them, go to narrow_, where a bias wants them.
+  template <Bias kBias, bool kIsCapped>
+  void differentiate_group(const Allowed& may, int g) {
+    const Vector scale = splat(p_.scale);
+    for (int i = g * kGroup; i < (g + 1) * kGroup; i += kLanes) {
+      const Vector lse = load(lse_ + i), delta = load(delta_ + i);
+      for (int j = ranges_[g].begin; j < ranges_[g].end; ++j) {
+        const int64_t at = static_cast<int64_t>(j) * t_ + i;
+        Vector slope = splat(1), x = this->template score_of<kBias, kIsCapped>(load(scores_ + at), j, i, &slope);
+        if (may.bits) x = forbid(x, this->lane_bits(may, j, i));
+        const Vector weight = exp2(x - lse), grad = load(grad_scores_ + at);
+        store(scores_ + at, kept_ ? this->drop(weight, kept_, j, i) : weight);
+        const Vector grad_score = weight * ((kept_ ? this->drop(grad, kept_, j, i) : grad) - delta);
+        if (term_sums_.bias) store(narrow_ + at, grad_score);
+        store(grad_scores_ + at, grad_score * (kIsCapped ? slope * scale : scale));
+      }
+    }
+  }
+
+  typename RelativeRow<Kind>::Gradients relative_gradients() const {
+    return {p_.grad_q ? grad_query_ : nullptr, term_sums_.relative};
   }
 
   // What lies between the queries that read a group of keys, but does not read it itself, becomes 0.
@@ -194,6 +239,8 @@ class BackwardRow : public Row<Kind> {
   const float* deltas_;  // [batch * heads, n_queries]
   float *lse_, *delta_, *scores_, *grad_scores_, *narrow_, *grad_out_, *query_rows_, *grad_out_rows_, *key_pairs_,
       *value_rows_, *grad_query_, *grad_key_;
+  uint64_t* kept_ = nullptr;  // by key of the tile, which queries dropout lets read it
+  TermSums term_sums_ = {};
 };
 
 }  // namespace

@@ -7,23 +7,25 @@
 #include <cstdint>
 #include <cstring>
 
-#include "row.hpp"
+#include "term_row.hpp"
 
 namespace {
 
 template <class Kind>
-class ForwardRow : public Row<Kind> {
-  using Base = Row<Kind>;
+class ForwardRow : public TermRow<Kind> {
+  using Base = TermRow<Kind>;
   using Base::count_, Base::factor_, Base::groups_, Base::highest_, Base::p_, Base::pass_, Base::ranges_, Base::rows_,
       Base::t_, Base::total_, Base::value_row_width_, Base::value_width_;
 
  public:
-  ForwardRow(const Problem& p, const Pass& pass, Scratch& scratch) : Base(p, pass, scratch) {
+  ForwardRow(const Problem& p, const Pass& pass, const TermTables<Kind>& tables, Scratch& scratch)
+      : Base(p, pass, tables, scratch) {
     const int64_t keys = std::max(kKeysPerStep, t_);
     scores_ = scratch.take<float>(keys * t_);
     values_ = scratch.take<float>((keys + 1) * value_width_);
     sums_ = scratch.take<float>(static_cast<int64_t>(t_) * value_width_);
     step_highest_ = scratch.take<float>(t_);
+    if (this->has_dropout()) kept_ = scratch.take<uint64_t>((keys + 1) * p.words);
     std::fill(step_highest_, step_highest_ + t_, -kInfinity);
   }
 
@@ -56,11 +58,16 @@ class ForwardRow : public Row<Kind> {
   // Scores and values of one tile behind the `before` keys of this step; returns how many keys there are.
   int read_tile(int64_t column, int32_t kind, int before) {
     const int n_keys = this->keys_in(column);
-    const Allowed may = this->allowed(column, kind, n_keys);
+    Allowed may = this->allowed(column, kind, n_keys);
+    if (this->has_terms() && !may.nothing) this->enter(column, n_keys, may);
     if (may.nothing) return 0;
     float* scores = scores_ + static_cast<int64_t>(before) * t_;
     this->score(column, may, n_keys, scores);
-    for (int g = 0; g < groups_; ++g) scale_and_mask(may, g, scores);
+    if (this->has_terms())
+      add_terms(column, may, n_keys, before, scores);
+    else
+      for (int g = 0; g < groups_; ++g)
+        scale_and_mask(may, g, scores, [&](Vector raw, int, int) { return raw * splat(p_.scale * kLog2E); });
     for (int g = 0; g < groups_; ++g) remember(g, before, n_keys);
     const auto v = this->tokens(p_.v, this->kv_head(), pass_.key_index, column * t_, n_keys, p_.value_dim);
     if constexpr (Kind::kPairs) {
@@ -69,6 +76,7 @@ class ForwardRow : public Row<Kind> {
       float* values = values_ + static_cast<int64_t>(before / 2) * value_width_;
       pair_tokens(rows, n_keys, v.dim, values, value_width_);
       if (n_keys % 2) std::fill(scores + n_keys * t_, scores + (n_keys + 1) * t_, -kInfinity);
+      if (n_keys % 2 && this->has_dropout()) std::fill_n(kept_ + (before + n_keys) * p_.words, p_.words, 0);
       return n_keys + n_keys % 2;
     } else {
       float* values = values_ + static_cast<int64_t>(before) * value_width_;
@@ -78,15 +86,28 @@ class ForwardRow : public Row<Kind> {
     }
   }
 
-  // Also notes the highest score of each query in the step.
-  void scale_and_mask(const Allowed& may, int g, float* scores) {
-    const Vector scale = splat(p_.scale * kLog2E);
+  void add_terms(int64_t column, const Allowed& may, int n_keys, int before, float* scores) {
+    this->add_relative(may, n_keys, scores);
+    this->with_terms([&](auto bias, auto is_capped) {
+      for (int g = 0; g < groups_; ++g)
+        scale_and_mask(may, g, scores, [&](Vector raw, int j, int i) {
+          Vector slope;
+          return this->template score_of<bias.value, is_capped.value>(raw, j, i, &slope);
+        });
+    });
+    if (this->has_dropout()) this->draw(column, n_keys, kept_ + before * p_.words);
+  }
+
+  // Raw scores of a group of queries -> scaled(raw, key, query) and masked. Also notes the highest score of each query
+  // in the step.
+  template <class Scaled>
+  void scale_and_mask(const Allowed& may, int g, float* scores, Scaled scaled) {
     const Range keys = ranges_[g];
     for (int i = g * kGroup; i < (g + 1) * kGroup; i += kLanes) {
       Vector highest = load(step_highest_ + i);
       for (int j = keys.begin; j < keys.end; ++j) {
         float* at = scores + static_cast<int64_t>(j) * t_ + i;
-        Vector x = load(at) * scale;
+        Vector x = scaled(load(at), j, i);
         if (may.bits) x = forbid(x, this->lane_bits(may, j, i));
         highest = larger(x, highest);
         store(at, x);
@@ -135,7 +156,7 @@ class ForwardRow : public Row<Kind> {
     const Vector factor = exp2(before - shift);
     Vector total = load(total_ + i) * factor;
     for (const Range *keys = step_ranges_[g], *end = keys + n_step_ranges_[g]; keys < end; ++keys)
-      total += weigh(*keys, i, shift);
+      total += this->has_dropout() ? weigh<true>(*keys, i, shift) : weigh<false>(*keys, i, shift);
     store(highest_ + i, highest);
     store(total_ + i, total);
     store(factor_ + i, factor);
@@ -143,16 +164,18 @@ class ForwardRow : public Row<Kind> {
   }
 
   // Scores -> weights, in place, for native bfloat16 as pairs of keys at the place of the even one divided by two.
-  // Returns the sum of the weights of each query.
+  // Returns the sum of the weights of each query, of which dropout takes some away only then.
+  template <bool kDrops>
   Vector weigh(Range keys, int i, Vector shift) {
     Vector total = {};
     float* scores = scores_ + i;
+    const auto dropped = [&](Vector weight, int64_t j) { return kDrops ? this->drop(weight, kept_, j, i) : weight; };
 #ifdef __AVX512BF16__
     if constexpr (Kind::kPairs) {
       for (int64_t j = keys.begin; j < keys.end; j += 2) {
         const Vector even = exp2(load(scores + j * t_) - shift), odd = exp2(load(scores + (j + 1) * t_) - shift);
         total += even + odd;
-        store(scores + j / 2 * t_, paired(even, odd));
+        store(scores + j / 2 * t_, paired(dropped(even, j), dropped(odd, j + 1)));
       }
       return total;
     }
@@ -160,7 +183,7 @@ class ForwardRow : public Row<Kind> {
     for (int64_t j = keys.begin; j < keys.end; ++j) {
       const Vector weight = exp2(load(scores + j * t_) - shift);
       total += weight;
-      store(scores + j * t_, weight);
+      store(scores + j * t_, dropped(weight, j));
     }
     return total;
   }
@@ -187,6 +210,7 @@ class ForwardRow : public Row<Kind> {
   }
 
   float *scores_, *values_, *sums_, *step_highest_;
+  uint64_t* kept_ = nullptr;  // by key of the step, which queries dropout lets read it
   Range step_ranges_[kMostGroups][kKeysPerStep / kGroup];  // by group of queries, the keys of the step that it reads
   int n_step_ranges_[kMostGroups] = {};
 };

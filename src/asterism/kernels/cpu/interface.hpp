@@ -26,6 +26,20 @@ struct Pass {
   const int32_t* list_of_head;  // [heads]; -1: the head has no part in the pass
 };
 
+struct Terms {  // of scores and weights (kernels/terms.py); null or 0 for what a call does not have
+  const float* bias;  // [bias_heads, n_queries + n_keys - 1] by distance, from query_offset - (n_keys - 1) on; strides
+                      // in elements, bias_heads 1 or heads
+  int64_t bias_heads, bias_head, bias_distance;
+  const void* relative;  // [n_relative, dim] in the dtype of q, strides in elements: what keys have by distance
+  int64_t n_relative, relative_distance, relative_feature;
+  const float* sinks;           // [heads]
+  int64_t seed, dropped_below;  // a pair is dropped if its random word, of 32 bits, is below
+  float softcap, kept_factor;   // by kept_factor the weights are multiplied that are not dropped
+  float* grad_bias;             // contiguous, like bias, relative and sinks; null: not asked for
+  void* grad_relative;
+  float* grad_sinks;
+};
+
 struct Problem {
   int64_t batch, heads, kv_heads, n_queries, n_keys, dim, value_dim, query_offset;
   int64_t tile, n_passes, words;
@@ -36,6 +50,7 @@ struct Problem {
   const uint8_t* has_unread; // [masks + 1]: by kind, whether there are keys that no query of the tile may read
   const uint8_t* key_mask;   // [batch, n_keys] or null
   const int64_t* segments;   // [batch, n_keys] or null
+  const Terms* terms;        // null: none, and nothing is asked about them then
   float scale;
   int32_t is_bfloat16, threads, poison;
   Tensor q, k, v;
@@ -54,6 +69,11 @@ struct Task {  // what a thread does in one go
 };
 }
 
+// Whether gradients of scores are needed: those of the values alone need only the weights.
+inline bool needs_score_gradients(const Problem& p) {
+  return p.grad_q || p.grad_k || (p.terms && (p.terms->grad_bias || p.terms->grad_relative));
+}
+
 }  // namespace
 
 // Where each field lies, as kernels/cpu/interface.py says it too: a structure changed on one side only would be read at
@@ -70,15 +90,20 @@ extern "C" const char* asterism_layout() {
     STRUCTURE(Pass);
     FIELD(Pass, query_index), FIELD(Pass, key_index), FIELD(Pass, n_queries), FIELD(Pass, n_keys), FIELD(Pass, n_rows);
     FIELD(Pass, row_offsets), FIELD(Pass, columns), FIELD(Pass, kinds), FIELD(Pass, list_of_head);
+    STRUCTURE(Terms);
+    FIELD(Terms, bias), FIELD(Terms, bias_heads), FIELD(Terms, bias_head), FIELD(Terms, bias_distance);
+    FIELD(Terms, relative), FIELD(Terms, n_relative), FIELD(Terms, relative_distance), FIELD(Terms, relative_feature);
+    FIELD(Terms, sinks), FIELD(Terms, seed), FIELD(Terms, dropped_below), FIELD(Terms, softcap);
+    FIELD(Terms, kept_factor), FIELD(Terms, grad_bias), FIELD(Terms, grad_relative), FIELD(Terms, grad_sinks);
     STRUCTURE(Problem);
     FIELD(Problem, batch), FIELD(Problem, heads), FIELD(Problem, kv_heads), FIELD(Problem, n_queries);
     FIELD(Problem, n_keys), FIELD(Problem, dim), FIELD(Problem, value_dim), FIELD(Problem, query_offset);
     FIELD(Problem, tile), FIELD(Problem, n_passes), FIELD(Problem, words), FIELD(Problem, passes);
     FIELD(Problem, masks), FIELD(Problem, live), FIELD(Problem, has_unread), FIELD(Problem, key_mask);
-    FIELD(Problem, segments), FIELD(Problem, scale), FIELD(Problem, is_bfloat16), FIELD(Problem, threads);
-    FIELD(Problem, poison), FIELD(Problem, q), FIELD(Problem, k), FIELD(Problem, v), FIELD(Problem, out);
-    FIELD(Problem, residual), FIELD(Problem, lse), FIELD(Problem, grad_out), FIELD(Problem, grad_lse);
-    FIELD(Problem, grad_q), FIELD(Problem, grad_k), FIELD(Problem, grad_v);
+    FIELD(Problem, segments), FIELD(Problem, terms), FIELD(Problem, scale), FIELD(Problem, is_bfloat16);
+    FIELD(Problem, threads), FIELD(Problem, poison), FIELD(Problem, q), FIELD(Problem, k), FIELD(Problem, v);
+    FIELD(Problem, out), FIELD(Problem, residual), FIELD(Problem, lse), FIELD(Problem, grad_out);
+    FIELD(Problem, grad_lse), FIELD(Problem, grad_q), FIELD(Problem, grad_k), FIELD(Problem, grad_v);
     STRUCTURE(Task);
     FIELD(Task, phase), FIELD(Task, tiles), FIELD(Task, cut), FIELD(Task, rows), FIELD(Task, floats);
 #undef FIELD

@@ -41,8 +41,23 @@ class Pass(ctypes.Structure):
     ]
 
 
+class Terms(ctypes.Structure):
+    """Terms of scores and weights: tables, numbers, and where gradients of the tables go (interface.hpp)."""
+
+    _fields_ = [
+        ("bias", ctypes.c_void_p),
+        *((name, ctypes.c_int64) for name in ("bias_heads", "bias_head", "bias_distance")),
+        ("relative", ctypes.c_void_p),
+        *((name, ctypes.c_int64) for name in ("n_relative", "relative_distance", "relative_feature")),
+        ("sinks", ctypes.c_void_p),
+        *((name, ctypes.c_int64) for name in ("seed", "dropped_below")),
+        *((name, ctypes.c_float) for name in ("softcap", "kept_factor")),
+        *((name, ctypes.c_void_p) for name in ("grad_bias", "grad_relative", "grad_sinks")),
+    ]
+
+
 class Problem(ctypes.Structure):
-    """All that one call is given. `holds` keeps alive what the pointers point to, for as long as the problem lives."""
+    """All that one call is given. `holds` and `given_terms` keep alive what pointers point to, as long as it lives."""
 
     _fields_ = [
         *(
@@ -50,7 +65,8 @@ class Problem(ctypes.Structure):
             for name in ("batch", "heads", "kv_heads", "n_queries", "n_keys", "dim", "value_dim", "query_offset")
         ),
         *((name, ctypes.c_int64) for name in ("tile", "n_passes", "words")),
-        *((name, ctypes.c_void_p) for name in ("passes", "masks", "live", "has_unread", "key_mask", "segments")),
+        *((name, ctypes.c_void_p) for name in ("passes", "masks", "live", "has_unread")),
+        *((name, ctypes.c_void_p) for name in ("key_mask", "segments", "terms")),
         ("scale", ctypes.c_float),
         *((name, ctypes.c_int32) for name in ("is_bfloat16", "threads", "poison")),
         *((name, Tensor) for name in ("q", "k", "v")),
@@ -59,6 +75,7 @@ class Problem(ctypes.Structure):
         *((name, ctypes.c_void_p) for name in ("grad_lse", "grad_q", "grad_k", "grad_v")),
     ]
     holds: tuple[Any, ...]
+    given_terms: Terms | None
 
 
 class Task(ctypes.Structure):
@@ -71,6 +88,11 @@ def pointer(name: str, x: torch.Tensor, dtype: torch.dtype, *shape: int) -> int:
     """Where the numbers of a contiguous CPU tensor lie. Raises KernelError if it is not what C++ will take it for."""
     if not x.is_contiguous():
         raise KernelError(f"the CPU kernel needs {name} contiguous, got strides {x.stride()} for {list(x.shape)}")
+    return _checked(name, x, dtype, shape).data_ptr()
+
+
+def strided_pointer(name: str, x: torch.Tensor, dtype: torch.dtype, *shape: int) -> int:
+    """The same for a tensor that C++ reads by its strides."""
     return _checked(name, x, dtype, shape).data_ptr()
 
 
@@ -103,7 +125,7 @@ def _checked(name: str, x: torch.Tensor, dtype: torch.dtype, shape: tuple[int, .
 def layout() -> str:
     """Where each field lies, in words that asterism_layout() of interface.hpp uses too."""
     lines = [f"group {GROUP}"]
-    for structure in (Tensor, Pass, Problem, Task):
+    for structure in (Tensor, Pass, Terms, Problem, Task):
         lines.append(f"{structure.__name__} {ctypes.sizeof(structure)}")
         for field in structure._fields_:
             seen = getattr(structure, field[0])

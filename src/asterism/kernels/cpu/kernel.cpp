@@ -54,10 +54,11 @@ Status run(const Problem& problem, Body body) {
   return outer == kDone ? inner : outer;
 }
 
-// Whether products are by AMX: half of every register would be padding in tiles of 16.
+// Whether products are by AMX: half of every register would be padding in tiles of 16. Rows with products by AMX know
+// no terms; calls with terms go to the rows of vectors.
 bool takes_amx([[maybe_unused]] const Problem& problem) {
 #ifdef ASTERISM_AMX
-  return problem.is_bfloat16 && problem.tile % kStrip == 0 && amx::is_permitted();
+  return problem.is_bfloat16 && !problem.terms && problem.tile % kStrip == 0 && amx::is_permitted();
 #else
   return false;
 #endif

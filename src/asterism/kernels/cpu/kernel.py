@@ -10,7 +10,7 @@ from torch import Tensor
 from asterism.errors import KernelError
 from asterism.kernels.cpu import interface
 from asterism.kernels.cpu.build import library
-from asterism.kernels.cpu.interface import Problem, address, call, pointer
+from asterism.kernels.cpu.interface import Problem, address, call, pointer, strided_pointer
 from asterism.kernels.cpu.program import program
 from asterism.kernels.operands import Operands
 from asterism.kernels.operator import Gradients, Rounded, Tiles, Wanted, operator
@@ -49,16 +49,18 @@ def _forward(operands: Operands) -> Rounded:
 
 
 def _backward(operands: Operands, attended: Rounded, grad_out: Tensor, grad_lse: Tensor, wanted: Wanted) -> Gradients:
-    given = {"grad_q": operands.q, "grad_k": operands.k, "grad_v": operands.v}
-    asked = dict(zip(given, wanted[:3], strict=True))
-    if not (operands.q.numel() and operands.k.numel()):
-        return tuple(x.new_zeros(x.shape) if asked[name] else None for name, x in given.items())
+    o = operands
+    given = {"grad_q": o.q, "grad_k": o.k, "grad_v": o.v, "grad_bias": o.bias, "grad_relative": o.relative}
+    asked = {name: x for (name, x), is_asked in zip(given.items(), wanted, strict=True) if is_asked and x is not None}
+    if not (o.q.numel() and o.k.numel()):
+        return tuple(x.new_zeros(x.shape) if name in asked and x is not None else None for name, x in given.items())
     problem = problem_of(operands, attended)
-    problem.grad_out = interface.Tensor.of("grad_out", grad_out, operands.q.dtype, *attended.out.shape)
+    problem.grad_out = interface.Tensor.of("grad_out", grad_out, o.q.dtype, *attended.out.shape)
     problem.grad_lse = pointer("grad_lse", grad_lse, torch.float32, *attended.lse.shape)
-    gradients = {name: x.new_empty(x.shape) for name, x in given.items() if asked[name]}
+    gradients = {name: torch.empty_like(x, memory_format=torch.contiguous_format) for name, x in asked.items()}
     for name, gradient in gradients.items():
-        setattr(problem, name, pointer(name, gradient, operands.q.dtype, *given[name].shape))
+        holder = problem.given_terms if name in ("grad_bias", "grad_relative") else problem
+        setattr(holder, name, pointer(name, gradient, asked[name].dtype, *asked[name].shape))
     call(library().asterism_backward, problem)
     return tuple(gradients.get(name) for name in given)
 
@@ -81,6 +83,9 @@ def problem_of(operands: Operands, attended: Rounded) -> Problem:
         problem.key_mask = pointer("key_mask", key_mask, torch.bool, batch, n_keys)
     if segments is not None:
         problem.segments = pointer("segments", segments, torch.int64, batch, n_keys)
+    problem.given_terms = _terms_of(operands)
+    if problem.given_terms is not None:
+        problem.terms = ctypes.addressof(problem.given_terms)
     problem.scale, problem.is_bfloat16 = operands.scale, q.dtype == torch.bfloat16
     problem.threads, problem.poison = torch.get_num_threads(), bool(os.environ.get("ASTERISM_POISON"))
     problem.q = interface.Tensor.of("q", q, q.dtype, *q.shape)
@@ -88,6 +93,23 @@ def problem_of(operands: Operands, attended: Rounded) -> Problem:
     problem.v = interface.Tensor.of("v", v, q.dtype, batch, kv_heads, n_keys, value_dim)
     _set_results(problem, q.dtype, attended)
     return problem
+
+
+def _terms_of(operands: Operands) -> interface.Terms | None:
+    """The terms of the scores, None for none. Their tensors live as long as the operands do."""
+    o = operands
+    if not o.terms:
+        return None
+    terms = interface.Terms(softcap=o.softcap, seed=o.seed, kept_factor=1 / (1 - o.dropout))
+    terms.dropped_below = round(o.dropout * 2**32)
+    if o.bias is not None:
+        heads, (first, past) = 1 if len(o.bias) == 1 else o.q.shape[1], o.distances
+        terms.bias = strided_pointer("bias", o.bias, torch.float32, heads, past - first)
+        terms.bias_heads, (terms.bias_head, terms.bias_distance) = heads, o.bias.stride()
+    if o.relative is not None:
+        terms.relative = strided_pointer("relative", o.relative, o.q.dtype, len(o.relative), o.q.shape[3])
+        terms.n_relative, (terms.relative_distance, terms.relative_feature) = len(o.relative), o.relative.stride()
+    return terms
 
 
 def _plain(x: Tensor | None, dtype: type[np.generic]) -> Tensor | None:
@@ -103,5 +125,5 @@ def _set_results(problem: Problem, dtype: torch.dtype, attended: Rounded) -> Non
         problem.residual = pointer("residual", attended.residual, dtype, *shape)
 
 
-CPU = Tiles("cpu", operator("cpu", _forward, _backward), refusal)
+CPU = Tiles("cpu", operator("cpu", _forward, _backward), refusal, ("bias", "relative", "softcap", "dropout"))
 """Fused attention over tiles in C++ (kernels/operator.py)."""

@@ -27,6 +27,8 @@ def schedule(operands: Operands, threads: int, backward: bool = False) -> np.nda
     problem = problem_of(operands, attended)
     problem.threads = threads
     problem.grad_q, problem.grad_k, problem.grad_v = (x.data_ptr() for x in (q, k, v))  # all asked for, none written
+    if (terms := problem.given_terms) is not None:
+        terms.grad_bias, terms.grad_relative = terms.bias, terms.relative
     room = _list(problem, backward, (Task * 0)())
     tasks = (Task * room)()
     _list(problem, backward, tasks)

@@ -96,6 +96,74 @@ inline Vector exp2(Vector x) {
 #endif
 }
 
+// x in lanes whose bits are 1, 0 in the others.
+inline Vector keep(Vector x, uint32_t bits) {
+#if defined(__AVX512F__)
+  return (Vector)_mm512_maskz_mov_ps(static_cast<__mmask16>(bits), (__m512)x);
+#else
+  Integers lane;
+  for (int i = 0; i < kLanes; ++i) lane[i] = 1 << i;
+  return ((Integers{} + static_cast<int32_t>(bits)) & lane) != 0 ? x : Vector{};
+#endif
+}
+
+// One bit per lane of the result of a comparison.
+inline uint32_t bits_of(Integers lanes) {
+#if defined(__AVX512F__)
+  return _mm512_test_epi32_mask((__m512i)lanes, (__m512i)lanes);
+#elif defined(__AVX2__)
+  return static_cast<uint32_t>(_mm256_movemask_ps((__m256)lanes));
+#else
+  uint32_t bits = 0;
+  for (int i = 0; i < kLanes; ++i) bits |= (lanes[i] & 1u) << i;
+  return bits;
+#endif
+}
+
+// The numbers `steps` after `from`.
+inline Vector gather(const float* from, Integers steps) {
+#if defined(__AVX512F__)
+  return (Vector)_mm512_i32gather_ps((__m512i)steps, from, 4);
+#elif defined(__AVX2__)
+  return (Vector)_mm256_i32gather_ps(from, (__m256i)steps, 4);
+#else
+  Vector x;
+  for (int i = 0; i < kLanes; ++i) x[i] = from[steps[i]];
+  return x;
+#endif
+}
+
+// All lanes one place up; into the lowest comes the highest of `from`.
+inline Vector shift_in(Vector x, Vector from) {
+#if defined(__AVX512F__)
+  return (Vector)_mm512_alignr_epi32((__m512i)x, (__m512i)from, kLanes - 1);
+#elif defined(__AVX2__)
+  return __builtin_shufflevector(from, x, 7, 8, 9, 10, 11, 12, 13, 14);
+#else
+  return __builtin_shufflevector(from, x, 3, 4, 5, 6);
+#endif
+}
+
+// About two units in the last place of tanh(x), NaN for NaN. Small numbers, as most scores are beside a cap, need no
+// exponential; that of the others is at most 0.3.
+inline Vector tanh(Vector x) {
+  constexpr float kSmall = 0.6f;
+  const Vector square = x * x;
+  Vector p = splat(-5.895156413316727e-3f);
+  p = p * square + 2.0795971155166626e-2f;
+  p = p * square - 5.3783830255270004e-2f;
+  p = p * square + 1.3331924378871918e-1f;
+  p = p * square - 3.3333298563957214e-1f;
+  const Vector small = p * square * x + x;
+  const Integers is_large = square > splat(kSmall * kSmall);
+  if (!bits_of(is_large)) return small;
+  const Integers sign = reinterpret_cast<Integers>(x) & INT32_MIN;
+  const Vector size = reinterpret_cast<Vector>(reinterpret_cast<Integers>(x) ^ sign);
+  const Vector power = exp2(size * splat(-2 * kLog2E));
+  const Vector large = (splat(1) - power) / (splat(1) + power);
+  return is_large ? reinterpret_cast<Vector>(reinterpret_cast<Integers>(large) | sign) : small;
+}
+
 inline float bfloat16_to_float(uint16_t x) {
   uint32_t bits = static_cast<uint32_t>(x) << 16;
   float y;
