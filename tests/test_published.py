@@ -101,7 +101,7 @@ def test_unknown_names_are_refused() -> None:
 def test_a_twin_learns(name: str) -> None:
     torch.manual_seed(0)
     config = published(name)
-    config.dropout = 0.0
+    config.dropout = config.attention_dropout = 0.0
     model = head_of(name)(config)
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
     tokens = random_tokens(2, 48)

@@ -83,10 +83,10 @@ GOLDEN = {
     "bert-base": """
         recipe=bert-base mixers=dense() block=post_norm vocab_size=30522 hidden_size=768 num_hidden_layers=12
         num_attention_heads=12 max_position_embeddings=512 type_vocab_size=2 embedding_norm=True hidden_act=gelu
-        dropout=0.1 layer_norm_eps=1e-12 initializer_range=0.02 tie_word_embeddings=True batch_size=256
-        gradient_accumulation_steps=32 gradient_checkpointing=True steps=1000000 learning_rate=0.0001 warmup_steps=10000
-        schedule=linear beta2=0.999 log_every=50 evaluation_every=1000 checkpoint_every=1000 objective=mlm
-        next_sentence=True tokenizer=bpe:30522 context=512 evaluation_bytes=1000000
+        dropout=0.1 attention_dropout=0.1 layer_norm_eps=1e-12 initializer_range=0.02 tie_word_embeddings=True
+        batch_size=256 gradient_accumulation_steps=32 gradient_checkpointing=True steps=1000000 learning_rate=0.0001
+        warmup_steps=10000 schedule=linear beta2=0.999 log_every=50 evaluation_every=1000 checkpoint_every=1000
+        objective=mlm next_sentence=True tokenizer=bpe:30522 context=512 evaluation_bytes=1000000
     """,
     "bigbird-tiny": """
         recipe=bigbird-tiny mixers=('bigbird(block=32, random=1, seed=0, heads=3)', 'bigbird(block=32, random=1, seed=1,
@@ -112,7 +112,7 @@ GOLDEN = {
         'bigbird(block=64, random=3, seed=10, heads=12)', 'bigbird(block=64, random=3, seed=11, heads=12)')
         block=post_norm vocab_size=50358 hidden_size=768 num_hidden_layers=12 num_attention_heads=12
         max_position_embeddings=4096 type_vocab_size=2 embedding_norm=True hidden_act=gelu_new dropout=0.1
-        layer_norm_eps=1e-12 initializer_range=0.02 tie_word_embeddings=True batch_size=256
+        attention_dropout=0.1 layer_norm_eps=1e-12 initializer_range=0.02 tie_word_embeddings=True batch_size=256
         gradient_accumulation_steps=128 gradient_checkpointing=True steps=500000 learning_rate=0.0001 warmup_steps=10000
         schedule=linear beta2=0.999 log_every=50 evaluation_every=1000 checkpoint_every=1000 objective=mlm
         tokenizer=bpe:50358 context=4096 evaluation_bytes=1000000
@@ -120,7 +120,7 @@ GOLDEN = {
     "bigbird-etc-base": """
         recipe=bigbird-etc-base mixers=bigbird_etc(block=84, globals=256) block=post_norm vocab_size=50358
         hidden_size=768 num_hidden_layers=12 num_attention_heads=12 max_position_embeddings=4096 type_vocab_size=2
-        embedding_norm=True global_tokens=256 hidden_act=gelu_new dropout=0.1 layer_norm_eps=1e-12
+        embedding_norm=True global_tokens=256 hidden_act=gelu_new dropout=0.1 attention_dropout=0.1 layer_norm_eps=1e-12
         initializer_range=0.02 tie_word_embeddings=True batch_size=256 gradient_accumulation_steps=128
         gradient_checkpointing=True steps=500000 learning_rate=0.0001 warmup_steps=10000 schedule=linear beta2=0.999
         log_every=50 evaluation_every=1000 checkpoint_every=1000 objective=mlm tokenizer=bpe:50358 context=4096
@@ -141,7 +141,7 @@ GOLDEN = {
         'bigbird(block=64, random=3, seed=22, heads=16)', 'bigbird(block=64, random=3, seed=23, heads=16)')
         block=post_norm vocab_size=50358 hidden_size=1024 num_hidden_layers=24 num_attention_heads=16
         max_position_embeddings=4096 type_vocab_size=2 embedding_norm=True hidden_act=gelu_new dropout=0.1
-        layer_norm_eps=1e-12 initializer_range=0.02 tie_word_embeddings=True batch_size=2048
+        attention_dropout=0.1 layer_norm_eps=1e-12 initializer_range=0.02 tie_word_embeddings=True batch_size=2048
         gradient_accumulation_steps=2048 gradient_checkpointing=True steps=500000 learning_rate=0.0001
         warmup_steps=10000 schedule=linear beta2=0.999 log_every=50 evaluation_every=1000 checkpoint_every=1000
         objective=mlm tokenizer=bpe:50358 context=4096 evaluation_bytes=1000000
@@ -156,10 +156,10 @@ GOLDEN = {
     "longformer-base": """
         recipe=longformer-base mixers=longformer(window=512, globals=(0,)) block=post_norm vocab_size=50265
         hidden_size=768 num_hidden_layers=12 num_attention_heads=12 max_position_embeddings=4096 embedding_norm=True
-        global_projections=(0,) hidden_act=gelu dropout=0.1 initializer_range=0.02 tie_word_embeddings=True
-        batch_size=64 gradient_accumulation_steps=32 gradient_checkpointing=True steps=65000 learning_rate=0.0001
-        warmup_steps=10000 schedule=linear beta2=0.999 log_every=50 evaluation_every=1000 checkpoint_every=1000
-        objective=mlm tokenizer=bpe:50265 context=4096 evaluation_bytes=1000000
+        global_projections=(0,) hidden_act=gelu dropout=0.1 attention_dropout=0.1 initializer_range=0.02
+        tie_word_embeddings=True batch_size=64 gradient_accumulation_steps=32 gradient_checkpointing=True steps=65000
+        learning_rate=0.0001 warmup_steps=10000 schedule=linear beta2=0.999 log_every=50 evaluation_every=1000
+        checkpoint_every=1000 objective=mlm tokenizer=bpe:50265 context=4096 evaluation_bytes=1000000
     """,
     "star-tiny": """
         recipe=star-tiny mixers=star_transformer() hidden_size=192 num_attention_heads=3 position_type=rotary
@@ -171,10 +171,10 @@ GOLDEN = {
     "star-base": """
         recipe=star-base mixers=star_transformer() block=post_norm vocab_size=30522 hidden_size=768 num_hidden_layers=12
         num_attention_heads=12 max_position_embeddings=4096 type_vocab_size=2 embedding_norm=True hidden_act=gelu
-        dropout=0.1 layer_norm_eps=1e-12 initializer_range=0.02 tie_word_embeddings=True batch_size=256
-        gradient_accumulation_steps=128 gradient_checkpointing=True steps=500000 learning_rate=0.0001 warmup_steps=10000
-        schedule=linear beta2=0.999 log_every=50 evaluation_every=1000 checkpoint_every=1000 objective=mlm
-        tokenizer=bpe:30522 context=4096 evaluation_bytes=1000000
+        dropout=0.1 attention_dropout=0.1 layer_norm_eps=1e-12 initializer_range=0.02 tie_word_embeddings=True
+        batch_size=256 gradient_accumulation_steps=128 gradient_checkpointing=True steps=500000 learning_rate=0.0001
+        warmup_steps=10000 schedule=linear beta2=0.999 log_every=50 evaluation_every=1000 checkpoint_every=1000
+        objective=mlm tokenizer=bpe:30522 context=4096 evaluation_bytes=1000000
     """,
     "fnet-tiny": """
         recipe=fnet-tiny mixers=fourier() block=post_norm hidden_size=192 num_attention_heads=3 type_vocab_size=4

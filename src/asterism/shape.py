@@ -122,8 +122,13 @@ class ModelConfig:
         """which token speaks for a whole sequence: the first real one, "cls", or the mean of the real ones, "mean",
         which learns faster when what decides is spread over a long document""",
     )
-    dropout: float = _field(
-        0.0, "at the end of each residual branch; there is none inside attention", minimum=0, below=1
+    dropout: float = _field(0.0, "at the end of each residual branch", minimum=0, below=1)
+    attention_dropout: float = _field(
+        0.0,
+        """of the pairs that attention reads, in training, where `forward` is then given a dropout_seed for each step;
+        equal seeds drop equal pairs on every machine and in every implementation""",
+        minimum=0,
+        below=1,
     )
     classifier_dropout: float | None = _field(
         None, "before the last layer of a classifier; by default dropout", minimum=0, below=1

@@ -146,6 +146,10 @@ class Dropout:
         if not (isinstance(self.seed, int | torch.SymInt) and 0 <= self.seed < 2**64):
             raise KernelError(f"the seed of dropout must be a whole number in [0, 2^64), got {shown(self.seed)}")
 
+    def shifted(self, by: int) -> "Dropout":
+        """The same rate and another seed: this one plus `by`."""
+        return Dropout(self.rate, self.seed + by)
+
 
 @dataclass(frozen=True, eq=False)
 class Terms:

@@ -2,7 +2,7 @@
 
 The layer knows the pattern and hands it to the kernels; it knows no tiles and no masks. Without a cache, and for the
 first tokens with one, all queries go through `attend`; later tokens read what the cache has kept. Both roads give the
-same numbers. There is no dropout inside attention (Child 2019, section 5.4).
+same numbers. Dropout inside attention is asked for call by call, with a seed.
 """
 
 from collections.abc import Sequence
@@ -12,13 +12,19 @@ import torch
 from torch import nn
 
 from asterism.errors import ConfigurationError
-from asterism.kernels import attend
+from asterism.kernels import Dropout, Terms, attend
 from asterism.kernels.checks import autocast
 from asterism.layers.initialisation import ResidualLinear
 from asterism.layers.kept import Kept, NewTokens, read
 from asterism.layers.padding import by_length
 from asterism.layers.positions import Rotary, turn
 from asterism.patterns import Pattern, parse
+
+SECOND_READING = 2**62
+"""What the seed of dropout is shifted by for a second softmax over the same places."""
+
+_BATCH_ROW = 2**32
+"""What it is shifted by for each row of a batch before a group of rows."""
 
 
 class KeyCache(Protocol):
@@ -124,6 +130,7 @@ class SparseAttention(nn.Module):
         key_mask: torch.Tensor | None = None,
         segments: torch.Tensor | None = None,
         lengths: Sequence[int] | None = None,
+        dropout: Dropout | None = None,
         **score_terms: Any,
     ) -> torch.Tensor:
         """[B, N, hidden_size] -> [B, N, hidden_size].
@@ -137,12 +144,13 @@ class SparseAttention(nn.Module):
                    own segment. Neither goes together with a cache, nor segments with global projections.
         lengths    how many tokens of each row are real; they come first, and padding follows. Each row then follows
                    the pattern at its own length. By default all rows follow it at length N.
+        dropout    of the pairs that are read, as in `attend`; not together with a cache
         score_terms  what a subclass adds to the scores; none here
         """
         masks = Masks(key_mask, segments)
         (hidden,) = autocast(hidden)  # once, not for each projection
         if cache is not None:
-            self._check_cache(cache, masks)
+            self._check_cache(cache, masks, dropout)
         if cache is not None and tokens is None:
             counts = None if positions is None else (positions >= 0).sum(dim=1).expand(len(hidden)).tolist()
             tokens = cache.new_tokens(hidden.shape[1], counts)
@@ -156,9 +164,10 @@ class SparseAttention(nn.Module):
         if tokens is not None and tokens.before.columns:
             mixed = self._read_kept(heads.q, kept, tokens, **score_terms)
         else:
-            mixed = self._read(heads, masks, lengths, **score_terms)
+            mixed = self._read(heads, masks, lengths, dropout, **score_terms)
             if self.global_projections is not None:
-                mixed = self._ask_globally(mixed, hidden, positions, masks, lengths)
+                apart = None if dropout is None else dropout.shifted(SECOND_READING)
+                mixed = self._ask_globally(mixed, hidden, positions, masks, lengths, apart)
         return self.output(mixed.transpose(1, 2).flatten(2))
 
     def _project(
@@ -179,22 +188,32 @@ class SparseAttention(nn.Module):
             k = turn(k, *turns)
         return Heads(q, k, v)
 
-    def _read(self, heads: Heads, masks: Masks, lengths: Sequence[int] | None, **score_terms: Any) -> torch.Tensor:
+    def _read(
+        self,
+        heads: Heads,
+        masks: Masks,
+        lengths: Sequence[int] | None,
+        dropout: Dropout | None = None,
+        **score_terms: Any,
+    ) -> torch.Tensor:
         """[B, H, N, Dv]; with lengths, rows of one length at a time, and 0 behind the real tokens."""
         tokens = heads.q.shape[2]
         if lengths is None or min(lengths) == tokens:
-            return self._attend(heads, masks, **score_terms)
+            return self._attend(heads, masks, dropout, **score_terms)
 
         def attend_rows(rows: list[int], length: int) -> torch.Tensor:
             some = Heads(*(x[rows, :, :length] for x in heads))
             own = Masks(*(None if mask is None else mask[rows, :length] for mask in masks))
-            return self._attend(some, own, **score_terms)
+            # `attend` counts rows from 0, and those of another length drop other pairs.
+            apart = None if dropout is None else dropout.shifted(rows[0] * _BATCH_ROW)
+            return self._attend(some, own, apart, **score_terms)
 
         return by_length(lengths, tokens, attend_rows)
 
-    def _attend(self, heads: Heads, masks: Masks, **score_terms: Any) -> torch.Tensor:
+    def _attend(self, heads: Heads, masks: Masks, dropout: Dropout | None, **score_terms: Any) -> torch.Tensor:
         """[B, H, N, Dv]: rows of one length, without a cache."""
-        return attend(*heads, self.pattern, **masks._asdict(), implementation=self.implementation)
+        terms = None if dropout is None else Terms(dropout=dropout)
+        return attend(*heads, self.pattern, **masks._asdict(), terms=terms, implementation=self.implementation)
 
     def _read_kept(self, q: torch.Tensor, kept: list[Kept], tokens: NewTokens, **score_terms: Any) -> torch.Tensor:
         """[B, H, N, Dv]: what the queries of new tokens read of what a cache has kept."""
@@ -207,6 +226,7 @@ class SparseAttention(nn.Module):
         positions: torch.Tensor,
         masks: Masks,
         lengths: Sequence[int] | None,
+        dropout: Dropout | None,
     ) -> torch.Tensor:
         """`mixed` [B, H, N, Dv] with the rows of the global tokens replaced."""
         key_mask, segments = masks
@@ -222,10 +242,13 @@ class SparseAttention(nn.Module):
             key_mask = real if key_mask is None else key_mask & real
         projections = self.global_query, self.global_key, self.global_value
         heads = self._project(hidden, positions, projections, asking=places)
-        answers = attend(*heads, "dense()", key_mask=key_mask, implementation=self.implementation)
+        terms = None if dropout is None else Terms(dropout=dropout)
+        answers = attend(*heads, "dense()", key_mask=key_mask, terms=terms, implementation=self.implementation)
         return mixed.index_copy(2, places, answers)
 
-    def _check_cache(self, cache: KeyCache, masks: Masks) -> None:
+    def _check_cache(self, cache: KeyCache, masks: Masks, dropout: Dropout | None) -> None:
+        if dropout is not None:
+            raise ConfigurationError("dropout in attention is for training, and cannot be used together with a cache")
         if masks.key_mask is not None or masks.segments is not None:
             raise ConfigurationError("key_mask and segments cannot be used together with a cache")
         if self.global_projections is not None:

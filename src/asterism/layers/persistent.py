@@ -14,8 +14,8 @@ import torch
 from torch import nn
 
 from asterism.errors import ConfigurationError
-from asterism.kernels import SoftSpan, Terms, attend, decode_by_distance
-from asterism.layers.attention import Heads, Masks, SparseAttention
+from asterism.kernels import Dropout, SoftSpan, Terms, attend, decode_by_distance
+from asterism.layers.attention import SECOND_READING, Heads, Masks, SparseAttention
 from asterism.layers.kept import Kept, NewTokens, read
 from asterism.patterns import Pattern, window
 
@@ -39,16 +39,18 @@ class PersistentVectors(nn.Module):
         nn.init.normal_(self.keys, std=1 / math.sqrt(self.keys.shape[2]))
         nn.init.normal_(self.values, std=1 / math.sqrt(self.values.shape[1]))
 
-    def forward(self, q: torch.Tensor, context: torch.Tensor, context_lse: torch.Tensor) -> torch.Tensor:
+    def forward(
+        self, q: torch.Tensor, context: torch.Tensor, context_lse: torch.Tensor, dropout: Dropout | None = None
+    ) -> torch.Tensor:
         """What q [B, H, M, D] read from the context, [B, H, M, Dv] with its log-sum-exp [B, H, M], joined with these.
 
-        A query that read nothing, whose log-sum-exp is -inf, reads these alone.
+        A query that read nothing, whose log-sum-exp is -inf, reads these alone. `dropout` is for these.
         """
-        memory, memory_lse = self._read(q)
+        memory, memory_lse = self._read(q, dropout)
         share = torch.sigmoid(context_lse - memory_lse)[..., None]
         return (share * context + (1 - share) * memory).to(q.dtype)
 
-    def _read(self, q: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    def _read(self, q: torch.Tensor, dropout: Dropout | None) -> tuple[torch.Tensor, torch.Tensor]:
         """(out [B, H, M, Dv], lse [B, H, M]). The queries of a head, over the whole batch, are cut into runs no longer
         than the keys, and run as queries that share a key head: so `attend` sums all gradients of a key in one place.
         """
@@ -61,7 +63,8 @@ class PersistentVectors(nn.Module):
         asked = q.transpose(0, 1).flatten(1, 2)
         asked = nn.functional.pad(asked, (0, 0, 0, runs * longest - batch * tokens))
         asked = asked.unflatten(1, (runs, longest)).flatten(0, 1)[None]
-        out, lse = attend(asked, k, v, "dense()", return_lse=True, implementation=self.implementation)
+        terms = None if dropout is None else Terms(dropout=dropout)
+        out, lse = attend(asked, k, v, "dense()", return_lse=True, terms=terms, implementation=self.implementation)
         out, lse = (x[0].unflatten(0, (heads, runs)).flatten(1, 2)[:, : batch * tokens] for x in (out, lse))
         return tuple(x.unflatten(1, (batch, tokens)).transpose(0, 1) for x in (out, lse))
 
@@ -176,13 +179,19 @@ class PersistentAttention(SparseAttention):
             raise ConfigurationError(f"relative positions need a table {expected}, got {shape or 'none'}")
 
     def _attend(
-        self, heads: Heads, masks: Masks, relative: torch.Tensor | None = None, **score_terms: Any
+        self,
+        heads: Heads,
+        masks: Masks,
+        dropout: Dropout | None,
+        relative: torch.Tensor | None = None,
+        **score_terms: Any,
     ) -> torch.Tensor:
         pattern, span = self._reach(self.pattern)
-        terms = Terms(bias=span, relative=relative) if self._uses_distance else None
+        has_terms = self._uses_distance or dropout is not None
+        terms = Terms(bias=span, relative=relative, dropout=dropout) if has_terms else None
         options: Any = {**masks._asdict(), "implementation": self.implementation, "terms": terms}
         context = attend(*heads, pattern, return_lse=True, **options)
-        return self.persistent(heads.q, *context)
+        return self.persistent(heads.q, *context, None if dropout is None else dropout.shifted(SECOND_READING))
 
     def _read_kept(
         self,

@@ -54,6 +54,7 @@ class AsterismForCausalLM(AsterismPreTrainedModel, GenerationMixin):
         use_cache: bool = False,
         output_hidden_states: bool | None = None,
         logits_to_keep: int | torch.Tensor = 0,
+        dropout_seed: int | None = None,
         **loss_arguments: Any,
     ) -> CausalLMOutputWithPast:
         """Logits [B, N, vocab_size] and, with labels, the mean loss in nats; other arguments as in AsterismModel.
@@ -74,6 +75,7 @@ class AsterismForCausalLM(AsterismPreTrainedModel, GenerationMixin):
             inputs_embeds=inputs_embeds,
             use_cache=use_cache,
             output_hidden_states=output_hidden_states,
+            dropout_seed=dropout_seed,
             return_dict=True,
         )
         kept = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep

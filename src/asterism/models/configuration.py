@@ -167,6 +167,7 @@ class AsterismConfig(_FromTable):
             if not any(attends):
                 refused |= {
                     "only fourier() for its mixers, which knows no rotary positions": self.position_type == "rotary",
+                    "only fourier() for its mixers, which knows no attention_dropout": self.attention_dropout > 0,
                     "only fourier() for its mixers, which knows no global_projections": (
                         self.global_projections is not None
                     ),

@@ -42,8 +42,9 @@ def encoder_head(compute: Callable[..., Output]) -> Callable[..., Output]:
     """The `forward` of an encoder with a head, from what the head computes of an Encoded and of arguments of its own.
 
     `forward` takes input_ids, attention_mask, token_type_ids and inputs_embeds as AsterismModel does, then the head's
-    own arguments, and output_hidden_states and return_dict by name. The Trainer, pipelines and others read from its
-    signature which columns of a data set a model wants and which of them are labels, so all names stand in there.
+    own arguments, and output_hidden_states, dropout_seed and return_dict by name. The Trainer, pipelines and others
+    read from its signature which columns of a data set a model wants and which of them are labels, so all names stand
+    in there.
 
     Raises ConfigurationError for an argument that neither the head nor a loss takes.
     """
@@ -58,6 +59,7 @@ def encoder_head(compute: Callable[..., Output]) -> Callable[..., Output]:
         inputs_embeds: torch.Tensor | None = None,
         *given: Any,
         output_hidden_states: bool | None = None,
+        dropout_seed: int | None = None,
         **named: Any,
     ) -> Output:
         self._refuse_unknown({name: value for name, value in named.items() if name not in own_names})
@@ -67,11 +69,14 @@ def encoder_head(compute: Callable[..., Output]) -> Callable[..., Output]:
             token_type_ids=token_type_ids,
             inputs_embeds=inputs_embeds,
             output_hidden_states=output_hidden_states,
+            dropout_seed=dropout_seed,
         )
         return compute(self, Encoded(outputs[0], attention_mask, outputs.hidden_states), *given, **named)
 
-    *inputs, _, by_name, _ = inspect.signature(forward).parameters.values()
+    *inputs, _, hidden_states, seed, _ = inspect.signature(forward).parameters.values()
     at = next((number for number, one in enumerate(own) if one.kind is one.VAR_KEYWORD), len(own))
     head = can_return_tuple(functools.wraps(compute)(forward))
-    head.__signature__ = inspect.signature(compute).replace(parameters=[*inputs, *own[:at], by_name, *own[at:]])
+    head.__signature__ = inspect.signature(compute).replace(
+        parameters=[*inputs, *own[:at], hidden_states, seed, *own[at:]]
+    )
     return head

@@ -18,7 +18,8 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.modeling_outputs import BaseModelOutputWithPast
 from transformers.utils.generic import can_return_tuple
 
-from asterism.errors import ConfigurationError
+from asterism.errors import ConfigurationError, shown
+from asterism.kernels import Dropout
 from asterism.layers import (
     AllAttentionBlock,
     FactorisedPositions,
@@ -36,6 +37,9 @@ from asterism.models.base import AsterismPreTrainedModel
 from asterism.models.cache import PatternCache, PatternCacheLayer
 from asterism.models.configuration import AsterismConfig
 from asterism.patterns import Fourier, Mixer, Pattern
+
+_LAYER = 2**48
+"""What the seeds of dropout of two layers differ by."""
 
 
 class AsterismBlock(GradientCheckpointingLayer, PreNormBlock):
@@ -93,6 +97,7 @@ class AsterismModel(AsterismPreTrainedModel):
         inputs_embeds: torch.Tensor | None = None,
         use_cache: bool = False,
         output_hidden_states: bool | None = None,
+        dropout_seed: int | None = None,
     ) -> BaseModelOutputWithPast:
         """Hidden states [B, N, hidden_size] of N new tokens.
 
@@ -102,6 +107,7 @@ class AsterismModel(AsterismPreTrainedModel):
         token_type_ids   int64 [B, N], by default 0; a model without types takes only 0
         past_key_values  a PatternCache, or an empty DynamicCache, which is given the layers of one; it is extended
         use_cache        make a PatternCache when none is given, and return it
+        dropout_seed     in [0, 2^48), needed in training where attention drops: another one for each step
 
         Raises ConfigurationError for more tokens than the model has positions, for a cache it cannot use, and for a
         cache with patterns that are not causal.
@@ -129,15 +135,15 @@ class AsterismModel(AsterismPreTrainedModel):
             self._check_length(seen + embedded.shape[1], positions)
             embedded = embedded + self.positions(positions.clamp(min=0))
         hidden, positions = self._begin(embedded, positions)
-        padding = self._padding_arguments(packing)
+        of_layers = zip(self._padding_arguments(packing), self._dropout_arguments(dropout_seed), strict=True)
         relative = {} if self.relative is None else {"relative": self.relative()}
         wanted = self.config.output_hidden_states if output_hidden_states is None else output_hidden_states
         states = []
-        for block, layer_cache, arguments in zip(self.layers, layer_caches, padding, strict=True):
+        for block, layer_cache, (padding, dropout) in zip(self.layers, layer_caches, of_layers, strict=True):
             if wanted:
                 states.append(self._by_column(hidden, packing))
                 hidden = self._by_slot(states[-1], hidden, packing)
-            hidden = block(hidden, positions=positions, cache=layer_cache, **cached, **arguments, **relative)
+            hidden = block(hidden, positions=positions, cache=layer_cache, **cached, **padding, **dropout, **relative)
         last = self._by_column(self.norm(hidden), packing)
         return BaseModelOutputWithPast(
             last_hidden_state=last, past_key_values=cache, hidden_states=(*states, last) if wanted else None
@@ -203,6 +209,24 @@ class AsterismModel(AsterismPreTrainedModel):
         if packing is None or not self.needs_padding:
             return [{}] * len(self.layers)
         return packing.mixer_arguments(self.by_length, self.config.global_tokens)
+
+    def _dropout_arguments(self, seed: int | None) -> list[dict[str, Any]]:
+        """What each layer must be told about dropout inside attention. Raises ConfigurationError for want of a seed."""
+        rate = self.config.attention_dropout
+        if not (self.training and rate):
+            return [{}] * len(self.layers)
+        if seed is None:
+            raise ConfigurationError(
+                f"a model with attention_dropout {rate} is trained with forward(dropout_seed=...), another whole number"
+                " for each step: give one, set attention_dropout to 0, or call model.eval() for anything but training"
+            )
+        if not 0 <= seed < _LAYER:
+            raise ConfigurationError(f"dropout_seed must be a whole number in [0, 2^48), got {shown(seed)}")
+        attends = [isinstance(cast(Any, block).mixer, SparseAttention) for block in self.layers]
+        return [
+            {"dropout": Dropout(rate, seed + layer * _LAYER)} if has_pairs else {}
+            for layer, has_pairs in enumerate(attends)
+        ]
 
     def _find_cache(self, past_key_values: Cache | None, use_cache: bool) -> Cache | None:
         """The cache to extend, whose layers are PatternCacheLayers, or None."""

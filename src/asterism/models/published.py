@@ -1,10 +1,10 @@
 """Models of the literature at their published sizes, and twins of them that train in minutes on two CPU cores.
 
 Every function returns a complete AsterismConfig; `published(name)` finds it by name. Common to the encoders: the norm
-last in each block, a norm on the embeddings, dropout 0.1, matrices from N(0, 0.02), the decoder of the masked LM
-tied to the embedding (Devlin 2019). Vocabularies are those of the published checkpoints: another tokenizer brings its
-own `vocab_size`. What a paper does not say, or what differs here, stands in the docstring. Parameters are counted with
-the head of the masked language model.
+last in each block, a norm on the embeddings, dropout 0.1, inside attention too (FNet apart), matrices from N(0, 0.02),
+the decoder of the masked LM tied to the embedding (Devlin 2019). Vocabularies are those of the published checkpoints:
+another tokenizer brings its own `vocab_size`. What a paper does not say, or what differs here, stands in the docstring.
+Parameters are counted with the head of the masked language model.
 
 A tiny twin has four layers of width 192 and three heads, a vocabulary of 8,192 and 1,024 positions. Its blocks and
 windows are smaller, and so are the sets of global and random tokens, so that at 512 to 1,024 tokens its pattern is
@@ -180,11 +180,12 @@ def _encoder(mixers: str | list[str], **fields: Any) -> AsterismConfig:
 
 
 def _bert(mixers: str, **fields: Any) -> AsterismConfig:
-    return _encoder(mixers, type_vocab_size=2, hidden_act="gelu", layer_norm_eps=1e-12, **fields)
+    shape = {"attention_dropout": 0.1} | fields
+    return _encoder(mixers, type_vocab_size=2, hidden_act="gelu", layer_norm_eps=1e-12, **shape)
 
 
 def _bigbird(mixers: str | list[str], **fields: Any) -> AsterismConfig:
-    shape = {"vocab_size": 50358, "max_position_embeddings": 4096} | fields
+    shape = {"vocab_size": 50358, "max_position_embeddings": 4096, "attention_dropout": 0.1} | fields
     return _encoder(mixers, type_vocab_size=2, hidden_act="gelu_new", layer_norm_eps=1e-12, **shape)
 
 
@@ -199,6 +200,7 @@ def _longformer(window: int, **fields: Any) -> AsterismConfig:
         global_projections=[0],
         hidden_act="gelu",
         layer_norm_eps=1e-5,
+        attention_dropout=0.1,
         **fields,
     )
 

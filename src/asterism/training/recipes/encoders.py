@@ -146,7 +146,9 @@ def _tiny(name: str, *, learning_rate: float = 3e-3, **shape: Any) -> RunConfig:
     """A run of ten minutes; vocabulary and positions follow the tokenizer and the context."""
     return ten_minutes(
         name,
-        published_shape(name, vocab_size=None, max_position_embeddings=None, dropout=0.0, **shape),
+        published_shape(
+            name, vocab_size=None, max_position_embeddings=None, dropout=0.0, attention_dropout=0.0, **shape
+        ),
         every=200,
         objective="mlm",
         tokenizer="bpe:4096",

@@ -39,11 +39,12 @@ def arithmetic(dtype: Dtype, device: torch.device) -> torch.autocast:
     return torch.autocast(device.type, torch.bfloat16, enabled=_IS_CAST[dtype])
 
 
-def loss_of(model: nn.Module, batch: Mapping[str, torch.Tensor], dtype: Dtype) -> torch.Tensor:
+def loss_of(model: nn.Module, batch: Mapping[str, torch.Tensor], dtype: Dtype, seed: int | None) -> torch.Tensor:
     """The mean loss of a batch or slice, in nats, as the model itself computes it: a float32 scalar to differentiate.
 
-    A batch holds the arguments of the model, labels among them. No loss is computed anywhere else.
+    A batch holds the arguments of the model, labels among them; `seed` decides what the attention of a model of ours
+    drops, and is None for others. No loss is computed anywhere else.
     """
     with arithmetic(dtype, batch["input_ids"].device):
-        loss: torch.Tensor = model(**batch).loss
+        loss: torch.Tensor = model(**batch, **({} if seed is None else {"dropout_seed": seed % 2**48})).loss
     return loss.float()

@@ -179,7 +179,7 @@ def _run(config: RunConfig, objective: type[Pretraining[Any]], model: AsterismCo
         network = objective.model_class(config)(shallow)
         batch = objective.blank_batch(config, config.micro_batch_size)
         with FlopCounterMode(display=False) as counter, torch.autograd.graph.saved_tensors_hooks(keep, lambda x: x):
-            loss_of(network, batch, config.dtype)
+            loss_of(network, batch, config.dtype, seed=0)
     products = sum(
         count for operation, count in counter.get_flop_counts()["Global"].items() if operation in _WEIGHT_PRODUCTS
     )

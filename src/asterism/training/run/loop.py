@@ -16,6 +16,7 @@ from transformers import PrinterCallback, Trainer, TrainingArguments
 from transformers.utils import logging
 
 from asterism.errors import ConfigurationError
+from asterism.models import AsterismConfig
 from asterism.randomness import derive
 from asterism.training.run.arithmetic import loss_of
 from asterism.training.run.configuration import TrainingConfig
@@ -53,7 +54,7 @@ class Loop(Trainer):
 
     def training_step(self, model: nn.Module, inputs: dict[str, Any], num_items_in_batch: Any = None) -> torch.Tensor:
         """One slice, forward and backward, with dropout keyed by (seed, step, slice)."""
-        torch.manual_seed(derive(self.session.config.seed, self.session.state.step, len(self.losses)))
+        torch.manual_seed(self._seed())
         loss = super().training_step(model, inputs, num_items_in_batch)
         self.losses.append(loss)
         return loss
@@ -62,7 +63,12 @@ class Loop(Trainer):
         self, model: nn.Module, inputs: dict[str, Any], return_outputs: bool = False, num_items_in_batch: Any = None
     ) -> torch.Tensor:
         """The loss of one slice."""
-        return loss_of(model, inputs, self.session.config.dtype)
+        is_ours = isinstance(self.session.model.config, AsterismConfig)
+        return loss_of(model, inputs, self.session.config.dtype, self._seed() if is_ours else None)
+
+    def _seed(self) -> int:
+        """Of this slice of this step."""
+        return derive(self.session.config.seed, self.session.state.step, len(self.losses))
 
     def _clip_grad_norm(self, model: nn.Module) -> torch.Tensor:
         """Clip, and show loss and norm to the session, which raises if they are not finite: before the optimiser steps.
