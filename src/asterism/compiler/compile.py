@@ -49,6 +49,9 @@ _EXACT_CHUNK = 2**21
 _SAMPLED_ROWS = 24
 """Tile rows looked at to estimate what a layout costs."""
 
+_LONG_DOCUMENT = 2048
+"""Tokens from which on documents may have tiles of 128."""
+
 _PLAN_BYTES = 2**28
 """What plans may take that are kept beyond the latest 128: those of short documents, whose lengths keep changing."""
 
@@ -133,6 +136,8 @@ def _compile_documents(pattern: Documents, length: int, tile: int | None) -> Pla
         typical = int(np.square(stops - starts).sum() // max(1, (stops - starts).sum()))  # where most tokens stand
         rule = _concrete(pattern.pattern, 0, max(typical, 1))
         tile = _best_tile(rule, *[_similar(typical)] * 2, 0)
+        # Larger tiles are a little cheaper where they are full, and tails fill few of them.
+        tile = min(tile, 64) if typical < _LONG_DOCUMENT else tile
     plans = [_compile_document(pattern.pattern, n, tile) for n in lengths.tolist()]
     return join(pattern, length, tile, plans, which)
 

@@ -16,15 +16,12 @@ from asterism.kernels import Dropout, Terms, attend
 from asterism.kernels.checks import autocast
 from asterism.layers.initialisation import ResidualLinear
 from asterism.layers.kept import Kept, NewTokens, read
-from asterism.layers.padding import by_length
+from asterism.layers.padding import cut_into_rows, documents_of_rows, in_documents, lay_end_to_end
 from asterism.layers.positions import Rotary, turn
 from asterism.patterns import Pattern, parse
 
 SECOND_READING = 2**62
 """What the seed of dropout is shifted by for a second softmax over the same places."""
-
-_BATCH_ROW = 2**32
-"""What it is shifted by for each row of a batch before a group of rows."""
 
 
 class KeyCache(Protocol):
@@ -196,24 +193,31 @@ class SparseAttention(nn.Module):
         dropout: Dropout | None = None,
         **score_terms: Any,
     ) -> torch.Tensor:
-        """[B, H, N, Dv]; with lengths, rows of one length at a time, and 0 behind the real tokens."""
-        tokens = heads.q.shape[2]
+        """[B, H, N, Dv], without a cache; with lengths, each row at its own, all of them in one call."""
+        batch, _, tokens, _ = heads.q.shape
         if lengths is None or min(lengths) == tokens:
-            return self._attend(heads, masks, dropout, **score_terms)
+            return self._attend(heads, masks, None, dropout, **score_terms)
+        packed = Heads(*map(lay_end_to_end, heads))
+        laid = Masks(*(None if mask is None else mask.reshape(1, -1) for mask in masks))
+        documents = documents_of_rows(lengths, tokens)
+        return cut_into_rows(self._attend(packed, laid, documents, dropout, **score_terms), batch)
 
-        def attend_rows(rows: list[int], length: int) -> torch.Tensor:
-            some = Heads(*(x[rows, :, :length] for x in heads))
-            own = Masks(*(None if mask is None else mask[rows, :length] for mask in masks))
-            # `attend` counts rows from 0, and those of another length drop other pairs.
-            apart = None if dropout is None else dropout.shifted(rows[0] * _BATCH_ROW)
-            return self._attend(some, own, apart, **score_terms)
-
-        return by_length(lengths, tokens, attend_rows)
-
-    def _attend(self, heads: Heads, masks: Masks, dropout: Dropout | None, **score_terms: Any) -> torch.Tensor:
-        """[B, H, N, Dv]: rows of one length, without a cache."""
+    def _attend(
+        self,
+        heads: Heads,
+        masks: Masks,
+        documents: tuple[int, ...] | None,
+        dropout: Dropout | None,
+        **score_terms: Any,
+    ) -> torch.Tensor:
+        """[B, H, N, Dv]: every row under the pattern, or every one of its documents (see `in_documents`)."""
         terms = None if dropout is None else Terms(dropout=dropout)
-        return attend(*heads, self.pattern, **masks._asdict(), terms=terms, implementation=self.implementation)
+        options: Any = {**masks._asdict(), "terms": terms, "implementation": self.implementation}
+        return attend(*heads, self._in(self.pattern, documents), **options)
+
+    @staticmethod
+    def _in(pattern: Pattern, documents: tuple[int, ...] | None) -> Pattern:
+        return pattern if documents is None else in_documents(pattern, documents)
 
     def _read_kept(self, q: torch.Tensor, kept: list[Kept], tokens: NewTokens, **score_terms: Any) -> torch.Tensor:
         """[B, H, N, Dv]: what the queries of new tokens read of what a cache has kept."""

@@ -3,19 +3,21 @@
 Patterns count tokens, so a padded batch is packed: the real tokens of each row move to the front, whatever side or
 hole the padding is in, and the results move back. Behind the real tokens, padding is in the future of all of them, and
 no causal pattern reads it. For other mixers padded keys are masked; a pattern whose rule depends on the length, such as
-one with a global last token, is laid over each row's own length.
+one with a global last token, is laid over each row's own length: the rows, laid end to end, are documents, which are
+attended to in one call.
 
 A padded column repeats the last real token before it, so the last column of a row always predicts the token that comes
 next; one without such a token gets 0.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 import torch
-import torch.nn.functional as F
 
 from asterism.errors import ConfigurationError
+from asterism.patterns import Pattern, documents
 
 
 class Packing(NamedTuple):
@@ -86,16 +88,29 @@ def count_positions(
     return positions if real is None else torch.where(real, positions, -1)
 
 
-def by_length(lengths: Sequence[int], tokens: int, compute: Callable[[list[int], int], torch.Tensor]) -> torch.Tensor:
-    """[B, H, tokens, D]: `compute(rows, length)` gives [rows, H, length, D] for rows of one length; 0 behind it."""
-    order: list[int] = []
-    parts = []
-    for length in sorted(set(lengths)):
-        rows = [row for row, own in enumerate(lengths) if own == length]
-        order += rows
-        parts.append(F.pad(compute(rows, length), (0, 0, 0, tokens - length)))
-    together = torch.cat(parts)
-    return together[torch.tensor(order, device=together.device).argsort()]
+def lay_end_to_end(heads: torch.Tensor) -> torch.Tensor:
+    """[B, H, N, D] -> [1, H, B * N, D], the rows one after another; no copy where heads lie side by side in memory."""
+    return heads.transpose(1, 2).flatten(0, 1).transpose(0, 1)[None]
+
+
+def cut_into_rows(heads: torch.Tensor, rows: int) -> torch.Tensor:
+    """The inverse of `lay_end_to_end`."""
+    return heads[0].unflatten(1, (rows, heads.shape[2] // rows)).transpose(0, 1)
+
+
+def documents_of_rows(lengths: Sequence[int], tokens: int) -> tuple[int, ...]:
+    """What `in_documents` takes for rows of `tokens` slots, laid end to end, with so many real tokens in front."""
+    return tuple(size for length in lengths for size in (length, length - tokens))
+
+
+def in_documents(pattern: Pattern, sizes: tuple[int, ...]) -> Pattern:
+    """`documents(pattern, *sizes)`."""
+    return documents(pattern, *sizes) if torch.compiler.is_compiling() else _in_documents(pattern, sizes)
+
+
+@lru_cache(maxsize=128)  # the text, which is long, is written once for all layers
+def _in_documents(pattern: Pattern, sizes: tuple[int, ...]) -> Pattern:
+    return documents(pattern, *sizes)
 
 
 def _like(index: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:

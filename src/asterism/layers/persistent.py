@@ -182,6 +182,7 @@ class PersistentAttention(SparseAttention):
         self,
         heads: Heads,
         masks: Masks,
+        documents: tuple[int, ...] | None,
         dropout: Dropout | None,
         relative: torch.Tensor | None = None,
         **score_terms: Any,
@@ -190,7 +191,7 @@ class PersistentAttention(SparseAttention):
         has_terms = self._uses_distance or dropout is not None
         terms = Terms(bias=span, relative=relative, dropout=dropout) if has_terms else None
         options: Any = {**masks._asdict(), "implementation": self.implementation, "terms": terms}
-        context = attend(*heads, pattern, return_lse=True, **options)
+        context = attend(*heads, self._in(pattern, documents), return_lse=True, **options)
         return self.persistent(heads.q, *context, None if dropout is None else dropout.shifted(SECOND_READING))
 
     def _read_kept(

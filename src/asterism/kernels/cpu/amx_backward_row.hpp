@@ -148,8 +148,8 @@ class BackwardRow<AmxBFloat16> : public AmxRow {
   // Adds the product of a tile's weights, as A, with the tokens of its queries to the tile's keys in `to`.
   void add_to_keys(int64_t column, const float* weights, const float* tokens, int whole, int64_t dim, float* to,
                    bool is_tile) {
-    const bool in_place = (is_tile || !pass_.key_index) && dim == whole && n_keys_ == whole_keys_;
-    float* sums = in_place ? to + (is_tile ? 0 : column * t_ * dim) : grad_key_;
+    const bool in_place = dim == whole && n_keys_ == whole_keys_ && (is_tile || are_stretch(column, n_keys_));
+    float* sums = in_place ? to + (is_tile ? 0 : key(column, 0) * dim) : grad_key_;
     if (!in_place) std::fill(sums, sums + static_cast<int64_t>(whole_keys_) * whole, 0.0f);
     Range readers[kMostGroups / kGroups];  // by strip of keys, the strips of queries that read it
     for (int j = 0; j < whole_keys_; j += kStrip) readers[j / kStrip] = strips_that_read(j);

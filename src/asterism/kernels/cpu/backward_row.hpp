@@ -218,8 +218,8 @@ class BackwardRow : public TermRow<Kind> {
   // Adds the product of a tile's weights, as A, with the tokens of its queries to the tile's keys in `to`.
   void add_to_keys(int64_t column, int n_keys, Matrix weights, const float* tokens, int width, int64_t dim, float* to,
                    bool is_tile) {
-    const bool in_place = (is_tile || !pass_.key_index) && dim == width;
-    float* sums = in_place ? to + (is_tile ? 0 : column * t_ * dim) : grad_key_;
+    const bool in_place = dim == width && (is_tile || this->are_stretch(column, n_keys));
+    float* sums = in_place ? to + (is_tile ? 0 : this->key(column, 0) * dim) : grad_key_;
     if (!in_place) std::fill(sums, sums + static_cast<int64_t>(n_keys) * width, 0.0f);
     for_runs(query_ranges_, this->key_groups_, [&](int first, int past, Range queries) {
       const int keys = std::min(n_keys, past * kGroup) - first * kGroup;

@@ -104,7 +104,16 @@ class Row {
  protected:
   Tokens<Element> tokens(const Tensor& x, int64_t head, const int32_t* index, int64_t first, int count, int64_t dim) const {
     const Element* data = static_cast<const Element*>(x.data) + batch_ * x.batch + head * x.head;
+    if (index && is_stretch(index + first, count)) {
+      first = index[first];
+      index = nullptr;
+    }
     return {data, x.token, x.feature, index, first, count, static_cast<int>(dim)};
+  }
+
+  // Whether the keys of a tile follow one another in the sequence.
+  bool are_stretch(int64_t column, int n_keys) const {
+    return !pass_.key_index || is_stretch(pass_.key_index + column * t_, n_keys);
   }
 
   int keys_in(int64_t column) const { return static_cast<int>(std::min<int64_t>(t_, pass_.n_keys - column * t_)); }

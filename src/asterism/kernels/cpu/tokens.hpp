@@ -14,6 +14,14 @@ namespace {
 
 inline int padded(int64_t n) { return static_cast<int>((n + kLanes - 1) / kLanes * kLanes); }
 
+// Whether tokens follow one another, as those of a document do: then they are read where they lie.
+inline bool is_stretch(const int32_t* index, int count) {
+  if (index[count - 1] - index[0] != count - 1) return false;
+  int32_t differs = 0;
+  for (int i = 0; i < count; ++i) differs |= index[i] ^ (index[0] + i);
+  return differs == 0;
+}
+
 // A few tokens of one head, at the places of a pass's order.
 template <class Element>
 struct Tokens {

@@ -13,13 +13,20 @@ import torch
 from asterism.errors import ConfigurationError
 from asterism.kernels import attend, decode
 from asterism.layers.kept import read
-from asterism.layers.padding import Packing, by_length, count_positions
+from asterism.layers.padding import (
+    Packing,
+    count_positions,
+    cut_into_rows,
+    documents_of_rows,
+    in_documents,
+    lay_end_to_end,
+)
 from asterism.models.cache import PatternCacheLayer
 from asterism.models.drop_in.field import read_native_window, read_patterns
 from asterism.models.drop_in.interface import HARMLESS
 from asterism.models.drop_in.places import place_of
 from asterism.models.drop_in.tokens import Tokens, require_tokens
-from asterism.patterns import require_causal, window
+from asterism.patterns import parse, require_causal, window
 
 DROPOUT_FIELDS = ("attention_dropout", "attn_pdrop", "attention_probs_dropout_prob", "attn_dropout")
 """How configurations call the dropout of attention."""
@@ -137,12 +144,9 @@ def _attend_packed(
     """Real tokens in front, padding behind them; then back to where they were."""
     q, k, v = (packing.pack(x.transpose(1, 2)).transpose(1, 2) for x in (q, k, v))
     if rule.depends_on_length:
-        lengths = packing.real.sum(dim=1).tolist()
-        mixed = by_length(
-            lengths,
-            q.shape[2],
-            lambda rows, n: attend(q[rows, :, :n], k[rows, :, :n], v[rows, :, :n], rule.text, scale=scale),
-        )
+        sizes = documents_of_rows(packing.real.sum(dim=1).tolist(), q.shape[2])
+        packed = (lay_end_to_end(x) for x in (q, k, v))
+        mixed = cut_into_rows(attend(*packed, in_documents(parse(rule.text), sizes), scale=scale), len(q))
     else:
         mixed = attend(q, k, v, rule.text, key_mask=packing.real, scale=scale)
     return packing.unpack(mixed.transpose(1, 2)).transpose(1, 2)
