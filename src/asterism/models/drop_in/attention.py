@@ -145,8 +145,9 @@ def _attend_packed(
     q, k, v = (packing.pack(x.transpose(1, 2)).transpose(1, 2) for x in (q, k, v))
     if rule.depends_on_length:
         sizes = documents_of_rows(packing.real.sum(dim=1).tolist(), q.shape[2])
-        packed = (lay_end_to_end(x) for x in (q, k, v))
-        mixed = cut_into_rows(attend(*packed, in_documents(parse(rule.text), sizes), scale=scale), len(q))
+        pattern, rows = in_documents(parse(rule.text), sizes), len(q)
+        q, k, v = map(lay_end_to_end, (q, k, v))
+        mixed = cut_into_rows(attend(q, k, v, pattern, scale=scale), rows)
     else:
         mixed = attend(q, k, v, rule.text, key_mask=packing.real, scale=scale)
     return packing.unpack(mixed.transpose(1, 2)).transpose(1, 2)
