@@ -5,6 +5,7 @@ import torch
 from small_models import VOCABULARY, random_tokens, randomise
 
 from asterism.errors import ConfigurationError
+from asterism.kernels import Dropout
 from asterism.layers import SparseAttention
 from asterism.models import AsterismConfig, AsterismForCausalLM, AsterismForMaskedLM
 from asterism.models.cache import PatternCacheLayer
@@ -77,17 +78,17 @@ def test_gradient_checkpointing_drops_the_same_pairs(name):
     torch.testing.assert_close(checkpointed, plain, rtol=1e-5, atol=1e-6)
 
 
-def test_layers_and_groups_of_rows_drop_other_pairs():
-    """Rows of different lengths are attended to in groups; equal rows in two groups must not lose the same pairs."""
+def test_layers_and_rows_of_any_length_drop_other_pairs():
+    """Rows of different lengths are attended to as one; two of them that are equal must not lose the same pairs."""
     seeds = []
 
     model = model_of(AsterismForMaskedLM, mixers="bigbird(block=4)", num_hidden_layers=2)
     for block in model.model.layers:
         original = block.mixer._attend
 
-        def attend(heads, masks, dropout, *rest, _original=original, **terms):
+        def attend(heads, masks, documents, dropout, *rest, _original=original, **terms):
             seeds.append(dropout.seed)
-            return _original(heads, masks, dropout, *rest, **terms)
+            return _original(heads, masks, documents, dropout, *rest, **terms)
 
         block.mixer._attend = attend
     tokens = random_tokens(3, 24)
@@ -96,6 +97,10 @@ def test_layers_and_groups_of_rows_drop_other_pairs():
     loss_of(model, tokens, 3, attention_mask=mask)
     assert len(seeds) == len(set(seeds))
     assert {seed % 2**32 for seed in seeds} == {3}
+    mixer = model.model.layers[0].mixer
+    hidden = torch.randn(1, 24, mixer.query.in_features).expand(2, -1, -1)
+    one, other = mixer(hidden, lengths=[20, 20], dropout=Dropout(0.3, 3))
+    assert not torch.isclose(one[:20], other[:20]).all(dim=1).any()
 
 
 @pytest.mark.parametrize(
