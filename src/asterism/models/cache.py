@@ -366,6 +366,7 @@ class PatternCache(Cache):
         self, config: HasPatterns | None = None, *, restorable: int = RESTORABLE, max_tokens: int | None = None
     ) -> None:
         self.options: dict[str, Any] = {"restorable": restorable, "max_tokens": max_tokens}
+        self._is_ours = config is not None
         patterns = [] if config is None else config.layer_patterns()
         super().__init__(layers=[])
         for pattern in patterns:
@@ -374,6 +375,11 @@ class PatternCache(Cache):
     def add_layer(self, pattern: Pattern) -> None:
         """One more layer, which reads by this pattern."""
         self.layers.append(new_layer(self, pattern, **self.options))
+
+    @property
+    def is_compileable(self) -> bool:
+        """Whether transformers may compile a step of `generate`, and give the model the mask for it: ours only."""
+        return self._is_ours and super().is_compileable
 
     def get_max_cache_shape(self, layer_idx: int = 0) -> int:
         """As `get_max_length`. Its name before transformers 5.16."""

@@ -92,7 +92,12 @@ class AsterismForCausalLM(AsterismPreTrainedModel, GenerationMixin):
             hidden_states=outputs.hidden_states,
         )
 
-    # Called by transformers with its own arguments, of which versions have different ones.
+    # Both are called by transformers with its own arguments, of which versions have different ones.
+    @staticmethod
+    def create_masks_for_generate(attention_mask: torch.Tensor | None = None, **kwargs: Any) -> torch.Tensor | None:
+        """The mask as it is, [B, S + N], also for a cache whose step may be compiled: the patterns do the rest."""
+        return attention_mask
+
     def _prepare_cache_for_generation(
         self, generation_config: GenerationConfig, model_kwargs: dict[str, Any], *args: Any, **kwargs: Any
     ) -> Any:

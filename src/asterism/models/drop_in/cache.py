@@ -5,7 +5,6 @@ do: the first takes the cache away from the module and hands the layer's part of
 knows the positions; the second sees to it that it arrived there.
 """
 
-from functools import lru_cache
 from typing import Any
 
 from torch import nn
@@ -17,7 +16,7 @@ from asterism.models.cache import PatternCache, PatternCacheLayer, new_layer
 from asterism.models.drop_in.attention import layer_rule
 from asterism.models.drop_in.field import IMPLEMENTATION
 from asterism.models.drop_in.tokens import Tokens, require_tokens
-from asterism.patterns import Pattern, parse
+from asterism.patterns import parse
 
 
 def install_hooks(module: nn.Module) -> None:
@@ -35,7 +34,7 @@ def _hand_over_cache(
         return None
     tokens = next((x for x in (*named.values(), *arguments) if isinstance(x, Tokens)), None)
     rule = layer_rule(module, require_tokens(tokens, module))
-    layer = _forgetting_layer(cache, module.layer_idx, _pattern(rule.text))
+    layer = _forgetting_layer(cache, module.layer_idx, rule.text)
     return arguments, named | {"past_key_values": None, "pattern_cache": layer}
 
 
@@ -48,12 +47,7 @@ def _check_cache(module: nn.Module, arguments: tuple[Any, ...], named: dict[str,
         )
 
 
-@lru_cache(maxsize=256)
-def _pattern(text: str) -> Pattern:
-    return parse(text)
-
-
-def _forgetting_layer(cache: Cache, number: int, pattern: Pattern) -> PatternCacheLayer:
+def _forgetting_layer(cache: Cache, number: int, text: str) -> PatternCacheLayer:
     """The cache's part for a layer; an empty DynamicCache is given one, in place, because its owner holds on to it."""
     if type(cache) not in (DynamicCache, PatternCache) or cache.offloading:
         kind = f"{'offloaded ' if cache.offloading else ''}{type(cache).__name__}"
@@ -61,7 +55,7 @@ def _forgetting_layer(cache: Cache, number: int, pattern: Pattern) -> PatternCac
             f"past_key_values is a {kind}, which cannot forget by a pattern; pass a PatternCache(), or nothing"
         )
     if isinstance(cache, PatternCache) and len(cache.layers) == number:
-        cache.add_layer(pattern)
+        cache.add_layer(parse(text))
     while len(cache.layers) <= number:
         cache.layers.append(DynamicLayer())
     layer = cache.layers[number]
@@ -71,10 +65,10 @@ def _forgetting_layer(cache: Cache, number: int, pattern: Pattern) -> PatternCac
                 "past_key_values was filled without the pattern, and the positions of its keys are unknown;"
                 " pass a PatternCache(), or nothing"
             )
-        layer = cache.layers[number] = new_layer(cache, pattern)
-    if layer.pattern != pattern:
+        layer = cache.layers[number] = new_layer(cache, parse(text))
+    if layer.pattern.text != text:
         raise ConfigurationError(
-            f"past_key_values forgets by the pattern {layer.pattern.text}, but layer {number} reads by {pattern.text};"
+            f"past_key_values forgets by the pattern {layer.pattern.text}, but layer {number} reads by {text};"
             " pass a PatternCache(), or nothing"
         )
     return layer
