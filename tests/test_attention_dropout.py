@@ -98,7 +98,7 @@ def test_layers_and_rows_of_any_length_drop_other_pairs():
     assert len(seeds) == len(set(seeds))
     assert {seed % 2**32 for seed in seeds} == {3}
     mixer = model.model.layers[0].mixer
-    hidden = torch.randn(1, 24, mixer.query.in_features).expand(2, -1, -1)
+    hidden = torch.randn(1, 24, mixer.query.in_features, dtype=mixer.query.weight.dtype).expand(2, -1, -1)
     one, other = mixer(hidden, lengths=[20, 20], dropout=Dropout(0.3, 3))
     assert not torch.isclose(one[:20], other[:20]).all(dim=1).any()
 
