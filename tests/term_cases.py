@@ -23,9 +23,12 @@ WIDE, HALF = (torch.float64, torch.float32), (torch.bfloat16,)
 COMPUTES = {
     "reference": (ALL, WIDE),
     "eager": (ALL, (*WIDE, *HALF)),
+    "dense": (("bias", "sinks"), WIDE),
     **({"cpu": (ALL, (torch.float32, *HALF))} if has_compiler() else {}),
 }
 """By implementation, the terms that it computes and in which dtypes."""
+INTERPRETED = {"flex": (("bias", "softcap"), (torch.float32,))}
+"""The same of what only the tests of an implementation run."""
 BIASES = ("alibi", "buckets", "span", "table")
 
 
@@ -48,9 +51,9 @@ class TermCase:
 
 
 @st.composite
-def term_cases(draw, implementation: str, dtypes=None) -> TermCase:
-    terms, known = COMPUTES[implementation]
-    case = draw(kernel_cases.cases(dtypes or known))
+def term_cases(draw, implementation: str) -> TermCase:
+    terms, dtypes = (COMPUTES | INTERPRETED)[implementation]
+    case = draw(kernel_cases.cases(dtypes))
     chosen = TermCase(
         case,
         bias=draw(st.sampled_from((None, *BIASES))),

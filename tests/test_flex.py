@@ -4,6 +4,7 @@ Compiling takes seconds per case, so generated cases run with FlexAttention itse
 that its BlockMask describes; a few cases compile it.
 """
 
+import math
 from dataclasses import replace
 
 import numpy as np
@@ -25,9 +26,10 @@ from kernel_cases import (
 )
 from oracle import rule
 from strategies import hold, tiers
+from term_cases import check_terms, term_cases
 from torch._dynamo.exc import BackendCompilerFailed
 
-from asterism import attend, compile_pattern, patterns
+from asterism import Alibi, Dropout, SoftSpan, Terms, attend, compile_pattern, patterns
 from asterism.errors import KernelError
 from asterism.kernels import decode_slots, flex
 from asterism.kernels.reference import reference
@@ -100,9 +102,19 @@ def test_full_tiles_need_no_look():
 def interpreted(monkeypatch):
     """FlexAttention replaced by the reference on the mask that it is given; nothing is refused."""
 
-    def compute(q, k, v, blocks, scale, with_lse):
-        out, lse = reference(q, k, v, described(blocks, q.shape[1], q.shape[0]), scale)
+    def compute(q, k, v, blocks, score, scale, with_lse):
+        mask = described(blocks, q.shape[1], q.shape[0])
+        out, lse = reference(q, k, v, mask, scale) if score is None else scored(q, k, v, mask, score, scale)
         return out, lse if with_lse else None
+
+    def scored(q, k, v, mask, score, scale):
+        k, v = (x.repeat_interleave(q.shape[1] // x.shape[1], dim=1) for x in (k, v))
+        places = torch.meshgrid(*map(torch.arange, mask.shape), indexing="ij")
+        scores = score(scale * (q @ k.mT), *places).masked_fill(~mask, -math.inf)
+        lse = scores.logsumexp(-1)
+        empty = lse == -math.inf
+        weights = (scores - lse.masked_fill(empty, 0)[..., None]).exp()
+        return weights @ v, lse.masked_fill(empty, -math.inf)
 
     monkeypatch.setattr(flex, "_compiled", compute)
     monkeypatch.setattr(flex, "refusal", lambda operands: None)
@@ -119,6 +131,11 @@ class TestAroundTheKernel:
         monkeypatch.setattr(flex, "_CPU_TILE", 16)
         measurable = cases(HALF_AND_SINGLE).filter(lambda case: case.dtype == torch.float32 or case.n_queries > 8)
         hold(lambda case: check(case, "flex"), measurable, count)
+
+    @pytest.mark.parametrize("count", tiers(25, 500))
+    def test_generated_terms(self, count, monkeypatch):
+        monkeypatch.setattr(flex, "_CPU_TILE", 16)
+        hold(lambda chosen: check_terms(chosen, "flex"), term_cases("flex"), count)
 
     @pytest.mark.parametrize("count", tiers(15, 200))
     def test_what_nobody_reads_changes_no_bit(self, count, monkeypatch):
@@ -238,6 +255,15 @@ class TestCompiled:
         assert not out[~inputs.mask.any(-1)].any()
 
     @pytest.mark.slow
+    @pytest.mark.parametrize("text", ("window(left=9)", "per_head([causal(), window(left=3), causal(), ~dense()])"))
+    def test_terms(self, text):
+        generator = torch.Generator().manual_seed(0)
+        q, k, v = (torch.randn(2, heads, 37, 16, generator=generator) for heads in (4, 2, 2))
+        terms = Terms(bias=Alibi(torch.rand(4, generator=generator)), softcap=2.0)
+        found = attend(q, k, v, text, terms=terms, implementation="flex")
+        torch.testing.assert_close(found, attend(q, k, v, text, terms=terms, implementation="reference"))
+
+    @pytest.mark.slow
     def test_slots_of_a_cache(self):
         generator = torch.Generator().manual_seed(0)
         q, k, v = (torch.randn(2, heads, n, 8, generator=generator) for heads, n in ((4, 3), (2, 37), (2, 37)))
@@ -268,11 +294,19 @@ def compare_outputs(out, expected, compared, dtype):
         ("causal()", {"dtype": torch.float64}, "float64.*use .*eager"),
         ("causal()", {"requires_grad": True}, "no backward on CPU: use"),
         ("causal()", {"return_lse": True}, "log-sum-exp on CPU: use"),
+        ("causal()", {"terms": Terms(dropout=Dropout(0.1, 0))}, "cannot compute dropout of terms: use"),
+        ("causal()", {"terms": Terms(relative=torch.zeros(50, 8))}, "cannot compute relative of terms: use"),
+        ("causal()", {"terms": Terms(bias=SoftSpan(torch.zeros(2), 2))}, "reads keys whose bias is -inf .*: use"),
+        (
+            "causal()",
+            {"terms": Terms(bias=Alibi(torch.ones(2, requires_grad=True)))},
+            "no gradient of a bias: use .*no_grad",
+        ),
         ("strided(7)", {}, "cannot merge the passes.*use"),
     ],
 )
 def test_refused_on_cpu(text, changes, message):
-    keywords = {name: value for name, value in changes.items() if name == "return_lse"}
+    keywords = {name: value for name, value in changes.items() if name in ("return_lse", "terms")}
     q = torch.zeros(1, 2, 600, 8, **{name: value for name, value in changes.items() if name not in keywords})
     with pytest.raises(KernelError, match=message):
         attend(q, q, q, text, implementation="flex", **keywords)

@@ -202,7 +202,8 @@ def answer(question: Question, measuring: bool = True) -> str:
 
 def _asked(operands: Operands) -> tuple[Shape, Numbers]:
     batch, heads, n_queries, _ = operands.q.shape
-    shape = Shape(heads, n_queries, operands.k.shape[2], operands.query_offset, operands.masked, operands.with_lse)
+    masked = operands.masked or bool(operands.terms)  # a term takes the place of a mask, too
+    shape = Shape(heads, n_queries, operands.k.shape[2], operands.query_offset, masked, operands.with_lse)
     device, dtype = operands.q.device.type, DTYPE_NAMES[operands.q.dtype]
     return shape, Numbers(batch * heads, device, dtype, operands.differentiated)
 

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from asterism.compiler import Plan
 from asterism.compiler.cost import DENSE_MASK_LIMIT, Setting, dense_cost
-from asterism.kernels.masks import allowed_pairs
+from asterism.kernels.masks import allowed_pairs, distances
 from asterism.kernels.operands import Attended, Operands
 from asterism.kernels.transforms import is_transformed, refuse_second_derivatives
 
@@ -27,11 +27,22 @@ class Dense:
     def refusal(self, operands: Operands) -> str | None:
         if operands.with_lse:
             return 'implementation="dense" cannot return the log-sum-exp: use "eager" or "reference"'
-        return operands.refusal_of_terms("dense", (), instead='"auto", "eager" or "reference"')
+        computed = ("bias", "sinks") if self.kind == "sparse" else ()
+        if reason := operands.refusal_of_terms("dense", computed, instead='"auto", "eager" or "reference"'):
+            return reason
+        if operands.terms and operands.q.dtype != operands.wide:
+            return (
+                f'implementation="dense" rounds bias and sinks to the dtype of q, {operands.q.dtype}: use "auto" or'
+                ' "eager", or float32'
+            )
+        return None
 
     def run(self, operands: Operands) -> Attended:
-        allowed = allowed_pairs(operands) if self.kind == "sparse" else None
-        return Attended(dense(operands.q, operands.k, operands.v, allowed, self.kind == "causal", operands.scale), None)
+        o = operands
+        allowed = allowed_pairs(o) if self.kind == "sparse" else None
+        if allowed is not None and o.terms:
+            return Attended(_with_terms(o, allowed), None)
+        return Attended(dense(o.q, o.k, o.v, allowed, self.kind == "causal", o.scale), None)
 
     def costs(self, plan: Plan, setting: Setting) -> float:
         pairs = plan.n_queries * plan.n_keys
@@ -48,23 +59,45 @@ def dense(q: Tensor, k: Tensor, v: Tensor, allowed: Tensor | None, is_causal: bo
 
     Queries that may attend to nothing give 0 and have gradient 0; keys that no query may read have no influence.
     """
-    if scale == 0:
-        q, scale = q * 0, 1.0  # PyTorch scales q and k by sqrt(scale) and then divides by it
     group = q.shape[1] // k.shape[1]
-    width = v.shape[-1]
     if group > 1:
         k, v = k.repeat_interleave(group, dim=1), v.repeat_interleave(group, dim=1)
-    if allowed is not None:
-        unread = ~allowed.any(dim=-2)[..., None]
-        k, v = k.masked_fill(unread, 0), v.masked_fill(unread, 0)
+    if allowed is None:
+        return _attend_wide(q, k, v, None, scale, is_causal)
+    unread = ~allowed.any(dim=-2)[..., None]
+    k, v = k.masked_fill(unread, 0), v.masked_fill(unread, 0)
+    empty = ~allowed.any(dim=-1, keepdim=True)
+    return _attend_wide(q, k, v, allowed | empty, scale).masked_fill(empty, 0)
+
+
+def _attend_wide(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, scale: float, is_causal: bool = False) -> Tensor:
+    """Attention whose values may be wider or narrower than its keys, at any scale."""
+    if scale == 0:
+        q, scale = q * 0, 1.0  # PyTorch scales q and k by sqrt(scale) and then divides by it
+    width = v.shape[-1]
     if q.shape[-1] != width:
         widest = max(q.shape[-1], width)
         q, k, v = (F.pad(x, (0, widest - x.shape[-1])) for x in (q, k, v))
-    if allowed is None:
-        return _attend(q, k, v, is_causal=is_causal, scale=scale)[..., :width]
+    return _attend(q, k, v, attn_mask=mask, is_causal=is_causal, scale=scale)[..., :width]
+
+
+def _with_terms(operands: Operands, allowed: Tensor) -> Tensor:
+    """The same with a bias and with sinks, which are one more key of 0, with a value of 0 and a bias of its own."""
+    k, v, whole = operands.k, operands.v, operands.with_whole_bias()
+    mask = torch.zeros(allowed.shape, dtype=operands.q.dtype, device=allowed.device)
+    if whole.bias is not None:
+        mask = whole.bias[:, distances(whole) - whole.first_distance]
+        allowed = allowed & (mask > -math.inf)
     empty = ~allowed.any(dim=-1, keepdim=True)
-    out = _attend(q, k, v, attn_mask=allowed | empty, scale=scale)[..., :width]
-    return out.masked_fill(empty, 0)
+    mask = torch.where(allowed, mask, -math.inf)
+    unread = ~allowed.any(dim=-2)[..., None]
+    k, v = (x.repeat_interleave(operands.group, dim=1).masked_fill(unread, 0) for x in (k, v))
+    if operands.sinks is not None:
+        k, v = F.pad(k, (0, 0, 0, 1)), F.pad(v, (0, 0, 0, 1))
+        heads = len(operands.sinks)
+        column = operands.sinks[:, None, None].expand(mask.shape[0], heads, mask.shape[2], 1)
+        mask = torch.cat([mask.expand(-1, heads, -1, -1), column], dim=-1)
+    return _attend_wide(operands.q, k, v, mask.masked_fill(empty, 0), operands.scale).masked_fill(empty, 0)
 
 
 def _attend(q: Tensor, k: Tensor, v: Tensor, **arguments: Any) -> Tensor:

@@ -39,6 +39,7 @@ _RECOMPILES = 2**12
 """FlexAttention is compiled anew for every shape; beyond PyTorch's limit of 8 it would be refused."""
 
 MaskFunction = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
+ScoreFunction = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], Tensor]
 
 
 @dataclass(frozen=True)
@@ -72,6 +73,7 @@ def flex(operands: Operands) -> Attended:
     """
     if reason := refusal(operands):
         raise KernelError(reason)
+    operands.check_distances()
     equal = operands.with_equal_rows()
     if equal is operands:
         return _attend(operands)
@@ -110,7 +112,7 @@ def refusal(operands: Operands) -> str | None:
             'implementation="flex" is compiled, and knows no transforms (torch.func, forward-mode derivatives):'
             ' use implementation="reference"'
         )
-    if reason := operands.refusal_of_terms("flex", (), instead='"auto" or "eager"'):
+    if reason := _refusal_of_terms(operands):
         return reason
     if operands.q.dtype == torch.float64:
         return 'implementation="flex" takes float32, bfloat16 or float16, got float64: use "eager"'
@@ -123,6 +125,20 @@ def refusal(operands: Operands) -> str | None:
         return 'implementation="flex" has no backward on CPU: use "eager" or "auto", or torch.no_grad()'
     if operands.with_lse:
         return 'implementation="flex" cannot return the log-sum-exp on CPU: use "eager" or "reference"'
+    return None
+
+
+def _refusal_of_terms(operands: Operands) -> str | None:
+    """A score function has no query to multiply with relative positions, and no weight to drop."""
+    if reason := operands.refusal_of_terms("flex", ("bias", "softcap"), instead='"auto" or "eager"'):
+        return reason
+    bias = operands.bias
+    if bias is None:
+        return None
+    if bias.requires_grad and torch.is_grad_enabled():
+        return 'implementation="flex" has no gradient of a bias: use "auto" or "eager", or torch.no_grad()'
+    if bool(bias.isneginf().any()):
+        return 'implementation="flex" reads keys whose bias is -inf (SoftSpan): use "auto" or "eager"'
     return None
 
 
@@ -160,7 +176,7 @@ def _run(call: _Call, operands: Operands, with_lse: bool) -> tuple[Tensor, Tenso
         read = read.unflatten(1, (k.shape[1], -1)).any(dim=2)
     if not read.all():
         k, v = k.masked_fill(~read[..., None], 0), v.masked_fill(~read[..., None], 0)
-    out, lse = _compiled(q, k, v, blocks, operands.scale, with_lse)
+    out, lse = _compiled(q, k, v, blocks, _score_function(call, operands), operands.scale, with_lse)
     if call.query_index is None:
         return out, lse
     whole = out.new_zeros((*out.shape[:2], n_queries, out.shape[3])).index_copy(2, call.query_index, out)
@@ -170,7 +186,13 @@ def _run(call: _Call, operands: Operands, with_lse: bool) -> tuple[Tensor, Tenso
 
 
 def _compiled(
-    q: Tensor, k: Tensor, v: Tensor, blocks: BlockMask, scale: float, with_lse: bool
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    blocks: BlockMask,
+    score: ScoreFunction | None,
+    scale: float,
+    with_lse: bool,
 ) -> tuple[Tensor, Tensor | None]:
     """FlexAttention, compiled; without compiling it would compute all n x n scores."""
     if q.device.type == "cpu":
@@ -179,7 +201,9 @@ def _compiled(
     grouped = q.shape[1] != k.shape[1]
     try:
         with torch._dynamo.config.patch(recompile_limit=_RECOMPILES, accumulated_recompile_limit=_RECOMPILES):
-            result = _compiler()(q, k, v, block_mask=blocks, scale=scale, enable_gqa=grouped, return_aux=request)
+            result = _compiler()(
+                q, k, v, score_mod=score, block_mask=blocks, scale=scale, enable_gqa=grouped, return_aux=request
+            )
     except torch._dynamo.exc.BackendCompilerFailed as error:
         reason = " ".join(str(error).split("\n")[:2])
         raise KernelError(f'implementation="flex" could not be compiled: {reason}; use "eager" or "auto"') from error
@@ -189,6 +213,30 @@ def _compiled(
 @lru_cache(maxsize=1)
 def _compiler() -> Callable[..., Any]:
     return torch.compile(flex_attention, fullgraph=True, dynamic=False)
+
+
+def _score_function(call: _Call, operands: Operands) -> ScoreFunction | None:
+    """What the terms make of a scaled score; None where they change none."""
+    cap, whole = operands.softcap, operands.with_whole_bias()
+    if not cap and whole.bias is None:
+        return None
+    device = operands.q.device
+    queries = torch.arange(operands.q.shape[2], device=device) if call.query_index is None else call.query_index
+    queries = queries + (operands.query_offset - whole.first_distance)
+    keys = torch.arange(operands.k.shape[2], device=device) if call.key_index is None else call.key_index
+    bias = whole.bias
+    if bias is not None and len(bias) > 1 and call.heads is not None:
+        bias = bias[list(call.heads)]
+    shared = bias is not None and len(bias) == 1
+
+    def changed(score: Tensor, batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
+        if cap:
+            score = cap * torch.tanh(score / cap)
+        if bias is not None:
+            score = score + bias[0 if shared else head, queries[query] - keys[key]]
+        return score
+
+    return changed
 
 
 def _merge(parts: list[tuple[Tensor, Tensor | None]]) -> tuple[Tensor, Tensor]:
