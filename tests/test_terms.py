@@ -190,6 +190,12 @@ def test_refusals_name_what_was_asked_and_seen(name, implementation):
 
 @pytest.mark.parametrize("implementation", ("dense", "flex"))
 def test_an_implementation_refuses_the_terms_that_it_cannot_compute(implementation):
-    terms = Terms(softcap=2.0, dropout=Dropout(0.5, 1))
-    with pytest.raises(KernelError, match=f'"{implementation}" cannot compute softcap, dropout of terms: use'):
+    terms = Terms(relative=torch.ones(6, 8), dropout=Dropout(0.5, 1))
+    with pytest.raises(KernelError, match=f'"{implementation}" cannot compute relative, dropout of terms: use'):
         attend(*tensors(), patterns.causal(), terms=terms, implementation=implementation)
+
+
+def test_dense_refuses_to_round_a_bias():
+    with pytest.raises(KernelError, match='"dense" rounds bias and sinks to the dtype of q, torch.bfloat16: use'):
+        terms = Terms(sinks=torch.zeros(4))
+        attend(*tensors(dtype=torch.bfloat16), "causal()", terms=terms, implementation="dense")
