@@ -5,13 +5,15 @@ RUN ?= runs/bytes-small
 DEVICE ?= cpu
 GPU = $(shell $(PYTHON) -c 'import torch; print(torch.cuda.get_device_name().lower().replace(" ", "-"))')
 BIN := .venv/bin
+WHEEL := .venv-wheel/bin
+DIST ?= dist
 STAMP := .venv/installed
 QUICK := algebra architecture compiler data draw liveness patterns pictures recipes scores text
 MODELS := models encoders import use_pattern huggingface training start finetuning masked
 LOWEST := 5.17.0
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/pytest --numprocesses logical --maxprocesses 8
 
-.PHONY: help train test quick test-slow test-lowest bench long-range gpu-check lint install clean
+.PHONY: help train test quick test-slow test-lowest bench long-range gpu-check wheel test-wheel lint install clean
 .DEFAULT_GOAL := help
 
 help:  ## List the targets
@@ -51,6 +53,23 @@ gpu-check:  ## With a Python that has a GPU (PYTHON=...): its tests and figures,
 	PYTHONPATH=src $(PYTHON) -m asterism.cli.main bench --device cuda --head-dim 128 -n 16384 65536 --dtypes bfloat16 \
 		--output benchmarks/results/$(GPU).json --plot benchmarks/results/$(GPU).png
 
+wheel:  ## Build sdist and wheel into dist/, twice, and check them; the wheel needs no compiler (about five minutes)
+	test -x $(WHEEL)/python || $(PYTHON) -m venv .venv-wheel
+	$(WHEEL)/pip install --quiet --constraint constraints.txt auditwheel build hatchling twine
+	rm -rf $(DIST)
+	HATCH_BUILD_HOOK_ENABLE_CUSTOM=true $(WHEEL)/python -m build --no-isolation --outdir $(DIST)
+	HATCH_BUILD_HOOK_ENABLE_CUSTOM=true $(WHEEL)/python -m build --no-isolation --sdist --wheel --outdir $(DIST)/again
+	$(WHEEL)/python distribution/check.py $(DIST)
+	$(WHEEL)/twine check --strict $(DIST)/*.whl $(DIST)/*.tar.gz
+	rm -r $(DIST)/again
+
+test-wheel:  ## Install the wheel in dist/ into .venv-fresh; try it without a compiler, and its rate beside one's
+	rm -rf .venv-fresh
+	$(PYTHON) -m venv .venv-fresh
+	.venv-fresh/bin/pip install --quiet --constraint constraints.txt $(DIST)/*.whl
+	cd $(DIST) && PATH= $(CURDIR)/.venv-fresh/bin/python -I $(CURDIR)/benchmarks/wheel.py works
+	cd $(DIST) && $(CURDIR)/.venv-fresh/bin/python -I $(CURDIR)/benchmarks/wheel.py rates
+
 lint: $(STAMP)  ## Check style and types
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
@@ -65,4 +84,4 @@ $(STAMP): pyproject.toml constraints.txt
 	@touch $@
 
 clean:  ## Remove .venv and caches; runs/ stays
-	rm -rf .venv .venv-lowest .pytest_cache .ruff_cache .hypothesis
+	rm -rf .venv .venv-* .pytest_cache .ruff_cache .hypothesis

@@ -45,7 +45,9 @@ class Libraries(BuildHookInterface):
 def built(root: Path, folder: Path) -> str:
     """Builds into the folder, with the list that shipped.py reads. Returns the machine that the libraries are for."""
     sources = module(root / "src" / INTO / "sources.py")
-    compiler = shlex.split(os.environ.get("CXX", "g++"))
+    compiler = shlex.split(os.environ.get("CXX") or "g++")
+    if "Free Software Foundation" not in output([*compiler, "--version"]):
+        raise SystemExit(f"{shlex.join(compiler)} is not g++, and PyTorch brings g++'s OpenMP: set CXX to a g++")
     machine = output([*compiler, "-dumpmachine"]).partition("-")[0]
     if machine not in sources.INSTRUCTION_SETS:
         raise SystemExit(
