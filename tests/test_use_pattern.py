@@ -20,9 +20,14 @@ from transformers import (
     BertLMHeadModel,
     CLIPConfig,
     CLIPModel,
+    DataCollatorWithFlattening,
+    DiffLlamaConfig,
+    DiffLlamaForCausalLM,
     DogeConfig,
     DogeForCausalLM,
     DynamicCache,
+    ElectraConfig,
+    ElectraForMaskedLM,
     Gemma2Config,
     Gemma2ForCausalLM,
     Gemma3ForCausalLM,
@@ -31,6 +36,8 @@ from transformers import (
     GPT2LMHeadModel,
     GPTNeoConfig,
     GPTNeoForCausalLM,
+    GptOssConfig,
+    GptOssForCausalLM,
     Lfm2Config,
     Lfm2ForCausalLM,
     Llama4ForCausalLM,
@@ -43,6 +50,8 @@ from transformers import (
     MistralForCausalLM,
     ModernBertConfig,
     ModernBertForMaskedLM,
+    PixtralVisionConfig,
+    PixtralVisionModel,
     PreTrainedConfig,
     PreTrainedModel,
     Qwen2Config,
@@ -154,7 +163,7 @@ class DenseWithMasks:
 
     def __init__(self, model: PreTrainedModel, schedule: str, side: str, native_window: str = "replace") -> None:
         self.model = model
-        model.set_attn_implementation("sdpa")
+        model.set_attn_implementation("sdpa" if model._supports_sdpa else "eager")
         for module in model.modules():
             if hasattr(module, "layer_idx") and hasattr(module, "is_causal"):
                 mask = dense_mask(patterns.parse_schedule(schedule).layer(module.layer_idx), side)
@@ -308,6 +317,201 @@ def test_padding_changes_no_real_token(name: str, side: str) -> None:
     for row, real in enumerate(SIDES[side]):
         alone = model(input_ids=inputs["input_ids"][row : row + 1, list(real)]).logits
         assert_close(together[row, list(real)], alone[0])
+
+
+# --- terms of the score ----------------------------------------------------------------------------------------------
+
+TERMS = {
+    "gemma2": lambda: Gemma2ForCausalLM(
+        Gemma2Config(**GROUPED, head_dim=8, attn_logit_softcapping=1.5, sliding_window=6)
+    ),
+    "gpt-oss": lambda: GptOssForCausalLM(
+        GptOssConfig(
+            **GROUPED, head_dim=8, sliding_window=6, num_local_experts=2, num_experts_per_tok=2, layer_types=ALTERNATING
+        )
+    ),
+}
+
+
+@pytest.fixture(params=TERMS)
+def with_terms(request, monkeypatch) -> str:
+    monkeypatch.setitem(CAUSAL, request.param, TERMS[request.param])
+    return request.param
+
+
+class EagerWithMasks:
+    """A stock model with attention in plain PyTorch, whose layers get masks of their own."""
+
+    def __init__(self, name: str, schedule: str, side: str) -> None:
+        self.model = DenseWithMasks(build(name), schedule, side).model
+        if hasattr(self.model, "set_experts_implementation"):
+            self.model.set_experts_implementation("eager")  # others know no float64
+        for module in self.model.modules():
+            if hasattr(module, "layer_idx") and hasattr(module, "is_causal"):
+                module.register_forward_pre_hook(self.as_numbers, with_kwargs=True)
+
+    @staticmethod
+    def as_numbers(module, arguments, named):
+        mask = named["attention_mask"]
+        return arguments, named | {"attention_mask": torch.zeros(mask.shape).double().masked_fill(~mask, -1e30)}
+
+
+@pytest.mark.parametrize("side", ["none", "left"])
+@pytest.mark.parametrize("text", CAUSAL_PATTERNS[2:])
+def test_soft_capping_and_sinks_are_terms_of_the_score(with_terms: str, text: str, side: str) -> None:
+    inputs, gradients = batch(side), []
+    models = EagerWithMasks(with_terms, text, side).model, use_pattern(build(with_terms), text)
+    for model in models:
+        if hasattr(model, "set_experts_implementation"):
+            model.set_experts_implementation("eager")
+        logits = real_logits(model, inputs, use_cache=False)
+        (logits * torch.arange(VOCABULARY)).sum().backward()
+        gradients.append(
+            (logits.detach(), {name: p.grad for name, p in model.named_parameters() if p.grad is not None})
+        )
+    (expected, expected_gradients), (got, own) = gradients
+    torch.testing.assert_close(got, expected, atol=1e-5, rtol=1e-4)  # eager attention has its softmax in float32
+    largest = max(gradient.abs().max() for gradient in expected_gradients.values())
+    for name, gradient in expected_gradients.items():
+        torch.testing.assert_close(own[name], gradient, atol=float(largest) * 1e-5, rtol=1e-3)
+    assert any("sinks" in name for name in own) == (with_terms == "gpt-oss")
+
+
+def test_a_model_with_terms_generates_the_same_with_the_cache_and_without(with_terms: str) -> None:
+    # Per head, so that sinks are those of the heads that keep the same keys.
+    text = "interleave(fixed(stride=6, summary=1, heads=4), split_heads(window(left=4), causal(), heads=4))"
+    model, inputs = use_pattern(build(with_terms), text), batch("left")
+    if hasattr(model, "set_experts_implementation"):
+        model.set_experts_implementation("eager")
+    texts = [model.generate(**inputs, max_new_tokens=20, use_cache=use_cache) for use_cache in (True, False)]
+    assert torch.equal(*texts)
+
+
+DROPPING = {
+    "gpt2": lambda rate: GPT2LMHeadModel(GPT2Config(**GPT2_SIZES, attn_pdrop=rate, resid_pdrop=0, embd_pdrop=0)),
+    "bert": lambda rate: BertForMaskedLM(
+        BertConfig(**SIZES, attention_probs_dropout_prob=rate, hidden_dropout_prob=0.0)
+    ),
+    "electra": lambda rate: ElectraForMaskedLM(
+        ElectraConfig(**SIZES, attention_probs_dropout_prob=rate, hidden_dropout_prob=0.0)
+    ),
+    "llama": lambda rate: LlamaForCausalLM(LlamaConfig(**SIZES, attention_dropout=rate)),
+}
+
+
+def dropping(name: str, rate: float) -> PreTrainedModel:
+    torch.manual_seed(0)
+    model = DROPPING[name](rate).double()
+    return use_pattern(model, "window(left=4)" if name in ("gpt2", "llama") else "window(4, 4)").train()
+
+
+@pytest.mark.parametrize("name", DROPPING)
+def test_attention_drops_in_training_by_torchs_generator(name: str) -> None:
+    model, inputs = dropping(name, 0.3), batch("right")
+    torch.manual_seed(1)
+    first, second = real_logits(model, inputs), real_logits(model, inputs)
+    torch.manual_seed(1)
+    assert torch.equal(real_logits(model, inputs), first)
+    assert not torch.allclose(first, second)
+    without = real_logits(dropping(name, 0.0), inputs)
+    state = torch.get_rng_state()
+    assert_close(real_logits(model.eval(), inputs), without)
+    assert torch.equal(torch.get_rng_state(), state)  # nothing is drawn where nothing is dropped
+
+
+@pytest.mark.parametrize("name", DROPPING)
+def test_checkpointing_drops_the_same_pairs_again(name: str) -> None:
+    gradients = []
+    for checkpointing in (False, True):
+        model, inputs = dropping(name, 0.3), batch("right")
+        if checkpointing:
+            enable_checkpointing(model)
+        torch.manual_seed(1)
+        real_logits(
+            model, inputs, **({"use_cache": False} if name in ("gpt2", "llama") else {})
+        ).square().sum().backward()
+        gradients.append({name: parameter.grad for name, parameter in model.named_parameters()})
+    for name, gradient in gradients[0].items():
+        if gradient is not None:
+            torch.testing.assert_close(gradients[1][name], gradient, atol=1e-12, rtol=1e-9)
+
+
+@torch.no_grad()
+def test_dropout_is_unbiased() -> None:
+    """A single layer whose output is linear in its weights of attention, before the residual sum is normalised."""
+    torch.manual_seed(0)
+    model, inputs = dropping("bert", 0.25), batch("none")["input_ids"]
+    attention = model.bert.encoder.layer[0].attention.self
+    seen = []
+    attention.register_forward_hook(lambda module, arguments, output: seen.append(output[0]))
+    for _ in range(400):
+        model(inputs)
+    model.eval()(inputs)
+    draws, expected = torch.stack(seen[:-1]), seen[-1]
+    error = (draws.mean(dim=0) - expected) / (draws.std(dim=0) / len(draws) ** 0.5)
+    assert error.abs().max() < 5.5 and 0.8 < error.square().mean() < 1.2
+
+
+# --- packed documents ------------------------------------------------------------------------------------------------
+
+DOCUMENTS = (7, 1, 13, 30)
+
+
+def packed(**options: bool) -> dict[str, torch.Tensor]:
+    """Documents in a row, as transformers' collator packs them."""
+    generator = torch.Generator().manual_seed(2)
+    documents = [{"input_ids": torch.randint(3, VOCABULARY, (n,), generator=generator).tolist()} for n in DOCUMENTS]
+    return dict(DataCollatorWithFlattening(return_tensors="pt", **options)(documents))
+
+
+def loss_of_documents(logits: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
+    """In float64; transformers computes its losses in float32."""
+    pairs = zip(logits.split(DOCUMENTS, dim=1), tokens.split(DOCUMENTS, dim=1), strict=True)
+    return sum(nn.functional.cross_entropy(x[0, :-1], y[0, 1:], reduction="sum") for x, y in pairs)
+
+
+@pytest.mark.parametrize("how", ["positions", "boundaries", "both", "positions and a mask"])
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("llama", "sinks(first=2, window=5)"),
+        ("qwen2", "interleave(fixed(stride=8, summary=2, heads=4), window(left=3), strided(stride=4))"),
+        ("gpt2", "sinks(first=2, window=5)"),
+    ],
+)
+def test_packed_documents_are_what_they_are_alone(name: str, text: str, how: str) -> None:
+    if name == "gpt2" and how == "positions and a mask":
+        pytest.skip("GPT-2 tells its attention nothing of positions, and makes no packed mask beside an attention_mask")
+    model = use_pattern(build(name), text).train()
+    inputs = packed(return_flash_attn_kwargs=how in ("boundaries", "both"))
+    if how == "boundaries" and name != "gpt2":  # whose positions are absolute
+        inputs.pop("position_ids")
+    if how == "positions and a mask":
+        inputs["attention_mask"] = torch.ones_like(inputs["input_ids"])
+    together = model(**inputs, use_cache=False)
+    loss_of_documents(together.logits, inputs["input_ids"]).backward()
+    gradients = {name: parameter.grad for name, parameter in model.named_parameters()}
+    model.zero_grad()
+    alone = torch.cat([model(x, use_cache=False).logits for x in inputs["input_ids"].split(DOCUMENTS, dim=1)], dim=1)
+    if "position_ids" not in inputs:  # rotations of positions further on, in float32
+        torch.testing.assert_close(together.logits, alone, atol=1e-4, rtol=1e-4)
+        return
+    assert_close(together.logits, alone)
+    loss_of_documents(alone, inputs["input_ids"]).backward()
+    for parameter_name, parameter in model.named_parameters():
+        torch.testing.assert_close(gradients[parameter_name], parameter.grad, atol=1e-10, rtol=1e-8)
+
+
+@torch.no_grad()
+def test_rows_may_hold_different_documents() -> None:
+    model, inputs = use_pattern(build("llama"), "fixed(stride=6, summary=1)"), batch("none")
+    positions = torch.stack([torch.arange(COLUMNS), torch.arange(COLUMNS) % 8, torch.arange(COLUMNS) % 15])
+    together = model(inputs["input_ids"], position_ids=positions, use_cache=False).logits
+    for row, documents in enumerate([(21,), (8, 8, 5), (15, 6)]):
+        for document, got in zip(
+            inputs["input_ids"][row].split(documents), together[row].split(documents), strict=True
+        ):
+            assert_close(got, model(document[None], use_cache=False).logits[0])
 
 
 # --- the cache -------------------------------------------------------------------------------------------------------
@@ -568,12 +772,16 @@ REFUSED = {
     ),
     "lfm2": (
         lambda: Lfm2ForCausalLM(Lfm2Config(**SIZES, layer_types=["conv", "full_attention", "conv"])),
-        "Lfm2ForCausalLM has 3 layers, but attention that a pattern can be laid over only in layers 1;",
+        r"Lfm2ForCausalLM mixes tokens by more than attention \(layers of type conv\)",
     ),
     "doge": (lambda: DogeForCausalLM(DogeConfig(**SIZES)), "DogeForCausalLM changes its mask inside attention"),
-    "gemma2": (
-        lambda: Gemma2ForCausalLM(Gemma2Config(**GROUPED, head_dim=8)),
-        "Gemma2ForCausalLM gives its attention softcap",
+    "diffllama": (
+        lambda: DiffLlamaForCausalLM(DiffLlamaConfig(**SIZES)),
+        "DiffLlamaForCausalLM attends more than once in each layer",
+    ),
+    "pixtral": (
+        lambda: PixtralVisionModel(PixtralVisionConfig(**TINY, **CLIP_SIDES)),
+        "PixtralVisionModel makes a mask of its own",
     ),
 }
 """Models and why no pattern can be given to them."""
@@ -606,25 +814,14 @@ def test_what_a_pattern_does_not_say_is_refused() -> None:
         ConfigurationError, match=r"a mask of shape \[3, 1, 21, 21\], which no pattern can be laid over"
     ):
         llama(tokens, attention_mask=torch.ones(3, 1, COLUMNS, COLUMNS, dtype=torch.bool), use_cache=False)
-    with pytest.raises(ConfigurationError, match="packed sequences"):
-        llama(tokens, position_ids=torch.arange(COLUMNS)[None] % 7, use_cache=False)
+    with pytest.raises(ConfigurationError, match="documents packed into a row .* come without a cache"):
+        llama(tokens, position_ids=torch.arange(COLUMNS)[None] % 7, use_cache=True)
+    with pytest.raises(ConfigurationError, match=r"cu_seq_lens_q \[0, 7, 20\] does not divide the 63 tokens"):
+        llama(tokens, cu_seq_lens_q=torch.tensor([0, 7, 20]), use_cache=False)
     with pytest.raises(ConfigurationError, match=r"attention_mask has shape \[3, 20\]"):
         llama(tokens, attention_mask=inputs["attention_mask"][:, 1:], use_cache=True)
     with pytest.raises(ValueError, match="output_attentions"):
         bert.config.output_attentions = True
-
-
-@pytest.mark.parametrize("field", ["attention_probs_dropout_prob", "attention_dropout", "attn_pdrop"])
-def test_attention_dropout_is_refused_in_training(field: str) -> None:
-    model = {
-        "attention_probs_dropout_prob": lambda: BertForMaskedLM(BertConfig(**SIZES)),
-        "attention_dropout": lambda: LlamaForCausalLM(LlamaConfig(**SIZES, attention_dropout=0.1)),
-        "attn_pdrop": lambda: GPT2LMHeadModel(GPT2Config(**GPT2_SIZES)),
-    }[field]()
-    use_pattern(model, "causal()")
-    model.eval()(**batch("none"))
-    with pytest.raises(ConfigurationError, match=f"attention dropout is 0.1 in training.*with {field}=0"):
-        model.train()(**batch("none"))
 
 
 @torch.no_grad()

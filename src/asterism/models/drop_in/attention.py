@@ -6,13 +6,15 @@ where the configuration says so.
 """
 
 from functools import lru_cache
+from itertools import accumulate
 from typing import Any, NamedTuple
 
 import torch
 
 from asterism.errors import ConfigurationError
-from asterism.kernels import attend, decode
-from asterism.layers.kept import read
+from asterism.kernels import Terms, attend, decode
+from asterism.kernels.masks import readable
+from asterism.layers.kept import Kept, read
 from asterism.layers.padding import (
     Packing,
     count_positions,
@@ -22,14 +24,12 @@ from asterism.layers.padding import (
     lay_end_to_end,
 )
 from asterism.models.cache import PatternCacheLayer
+from asterism.models.drop_in.documents import from_boundaries, from_positions
 from asterism.models.drop_in.field import read_native_window, read_patterns
-from asterism.models.drop_in.interface import HARMLESS
 from asterism.models.drop_in.places import place_of
+from asterism.models.drop_in.terms import attend_slots, of_heads, read_terms
 from asterism.models.drop_in.tokens import Tokens, require_tokens
 from asterism.patterns import parse, require_causal, window
-
-DROPOUT_FIELDS = ("attention_dropout", "attn_pdrop", "attention_probs_dropout_prob", "attn_dropout")
-"""How configurations call the dropout of attention."""
 
 
 class Rule(NamedTuple):
@@ -37,6 +37,15 @@ class Rule(NamedTuple):
 
     text: str
     depends_on_length: bool
+
+
+class Asked(NamedTuple):
+    """What a layer's attention is asked to do: who reads whom, of which tokens, and how scores become weights."""
+
+    rule: Rule
+    tokens: Tokens
+    scale: float | None
+    terms: Terms | None
 
 
 def pattern_attention(
@@ -58,20 +67,21 @@ def pattern_attention(
     would change the scores and that a pattern does not say, PatternError for a pattern that this layer cannot use.
     """
     tokens = require_tokens(attention_mask, module)
-    _refuse_others(others)
-    if dropout > 0:
-        raise ConfigurationError(_explain_dropout(module.config, dropout))
     if is_causal is not None and is_causal != tokens.causal:
         raise ConfigurationError(f"attention got is_causal={is_causal}, but the model's mask says {tokens.causal}")
     intersects = read_native_window(module.config) == "intersect"
     if intersects and sliding_window is not None and tokens.window is None:
         raise ConfigurationError(f"attention got sliding_window={sliding_window}, but the model's mask has no window")
-    rule = layer_rule(module, tokens)
-    if pattern_cache is not None:
-        mixed = _attend_cached(query, key, value, rule, tokens, scaling, pattern_cache)
+    documents = _documents(query, tokens, others)
+    asked = Asked(layer_rule(module, tokens), tokens, scaling, read_terms(others, dropout))
+    if documents is not None:
+        _check_documents(key, tokens, query.shape[2], pattern_cache)
+        mixed = _attend_documents(query, key, value, asked, documents)
+    elif pattern_cache is not None:
+        mixed = _attend_cached(query, key, value, asked, pattern_cache)
     else:
         _check_keys(key, tokens, query.shape[2])
-        mixed = _attend_all(query, key, value, rule, tokens, scaling)
+        mixed = _attend_all(query, key, value, asked)
     return mixed.transpose(1, 2).contiguous(), None
 
 
@@ -104,56 +114,106 @@ def _complete_rule(
     return pattern.text, pattern.depends_on_length
 
 
-def _attend_all(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, rule: Rule, tokens: Tokens, scale: float | None
-) -> torch.Tensor:
+def _attend_all(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, asked: Asked) -> torch.Tensor:
     """k and v hold all S + N tokens."""
+    tokens = asked.tokens
     if tokens.seen:
         positions = count_positions(tokens.real, k.shape[2], k.device)
-        return decode(q, k, v, rule.text, positions[:, tokens.seen :].clamp(min=0), positions, scale=scale)
+        return _decode(q, k, v, asked, positions[:, tokens.seen :], positions)
     if tokens.packing is None:
-        return attend(q, k, v, rule.text, scale=scale)
-    return _attend_packed(q, k, v, rule, tokens.packing, scale)
+        return attend(q, k, v, asked.rule.text, scale=asked.scale, terms=asked.terms)
+    return _attend_packed(q, k, v, asked, tokens.packing)
+
+
+def _attend_documents(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, asked: Asked, documents: tuple[int, ...]
+) -> torch.Tensor:
+    """Each document by itself; the rows of the batch are one row, one after another."""
+    rows, ends = q.shape[0], [0, *accumulate(documents)]
+    q, k, v = map(lay_end_to_end, (q, k, v))
+    mixed = attend(q, k, v, asked.rule.text, cu_seqlens=ends, scale=asked.scale, terms=asked.terms)
+    return cut_into_rows(mixed, rows)
 
 
 def _attend_cached(
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    rule: Rule,
-    tokens: Tokens,
-    scale: float | None,
-    cache: PatternCacheLayer,
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, asked: Asked, cache: PatternCacheLayer
 ) -> torch.Tensor:
     """k and v hold the N new tokens, which the cache is extended by."""
+    tokens = asked.tokens
     packing, counts = tokens.packing, tokens.counts
-    asked, keys, values = q, k, v
+    queries, keys, values = q, k, v
     if packing is not None:
         counts = packing.real.sum(dim=1).tolist() if counts is None else counts
-        asked, keys, values = (packing.pack(x.transpose(1, 2)).transpose(1, 2) for x in (q, k, v))
+        queries, keys, values = (packing.pack(x.transpose(1, 2)).transpose(1, 2) for x in (q, k, v))
     parts = cache.extend(keys, values, cache.new_tokens(q.shape[2], counts))
     if not tokens.seen:
-        return _attend_all(q, k, v, rule, tokens, scale)
-    (mixed,) = read(asked, parts, lambda some, part: (part.attend(some, scale=scale),))
+        return _attend_all(q, k, v, asked)
+    (mixed,) = read(queries, parts, lambda some, part: (_read(some, part, asked),))
     return mixed if packing is None else packing.unpack(mixed.transpose(1, 2)).transpose(1, 2)
 
 
-def _attend_packed(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, rule: Rule, packing: Packing, scale: float | None
+def _read(q: torch.Tensor, part: Kept, asked: Asked) -> torch.Tensor:
+    """What some queries read of what a cache has kept for them."""
+    if asked.terms is None:
+        mixed: torch.Tensor = part.attend(q, scale=asked.scale)
+        return mixed
+    terms = of_heads(asked.terms, part.heads)
+    if part.allowed is None:
+        mixed = part.attend(q, scale=asked.scale, terms=terms)
+        return mixed
+    return attend_slots(q, part.keys, part.values, part.allowed, asked.scale, terms)
+
+
+def _decode(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, asked: Asked, positions: torch.Tensor, kept: torch.Tensor
 ) -> torch.Tensor:
+    """Queries at `positions` [B or 1, N] of keys at `kept` [B or 1, L]; -1 is padding."""
+    if asked.terms is not None:
+        allowed = readable(parse(asked.rule.text), positions.clamp(min=0), kept)
+        return attend_slots(q, k, v, allowed, asked.scale, asked.terms)
+    return decode(q, k, v, asked.rule.text, positions.clamp(min=0), kept, scale=asked.scale)
+
+
+def _attend_packed(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, asked: Asked, packing: Packing) -> torch.Tensor:
     """Real tokens in front, padding behind them; then back to where they were."""
+    text, scale, terms = asked.rule.text, asked.scale, asked.terms
     q, k, v = (packing.pack(x.transpose(1, 2)).transpose(1, 2) for x in (q, k, v))
-    if rule.depends_on_length:
+    if asked.rule.depends_on_length:
         sizes = documents_of_rows(packing.real.sum(dim=1).tolist(), q.shape[2])
-        pattern, rows = in_documents(parse(rule.text), sizes), len(q)
+        pattern, rows = in_documents(parse(text), sizes), len(q)
         q, k, v = map(lay_end_to_end, (q, k, v))
-        mixed = cut_into_rows(attend(q, k, v, pattern, scale=scale), rows)
+        mixed = cut_into_rows(attend(q, k, v, pattern, scale=scale, terms=terms), rows)
     else:
-        mixed = attend(q, k, v, rule.text, key_mask=packing.real, scale=scale)
+        mixed = attend(q, k, v, text, key_mask=packing.real, scale=scale, terms=terms)
     return packing.unpack(mixed.transpose(1, 2)).transpose(1, 2)
 
 
 # --- refusals --------------------------------------------------------------------------------------------------------
+
+
+def _documents(query: torch.Tensor, tokens: Tokens, given: dict[str, Any]) -> tuple[int, ...] | None:
+    """The lengths of the documents in the batch, by all that is said of them; None where each row is one sequence."""
+    rows, _, new, _ = query.shape
+    documents = from_boundaries(given, rows * new) or tokens.documents
+    if (
+        documents is None
+        and tokens.causal
+        and tokens.real is None
+        and not tokens.seen
+        and not torch.compiler.is_compiling()
+    ):
+        documents = from_positions(given.get("position_ids"), rows, new)
+    return documents
+
+
+def _check_documents(key: torch.Tensor, tokens: Tokens, new: int, cache: PatternCacheLayer | None) -> None:
+    if cache is not None or tokens.seen or tokens.real is not None:
+        raise ConfigurationError(
+            "documents packed into a row (position_ids that start again, cu_seq_lens_q) come without a cache and"
+            " without padding: set use_cache=False, in the call or in the model's configuration, and leave out"
+            " attention_mask"
+        )
+    _check_keys(key, tokens, new)
 
 
 def _check_keys(key: torch.Tensor, tokens: Tokens, new: int) -> None:
@@ -162,20 +222,3 @@ def _check_keys(key: torch.Tensor, tokens: Tokens, new: int) -> None:
             f"attention got {key.shape[2]} keys for {tokens.seen} tokens seen and {new} new ones: a pattern needs the"
             " keys of the queries' own sequence, no more and no less"
         )
-
-
-def _refuse_others(others: dict[str, Any]) -> None:
-    for name, given in others.items():
-        if given is not None and given is not False and (name not in HARMLESS or name == "output_attentions"):
-            raise ConfigurationError(
-                f"the model gives its attention {name!r}, which can change its scores: attention by a pattern knows no"
-                " soft-capping, sinks, position biases or cross-attention, and returns no weights"
-            )
-
-
-def _explain_dropout(config: Any, dropout: float) -> str:
-    field = next((name for name in DROPOUT_FIELDS if getattr(config, name, None)), "the attention dropout")
-    return (
-        f"attention dropout is {dropout} in training, and attention by a pattern has none:"
-        f" build or load the model with {field}=0"
-    )

@@ -21,7 +21,8 @@ IMPLEMENTATION = "asterism"
 NativeWindow = Literal["replace", "intersect"]
 """What becomes of a window of the model's own: the pattern takes its place, or a query reads what both allow."""
 
-_WINDOW_FIELD = "asterism_native_window"
+WINDOW_FIELD = "asterism_native_window"
+"""Where it stands in a configuration, next to the pattern."""
 
 
 class PatternField:
@@ -40,7 +41,7 @@ class PatternField:
         if text is None:
             fields.pop(self.name, None)
             fields.pop("attn_implementation", None)
-            fields.pop(_WINDOW_FIELD, None)
+            fields.pop(WINDOW_FIELD, None)
             return
         fields[self.name] = text
         fields["attn_implementation"] = IMPLEMENTATION  # what is saved
@@ -57,7 +58,7 @@ def read_native_window(config: PreTrainedConfig) -> NativeWindow:
 
     Raises ConfigurationError for anything else that stands there.
     """
-    said = vars(config).get(_WINDOW_FIELD, "replace")
+    said = vars(config).get(WINDOW_FIELD, "replace")
     if said not in get_args(NativeWindow):
         raise ConfigurationError(f'native_window must be "replace" or "intersect", got {shown(said)}')
     return said
@@ -65,7 +66,7 @@ def read_native_window(config: PreTrainedConfig) -> NativeWindow:
 
 def write_native_window(config: PreTrainedConfig, native_window: NativeWindow) -> None:
     """Keep it next to the pattern, so that a saved model reads the same keys."""
-    vars(config)[_WINDOW_FIELD] = native_window
+    vars(config)[WINDOW_FIELD] = native_window
     read_native_window(config)
 
 

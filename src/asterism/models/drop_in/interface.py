@@ -30,7 +30,10 @@ HARMLESS = frozenset(
 """What models pass on to attention that says nothing about its scores; what is asked for and cannot be given, such as
 attention weights, is refused when it is asked for."""
 
-KNOWN_ARGUMENTS = HARMLESS | {"dropout", "is_causal", "scaling", "sliding_window"}
+TERMS = frozenset(("dropout", "position_bias", "s_aux", "sinks", "softcap"))
+"""What changes the score in a way that kernels know."""
+
+KNOWN_ARGUMENTS = HARMLESS | TERMS | {"is_causal", "scaling", "sliding_window"}
 """What a module may give its attention function beside queries, keys, values and mask."""
 
 _TABLE = "ALL_ATTENTION_FUNCTIONS"
@@ -46,19 +49,22 @@ class Interface:
 
     arguments    the names of what it gives beside queries, keys, values and mask
     mask_as_is   whether it hands on the mask that it was given, or none
+    calls        how many calls there are
     """
 
     arguments: frozenset[str]
     mask_as_is: bool
+    calls: int
 
 
 def interface_of(module: nn.Module) -> Interface | None:
     """How a module calls the attention function; None for one that does not, or whose source is not there."""
-    return _read(type(module))
+    kind: Any = type(module)
+    return _read(kind)
 
 
 @lru_cache(maxsize=1024)
-def _read(kind: type[nn.Module]) -> Interface | None:
+def _read(kind: Any) -> Interface | None:
     try:
         source = textwrap.dedent(inspect.getsource(kind.forward))
     except (OSError, TypeError):
@@ -73,7 +79,8 @@ def _read(kind: type[nn.Module]) -> Interface | None:
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in names
     ]
     arguments = {word.arg for call in calls for word in call.keywords if word.arg is not None}
-    return Interface(frozenset(arguments) - set(_OPERANDS), bool(calls) and all(_as_is(call, tree) for call in calls))
+    as_is = bool(calls) and all(_as_is(call, tree) for call in calls)
+    return Interface(frozenset(arguments) - set(_OPERANDS), as_is, len(calls))
 
 
 def _looked_up(node: ast.AST) -> list[ast.Name]:

@@ -4,8 +4,10 @@ A place is an attention module with its number among the model's layers. Everyth
 refuses before anything has changed, in terms of the model and of what its user can do.
 """
 
+import inspect
 import re
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 from torch import nn
@@ -58,17 +60,44 @@ def find_attention(model: PreTrainedModel) -> list[Any]:
 
 
 def is_causal(model: PreTrainedModel, modules: Sequence[Any]) -> bool:
-    """Whether the model hides the future from its tokens."""
-    return any(module.is_causal for module in modules) and getattr(model.config, "is_causal", True)
+    """Whether the model hides the future from its tokens, as its attention says or, in CLIP's texts, only its mask."""
+    hides = any(getattr(module, "is_causal", False) for module in modules) or any(
+        _hides_future(type(part)) for part in model.modules() if isinstance(part, PreTrainedModel)
+    )
+    return hides and getattr(model.config, "is_causal", True)
+
+
+def _hides_future(kind: Any) -> bool:
+    """Whether a model makes causal masks and no others."""
+    source = _forward_of(kind)
+    return "create_causal_mask(" in source and "create_bidirectional_mask(" not in source
+
+
+def _has_own_mask(kind: Any) -> bool:
+    """Whether a model keeps the images of a row apart by a mask of its own (Pixtral)."""
+    return "generate_block_attention_mask(" in _forward_of(kind)
+
+
+@lru_cache(maxsize=1024)
+def _forward_of(kind: Any) -> str:
+    try:
+        return inspect.getsource(kind.forward)
+    except (OSError, TypeError):
+        return ""
 
 
 # --- refusals --------------------------------------------------------------------------------------------------------
 
 _UNFIT = {
     "add_cross_attention": "reads another sequence, too (cross-attention)",
+    "cross_attention_layers": "reads another sequence, too (cross-attention)",
     "num_kv_shared_layers": "shares keys between its layers",
 }
 """What in a configuration forbids a pattern, and what it means."""
+
+
+_ATTENDS = frozenset(("full_attention", "sliding_attention", "chunked_attention"))
+"""Types of layers that attend and do nothing else among tokens."""
 
 
 def _check_kind(model: PreTrainedModel, named: dict[str, Any]) -> None:
@@ -79,14 +108,24 @@ def _check_kind(model: PreTrainedModel, named: dict[str, Any]) -> None:
             f"{_a(model)} computes its attention itself, not through the AttentionInterface of transformers, so no"
             " pattern can take the place of its mask; take a model that does, such as Llama, GPT-2, BERT or ModernBERT"
         )
-    if any(module.config is not config for module in named.values()):
-        raise ConfigurationError(
-            f"{_a(model)} is made of several models; give the pattern to one of them{_parts(model, named)}"
-        )
     if getattr(config, "is_encoder_decoder", False):
         raise ConfigurationError(
             f"{_a(model)} is an encoder with a decoder, which reads the encoder's tokens, too; a pattern is for one"
             " stack of layers of self-attention"
+        )
+    if any(module.config is not config for module in named.values()):
+        raise ConfigurationError(
+            f"{_a(model)} is made of several models; give the pattern to one of them{_parts(model, named)}"
+        )
+    if others := sorted(set(getattr(config, "layer_types", None) or ()) - _ATTENDS):
+        raise ConfigurationError(
+            f"{_a(model)} mixes tokens by more than attention (layers of type {', '.join(others)}), which no pattern"
+            " restricts; take a model of attention only"
+        )
+    if _has_own_mask(type(model)):
+        raise ConfigurationError(
+            f"{_a(model)} makes a mask of its own, where a pattern would take its place and the mask be lost; no"
+            " pattern can be given to it"
         )
     for field, meaning in _UNFIT.items():
         if getattr(config, field, None):
@@ -109,10 +148,10 @@ def _check_interface(model: PreTrainedModel, name: str, module: Any) -> None:
             f"{_a(model)} gives its attention {', '.join(unknown)} ({name}), which changes its scores or who is read"
             " in a way that a pattern does not know; no pattern can be given to it"
         )
-    if not hasattr(module, "is_causal"):
+    if interface.calls > 1:
         raise ConfigurationError(
-            f"{_a(model)} does not say whether its attention hides the future ({type(module).__name__} has no"
-            " is_causal), so no pattern can be given to it"
+            f"{_a(model)} attends more than once in each layer ({type(module).__name__}), and a pattern and its cache"
+            " are for one attention per layer; no pattern can be given to it"
         )
 
 
@@ -146,9 +185,17 @@ def _parts(model: PreTrainedModel, named: dict[str, Any]) -> str:
         inside = [module for path, module in named.items() if path.startswith(f"{name}.")]
         if not isinstance(part, PreTrainedModel) or not inside or any(name.startswith(f"{known}.") for known in parts):
             continue
-        if all(module.config is part.config for module in inside):
+        if _can_follow(part):
             parts[name] = f"use_pattern(model.{name}, pattern) for its {type(part).__name__}"
     return f": {', '.join(parts.values())}" if parts else ""
+
+
+def _can_follow(model: PreTrainedModel) -> bool:
+    try:
+        find_attention(model)
+    except ConfigurationError:
+        return False
+    return True
 
 
 def _a(model: PreTrainedModel) -> str:

@@ -4,12 +4,14 @@ Models build their masks through `AttentionMaskInterface`; ours builds none. It 
 the future is hidden, and refuses what it cannot note, so that nothing a model asks of its mask is ever lost.
 """
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
 
 from asterism.errors import ConfigurationError
 from asterism.layers.padding import Packing, is_known_full, real_tokens
+from asterism.models.drop_in.documents import from_mask
 
 
 class Tokens(NamedTuple):
@@ -20,6 +22,8 @@ class Tokens(NamedTuple):
     counts   then, how many of the new tokens of each row are real; None where it is not known, in a compiled graph
     seen     S
     causal   whether the model hides the future
+    documents  the lengths of the documents that the rows hold one after another, all rows in one list; None where each
+             row is one sequence, as far as the mask says
     window   the sliding window of the model's own: a causal query reads so many keys, itself included; another one
              reads so many on either side. None for a layer without.
     """
@@ -30,6 +34,7 @@ class Tokens(NamedTuple):
     seen: int
     causal: bool
     window: int | None
+    documents: tuple[int, ...] | None = None
 
 
 def describe_tokens(
@@ -38,25 +43,33 @@ def describe_tokens(
     kv_length: int,
     q_offset: int = 0,
     kv_offset: int = 0,
+    mask_function: Callable[..., torch.Tensor] | None = None,
     attention_mask: torch.Tensor | None = None,
     local_size: int | None = None,
     allow_is_causal_skip: bool = True,
     allow_is_bidirectional_skip: bool | None = None,
+    use_vmap: bool = False,
+    device: Any = None,
+    config: Any = None,
     **unused: Any,
 ) -> Tokens:
     """The mask function: a Tokens, which transformers hands from the model to the attention of each layer.
 
     Only masks of models that hide nothing come with `allow_is_bidirectional_skip`. Where neither skip is allowed, the
-    mask is more than padding, causality and a window. Raises ConfigurationError for such masks, for caches that give
-    keys another way than one after the other, and for keys of another sequence.
+    mask is more than padding, causality and a window. Raises ConfigurationError for such masks, unless they keep the
+    documents of a row apart, for caches that give keys another way than one after the other, and for keys of another
+    sequence.
     """
     causal = allow_is_bidirectional_skip is None
+    documents = None
     if not (allow_is_causal_skip if causal else allow_is_bidirectional_skip):
-        raise ConfigurationError(
-            "the model's mask holds more than padding, such as packed sequences (position_ids that start again) or a"
-            " mask function of its own, and a pattern cannot be laid over it; give one sequence per row and an"
-            " attention_mask [batch, tokens] (inside torch.compile, transformers takes its absence for packing)"
-        )
+        one_sequence = q_offset == 0 and kv_length == q_length and attention_mask is None
+        if not causal or use_vmap or mask_function is None or chunks(config) or not one_sequence:
+            raise ConfigurationError(
+                "the model's mask holds more than padding, causality and documents, such as a mask function of its"
+                " own, and a pattern cannot be laid over it; give an attention_mask [batch, tokens]"
+            )
+        documents = from_mask(mask_function, batch_size, q_length, device)
     if isinstance(q_offset, torch.Tensor) or kv_offset != 0 or kv_length != q_offset + q_length:
         raise ConfigurationError(
             f"{q_length} queries at {q_offset} do not fit {kv_length} keys from {kv_offset} on: a pattern needs all the"
@@ -70,20 +83,38 @@ def describe_tokens(
     new = None if real is None else real[:, q_offset:]
     packing = None if new is None or (q_offset and is_known_full(new)) else Packing.of(new)
     counts = None if packing is None or torch.compiler.is_compiling() else packing.real.sum(dim=1).tolist()
-    return Tokens(real, packing, counts, q_offset, causal, local_size)
+    return Tokens(real, packing, counts, q_offset, causal, local_size, documents)
+
+
+def chunks(config: Any) -> bool:
+    """Whether layers of a model attend in chunks."""
+    return bool(getattr(config, "attention_chunk_size", None))
 
 
 def require_tokens(mask: object, module: Any) -> Tokens:
-    """What `describe_tokens` gave the model; encoders that know no padding, such as ViT, have None, and all is real.
+    """What `describe_tokens` gave the model, or what an encoder gives its attention in the place of it.
 
-    Raises ConfigurationError for anything else that stands in its place.
+    An encoder that knows no padding, such as ViT, gives None; one that makes its mask as older models do, such as
+    LayoutLM, [batch, 1, 1, tokens], 0 or True for tokens that may be read. Raises ConfigurationError for anything else.
     """
     if isinstance(mask, Tokens):
         return mask
-    if mask is None and not module.is_causal:
+    if mask is None and not getattr(module, "is_causal", True):
         return Tokens(None, None, None, 0, False, None)
+    if isinstance(mask, torch.Tensor) and mask.ndim == 4 and mask.shape[1:3] == (1, 1):
+        return _of_padding(mask[:, 0, 0])
     seen = f"a mask of shape {list(mask.shape)}" if isinstance(mask, torch.Tensor) else f"{mask!r} in place of a mask"
     raise ConfigurationError(
         f"attention got {seen}, which no pattern can be laid over: pass attention_mask as [batch, tokens], 1 for tokens"
         " and 0 for padding; the pattern takes the place of masks [batch, heads, queries, keys]"
     )
+
+
+def _of_padding(mask: torch.Tensor) -> Tokens:
+    """From what is added to the scores of each key, [batch, tokens]: 0 for tokens; or True for them."""
+    real = mask if mask.dtype == torch.bool else mask == 0
+    if not torch.compiler.is_compiling() and not bool((real | (mask <= -1e4)).all()):
+        raise ConfigurationError("attention got a mask that weighs keys, where a pattern knows only tokens and padding")
+    if is_known_full(real):
+        return Tokens(None, None, None, 0, False, None)
+    return Tokens(real, Packing.of(real), None, 0, False, None)

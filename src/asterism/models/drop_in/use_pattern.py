@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from enum import Enum
 from typing import Any, TypeVar
 
+from torch import nn
 from transformers import PreTrainedModel
 
 from asterism.errors import ConfigurationError
@@ -19,7 +20,7 @@ from asterism.models.drop_in.field import (
 from asterism.models.drop_in.places import find_attention, is_causal, set_places
 from asterism.patterns import Pattern, Schedule, require_causal
 
-Model = TypeVar("Model", bound=PreTrainedModel)
+Model = TypeVar("Model", bound=nn.Module)
 
 
 Given = Pattern | Schedule | str | Sequence[Pattern | str]
@@ -59,6 +60,7 @@ def use_pattern(
     - `generate` and `use_cache=True` keep only the keys that the pattern can still read.
     - `save_pretrained` writes the pattern to config.json. After `import asterism.models`, `from_pretrained` of
       transformers gives the model with its pattern; without that import transformers refuses to build the model.
+    - A model of PEFT is taken, too: its base model follows the pattern, which is saved with the adapter.
     - A call with `attn_implementation` or `set_attn_implementation` still selects another attention, for comparison.
 
     Raises PatternError for a pattern that the model cannot use and ConfigurationError for a model that cannot follow
@@ -68,24 +70,20 @@ def use_pattern(
     """
     if pattern is None:
         return drop_pattern(model)
-    if not isinstance(model, PreTrainedModel):
-        raise ConfigurationError(
-            f"use_pattern needs a model of transformers (PreTrainedModel), got a {type(model).__name__};"
-            " give it the model inside"
-        )
-    modules = find_attention(model)
-    before = dict(vars(model.config))
+    base = _base(model)
+    modules = find_attention(base)
+    before = dict(vars(base.config))
     try:
         if pattern is not _AsConfigured.AS_CONFIGURED:
-            model.config.asterism_pattern = write_patterns(pattern)
-            write_native_window(model.config, "replace")
+            base.config.asterism_pattern = write_patterns(pattern)
+            write_native_window(base.config, "replace")
         if native_window is not None:
-            write_native_window(model.config, native_window)
-        _check_patterns(model, modules)
-        _select(model)
+            write_native_window(base.config, native_window)
+        _check_patterns(base, modules)
+        _select(base)
     except Exception:
-        vars(model.config).clear()
-        vars(model.config).update(before)
+        vars(base.config).clear()
+        vars(base.config).update(before)
         raise
     _prepare(modules)
     return model
@@ -100,9 +98,21 @@ def restore_pattern(model: PreTrainedModel) -> None:
 
 def drop_pattern(model: Model) -> Model:
     """Undo `use_pattern`: attention is dense again, by transformers' default implementation. Returns the model."""
-    model.config.asterism_pattern = None
-    model.set_attn_implementation(model.get_correct_attn_implementation(None, is_init_check=True))
+    base = _base(model)
+    base.config.asterism_pattern = None
+    base.set_attn_implementation(base.get_correct_attn_implementation(None, is_init_check=True))
     return model
+
+
+def _base(model: object) -> PreTrainedModel:
+    """The model of transformers that is meant: itself, or the base model of an adapter of PEFT."""
+    base = model.get_base_model() if hasattr(model, "get_base_model") else model
+    if not isinstance(base, PreTrainedModel):
+        raise ConfigurationError(
+            f"use_pattern needs a model of transformers (PreTrainedModel), or one of PEFT around it, got a"
+            f" {type(model).__name__}; give it the model inside"
+        )
+    return base
 
 
 def _check_patterns(model: PreTrainedModel, modules: list[Any]) -> None:

@@ -1,0 +1,109 @@
+"""Adapters of PEFT keep the pattern of the model that they were trained on.
+
+An adapter is saved without its base model, so the base model's configuration, which holds the pattern, is not saved
+with it. Its own configuration (adapter_config.json) holds the pattern instead. Where the adapter is put on a model
+again, the model follows that pattern, or is refused if it follows another. Where this library is not imported, PEFT
+says that it ignores these fields.
+"""
+
+import sys
+from functools import wraps
+from typing import Any
+
+from transformers import PreTrainedModel
+
+from asterism.errors import ConfigurationError
+from asterism.models.drop_in.field import WINDOW_FIELD, PatternField, read_native_window
+from asterism.models.drop_in.use_pattern import use_pattern
+
+_FIELDS = (PatternField.name, WINDOW_FIELD)
+
+
+def remember_in_adapters() -> None:
+    """Have PEFT, where it is imported, keep patterns. Calling it again changes nothing."""
+    peft = sys.modules.get("peft")
+    tuners = sys.modules.get("peft.tuners.tuners_utils")
+    if peft is None or tuners is None or not hasattr(peft, "PeftModel"):
+        return
+    _keep_in_configurations(peft.PeftConfig)
+    _keep_in_models(peft.PeftModel)
+    _follow_when_put_on(tuners.BaseTuner)
+
+
+def _keep_in_configurations(kind: Any) -> None:
+    """Fields of ours are written to and read from adapter_config.json."""
+    if hasattr(kind, PatternField.name):
+        return
+    write, read = kind.to_dict, kind.from_peft_type
+
+    @wraps(write)
+    def to_dict(self: Any) -> dict[str, Any]:
+        return write(self) | {name: vars(self)[name] for name in _FIELDS if vars(self).get(name) is not None}
+
+    def from_peft_type(cls: Any, /, **fields: Any) -> Any:
+        own = {name: fields.pop(name) for name in _FIELDS if name in fields}
+        config = read.__func__(cls, **fields)
+        vars(config).update(own)
+        return config
+
+    kind.to_dict, kind.from_peft_type = to_dict, classmethod(from_peft_type)
+    kind.asterism_pattern = None  # that of configurations without a pattern
+
+
+def _keep_in_models(kind: Any) -> None:
+    """What is saved is the pattern of the base model at the time."""
+    save = kind.save_pretrained
+    if getattr(save, "keeps_patterns", False):
+        return
+
+    @wraps(save)
+    def save_pretrained(self: Any, *arguments: Any, **named: Any) -> Any:
+        for config in self.peft_config.values():
+            _remember(config, self.get_base_model())
+        return save(self, *arguments, **named)
+
+    save_pretrained.keeps_patterns = True  # type: ignore[attr-defined]
+    kind.save_pretrained = save_pretrained
+
+
+def _follow_when_put_on(kind: Any) -> None:
+    """A model that an adapter is put on follows the adapter's pattern."""
+    begin = kind.__init__
+    if getattr(begin, "follows_patterns", False):
+        return
+
+    @wraps(begin)
+    def initialise(self: Any, model: Any, peft_config: Any, adapter_name: str, *arguments: Any, **named: Any) -> None:
+        config = peft_config.get(adapter_name) if isinstance(peft_config, dict) else peft_config
+        if isinstance(model, PreTrainedModel) and config is not None:
+            _follow(model, config)
+            _remember(config, model)
+        begin(self, model, peft_config, adapter_name, *arguments, **named)
+
+    initialise.follows_patterns = True  # type: ignore[attr-defined]
+    kind.__init__ = initialise
+
+
+def _remember(config: Any, model: Any) -> None:
+    """Write the pattern of a model into the configuration of its adapter."""
+    if not isinstance(model, PreTrainedModel):
+        return
+    for name in _FIELDS:
+        vars(config).pop(name, None)
+    if model.config.asterism_pattern is not None:
+        own = {PatternField.name: model.config.asterism_pattern, WINDOW_FIELD: read_native_window(model.config)}
+        vars(config).update(own)
+
+
+def _follow(model: PreTrainedModel, config: Any) -> None:
+    """Give a model the pattern of an adapter. Raises ConfigurationError if it has another."""
+    pattern, native_window = (vars(config).get(name) for name in _FIELDS)
+    if pattern is None:
+        return
+    if model.config.asterism_pattern is None:
+        use_pattern(model, pattern, native_window=native_window)
+    elif (model.config.asterism_pattern, read_native_window(model.config)) != (pattern, native_window):
+        raise ConfigurationError(
+            f"the adapter was trained with the pattern {pattern}, and the model follows"
+            f" {model.config.asterism_pattern}; put it on a model without a pattern, or with that of the adapter"
+        )

@@ -1,0 +1,93 @@
+"""What models of transformers give their attention beside queries, keys, values and mask, as terms of the score.
+
+Soft-capping (Gemma 2), sinks learned per head (GPT-OSS), biases by distance (T5), and dropout. Anything else that could
+change a score is refused.
+"""
+
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from asterism.errors import ConfigurationError
+from asterism.kernels import DistanceTable, Dropout, Terms
+from asterism.models.drop_in.interface import HARMLESS
+
+SINKS = ("s_aux", "sinks")
+"""How models call the score per head that has no key."""
+
+
+def read_terms(given: dict[str, Any], dropout: float) -> Terms | None:
+    """The terms of the score of a call; None for none. Raises ConfigurationError for what is no such term.
+
+    The seed of dropout is drawn from torch's generator, as that of every other dropout in the model is: what
+    torch.manual_seed, gradient checkpointing and a resumed Trainer repeat there is repeated here.
+    """
+    given = {name: value for name, value in given.items() if value is not None and value is not False}
+    softcap = given.pop("softcap", None)
+    sinks = next((given.pop(name) for name in SINKS if name in given), None)
+    bias = given.pop("position_bias", None)
+    for name in given:
+        if name not in HARMLESS or name == "output_attentions":
+            raise ConfigurationError(
+                f"the model gives its attention {name!r}, which can change its scores in a way that a pattern does not"
+                " know, or asks for its weights, which are never all there"
+            )
+    if softcap is None and sinks is None and bias is None and not dropout:
+        return None
+    return Terms(
+        softcap=softcap,
+        sinks=sinks,
+        bias=None if bias is None else by_distance(bias),
+        dropout=Dropout(dropout, int(torch.randint(2**62, ()))) if dropout else None,
+    )
+
+
+def by_distance(bias: torch.Tensor) -> DistanceTable:
+    """A bias [1, H, N, N] by query and key that depends on their distance only, as a table of 2 N - 1 distances.
+
+    Raises ConfigurationError for a bias of another shape, or one that depends on more.
+    """
+    if bias.ndim != 4 or bias.shape[0] != 1 or bias.shape[2] != bias.shape[3]:
+        raise ConfigurationError(
+            f"the model's bias of positions is {list(bias.shape)}; a pattern needs one for all rows, of as many"
+            " queries as keys"
+        )
+    if not torch.compiler.is_compiling() and not torch.equal(bias[:, :, 1:, 1:], bias[:, :, :-1, :-1]):
+        raise ConfigurationError("the model's bias depends on more than the distance of query and key")
+    # At distances -(N - 1) ... 0 stands the first query, at 1 ... N - 1 the last.
+    return DistanceTable(torch.cat([bias[0, :, 0].flip(-1), bias[0, :, -1, :-1].flip(-1)], dim=-1), 1 - bias.shape[3])
+
+
+def of_heads(terms: Terms, heads: tuple[int, ...] | None) -> Terms:
+    """The terms of some heads; None for all."""
+    if heads is None or terms.sinks is None:
+        return terms
+    return replace(terms, sinks=terms.sinks[list(heads)])
+
+
+def attend_slots(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, allowed: torch.Tensor, scale: float | None, terms: Terms
+) -> torch.Tensor:
+    """Attention of M queries to the L slots of a cache, with soft-capping and sinks, in plain PyTorch.
+
+    q [B, H, M, D], k [B, Hkv, L, D], v [B, Hkv, L, Dv], allowed bool [B or 1, 1 or H, M, L]. Raises ConfigurationError
+    for other terms: biases and dropout count positions, and a cache is for inference.
+    """
+    if terms.bias is not None or terms.dropout is not None:
+        raise ConfigurationError(
+            "the model adds a bias by distance to its scores, or drops some, and reading a cache knows neither; pass"
+            " use_cache=False"
+        )
+    group = q.shape[1] // k.shape[1]
+    wide = torch.promote_types(q.dtype, torch.float32)
+    keys, values = (x.to(wide).repeat_interleave(group, dim=1) for x in (k, v))
+    scores = q.to(wide) @ keys.nan_to_num().mT * (q.shape[3] ** -0.5 if scale is None else scale)
+    if terms.softcap is not None:
+        scores = terms.softcap * torch.tanh(scores / terms.softcap)
+    scores = scores.masked_fill(~allowed, -torch.inf)
+    if terms.sinks is not None:
+        sinks = terms.sinks.to(wide)[None, :, None, None].expand(*scores.shape[:3], 1)
+        scores = torch.cat([scores, sinks], dim=-1)
+    weights = scores.softmax(dim=-1)[..., : k.shape[2]].masked_fill(~allowed, 0)
+    return (weights @ values.nan_to_num()).to(q.dtype)
