@@ -6,6 +6,7 @@ from itertools import pairwise
 import pytest
 import torch
 from kernel_cases import has_compiler, tensors
+from strategies import build, hold, questions, tiers
 
 from asterism import Alibi, Buckets, DistanceTable, Dropout, SoftSpan, Terms, attend, patterns
 from asterism.compiler import compile_pattern
@@ -81,12 +82,20 @@ def test_a_soft_span_is_the_logarithm_of_its_ramp_and_differentiable():
 
 
 @pytest.mark.parametrize("text", ("window(left=3)", "causal()", "fixed(5) | stride(3)", "window(1, 2) & ~blocks(4)"))
-@pytest.mark.parametrize("lengths", ((90, 90), (40, 90)))
+@pytest.mark.parametrize("lengths", ((90, 90), (40, 90), (600, 600)))
 def test_a_plan_knows_the_distances_that_it_reads(text, lengths):
-    plan = compile_pattern(text, *lengths, tile=16)
+    assert_distances(compile_pattern(text, *lengths, tile=16))
+
+
+@pytest.mark.parametrize("count", tiers(40, 1000))
+def test_a_plan_of_any_pattern_knows_its_distances(count):
+    hold(lambda drawn: assert_distances(compile_pattern(build(drawn[0]), drawn[1], tile=16)), questions(), count)
+
+
+def assert_distances(plan):
     _, queries, keys = plan.to_dense().nonzero()
     distances = queries + plan.query_offset - keys
-    assert plan.distances == (distances.min(), distances.max())
+    assert plan.distances == ((distances.min(), distances.max()) if len(distances) else None)
 
 
 def test_a_plan_that_reads_nothing_has_no_distances():

@@ -300,23 +300,42 @@ class Plan:
             dense[head, queries[chosen], keys[chosen]] = True
 
     def _least_distance(self, part: Pass, sign: int) -> int:
-        """The least sign * (query - key) in a pass; tiles are looked into while a corner may hold a lesser one."""
+        """The least sign * (query - key) in a pass.
+
+        The corners of a tile bound it, and tiles are looked into, from the lowest bound on, until no other bound is
+        lower than what was found. Where tokens stand in their natural order the mask alone bounds it better.
+        """
         _, rows = part.entries()
         queries, keys = (
             self.places(part, np.arange(-(-count // self.tile)), of_queries)[0]
             for count, of_queries in ((part.n_queries, True), (part.n_keys, False))
         )
         asked, read = sign * (queries + self.query_offset), sign * keys
-        corner = asked.min(axis=1)[rows] - read.max(axis=1)[part.columns]
-        order, least = np.argsort(corner, kind="stable"), np.iinfo(np.int64).max
-        for start in range(0, len(order), 1024):
-            chosen = order[start : start + 1024]
-            if corner[chosen[0]] >= least:
-                break
-            _, some_queries, some_keys = self.pairs_of(part, chosen)
+        if part.query_index is None and part.key_index is None:
+            bound = asked[rows, 0] - read[part.columns, 0] + self._least_within(sign)[part.kinds]
+        else:
+            bound = asked.min(axis=1)[rows] - read.max(axis=1)[part.columns]
+        order, least = np.argsort(bound, kind="stable"), np.iinfo(np.int64).max
+        start, count = 0, 1
+        while start < len(order) and bound[order[start]] < least:
+            _, some_queries, some_keys = self.pairs_of(part, order[start : start + count])
             distances = sign * (some_queries + self.query_offset - some_keys)
             least = min(least, int(distances.min(initial=least)))
+            start, count = start + count, min(2 * count, 256)
         return int(least)
+
+    def _least_within(self, sign: int) -> Integers:
+        """The least sign * (row - column) of a pair that the mask of each kind allows."""
+        place = np.arange(self.tile)
+        distances = sign * (place[:, None] - place)
+        kinds = np.arange(1 + len(self.masks), dtype=np.int32)
+        largest = np.int64(self.tile)
+        return np.concatenate(
+            [
+                np.where(self.tile_masks(some), distances, largest).min(axis=(1, 2), initial=largest)
+                for some in np.array_split(kinds, -(-len(kinds) // 256))
+            ]
+        )
 
     def _pairs(self, part: Pass) -> int:
         _, tile_row = part.entries()

@@ -120,10 +120,11 @@ class Operands:
 
     def check_distances(self) -> None:
         """Raises KernelError where the pattern reads a distance that the terms do not know."""
-        known = self.known_distances
-        if known == self.distances or (read := self.plan.distances) is None:
+        (first, past), (least, beyond) = self.known_distances, self.distances
+        of_the_past = past == beyond and first <= 0 and self.plan.is_causal
+        if (first, past) == (least, beyond) or of_the_past or (read := self.plan.distances) is None:
             return
-        refuse_distances(read, known, self.text)
+        refuse_distances(read, (first, past), self.text)
 
     def with_whole_bias(self) -> "Operands":
         """The same, whose bias has all distances; those that it did not know, and the pattern does not read, are 0."""
