@@ -16,6 +16,7 @@ from asterism.compiler.cost import DENSE_MASK_LIMIT, TILE_SIZES, Prices, Setting
 from asterism.errors import AsterismError, KernelError, nearest
 from asterism.kernels.calibration import Cell, epoch, known_prices, measured_prices
 from asterism.kernels.checks import DTYPES
+from asterism.kernels import cpu, triton
 from asterism.kernels.cpu import CPU, is_available
 from asterism.kernels.dense import CAUSAL, FULL, MASKED
 from asterism.kernels.eager import EAGER
@@ -24,7 +25,7 @@ from asterism.kernels.operands import Attended, Kernel, Operands
 from asterism.kernels.operator import Tiles
 from asterism.kernels.reference import PairTerms, reference
 from asterism.kernels.transforms import is_transformed
-from asterism.kernels.triton import DECODING, TRITON
+from asterism.kernels.triton import TRITON
 from asterism.patterns.by_text import by_text
 
 
@@ -105,12 +106,14 @@ def choose_for_cache(operands: Operands, implementation: str) -> Kernel:
     """The kernel for a few queries against the keys of a cache. Raises as `choose`."""
     _require_known(implementation)
     if implementation == "auto":
-        fused = (DECODING,) if operands.q.is_cuda else ()
-        return _first_of((*fused, MASKED, REFERENCE), operands)
+        fused = triton.DECODING if operands.q.is_cuda else cpu.DECODING
+        return _first_of((fused, MASKED, REFERENCE), operands)
     if implementation == "dense":
         return _first_of((MASKED,), operands)
+    if implementation == "cpu":
+        return _first_of((cpu.DECODING, CPU), operands)
     if implementation == "triton":
-        return _first_of((DECODING, TRITON), operands)
+        return _first_of((triton.DECODING, TRITON), operands)
     return _first_of((NAMED[implementation],), operands)
 
 

@@ -225,6 +225,7 @@ def _load(file: Path) -> ctypes.CDLL:
     require_same_layout(loaded)
     for function in (loaded.asterism_forward, loaded.asterism_backward):
         function.argtypes, function.restype = [ctypes.POINTER(Problem)], ctypes.c_int32
+    loaded.asterism_decode.argtypes, loaded.asterism_decode.restype = [ctypes.c_char_p], ctypes.c_int32
     loaded.asterism_instruction_set.restype = ctypes.c_char_p
     if reason := _unused_amx(loaded):
         _log.warning("attention in bfloat16 does without AMX: %s", reason)

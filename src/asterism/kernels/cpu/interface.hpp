@@ -61,6 +61,18 @@ struct Problem {
   void *grad_q, *grad_k, *grad_v;  // null: not asked for
 };
 
+struct Slots {  // a few queries against the slots of a cache
+  int64_t batch, heads, kv_heads, n_queries, n_slots, dim, value_dim;
+  Tensor q, k, v;  // features of k and v next to each other
+  Tensor allowed;  // [batch, head, query, slot] of bytes: whether a query may read a slot
+  Tensor before, bias;  // the same of floats, or null: added to q . k, and to the scores
+  const float* sinks;   // [heads] or null
+  void* out;            // contiguous, in the dtype of q
+  float* lse;           // contiguous or null
+  float scale, softcap;  // softcap 0: none
+  int32_t is_bfloat16, threads, poison;
+};
+
 struct Task {  // what a thread does in one go
   int64_t phase;
   int64_t tiles, cut;  // tiles computed, and those of them of which the batch forbids a part
@@ -104,6 +116,12 @@ extern "C" const char* asterism_layout() {
     FIELD(Problem, threads), FIELD(Problem, poison), FIELD(Problem, q), FIELD(Problem, k), FIELD(Problem, v);
     FIELD(Problem, out), FIELD(Problem, residual), FIELD(Problem, lse), FIELD(Problem, grad_out);
     FIELD(Problem, grad_lse), FIELD(Problem, grad_q), FIELD(Problem, grad_k), FIELD(Problem, grad_v);
+    STRUCTURE(Slots);
+    FIELD(Slots, batch), FIELD(Slots, heads), FIELD(Slots, kv_heads), FIELD(Slots, n_queries), FIELD(Slots, n_slots);
+    FIELD(Slots, dim), FIELD(Slots, value_dim), FIELD(Slots, q), FIELD(Slots, k), FIELD(Slots, v);
+    FIELD(Slots, allowed), FIELD(Slots, before), FIELD(Slots, bias), FIELD(Slots, sinks), FIELD(Slots, out);
+    FIELD(Slots, lse), FIELD(Slots, scale), FIELD(Slots, softcap), FIELD(Slots, is_bfloat16), FIELD(Slots, threads);
+    FIELD(Slots, poison);
     STRUCTURE(Task);
     FIELD(Task, phase), FIELD(Task, tiles), FIELD(Task, cut), FIELD(Task, rows), FIELD(Task, floats);
 #undef FIELD

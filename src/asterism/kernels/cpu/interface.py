@@ -78,6 +78,18 @@ class Problem(ctypes.Structure):
     given_terms: Terms | None
 
 
+class Slots(ctypes.Structure):
+    """A few queries against the slots of a cache (interface.hpp)."""
+
+    _fields_ = [
+        *((name, ctypes.c_int64) for name in ("batch", "heads", "kv_heads", "n_queries", "n_slots", "dim", "value_dim")),
+        *((name, Tensor) for name in ("q", "k", "v", "allowed", "before", "bias")),
+        *((name, ctypes.c_void_p) for name in ("sinks", "out", "lse")),
+        *((name, ctypes.c_float) for name in ("scale", "softcap")),
+        *((name, ctypes.c_int32) for name in ("is_bfloat16", "threads", "poison")),
+    ]
+
+
 class Task(ctypes.Structure):
     """What a thread does in one go (interface.hpp)."""
 
@@ -105,7 +117,12 @@ def address(x: np.ndarray, dtype: type[np.generic]) -> int:
 
 def call(function: Callable[[Problem], int], problem: Problem) -> None:
     """Calls into the library. Raises KernelError if it reports that it could not finish."""
-    if status := function(problem):
+    check(function(problem))
+
+
+def check(status: int) -> None:
+    """Raises KernelError for a call into the library that could not finish."""
+    if status:
         raise KernelError(_FAILURES.get(status, f"the CPU kernel ended with status {status}: a defect of it"))
 
 
@@ -125,7 +142,7 @@ def _checked(name: str, x: torch.Tensor, dtype: torch.dtype, shape: tuple[int, .
 def layout() -> str:
     """Where each field lies, in words that asterism_layout() of interface.hpp uses too."""
     lines = [f"group {GROUP}"]
-    for structure in (Tensor, Pass, Terms, Problem, Task):
+    for structure in (Tensor, Pass, Terms, Problem, Slots, Task):
         lines.append(f"{structure.__name__} {ctypes.sizeof(structure)}")
         for field in structure._fields_:
             seen = getattr(structure, field[0])

@@ -13,6 +13,7 @@
 #include "amx_backward_row.hpp"
 #include "amx_forward_row.hpp"
 #include "backward.hpp"
+#include "decode.hpp"
 #include "forward.hpp"
 #include "interface.hpp"
 #include "parallel.hpp"
@@ -47,8 +48,8 @@ Status guarded(Body body) {
 // In a copy of a process (fork), OpenMP's threads are gone, but the thread that called it before still waits for them
 // in its next parallel region, for ever. A thread of our own has no such past: it gets a new team.
 template <class Body>
-Status run(const Problem& problem, Body body) {
-  if (problem.threads < 2 || !is_forked) return guarded(body);
+Status run(int32_t threads, Body body) {
+  if (threads < 2 || !is_forked) return guarded(body);
   Status inner = kFault;
   const Status outer = guarded([&] { std::thread([&] { inner = guarded(body); }).join(); });
   return outer == kDone ? inner : outer;
@@ -66,7 +67,7 @@ bool takes_amx([[maybe_unused]] const Problem& problem) {
 
 template <template <class> class Direction>
 Status run_in_dtype(const Problem& problem, std::vector<Task>* told = nullptr) {
-  return run(problem, [&] {
+  return run(problem.threads, [&] {
     Team team(problem, told);
 #ifdef ASTERISM_AMX
     if (takes_amx(problem)) return Direction<AmxBFloat16>(problem, team).run();
@@ -103,6 +104,18 @@ extern "C" int32_t asterism_forward(const Problem* problem) {
 extern "C" int32_t asterism_backward(const Problem* problem) {
   wish_for_huge_gradients(*problem);
   return run_in_dtype<Backward>(*problem);
+}
+
+// Writes out and lse.
+extern "C" int32_t asterism_decode(const Slots* slots) {
+  Slots given = *slots;
+  given.threads = threads_for(given);
+  return run(given.threads, [&] {
+    if (given.is_bfloat16)
+      Decode<uint16_t>(given).run();
+    else
+      Decode<float>(given).run();
+  });
 }
 
 // Which instructions multiply bfloat16 here. build.py says it to the user.

@@ -51,10 +51,10 @@ class BorrowedFloatingPoint {
   const FloatingPoint own_;
 };
 
-// Runs body(i, scratch) for 0 <= i < n on the problem's threads. What one of them throws is thrown here, after all have
+// Runs body(i, scratch) for 0 <= i < n on the threads of the problem, or of the slots. What one of them throws is thrown here, after all have
 // ended: an exception that leaves a parallel region would end the process.
-template <class Body>
-void in_parallel(const Problem& p, int64_t n, int64_t scratch_bytes, Body body) {
+template <class Given, class Body>
+void in_parallel(const Given& p, int64_t n, int64_t scratch_bytes, Body body) {
   const FloatingPoint callers;
   std::exception_ptr failure;
   std::atomic<bool> failed{false};
