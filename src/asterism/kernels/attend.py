@@ -26,6 +26,7 @@ from asterism.kernels.masks import readable
 from asterism.kernels.operands import Attended, Operands, default_scale
 from asterism.kernels.packed import pattern_of_documents
 from asterism.kernels.terms import Terms, expanded
+from asterism.kernels.transforms import is_transformed
 from asterism.patterns import Pattern, require_prefix_stable
 from asterism.patterns.by_text import by_text, remember
 
@@ -155,7 +156,7 @@ def decode(
         allowed = readable(rule, query_positions[:, chunk], key_positions).to(q.device)
         return _decoded(q[:, :, chunk], k, v, allowed, scale, return_lse, implementation)
 
-    return _results(_in_chunks(q, v, compute), return_lse)
+    return _results(_in_chunks(q, compute), return_lse)
 
 
 @overload
@@ -188,17 +189,19 @@ def decode_slots(
     check_allowed(allowed, q, k)
     scale = default_scale(q) if scale is None else check_scale(scale)
 
+    if q.shape[2] <= _DECODED_AT_A_TIME:  # even a slice of all costs what a short cache takes to read
+        return _results(_decoded(q, k, v, allowed, scale, return_lse, implementation), return_lse)
+
     def compute(chunk: slice) -> Attended:
         return _decoded(q[:, :, chunk], k, v, allowed[:, :, chunk], scale, return_lse, implementation)
 
-    return _results(_in_chunks(q, v, compute), return_lse)
+    return _results(_in_chunks(q, compute), return_lse)
 
 
-def _in_chunks(q: Tensor, v: Tensor, compute: Callable[[slice], Attended]) -> Attended:
+def _in_chunks(q: Tensor, compute: Callable[[slice], Attended]) -> Attended:
     """What `compute` gives for a few queries at a time, put together."""
-    count = q.shape[2]
-    starts = range(0, max(1, count), _DECODED_AT_A_TIME)
-    parts = [compute(slice(start, min(count, start + _DECODED_AT_A_TIME))) for start in starts]
+    starts = range(0, max(1, q.shape[2]), _DECODED_AT_A_TIME)
+    parts = [compute(slice(start, start + _DECODED_AT_A_TIME)) for start in starts]
     if len(parts) == 1:
         return parts[0]
     lses = [part.lse for part in parts if part.lse is not None]
@@ -208,7 +211,8 @@ def _in_chunks(q: Tensor, v: Tensor, compute: Callable[[slice], Attended]) -> At
 def _decoded(
     q: Tensor, k: Tensor, v: Tensor, allowed: Tensor, scale: float, with_lse: bool, implementation: str
 ) -> Attended:
-    allowed = allowed.expand(q.shape[0], -1, -1, -1)
+    if is_transformed():  # vmap counts its own axis among the rows
+        allowed = allowed.expand(q.shape[0], -1, -1, -1)
     operands = Operands(q, k, v, None, None, allowed, "", 0, scale, with_lse)
     return choose_for_cache(operands, implementation).run(operands)
 

@@ -56,17 +56,8 @@ def check_scale(scale: float) -> float:
 
 
 def check_tensors(q: Tensor, k: Tensor, v: Tensor, key_mask: Tensor | None, segments: Tensor | None) -> None:
-    shapes = f"q {list(q.shape)}, k {list(k.shape)}, v {list(v.shape)}"
-    if not q.ndim == k.ndim == v.ndim == 4:
-        raise KernelError(f"q, k and v must be [batch, heads, tokens, head_dim], got {shapes}")
-    if not q.shape[0] == k.shape[0] == v.shape[0]:
-        raise KernelError(f"q, k and v must have one batch size, got {shapes}")
-    if k.shape[1] != v.shape[1] or k.shape[2] != v.shape[2]:
-        raise KernelError(f"k and v must have equal heads and tokens, got {shapes}")
-    if q.shape[3] != k.shape[3] or q.shape[3] == 0:
-        raise KernelError(f"q and k must have one head_dim of at least 1, got {shapes}")
-    if q.shape[1] == 0 or k.shape[1] == 0 or q.shape[1] % k.shape[1]:
-        raise KernelError(f"the heads of q must be a multiple of the heads of k and v, got {shapes}")
+    if rule := _broken_rule(q.shape, k.shape, v.shape):
+        raise KernelError(f"{rule}, got q {list(q.shape)}, k {list(k.shape)}, v {list(v.shape)}")
     if not q.dtype == k.dtype == v.dtype or q.dtype not in DTYPES:
         known = ", ".join(str(dtype).removeprefix("torch.") for dtype in DTYPES)
         raise KernelError(f"q, k and v must have one dtype of {known}; got {q.dtype}, {k.dtype}, {v.dtype}")
@@ -75,6 +66,21 @@ def check_tensors(q: Tensor, k: Tensor, v: Tensor, key_mask: Tensor | None, segm
     for name, operand in (("key_mask", key_mask), ("segments", segments)):
         if operand is not None:
             _check_mask(name, operand, k)
+
+
+def _broken_rule(q: torch.Size, k: torch.Size, v: torch.Size) -> str | None:
+    """What shapes must be and these are not."""
+    if not len(q) == len(k) == len(v) == 4:
+        return "q, k and v must be [batch, heads, tokens, head_dim]"
+    if not q[0] == k[0] == v[0]:
+        return "q, k and v must have one batch size"
+    if k[1] != v[1] or k[2] != v[2]:
+        return "k and v must have equal heads and tokens"
+    if q[3] != k[3] or q[3] == 0:
+        return "q and k must have one head_dim of at least 1"
+    if q[1] == 0 or k[1] == 0 or q[1] % k[1]:
+        return "the heads of q must be a multiple of the heads of k and v"
+    return None
 
 
 def _check_mask(name: str, operand: Tensor, k: Tensor) -> None:

@@ -14,9 +14,9 @@ import torch
 from asterism.compiler import Plan, compile_pattern
 from asterism.compiler.cost import DENSE_MASK_LIMIT, TILE_SIZES, Prices, Setting, shipped, tile_costs
 from asterism.errors import AsterismError, KernelError, nearest
+from asterism.kernels import cpu, triton
 from asterism.kernels.calibration import Cell, epoch, known_prices, measured_prices
 from asterism.kernels.checks import DTYPES
-from asterism.kernels import cpu, triton
 from asterism.kernels.cpu import CPU, is_available
 from asterism.kernels.dense import CAUSAL, FULL, MASKED
 from asterism.kernels.eager import EAGER

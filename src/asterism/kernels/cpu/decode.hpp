@@ -1,8 +1,8 @@
 // Attention of a few queries against the slots of a cache.
 //
 // Keys and values are read once, where they lie, and only in slots that a query may read: what it costs is the way from
-// memory. The queries of all heads that share a key head are computed together. The slots of a key head are cut into
-// parts, by their number alone, so that one head keeps all threads busy; whoever ends the last part of a lot merges them
+// memory. The queries of all heads that share a key head are a lot, which is computed together. Its slots are cut into
+// parts, by their number alone, so that one head keeps all threads busy; whoever ends the last part of a lot merges all
 // in their order. So the result does not depend on threads.
 
 #pragma once
@@ -50,8 +50,9 @@ inline int rounded_up(int64_t n) { return static_cast<int>((n + kLanes - 1) / kL
 template <class Element>
 class Lot {
  public:
-  Lot(const Slots& s, int64_t lot, Scratch& scratch) : s_(s), width_(rounded_up(s.dim)), value_width_(rounded_up(s.value_dim)) {
-    const int64_t group = s.heads / s.kv_heads, all = group * s.n_queries, blocks = blocks_of(s);
+  Lot(const Slots& s, int64_t lot, Scratch& scratch)
+      : s_(s), group_(s.heads / s.kv_heads), width_(rounded_up(s.dim)), value_width_(rounded_up(s.value_dim)) {
+    const int64_t all = group_ * s.n_queries, blocks = blocks_of(s);
     batch_ = lot / blocks / s.kv_heads;
     kv_head_ = lot / blocks % s.kv_heads;
     first_ = lot % blocks * kMostRows;
@@ -114,8 +115,8 @@ class Lot {
  private:
   static constexpr int kScores = kSlotsPerStep + kLanes;  // of a row, and what products write behind them
 
-  int64_t head(int row) const { return kv_head_ * (s_.heads / s_.kv_heads) + (first_ + row) % (s_.heads / s_.kv_heads); }
-  int64_t query(int row) const { return (first_ + row) / (s_.heads / s_.kv_heads); }
+  int64_t head(int row) const { return kv_head_ * group_ + (first_ + row) % group_; }
+  int64_t query(int row) const { return (first_ + row) / group_; }
 
   static void put(float x, float* to) { *to = x; }
   static void put(float x, uint16_t* to) { *to = float_to_bfloat16(x); }
@@ -172,6 +173,7 @@ class Lot {
     choose<rows>(row, slot, n);
     const auto keys = slotted(s_.k, slot, s_.dim), values = slotted(s_.v, slot, s_.value_dim);
     const float* q = q_ + static_cast<int64_t>(row) * width_;
+    for (int j = 0; j < std::min(values.ahead(), n_common_); ++j) prefetch(values, common_[j]);  // read after the keys
     score<rows>(q, width_, keys, common_, n_common_, scores_, kScores);
     for (int r = 0; r < rows; ++r) {
       float* scores = scores_ + r * kScores;
@@ -234,6 +236,7 @@ class Lot {
   }
 
   const Slots& s_;
+  const int64_t group_;
   const int width_, value_width_;
   int64_t batch_, kv_head_, first_;
   int count_;

@@ -1,7 +1,7 @@
 """Decoding on the CPU: a few queries against the slots of a cache, by the kernel in decode.hpp.
 
-A call takes as long as Python needs for it where a cache is short, so that the operator is registered without the layers
-of `torch.library.custom_op`, and the structure that C++ reads is packed in one go.
+Where a cache is short, a call takes as long as Python needs for it. So the operator is registered without the layers of
+`torch.library.custom_op`, and the structure that C++ reads is packed in one go.
 """
 
 import os
@@ -13,7 +13,6 @@ from torch import Tensor
 
 from asterism.compiler import Plan
 from asterism.compiler.cost import Setting
-from asterism.errors import KernelError
 from asterism.kernels.cpu.build import is_available, library
 from asterism.kernels.cpu.interface import check
 from asterism.kernels.operands import Attended, Operands

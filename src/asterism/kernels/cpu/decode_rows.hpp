@@ -17,6 +17,7 @@
 namespace {
 
 constexpr int kRowsTogether = 4;  // queries that share a load of a key or value
+constexpr int kAhead = 4096;      // bytes of keys or values that are asked for before they are read
 
 // Tokens of one head, by slot; their features are next to each other.
 template <class Element>
@@ -25,6 +26,7 @@ struct Slotted {
   int64_t stride;
   int dim;
   const Element* at(int32_t slot) const { return data + slot * stride; }
+  int ahead() const { return std::clamp(kAhead / (dim * static_cast<int>(sizeof(Element))), 1, 64); }
 };
 
 // The first n < kLanes numbers, and zeros: what lies behind them may not be there.
@@ -70,42 +72,65 @@ inline Vector sums_of(const Vector* x) {
 #endif
 }
 
-// scores[r * step + j] = q[r] . key of list[j] for `rows` queries, q_width apart and zero behind their features.
-template <int rows, class Element>
-void score(const float* q, int64_t q_width, const Slotted<Element>& keys, const int32_t* list, int n, float* scores,
-           int64_t step) {
+// Asks for a token: what the processor guesses by itself is too little, and stops at each page.
+template <class Element>
+inline void prefetch(const Slotted<Element>& tokens, int32_t slot) {
+  const char* from = reinterpret_cast<const char*>(tokens.at(slot));
+  const int bytes = tokens.dim * static_cast<int>(sizeof(Element));
+  for (int i = 0; i < bytes; i += 64) __builtin_prefetch(from + i);
+}
+
+// scores[r * step + j] = q[r] . key of list[j] for `rows` queries, q_width apart and zero behind their features; of these
+// there are `vectors` whole vectors, or any number if that is 0.
+template <int rows, int vectors, class Element>
+void score_whole(const float* q, int64_t q_width, const Slotted<Element>& keys, const int32_t* list, int n,
+                 float* scores, int64_t step) {
   constexpr int together = kLanes / rows;
-  const int whole = keys.dim / kLanes * kLanes;
+  const int ahead = keys.ahead(), whole = vectors ? vectors * kLanes : keys.dim / kLanes * kLanes;
   for (int j = 0; j < n; j += together) {
-    const Element* key[together];
-    for (int i = 0; i < together; ++i) key[i] = keys.at(list[std::min(j + i, n - 1)]);
     Vector sums[kLanes] = {};
-    for (int d = 0; d < whole; d += kLanes)
-      for (int i = 0; i < together; ++i) {
-        const Vector x = load_floats(key[i] + d);
+    // One key after the other: addresses of many would not find room in registers.
+    for (int i = 0; i < together; ++i) {
+      const Element* key = keys.at(list[std::min(j + i, n - 1)]);
+      prefetch(keys, list[std::min(j + i + ahead, n - 1)]);
+      for (int d = 0; d < whole; d += kLanes) {
+        const Vector x = load_floats(key + d);
         for (int r = 0; r < rows; ++r) sums[r * together + i] += x * load(q + r * q_width + d);
       }
-    if (whole < keys.dim)
-      for (int i = 0; i < together; ++i) {
-        const Vector x = load_part(key[i] + whole, keys.dim - whole);
+      if (!vectors && whole < keys.dim) {
+        const Vector x = load_part(key + whole, keys.dim - whole);
         for (int r = 0; r < rows; ++r) sums[r * together + i] += x * load(q + r * q_width + whole);
       }
+    }
     float found[kLanes];
     store(found, sums_of(sums));
     for (int r = 0; r < rows; ++r) std::memcpy(scores + r * step + j, found + r * together, together * sizeof(float));
   }
 }
 
-// sums[r][d ... ] += sum over j of weights[r * step + j] * value of list[j], for `columns` vectors of features from d on;
-// with is_part for the last, incomplete one.
+template <int rows, class Element>
+void score(const float* q, int64_t q_width, const Slotted<Element>& keys, const int32_t* list, int n, float* scores,
+           int64_t step) {
+  if (keys.dim == 64)
+    score_whole<rows, 64 / kLanes>(q, q_width, keys, list, n, scores, step);
+  else if (keys.dim == 128)
+    score_whole<rows, 128 / kLanes>(q, q_width, keys, list, n, scores, step);
+  else
+    score_whole<rows, 0>(q, q_width, keys, list, n, scores, step);
+}
+
+// sums[r][d ... ] += sum over j of weights[r * step + j] * value of list[j], for `columns` vectors of features from d
+// on; with is_part for the last, incomplete one.
 template <int rows, int columns, bool is_part, class Element>
 void add_columns(const float* weights, int64_t step, const Slotted<Element>& values, int d, const int32_t* list, int n,
                  float* sums, int64_t width) {
+  const int ahead = values.ahead();
   Vector sum[rows][columns];
   for (int r = 0; r < rows; ++r)
     for (int c = 0; c < columns; ++c) sum[r][c] = load(sums + r * width + d + c * kLanes);
   for (int j = 0; j < n; ++j) {
     const Element* value = values.at(list[j]) + d;
+    prefetch(values, list[std::min(j + ahead, n - 1)]);
     Vector x[columns];
     for (int c = 0; c < columns; ++c)
       x[c] = is_part ? load_part(value, values.dim - d) : load_floats(value + c * kLanes);

@@ -82,7 +82,10 @@ class Slots(ctypes.Structure):
     """A few queries against the slots of a cache (interface.hpp)."""
 
     _fields_ = [
-        *((name, ctypes.c_int64) for name in ("batch", "heads", "kv_heads", "n_queries", "n_slots", "dim", "value_dim")),
+        *(
+            (name, ctypes.c_int64)
+            for name in ("batch", "heads", "kv_heads", "n_queries", "n_slots", "dim", "value_dim")
+        ),
         *((name, Tensor) for name in ("q", "k", "v", "allowed", "before", "bias")),
         *((name, ctypes.c_void_p) for name in ("sinks", "out", "lse")),
         *((name, ctypes.c_float) for name in ("scale", "softcap")),

@@ -55,10 +55,17 @@ class BorrowedFloatingPoint {
 // ended: an exception that leaves a parallel region would end the process.
 template <class Given, class Body>
 void in_parallel(const Given& p, int64_t n, int64_t scratch_bytes, Body body) {
+  if (n <= 1 || p.threads <= 1) {  // even a region of one thread costs as much as a short cache takes to read
+    for (int64_t i = 0; i < n; ++i) {
+      Scratch scratch(scratch_bytes, p.poison);
+      body(i, scratch);
+    }
+    return;
+  }
   const FloatingPoint callers;
   std::exception_ptr failure;
   std::atomic<bool> failed{false};
-#pragma omp parallel num_threads(std::max(1, p.threads)) if (n > 1 && p.threads > 1)
+#pragma omp parallel num_threads(p.threads)
   {
     const BorrowedFloatingPoint borrowed(callers);
 #pragma omp for schedule(dynamic, 1)
