@@ -60,6 +60,26 @@ print("no finding")
 """
 
 
+DECODED = """
+import torch
+from asterism.kernels import decode_slots
+
+generator = torch.Generator().manual_seed(0)
+for n in (0, 1, 15, 64, 257, 1100):
+    for width, value_width in ((64, 64), (1, 3), (33, 65), (128, 128), (256, 7)):
+        for rows, heads, kv_heads in ((1, 4, 4), (1, 6, 2), (3, 4, 2), (70, 2, 1)):
+            for dtype in (torch.float32, torch.bfloat16):
+                torch.set_num_threads(1 + n % 3)
+                q, k, v = (
+                    torch.randn(2, h, m, d, generator=generator).to(dtype)
+                    for h, m, d in ((heads, rows, width), (kv_heads, n, width), (kv_heads, n, value_width))
+                )
+                allowed = torch.rand(2, heads if n % 2 else 1, rows, n, generator=generator) < 0.7
+                decode_slots(q, k, v, allowed, implementation="cpu", return_lse=True)
+print("no finding")
+"""
+
+
 @pytest.fixture(scope="module")
 def environment(tmp_path_factory):
     libraries = [
@@ -94,6 +114,10 @@ def test_two_hundred_cases_of_the_oracle(environment):
 
 def test_whole_tiles_and_long_rows(environment):
     assert run(environment, LONG) == "no finding"
+
+
+def test_slots_of_a_cache(environment):
+    assert run(environment, DECODED) == "no finding"
 
 
 def test_emulated_products_by_amx(environment):

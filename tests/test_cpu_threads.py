@@ -111,6 +111,7 @@ def test_two_hundred_plans_in_four_threads():
 FORKS = """
 import os, signal, sys, torch
 from asterism import attend
+from asterism.kernels import decode_slots
 
 torch.set_num_threads(3)
 generator = torch.Generator().manual_seed(0)
@@ -122,6 +123,8 @@ def results(dtype):
     leaves = [x.requires_grad_() for x in leaves]
     out, lse = attend(*leaves, "bigbird(16)", key_mask=mask, implementation="cpu", return_lse=True)
     found = [out.detach(), lse.detach(), *torch.autograd.grad([out, lse], leaves, [weights, lse_weights])]
+    q, k, v = given[dtype][:3]
+    found.append(decode_slots(q[:, :, :1], k, v, mask[:, None, None], implementation="cpu"))
     return [x.view(torch.int16).numpy().tobytes() for x in found]
 
 def child():

@@ -7,10 +7,13 @@ import numpy as np
 import oracle
 import pytest
 import torch
-from kernel_cases import DTYPES, assert_as_good, implementations
+from kernel_cases import DTYPES, assert_as_good, has_compiler, implementations
 
 from asterism.errors import KernelError
-from asterism.kernels import decode, decode_slots, readable
+from asterism.kernels import cpu, decode, decode_slots, readable
+from asterism.kernels.choice import choose_for_cache
+from asterism.kernels.dense import MASKED
+from asterism.kernels.operands import Operands
 from asterism.patterns import parse
 
 pytestmark = pytest.mark.usefixtures("poison")
@@ -207,3 +210,87 @@ def test_refuses_what_is_no_mask():
         decode_slots(*made.tensors, None)
     with pytest.raises(KernelError, match="Did you mean 'eager'"):
         decode_slots(*made.tensors, made.allowed, implementation="eagre")
+
+
+# --- the fused kernel on CPUs ----------------------------------------------------------------------------------------
+
+needs_compiler = pytest.mark.skipif(not has_compiler(), reason="no C++ compiler on this machine")
+FUSED = (torch.float32, torch.bfloat16)
+
+
+def chosen(made: Given, implementation: str = "auto"):
+    operands = Operands(*made.tensors, None, None, made.allowed, "", 0, 1.0, with_lse=False)
+    return choose_for_cache(operands, implementation)
+
+
+@needs_compiler
+def test_who_decodes():
+    for dtype in DTYPES:
+        made = given(Slots(dtype=dtype))
+        assert chosen(made) is (cpu.DECODING if dtype in FUSED else MASKED)
+        if dtype in FUSED:
+            assert chosen(made, "cpu") is cpu.DECODING
+        made.q.requires_grad_()
+        assert chosen(made) is MASKED
+        with torch.no_grad():
+            assert chosen(made) is (cpu.DECODING if dtype in FUSED else MASKED)
+    for dtype, message in (
+        (torch.float64, "takes float32 and bfloat16, got torch.float64"),
+        (torch.float16, "float16"),
+    ):
+        with pytest.raises(KernelError, match=message):
+            chosen(given(Slots(dtype=dtype)), "cpu")
+
+
+@needs_compiler
+@pytest.mark.parametrize("dtype", FUSED, ids=str)
+@pytest.mark.parametrize("case", (Slots(slots=5000, batch=1), Slots(queries=40, slots=700, width=64, value_width=48)))
+def test_equal_bits_on_every_run_and_for_any_number_of_threads(case, dtype):
+    made = given(Slots(**vars(case) | {"dtype": dtype}))
+    before = torch.get_num_threads()
+    results = []
+    try:
+        for threads in (1, 2, 3, 2, 5):
+            torch.set_num_threads(threads)
+            results += [decode_slots(*made.tensors, made.allowed, return_lse=True, implementation="cpu")]
+    finally:
+        torch.set_num_threads(before)
+    for out, lse in results[1:]:
+        assert torch.equal(out, results[0][0]) and torch.equal(lse, results[0][1])
+
+
+@needs_compiler
+@pytest.mark.parametrize("dtype", FUSED, ids=str)
+def test_each_query_reads_its_own_slots_only(dtype):
+    """NaN in a slot that one query of a group may read changes no bit of the others."""
+    made = given(Slots(heads=6, kv_heads=1, queries=2, slots=70, heads_of_mask=6, dtype=dtype, batch=1), poisoned=False)
+    made.allowed[0, :, :, 69] = False
+    made.allowed[0, 4, 0, 69] = True
+    made.allowed[0, :, :, 0] = True
+    clean = decode_slots(*made.tensors, made.allowed, implementation="cpu")
+    made.k[0, 0, 69], made.v[0, 0, 69] = math.nan, math.inf
+    found = decode_slots(*made.tensors, made.allowed, implementation="cpu")
+    assert found[0, 4, 0].isnan().all()
+    others = torch.ones(6, 2, dtype=torch.bool)
+    others[4, 0] = False
+    assert torch.equal(found[0][others], clean[0][others]) and not clean.isnan().any()
+
+
+@needs_compiler
+def test_the_operator_passes_opcheck():
+    made = given(Slots(queries=2, lent=True))
+    arguments = (*made.tensors, made.allowed, [None, None, None], 0.3, 0.0)
+    for with_lse in (False, True):
+        torch.library.opcheck(torch.ops.asterism.cpu_decode.default, (*arguments, with_lse))
+
+
+@needs_compiler
+def test_features_apart_and_slots_apart():
+    """Features that do not lie next to each other, a mask every second byte of which counts, and bytes other than 1."""
+    made = given(Slots(slots=90, queries=3), poisoned=False)
+    k, v = (torch.stack([x, x * 0], dim=-1).flatten(-2)[..., ::2] for x in (made.k, made.v))
+    allowed = torch.stack([made.allowed, ~made.allowed], dim=-1).flatten(-2)[..., ::2]
+    expected = decode_slots(*made.tensors, made.allowed, implementation="cpu")
+    assert torch.equal(decode_slots(made.q, k, v, allowed, implementation="cpu"), expected)
+    odd = (made.allowed.to(torch.uint8) * 6).view(torch.bool)
+    assert torch.equal(decode_slots(*made.tensors, odd, implementation="cpu"), expected)

@@ -171,6 +171,7 @@ INSTRUCTION_SETS = (
     WORK
     + """
 from asterism import patterns
+from asterism.kernels import decode_slots
 
 generator = torch.Generator().manual_seed(1)
 cases = (("causal()", 70, 64), ("strided(16)", 130, 40), ("bigbird(16)", 200, 7), ("fixed(32, summary=4)", 97, 3))
@@ -183,6 +184,13 @@ for text, n, width in cases:
         expected = torch.autograd.grad((attend(*wide, text, implementation="reference") * weight).sum(), wide)
         for one, other in zip(found, expected):
             assert (one - other).abs().max() < tolerance * max(1, other.abs().max()), (text, dtype)
+for n, width, heads in ((1, 64, 1), (300, 65, 4), (700, 128, 2), (90, 3, 8)):
+    for dtype, tolerance in ((torch.float32, 1e-5), (torch.bfloat16, 0.02)):
+        q, k, v = (torch.randn(2, h, m, width, generator=generator).to(dtype) for h, m in ((heads, 3), (1, n), (1, n)))
+        allowed = torch.rand(2, heads, 3, n, generator=generator) < 0.6
+        found = decode_slots(q, k, v, allowed, implementation="cpu")
+        expected = decode_slots(q.double(), k.double(), v.double(), allowed, implementation="reference")
+        assert (found - expected).abs().max() < tolerance * max(1, expected.abs().max()), ("slots", dtype)
 print("agree")
 """
 )

@@ -32,8 +32,8 @@ _POISON = bool(os.environ.get("ASTERISM_POISON"))
 
 _OPERATORS = torch.library.Library("asterism", "FRAGMENT")
 _OPERATORS.define(
-    "cpu_decode(Tensor q, Tensor k, Tensor v, Tensor allowed, Tensor? before, Tensor? bias, Tensor? sinks, float scale,"
-    " float softcap, bool with_lse) -> Tensor[]"
+    "cpu_decode(Tensor q, Tensor k, Tensor v, Tensor allowed, Tensor?[] terms, float scale, float softcap,"
+    " bool with_lse) -> Tensor[]"
 )
 
 
@@ -42,14 +42,16 @@ def _decode(
     k: Tensor,
     v: Tensor,
     allowed: Tensor,
-    before: Tensor | None,
-    bias: Tensor | None,
-    sinks: Tensor | None,
+    terms: list[Tensor | None],
     scale: float,
     softcap: float,
     with_lse: bool,
 ) -> list[Tensor]:
-    """Out [B, H, M, Dv], and the log-sum-exp [B, H, M] if it is asked for."""
+    """Out [B, H, M, Dv], and the log-sum-exp [B, H, M] if it is asked for.
+
+    `terms`: what is added to q . k and to the scores, float32 [B or 1, H or 1, M, L], and the sinks, float32 [H].
+    """
+    before, bias, sinks = terms
     (batch, heads, n_queries, dim), (_, kv_heads, n_slots, value_dim) = q.shape, v.shape
     results = [q.new_empty((batch, heads, n_queries, value_dim))]
     if with_lse:
@@ -104,7 +106,7 @@ class Decoding:
         assert operands.allowed is not None, "only chosen for the keys of a cache"
         o = operands
         found = torch.ops.asterism.cpu_decode.default(
-            o.q, o.k, o.v, o.allowed, None, None, None, o.scale, 0.0, o.with_lse
+            o.q, o.k, o.v, o.allowed, [None, None, None], o.scale, 0.0, o.with_lse
         )
         return Attended(found[0], found[1] if o.with_lse else None)
 

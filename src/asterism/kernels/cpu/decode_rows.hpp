@@ -80,8 +80,8 @@ inline void prefetch(const Slotted<Element>& tokens, int32_t slot) {
   for (int i = 0; i < bytes; i += 64) __builtin_prefetch(from + i);
 }
 
-// scores[r * step + j] = q[r] . key of list[j] for `rows` queries, q_width apart and zero behind their features; of these
-// there are `vectors` whole vectors, or any number if that is 0.
+// scores[r * step + j] = q[r] . key of list[j] for `rows` queries, q_width apart and zero behind their features; of
+// these there are `vectors` whole vectors, or any number if that is 0.
 template <int rows, int vectors, class Element>
 void score_whole(const float* q, int64_t q_width, const Slotted<Element>& keys, const int32_t* list, int n,
                  float* scores, int64_t step) {
