@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import torch
 from small_models import CAUSAL_MIXERS, VOCABULARY, random_tokens, small_config, small_model
+from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import DynamicCache, StaticCache
 
 from asterism import patterns
@@ -200,6 +201,92 @@ def test_a_layer_alone_continues_after_what_its_cache_has_seen() -> None:
     cache = PatternCacheLayer(layer.pattern)
     parts = [layer(part, cache=cache) for part in hidden.split([11, 1, 7, 11], dim=1)]
     torch.testing.assert_close(torch.cat(parts, dim=1), layer(hidden), atol=1e-12, rtol=0)
+
+
+# --- what a token costs ----------------------------------------------------------------------------------------------
+
+
+class Synchronisations(TorchDispatchMode):
+    """Counts the operators that wait for a device to tell the host a number."""
+
+    count = 0
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        self.count += function in (torch.ops.aten._local_scalar_dense.default, torch.ops.aten.equal.default)
+        return function(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("padding", [0, 5])
+@pytest.mark.parametrize("text", ["sinks(first=2, window=30)", "split_heads(window(left=3), causal(), heads=4)"])
+def test_a_token_asks_no_pattern_and_waits_for_nothing(text: str, padding: int, monkeypatch) -> None:
+    """Tables of 256 positions are made once for all layers; after the prompt nothing is asked of a device."""
+    model = small_model(text, position_type="rotary", num_hidden_layers=6)
+    tokens, mask = random_tokens(2, 240), torch.ones(2, 20, dtype=torch.int64)
+    mask[1, :padding] = 0
+    asked = []
+    allows = patterns.Pattern.allows
+    with torch.no_grad():
+        cache = PatternCache(model.config)
+        model(tokens[:, :20], attention_mask=mask, past_key_values=cache)
+        monkeypatch.setattr(patterns.Pattern, "allows", lambda *question: asked.append(1) or allows(*question))
+        with Synchronisations() as waited:
+            for column in range(20, 240):
+                model(tokens[:, column : column + 1], past_key_values=cache)
+    assert waited.count == 0
+    assert len(asked) <= 8 * len(cache.layers[0].groups)  # a table for each width that the slots had on the way
+
+
+def test_a_limit_is_kept() -> None:
+    layer = PatternCacheLayer(patterns.fixed(stride=8), max_tokens=40, restorable=0)
+    feed(layer, 30)
+    assert layer.is_compileable and layer.get_max_length() == 40
+    for _ in range(10):
+        feed(layer, 1)
+    with pytest.raises(ConfigurationError) as caught:
+        for _ in range(10):
+            feed(layer, 1)
+    assert str(caught.value) == (
+        "all 12 slots of the cache hold keys that are still read, and token 48 of a row needs one more;"
+        " give the cache a higher max_tokens, or none"
+    )
+    endless = PatternCacheLayer(patterns.window(left=5), max_tokens=100)
+    feed(endless, 500)
+    assert endless.get_max_length() == -1 and endless.groups[0].width == 6 + 64
+    for options in ({"max_tokens": 0}, {"restorable": -1}, {"max_tokens": 2.5}):
+        with pytest.raises(ConfigurationError, match="must be a number of tokens, got"):
+            PatternCacheLayer(patterns.causal(), **options)
+
+
+def test_other_rows_and_tokens_out_of_turn_are_refused() -> None:
+    layer = PatternCacheLayer(patterns.causal())
+    early = layer.new_tokens(3)
+    feed(layer, 3, 3)
+    with pytest.raises(ConfigurationError, match=r"the cache holds \[rows, key heads, key width, value width\]"):
+        feed(layer, 1, 1, 1)
+    keys = torch.zeros(2, 4, 3, 3, dtype=torch.float64)
+    with pytest.raises(ConfigurationError, match="and the new tokens come after"):
+        layer.extend(keys, keys[..., :1], early)
+
+
+def test_no_gradient_is_left_out_in_silence() -> None:
+    model, tokens = small_model(position_type="rotary"), random_tokens(1, 80)
+    cache = PatternCache(model.config)
+    model(tokens[:, :5], past_key_values=cache).logits.sum().backward()
+    for count in (1, 70):
+        logits = model(tokens[:, cache.get_seq_length() :][:, :count], past_key_values=cache).logits
+        with pytest.raises(ConfigurationError, match="keeps keys and values, not how they were computed"):
+            logits.sum().backward()
+
+
+def test_a_cache_goes_in_and_out_of_inference_mode() -> None:
+    model, tokens = small_model(), random_tokens(1, 40)
+    expected, cache, start = model(tokens).logits, PatternCache(model.config), 0
+    for mode in (torch.inference_mode(), torch.no_grad(), torch.enable_grad(), torch.inference_mode()):
+        with mode:
+            logits = model(tokens[:, start : start + 10], past_key_values=cache).logits
+            torch.testing.assert_close(logits, expected[:, start : start + 10], atol=1e-11, rtol=0)
+            cache.reorder_cache(torch.tensor([0]))
+        start += 10
 
 
 # --- taking back -----------------------------------------------------------------------------------------------------

@@ -44,16 +44,15 @@ class NewTokens:
 
     def __init__(self, before: Seen, width: int, counts: Sequence[int] | None = None) -> None:
         self.before, self.width = before, width
-        self.counts = None if counts is None or min(counts) == width else tuple(counts)
+        self.counts = _counts(counts, width)
         self.results: dict[Any, Any] = {}
         self.after = self._after()
 
-    def __eq__(self, other: object) -> bool:
-        if not isinstance(other, NewTokens):
-            return NotImplemented
-        return (self.before, self.width, self.counts) == (other.before, other.width, other.counts)
-
-    __hash__ = None  # type: ignore[assignment]
+    def are(self, before: Seen, width: int, counts: Sequence[int] | None) -> bool:
+        """Whether these are the tokens that NewTokens(before, width, counts) would be."""
+        if self.before is not before and self.before != before:
+            return False
+        return self.width == width and self.counts == _counts(counts, width)
 
     def _after(self) -> Seen:
         lengths, columns, padded, excess = self.before
@@ -76,6 +75,10 @@ class NewTokens:
         if self.counts is None:
             return positions
         return torch.where(places < torch.tensor(self.counts, device=device)[:, None], positions, -1)
+
+
+def _counts(counts: Sequence[int] | None, width: int) -> tuple[int, ...] | None:
+    return None if counts is None or min(counts) == width else tuple(counts)
 
 
 class Kept(NamedTuple):

@@ -73,7 +73,7 @@ class _Slots:
     def write(self, step: Step, keys: torch.Tensor, values: torch.Tensor) -> None:
         for slots, new in ((self.keys, self.of(keys).detach()), (self.values, self.of(values).detach())):
             if isinstance(step.slots, int):
-                slots[:, :, step.slots].copy_(new[:, :, 0])
+                slots.narrow(2, step.slots, 1).copy_(new)
             elif step.rows is not None:
                 slots[step.rows, :, step.slots] = new[step.rows, :, step.columns].to(slots.dtype)
             else:
@@ -186,11 +186,10 @@ class PatternCacheLayer(CacheLayerMixin):
 
         Layers of one cache get the same ones, so that what follows from the pattern is found once for all of them.
         """
-        new = NewTokens(self.seen, width, counts)
         if torch.compiler.is_compiling():
-            return new
-        if not (self._latest and self._latest[0] == new):
-            self._latest[:] = [new]
+            return NewTokens(self.seen, width, counts)
+        if not (self._latest and self._latest[0].are(self.seen, width, counts)):
+            self._latest[:] = [NewTokens(self.seen, width, counts)]
         return self._latest[0]
 
     def join(self, other: "PatternCacheLayer") -> None:
@@ -203,7 +202,10 @@ class PatternCacheLayer(CacheLayerMixin):
         keys [B, Hkv, N, D], values [B, Hkv, N, Dv], the same `tokens` for all layers. Raises ConfigurationError for
         other rows or heads than before, for tokens that do not follow those seen, and beyond `max_tokens`.
         """
-        if torch.compiler.is_compiling() and self._is_traceable(tokens):
+        if not torch.compiler.is_compiling():
+            self._prepare(keys, values, tokens)
+            return self._extend(keys, values, tokens)
+        if self._is_traceable(tokens):
             return self._extend(keys, values, tokens)
         return self._extend_outside_graphs(keys, values, tokens)
 
@@ -212,8 +214,7 @@ class PatternCacheLayer(CacheLayerMixin):
 
     @torch.compiler.disable
     def _extend_outside_graphs(self, keys: torch.Tensor, values: torch.Tensor, tokens: NewTokens) -> list[Kept]:
-        self._prepare(keys, values, tokens)
-        return self._extend(keys, values, tokens)
+        return self.extend(keys, values, tokens)
 
     def _extend(self, keys: torch.Tensor, values: torch.Tensor, tokens: NewTokens) -> list[Kept]:
         """Slots are written before they are read, unless the new keys would replace some that are still read."""

@@ -43,6 +43,8 @@ def find_step(plan: SlotPlan, tokens: NewTokens, width: int, device: torch.devic
 def _step(plan: SlotPlan, tokens: NewTokens, width: int, device: torch.device, reads_slots: bool) -> Step:
     lengths = tokens.before.lengths
     alike = tokens.counts is None and isinstance(lengths, int)
+    if not alike and tokens.width == 1 and tokens.counts is None and reads_slots:
+        return _one_column(plan, tokens.before.lengths, width, device)  # type: ignore[arg-type]
     if not alike:
         return _step_by_row(plan, tokens, width, device, reads_slots)
     assert isinstance(lengths, int)
@@ -71,10 +73,8 @@ def _stretch(
     """(slots [count], allowed [1, heads, count, width]) of consecutive positions, from one table or several."""
     slots, allowed, position = [], [], first
     while position < first + count:
-        table = plan.table(position, width)
+        table = _table_with(plan, position, width)
         some = min(first + count, table.first + len(table.slots)) - position
-        if some <= 0:
-            raise ConfigurationError(exhausted(width, position))
         slots.append(table.slots[position - table.first :][:some])
         allowed.append(_allowed(table, position, some, device))
         position += some
@@ -88,6 +88,30 @@ def exhausted(slots: int, length: int) -> str:
         f"all {slots} slots of the cache hold keys that are still read, and token {length} of a row needs one more;"
         " give the cache a higher max_tokens, or none"
     )
+
+
+def _one_column(plan: SlotPlan, lengths: tuple[int, ...], width: int, device: torch.device) -> Step:
+    """One real token in each of the rows of different lengths, which mostly need the same table or two."""
+    found: dict[Table, list[int]] = {}
+    slots = []
+    for row, position in enumerate(lengths):
+        table = _table_with(plan, position, width)
+        found.setdefault(table, []).append(row)
+        slots.append(int(table.slots[position - table.first]))
+    allowed = torch.empty(plan.pattern.heads, len(lengths), width, dtype=torch.bool, device=device)
+    for table, rows in found.items():
+        places = torch.tensor([lengths[row] - table.first for row in rows], device=device)
+        allowed[:, rows] = _table_on(table, device)[:, places]
+    own = torch.arange(len(lengths), device=device)
+    return Step(own, torch.zeros_like(own), torch.tensor(slots, device=device), allowed.transpose(0, 1)[:, :, None])
+
+
+def _table_with(plan: SlotPlan, position: int, width: int) -> Table:
+    """The table that holds the position. Raises ConfigurationError where its key finds no slot."""
+    table = plan.table(position, width)
+    if position >= table.first + len(table.slots):
+        raise ConfigurationError(exhausted(width, position))
+    return table
 
 
 def _step_by_row(plan: SlotPlan, tokens: NewTokens, width: int, device: torch.device, reads_slots: bool) -> Step:

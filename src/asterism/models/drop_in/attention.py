@@ -59,21 +59,24 @@ def pattern_attention(
     is_causal: bool | None = None,
     sliding_window: int | None = None,
     pattern_cache: PatternCacheLayer | None = None,
+    pattern_rule: Rule | None = None,
     **others: Any,
 ) -> tuple[torch.Tensor, None]:
     """q [B, H, N, D], k [B, Hkv, N, D] and v [B, Hkv, N, Dv] -> [B, N, H, Dv], by the pattern of the module's layer.
 
-    Without `pattern_cache`, k and v may hold the S keys before them, too. Raises ConfigurationError for everything that
-    would change the scores and that a pattern does not say, PatternError for a pattern that this layer cannot use.
+    Without `pattern_cache`, k and v may hold the S keys before them, too; with it comes the layer's rule. Raises
+    ConfigurationError for everything that would change the scores and that a pattern does not say, PatternError for a
+    pattern that this layer cannot use.
     """
     tokens = require_tokens(attention_mask, module)
     if is_causal is not None and is_causal != tokens.causal:
         raise ConfigurationError(f"attention got is_causal={is_causal}, but the model's mask says {tokens.causal}")
-    intersects = read_native_window(module.config) == "intersect"
-    if intersects and sliding_window is not None and tokens.window is None:
+    intersects = sliding_window is not None and read_native_window(module.config) == "intersect"
+    if intersects and tokens.window is None:
         raise ConfigurationError(f"attention got sliding_window={sliding_window}, but the model's mask has no window")
     documents = _documents(query, tokens, others)
-    asked = Asked(layer_rule(module, tokens), tokens, scaling, read_terms(others, dropout))
+    rule = layer_rule(module, tokens) if pattern_rule is None else pattern_rule
+    asked = Asked(rule, tokens, scaling, read_terms(others, dropout))
     if documents is not None:
         _check_documents(key, tokens, query.shape[2], pattern_cache)
         mixed = _attend_documents(query, key, value, asked, documents)

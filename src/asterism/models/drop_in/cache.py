@@ -35,7 +35,7 @@ def _hand_over_cache(
     tokens = next((x for x in (*named.values(), *arguments) if isinstance(x, Tokens)), None)
     rule = layer_rule(module, require_tokens(tokens, module))
     layer = _forgetting_layer(cache, module.layer_idx, rule.text)
-    return arguments, named | {"past_key_values": None, "pattern_cache": layer}
+    return arguments, named | {"past_key_values": None, "pattern_cache": layer, "pattern_rule": rule}
 
 
 def _check_cache(module: nn.Module, arguments: tuple[Any, ...], named: dict[str, Any], output: Any) -> None:
