@@ -412,8 +412,8 @@ def test_arguments_of_a_head_may_stand_in_their_order() -> None:
         model(tokens, mask, None, None, labels, True)
     with pytest.raises(TypeError):
         model(tokens, mask, None, None, labels, labels=labels)
-    with pytest.raises(ConfigurationError, match="forward has no argument 'position_ids'"):
-        model(tokens, position_ids=tokens)
+    with pytest.raises(ConfigurationError, match="forward has no argument 'head_mask'"):
+        model(tokens, head_mask=tokens)
 
 
 def test_pretraining_adds_the_loss_of_the_next_sentence() -> None:
@@ -526,8 +526,8 @@ def test_every_head_trains_saves_and_loads(kind: type, tmp_path: Path) -> None:
     assert type(auto) is kind
     for name, value in forward(model, tokens, attention_mask=mask).items():
         torch.testing.assert_close(getattr(auto(tokens, attention_mask=mask), name), value, atol=1e-13, rtol=0)
-    with pytest.raises(ConfigurationError, match=rf"{kind.__name__}.forward has no argument 'position_ids'"):
-        model(tokens, position_ids=tokens)
+    with pytest.raises(ConfigurationError, match=rf"{kind.__name__}.forward has no argument 'head_mask'"):
+        model(tokens, head_mask=tokens)
 
 
 def test_a_pretrained_encoder_serves_every_head(tmp_path: Path) -> None:

@@ -358,9 +358,9 @@ def test_hidden_states_and_tuples() -> None:
 def test_arguments_that_mean_nothing_here_are_refused() -> None:
     model, tokens = small_model(), random_tokens(1, 4)
     with pytest.raises(ConfigurationError) as caught:
-        model(tokens, position_ids=torch.arange(4)[None])
+        model(tokens, head_mask=torch.ones(3, 4))
     assert str(caught.value) == (
-        "AsterismForCausalLM.forward has no argument 'position_ids'; positions count the tokens of attention_mask,"
+        "AsterismForCausalLM.forward has no argument 'head_mask'; positions count the tokens of attention_mask,"
         " and attention weights are never kept"
     )
     with pytest.raises(ConfigurationError, match="give either input_ids or inputs_embeds, not both"):

@@ -127,6 +127,7 @@ class SparseAttention(nn.Module):
         key_mask: torch.Tensor | None = None,
         segments: torch.Tensor | None = None,
         lengths: Sequence[int] | None = None,
+        documents: Sequence[int] | None = None,
         dropout: Dropout | None = None,
         **score_terms: Any,
     ) -> torch.Tensor:
@@ -141,13 +142,16 @@ class SparseAttention(nn.Module):
                    own segment. Neither goes together with a cache, nor segments with global projections.
         lengths    how many tokens of each row are real; they come first, and padding follows. Each row then follows
                    the pattern at its own length. By default all rows follow it at length N.
+        documents  lengths of the documents that the batch holds, through all rows laid end to end; each follows the
+                   pattern by itself. Neither with `lengths` nor with a cache.
         dropout    of the pairs that are read, as in `attend`; not together with a cache
         score_terms  what a subclass adds to the scores; none here
         """
         masks = Masks(key_mask, segments)
         (hidden,) = autocast(hidden)  # once, not for each projection
+        laid = self._lay_out(lengths, documents, hidden.shape[1])
         if cache is not None:
-            self._check_cache(cache, masks, dropout)
+            self._check_cache(cache, masks, dropout, documents)
         if cache is not None and tokens is None:
             counts = None if positions is None else (positions >= 0).sum(dim=1).expand(len(hidden)).tolist()
             tokens = cache.new_tokens(hidden.shape[1], counts)
@@ -161,7 +165,7 @@ class SparseAttention(nn.Module):
         if tokens is not None and tokens.before.columns:
             mixed = self._read_kept(heads.q, kept, tokens, **score_terms)
         else:
-            mixed = self._read(heads, masks, lengths, dropout, **score_terms)
+            mixed = self._read(heads, masks, laid, dropout, **score_terms)
             if self.global_projections is not None:
                 apart = None if dropout is None else dropout.shifted(SECOND_READING)
                 mixed = self._ask_globally(mixed, hidden, positions, masks, lengths, apart)
@@ -189,18 +193,31 @@ class SparseAttention(nn.Module):
         self,
         heads: Heads,
         masks: Masks,
-        lengths: Sequence[int] | None,
+        documents: tuple[int, ...] | None,
         dropout: Dropout | None = None,
         **score_terms: Any,
     ) -> torch.Tensor:
-        """[B, H, N, Dv], without a cache; with lengths, each row at its own, all of them in one call."""
-        batch, _, tokens, _ = heads.q.shape
-        if lengths is None or min(lengths) == tokens:
+        """[B, H, N, Dv], without a cache; documents of all rows in one call."""
+        if documents is None:
             return self._attend(heads, masks, None, dropout, **score_terms)
         packed = Heads(*map(lay_end_to_end, heads))
         laid = Masks(*(None if mask is None else mask.reshape(1, -1) for mask in masks))
-        documents = documents_of_rows(lengths, tokens)
-        return cut_into_rows(self._attend(packed, laid, documents, dropout, **score_terms), batch)
+        return cut_into_rows(self._attend(packed, laid, documents, dropout, **score_terms), len(heads.q))
+
+    def _lay_out(
+        self, lengths: Sequence[int] | None, documents: Sequence[int] | None, tokens: int
+    ) -> tuple[int, ...] | None:
+        """The documents of the rows laid end to end, as `in_documents` takes them; None where all rows are whole."""
+        if documents is None:
+            return None if lengths is None or min(lengths) == tokens else documents_of_rows(lengths, tokens)
+        if lengths is not None:
+            raise ConfigurationError("lengths of rows and lengths of documents cannot be used together")
+        if self.global_projections is not None:
+            raise ConfigurationError(
+                "global_projections read every key of their row, so they cannot be used together with documents:"
+                " give each document a row"
+            )
+        return tuple(documents)
 
     def _attend(
         self,
@@ -250,7 +267,11 @@ class SparseAttention(nn.Module):
         answers = attend(*heads, "dense()", key_mask=key_mask, terms=terms, implementation=self.implementation)
         return mixed.index_copy(2, places, answers)
 
-    def _check_cache(self, cache: KeyCache, masks: Masks, dropout: Dropout | None) -> None:
+    def _check_cache(
+        self, cache: KeyCache, masks: Masks, dropout: Dropout | None, documents: Sequence[int] | None
+    ) -> None:
+        if documents is not None:
+            raise ConfigurationError("a cache continues one sequence in each row, and cannot be used with documents")
         if dropout is not None:
             raise ConfigurationError("dropout in attention is for training, and cannot be used together with a cache")
         if masks.key_mask is not None or masks.segments is not None:

@@ -1,5 +1,6 @@
 """The causal language model: predicts the next token and generates."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -12,6 +13,7 @@ from transformers.utils.generic import can_return_tuple
 from asterism.errors import ConfigurationError
 from asterism.models.base import AsterismPreTrainedModel
 from asterism.models.configuration import AsterismConfig
+from asterism.models.documents import hide_first_tokens
 from asterism.models.modeling import AsterismModel, too_long
 
 
@@ -55,12 +57,14 @@ class AsterismForCausalLM(AsterismPreTrainedModel, GenerationMixin):
         output_hidden_states: bool | None = None,
         logits_to_keep: int | torch.Tensor = 0,
         dropout_seed: int | None = None,
+        position_ids: torch.Tensor | None = None,
+        cu_seqlens: torch.Tensor | Sequence[int] | None = None,
         **loss_arguments: Any,
     ) -> CausalLMOutputWithPast:
         """Logits [B, N, vocab_size] and, with labels, the mean loss in nats; other arguments as in AsterismModel.
 
         labels           int64 [B, N], the tokens themselves: column i is compared with the prediction of column i - 1;
-                         -100 is ignored
+                         -100 is ignored, and so is the first token of each document that is packed into a row
         shift_labels     in their place int64 [B, N]: what each column is to predict (one of the loss_arguments)
         logits_to_keep   logits of the last so many columns only, or of these columns; 0 keeps all
         loss_arguments   for the loss of transformers, such as num_items_in_batch
@@ -76,6 +80,8 @@ class AsterismForCausalLM(AsterismPreTrainedModel, GenerationMixin):
             use_cache=use_cache,
             output_hidden_states=output_hidden_states,
             dropout_seed=dropout_seed,
+            position_ids=position_ids,
+            cu_seqlens=cu_seqlens,
             return_dict=True,
         )
         kept = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep
@@ -83,6 +89,9 @@ class AsterismForCausalLM(AsterismPreTrainedModel, GenerationMixin):
         shifted = loss_arguments.get("shift_labels")
         targets = labels if shifted is None else shifted
         loss = None
+        if labels is not None:
+            documents = self.model.find_documents(position_ids, cu_seqlens, attention_mask, labels)
+            labels = hide_first_tokens(labels, documents, loss_arguments.get("ignore_index", -100))
         if targets is not None:
             loss = self.loss_function(logits, labels, vocab_size=self.config.vocab_size, **loss_arguments)
         return CausalLMOutputWithPast(
@@ -92,7 +101,16 @@ class AsterismForCausalLM(AsterismPreTrainedModel, GenerationMixin):
             hidden_states=outputs.hidden_states,
         )
 
-    # Both are called by transformers with its own arguments, of which versions have different ones.
+    # All are called by transformers with its own arguments, of which versions have different ones.
+    def prepare_inputs_for_generation(
+        self, *args: Any, inputs_embeds: torch.Tensor | None = None, **kwargs: Any
+    ) -> dict[str, Any]:
+        """Without positions: the model and its cache count tokens themselves."""
+        prepare: Any = super()
+        inputs: dict[str, Any] = prepare.prepare_inputs_for_generation(*args, inputs_embeds=inputs_embeds, **kwargs)
+        inputs.pop("position_ids", None)
+        return inputs
+
     @staticmethod
     def create_masks_for_generate(attention_mask: torch.Tensor | None = None, **kwargs: Any) -> torch.Tensor | None:
         """The mask as it is, [B, S + N], also for a cache whose step may be compiled: the patterns do the rest."""

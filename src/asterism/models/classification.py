@@ -56,6 +56,8 @@ class AsterismForSequenceClassification(_Classifier):
 class AsterismForTokenClassification(_Classifier):
     """Labels every token."""
 
+    reads_tokens = True
+
     @encoder_head
     def forward(
         self, encoded: Encoded, labels: torch.Tensor | None = None, **loss_arguments: Any

@@ -60,6 +60,8 @@ class _PredictsTokens(EncoderWithHead):
 class AsterismForMaskedLM(_PredictsTokens):
     """Predicts the tokens that were masked."""
 
+    reads_tokens = True
+
     @encoder_head
     def forward(
         self, encoded: Encoded, labels: Tensor | None = None, places: Tensor | None = None, **loss_arguments: Any

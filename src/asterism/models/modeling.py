@@ -4,10 +4,11 @@ With causal patterns it is the decoder of Child 2019, with others an encoder in 
 or FNet; the heads stand in files of their own. The usual methods of transformers work: `save_pretrained`,
 `from_pretrained`, gradient checkpointing, the Trainer.
 
-Positions count the real tokens of each row, and the cache remembers how many each row has seen; that is why there is no
-`position_ids`.
+Positions count the real tokens of each row, and the cache remembers how many each row has seen; `position_ids` only say
+where the documents of a packed row begin.
 """
 
+from collections.abc import Sequence
 from typing import Any, cast
 
 import torch
@@ -36,6 +37,7 @@ from asterism.layers.padding import Packing, count_positions, is_known_full, rea
 from asterism.models.base import AsterismPreTrainedModel
 from asterism.models.cache import PatternCache, PatternCacheLayer
 from asterism.models.configuration import AsterismConfig
+from asterism.models.documents import PackedDocuments, find_documents
 from asterism.patterns import Fourier, Mixer, Pattern
 
 _LAYER = 2**48
@@ -98,6 +100,8 @@ class AsterismModel(AsterismPreTrainedModel):
         use_cache: bool = False,
         output_hidden_states: bool | None = None,
         dropout_seed: int | None = None,
+        position_ids: torch.Tensor | None = None,
+        cu_seqlens: torch.Tensor | Sequence[int] | None = None,
     ) -> BaseModelOutputWithPast:
         """Hidden states [B, N, hidden_size] of N new tokens.
 
@@ -108,6 +112,10 @@ class AsterismModel(AsterismPreTrainedModel):
         past_key_values  a PatternCache, or an empty DynamicCache, which is given the layers of one; it is extended
         use_cache        make a PatternCache when none is given, and return it
         dropout_seed     in [0, 2^48), needed in training where attention drops: another one for each step
+        position_ids     int64 [B or 1, N]: 0, 1, 2, ..., and from 0 again where, in a row that holds several documents,
+                         the next one begins; or
+        cu_seqlens       [documents + 1]: where documents begin, and N, as in `attend`, for every row alike. A document
+                         is read as if it stood alone. Neither goes together with padding or a cache.
 
         Raises ConfigurationError for more tokens than the model has positions, for a cache it cannot use, and for a
         cache with patterns that are not causal.
@@ -120,11 +128,14 @@ class AsterismModel(AsterismPreTrainedModel):
         own_caches = [None] * len(self.layers) if cache is None else cache.layers
         layer_caches = cast(list[PatternCacheLayer | None], own_caches)
         seen = 0 if cache is None else cache.get_seq_length()
+        documents = self.find_documents(position_ids, cu_seqlens, attention_mask, embedded, cache)
         packing = self._pack(attention_mask, embedded, seen, looks=self.needs_padding or cache is not None)
         if packing is not None:
             embedded = packing.pack(embedded)
         cached: dict[str, Any] = {}
-        if layer_caches[0] is not None:
+        if documents is not None:
+            positions, packing = documents.positions, None  # no padding
+        elif layer_caches[0] is not None:
             counts = None if packing is None else packing.real.sum(dim=1).tolist()
             cached["tokens"] = tokens = layer_caches[0].new_tokens(embedded.shape[1], counts)
             positions = tokens.positions(embedded.device)
@@ -135,7 +146,7 @@ class AsterismModel(AsterismPreTrainedModel):
             self._check_length(seen + embedded.shape[1], positions)
             embedded = embedded + self.positions(positions.clamp(min=0))
         hidden, positions = self._begin(embedded, positions)
-        of_layers = zip(self._padding_arguments(packing), self._dropout_arguments(dropout_seed), strict=True)
+        of_layers = zip(self._padding_arguments(packing, documents), self._dropout_arguments(dropout_seed), strict=True)
         relative = {} if self.relative is None else {"relative": self.relative()}
         wanted = self.config.output_hidden_states if output_hidden_states is None else output_hidden_states
         states = []
@@ -204,8 +215,13 @@ class AsterismModel(AsterismPreTrainedModel):
             positions = torch.cat([places, behind], dim=1)
         return self.embedding_dropout(self.embedding_projection(self.embedding_norm(embedded))), positions
 
-    def _padding_arguments(self, packing: Packing | None) -> list[dict[str, Any]]:
-        """What each layer must be told about padding. Causal patterns need nothing: it is in everyone's future."""
+    def _padding_arguments(
+        self, packing: Packing | None, documents: PackedDocuments | None = None
+    ) -> list[dict[str, Any]]:
+        """What each layer must be told about padding and documents. Causal patterns need not know of padding: it is in
+        everyone's future."""
+        if documents is not None:
+            return [{"documents": documents.sizes}] * len(self.layers)
         if packing is None or not self.needs_padding:
             return [{}] * len(self.layers)
         return packing.mixer_arguments(self.by_length, self.config.global_tokens)
@@ -227,6 +243,43 @@ class AsterismModel(AsterismPreTrainedModel):
             {"dropout": Dropout(rate, seed + layer * _LAYER)} if has_pairs else {}
             for layer, has_pairs in enumerate(attends)
         ]
+
+    def find_documents(
+        self,
+        position_ids: torch.Tensor | None,
+        cu_seqlens: torch.Tensor | Sequence[int] | None,
+        attention_mask: torch.Tensor | None,
+        tokens: torch.Tensor,
+        cache: Cache | None = None,
+    ) -> PackedDocuments | None:
+        """The documents packed into the rows of tokens [B, N, ...], by the arguments of `forward`.
+
+        None where each row is one sequence. Raises ConfigurationError where documents cannot be kept apart.
+        """
+        if position_ids is None and cu_seqlens is None:
+            return None
+        if cache is not None:
+            raise ConfigurationError(
+                "a cache continues one sequence in each row and counts its tokens: leave out position_ids and"
+                " cu_seqlens"
+            )
+        batch, new = tokens.shape[:2]
+        real = None if attention_mask is None else real_tokens(attention_mask, batch, 0, new)
+        found = find_documents(position_ids, cu_seqlens, real, tokens)
+        reason = None if found is None else self._cannot_pack()
+        if reason:
+            raise ConfigurationError(f"{reason}, so documents cannot be packed into rows: give each document a row")
+        return found
+
+    def _cannot_pack(self) -> str | None:
+        """Why documents of one row would see each other; None if they do not."""
+        if self.global_tokens is not None:
+            return f"this model puts {self.config.global_tokens} global tokens before a row, not before a document"
+        if self.config.global_projections is not None:
+            return "global_projections read a whole row"
+        if not all(isinstance(cast(Any, block).mixer, SparseAttention) for block in self.layers):
+            return "fourier() reads a whole row"
+        return None
 
     def _find_cache(self, past_key_values: Cache | None, use_cache: bool) -> Cache | None:
         """The cache to extend, whose layers are PatternCacheLayers, or None."""

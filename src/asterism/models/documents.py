@@ -1,0 +1,91 @@
+"""Batches of packed documents: what `position_ids` that start again, or `cu_seqlens`, say of a model's tokens."""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from asterism.errors import ConfigurationError
+from asterism.layers.padding import count_positions
+
+
+class PackedDocuments(NamedTuple):
+    """The documents of a batch [B, N].
+
+    sizes      their lengths, through all rows laid end to end
+    positions  int64 [B, N]: where each token stands in its document
+    """
+
+    sizes: tuple[int, ...]
+    positions: Tensor
+
+
+def find_documents(
+    position_ids: Tensor | None, cu_seqlens: Tensor | Sequence[int] | None, real: Tensor | None, like: Tensor
+) -> PackedDocuments | None:
+    """The documents in a batch `like` [B, N, ...]; None where each row is one sequence.
+
+    `real` bool [B, N] is what an attention_mask says, if one is given. Raises ConfigurationError for positions that are
+    not those of documents, for both arguments at once, and for documents in a padded batch.
+    """
+    if position_ids is None and cu_seqlens is None:
+        return None
+    if position_ids is not None and cu_seqlens is not None:
+        raise ConfigurationError("position_ids and cu_seqlens both say where documents begin: give one of them")
+    batch, tokens = like.shape[:2]
+    if cu_seqlens is not None:
+        rows = np.tile(_positions_by_bounds(cu_seqlens, tokens), (batch, 1))
+    else:
+        rows = _positions_by_column(position_ids, batch, tokens)
+    ordinary = np.arange(tokens)
+    if real is not None and not real.all():
+        counted = count_positions(real, tokens, real.device).cpu().numpy()
+        if ((rows == counted) | (counted < 0)).all():
+            return None
+        raise ConfigurationError(
+            "documents are packed (position_ids or cu_seqlens) and the batch is padded (attention_mask): leave the"
+            " padding out, since packed rows need none"
+        )
+    if (rows == ordinary).all():
+        return None
+    laid = rows.ravel()
+    follows = np.append(False, laid[1:] == laid[:-1] + 1) & (np.arange(laid.size) % max(tokens, 1) > 0)
+    if wrong := np.flatnonzero((laid != 0) & ~follows)[:1].tolist():
+        row, column = divmod(wrong[0], tokens)
+        before = f" after {laid[wrong[0] - 1]}" if column else " first"
+        raise ConfigurationError(
+            f"position_ids must count the tokens of each document, 0, 1, 2, ..., and start again at 0 with the next;"
+            f" got {laid[wrong[0]]}{before} in row {row}, column {column}"
+        )
+    begins = np.flatnonzero(laid == 0)
+    sizes = np.diff(begins, append=laid.size).tolist()
+    return PackedDocuments(tuple(sizes), torch.from_numpy(rows.astype(np.int64)).to(like.device))
+
+
+def hide_first_tokens(labels: Tensor, documents: PackedDocuments | None, ignored: int) -> Tensor:
+    """Labels [B, N] in which nothing predicts the first token of a document: before it stands another one's last."""
+    return labels if documents is None else labels.masked_fill(documents.positions == 0, ignored)
+
+
+def _positions_by_column(position_ids: Tensor | None, batch: int, tokens: int) -> np.ndarray:
+    assert position_ids is not None
+    if position_ids.shape not in ((batch, tokens), (1, tokens)) or position_ids.is_floating_point():
+        raise ConfigurationError(
+            f"position_ids must be whole numbers [{batch} or 1, {tokens}],"
+            f" got {list(position_ids.shape)} of {position_ids.dtype}"
+        )
+    return np.broadcast_to(position_ids.cpu().numpy(), (batch, tokens))
+
+
+def _positions_by_bounds(cu_seqlens: Tensor | Sequence[int], tokens: int) -> np.ndarray:
+    bounds = np.array(cu_seqlens.tolist() if isinstance(cu_seqlens, Tensor) else cu_seqlens)
+    is_cut = bounds.ndim == 1 and bounds.size > 0 and bounds.dtype.kind in "iu"
+    if not is_cut or bounds[0] != 0 or bounds[-1] != tokens or (np.diff(bounds) < 0).any():
+        raise ConfigurationError(
+            f"cu_seqlens must be whole numbers that go from 0 to {tokens}, the tokens of a row, and never fall;"
+            f" got {bounds.tolist()[:6]}{'...' if bounds.size > 6 else ''}"
+        )
+    lengths = np.diff(bounds)
+    return np.arange(tokens) - np.repeat(bounds[:-1], lengths)
