@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
+from torch._dynamo.testing import CompileCounter
 from transformers import (
     AttentionInterface,
     AutoConfig,
@@ -304,6 +305,42 @@ def test_a_compiled_model_trains() -> None:
         losses.append((loss.item(), model.model.embed_tokens.weight.grad))
     assert losses[0][0] == pytest.approx(losses[1][0], abs=1e-12)
     assert_close(losses[1][1], losses[0][1])
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "arguments"),
+    [
+        ("llama", "interleave(window(left=5), fixed(stride=8, summary=2))", {}),
+        pytest.param(*("gpt2", "strided(stride=4)", {}), marks=pytest.mark.slow),
+        pytest.param(*("bert", "window(2, 2)", {}), marks=pytest.mark.slow),
+        pytest.param(*("modernbert", "bigbird(block=4)", {"without a mask": True}), marks=pytest.mark.slow),
+    ],
+)
+def test_one_whole_graph_serves_all_lengths(name: str, text: str, arguments: dict[str, bool]) -> None:
+    torch._dynamo.reset()
+    counter = CompileCounter()
+    model = use_pattern(build(name), text).train()
+    run = torch.compile(model, backend=counter, fullgraph=True)
+    for columns in range(COLUMNS, COLUMNS - 10, -1):
+        inputs = {name: x[:, :columns] for name, x in batch("right").items()}
+        if arguments:
+            inputs.pop("attention_mask")
+        got = run(**inputs).logits
+        got.sum().backward()
+        assert_close(got, model(**inputs).logits)
+    assert counter.frame_count <= 2  # for one length, and for all
+    torch._dynamo.reset()
+
+
+@pytest.mark.slow
+def test_a_compiled_model_makes_no_cache_unless_told_and_refuses_packed_documents() -> None:
+    torch._dynamo.reset()
+    model, tokens = use_pattern(build("llama"), "window(left=5)"), batch("none")["input_ids"]
+    run = torch.compile(model, backend="eager", fullgraph=True)
+    assert run(tokens).past_key_values is None and model(tokens).past_key_values is not None
+    with pytest.raises(RuntimeError, match="a compiled graph cannot be one for all boundaries"):
+        run(tokens, position_ids=torch.arange(COLUMNS)[None] % 7)
+    torch._dynamo.reset()
 
 
 @pytest.mark.parametrize("name", ["llama", "gpt2", "bert", "modernbert"])

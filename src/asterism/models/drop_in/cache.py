@@ -5,10 +5,12 @@ do: the first takes the cache away from the module and hands the layer's part of
 knows the positions; the second sees to it that it arrived there.
 """
 
+import inspect
 from typing import Any
 
+import torch
 from torch import nn
-from transformers import DynamicCache
+from transformers import DynamicCache, PreTrainedModel
 from transformers.cache_utils import Cache, DynamicLayer
 
 from asterism.errors import ConfigurationError
@@ -24,6 +26,22 @@ def install_hooks(module: nn.Module) -> None:
     if _hand_over_cache not in module._forward_pre_hooks.values():
         module.register_forward_pre_hook(_hand_over_cache, with_kwargs=True)
         module.register_forward_hook(_check_cache, with_kwargs=True)
+
+
+def spare_caches(model: PreTrainedModel) -> None:
+    """Have a model make no cache inside of a compiled graph unless it is told to: none can be made there."""
+    takes_it = "use_cache" in inspect.signature(model.forward).parameters or getattr(model.config, "use_cache", False)
+    if takes_it and _make_no_cache not in model._forward_pre_hooks.values():
+        model.register_forward_pre_hook(_make_no_cache, with_kwargs=True)
+
+
+def _make_no_cache(
+    model: Any, arguments: tuple[Any, ...], named: dict[str, Any]
+) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
+    silent = named.get("use_cache") is None and named.get("past_key_values") is None
+    if not (silent and torch.compiler.is_compiling() and model.config._attn_implementation == IMPLEMENTATION):
+        return None
+    return arguments, named | {"use_cache": False}
 
 
 def _hand_over_cache(

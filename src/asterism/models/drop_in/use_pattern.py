@@ -8,7 +8,7 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from asterism.errors import ConfigurationError
-from asterism.models.drop_in.cache import install_hooks
+from asterism.models.drop_in.cache import install_hooks, spare_caches
 from asterism.models.drop_in.field import (
     IMPLEMENTATION,
     NativeWindow,
@@ -62,11 +62,16 @@ def use_pattern(
       transformers gives the model with its pattern; without that import transformers refuses to build the model.
     - A model of PEFT is taken, too: its base model follows the pattern, which is saved with the adapter.
     - A call with `attn_implementation` or `set_attn_implementation` still selects another attention, for comparison.
+    - Documents packed into a row, told by `position_ids` that start again or by `cu_seq_lens_q`, follow the pattern
+      each by itself. That needs use_cache=False.
+    - Attention drops in training as the configuration says. Which pairs follows from a seed drawn from torch's
+      generator in every layer, as for every other dropout of the model, so torch.manual_seed, gradient checkpointing
+      and a resumed Trainer repeat them.
+    - One graph of torch.compile serves all lengths, also with fullgraph=True; it makes no cache unless given one.
 
     Raises PatternError for a pattern that the model cannot use and ConfigurationError for a model that cannot follow
-    one; nothing has changed then. Later calls raise ConfigurationError for what a pattern does not say and kernels do
-    not know: attention dropout in training, masks [batch, heads, queries, keys], packed sequences, soft-capped scores,
-    attention sinks, position biases, cross-attention, attention weights as an output, and caches of other kinds.
+    one; nothing has changed then. docs/zoo.md says which families can. Later calls raise ConfigurationError for what a
+    pattern does not say: masks [batch, heads, queries, keys], attention weights as an output, caches of other kinds.
     """
     if pattern is None:
         return drop_pattern(model)
@@ -85,7 +90,7 @@ def use_pattern(
         vars(base.config).clear()
         vars(base.config).update(before)
         raise
-    _prepare(modules)
+    _prepare(base, modules)
     return model
 
 
@@ -93,7 +98,7 @@ def restore_pattern(model: PreTrainedModel) -> None:
     """Prepare a model that was built from a configuration with a pattern. Raises as `use_pattern` does."""
     modules = find_attention(model)
     _check_patterns(model, modules)
-    _prepare(modules)
+    _prepare(model, modules)
 
 
 def drop_pattern(model: Model) -> Model:
@@ -140,7 +145,8 @@ def _select(model: PreTrainedModel) -> None:
         )
 
 
-def _prepare(modules: list[Any]) -> None:
+def _prepare(model: PreTrainedModel, modules: list[Any]) -> None:
+    spare_caches(model)
     set_places(modules)
     for module in modules:
         install_hooks(module)
