@@ -87,6 +87,13 @@ def test_a_plan_knows_the_distances_that_it_reads(text, lengths):
     assert_distances(compile_pattern(text, *lengths, tile=16))
 
 
+def test_the_least_distance_need_not_be_in_the_nearest_tile():
+    """A tile on the diagonal reads at distance 5, one below it at distance 1, where the corners are 16 apart."""
+    plan = compile_pattern("explicit(source='40:35;16:15', size=90)", 90, tile=16)
+    assert_distances(plan)
+    assert plan.distances == (1, 5)
+
+
 @pytest.mark.parametrize("count", tiers(40, 1000))
 def test_a_plan_of_any_pattern_knows_its_distances(count):
     hold(lambda drawn: assert_distances(compile_pattern(build(drawn[0]), drawn[1], tile=16)), questions(), count)
