@@ -9,11 +9,13 @@ import pytest
 import torch
 from kernel_cases import DTYPES, assert_as_good, has_compiler, implementations
 
+from asterism import Alibi, Buckets, DistanceTable, Dropout, SoftSpan, Terms, attend
 from asterism.errors import KernelError
 from asterism.kernels import cpu, decode, decode_slots, readable
 from asterism.kernels.choice import choose_for_cache
 from asterism.kernels.dense import MASKED
 from asterism.kernels.operands import Operands
+from asterism.kernels.slots import of_slots
 from asterism.patterns import parse
 
 pytestmark = pytest.mark.usefixtures("poison")
@@ -294,3 +296,134 @@ def test_features_apart_and_slots_apart():
     assert torch.equal(decode_slots(made.q, k, v, allowed, implementation="cpu"), expected)
     odd = (made.allowed.to(torch.uint8) * 6).view(torch.bool)
     assert torch.equal(decode_slots(*made.tensors, odd, implementation="cpu"), expected)
+
+
+# --- terms of the score ----------------------------------------------------------------------------------------------
+
+
+def terms_of(case: Slots, names: str, dtype=torch.float64) -> Terms:
+    generator = torch.Generator().manual_seed(case.seed + 1)
+
+    def randn(*shape):
+        return torch.randn(*shape, generator=generator, dtype=torch.float64).to(dtype)
+
+    biases = {
+        "alibi": Alibi(randn(case.heads).abs() / 10),
+        "buckets": Buckets(randn(16, case.heads), bidirectional=False, max_distance=64),
+        "span": SoftSpan(randn(case.heads).abs() * 20 + 3, ramp=8),
+        "table": DistanceTable(randn(1, 700)),
+    }
+    return Terms(
+        bias=next((biases[name] for name in biases if name in names), None),
+        relative=randn(700, case.width) if "relative" in names else None,
+        softcap=1.5 if "softcap" in names else None,
+        sinks=randn(case.heads) if "sinks" in names else None,
+    )
+
+
+def places_of(case: Slots) -> tuple[torch.Tensor, torch.Tensor]:
+    """Slots in any order, rows of different lengths, queries at the end."""
+    generator = torch.Generator().manual_seed(case.seed + 2)
+    kept = torch.stack([torch.randperm(600, generator=generator)[: case.slots] for _ in range(case.batch)])
+    asked = torch.stack([torch.arange(600 + row, 600 + row + case.queries) for row in range(case.batch)])
+    return asked, kept
+
+
+def with_terms(made: Given, terms: Terms, places, scale: float):
+    """(out, lse) of the definition, one query and head at a time, in float64 by NumPy."""
+    q, k, v = (x.double().nan_to_num().numpy() for x in made.tensors)
+    asked, kept = (x.numpy() for x in places)
+    group, mask = q.shape[1] // k.shape[1], made.mask.numpy()
+    out, lse = np.zeros((*q.shape[:3], v.shape[3])), np.full(q.shape[:3], -np.inf)
+    table = None if terms.bias is None else terms.bias.table(0, 700).double().numpy()
+    for b, h, m in np.ndindex(*q.shape[:3]):
+        scores, values = [], []
+        for slot in np.flatnonzero(mask[b, h, m]):
+            distance = asked[b, m] - kept[b, slot]
+            key = k[b, h // group, slot]
+            if terms.relative is not None:
+                key = key + terms.relative[distance].double().numpy()
+            score = scale * (q[b, h, m] @ key)
+            if terms.softcap:
+                score = terms.softcap * math.tanh(score / terms.softcap)
+            scores.append(score if table is None else score + table[h if len(table) > 1 else 0, distance])
+            values.append(v[b, h // group, slot])
+        total = sum(math.exp(score) for score in scores)
+        if terms.sinks is not None:
+            total += math.exp(terms.sinks[h])
+        if total:
+            lse[b, h, m] = math.log(total)
+            out[b, h, m] = sum((math.exp(s) / total * x for s, x in zip(scores, values, strict=True)), 0 * v[0, 0, 0])
+    return out, lse
+
+
+TERMS = ("alibi", "buckets", "span", "table", "relative", "softcap", "sinks", "span relative", "alibi softcap sinks",
+         "table relative softcap sinks")  # fmt: skip
+
+
+@pytest.mark.parametrize("names", TERMS)
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_terms_against_the_definition(names, dtype):
+    case = Slots(slots=83, queries=2, heads=4, kv_heads=2, dtype=dtype, heads_of_mask=4, rows_of_mask=2, width=9)
+    made, terms, places = given(case), terms_of(case, names, torch.float32), places_of(case)
+    expected, expected_lse = with_terms(made, terms, places, 1 / 3)
+    tolerance = {torch.float64: 1e-6, torch.float32: 1e-5, torch.bfloat16: 0.03, torch.float16: 4e-3}[dtype]
+    if dtype in FUSED and has_compiler():
+        with torch.no_grad():
+            slots, allowed = of_slots(terms, made.q, made.k, made.allowed, places)
+            operands = Operands(*made.tensors, None, None, allowed, "", 0, 1.0, slots=slots)
+            assert choose_for_cache(operands, "auto") is cpu.DECODING
+    for implementation in ("auto", "eager", *(("cpu",) if dtype in FUSED and has_compiler() else ())):
+        options = {"terms": terms, "positions": places, "implementation": implementation}
+        out, lse = decode_slots(*made.tensors, made.allowed, return_lse=True, **options)
+        np.testing.assert_allclose(out.double().numpy(), expected, rtol=0, atol=tolerance * np.abs(expected).max())
+        np.testing.assert_allclose(lse.double().numpy(), expected_lse, rtol=0, atol=tolerance * 5)
+        assert torch.equal(decode_slots(*made.tensors, made.allowed, **options), out)
+
+
+def test_gradients_of_terms():
+    case = Slots(slots=9, queries=2, batch=1, heads=2, kv_heads=1, width=3, value_width=2, dtype=torch.float64)
+    made, places = given(case, poisoned=False), places_of(case)
+    made.allowed[..., 0] = True
+    leaves = [x.clone().requires_grad_() for x in made.tensors]
+    slopes, sinks = (torch.rand(2, dtype=torch.float64, requires_grad=True) for _ in range(2))
+    relative = torch.randn(700, 3, dtype=torch.float64)
+
+    def compute(q, k, v, slopes, sinks):
+        terms = Terms(bias=Alibi(slopes), relative=relative, softcap=2.0, sinks=sinks)
+        return decode_slots(q, k, v, made.allowed, terms=terms, positions=places, return_lse=True)
+
+    assert torch.autograd.gradcheck(compute, (*leaves, slopes, sinks))
+    halves = [x.detach().float() for x in leaves]
+    out = decode_slots(*halves, made.allowed, terms=Terms(sinks=sinks.float()))
+    assert out.requires_grad and torch.autograd.grad(out.sum(), sinks)[0].abs().min() > 0
+
+
+def test_decode_with_terms_is_the_end_of_the_whole():
+    made = given(Slots(slots=40, queries=40, width=8), poisoned=False)
+    terms = terms_of(Slots(), "alibi relative softcap sinks")
+    whole = attend(*made.tensors, "window(left=9)", terms=terms, implementation="reference")
+    found = decode(
+        made.q[:, :, 37:], *made.tensors[1:], "window(left=9)", torch.arange(37, 40)[None], torch.arange(40)[None],
+        terms=terms,
+    )  # fmt: skip
+    torch.testing.assert_close(found, whole[:, :, 37:], rtol=1e-5, atol=1e-5)
+
+
+def test_terms_that_are_refused():
+    made, places = given(Slots()), places_of(Slots())
+    given_terms = {
+        "no dropout": (Terms(dropout=Dropout(0.1, 0)), places),
+        "positions=": (Terms(bias=Alibi(torch.ones(4))), None),
+        "4 or|heads": (Terms(bias=Alibi(torch.ones(3))), places),
+        "distance": (Terms(relative=torch.ones(20, 8)), places),
+        "distance ": (Terms(bias=DistanceTable(torch.ones(1, 20))), places),
+        "int64": (Terms(bias=Alibi(torch.ones(4))), (places[0].float(), places[1])),
+        "must be Terms": ("alibi", places),
+    }
+    for message, (terms, where) in given_terms.items():
+        with pytest.raises(KernelError, match=message):
+            decode_slots(*made.tensors, made.allowed, terms=terms, positions=where)
+    for implementation in ("dense", "flex", "triton"):
+        with pytest.raises(KernelError, match=f"{implementation}.*terms"):
+            decode_slots(*made.tensors, made.allowed, terms=Terms(softcap=1.0), implementation=implementation)

@@ -6,6 +6,7 @@ the same where the caller knows which slots may be read.
 """
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Literal, TypedDict, Unpack, overload
 
 import torch
@@ -25,6 +26,7 @@ from asterism.kernels.choice import choose, choose_for_cache
 from asterism.kernels.masks import readable
 from asterism.kernels.operands import Attended, Operands, default_scale
 from asterism.kernels.packed import pattern_of_documents
+from asterism.kernels.slots import Positions, of_slots
 from asterism.kernels.terms import Terms, expanded
 from asterism.kernels.transforms import is_transformed
 from asterism.patterns import Pattern, require_prefix_stable
@@ -37,6 +39,11 @@ _DECODED_AT_A_TIME = 256
 class _Options(TypedDict, total=False):
     scale: float | None
     implementation: str
+    terms: Terms | None
+
+
+class _SlotOptions(_Options, total=False):
+    positions: Positions | None
 
 
 class _AttendOptions(_Options, total=False):
@@ -130,16 +137,18 @@ def decode(
     scale: float | None = None,
     return_lse: bool = False,
     implementation: str = "auto",
+    terms: Terms | None = None,
 ) -> Tensor | tuple[Tensor, Tensor]:
     """Attention of a few queries against the keys that a cache has kept.
 
     q is [B, H, M, D], k [B, Hkv, L, D] and v [B, Hkv, L, Dv]. `query_positions` [B or 1, M] and `key_positions`
     [B or 1, L] (int64) say where in the sequence each query and key stands; a key at -1 is an empty slot. Returns out
     [B, H, M, Dv] and, with `return_lse`, the log-sum-exp [B, H, M], as `attend` does. `implementation` is as in
-    `attend`, too: "auto" is PyTorch's own attention with a mask, or on a GPU a kernel for decoding; "cpu", "eager" and
-    "flex" make a plan of the pairs of each call. Raises KernelError for tensors or positions that do not fit each
-    other or the implementation, and PatternError for a pattern that is not prefix-stable, because its answer would
-    depend on the length to come.
+    `attend`, too: "auto" is a kernel for decoding ("cpu", "triton") where there is one for the dtype and no gradient is
+    asked for, else PyTorch's own attention with a mask; "eager" and "flex" make a plan of the pairs of each call.
+    `terms` are those of `attend`, without dropout; "cpu" computes them, or plain PyTorch.
+    Raises KernelError for tensors or positions that do not fit each other or the implementation, and PatternError for a
+    pattern that is not prefix-stable, because its answer would depend on the length to come.
     """
     text = _text(pattern)
     check_types(q=q, k=k, v=v, query_positions=query_positions, key_positions=key_positions)
@@ -153,18 +162,20 @@ def decode(
     scale = default_scale(q) if scale is None else check_scale(scale)
 
     def compute(chunk: slice) -> Attended:
-        allowed = readable(rule, query_positions[:, chunk], key_positions).to(q.device)
-        return _decoded(q[:, :, chunk], k, v, allowed, scale, return_lse, implementation)
+        asked = query_positions[:, chunk]
+        allowed = readable(rule, asked, key_positions).to(q.device)
+        operands = Operands(q[:, :, chunk], k, v, None, None, allowed, "", 0, scale, return_lse)
+        return _decoded(operands, implementation, terms, (asked, key_positions))
 
     return _results(_in_chunks(q, compute), return_lse)
 
 
 @overload
 def decode_slots(q: Tensor, k: Tensor, v: Tensor, allowed: Tensor, *, return_lse: Literal[False] = False,
-                 **options: Unpack[_Options]) -> Tensor: ...  # fmt: skip
+                 **options: Unpack[_SlotOptions]) -> Tensor: ...  # fmt: skip
 @overload
 def decode_slots(q: Tensor, k: Tensor, v: Tensor, allowed: Tensor, *, return_lse: Literal[True],
-                 **options: Unpack[_Options]) -> tuple[Tensor, Tensor]: ...  # fmt: skip
+                 **options: Unpack[_SlotOptions]) -> tuple[Tensor, Tensor]: ...  # fmt: skip
 def decode_slots(
     q: Tensor,
     k: Tensor,
@@ -174,13 +185,16 @@ def decode_slots(
     scale: float | None = None,
     return_lse: bool = False,
     implementation: str = "auto",
+    terms: Terms | None = None,
+    positions: Positions | None = None,
 ) -> Tensor | tuple[Tensor, Tensor]:
     """Attention of a few queries against the slots of a cache, where the caller knows which slots each may read.
 
     q is [B, H, M, D], k [B, Hkv, L, D] and v [B, Hkv, L, Dv], with any strides: views of larger buffers are read where
     they lie. `allowed` (bool [B or 1, 1 or H, M, L], on the same device) says whether a query may read a slot; what a
     slot holds that no query may read changes nothing, even NaN. Returns out [B, H, M, Dv] and, with `return_lse`, the
-    log-sum-exp [B, H, M], as `attend` does. `implementation` is as in `decode`.
+    log-sum-exp [B, H, M], as `attend` does. `implementation` and `terms` are as in `decode`; terms that go by
+    distance need `positions`: where the queries stand and where the keys in the slots do, as `decode` takes them.
     Raises KernelError for tensors that do not fit each other or the implementation.
     """
     check_types(q=q, k=k, v=v, allowed=allowed)
@@ -190,10 +204,13 @@ def decode_slots(
     scale = default_scale(q) if scale is None else check_scale(scale)
 
     if q.shape[2] <= _DECODED_AT_A_TIME:  # even a slice of all costs what a short cache takes to read
-        return _results(_decoded(q, k, v, allowed, scale, return_lse, implementation), return_lse)
+        operands = Operands(q, k, v, None, None, allowed, "", 0, scale, return_lse)
+        return _results(_decoded(operands, implementation, terms, positions), return_lse)
 
     def compute(chunk: slice) -> Attended:
-        return _decoded(q[:, :, chunk], k, v, allowed[:, :, chunk], scale, return_lse, implementation)
+        operands = Operands(q[:, :, chunk], k, v, None, None, allowed[:, :, chunk], "", 0, scale, return_lse)
+        places = None if positions is None else (positions[0][:, chunk], positions[1])
+        return _decoded(operands, implementation, terms, places)
 
     return _results(_in_chunks(q, compute), return_lse)
 
@@ -208,12 +225,14 @@ def _in_chunks(q: Tensor, compute: Callable[[slice], Attended]) -> Attended:
     return Attended(torch.cat([part.out for part in parts], dim=2), torch.cat(lses, dim=2) if lses else None)
 
 
-def _decoded(
-    q: Tensor, k: Tensor, v: Tensor, allowed: Tensor, scale: float, with_lse: bool, implementation: str
-) -> Attended:
+def _decoded(operands: Operands, implementation: str, terms: Terms | None, positions: Positions | None) -> Attended:
+    o = operands
+    assert o.allowed is not None, "what decides in a cache"
     if is_transformed():  # vmap counts its own axis among the rows
-        allowed = allowed.expand(q.shape[0], -1, -1, -1)
-    operands = Operands(q, k, v, None, None, allowed, "", 0, scale, with_lse)
+        operands = replace(o, allowed=o.allowed.expand(o.q.shape[0], -1, -1, -1))
+    if terms is not None:
+        slots, allowed = of_slots(terms, o.q, o.k, o.allowed, positions)
+        operands = replace(o, allowed=allowed, slots=slots)
     return choose_for_cache(operands, implementation).run(operands)
 
 

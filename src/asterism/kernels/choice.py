@@ -24,6 +24,7 @@ from asterism.kernels.masks import allowed_pairs, distances, kept_pairs
 from asterism.kernels.operands import Attended, Kernel, Operands
 from asterism.kernels.operator import Tiles
 from asterism.kernels.reference import PairTerms, reference
+from asterism.kernels.slots import SLOTS
 from asterism.kernels.transforms import is_transformed
 from asterism.kernels.triton import TRITON
 from asterism.patterns.by_text import by_text
@@ -105,6 +106,8 @@ def choose(operands: Operands, implementation: str) -> Kernel:
 def choose_for_cache(operands: Operands, implementation: str) -> Kernel:
     """The kernel for a few queries against the keys of a cache. Raises as `choose`."""
     _require_known(implementation)
+    if operands.slots is not None:
+        return _choose_with_terms(operands, implementation)
     if implementation == "auto":
         fused = triton.DECODING if operands.q.is_cuda else cpu.DECODING
         return _first_of((fused, MASKED, REFERENCE), operands)
@@ -115,6 +118,18 @@ def choose_for_cache(operands: Operands, implementation: str) -> Kernel:
     if implementation == "triton":
         return _first_of((triton.DECODING, TRITON), operands)
     return _first_of((NAMED[implementation],), operands)
+
+
+def _choose_with_terms(operands: Operands, implementation: str) -> Kernel:
+    if implementation == "cpu":
+        return _first_of((cpu.DECODING,), operands)
+    if implementation in ("eager", "reference"):
+        return SLOTS
+    if implementation == "auto":
+        return _first_of((cpu.DECODING, SLOTS), operands)
+    raise KernelError(
+        f'implementation="{implementation}" does not decode with terms of the score: use "auto", "cpu" or "eager"'
+    )
 
 
 def _require_known(implementation: str) -> None:

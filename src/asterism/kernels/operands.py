@@ -16,6 +16,20 @@ from asterism.patterns import Pattern
 from asterism.patterns.by_text import by_text
 
 
+class SlotTerms(NamedTuple):
+    """Terms of the score where each pair of a query and a slot has a distance of its own; None or 0 for none.
+
+    before  [B, H, M, L], wide, added to q . k before it is scaled
+    bias    [B or 1, H or 1, M, L], wide, added to the scores; finite where a slot is allowed
+    sinks   [H], wide; and `softcap`, as in Terms
+    """
+
+    before: Tensor | None
+    bias: Tensor | None
+    sinks: Tensor | None
+    softcap: float
+
+
 @dataclass(frozen=True, eq=False)
 class Operands:
     """What attention is computed of.
@@ -28,7 +42,7 @@ class Operands:
     Terms of the score (kernels/terms.py), None or 0 for none: `bias` [H or 1, L], wide, for the distances from
     `first_distance` on, which kernels get for all of them (`with_whole_bias`); `relative` [R, D] in the dtype of q;
     `sinks` [H], wide, which kernels never see, because the operator joins them; `softcap`; `dropout`, the rate, and its
-    `seed` as a signed 64-bit number.
+    `seed` as a signed 64-bit number. With `allowed`, `slots` stands in their place.
     """
 
     q: Tensor
@@ -48,6 +62,7 @@ class Operands:
     softcap: float = 0.0
     dropout: float = 0.0
     seed: int = 0
+    slots: SlotTerms | None = None
 
     @property
     def terms(self) -> tuple[str, ...]:
@@ -99,7 +114,7 @@ class Operands:
     @property
     def differentiated(self) -> bool:
         """Whether a gradient may be asked for."""
-        tensors = (self.q, self.k, self.v, self.bias, self.relative, self.sinks)
+        tensors = (self.q, self.k, self.v, self.bias, self.relative, self.sinks, *(self.slots or ())[:3])
         return torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in tensors)
 
     @property

@@ -177,11 +177,9 @@ class Lot {
     score<rows>(q, width_, keys, common_, n_common_, scores_, kScores);
     for (int r = 0; r < rows; ++r) {
       float* scores = scores_ + r * kScores;
+      if (has_terms()) add_terms(row + r, slot, common_, n_common_, scores);
       score<1>(q + r * width_, width_, keys, own_[r], n_own_[r], scores + n_common_, kScores);
-      if (has_terms()) {
-        add_terms(row + r, slot, common_, n_common_, scores);
-        add_terms(row + r, slot, own_[r], n_own_[r], scores + n_common_);
-      }
+      if (has_terms()) add_terms(row + r, slot, own_[r], n_own_[r], scores + n_common_);
       weigh(scores, n_common_ + n_own_[r], found[row + r]);
     }
     float* sums = found[row].sums;
@@ -198,7 +196,8 @@ class Lot {
       for (int j = 0; j < n; ++j) scores[j] += s_.scale * before[list[j] * s_.before.feature];
     }
     if (s_.softcap > 0)
-      for (int j = 0; j < n; ++j) scores[j] = s_.softcap * std::tanh(scores[j] / s_.softcap);
+      for (int j = 0; j < n; j += kLanes)  // what is behind the last score is written again later
+        store(scores + j, tanh(load(scores + j) * splat(1 / s_.softcap)) * splat(s_.softcap));
     if (s_.bias.data) {
       const float* bias = of<float>(s_.bias, row, slot);
       for (int j = 0; j < n; ++j) scores[j] += bias[list[j] * s_.bias.feature];

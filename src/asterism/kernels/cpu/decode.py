@@ -52,6 +52,7 @@ def _decode(
     `terms`: what is added to q . k and to the scores, float32 [B or 1, H or 1, M, L], and the sinks, float32 [H].
     """
     before, bias, sinks = terms
+    sinks = None if sinks is None else sinks.contiguous()
     (batch, heads, n_queries, dim), (_, kv_heads, n_slots, value_dim) = q.shape, v.shape
     results = [q.new_empty((batch, heads, n_queries, value_dim))]
     if with_lse:
@@ -105,9 +106,8 @@ class Decoding:
     def run(self, operands: Operands) -> Attended:
         assert operands.allowed is not None, "only chosen for the keys of a cache"
         o = operands
-        found = torch.ops.asterism.cpu_decode.default(
-            o.q, o.k, o.v, o.allowed, [None, None, None], o.scale, 0.0, o.with_lse
-        )
+        terms, softcap = ([None, None, None], 0.0) if o.slots is None else ([*o.slots[:3]], o.slots.softcap)
+        found = torch.ops.asterism.cpu_decode.default(o.q, o.k, o.v, o.allowed, terms, o.scale, softcap, o.with_lse)
         return Attended(found[0], found[1] if o.with_lse else None)
 
     def costs(self, plan: Plan, setting: Setting) -> float:
