@@ -22,6 +22,7 @@ from asterism.layers import (
     ResidualLinear,
     Rotary,
     SparseAttention,
+    attention,
     initialise,
 )
 from asterism.layers.block import ACTIVATIONS
@@ -97,6 +98,20 @@ def test_rows_with_lengths_follow_the_pattern_at_their_own_length(text: str) -> 
         if length:
             torch.testing.assert_close(mixed[row, :length], layer(alone)[0], atol=1e-12, rtol=0)
             torch.testing.assert_close(by_segment[row, :length], ordinary(alone)[0], atol=1e-12, rtol=0)
+
+
+def test_rows_of_many_lengths_are_one_plan_and_one_call(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where nothing has to be copied: the heads of a projection lie side by side, so rows are laid end to end as they
+    are."""
+    calls = []
+    original = attention.attend
+    monkeypatch.setattr(attention, "attend", lambda *x, **options: calls.append(x) or original(*x, **options))
+    layer = SparseAttention(32, 4, "bigbird(block=3)", num_key_value_heads=2)
+    layer(random(5, 20, 32).float(), lengths=[13, 20, 1, 0, 7])
+    ((q, k, _, pattern),) = calls
+    assert q.shape == (1, 4, 100, 8) and k.shape == (1, 2, 100, 8)
+    assert pattern.text.endswith(", 13, -7, 20, 0, 1, -19, 0, -20, 7, -13)")
+    assert q._base is not None, "a view of what was projected"
 
 
 def test_global_projections_answer_with_every_key() -> None:

@@ -13,6 +13,7 @@ from strategies import build, hold, tiers
 
 from asterism import attend, patterns
 from asterism.errors import AsterismError, KernelError
+from asterism.kernels import Alibi, Buckets, Dropout, Terms
 from asterism.kernels.packed import _READ, _documents, _read_once
 
 pytestmark = pytest.mark.usefixtures("poison")
@@ -45,7 +46,7 @@ def one_by_one(pattern, lengths, implementation, **masks):
     def compute(q, k, v):
         results = []
         for start, past in zip(cut(lengths).tolist(), cut(lengths).tolist()[1:], strict=False):
-            own = {name: x[:, start:past] for name, x in masks.items()}
+            own = {name: x[:, start:past] if torch.is_tensor(x) else x for name, x in masks.items()}
             some = (x[:, :, start:past] for x in (q, k, v))
             results.append(attend(*some, pattern, return_lse=True, implementation=implementation, **own))
         return [torch.cat(parts, dim=2) for parts in zip(*results, strict=True)]
@@ -96,6 +97,34 @@ def test_rows_that_are_cut_alike(text, implementation):
     out = attend(*tensors, text, cu_seqlens=cut(lengths).long(), implementation=implementation)
     expected = one_by_one(text, lengths, "reference")(*tensors)[0]
     torch.testing.assert_close(out, expected, atol=1e-12, rtol=0)
+
+
+TERMS = {
+    "alibi": lambda: Terms(bias=Alibi(torch.tensor([0.5, 0.25, 0.1, 0.0], dtype=torch.float64))),
+    "buckets": lambda: Terms(bias=Buckets(torch.linspace(-1, 1, 64, dtype=torch.float64).view(16, 4))),
+    "relative": lambda: Terms(relative=torch.linspace(-1, 1, 60, dtype=torch.float64).view(10, 6)),
+    "softcap and sinks": lambda: Terms(softcap=2.0, sinks=torch.linspace(-1, 2, 4, dtype=torch.float64)),
+}
+
+
+@pytest.mark.parametrize("implementation", ("eager", "reference"))
+@pytest.mark.parametrize("name", TERMS)
+def test_distances_are_those_inside_a_document(name, implementation):
+    """Also for a learned table that is shorter than the packed row, of which the pattern reads no more."""
+    terms, lengths, tensors = TERMS[name](), (20, 1, 0, 33, 16), packed_tensors(70)
+    options = ("window(left=9)" if name == "relative" else "bigbird(block=8)"), lengths, implementation
+    found, expected = (with_gradients(way(*options, terms=terms), tensors) for way in (all_at_once, one_by_one))
+    for one, other in zip(found, expected, strict=True):
+        torch.testing.assert_close(one, other, atol=1e-12, rtol=0)
+
+
+def test_dropout_counts_positions_in_the_packed_row():
+    """So two documents that are equal do not lose the same pairs; and every implementation drops the same."""
+    tensors = [x.repeat(1, 1, 2, 1) for x in packed_tensors(30)]
+    options = {"cu_seqlens": [0, 30, 60], "terms": Terms(dropout=Dropout(0.4, 5))}
+    out = attend(*tensors, "causal()", implementation="reference", **options)
+    assert not torch.isclose(out[:, :, 15:30], out[:, :, 45:]).all(dim=-1).any()
+    torch.testing.assert_close(attend(*tensors, "causal()", implementation="eager", **options), out)
 
 
 @pytest.mark.parametrize("implementation", implementations(torch.float32))
