@@ -73,6 +73,16 @@ def test_documents_that_begin_with_tiles_need_no_order():
     assert plan.tiles == sum(compile_pattern("window(left=9, right=9)", n, tile=64).tiles for n in (100, 128, 5))
 
 
+def test_padding_fills_the_tiles_of_tails():
+    """Rows of no whole number of tiles: only the longest, which has no padding, has its tail elsewhere."""
+    plan = joined(patterns.documents(patterns.window(left=9, right=9), 100, -31, 131, 70, -61, 5, -126), 524, 64)
+    (part,) = plan.passes
+    assert plan.tiles == sum(compile_pattern("window(left=9, right=9)", n, tile=64).tiles for n in (100, 131, 70, 5))
+    assert [list(part.query_index[t * 64 : t * 64 + 64 : 63]) for t in range(6)] == [
+        [0, 63], [64, 127], [131, 194], [195, 258], [262, 325], [326, 389]
+    ]  # fmt: skip
+
+
 def test_a_pass_has_all_tokens_in_natural_order_or_another():
     """So that a kernel can write what it gives, and need not add to what is there."""
     plan = joined(patterns.documents(patterns.strided(7), 30, -5, 50), 90, 16)

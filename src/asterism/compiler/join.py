@@ -2,8 +2,8 @@
 
 A document's own tiles stay as they are, in a grid that begins where the document does; so what is a full tile of it
 remains one, and nothing is compiled but lengths that were never seen. The tokens that do not fill a tile, its tail,
-stand in tiles of their own if what follows in the sequence leaves room for them; else the whole tiles of all documents
-come first in the order and their tails follow, side by side, many to a tile, under masks that keep them apart.
+share one with the padding behind them, if there is enough; the other tails follow the whole tiles of all documents,
+side by side, many to a tile. Masks keep them apart.
 """
 
 from collections.abc import Sequence
@@ -90,23 +90,28 @@ class _Side:
             at_end = starts + counts == length
             extent = np.where(at_end & (extent > 0), tile, extent)
             return cls(None, length, tile, first, whole, first + whole, np.zeros_like(first), extent)
-        first, before = _exclusive_sum(whole), _exclusive_sum(extent)
-        positions, is_whole = _positions(orders, which, starts, whole * tile, natural)
+        # Tokens of no document that follow a tail may fill its tile.
+        gap, room = np.append(starts[1:], length) - starts - counts, -extent % tile
+        is_filled = natural & (extent > 0) & (gap >= room)
+        shared = np.where(is_filled, 0, extent)
+        first, before = _exclusive_sum(whole + is_filled), _exclusive_sum(shared)
+        filled = counts + np.where(is_filled, room, 0)
+        positions, is_whole = _positions(orders, which, starts, filled, (whole + is_filled) * tile)
         rest = np.zeros(0, np.int64)
         if natural:  # with the tokens of no document a pass has all of them, so that it can write its results at once
             is_left = np.ones(length, bool)
             is_left[positions] = False
             rest = np.flatnonzero(is_left)
-        is_last = (before + extent == extent.sum()) & (before % tile == 0) & (len(rest) == 0)
+        is_last = (before + shared == shared.sum()) & (before % tile == 0) & (shared > 0) & (len(rest) == 0)
         return cls(
             np.concatenate([positions[is_whole], positions[~is_whole], rest]),
             len(positions) + len(rest),
             tile,
             first,
             whole,
-            whole.sum() + before // tile,
-            before % tile,
-            np.where(is_last & (extent > 0), tile, extent),
+            np.where(is_filled, first + whole, (whole + is_filled).sum() + before // tile),
+            np.where(is_filled, 0, before % tile),
+            np.where(is_last, tile, extent),
         )
 
     @property
@@ -131,13 +136,13 @@ class _Side:
 
 
 def _positions(
-    orders: Sequence[_Order | None], which: Integers, starts: Integers, whole: Integers, natural: bool
+    orders: Sequence[_Order | None], which: Integers, starts: Integers, counts: Integers, whole: Integers
 ) -> tuple[Integers, np.ndarray]:
-    """Positions of the documents' tokens in their orders, one after another, and whether each is in a whole tile."""
-    counts = np.array([0 if order is None else order.count for order in orders], np.int64)[which]
+    """Positions of `counts` tokens of each document in its order, one document after another, and whether each is in a
+    whole tile. In natural order the tokens that follow a document may be among them."""
     place = np.arange(counts.sum()) - np.repeat(_exclusive_sum(counts), counts)
     inside = place
-    if not natural:
+    if any(order is not None and order.index is not None for order in orders):
         each = [
             np.zeros(0, np.int64) if x is None else np.arange(x.count) if x.index is None else x.index for x in orders
         ]
