@@ -67,7 +67,7 @@ from transformers import (
 from asterism import patterns
 from asterism.errors import ConfigurationError, PatternError
 from asterism.models import drop_pattern, use_pattern
-from asterism.models.cache import PatternCacheLayer
+from asterism.models.cache import PatternCache, PatternCacheLayer
 
 pytestmark = pytest.mark.model
 
@@ -594,6 +594,26 @@ def test_generate_with_the_cache_equals_generate_without(name: str, how: dict) -
     kept = [max(map(len, layer.kept().values())) for layer in outputs[0].past_key_values.layers]
     assert all(isinstance(layer, PatternCacheLayer) for layer in outputs[0].past_key_values.layers)
     assert kept[1] == 4 and kept[0] <= 6 + (COLUMNS + 24) // 6
+
+
+@pytest.mark.parametrize("name", ["llama", "gpt2", "mistral, own window"])
+def test_guesses_of_assistants_and_caches_of_fixed_size_change_no_token(name: str) -> None:
+    model = use_pattern(build(name), "interleave(fixed(stride=6, summary=1), window(left=4), sinks(first=2, window=6))")
+    tokens, length = batch("none")["input_ids"][:1], {"max_new_tokens": 24, "do_sample": False}
+    expected = model.generate(tokens, **length)
+    for how in (
+        {"prompt_lookup_num_tokens": 4},
+        {"assistant_model": use_pattern(build(name), "window(left=3)")},
+        {"assistant_model": build(name)},
+        {"past_key_values": PatternCache(max_tokens=COLUMNS + 24)},
+    ):
+        assert torch.equal(model.generate(tokens, **length, **how), expected)
+    for kind, message in (
+        ("static", "static or sliding cache|a static cache cannot forget"),
+        ("offloaded", "is an offloaded"),
+    ):
+        with pytest.raises(ConfigurationError, match=message):
+            model.generate(tokens, **length, cache_implementation=kind, disable_compile=True)
 
 
 def test_generate_makes_of_a_padded_row_what_it_makes_of_it_alone() -> None:

@@ -68,9 +68,10 @@ def _check_cache(module: nn.Module, arguments: tuple[Any, ...], named: dict[str,
 def _forgetting_layer(cache: Cache, number: int, text: str) -> PatternCacheLayer:
     """The cache's part for a layer; an empty DynamicCache is given one, in place, because its owner holds on to it."""
     if type(cache) not in (DynamicCache, PatternCache) or cache.offloading:
-        kind = f"{'offloaded ' if cache.offloading else ''}{type(cache).__name__}"
+        kind = f"{'n offloaded' if cache.offloading else ''} {type(cache).__name__}"
         raise ConfigurationError(
-            f"past_key_values is a {kind}, which cannot forget by a pattern; pass a PatternCache(), or nothing"
+            f"past_key_values is a{kind}, which cannot forget by a pattern; pass a PatternCache(), with"
+            " max_tokens for one of fixed size, or nothing"
         )
     if isinstance(cache, PatternCache) and len(cache.layers) == number:
         cache.add_layer(parse(text))

@@ -36,6 +36,13 @@ class Tokens(NamedTuple):
     window: int | None
     documents: tuple[int, ...] | None = None
 
+    def contiguous(self) -> "Tokens":
+        """Refused with ConfigurationError: only `generate` asks it, of the masks of a static cache."""
+        raise ConfigurationError(
+            "a static cache cannot forget by a pattern; pass past_key_values=PatternCache(max_tokens=...) for one of"
+            " fixed size, or leave out cache_implementation"
+        )
+
 
 def describe_tokens(
     batch_size: int,
@@ -74,7 +81,7 @@ def describe_tokens(
         raise ConfigurationError(
             f"{q_length} queries at {q_offset} do not fit {kv_length} keys from {kv_offset} on: a pattern needs all the"
             " keys of the queries' own sequence, not those of another or of a static or sliding cache;"
-            " use_pattern(model) makes the model keep the right keys in a DynamicCache"
+            " the model keeps the right keys in a cache of its own, or in a PatternCache(max_tokens=...) of fixed size"
         )
     if q_offset and not causal:
         raise ConfigurationError("a model that reads the future cannot continue from a cache; pass the whole sequence")
