@@ -13,7 +13,6 @@ import torch
 
 from asterism.errors import ConfigurationError
 from asterism.kernels import Terms, attend, decode
-from asterism.kernels.masks import readable
 from asterism.layers.kept import Kept, read
 from asterism.layers.padding import (
     Packing,
@@ -27,7 +26,7 @@ from asterism.models.cache import PatternCacheLayer
 from asterism.models.drop_in.documents import from_boundaries, from_positions
 from asterism.models.drop_in.field import read_native_window, read_patterns
 from asterism.models.drop_in.places import place_of
-from asterism.models.drop_in.terms import attend_slots, of_heads, read_terms
+from asterism.models.drop_in.terms import of_heads, read_terms
 from asterism.models.drop_in.tokens import Tokens, require_tokens
 from asterism.patterns import parse, require_causal, window
 
@@ -157,24 +156,16 @@ def _attend_cached(
 
 def _read(q: torch.Tensor, part: Kept, asked: Asked) -> torch.Tensor:
     """What some queries read of what a cache has kept for them."""
-    if asked.terms is None:
-        mixed: torch.Tensor = part.attend(q, scale=asked.scale)
-        return mixed
-    terms = of_heads(asked.terms, part.heads)
-    if part.allowed is None:
-        mixed = part.attend(q, scale=asked.scale, terms=terms)
-        return mixed
-    return attend_slots(q, part.keys, part.values, part.allowed, asked.scale, terms)
+    terms = None if asked.terms is None else of_heads(asked.terms, part.heads)
+    mixed: torch.Tensor = part.attend(q, scale=asked.scale, terms=terms)
+    return mixed
 
 
 def _decode(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, asked: Asked, positions: torch.Tensor, kept: torch.Tensor
 ) -> torch.Tensor:
     """Queries at `positions` [B or 1, N] of keys at `kept` [B or 1, L]; -1 is padding."""
-    if asked.terms is not None:
-        allowed = readable(parse(asked.rule.text), positions.clamp(min=0), kept)
-        return attend_slots(q, k, v, allowed, asked.scale, asked.terms)
-    return decode(q, k, v, asked.rule.text, positions.clamp(min=0), kept, scale=asked.scale)
+    return decode(q, k, v, asked.rule.text, positions.clamp(min=0), kept, scale=asked.scale, terms=asked.terms)
 
 
 def _attend_packed(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, asked: Asked, packing: Packing) -> torch.Tensor:

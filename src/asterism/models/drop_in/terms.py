@@ -64,30 +64,3 @@ def of_heads(terms: Terms, heads: tuple[int, ...] | None) -> Terms:
     if heads is None or terms.sinks is None:
         return terms
     return replace(terms, sinks=terms.sinks[list(heads)])
-
-
-def attend_slots(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, allowed: torch.Tensor, scale: float | None, terms: Terms
-) -> torch.Tensor:
-    """Attention of M queries to the L slots of a cache, with soft-capping and sinks, in plain PyTorch.
-
-    q [B, H, M, D], k [B, Hkv, L, D], v [B, Hkv, L, Dv], allowed bool [B or 1, 1 or H, M, L]. Raises ConfigurationError
-    for other terms: biases and dropout count positions, and a cache is for inference.
-    """
-    if terms.bias is not None or terms.dropout is not None:
-        raise ConfigurationError(
-            "the model adds a bias by distance to its scores, or drops some, and reading a cache knows neither; pass"
-            " use_cache=False"
-        )
-    group = q.shape[1] // k.shape[1]
-    wide = torch.promote_types(q.dtype, torch.float32)
-    keys, values = (x.to(wide).repeat_interleave(group, dim=1) for x in (k, v))
-    scores = q.to(wide) @ keys.nan_to_num().mT * (q.shape[3] ** -0.5 if scale is None else scale)
-    if terms.softcap is not None:
-        scores = terms.softcap * torch.tanh(scores / terms.softcap)
-    scores = scores.masked_fill(~allowed, -torch.inf)
-    if terms.sinks is not None:
-        sinks = terms.sinks.to(wide)[None, :, None, None].expand(*scores.shape[:3], 1)
-        scores = torch.cat([scores, sinks], dim=-1)
-    weights = scores.softmax(dim=-1)[..., : k.shape[2]].masked_fill(~allowed, 0)
-    return (weights @ values.nan_to_num()).to(q.dtype)
