@@ -5,7 +5,7 @@ from functools import lru_cache
 import numpy as np
 
 from asterism.compiler import Pass, Plan
-from asterism.compiler.plan import Booleans
+from asterism.compiler.plan import Booleans, Words
 from asterism.kernels.cpu import interface
 from asterism.kernels.cpu.interface import GROUP, address
 
@@ -20,9 +20,10 @@ class Program:
     def __init__(self, plan: Plan, heads: int):
         self.plan = plan
         self.words = -(-plan.tile // 64)
-        allowed = plan.tile_masks(np.arange(len(plan.masks) + 1, dtype=np.int32))
-        self.masks, self.live = _transposed_masks(allowed[1:], self.words), _live_groups(allowed)
-        self.has_unread = _has_unread(allowed)
+        allowed = plan.tile_masks(np.arange(1, len(plan.masks) + 1, dtype=np.int32))
+        self.masks = _transposed_masks(allowed, self.words)
+        words = plan.masks_with_ends[: len(plan.masks) + 1]
+        self.live, self.has_unread = _live_groups(words), _has_unread(words)
         self.lists = [_list_of_head(part, plan.heads, heads) for part in plan.passes]
         self.passes = (interface.Pass * len(plan.passes))(
             *(_structure(part, lists) for part, lists in zip(plan.passes, self.lists, strict=True))
@@ -50,21 +51,25 @@ def _transposed_masks(allowed: Booleans, words: int) -> np.ndarray:
     return padded.view(np.uint64)
 
 
-def _live_groups(allowed: Booleans) -> np.ndarray:
+def _live_groups(words: Words) -> np.ndarray:
     """uint8 [kinds, groups of queries, 2]: the first group of keys that one of them may read, and one past the last.
 
-    By 16 queries and 16 keys of allowed [kinds, query, key].
+    By 16 queries and 16 keys of the masks words [kinds, query, words]. Words, because a plan of documents has many.
     """
-    kinds, groups = len(allowed), allowed.shape[1] // GROUP
-    live = np.logical_or.reduce(allowed.reshape(kinds, groups, GROUP, groups, GROUP), axis=(2, 4))
+    kinds, tile, _ = words.shape
+    groups = tile // GROUP
+    read = np.bitwise_or.reduce(words.reshape(kinds, groups, GROUP, -1), axis=2)
+    live = np.stack([read >> np.uint64(GROUP * i) & np.uint64(2**GROUP - 1) for i in range(64 // GROUP)], axis=-1) != 0
+    live = live.reshape(kinds, groups, -1)[..., :groups]
     first, past = np.argmax(live, axis=-1), groups - np.argmax(live[..., ::-1], axis=-1)
     return np.ascontiguousarray(np.stack([first, np.where(live.any(axis=-1), past, first)], axis=-1).astype(np.uint8))
 
 
-def _has_unread(allowed: Booleans) -> np.ndarray:
-    """uint8 [kinds]: whether there are keys that no query of the tile may read."""
-    read = np.logical_or.reduce(allowed, axis=1)
-    return np.asarray(~np.logical_and.reduce(read, axis=1), np.uint8)
+def _has_unread(words: Words) -> np.ndarray:
+    """uint8 [kinds]: whether there are keys that no query of the tile may read, by words [kinds, query, words]."""
+    whole = np.uint64(2 ** min(words.shape[1], 64) - 1)
+    read = np.bitwise_or.reduce(words, axis=1) & whole
+    return np.asarray((read != whole).any(axis=1), np.uint8)
 
 
 def _list_of_head(part: Pass, plan_heads: int, heads: int) -> np.ndarray:
