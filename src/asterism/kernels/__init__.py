@@ -3,7 +3,6 @@
 from asterism.kernels.attend import attend, decode, decode_slots
 from asterism.kernels.calibration import matrix_rates
 from asterism.kernels.choice import IMPLEMENTATIONS
-from asterism.kernels.distance import decode_by_distance
 from asterism.kernels.masks import readable
 from asterism.kernels.terms import Alibi, Bias, Buckets, DistanceTable, Dropout, SoftSpan, Terms
 
@@ -18,7 +17,6 @@ __all__ = [
     "Terms",
     "attend",
     "decode",
-    "decode_by_distance",
     "decode_slots",
     "matrix_rates",
     "readable",

@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from asterism.errors import ConfigurationError
-from asterism.kernels import Dropout, SoftSpan, Terms, attend, decode_by_distance
+from asterism.kernels import Dropout, SoftSpan, Terms, attend
 from asterism.layers.attention import SECOND_READING, Heads, Masks, SparseAttention
 from asterism.layers.kept import Kept, NewTokens, read
 from asterism.patterns import Pattern, window
@@ -206,15 +206,15 @@ class PersistentAttention(SparseAttention):
             options: Any = {"return_lse": True, "implementation": self.implementation}
             if not self._uses_distance:
                 return part.attend(asked, **options)
-            reach, span = self._reach(part.pattern)
+            span = None if self.adaptive_span is None else self.adaptive_span()
             own = slice(None) if part.heads is None else list(part.heads)
-            span = None if span is None else SoftSpan(span.reach[own], span.ramp)
+            terms = Terms(bias=None if span is None else SoftSpan(span.reach[own], span.ramp), relative=relative)
             if part.allowed is None:
-                return part.attend(asked, terms=Terms(bias=span, relative=relative), **options)
+                return part.attend(asked, terms=terms, **options)
             places = tokens.positions(q.device).clamp(min=0)
             places = places if part.rows is None or len(places) == 1 else places[list(part.rows)]
-            keys = part.key_positions()
-            return decode_by_distance(asked, part.keys, part.values, reach, places, keys, relative=relative, span=span)
+            options |= {"positions": (places, part.key_positions()), "implementation": "auto"}  # few decode with terms
+            return part.attend(asked, terms=terms, **options)
 
         return self.persistent(q, *read(q, kept, compute))
 
