@@ -62,6 +62,8 @@ from transformers import (
     RobertaConfig,
     RobertaForMaskedLM,
     StaticCache,
+    T5Config,
+    T5EncoderModel,
 )
 
 from asterism import patterns
@@ -745,6 +747,29 @@ def test_encoders_whose_layers_have_no_numbers_follow_a_pattern(tmp_path, kind: 
     model.save_pretrained(tmp_path)
     loaded = AutoModel.from_pretrained(tmp_path, dtype=torch.float64).eval()
     assert_close(loaded(inputs).last_hidden_state, expected)
+
+
+def test_the_encoder_of_t5_follows_a_pattern_with_its_biases(tmp_path) -> None:
+    config = T5Config(vocab_size=VOCABULARY, d_model=32, d_kv=8, d_ff=48, num_layers=3, num_heads=4, dropout_rate=0.0)
+    model, inputs = T5EncoderModel(config).double().eval(), batch("right")
+    generator = torch.Generator().manual_seed(0)
+    for parameter in model.parameters():
+        nn.init.normal_(parameter, std=0.3, generator=generator)
+    results = []
+    for text in (None, "dense()", "window(4, 4)"):
+        use_pattern(model, text).zero_grad()
+        out = model(**inputs).last_hidden_state * inputs["attention_mask"][..., None]
+        out[..., 0].sum().backward()
+        results.append(
+            (out.detach(), model.encoder.block[0].layer[0].SelfAttention.relative_attention_bias.weight.grad)
+        )
+    (expected, expected_gradient), (got, gradient), (narrow, _) = results
+    torch.testing.assert_close(got, expected, atol=1e-5, rtol=1e-4)
+    torch.testing.assert_close(gradient, expected_gradient, atol=1e-5, rtol=1e-4)
+    assert not torch.allclose(narrow, expected, atol=1e-3)
+    model.save_pretrained(tmp_path)
+    loaded = T5EncoderModel.from_pretrained(tmp_path, dtype=torch.float64).eval()
+    assert_close(loaded(**inputs).last_hidden_state * inputs["attention_mask"][..., None], narrow)
 
 
 def test_a_model_inside_of_another_follows_a_pattern_and_is_saved_with_it(tmp_path) -> None:
