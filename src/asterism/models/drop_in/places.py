@@ -111,8 +111,8 @@ def _check_kind(model: PreTrainedModel, named: dict[str, Any]) -> None:
     if getattr(config, "is_encoder_decoder", False):
         raise ConfigurationError(
             f"{_a(model)} is an encoder with a decoder, or shares its configuration with one (is_encoder_decoder), and"
-            " a pattern is for one stack of layers of self-attention; take a model of one, such as T5EncoderModel for the"
-            " encoder of T5"
+            " a pattern is for one stack of layers of self-attention; take a model of one, such as T5EncoderModel for"
+            " the encoder of T5"
         )
     if any(module.config is not config for module in named.values()):
         raise ConfigurationError(
