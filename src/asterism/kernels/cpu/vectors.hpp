@@ -145,7 +145,7 @@ inline Vector shift_in(Vector x, Vector from) {
 }
 
 // About two units in the last place of tanh(x), NaN for NaN. Small numbers, as most scores are beside a cap, need no
-// exponential; that of the others is at most 0.3.
+// exponential. What a lane becomes depends on that lane alone: no query sees what stands beside it.
 inline Vector tanh(Vector x) {
   constexpr float kSmall = 0.6f;
   const Vector square = x * x;
