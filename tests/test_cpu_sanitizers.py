@@ -23,6 +23,7 @@ import sys
 import torch
 from hypothesis import given, settings
 from kernel_cases import attending, cases, check, differentiated, inputs_of
+from term_cases import check_terms, term_cases
 from asterism.kernels.cpu import library
 
 library()
@@ -35,7 +36,14 @@ def run(case):
     check(case, "cpu")
     seen.add(case)
 
+@settings(max_examples=int(sys.argv[1]), deadline=None, derandomize=True, database=None)
+@given(term_cases("cpu"))
+def run_terms(chosen):
+    torch.set_num_threads(1 + chosen.case.seed % 3)
+    check_terms(chosen, "cpu")
+
 run()
+run_terms()
 assert len(seen) > int(sys.argv[1]) // 2
 print("no finding in", sys.argv[1], "cases")
 """

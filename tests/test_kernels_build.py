@@ -170,7 +170,7 @@ def test_a_build_that_was_killed_hinders_nobody(cache):
 INSTRUCTION_SETS = (
     WORK
     + """
-from asterism import patterns
+from asterism import DistanceTable, Dropout, Terms, patterns
 from asterism.kernels import decode_slots
 
 generator = torch.Generator().manual_seed(1)
@@ -184,6 +184,21 @@ for text, n, width in cases:
         expected = torch.autograd.grad((attend(*wide, text, implementation="reference") * weight).sum(), wide)
         for one, other in zip(found, expected):
             assert (one - other).abs().max() < tolerance * max(1, other.abs().max()), (text, dtype)
+for text, n, width in cases[:2] + cases[3:]:
+    for dtype, tolerance in ((torch.float32, 5e-5), (torch.bfloat16, 0.05)):
+        shapes = [(1, 2, n, width)] * 3 + [(2, n), (n, width), (2,)]
+        given = [torch.randn(shape, generator=generator).to(dtype) for shape in shapes]
+
+        def gradients(wide, implementation):
+            leaves = [x.detach().to(wide).requires_grad_() for x in given]
+            q, k, v, bias, relative, sinks = leaves
+            dropout = Dropout(0.3, seed=2**63 + 5)
+            terms = Terms(DistanceTable(bias), relative=relative, softcap=1.5, sinks=sinks, dropout=dropout)
+            out = attend(q, k, v, text, terms=terms, implementation=implementation)
+            return torch.autograd.grad(out.sin().sum(), leaves)
+
+        for one, other in zip(gradients(dtype, "cpu"), gradients(torch.float64, "reference")):
+            assert (one - other).abs().max() < tolerance * max(1, other.abs().max()), (text, dtype, "terms")
 for n, width, heads in ((1, 64, 1), (300, 65, 4), (700, 128, 2), (90, 3, 8)):
     for dtype, tolerance in ((torch.float32, 1e-5), (torch.bfloat16, 0.02)):
         q, k, v = (torch.randn(2, h, m, width, generator=generator).to(dtype) for h, m in ((heads, 3), (1, n), (1, n)))

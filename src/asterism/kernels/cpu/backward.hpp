@@ -32,9 +32,7 @@ class Backward {
 
   void run() {
     const int64_t heads = p_.batch * p_.kv_heads;
-    const bool needs_sinks = p_.terms && p_.terms->grad_sinks;
-    if (needs_score_gradients(p_) || needs_sinks) write_deltas<Kind>(p_, team_, deltas_);
-    if (needs_sinks) write_sink_gradients(p_, team_, deltas_.get());
+    if (needs_score_gradients(p_)) write_deltas<Kind>(p_, team_, deltas_);
     terms_.clear();
     const int64_t floats = key_floats() + value_floats() + (p_.grad_q && !writes_rows_ ? group_ * query_floats() : 0);
     const int64_t wave = heads_at_a_time(heads, p_.is_bfloat16 ? floats * 4 : 0, std::max(1, p_.threads));

@@ -145,12 +145,7 @@ class Forward {
     if (piece.begin == piece.end) return clear_row(pass, piece);
     ForwardRow<Kind> row(p_, pass, tables_, scratch);
     row.begin(piece.unit / p_.heads, piece.unit % p_.heads, piece.row);
-    if (piece.split < 0) {
-      if (continues(number, piece.unit))
-        row.resume();
-      else
-        row.read_sink();
-    }
+    if (piece.split < 0 && continues(number, piece.unit)) row.resume();
     row.read(piece.begin, piece.end);
     if (piece.split < 0)
       row.finish();
@@ -170,22 +165,19 @@ class Forward {
     return unit * p_.n_queries + (pass.query_index ? pass.query_index[place] : place);
   }
 
-  // The output of a row from those of its parts; what earlier passes left, or the sink of the head, is one more part.
+  // The output of a row from those of its parts; what earlier passes left is one more part.
   void merge(int64_t number, const Split& split, float* parts, int64_t part_floats) const {
     const Pass& pass = batch_.pass(number, split.unit / p_.heads);
     const bool continues = this->continues(number, split.unit);
     const int64_t first = split.row * p_.tile, count = std::min(p_.tile, pass.n_queries - first);
     float* begin = parts + split.first * part_floats;
     float* before = parts + split.past * part_floats;
-    const float sink = empty_lse(p_, split.unit % p_.heads);
-    float* end = continues || sink != -kInfinity ? before + part_floats : before;
+    float* end = continues ? before + part_floats : before;
     for (int64_t i = 0; i < count; ++i) {
       const int64_t at = output(pass, split.unit, first + i), lse = p_.tile * p_.value_dim + i;
       if (continues) {
         load_output<Kind>(p_, at, before + i * p_.value_dim);
         before[lse] = p_.lse[at];
-      } else {
-        before[lse] = sink;  // its output is 0, as all of `parts` was
       }
       p_.lse[at] = add_up(begin, end, part_floats, i * p_.value_dim, lse);
       store_output<Kind>(p_, at, begin + i * p_.value_dim);

@@ -32,12 +32,10 @@ struct Terms {  // of scores and weights (kernels/terms.py); null or 0 for what 
   int64_t bias_heads, bias_head, bias_distance;
   const void* relative;  // [n_relative, dim] in the dtype of q, strides in elements: what keys have by distance
   int64_t n_relative, relative_distance, relative_feature;
-  const float* sinks;           // [heads]
   int64_t seed, dropped_below;  // a pair is dropped if its random word, of 32 bits, is below
   float softcap, kept_factor;   // by kept_factor the weights are multiplied that are not dropped
-  float* grad_bias;             // contiguous, like bias, relative and sinks; null: not asked for
+  float* grad_bias;             // contiguous, like bias and relative; null: not asked for
   void* grad_relative;
-  float* grad_sinks;
 };
 
 struct Problem {
@@ -105,8 +103,8 @@ extern "C" const char* asterism_layout() {
     STRUCTURE(Terms);
     FIELD(Terms, bias), FIELD(Terms, bias_heads), FIELD(Terms, bias_head), FIELD(Terms, bias_distance);
     FIELD(Terms, relative), FIELD(Terms, n_relative), FIELD(Terms, relative_distance), FIELD(Terms, relative_feature);
-    FIELD(Terms, sinks), FIELD(Terms, seed), FIELD(Terms, dropped_below), FIELD(Terms, softcap);
-    FIELD(Terms, kept_factor), FIELD(Terms, grad_bias), FIELD(Terms, grad_relative), FIELD(Terms, grad_sinks);
+    FIELD(Terms, seed), FIELD(Terms, dropped_below), FIELD(Terms, softcap);
+    FIELD(Terms, kept_factor), FIELD(Terms, grad_bias), FIELD(Terms, grad_relative);
     STRUCTURE(Problem);
     FIELD(Problem, batch), FIELD(Problem, heads), FIELD(Problem, kv_heads), FIELD(Problem, n_queries);
     FIELD(Problem, n_keys), FIELD(Problem, dim), FIELD(Problem, value_dim), FIELD(Problem, query_offset);

@@ -49,10 +49,9 @@ class Terms(ctypes.Structure):
         *((name, ctypes.c_int64) for name in ("bias_heads", "bias_head", "bias_distance")),
         ("relative", ctypes.c_void_p),
         *((name, ctypes.c_int64) for name in ("n_relative", "relative_distance", "relative_feature")),
-        ("sinks", ctypes.c_void_p),
         *((name, ctypes.c_int64) for name in ("seed", "dropped_below")),
         *((name, ctypes.c_float) for name in ("softcap", "kept_factor")),
-        *((name, ctypes.c_void_p) for name in ("grad_bias", "grad_relative", "grad_sinks")),
+        *((name, ctypes.c_void_p) for name in ("grad_bias", "grad_relative")),
     ]
 
 

@@ -61,17 +61,12 @@ void store_output(const Problem& p, int64_t at, const float* whole) {
   }
 }
 
-// What a query of a head has for log-sum-exp before it has read a key.
-inline float empty_lse(const Problem& p, int64_t head) {
-  return p.terms && p.terms->sinks ? p.terms->sinks[head] : -kInfinity;
-}
-
-// The output of queries [first, past), of one head, that have read nothing.
+// The output of queries [first, past) that have read nothing.
 inline void clear_outputs(const Problem& p, int64_t first, int64_t past) {
   const int64_t bytes = p.is_bfloat16 ? 2 : 4, row = p.value_dim * bytes, n = (past - first) * row;
   std::memset(static_cast<unsigned char*>(p.out) + first * row, 0, n);
   if (p.residual) std::memset(static_cast<unsigned char*>(p.residual) + first * row, 0, n);
-  std::fill(p.lse + first, p.lse + past, empty_lse(p, first / p.n_queries % p.heads));
+  std::fill(p.lse + first, p.lse + past, -kInfinity);
 }
 
 }  // namespace

@@ -88,14 +88,6 @@ class Row {
       for (int i = 0; i < count_; ++i) query_segments_[i] = p_.segments[batch * p_.n_keys + p_.query_offset + query(i)];
   }
 
-  // The sink of the head, a key whose value is 0, is the first that the softmax reads.
-  void read_sink() {
-    const float sink = empty_lse(p_, head_);
-    if (sink == -kInfinity) return;
-    std::fill(highest_, highest_ + t_, sink * kLog2E);
-    std::fill(total_, total_ + t_, 1.0f);
-  }
-
   int64_t query(int i) const { return pass_.query_index ? pass_.query_index[first_ + i] : first_ + i; }
   int64_t key(int64_t column, int j) const {
     return pass_.key_index ? pass_.key_index[column * t_ + j] : column * t_ + j;

@@ -97,20 +97,4 @@ class TermGradients {
   Sums sums_, copy_;
 };
 
-// A sink is read with weight exp(sink - lse) and value 0, whose gradient is the weight times what every gradient of a
-// score subtracts (deltas.hpp).
-inline void write_sink_gradients(const Problem& p, Team& team, const float* deltas) {
-  const auto work = [&](int64_t) { return Task{0, 0, 0, 0, p.batch * p.n_queries}; };
-  team.run(p.heads, 0, work, [&](int64_t head, Scratch&) {
-    const float sink = p.terms->sinks[head];
-    double total = 0;
-    for (int64_t batch = 0; batch < p.batch && sink != -kInfinity; ++batch)
-      for (int64_t i = 0; i < p.n_queries; ++i) {
-        const int64_t at = (batch * p.heads + head) * p.n_queries + i;
-        total -= std::exp(sink - p.lse[at]) * deltas[at];
-      }
-    p.terms->grad_sinks[head] = static_cast<float>(total);
-  });
-}
-
 }  // namespace
