@@ -1,7 +1,8 @@
 """Every launch of a forward, a backward and a decoding call compiled for sm_90 on any machine, and what is in it.
 
 A script of its own process, because it puts a driver of a GPU that is not there into Triton. It takes dtype, head_dim,
-tile and "plain", "padded" (a key mask) or "masked" (segments too), and prints a `Launch` as JSON a line.
+tile, "plain", "padded" (a key mask) or "masked" (segments too), and names of terms of the score, and prints a `Launch`
+as JSON a line.
 """
 
 import json
@@ -23,6 +24,7 @@ REGISTERS = 2**16
 class Launch:
     """What a compiled kernel holds.
 
+    number        which of the objects it is, counted from 0: equal ones are compiled once
     products      multiply-adds of a program's matrix instructions, each loop counted once
     instructions  their kinds: "wgmma" for four warps together, "mma" for one
     narrow        bytes of the tiles of 16-bit numbers that TTGIR reads, less what the object reads 16 bytes at a time
@@ -31,6 +33,7 @@ class Launch:
     """
 
     name: str
+    number: int
     blocks: tuple[int, int] | None
     warps: int
     stages: int
@@ -46,6 +49,9 @@ class Launch:
     tf32: bool
 
 
+_NUMBERS: dict[str, int] = {}
+
+
 def read(compiled, blocks: tuple[int, int] | None, half: str | None) -> Launch:
     """What a kernel that Triton compiled holds; `half` is PTX's name of a 16-bit dtype, or None for float32."""
     code, usage = _disassembled(compiled.asm["cubin"])
@@ -55,6 +61,7 @@ def read(compiled, blocks: tuple[int, int] | None, half: str | None) -> Launch:
     per_program = -(-int(usage["REG"]) // 8) * 8 * 32 * warps
     return Launch(
         name=compiled.metadata.name,
+        number=_NUMBERS.setdefault(compiled.hash, len(_NUMBERS)),
         blocks=blocks,
         warps=warps,
         stages=compiled.metadata.num_stages,
@@ -116,7 +123,11 @@ def _narrow(ttgir: str, code: list[str], warps: int, half: str) -> int:
     return sum(int(rows) * int(width) * 2 for rows, width in shapes) - wide * 16 * 32 * warps
 
 
-def main(dtype_name: str, width: int, tile: int, masked: str) -> None:
+SEEDS = (1, 2**40 + 16)
+"""Numbers of which Triton would make kernels of their own: 1 and multiples of 16."""
+
+
+def main(dtype_name: str, width: int, tile: int, masked: str, *terms: str) -> None:
     import torch
     import triton
     from triton.backends.compiler import GPUTarget
@@ -149,12 +160,15 @@ def main(dtype_name: str, width: int, tile: int, masked: str) -> None:
     key_mask = None if masked == "plain" else torch.ones(2, n, dtype=torch.bool)
     segments = torch.zeros(2, n, dtype=torch.int64) if masked == "masked" else None
     plan = compile_pattern("strided(7) | global_tokens(0)", n, tile=tile)
-    operands = Operands(q, k, v, key_mask, segments, None, plan.pattern, 0, 0.1)
-    vars(operands)["plan"] = plan  # with tiles of this size
-    attended = kernel._forward(operands)
-    kernel._backward(operands, attended, torch.zeros_like(attended.out), torch.zeros_like(attended.lse), [True] * 3)
+    known = {"softcap": 30.0, "bias": torch.zeros(4, 2 * n - 1), "dropout": 0.1}
+    given = {name: known[name] for name in terms}
+    for seed in SEEDS if "dropout" in terms else (0,):
+        operands = Operands(q, k, v, key_mask, segments, None, plan.pattern, 0, 0.1, seed=seed, **given)
+        vars(operands)["plan"] = plan  # with tiles of this size
+        attended = kernel._forward(operands)
+        kernel._backward(operands, attended, torch.zeros_like(attended.out), torch.zeros_like(attended.lse), [True] * 5)
     kernel.triton_decode(q[:, :, :1], k, v, torch.ones(1, 1, 1, n, dtype=torch.bool), 0.1)
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), sys.argv[4])
+    main(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), *sys.argv[4:])

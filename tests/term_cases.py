@@ -27,8 +27,11 @@ COMPUTES = {
     **({"cpu": (ALL, (torch.float32, *HALF))} if has_compiler() else {}),
 }
 """By implementation, the terms that it computes and in which dtypes."""
-INTERPRETED = {"flex": (("bias", "softcap"), (torch.float32,))}
-"""The same of what only the tests of an implementation run."""
+INTERPRETED = {
+    "flex": (("bias", "softcap"), (torch.float32,)),
+    "triton": (("bias", "softcap", "sinks", "dropout"), (torch.float32, *HALF, torch.float16)),
+}
+"""The same of what only the tests of an implementation run, with fewer cases."""
 BIASES = ("alibi", "buckets", "span", "table")
 
 

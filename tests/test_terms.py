@@ -27,14 +27,14 @@ def operands(heads=4, kv_heads=2, n=9, batch=2, dtype=torch.float64):
 # --- what the terms are ----------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("counter", "key", "words"),
-    [
-        ("00000000 00000000 00000000 00000000", "00000000 00000000", "6627e8d5 e169c58d bc57ac4c 9b00dbd8"),
-        ("ffffffff ffffffff ffffffff ffffffff", "ffffffff ffffffff", "408f276d 41c83b0e a20bc7c6 6d5451fd"),
-        ("243f6a88 85a308d3 13198a2e 03707344", "a4093822 299f31d0", "d16cfe09 94fdcceb 5001e420 24126ea1"),
-    ],
+RANDOM123 = (
+    ("00000000 00000000 00000000 00000000", "00000000 00000000", "6627e8d5 e169c58d bc57ac4c 9b00dbd8"),
+    ("ffffffff ffffffff ffffffff ffffffff", "ffffffff ffffffff", "408f276d 41c83b0e a20bc7c6 6d5451fd"),
+    ("243f6a88 85a308d3 13198a2e 03707344", "a4093822 299f31d0", "d16cfe09 94fdcceb 5001e420 24126ea1"),
 )
+
+
+@pytest.mark.parametrize(("counter", "key", "words"), RANDOM123)
 def test_philox_gives_the_known_answers_of_random123(counter, key, words):
     counter, key, words = ([int(word, 16) for word in text.split()] for text in (counter, key, words))
     found = philox(tuple(torch.tensor(word) for word in counter), tuple(key))

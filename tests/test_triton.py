@@ -449,7 +449,8 @@ def test_opcheck():
     arguments = [x.to(DEVICE) for x in arguments]
     leaves = [x.requires_grad_() for x in arguments[:3]]
     torch.library.opcheck(
-        torch.ops.asterism.triton.default, (*leaves, *arguments[3:], None, build(case.rule).text, 0, 0.5)
+        torch.ops.asterism.triton.default,
+        (*leaves, *arguments[3:], *[None] * 4, build(case.rule).text, 0, 0.5, 0, 0.0, 0.0, 0),
     )
 
 

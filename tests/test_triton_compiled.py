@@ -1,5 +1,6 @@
 """The Triton kernels compiled for sm_90, without a GPU: what can be seen in the objects, at the launcher's settings."""
 
+import itertools
 import json
 import os
 import subprocess
@@ -14,7 +15,7 @@ pytest.importorskip("triton", reason="needs the package triton; it is part of th
 
 from asterism.kernels import triton as kernel  # noqa: E402
 
-PRODUCTS = {"forward": 2, "grad_q": 3, "grad_kv": 4, "decode": 2}
+PRODUCTS = {"forward": 2, "grad_q": 3, "grad_kv": 4, "decode": 2, "grad_bias": 2}
 """Matrix products of a block of queries and a block of keys."""
 
 SPILLED = {("grad_kv", 128, 128): 32, ("grad_q", 128, 64): 8}
@@ -28,17 +29,22 @@ SPILLED_ONCE = 80
 """Such accesses in all, most of them before and after the loops."""
 
 
-def compiled(dtype: str, width: int, tile: int, masked: str) -> list[Launch]:
+TERMS = ("bias", "softcap", "dropout")
+
+
+def compiled(dtype: str, width: int, tile: int, masked: str, *terms: str) -> list[Launch]:
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
-    command = [sys.executable, "-W", "ignore", compiled_for_hopper.__file__, dtype, str(width), str(tile), masked]
+    arguments = [dtype, str(width), str(tile), masked, *terms]
+    command = [sys.executable, "-W", "ignore", compiled_for_hopper.__file__, *arguments]
     ended = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=600)
     assert ended.returncode == 0, ended.stderr[-2000:]
     return [Launch(**json.loads(line)) for line in ended.stdout.splitlines()]
 
 
-def assert_all_compiled(launches: list[Launch]) -> None:
+def assert_all_compiled(launches: list[Launch], *terms: str) -> None:
     """Every kernel is there, fits, and computes offsets into tensors in 64 bits and products in float32."""
-    assert {x.name for x in launches} == {*PRODUCTS, "merge_pieces", "prepare", "add_pieces"}
+    known = {*PRODUCTS, "merge_pieces", "prepare", "add_pieces"}
+    assert {x.name for x in launches} == (known if "bias" in terms else known - {"grad_bias"})
     for x in launches:
         assert x.shared <= SHARED_MEMORY, x
         assert x.offsets == ["i64"], x
@@ -94,16 +100,49 @@ def test_what_is_compiled_can_run_at_full_rate(width, tile, masked):
 
 
 # ---------------------------------------------------------------------------------------------------------------------
+# With terms of the score.
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("dtype", "width", "tile", "masked", "terms"),
+    [
+        ("bfloat16", 128, 128, "padded", TERMS),
+        ("bfloat16", 256, 128, "masked", TERMS),
+        ("float32", 5, 16, "masked", TERMS),
+        ("float32", 64, 64, "plain", TERMS),
+        *(("float16", 64, 128, "plain", (term,)) for term in TERMS),
+    ],
+)
+def test_terms_compile_for_a_gpu(dtype, width, tile, masked, terms):
+    assert_all_compiled(compiled(dtype, width, tile, masked, *terms), *terms)
+
+
+@pytest.mark.slow
+def test_terms_run_at_full_rate_and_a_seed_is_no_other_kernel():
+    launches = compiled("bfloat16", 64, 64, "plain", *TERMS)
+    assert_all_compiled(launches, *TERMS)
+    for x in launches:
+        if x.name in PRODUCTS:
+            loops = 1 if x.name == "decode" else 2
+            assert x.products == loops * PRODUCTS[x.name] * x.blocks[0] * x.blocks[1] * 64, x
+            assert x.spills_in_loops <= 1 and x.spills <= 20, x
+    seeded = [x.number for x in launches if x.name in ("forward", "grad_q", "grad_kv", "grad_bias")]
+    assert seeded[: len(seeded) // 2] == seeded[len(seeded) // 2 :]
+
+
+# ---------------------------------------------------------------------------------------------------------------------
 # The settings themselves.
 
 
 @pytest.mark.parametrize("memory", (99 * 2**10, 163 * 2**10, 227 * 2**10))
 @pytest.mark.parametrize("tile", (64, 128))
 @pytest.mark.parametrize("segmented", (False, True))
-def test_blocks_fit_into_the_memory_of_a_core(memory, tile, segmented):
+@pytest.mark.parametrize("terms", (False, True))
+def test_blocks_fit_into_the_memory_of_a_core(memory, tile, segmented, terms):
     """Consumer GPUs, A100 and H100. What a program keeps and what its stages load; Triton needs a little more."""
     for name, element_size, width in kernel._BLOCKS:
-        blocks = kernel._blocks(name, element_size, (width, width), tile, segmented, memory)
+        blocks = kernel._blocks(name, element_size, (width, width), tile, segmented, memory, terms)
         kept, streamed = (blocks.keys, blocks.queries) if name == "grad_kv" else (blocks.queries, blocks.keys)
         assert (kept + streamed * blocks.stages) * 2 * width * element_size <= memory
         assert blocks.stages >= 1 and max(kept, streamed) <= tile
@@ -114,8 +153,9 @@ def test_no_four_warps_repeat_the_work_of_others(tile):
     """wgmma gives 64 rows to four warps: with less than 64 rows for each, Triton lets them compute the same rows."""
     for name, element_size, width in kernel._BLOCKS:
         if element_size == torch.bfloat16.itemsize and width <= 128:
-            for segmented in (False, True):
-                blocks = kernel._blocks(name, element_size, (width, width), tile, segmented, SHARED_MEMORY)
+            for segmented, terms in itertools.product((False, True), repeat=2):
+                memory = SHARED_MEMORY
+                blocks = kernel._blocks(name, element_size, (width, width), tile, segmented, memory, terms)
                 rows = blocks.keys if name == "grad_kv" else blocks.queries
                 assert blocks.warps == 4 or rows >= 16 * blocks.warps
 

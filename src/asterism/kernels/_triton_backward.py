@@ -1,14 +1,13 @@
 """What one program of the GPU's grid does in the backward pass: see _triton_device.py for tables and invariants.
 
 The forward pass's log-sum-exp gives the weights again; grad_q runs over tile rows and grad_kv over tile columns, so
-that each gradient has one writer.
+that each gradient has one writer; grad_bias runs over tiles whose pairs have equal distances.
 """
 
 import triton
 import triton.language as tl
 
 from asterism.kernels._triton_device import (
-    LOG2_E,
     _assignment,
     _cells,
     _dot,
@@ -23,6 +22,7 @@ from asterism.kernels._triton_device import (
     _store_sum,
     _tokens,
 )
+from asterism.kernels._triton_terms import LOG2_E, VARYING, _biases, _kept, _scores
 
 
 @triton.jit
@@ -64,20 +64,29 @@ def _write_gradient(
 
 
 @triton.jit
-def _grad_scores(scores, g_tile, v_tile, power, delta):
-    """Gradients of the scores [M, N], without the scale."""
+def _grad_scores(
+    scores, g_tile, v_tile, power, delta, queries, keys, first_key, key_index, query_offset, head, row,
+    last_dropped, seed_low, seed_high, kept_factor,
+):  # fmt: skip
+    """Gradients of the scores with their bias [M, N]."""
     grad_weights = _dot(g_tile, tl.trans(v_tile))
+    if last_dropped is not None:
+        grad_weights *= _kept(
+            queries, keys, first_key, key_index, query_offset, head, row, last_dropped, seed_low, seed_high,
+            kept_factor, False,
+        )  # fmt: skip
     return tl.math.exp2(scores - power[:, None]) * (grad_weights - delta[:, None])
 
 
-@triton.jit
+@triton.jit(do_not_specialize=VARYING)
 def grad_q(
-    q, k, v, key_mask, segments, grad_out, power, delta, grad, rest, partial,
+    q, k, v, key_mask, segments, bias, grad_out, power, delta, grad, rest, partial,
     heads, pieces, entries, query_index, key_index, masks, reads,
     q_batch, q_head, q_token, q_feature,
     k_batch, k_head, k_token, k_feature,
     v_batch, v_head, v_token, v_feature,
     n_pieces, shared, slots, n_rows, n_columns, n_heads, n_queries, n_keys, query_offset, group, scale,
+    bias_head, softcap, last_dropped, seed_low, seed_high, kept_factor,
     ADD: tl.constexpr, WIDTH: tl.constexpr, VALUE_WIDTH: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_V: tl.constexpr,
     TILE: tl.constexpr, WORDS: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
@@ -97,17 +106,24 @@ def grad_q(
     v += batch * v_batch + head // group * v_head
     batch_keys = batch * n_keys
     query_segments = _segments_of(segments, batch_keys + query_offset, queries)
+    if bias is not None:
+        bias += head * bias_head + (n_keys - 1)
     acc = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
     for MASKED in tl.static_range(2):  # Full tiles come first; only a key mask or segments forbid any of their pairs.
         if MASKED or (key_mask is None and segments is None):
             tiles = count if MASKED else full
             for step in range(tiles * BLOCKS):
-                k_tile, v_tile, scores = _score(
-                    step, entries, q_tile, query_slots, query_segments, k, v, key_mask, segments, batch_keys, key_index,
-                    masks, reads, k_token, k_feature, v_token, v_feature, n_columns, scale,
-                    MASKED, WIDTH, VALUE_WIDTH, BLOCK_D, BLOCK_V, TILE, WORDS, BLOCK_N,
+                k_tile, v_tile, scores, bent, keys, first_key = _score(
+                    step, entries, q_tile, queries, query_slots, query_segments, k, v, key_mask, segments, bias,
+                    batch_keys, key_index, masks, reads, k_token, k_feature, v_token, v_feature, n_columns, scale,
+                    softcap, MASKED, WIDTH, VALUE_WIDTH, BLOCK_D, BLOCK_V, TILE, WORDS, BLOCK_N,
                 )  # fmt: skip
-                grad_scores = _grad_scores(scores, g_tile, v_tile, row_power, row_delta)
+                grad_scores = _grad_scores(
+                    scores, g_tile, v_tile, row_power, row_delta, queries, keys, first_key, key_index, query_offset,
+                    head, batch, last_dropped, seed_low, seed_high, kept_factor,
+                )  # fmt: skip
+                if softcap is not None:
+                    grad_scores *= 1.0 - bent * bent
                 acc = _dot(_narrow(grad_scores, k_tile.dtype), k_tile, acc)
             entries += tiles * 3
             count -= tiles
@@ -122,10 +138,12 @@ def grad_q(
 
 @triton.jit
 def _grad_kv_entries(
-    grad_k, grad_v, k_tile, v_tile, first_key, keys, kv_head, q, key_mask, segments, batch_keys, grad_out, power, delta,
-    entries, count, query_index, masks,
+    grad_k, grad_v, k_tile, v_tile, first_key, first_place, keys, batch, kv_head, q, key_mask, segments, bias,
+    batch_keys, grad_out, power, delta,
+    entries, count, query_index, key_index, masks,
     q_head, q_token, q_feature,
-    n_rows, batch_heads, n_queries, query_offset, group, scale,
+    n_rows, batch_heads, n_queries, n_keys, query_offset, group, scale,
+    bias_head, softcap, last_dropped, seed_low, seed_high, kept_factor,
     MASKED: tl.constexpr, MEMBERS: tl.constexpr, WIDTH: tl.constexpr, VALUE_WIDTH: tl.constexpr, BLOCK_D: tl.constexpr,
     BLOCK_V: tl.constexpr, TILE: tl.constexpr, WORDS: tl.constexpr, BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
@@ -144,7 +162,7 @@ def _grad_kv_entries(
         g_tile = _load(grad_out, rows, VALUE_WIDTH, 1, exists, VALUE_WIDTH, BLOCK_V)
         row_power = tl.load(power + rows, mask=exists, other=float("inf"))
         row_delta = tl.load(delta + rows, mask=exists, other=0.0)
-        scores = _dot(k_tile, tl.trans(q_tile)) * scale
+        scores, bent = _scores(_dot(k_tile, tl.trans(q_tile)), scale, softcap)
         if MASKED:
             allowed = _permitted(masks, tl.load(entry + 1), query_slots, first_key, TILE, WORDS, BLOCK_N, True)
             if key_mask is not None:
@@ -152,26 +170,46 @@ def _grad_kv_entries(
             if segments is not None:
                 asked = tl.load(segments + batch_keys + query_offset + queries)
                 allowed = allowed & (tl.load(segments + batch_keys + keys)[:, None] == asked[None, :])
+        if bias is not None:
+            biases = _biases(bias + (head * bias_head + (n_keys - 1)), queries, keys, True)
+            scores += biases
+            if MASKED:
+                allowed = allowed & (biases > float("-inf"))
+            else:
+                allowed = biases > float("-inf")
+        if MASKED or bias is not None:
             scores = tl.where(allowed, scores, float("-inf"))
         weights = tl.math.exp2(scores - row_power[None, :])
-        grad_v = _dot(_narrow(weights, g_tile.dtype), g_tile, grad_v)
+        if last_dropped is not None:
+            kept = _kept(
+                queries, keys, first_place, key_index, query_offset, head, batch, last_dropped, seed_low, seed_high,
+                kept_factor, True,
+            )  # fmt: skip
+            grad_v = _dot(_narrow(weights * kept, g_tile.dtype), g_tile, grad_v)
+        else:
+            grad_v = _dot(_narrow(weights, g_tile.dtype), g_tile, grad_v)
         grad_weights = _dot(v_tile, tl.trans(g_tile))
+        if last_dropped is not None:
+            grad_weights *= kept
         grad_scores = weights * (grad_weights - row_delta[None, :])
-        if MASKED:
+        if softcap is not None:
+            grad_scores *= 1.0 - bent * bent
+        if MASKED or bias is not None:
             grad_scores = tl.where(allowed, grad_scores, 0.0)
         grad_k = _dot(_narrow(grad_scores, q_tile.dtype), q_tile, grad_k)
     return grad_k, grad_v
 
 
-@triton.jit
+@triton.jit(do_not_specialize=VARYING)
 def grad_kv(
-    q, k, v, key_mask, segments, grad_out, power, delta, grad_of_k, rest_of_k, partial_of_k, grad_of_v, rest_of_v,
+    q, k, v, key_mask, segments, bias, grad_out, power, delta, grad_of_k, rest_of_k, partial_of_k, grad_of_v, rest_of_v,
     partial_of_v,
     heads, pieces, entries, query_index, key_index, masks,
     q_batch, q_head, q_token, q_feature,
     k_batch, k_head, k_token, k_feature,
     v_batch, v_head, v_token, v_feature,
     n_pieces, shared, slots, n_rows, n_columns, n_heads, n_queries, n_keys, query_offset, group, scale,
+    bias_head, softcap, last_dropped, seed_low, seed_high, kept_factor,
     ADD: tl.constexpr, MEMBERS: tl.constexpr, WIDTH: tl.constexpr, VALUE_WIDTH: tl.constexpr, BLOCK_D: tl.constexpr,
     BLOCK_V: tl.constexpr, TILE: tl.constexpr, WORDS: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
@@ -181,6 +219,7 @@ def grad_kv(
     entries += tl.load(piece + 2) * 3
     first_key = block * BLOCK_N
     key_slots = first_key + tl.arange(0, BLOCK_N)
+    first_place = tl.load(piece + 1).to(tl.int32) * TILE + first_key
     places = tl.load(piece + 1).to(tl.int32) * TILE + key_slots
     exists = places < n_columns
     keys = _tokens(key_index, tl.minimum(places, n_columns - 1))
@@ -194,9 +233,10 @@ def grad_kv(
         if MASKED or (key_mask is None and segments is None):
             tiles = count if MASKED else full
             grad_k, grad_v = _grad_kv_entries(
-                grad_k, grad_v, k_tile, v_tile, first_key, keys, kv_head, q, key_mask, segments, batch_keys, grad_out,
-                power, delta, entries, tiles, query_index, masks, q_head, q_token, q_feature, n_rows, batch_heads,
-                n_queries, query_offset, group, scale * LOG2_E,
+                grad_k, grad_v, k_tile, v_tile, first_key, first_place, keys, batch, kv_head, q, key_mask, segments,
+                bias, batch_keys, grad_out, power, delta, entries, tiles, query_index, key_index, masks,
+                q_head, q_token, q_feature, n_rows, batch_heads, n_queries, n_keys, query_offset, group, scale,
+                bias_head, softcap, last_dropped, seed_low, seed_high, kept_factor,
                 MASKED, MEMBERS, WIDTH, VALUE_WIDTH, BLOCK_D, BLOCK_V, TILE, WORDS, BLOCK_M, BLOCK_N,
             )  # fmt: skip
             entries += tiles * 3
@@ -233,3 +273,62 @@ def add_pieces(
         cells, inside = _cells((copy * slots + slot + step) * TILE + within, WIDTH, BLOCK)
         value += tl.load(partial + cells, mask=inside, other=0.0)
     _write_gradient(value, grad, rest, (batch * n_heads + head) * n_tokens + tokens, exists, ADD, WIDTH, BLOCK)
+
+
+@triton.jit(do_not_specialize=VARYING)
+def grad_bias(
+    q, k, v, key_mask, segments, bias, grad_out, power, delta, partial,
+    heads, pieces, entries, query_index, key_index, masks, reads,
+    q_batch, q_head, q_token, q_feature,
+    k_batch, k_head, k_token, k_feature,
+    v_batch, v_head, v_token, v_feature,
+    n_pieces, shared, n_rows, n_columns, n_batch, n_heads, n_queries, n_keys, query_offset, group, scale,
+    bias_head, softcap, last_dropped, seed_low, seed_high, kept_factor,
+    WIDTH: tl.constexpr, VALUE_WIDTH: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_V: tl.constexpr, TILE: tl.constexpr,
+    WORDS: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+):  # fmt: skip
+    """BLOCK_M x BLOCK_N gradients of scores, each the sum over a piece of tiles of equal distances and over the batch,
+    into the piece's tile of partial [shared * n_pieces, TILE, TILE]. An entry is [column, kind, row].
+    """
+    ACROSS: tl.constexpr = TILE // BLOCK_N
+    BLOCKS: tl.constexpr = TILE // BLOCK_M * ACROSS
+    _, head, copy, piece, block = _assignment(pieces, heads, n_pieces, shared, BLOCKS)
+    full, count = tl.load(piece + 3).to(tl.int32), tl.load(piece + 4).to(tl.int32)
+    entries += tl.load(piece + 2) * 3
+    across = block % ACROSS
+    query_slots = block // ACROSS * BLOCK_M + tl.arange(0, BLOCK_M)
+    key_slots = across * BLOCK_N + tl.arange(0, BLOCK_N)
+    q += head * q_head
+    k += head // group * k_head
+    v += head // group * v_head
+    bias += head * bias_head + (n_keys - 1)
+    acc = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
+    for MASKED in tl.static_range(2):  # Full tiles come first; only a key mask or segments forbid any of their pairs.
+        if MASKED or (key_mask is None and segments is None):
+            tiles = count if MASKED else full
+            for step in range(tiles * n_batch):
+                batch, number = (step % n_batch).to(tl.int64), step // n_batch
+                places = tl.load(entries + number * 3 + 2) * TILE + query_slots
+                exists = places < n_rows
+                queries = _tokens(query_index, tl.minimum(places, n_rows - 1))
+                rows = (batch * n_heads + head) * n_queries + queries
+                q_tile = _load(q + batch * q_batch, queries, q_token, q_feature, exists, WIDTH, BLOCK_D)
+                g_tile = _load(grad_out, rows, VALUE_WIDTH, 1, exists, VALUE_WIDTH, BLOCK_V)
+                row_power = tl.load(power + rows, mask=exists, other=float("inf"))
+                row_delta = tl.load(delta + rows, mask=exists, other=0.0)
+                query_segments = _segments_of(segments, batch * n_keys + query_offset, queries)
+                k_tile, v_tile, scores, bent, keys, first_key = _score(
+                    number * ACROSS + across, entries, q_tile, queries, query_slots, query_segments,
+                    k + batch * k_batch, v + batch * v_batch, key_mask, segments, bias,
+                    batch * n_keys, key_index, masks, reads, k_token, k_feature, v_token, v_feature, n_columns, scale,
+                    softcap, MASKED, WIDTH, VALUE_WIDTH, BLOCK_D, BLOCK_V, TILE, WORDS, BLOCK_N,
+                )  # fmt: skip
+                acc += _grad_scores(
+                    scores, g_tile, v_tile, row_power, row_delta, queries, keys, first_key, key_index, query_offset,
+                    head, batch, last_dropped, seed_low, seed_high, kept_factor,
+                )  # fmt: skip
+            entries += tiles * 3
+            count -= tiles
+    own = copy * n_pieces + tl.program_id(0) // BLOCKS % n_pieces
+    cells = (own * TILE + query_slots)[:, None] * TILE + key_slots[None, :]
+    tl.store(partial + cells, acc)

@@ -1,9 +1,9 @@
 """What one program of the GPU's grid does: the device half of kernels/triton.py, forward pass and decoding.
 
-Only this file and _triton_backward.py import Triton. A program computes one piece: a block of BLOCK_M queries (forward,
-grad_q) or BLOCK_N keys (grad_kv) of one tile row or column, over a run of its entries. Full entries come first, so that
-the loop over them has no mask in it. Scores are never stored; the scheme is FlashAttention-2's (Dao 2023, section 3),
-with exponentials to base 2.
+Only this file, _triton_backward.py and _triton_terms.py import Triton. A program computes one piece: a block of BLOCK_M
+queries (forward, grad_q) or BLOCK_N keys (grad_kv) of one tile row or column, over a run of its entries. Full entries
+come first, so that the loop over them has no mask in it. Scores are never stored; the scheme is FlashAttention-2's (Dao
+2023, section 3), with exponentials to base 2.
 
 Tables, all made by kernels/_triton_tables.py:
 
@@ -21,10 +21,11 @@ partial result has one writer, and pieces are put together in the order of their
 import triton
 import triton.language as tl
 
+from asterism.kernels._triton_terms import LOG2_E, VARYING, _biases, _kept, _scores
+
 INTERPRETED = tl.constexpr(triton.knobs.runtime.interpret)
 """Whether Triton's interpreter runs these functions, on tensors of any device: TRITON_INTERPRET was set at import."""
 
-LOG2_E = tl.constexpr(1.4426950408889634)
 LN_2 = tl.constexpr(0.6931471805599453)
 
 
@@ -208,16 +209,20 @@ def _readable(
 
 @triton.jit
 def _score(
-    step, entries, q_tile, query_slots, query_segments, k, v, key_mask, segments, batch_keys, key_index, masks, reads,
-    k_token, k_feature, v_token, v_feature, n_columns, scale,
+    step, entries, q_tile, queries, query_slots, query_segments, k, v, key_mask, segments, bias, batch_keys, key_index,
+    masks, reads,
+    k_token, k_feature, v_token, v_feature, n_columns, scale, softcap,
     MASKED: tl.constexpr, WIDTH: tl.constexpr, VALUE_WIDTH: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_V: tl.constexpr,
     TILE: tl.constexpr, WORDS: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
-    """The step's BLOCK_N keys and values, and their scores [M, N] to base 2; when MASKED, -inf where not allowed."""
+    """The step's BLOCK_N keys and values, and their scores [M, N] to base 2; -inf where not allowed, when MASKED or
+    where a bias is. Besides: the tanh in the scores (see `_scores`), the keys' tokens, and the place of the first.
+    """
     BLOCKS: tl.constexpr = TILE // BLOCK_N
     entry = entries + (step // BLOCKS) * 3
     first_key = step % BLOCKS * BLOCK_N
-    places = tl.load(entry) * TILE + first_key + tl.arange(0, BLOCK_N)
+    first_place = tl.load(entry) * TILE + first_key
+    places = first_place + tl.arange(0, BLOCK_N)
     if MASKED:
         keys = _tokens(key_index, tl.minimum(places, n_columns - 1))
         kind = tl.load(entry + 1)
@@ -225,24 +230,35 @@ def _score(
             kind, query_slots, first_key, keys, query_segments, key_mask, segments, batch_keys, masks, reads,
             TILE, WORDS, BLOCK_N,
         )  # fmt: skip
-        k_tile = _load(k, keys, k_token, k_feature, read, WIDTH, BLOCK_D)
-        v_tile = _load(v, keys, v_token, v_feature, read, VALUE_WIDTH, BLOCK_V)
-        scores = _dot(q_tile, tl.trans(k_tile)) * (scale * LOG2_E)
-        scores = tl.where(allowed, scores, float("-inf"))
     else:
         keys = _tokens(key_index, places)
-        k_tile = _load(k, keys, k_token, k_feature, None, WIDTH, BLOCK_D)
-        v_tile = _load(v, keys, v_token, v_feature, None, VALUE_WIDTH, BLOCK_V)
-        scores = _dot(q_tile, tl.trans(k_tile)) * (scale * LOG2_E)
-    return k_tile, v_tile, scores
+        read = None
+    if bias is not None:  # It may be -inf, and a key that it keeps all queries from may hold NaN.
+        biases = _biases(bias, queries, keys, False)
+        if MASKED:
+            allowed = allowed & (biases > float("-inf"))
+        else:
+            allowed = biases > float("-inf")
+        read = tl.max(allowed.to(tl.int32), 0) != 0
+    k_tile = _load(k, keys, k_token, k_feature, read, WIDTH, BLOCK_D)
+    v_tile = _load(v, keys, v_token, v_feature, read, VALUE_WIDTH, BLOCK_V)
+    scores, bent = _scores(_dot(q_tile, tl.trans(k_tile)), scale, softcap)
+    if bias is not None:
+        scores += biases
+    if MASKED or bias is not None:
+        scores = tl.where(allowed, scores, float("-inf"))
+    return k_tile, v_tile, scores, bent, keys, first_place
 
 
 # --- forward ---------------------------------------------------------------------------------------------------------
 
 
 @triton.jit
-def _step(acc, top, total, scores, v_tile, MASKED: tl.constexpr):
-    """The online softmax taken on by scores [M, N] of base 2; when MASKED, rows may be all -inf."""
+def _weigh(top, scores, MASKED: tl.constexpr):
+    """Weights of scores [M, N] of base 2, what earlier weights shrink by, and the new highest score.
+
+    When MASKED, rows may be all -inf.
+    """
     highest = tl.maximum(top, tl.max(scores, 1))
     if MASKED:
         shift = tl.where(highest == float("-inf"), 0.0, highest)
@@ -250,8 +266,7 @@ def _step(acc, top, total, scores, v_tile, MASKED: tl.constexpr):
         shift = highest
     weights = tl.math.exp2(scores - shift[:, None])
     decay = tl.math.exp2(top - shift)
-    acc = _dot(_narrow(weights, v_tile.dtype), v_tile, acc * decay[:, None])
-    return acc, highest, total * decay + tl.sum(weights, 1)
+    return weights, decay, highest
 
 
 @triton.jit
@@ -291,14 +306,15 @@ def _write_attended(
     tl.store(lse + rows, value_lse, mask=exists)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=VARYING)
 def forward(
-    q, k, v, key_mask, segments, out, residual, lse, partial, partial_lse,
+    q, k, v, key_mask, segments, bias, out, residual, lse, partial, partial_lse,
     heads, pieces, entries, query_index, key_index, masks, reads,
     q_batch, q_head, q_token, q_feature,
     k_batch, k_head, k_token, k_feature,
     v_batch, v_head, v_token, v_feature,
     n_pieces, shared, slots, n_rows, n_columns, n_heads, n_queries, n_keys, query_offset, group, scale,
+    bias_head, softcap, last_dropped, seed_low, seed_high, kept_factor,
     MERGE: tl.constexpr, WIDTH: tl.constexpr, VALUE_WIDTH: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_V: tl.constexpr,
     TILE: tl.constexpr, WORDS: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
@@ -314,6 +330,8 @@ def forward(
     v += batch * v_batch + head // group * v_head
     batch_keys = batch * n_keys
     query_segments = _segments_of(segments, batch_keys + query_offset, queries)
+    if bias is not None:
+        bias += head * bias_head + (n_keys - 1)
     acc = tl.zeros([BLOCK_M, BLOCK_V], tl.float32)
     top = tl.full([BLOCK_M], float("-inf"), tl.float32)
     total = tl.zeros([BLOCK_M], tl.float32)
@@ -321,12 +339,20 @@ def forward(
         if MASKED or (key_mask is None and segments is None):
             tiles = count if MASKED else full
             for step in range(tiles * BLOCKS):
-                k_tile, v_tile, scores = _score(
-                    step, entries, q_tile, query_slots, query_segments, k, v, key_mask, segments, batch_keys, key_index,
-                    masks, reads, k_token, k_feature, v_token, v_feature, n_columns, scale,
-                    MASKED, WIDTH, VALUE_WIDTH, BLOCK_D, BLOCK_V, TILE, WORDS, BLOCK_N,
+                k_tile, v_tile, scores, bent, keys, first_key = _score(
+                    step, entries, q_tile, queries, query_slots, query_segments, k, v, key_mask, segments, bias,
+                    batch_keys, key_index, masks, reads, k_token, k_feature, v_token, v_feature, n_columns, scale,
+                    softcap, MASKED, WIDTH, VALUE_WIDTH, BLOCK_D, BLOCK_V, TILE, WORDS, BLOCK_N,
                 )  # fmt: skip
-                acc, top, total = _step(acc, top, total, scores, v_tile, MASKED)
+                weights, decay, top = _weigh(top, scores, MASKED or bias is not None)
+                used = weights
+                if last_dropped is not None:  # The log-sum-exp is that of all.
+                    used *= _kept(
+                        queries, keys, first_key, key_index, query_offset, head, batch, last_dropped, seed_low,
+                        seed_high, kept_factor, False,
+                    )  # fmt: skip
+                acc = _dot(_narrow(used, v_tile.dtype), v_tile, acc * decay[:, None])
+                total = total * decay + tl.sum(weights, 1)
             entries += tiles * 3
             count -= tiles
     value, value_lse = _finish(acc, top, total)
@@ -407,7 +433,9 @@ def decode(
         v_tile = _load(v, keys, v_token, v_feature, read, VALUE_WIDTH, BLOCK_V)
         scores = _dot(q_tile, tl.trans(k_tile)) * (scale * LOG2_E)
         scores = tl.where(permitted, scores, float("-inf"))
-        acc, top, total = _step(acc, top, total, scores, v_tile, True)
+        weights, decay, top = _weigh(top, scores, True)
+        acc = _dot(_narrow(weights, v_tile.dtype), v_tile, acc * decay[:, None])
+        total = total * decay + tl.sum(weights, 1)
     value, value_lse = _finish(acc, top, total)
     rows = (((copy * n_blocks) + block) * n_chunks + chunk) * BLOCK_M + tl.arange(0, BLOCK_M)
     cells, inside = _cells(rows, VALUE_WIDTH, BLOCK_V)

@@ -42,18 +42,27 @@ class Lists:
     def programs(self, batch: int, tile: int, block: int) -> int:
         return batch * self.shared * len(self.pieces) * (tile // block)
 
+    @property
+    def count(self) -> int:
+        """How many lists there are; `shared` heads read each."""
+        return len(self.heads) // self.shared
+
     def split_programs(self, batch: int, tile: int, block: int) -> int:
         return batch * self.shared * len(self.splits) * (tile // block)
 
 
 @dataclass(frozen=True)
 class TiledPass:
-    """A pass: its token orders (int32, None for the natural one) and its tiles by row and by column."""
+    """A pass: its token orders (int32, None for the natural one) and its tiles by row and by column.
+
+    It is of n_queries queries and of n_keys of all the keys.
+    """
 
     query_index: Tensor | None
     key_index: Tensor | None
     n_queries: int
     n_keys: int
+    all_keys: int
     rows: Lists
     columns: Lists
 
@@ -87,6 +96,7 @@ def tabulate(plan: Plan, device: torch.device, heads: int, kv_heads: int) -> Til
             None if part.key_index is None else torch.tensor(part.key_index, device=device),
             part.n_queries,
             part.n_keys,
+            plan.n_keys,
             _rows(part, plan, query_heads[number], fresh_rows[number], device),
             _columns(part, plan, key_heads[number], group, fresh_columns[number], device),
         )
@@ -123,7 +133,7 @@ def _rows(part: Pass, plan: Plan, heads: list[int], fresh: bool, device: torch.d
     kind = plan.kinds_with_ends(part)
     shared = len(heads) if part.lists == 1 else 1
     entries = np.stack([part.columns, kind, np.zeros_like(kind)], axis=1)
-    return _lists(
+    return lists_of(
         which, row, entries, (part.lists, -(-part.n_queries // plan.tile)), heads, shared, plan.tile, fresh, device
     )
 
@@ -136,16 +146,16 @@ def _columns(part: Pass, plan: Plan, kv_heads: list[int], group: int, fresh: boo
     which, column = place // max(n_columns, 1), place % max(n_columns, 1)
     entries = np.stack([part.rows, part.row_kinds, np.zeros_like(part.rows)], axis=1)
     if plan.heads == 1:
-        return _lists(which, column, entries, (1, n_columns), kv_heads, len(kv_heads), plan.tile, fresh, device)
+        return lists_of(which, column, entries, (1, n_columns), kv_heads, len(kv_heads), plan.tile, fresh, device)
     chosen = [np.flatnonzero(which == (0 if part.lists == 1 else number)) for number in range(len(part.heads))]
     own = np.concatenate(chosen)
     member = np.repeat([head % group for head in part.heads], [len(x) for x in chosen])
     owner = np.repeat([kv_heads.index(head // group) for head in part.heads], [len(x) for x in chosen])
     entries = np.concatenate([entries[own, :2], member[:, None].astype(np.int32)], axis=1)
-    return _lists(owner, column[own], entries, (len(kv_heads), n_columns), kv_heads, 1, plan.tile, fresh, device)
+    return lists_of(owner, column[own], entries, (len(kv_heads), n_columns), kv_heads, 1, plan.tile, fresh, device)
 
 
-def _lists(
+def lists_of(
     which: _Array,
     tile_of: _Array,
     entries: _Array,

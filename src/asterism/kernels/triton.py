@@ -1,7 +1,8 @@
 """Fused block-sparse attention for GPUs, in Triton: forward and backward over a plan, and attention against a cache.
 
 This is the host's half: it chooses block sizes and launches the functions of _triton_device.py and _triton_backward.py
-over the tables of _triton_tables.py. The device files are imported at first use: without Triton the library loads.
+over the tables of _triton_tables.py and _triton_distances.py. The device files, _triton_terms.py too, are imported at
+first use: without Triton the library loads.
 
 Every pass is one launch, ordered after the pass before it. A pass writes the output of its queries, or merges into
 what earlier passes wrote; in half precision the output carries what its rounding took (`Rounded.residual`), so merging
@@ -19,6 +20,7 @@ from torch import Tensor
 
 from asterism.compiler import Plan
 from asterism.compiler.cost import Setting
+from asterism.kernels._triton_distances import add_by_distance, tabulate_by_distance
 from asterism.kernels._triton_tables import Lists, TiledPass, tabulate
 from asterism.kernels.operands import Attended, Operands
 from asterism.kernels.operator import Gradients, Rounded, Tiles, Wanted, operator
@@ -34,6 +36,9 @@ _INSTALLED = find_spec("triton") is not None
 
 _DECODED_KEYS = 512
 """Keys of a cache that one program of the decoding kernel reads."""
+
+_SCRATCH = 2**26
+"""Numbers that the gradient of a bias keeps before they are summed by distance: 256 MiB."""
 
 
 def refusal(operands: Operands) -> str | None:
@@ -119,12 +124,25 @@ def _padded(width: int) -> int:
 
 
 def _blocks(
-    kernel: str, element_size: int, widths: tuple[int, int], tile: int, segmented: bool, memory: int
+    kernel: str,
+    element_size: int,
+    widths: tuple[int, int],
+    tile: int,
+    segmented: bool,
+    memory: int,
+    terms: bool = False,
 ) -> _Blocks:
-    """Block sizes for padded widths of keys and values, with as many stages as `memory` bytes of a GPU's core hold."""
+    """Block sizes for padded widths of keys and values, with as many stages as `memory` bytes of a GPU's core hold.
+
+    Terms of the score need registers for every pair: in the backward pass with them, half as many pairs are in hand.
+    """
     key = kernel, element_size, max(64, *widths)
     special = _IN_SHORT_TILES if tile <= 64 else _WITH_SEGMENTS if segmented else {}
     chosen = special.get(key, _BLOCKS[key])
+    if terms and kernel == "grad_kv":
+        chosen = chosen._replace(queries=max(16, chosen.queries // 2))
+    elif terms and kernel == "grad_q":
+        chosen = chosen._replace(keys=max(16, chosen.keys // 2))
     queries, keys = min(chosen.queries, tile), min(chosen.keys, tile)
     kept, streamed = (keys, queries) if kernel == "grad_kv" else (queries, keys)
     free = memory - kept * sum(widths) * element_size
@@ -173,6 +191,7 @@ class _Call:
             "query_offset": self.operands.plan.query_offset,
             "group": self.operands.group,
             "scale": self.operands.scale,
+            **self._terms,
             "masks": self.program.masks,
             "WIDTH": self.width,
             "VALUE_WIDTH": self.value_width,
@@ -180,6 +199,25 @@ class _Call:
             "BLOCK_V": _padded(self.value_width),
             "TILE": self.program.tile,
             "WORDS": self.program.masks.shape[2],
+        }
+
+    @property
+    def _terms(self) -> dict[str, Any]:
+        """The arguments for terms of the score; None for what is not there."""
+        o = self.operands
+        bias = None if o.bias is None else o.bias.contiguous()
+        dropped = round(o.dropout * 2**32)  # so many of 2**32 words; a schema's and Triton's 32-bit numbers are signed
+        drops = {
+            "last_dropped": _signed(dropped - 1),
+            "seed_low": _signed(o.seed),
+            "seed_high": _signed(o.seed >> 32),
+            "kept_factor": 1 / (1 - o.dropout),
+        }
+        return {
+            "bias": bias,
+            "bias_head": None if bias is None else bias.shape[1] if bias.shape[0] > 1 else 0,
+            "softcap": o.softcap or None,
+            **(drops if dropped else dict.fromkeys(drops)),
         }
 
     def of(self, part: TiledPass, lists: Lists) -> dict[str, Any]:
@@ -202,7 +240,8 @@ class _Call:
         """Block sizes, and the arguments that tell a kernel of them."""
         widths = _padded(self.width), _padded(self.value_width)
         segmented, memory = self.segments is not None, _memory(self.q.device)
-        blocks = _blocks(kernel, self.q.element_size(), widths, self.program.tile, segmented, memory)
+        terms = bool(self.operands.terms)
+        blocks = _blocks(kernel, self.q.element_size(), widths, self.program.tile, segmented, memory, terms)
         return blocks, {
             "BLOCK_M": blocks.queries,
             "BLOCK_N": blocks.keys,
@@ -214,6 +253,11 @@ class _Call:
         """Partial results of pieces, float32 [batch * shared, slots, tile, *width]."""
         shape = (self.batch * lists.shared, lists.slots, self.program.tile, *width)
         return torch.empty(shape, dtype=torch.float32, device=self.q.device)
+
+
+def _signed(word: int) -> int:
+    """The lower 32 bits as a number of that many bits."""
+    return (word + 2**31) % 2**32 - 2**31
 
 
 def _launch(kernel: Any, programs: int, arguments: dict[str, Any]) -> None:
@@ -315,8 +359,9 @@ def _backward(operands: Operands, attended: Rounded, grad_out: Tensor, grad_lse:
                 _differentiate_queries(call, part, shared, grad_q)
             if grad_k is not None and grad_v is not None:
                 _differentiate_keys(call, part, shared, grad_k, grad_v)
+        grad_bias = None if operands.bias is None or not wanted[3] else _differentiate_bias(call, shared, operands.bias)
     found = zip((grad_q, grad_k, grad_v), wanted[:3], strict=True)
-    return tuple(x.value if x is not None and is_wanted else None for x, is_wanted in found)
+    return (*(x.value if x is not None and is_wanted else None for x, is_wanted in found), grad_bias)
 
 
 def _prepare(call: _Call, attended: Rounded, grad_out: Tensor, grad_lse: Tensor) -> tuple[Tensor, Tensor]:
@@ -404,8 +449,33 @@ def _add_pieces(
     _launch(_backward_device().add_pieces, programs, arguments)
 
 
-TRITON = Tiles("triton", operator("triton", _forward, _backward), refusal)
-"""Attention over tiles in Triton (kernels/operator.py)."""
+def _differentiate_bias(call: _Call, shared: dict[str, Tensor], bias: Tensor) -> Tensor:
+    """The gradient of the bias [H or 1, L], float32; sums of many pairs are kept in float64."""
+    tile, device = call.program.tile, call.q.device
+    blocks, sizes = call.blocks("grad_q")
+    total = torch.zeros((call.heads, bias.shape[1]), dtype=torch.float64, device=device)
+    tables = tabulate_by_distance(call.operands.plan, device, call.heads)
+    for part, lists in zip(call.program.parts, tables, strict=True):
+        arguments = {**call.of(part, lists), **shared, **sizes, "reads": call.program.reads, "n_batch": call.batch}
+        arguments["num_stages"] = 1  # queries too are loaded in every step, and more would not fit
+        del arguments["slots"]
+        for pieces in lists.pieces.split(max(1, _SCRATCH // (lists.shared * tile**2))):
+            shape = lists.shared, len(pieces), tile, tile
+            partial = torch.empty(shape, dtype=torch.float32, device=device)
+            programs = lists.shared * len(pieces) * (tile // blocks.queries) * (tile // blocks.keys)
+            arguments |= {"partial": partial, "pieces": pieces, "n_pieces": len(pieces)}
+            _launch(_backward_device().grad_bias, programs, arguments)
+            add_by_distance(total, partial, part, lists, pieces)
+    total = total if len(bias) > 1 else total.sum(dim=0, keepdim=True)
+    return total.to(bias.dtype)
+
+
+TRITON = Tiles("triton", operator("triton", _forward, _backward), refusal, ("bias", "softcap", "dropout"))
+"""Attention over tiles in Triton (kernels/operator.py).
+
+It takes no relative positions: in a token order of a plan every pair of a tile may need another row of their table, and
+what does not fit into a program would be n times as many numbers as the table has rows.
+"""
 
 
 # --- decoding --------------------------------------------------------------------------------------------------------
@@ -489,7 +559,7 @@ class Decoding:
     def refusal(self, operands: Operands) -> str | None:
         if operands.differentiated or is_transformed():
             return 'implementation="triton" has no gradient of decoding: use "auto", or torch.no_grad()'
-        return refusal(operands)
+        return refusal(operands) or operands.refusal_of_terms("triton", (), instead='"auto"')
 
     def run(self, operands: Operands) -> Attended:
         assert operands.allowed is not None, "only chosen for the keys of a cache"
