@@ -162,7 +162,7 @@ def test_images(n: int, tmp_path):
 
 def test_images_without_matplotlib(tmp_path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
-    with pytest.raises(AsterismError, match=r"pip install 'asterism\[plot\]'"):
+    with pytest.raises(AsterismError, match=r"pip install 'asterism-attention\[plot\]'"):
         draw_image(patterns.dense(), 4, tmp_path / "picture.png")
 
 

@@ -103,7 +103,7 @@ def _run(verb: str, argv: Sequence[str]) -> None:
         package = (error.name or "").partition(".")[0]
         if package not in _EXTRAS:
             raise
-        raise AsterismError(f"{verb} needs {package}: pip install 'asterism[{_EXTRAS[package]}]'") from None
+        raise AsterismError(f"{verb} needs {package}: pip install 'asterism-attention[{_EXTRAS[package]}]'") from None
 
 
 def _module(verb: str) -> str:

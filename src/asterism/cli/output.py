@@ -71,5 +71,5 @@ def _picture(text: str) -> Path:
     """An argument type: a picture that matplotlib can write. Said at once, not after minutes of work."""
     path = _file(*PICTURES)(text)
     if importlib.util.find_spec("matplotlib") is None:
-        raise ArgumentTypeError("pictures need matplotlib: pip install 'asterism[plot]'")
+        raise ArgumentTypeError("pictures need matplotlib: pip install 'asterism-attention[plot]'")
     return path

@@ -66,7 +66,7 @@ def draw_image(patterns: Pattern | Sequence[Pattern], n: int, path: str | Path, 
     try:
         from matplotlib.figure import Figure
     except ImportError:
-        raise AsterismError("pictures need matplotlib: pip install 'asterism[plot]'") from None
+        raise AsterismError("pictures need matplotlib: pip install 'asterism-attention[plot]'") from None
     shown = [patterns] if isinstance(patterns, Pattern) else list(patterns)
     columns = min(len(shown), _MOST_COLUMNS)
     rows = -(-len(shown) // columns)

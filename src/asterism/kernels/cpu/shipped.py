@@ -19,7 +19,7 @@ from asterism.kernels.cpu.sources import INSTRUCTION_SETS, contents, digest
 
 FOLDER = Path(__file__).with_name("libraries")
 
-_ANEW = "install asterism anew"
+_ANEW = "install asterism-attention anew"
 
 
 def are_there() -> bool:
