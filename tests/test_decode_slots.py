@@ -287,6 +287,15 @@ def test_the_operator_passes_opcheck():
 
 
 @needs_compiler
+def test_values_without_features():
+    q, k, v = torch.randn(1, 2, 1, 8), torch.randn(1, 1, 4, 8), torch.randn(1, 1, 4, 0)
+    allowed = torch.ones(1, 1, 1, 4, dtype=torch.bool)
+    out, lse = decode_slots(q, k, v, allowed, return_lse=True, implementation="cpu")
+    assert out.shape == (1, 2, 1, 0)
+    torch.testing.assert_close(lse, (q @ k.mT / 8**0.5).logsumexp(-1))
+
+
+@needs_compiler
 def test_features_apart_and_slots_apart():
     """Features that do not lie next to each other, a mask every second byte of which counts, and bytes other than 1."""
     made = given(Slots(slots=90, queries=3), poisoned=False)

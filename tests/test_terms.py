@@ -150,6 +150,35 @@ def test_sinks_are_joined_and_differentiated(implementation):
     torch.testing.assert_close(results(implementation), results("reference"), rtol=1e-10, atol=1e-12)
 
 
+@pytest.mark.parametrize("implementation", ("eager", *(("cpu",) if has_compiler() else ())))
+@pytest.mark.parametrize("value", (math.nan, math.inf, -math.inf))
+@pytest.mark.parametrize("text", ("window(left=3)", "stride(2) & causal()"))
+def test_what_no_pair_reads_of_a_table_changes_nothing(implementation, value, text):
+    n, far = 90, torch.arange(90)
+    unread = far > 3 if text == "window(left=3)" else far % 2 == 1
+
+    def results(value):
+        relative, bias = normal(n, 4, dtype=torch.float32), normal(4, n, dtype=torch.float32, seed=1)
+        relative[unread], bias[:, unread] = value, value
+        leaves = [x.requires_grad_() for x in (*operands(n=n, dtype=torch.float32), relative, bias)]
+        terms = Terms(relative=relative, bias=DistanceTable(bias), softcap=3.0)
+        out, lse = attend(*leaves[:3], text, terms=terms, return_lse=True, implementation=implementation)
+        return out, lse, *torch.autograd.grad(out.square().sum() + lse.sum(), leaves)
+
+    torch.testing.assert_close(results(value), results(0.0), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("implementation", ("eager", "reference", *(("cpu",) if has_compiler() else ())))
+@pytest.mark.parametrize("term", ("bias", "sinks"))
+def test_no_number_is_not_hidden(implementation, term):
+    """A bias or sink of NaN shows in what reads it: only -inf says that a key is not read."""
+    spoilt = torch.tensor([0.0, math.nan, 0.0, 0.0])
+    terms = Terms(sinks=spoilt) if term == "sinks" else Terms(bias=Alibi(spoilt))
+    out = attend(*operands(dtype=torch.float32), "causal()", terms=terms, implementation=implementation)
+    assert out[:, 1].isnan().all()
+    assert out[:, [0, 2, 3]].isfinite().all()
+
+
 # --- refusals --------------------------------------------------------------------------------------------------------
 
 ones = torch.ones
@@ -175,6 +204,20 @@ REFUSED = {
     "a softcap of 0": (lambda: Terms(softcap=0.0), ("softcap", "0")),
     "a negative softcap": (lambda: Terms(softcap=-1.0), ("softcap", "-1")),
     "a softcap that is a text": (lambda: Terms(softcap="50"), ("softcap", "50")),
+    "a softcap that float32 has not": (lambda: Terms(softcap=1e-300), ("softcap", "1e-300", "1e-30")),
+    "a softcap of many digits": (lambda: Terms(softcap=10**400), ("softcap", "bits")),
+    "a ramp of many digits": (lambda: Terms(bias=SoftSpan(ones(4), 10**400)), ("ramp", "bits")),
+    "a table that begins nowhere": (lambda: Terms(bias=DistanceTable(ones(4, 9), 0.5)), ("first", "0.5")),
+    "a table that begins too far": (lambda: Terms(bias=DistanceTable(ones(4, 9), 2**70)), ("first", "2^62")),
+    "buckets up to a text": (lambda: Terms(bias=Buckets(ones(32, 4), max_distance="a")), ("max_distance", "'a'")),
+    "buckets up to no number": (lambda: Terms(bias=Buckets(ones(32, 4), max_distance=math.nan)), ("nan",)),
+    "buckets up to too many digits": (lambda: Terms(bias=Buckets(ones(32, 4), max_distance=10**400)), ("bits",)),
+    "a class as a bias": (lambda: Terms(bias=Alibi), ("bias", "class Alibi")),
+    "sparse sinks": (lambda: Terms(sinks=ones(4).to_sparse()), ("sinks", "strided")),
+    "sparse slopes": (lambda: Terms(bias=Alibi(ones(4).to_sparse())), ("Alibi", "strided")),
+    "slopes of 8 bits": (lambda: Terms(bias=Alibi(ones(4).to(torch.float8_e4m3fn))), ("Alibi", "float8")),
+    "a sparse table": (lambda: Terms(bias=Given(ones(4, 11).to_sparse())), ("Given", "strided")),
+    "a complex table": (lambda: Terms(bias=Given(ones(4, 11) + 1j)), ("Given", "complex64")),
     "a rate of 1": (lambda: Terms(dropout=Dropout(1.0, 0)), ("rate", "1.0")),
     "a negative rate": (lambda: Terms(dropout=Dropout(-0.1, 0)), ("rate", "-0.1")),
     "a rate that is no number": (lambda: Terms(dropout=Dropout(None, 0)), ("rate", "None")),
@@ -184,6 +227,14 @@ REFUSED = {
     "a rate alone": (lambda: Terms(dropout=0.1), ("dropout", "0.1", "Dropout")),
     "no terms": (lambda: {"softcap": 1.0}, ("terms", "dict")),
 }
+
+
+class Given:
+    def __init__(self, values):
+        self.values = values
+
+    def table(self, first, past):
+        return self.values
 
 
 class Wrong:

@@ -177,7 +177,8 @@ class _Tokens(NamedTuple):
 class _Work:
     """Operands with their heads folded into key heads and groups: q [B, K, G, Nq, D], k and v [B, K, Nk, D].
 
-    `bias` is that of the terms, [K, G, L] or [1, 1, L]; `cuts` says whether it keeps some keys from being read.
+    `bias` is that of the terms, [K, G, L] or [1, 1, L]; `cuts` says whether it keeps some keys from being read, and
+    `is_finite` whether all numbers in the tables of the terms are: where nobody reads them, others change nothing.
     """
 
     q: Tensor
@@ -186,6 +187,7 @@ class _Work:
     workspace: _Workspace
     bias: Tensor | None
     cuts: bool
+    is_finite: bool
 
     @property
     def wide(self) -> torch.dtype:
@@ -256,12 +258,17 @@ class _Work:
         if self.operands.relative is not None and tokens.distances is not None:
             by_distance = self.workspace.product("by_distance", tokens.q, self.operands.relative.T, self.wide)
             scores += by_distance.gather(-1, self._places(tokens, scores))
+        bias = tokens.bias
+        if not self.is_finite and tokens.mask is not None:
+            forbidden = tokens.mask == -math.inf
+            scores.unflatten(3, (-1, self.program.tile)).masked_fill_(forbidden, 0)
+            bias = None if bias is None else torch.where(forbidden, 0, bias)
         scores.mul_(self.operands.scale)
         if cap:
             scores.div_(cap).tanh_()
             slope = 1 - scores * scores
             scores.mul_(cap)
-        for term in (tokens.mask, tokens.bias):
+        for term in (tokens.mask, bias):
             if term is not None:
                 scores.unflatten(3, (-1, self.program.tile)).add_(term)
         return scores, slope
@@ -413,10 +420,11 @@ def _work(operands: Operands) -> _Work:
     folded = operands.q.unflatten(1, (-1, operands.group))
     program = _program(operands.plan, operands.q.device, operands.wide)
     bias, cuts = operands.bias, False
+    is_finite = all(x is None or bool(x.isfinite().all()) for x in (bias, operands.relative))
     if bias is not None:
         cuts = bool(bias.isneginf().any())
         bias = bias.unflatten(0, (-1, operands.group) if len(bias) > 1 else (1, 1))
-    return _Work(folded, operands, program, _Workspace(operands.q.device), bias, cuts)
+    return _Work(folded, operands, program, _Workspace(operands.q.device), bias, cuts, is_finite)
 
 
 def _forward(operands: Operands) -> Rounded:

@@ -116,7 +116,7 @@ def operator(name: str, forward: Forward, backward: Backward) -> Operator:
 
     def differentiate(*arguments: Any) -> tuple[Tensor, ...]:
         asked = _operands(arguments[: len(_FIELDS)])
-        operands, given, wanted = _for_kernel(asked), arguments[len(_FIELDS) : -1], arguments[-1]
+        operands, given, wanted = _without_spoilt(_for_kernel(asked)), arguments[len(_FIELDS) : -1], arguments[-1]
         if operands.q.shape != asked.q.shape:
             given = tuple(as_heads(x) if x.ndim > 1 else x for x in given)
         out, residual, lse, grad_out, grad_lse = given
@@ -210,6 +210,20 @@ def _for_kernel(asked: Operands) -> Operands:
     operands = replace(asked.with_equal_rows(), sinks=None)
     operands.check_distances()
     return operands.with_whole_bias()
+
+
+def _without_spoilt(operands: Operands) -> Operands:
+    """The operands of a backward pass, whose tables are finite but for a bias of -inf.
+
+    What is not finite and is read has made the log-sum-exp, and so the gradients, infinite or NaN; what is not read
+    must not become NaN as it is multiplied by a gradient of 0.
+    """
+    bias, relative = operands.bias, operands.relative
+    return replace(
+        operands,
+        bias=None if bias is None else bias.nan_to_num(0, 0, -math.inf),
+        relative=None if relative is None else relative.nan_to_num(0, 0, 0),
+    )
 
 
 def _like_operand(gradient: Tensor | None, asked: Operands, name: str) -> Tensor:

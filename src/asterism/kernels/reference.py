@@ -50,7 +50,7 @@ def reference(
     bias = None
     if terms is not None and terms.bias is not None:
         bias = _at(terms.bias, terms.distances - terms.first).to(wide)
-        mask = mask & (bias > -math.inf)
+        mask = mask & (bias != -math.inf)
     unread = ~mask.any(dim=2)[..., None]
     k = k.repeat_interleave(group, dim=1).masked_fill(unread, 0)
     v = v.repeat_interleave(group, dim=1).masked_fill(unread, 0)
@@ -65,7 +65,7 @@ def reference(
         scores = scores + bias
     if terms is not None and terms.sinks is not None:
         sinks = terms.sinks.to(wide)[:, None, None].expand(*scores.shape[:3], 1)
-        scores, mask = torch.cat([scores, sinks], dim=-1), torch.cat([mask, sinks > -math.inf], dim=-1)
+        scores, mask = torch.cat([scores, sinks], dim=-1), torch.cat([mask, sinks != -math.inf], dim=-1)
     weights, lse = _softmax(scores, mask)
     weights = weights[..., : k.shape[2]]
     if terms is not None and terms.kept is not None:

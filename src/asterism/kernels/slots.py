@@ -43,7 +43,7 @@ def of_slots(
             before = _products(q, given.relative, distances)
         if terms.bias is not None and read is not None:
             bias = _bias(terms, q, distances, read)
-            allowed = allowed & (bias > -math.inf)
+            allowed = allowed & (bias != -math.inf)
     return SlotTerms(before, bias, given.sinks, given.softcap), allowed
 
 

@@ -15,6 +15,10 @@ import torch
 from torch import Tensor
 
 from asterism.errors import KernelError, shown
+from asterism.kernels.checks import DTYPES, check_types
+
+_MOST = 2**62
+"""Distances are less than this."""
 
 
 class Bias(Protocol):
@@ -56,7 +60,7 @@ class Buckets:
     def __post_init__(self) -> None:
         _check_shape("the table of Buckets", self.values, "[buckets, heads]", 2)
         exact = len(self.values) // (4 if self.bidirectional else 2)
-        if exact < 1 or self.max_distance <= exact:
+        if exact < 1 or not (isinstance(self.max_distance, int) and exact < self.max_distance < _MOST):
             raise KernelError(
                 f"Buckets needs at least {4 if self.bidirectional else 2} buckets, and a max_distance beyond those of"
                 f" one distance each: got {len(self.values)} and {shown(self.max_distance)}"
@@ -92,8 +96,10 @@ class SoftSpan:
 
     def __post_init__(self) -> None:
         _check_shape("the reach of SoftSpan", self.reach, "[heads]", 1)
-        if not (isinstance(self.ramp, int | float) and 1 <= self.ramp < math.inf):
-            raise KernelError(f"the ramp of SoftSpan must be at least 1 token, got {shown(self.ramp)}")
+        if not (isinstance(self.ramp, int | float) and 1 <= self.ramp < _MOST):
+            raise KernelError(
+                f"the ramp of SoftSpan must be at least 1 token and less than 2^62, got {shown(self.ramp)}"
+            )
 
     def weights(self, distances: Tensor) -> Tensor:
         """m for distances [..., M, K]: [..., H, M, K]."""
@@ -117,6 +123,11 @@ class DistanceTable:
 
     def __post_init__(self) -> None:
         _check_shape("the values of DistanceTable", self.values, "[heads or 1, distances]", 2)
+        if not (isinstance(self.first, int | torch.SymInt) and -_MOST < self.first < _MOST):
+            raise KernelError(
+                f"the first distance of DistanceTable must be a whole number between -2^62 and 2^62, got"
+                f" {shown(self.first)}"
+            )
 
     def known(self, first: int, past: int) -> tuple[int, int]:
         """Those of the distances first ... past - 1 that have a value, as (first, past)."""
@@ -173,12 +184,14 @@ class Terms:
     dropout: Dropout | None = None
 
     def __post_init__(self) -> None:
-        if self.softcap is not None and not (isinstance(self.softcap, int | float) and 0 < self.softcap < math.inf):
-            raise KernelError(f"softcap must be greater than 0 and finite, got {shown(self.softcap)}")
-        if self.bias is not None and not hasattr(self.bias, "table"):
+        if self.softcap is not None and not (isinstance(self.softcap, int | float) and 1e-30 <= self.softcap <= 1e30):
+            # Beyond, float32 has no such number or none to divide by.
+            raise KernelError(f"softcap must be greater than 0, from 1e-30 to 1e30, got {shown(self.softcap)}")
+        if self.bias is not None and (isinstance(self.bias, type) or not callable(getattr(self.bias, "table", None))):
+            seen = f"the class {self.bias.__name__}" if isinstance(self.bias, type) else f"a {type(self.bias).__name__}"
             raise KernelError(
-                f"bias must be Alibi, Buckets, SoftSpan or DistanceTable, or have their method table(first, past);"
-                f" got a {type(self.bias).__name__}"
+                "bias must be Alibi, Buckets, SoftSpan or DistanceTable, or have their method table(first, past);"
+                f" got {seen}"
             )
         for name, tensor, dimensions in (("relative", self.relative, 2), ("sinks", self.sinks, 1)):
             if tensor is not None:
@@ -218,7 +231,7 @@ def expanded(terms: Terms | None, q: Tensor, k: Tensor, query_offset: int) -> Ex
         relative=None if relative is None else relative[: max(past, 0)].to(q.dtype),
         sinks=None if sinks is None else sinks.to(wide),
         first_distance=first,
-        softcap=terms.softcap or 0.0,
+        softcap=float(terms.softcap or 0),
         dropout=0.0 if dropout is None else float(dropout.rate),
         seed=seed,
     )
@@ -235,6 +248,9 @@ def _bias(bias: Bias | None, first: int, past: int, q: Tensor) -> tuple[int, Ten
     if not isinstance(table, Tensor) or table.ndim != 2 or table.shape[1] != past - first:
         seen = list(table.shape) if isinstance(table, Tensor) else f"a {type(table).__name__}"
         raise KernelError(f"{name}.table({first}, {past}) must give [heads or 1, {past - first}], got {seen}")
+    check_types(**{f"{name}.table(...)": table})
+    if table.dtype.is_complex:
+        raise KernelError(f"{name}.table(...) must give real numbers, got {table.dtype}")
     if table.shape[0] not in (1, q.shape[1]):
         raise KernelError(f"bias {name} is for {table.shape[0]} heads, and q has {q.shape[1]}")
     if table.device != q.device:
@@ -254,7 +270,8 @@ def _check_fits(name: str, tensor: Tensor | None, q: Tensor, axis: int, what: st
 def _check_shape(name: str, tensor: object, expected: str, dimensions: int) -> None:
     if not isinstance(tensor, Tensor):
         raise KernelError(f"{name} must be a torch.Tensor {expected}, got a {type(tensor).__name__}")
-    if tensor.ndim != dimensions or not tensor.is_floating_point():
+    check_types(**{name: tensor})
+    if tensor.ndim != dimensions or tensor.dtype not in DTYPES:
         raise KernelError(
             f"{name} must be floating-point numbers {expected}, got {list(tensor.shape)} of {tensor.dtype}"
         )

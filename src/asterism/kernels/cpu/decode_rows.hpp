@@ -26,7 +26,7 @@ struct Slotted {
   int64_t stride;
   int dim;
   const Element* at(int32_t slot) const { return data + slot * stride; }
-  int ahead() const { return std::clamp(kAhead / (dim * static_cast<int>(sizeof(Element))), 1, 64); }
+  int ahead() const { return std::clamp(kAhead / (std::max(dim, 1) * static_cast<int>(sizeof(Element))), 1, 64); }
 };
 
 // The first n < kLanes numbers, and zeros: what lies behind them may not be there.
