@@ -109,6 +109,8 @@ def test_layers_and_rows_of_any_length_drop_other_pairs():
         ({}, r"attention_dropout 0.3 is trained with forward\(dropout_seed=...\)"),
         ({"dropout_seed": -1}, r"dropout_seed must be a whole number in \[0, 2\^48\), got -1"),
         ({"dropout_seed": 2**48}, r"dropout_seed must be a whole number in \[0, 2\^48\)"),
+        ({"dropout_seed": "3"}, r"dropout_seed must be a whole number in \[0, 2\^48\), got '3'"),
+        ({"dropout_seed": 1.5}, r"dropout_seed must be a whole number in \[0, 2\^48\), got 1.5"),
     ],
 )
 def test_training_without_a_seed_is_refused(arguments, message):

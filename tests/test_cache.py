@@ -1,5 +1,8 @@
 """The cache forgets exactly what the pattern can no longer read, and forgetting changes no output."""
 
+import sys
+from threading import Thread
+
 import numpy as np
 import pytest
 import torch
@@ -9,6 +12,7 @@ from transformers import DynamicCache, StaticCache
 
 from asterism import patterns
 from asterism.compiler import last_reader
+from asterism.compiler.slots import SlotPlan
 from asterism.errors import ConfigurationError, PatternError
 from asterism.layers import Rotary, SparseAttention
 from asterism.models.cache import PatternCache, PatternCacheLayer
@@ -193,6 +197,49 @@ def test_refusals() -> None:
     layer = SparseAttention(32, 4, "window(left=4)")
     with pytest.raises(ConfigurationError, match="key_mask and segments cannot be used together with a cache"):
         layer(torch.zeros(1, 2, 32), cache=cache.layers[0], key_mask=torch.ones(1, 2, dtype=torch.bool))
+
+
+def test_a_refused_crop_changes_no_layer() -> None:
+    model = small_model("interleave(causal(), window(left=4), window(left=4))")
+    tokens, cache = random_tokens(1, 20), PatternCache(model.config, restorable=0)
+    model(tokens, past_key_values=cache)
+    with pytest.raises(ConfigurationError, match=r"keys that the pattern window\(left=4\) has forgotten"):
+        cache.crop(-5)
+    assert [layer.get_seq_length() for layer in cache.layers] == [20, 20, 20]
+
+
+@pytest.mark.parametrize("seen", [0, 3])
+def test_no_token_at_all_is_refused(seen: int) -> None:
+    cache, model = PatternCache(small_config("window(left=4)")), small_model("window(left=4)")
+    if seen:
+        model(random_tokens(1, seen), past_key_values=cache)
+    with pytest.raises(ConfigurationError, match="at least one token, got none"):
+        model(random_tokens(1, 0), past_key_values=cache)
+
+
+@pytest.mark.parametrize("text", ["window(left=7)", "fixed(stride=8, summary=2)"])
+def test_threads_share_a_plan(text: str) -> None:
+    pattern, wrong, interval = patterns.parse(text), [], sys.getswitchinterval()
+    expected = SlotPlan(pattern, 8).held(4000)
+
+    def ask(plan: SlotPlan, first: int) -> None:
+        for position in range(first, 4000, 250):
+            plan.table(position, 4096)
+        if not np.array_equal(plan.held(4000), expected):
+            wrong.append(text)
+
+    sys.setswitchinterval(1e-6)
+    try:
+        for _ in range(10):
+            plan = SlotPlan(pattern, 8)
+            threads = [Thread(target=ask, args=(plan, 60 * number)) for number in range(4)]
+            for thread in threads:
+                thread.start()
+            for thread in threads:
+                thread.join()
+    finally:
+        sys.setswitchinterval(interval)
+    assert not wrong
 
 
 def test_a_layer_alone_continues_after_what_its_cache_has_seen() -> None:

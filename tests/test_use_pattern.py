@@ -922,6 +922,10 @@ def test_caches_that_cannot_forget_are_refused() -> None:
     use_pattern(model, "window(left=5)")
     with pytest.raises(ConfigurationError, match=r"forgets by the pattern window\(left=4\), but layer 0 reads by"):
         model(**following, past_key_values=other)
+    use_pattern(model, "window(left=4)")
+    del other.layers[1:]  # as of a model with one layer
+    with pytest.raises(ConfigurationError, match="the part of it for this layer 0: it belongs to a model of fewer"):
+        model(**following, past_key_values=other)
 
 
 def test_every_configuration_has_the_field() -> None:

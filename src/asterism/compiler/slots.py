@@ -108,16 +108,12 @@ class SlotPlan:
         living = most_living(pattern)
         self.bound = None if living is None else living + restorable
         self._longest = _longest(pattern)
-        self._slots = np.empty(0, np.int32)
-        self._count = 0
-        self._free: deque[int] = deque()
-        self._freed_at: dict[int, list[int]] = {}
+        self._given = _Given(np.empty(0, np.int32), 0, (), {})
         self._tables: OrderedDict[tuple[int, int], Table] = OrderedDict()
 
     def used(self, length: int) -> int:
         """How many slots the first `length` tokens have ever taken at once."""
-        self._extend(length)
-        return int(self._slots[:length].max(initial=-1)) + 1
+        return int(self._slots_of(length).max(initial=-1)) + 1
 
     def width(self, length: int) -> int:
         """How many slots to hold for `length` tokens: some more than they use, so that growth is rare."""
@@ -137,8 +133,9 @@ class SlotPlan:
 
     def held(self, length: int) -> Integers:
         """int64 [used(length)]: the position of the key in each slot after `length` tokens."""
-        held = np.full(self.used(length), EMPTY)
-        held[self._slots[:length]] = np.arange(length)  # of several keys in a slot the last one stays
+        slots = self._slots_of(length)
+        held = np.full(int(slots.max(initial=-1)) + 1, EMPTY)
+        held[slots] = np.arange(length)  # of several keys in a slot the last one stays
         return held
 
     def living(self, length: int) -> tuple[Integers, Integers]:
@@ -158,16 +155,16 @@ class SlotPlan:
         size = 2 ** min(max((_LARGEST_TABLE // (width * self.pattern.heads)).bit_length() - 1, 4), 8)
         first = position // size * size
         key = (first, width)
-        if key not in self._tables:
-            self._tables[key] = self._tabulate(first, position, min(first + size, self._longest), width)
+        table = self._tables.get(key)
+        if table is None:
+            table = self._tables[key] = self._tabulate(first, position, min(first + size, self._longest), width)
             if len(self._tables) > _TABLES_KEPT:
                 self._tables.popitem(last=False)
-        return self._tables[key]
+        return table
 
     def _tabulate(self, first: int, position: int, stop: int, width: int) -> Table:
         stop = max(stop, position + 1)  # beyond the longest sequence, so that the pattern says what it is made for
-        self._extend(stop)
-        slots = self._slots[first:stop].astype(np.int64)
+        slots = self._slots_of(stop)[first:].astype(np.int64)
         stop = first + int(np.append(slots >= width, True).argmax())
         slots = slots[: stop - first]
         before = self.held(first)[:width]
@@ -179,25 +176,49 @@ class SlotPlan:
         allowed = [self.pattern.allows(queries, keys, stop, head) for head in range(self.pattern.heads)]
         return Table(first, slots, np.stack(allowed) & (held >= 0))
 
-    def _extend(self, length: int) -> None:
-        """Give slots to the positions below `length`, and to some more."""
-        start = len(self._slots)
-        if length <= start:
-            return
+    def _slots_of(self, length: int) -> Integers:
+        """int32 [length]: the slot of each of the first positions.
+
+        Threads share a plan, so what has been given is never changed, only replaced by more of the same.
+        """
+        given = self._given
+        if length > len(given.slots):
+            given = self._given = self._give_more(given, length)
+        return given.slots[:length]
+
+    def _give_more(self, given: "_Given", length: int) -> "_Given":
+        """Slots for the positions below `length`, and for some more."""
+        start, count = len(given.slots), given.width
+        free, freed_at = deque(given.free), {position: list(slots) for position, slots in given.freed_at.items()}
         keys = np.arange(start, max(length, start + 256 + start // 16))
         last = last_reader(self.pattern, keys)
-        freed_at = np.where(last == FOREVER, FOREVER, np.maximum(last, keys) + 1 + self.restorable)
+        ends = np.where(last == FOREVER, FOREVER, np.maximum(last, keys) + 1 + self.restorable)
         slots = np.empty(len(keys), np.int32)
-        for row, (position, end) in enumerate(zip(keys.tolist(), freed_at.tolist(), strict=True)):
-            self._free.extend(self._freed_at.pop(position, ()))
-            if self._free:
-                slot = self._free.popleft()
+        for row, (position, end) in enumerate(zip(keys.tolist(), ends.tolist(), strict=True)):
+            free.extend(freed_at.pop(position, ()))
+            if free:
+                slot = free.popleft()
             else:
-                slot, self._count = self._count, self._count + 1
+                slot, count = count, count + 1
             slots[row] = slot
             if end != FOREVER:
-                self._freed_at.setdefault(end, []).append(slot)
-        self._slots = np.concatenate([self._slots, slots])
+                freed_at.setdefault(end, []).append(slot)
+        return _Given(np.concatenate([given.slots, slots]), count, tuple(free), freed_at)
+
+
+class _Given(NamedTuple):
+    """Which slots the first positions were given.
+
+    slots     int32 [positions]
+    width     how many slots there are
+    free      those that the next keys take, in order
+    freed_at  those that are free from a position on
+    """
+
+    slots: Integers
+    width: int
+    free: tuple[int, ...]
+    freed_at: dict[int, list[int]]
 
 
 def _longest(pattern: Pattern) -> int:

@@ -232,6 +232,8 @@ class PatternCacheLayer(CacheLayerMixin):
 
     def _prepare(self, keys: torch.Tensor, values: torch.Tensor, tokens: NewTokens) -> None:
         """Check the new tokens, and make room for them."""
+        if not keys.shape[2]:
+            raise ConfigurationError("a cache is extended by at least one token, got none")
         shapes = keys.shape[:2] + keys.shape[3:] + values.shape[3:]
         if not self.is_initialized or (not self.seen.columns and (shapes, keys.device) != (self._shapes, self.device)):
             self.lazy_initialization(keys, values)
@@ -306,6 +308,10 @@ class PatternCacheLayer(CacheLayerMixin):
         has forgotten a key since that a query in their place may read: at most `restorable` tokens are always given
         back.
         """
+        self.seen = self.seen_after_crop(tokens_to_remove)
+
+    def seen_after_crop(self, tokens_to_remove: int) -> Seen:
+        """What is left to have been seen after `crop`, which raises as this does."""
         count, (lengths, columns, padded, excess) = -tokens_to_remove, self.seen
         if not 0 <= count <= columns:
             raise ConfigurationError(
@@ -324,7 +330,7 @@ class PatternCacheLayer(CacheLayerMixin):
                 f" it remembers {self.restorable - excess} tokens (PatternCache(..., restorable=n) for n)"
             )
         less = lengths - count if isinstance(lengths, int) else tuple(length - count for length in lengths)
-        self.seen = Seen(less, columns - count, padded, excess + count)
+        return Seen(less, columns - count, padded, excess + count)
 
     def reorder_cache(self, beam_idx: torch.Tensor) -> None:
         """Row i becomes the old row beam_idx[i] (beam search)."""
@@ -376,6 +382,13 @@ class PatternCache(Cache):
     def add_layer(self, pattern: Pattern) -> None:
         """One more layer, which reads by this pattern."""
         self.layers.append(new_layer(self, pattern, **self.options))
+
+    def crop(self, tokens_to_remove: int) -> None:
+        """As `PatternCacheLayer.crop`, of all layers; of none where one of them cannot."""
+        layers = [layer for layer in self.layers if isinstance(layer, PatternCacheLayer)]
+        left = [layer.seen_after_crop(tokens_to_remove) for layer in layers]
+        for layer, seen in zip(layers, left, strict=True):
+            layer.seen = seen
 
     @property
     def is_compileable(self) -> bool:

@@ -236,7 +236,7 @@ class AsterismModel(AsterismPreTrainedModel):
                 f"a model with attention_dropout {rate} is trained with forward(dropout_seed=...), another whole number"
                 " for each step: give one, set attention_dropout to 0, or call model.eval() for anything but training"
             )
-        if not 0 <= seed < _LAYER:
+        if not isinstance(seed, int) or not 0 <= seed < _LAYER:
             raise ConfigurationError(f"dropout_seed must be a whole number in [0, 2^48), got {shown(seed)}")
         attends = [isinstance(cast(Any, block).mixer, SparseAttention) for block in self.layers]
         return [

@@ -142,6 +142,11 @@ def _attend_cached(
 ) -> torch.Tensor:
     """k and v hold the N new tokens, which the cache is extended by."""
     tokens = asked.tokens
+    if cache.get_seq_length() != tokens.seen:
+        raise ConfigurationError(
+            f"the cache has seen {tokens.seen} tokens, but the part of it for this layer {cache.get_seq_length()}: it"
+            " belongs to a model of fewer layers; pass a PatternCache(), or nothing"
+        )
     packing, counts = tokens.packing, tokens.counts
     queries, keys, values = q, k, v
     if packing is not None:
