@@ -419,6 +419,19 @@ def test_decode_with_terms_is_the_end_of_the_whole():
     torch.testing.assert_close(found, whole[:, :, 37:], rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.parametrize("far", (2**20, 2**40))
+def test_distances_that_lie_far_apart(far):
+    """A bias is laid out for the distances that are read, not for those between them."""
+    q, k, slopes = torch.randn(2, 4, 1, 8), torch.randn(2, 4, 7, 8), torch.tensor([0.0, -1e-9, 1e-12, 2e-14])
+    allowed = torch.tensor([True, True, True, False, True, True, True]).expand(1, 1, 1, 7)
+    places = torch.tensor([[far]]), torch.tensor([[0, 1, far // 2, far // 3, far - 2, far - 1, far]])
+    terms = Terms(bias=Alibi(slopes))
+    _, lse = decode_slots(q, k, k, allowed, terms=terms, positions=places, return_lse=True, implementation="eager")
+    distances = (far - places[1][0]).double()
+    scores = q.double() @ k.double().mT / 8**0.5 - slopes.double()[:, None, None] * distances
+    torch.testing.assert_close(lse, scores[..., allowed[0, 0, 0]].logsumexp(-1).float())
+
+
 def test_terms_that_are_refused():
     made, places = given(Slots()), places_of(Slots())
     given_terms = {

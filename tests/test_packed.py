@@ -166,6 +166,8 @@ def test_nothing_is_in_the_batch():
         (dict(cu_seqlens=[0, 4.5, 10]), "must be whole numbers"),
         (dict(cu_seqlens=7), "must be whole numbers"),
         (dict(cu_seqlens=torch.zeros(3, dtype=torch.int32, device="meta")), "on the CPU or on cpu as q is, got meta"),
+        (dict(cu_seqlens=torch.tensor([0, 10]).to_sparse()), "ordinary .strided. tensor"),
+        (dict(cu_seqlens=[0, 10], query_offset=torch.tensor([0, 0])), "query_offset tensor"),
         (dict(cu_seqlens=torch.tensor([0, 10]), query_offset=3), "query_offset 3"),
         (dict(cu_seqlens=torch.tensor([0, 10]), pattern="explicit('0:0-4', size=5)"), "covers 5 positions and 10"),
     ),

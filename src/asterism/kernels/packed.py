@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from asterism.errors import KernelError, shown
+from asterism.kernels.checks import check_types
 from asterism.patterns import Pattern, documents
 from asterism.patterns.by_text import by_text, remember
 
@@ -25,10 +26,11 @@ def pattern_of_documents(text: str, cu_seqlens: Tensor | Sequence[int], q: Tenso
     Document i has the tokens cu_seqlens[i] to cu_seqlens[i + 1] of q and k [B, heads, tokens, head_dim], whose queries
     are all of the keys' tokens. Raises KernelError where that does not fit.
     """
-    if q.shape[2] != k.shape[2] or offset not in (None, 0):
+    at_start = offset is None or isinstance(offset, int | torch.SymInt) and offset == 0
+    if q.shape[2] != k.shape[2] or not at_start:
         raise KernelError(
             f"cu_seqlens cuts queries and keys alike, so they must be the same tokens: got {q.shape[2]} queries and"
-            f" {k.shape[2]} keys{'' if offset in (None, 0) else f', and query_offset {shown(offset)}'}"
+            f" {k.shape[2]} keys{'' if at_start else f', and query_offset {shown(offset)}'}"
         )
     bounds = _bounds(cu_seqlens, q)
     if torch.compiler.is_compiling():
@@ -52,6 +54,7 @@ def _values(cu_seqlens: Tensor, device: torch.device) -> tuple[int, ...]:
             "inside torch.compile the lengths of documents must be known: give cu_seqlens as a list of numbers, not as"
             " a tensor, or the pattern as documents(pattern, length, length, ...)"
         )
+    check_types(cu_seqlens=cu_seqlens)
     if cu_seqlens.ndim != 1 or cu_seqlens.dtype not in (torch.int32, torch.int64):
         seen = f"{list(cu_seqlens.shape)} of {cu_seqlens.dtype}"
         raise KernelError(f"cu_seqlens must be [documents + 1] of int32 or int64, got {seen}")

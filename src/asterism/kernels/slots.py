@@ -17,6 +17,9 @@ from asterism.kernels.checks import check_positions, check_types
 from asterism.kernels.operands import Attended, Operands, SlotTerms, refuse_distances
 from asterism.kernels.terms import DistanceTable, Terms, expanded
 
+_AT_ONCE = 2**14
+"""Distances of which a bias is asked in one go: between those of the first tokens and of the last are a million."""
+
 Positions = tuple[Tensor, Tensor]
 """Where queries stand, int64 [B or 1, M], and where the keys in slots do, int64 [B or 1, L]; -1 for an empty slot."""
 
@@ -42,7 +45,7 @@ def of_slots(
             refuse_distances(read or (0, 0), (0, max(1, len(given.relative))), "the slots that are allowed")
             before = _products(q, given.relative, distances)
         if terms.bias is not None and read is not None:
-            bias = _bias(terms, q, distances, read)
+            bias = _bias(terms, q, distances, allowed, read)
             allowed = allowed & (bias != -math.inf)
     return SlotTerms(before, bias, given.sinks, given.softcap), allowed
 
@@ -69,17 +72,40 @@ def _read(distances: Tensor, allowed: Tensor) -> tuple[int, int] | None:
     return (int(found.min()), int(found.max())) if found.numel() else None
 
 
-def _bias(terms: Terms, q: Tensor, distances: Tensor, read: tuple[int, int]) -> Tensor:
+def _bias(terms: Terms, q: Tensor, distances: Tensor, allowed: Tensor, read: tuple[int, int]) -> Tensor:
     """[B or 1, H or 1, M, L], wide."""
     bias, (first, past) = terms.bias, (read[0], read[1] + 1)
     assert bias is not None
     if isinstance(bias, DistanceTable):
         refuse_distances(read, (bias.first, bias.first + bias.values.shape[1]), "the slots that are allowed")
+    runs = [(first, past)] if past - first <= _AT_ONCE else _runs(distances, allowed)
     # As attend expands it: `past - first` queries against one key have just these distances.
-    table = expanded(Terms(bias), q[:, :, :1].expand(-1, -1, past - first, -1), q[:, :, :1], first).bias
-    assert table is not None
-    places = (distances - first).clamp(0, past - first - 1)[:, 0]
-    return table[:, places].transpose(0, 1)
+    given = [
+        expanded(Terms(bias), q[:, :, :1].expand(-1, -1, past - first, -1), q[:, :, :1], first).bias
+        for first, past in runs
+    ]
+    table = torch.cat([part for part in given if part is not None], dim=1)
+    return table[:, _places(distances, runs)[:, 0]].transpose(0, 1)
+
+
+def _places(distances: Tensor, runs: list[tuple[int, int]]) -> Tensor:
+    """Where distances stand in a table of all runs one after another; any place for those in no run."""
+    if len(runs) == 1:
+        ((first, past),) = runs
+        return (distances - first).clamp(0, past - first - 1)
+    starts = torch.tensor([first for first, _ in runs], device=distances.device)
+    lengths = torch.tensor([past - first for first, past in runs], device=distances.device)
+    run = (torch.searchsorted(starts, distances, right=True) - 1).clamp(min=0)
+    return (distances - starts[run]).clamp(min=0).minimum(lengths[run] - 1) + (lengths.cumsum(0) - lengths)[run]
+
+
+def _runs(distances: Tensor, allowed: Tensor) -> list[tuple[int, int]]:
+    """The distances of what is allowed, as (first, past) of stretches with not too much between two of them."""
+    shape = torch.broadcast_shapes(distances.shape, allowed.shape)
+    found = distances.expand(shape)[allowed.expand(shape)].unique()
+    is_last = found.diff() > _AT_ONCE // 64
+    firsts, lasts = torch.cat([found[:1], found[1:][is_last]]), torch.cat([found[:-1][is_last], found[-1:]])
+    return list(zip(firsts.tolist(), (lasts + 1).tolist(), strict=True))
 
 
 def _products(q: Tensor, relative: Tensor, distances: Tensor) -> Tensor:
