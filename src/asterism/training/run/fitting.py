@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel
 
+from asterism import __version__
 from asterism.errors import CheckpointError, DataError
 from asterism.files import replacing, write_text
 from asterism.kernels import cpu as cpu_kernel
@@ -95,7 +96,7 @@ def _prices(setup: Setup, device: torch.device) -> Mapping[str, Any]:
 
 def _record(setup: Setup, notes: list[str], prices: Mapping[str, Any]) -> dict[str, Any]:
     """What run.json says about a run that begins."""
-    packages = ("asterism", "torch", "transformers", "accelerate", "numpy", "safetensors")
+    packages = ("torch", "transformers", "accelerate", "numpy", "safetensors")
     return {
         "kind": setup.asked.kind,
         "config": asdict(setup.asked),
@@ -104,7 +105,8 @@ def _record(setup: Setup, notes: list[str], prices: Mapping[str, Any]) -> dict[s
         "corpus": setup.corpus.record(),
         "notes": [*_choices(setup), *setup.objective.notes, *notes],
         "prices": prices,
-        "versions": {"python": platform.python_version()} | {name: version(name) for name in packages},
+        "versions": {"python": platform.python_version(), "asterism": __version__}
+        | {name: version(name) for name in packages},
         "result": None,
     }
 
