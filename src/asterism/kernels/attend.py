@@ -51,7 +51,6 @@ class _AttendOptions(_Options, total=False):
     segments: Tensor | None
     query_offset: int | None
     cu_seqlens: Tensor | Sequence[int] | None
-    terms: Terms | None
 
 
 @overload
