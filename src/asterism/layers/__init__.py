@@ -4,6 +4,7 @@ from asterism.layers.attention import SparseAttention
 from asterism.layers.block import AllAttentionBlock, FeedForward, PostNormBlock, PreNormBlock
 from asterism.layers.fourier import FourierMixing
 from asterism.layers.initialisation import ResidualLinear, initialise
+from asterism.layers.linear import Linear
 from asterism.layers.persistent import AdaptiveSpan, PersistentAttention, PersistentVectors, within_span
 from asterism.layers.positions import FactorisedPositions, LearnedPositions, RelativePositions, Rotary
 
@@ -14,6 +15,7 @@ __all__ = [
     "FeedForward",
     "FourierMixing",
     "LearnedPositions",
+    "Linear",
     "PersistentAttention",
     "PersistentVectors",
     "PostNormBlock",

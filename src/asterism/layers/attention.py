@@ -16,6 +16,7 @@ from asterism.kernels import Dropout, Terms, attend
 from asterism.kernels.checks import autocast
 from asterism.layers.initialisation import ResidualLinear
 from asterism.layers.kept import Kept, NewTokens, read
+from asterism.layers.linear import Linear
 from asterism.layers.padding import cut_into_rows, documents_of_rows, in_documents, lay_end_to_end
 from asterism.layers.positions import Rotary, turn
 from asterism.patterns import Pattern, parse
@@ -107,15 +108,15 @@ class SparseAttention(nn.Module):
         self.implementation = implementation
         self.rotary = rotary
         key_dim, value_dim = query_head_dim * self.num_key_value_heads, value_head_dim * self.num_key_value_heads
-        self.query = nn.Linear(hidden_size, query_key_dim, bias=bias)
-        self.key = nn.Linear(hidden_size, key_dim, bias=bias)
-        self.value = nn.Linear(hidden_size, value_dim, bias=bias)
+        self.query = Linear(hidden_size, query_key_dim, bias=bias)
+        self.key = Linear(hidden_size, key_dim, bias=bias)
+        self.value = Linear(hidden_size, value_dim, bias=bias)
         self.output: nn.Linear = ResidualLinear(hidden_size, hidden_size, bias=bias)
         self.global_projections = None if global_projections is None else _check_places(global_projections)
         if global_projections is not None:
-            self.global_query = nn.Linear(hidden_size, query_key_dim, bias=bias)
-            self.global_key = nn.Linear(hidden_size, key_dim, bias=bias)
-            self.global_value = nn.Linear(hidden_size, value_dim, bias=bias)
+            self.global_query = Linear(hidden_size, query_key_dim, bias=bias)
+            self.global_key = Linear(hidden_size, key_dim, bias=bias)
+            self.global_value = Linear(hidden_size, value_dim, bias=bias)
 
     def forward(
         self,

@@ -22,6 +22,7 @@ from torch.utils.checkpoint import checkpoint
 
 from asterism.errors import ConfigurationError, nearest
 from asterism.layers.initialisation import ResidualLinear
+from asterism.layers.linear import Linear
 
 
 def quick_gelu(x: torch.Tensor) -> torch.Tensor:
@@ -90,7 +91,7 @@ class FeedForward(nn.Module):
                 f"unknown activation {activation!r}; known are {', '.join(ACTIVATIONS)}."
                 + nearest(activation, ACTIVATIONS)
             )
-        self.up_proj = nn.Linear(hidden_size, intermediate_size)
+        self.up_proj = Linear(hidden_size, intermediate_size)
         self.down_proj = ResidualLinear(intermediate_size, hidden_size)
         self.activation = ACTIVATIONS[activation]
 

@@ -16,10 +16,11 @@ import math
 
 from torch import nn
 
+from asterism.layers.linear import Linear
 from asterism.layers.positions import FactorisedPositions
 
 
-class ResidualLinear(nn.Linear):
+class ResidualLinear(Linear):
     """The last matrix of a residual branch (W_p of attention, W_2 of the feed-forward layer).
 
     It is a linear layer like any other; its type tells `initialise` to make it smaller.

@@ -17,6 +17,7 @@ from asterism.errors import ConfigurationError
 from asterism.kernels import Dropout, SoftSpan, Terms, attend
 from asterism.layers.attention import SECOND_READING, Heads, Masks, SparseAttention
 from asterism.layers.kept import Kept, NewTokens, read
+from asterism.layers.linear import Linear
 from asterism.patterns import Pattern, window
 
 _REACH_STEP = 32
@@ -152,7 +153,7 @@ class PersistentAttention(SparseAttention):
             self.pattern = within_span(self.pattern, span)
         self.span, self.relative_positions = span, relative_positions
         # Its branch is the only one of its block, so it is not made smaller at the start as a ResidualLinear is.
-        self.output = nn.Linear(hidden_size, hidden_size, bias=False)
+        self.output = Linear(hidden_size, hidden_size, bias=False)
         head_dim, value_dim = self.query.out_features // num_heads, hidden_size // num_heads
         self.persistent = PersistentVectors(num_heads, persistent_vectors, head_dim, value_dim, implementation)
         self.adaptive_span = None

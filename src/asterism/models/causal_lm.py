@@ -11,6 +11,7 @@ from transformers.modeling_outputs import CausalLMOutputWithPast
 from transformers.utils.generic import can_return_tuple
 
 from asterism.errors import ConfigurationError
+from asterism.layers import Linear
 from asterism.models.base import AsterismPreTrainedModel
 from asterism.models.configuration import AsterismConfig
 from asterism.models.documents import hide_first_tokens
@@ -36,7 +37,7 @@ class AsterismForCausalLM(AsterismPreTrainedModel, GenerationMixin):
                 f" {config.embedding_size} and hidden_size {config.hidden_size}"
             )
         self.model = AsterismModel(config)
-        self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
+        self.lm_head = Linear(config.hidden_size, config.vocab_size, bias=False)
         self.post_init()
 
     def _init_weights(self, module: nn.Module) -> None:
