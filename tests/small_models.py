@@ -5,7 +5,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from asterism.models import AsterismConfig, AsterismForCausalLM
+from asterism.models import AsterismConfig, AsterismForCausalLM, AsterismForConditionalGeneration
 
 CAUSAL_MIXERS = (
     "causal()",
@@ -67,4 +67,21 @@ def randomise(model: nn.Module) -> nn.Module:
         is_scale = name.endswith("norm.weight")
         spread = 1.0 if parameter.ndim == 2 and "embed" in name or "positions" in name else 0.3
         torch.nn.init.normal_(parameter, mean=float(is_scale), std=0.1 if is_scale else spread, generator=generator)
+    return model
+
+
+def seq2seq_config(
+    mixers: str | list[str] = "window(left=3, right=3)", decoder_mixers: str | list[str] = "causal()", **fields: Any
+) -> AsterismConfig:
+    """An encoder-decoder, small, with 4 heads in each stack."""
+    sizes = {"vocab_size": VOCABULARY, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4}
+    tokens = {"pad_token_id": 0, "decoder_start_token_id": 1, "eos_token_id": 2}
+    manner = {"max_position_embeddings": 64, "initializer_range": 0.02}
+    return AsterismConfig(mixers=mixers, decoder_mixers=decoder_mixers, **(sizes | tokens | manner | fields))
+
+
+def small_seq2seq(*mixers: str | list[str], **fields: Any) -> AsterismForConditionalGeneration:
+    """With weights that all matter, in float64 and evaluation mode."""
+    model = randomise(AsterismForConditionalGeneration(seq2seq_config(*mixers, **fields)))
+    assert isinstance(model, AsterismForConditionalGeneration)
     return model

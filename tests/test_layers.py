@@ -320,7 +320,8 @@ def test_block_is_the_formula_of_the_paper() -> None:
 
 @pytest.mark.parametrize("activation", ["gelu", "gelu_new"])
 def test_block_with_the_norm_last_is_that_of_bert(activation: str) -> None:
-    block = PostNormBlock(SparseAttention(16, 2, "dense()"), 16, 24, activation=activation).double().eval()
+    feed_forward = FeedForward(16, 24, activation)
+    block = PostNormBlock(SparseAttention(16, 2, "dense()"), 16, feed_forward).double().eval()
     for norm in (block.mixer_norm, block.feed_forward_norm):
         nn.init.normal_(norm.weight)
         nn.init.normal_(norm.bias)
@@ -333,12 +334,8 @@ def test_block_with_the_norm_last_is_that_of_bert(activation: str) -> None:
     torch.testing.assert_close(block(hidden), expected, atol=1e-12, rtol=0)
 
 
-def test_block_is_four_times_as_wide_inside_by_default() -> None:
-    assert PreNormBlock(nn.Identity(), 8).feed_forward.up_proj.out_features == 32
-
-
 def test_dropout_is_at_the_end_of_each_branch_and_in_training_only() -> None:
-    block = PreNormBlock(SparseAttention(16, 2, "causal()"), 16, dropout=0.9)
+    block = PreNormBlock(SparseAttention(16, 2, "causal()"), 16, 64, dropout=0.9)
     places = [name for name, module in block.named_modules() if isinstance(module, nn.Dropout)]
     assert places == ["dropout"]
     hidden = random(4, 30, 16).float()
@@ -374,7 +371,7 @@ def test_initialisation_of_section_5_3() -> None:
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.fill_(7.0)
-    model.apply(lambda module: initialise(module, gain=gain, depth=depth))
+    model.apply(lambda module: initialise(module, gain=gain, branches=2 * depth))
 
     branch = 1 / math.sqrt(2 * depth)
     spreads = {
@@ -397,14 +394,14 @@ def test_initialisation_of_section_5_3() -> None:
             assert (module.weight == 1).all()
     assert sum(isinstance(module, ResidualLinear) for module in model.modules()) == 2
 
-    model.apply(lambda module: initialise(module, gain=gain, depth=depth, spread=0.02))
+    model.apply(lambda module: initialise(module, gain=gain, branches=2 * depth, spread=0.02))
     for weight in spreads:
         assert weight.std().item() == pytest.approx(0.02, rel=0.02)
 
 
 def test_a_block_keeps_no_activations_of_its_feed_forward_part():
     """Of features times tokens: 1 + 1 around the norm, q, k, v and out 4, once more out in token order, 1 + 1, 4."""
-    block = PreNormBlock(SparseAttention(32, 4, "window(left=3)"), 32)
+    block = PreNormBlock(SparseAttention(32, 4, "window(left=3)"), 32, 128)
     hidden, kept = torch.randn(2, 50, 32, requires_grad=True), {}
     own = {parameter.data_ptr() for parameter in block.parameters()}
 

@@ -460,6 +460,9 @@ def test_configurations_that_cannot_work(fields: dict, message: str, tmp_path: P
     assert str(caught.value) == message
 
 
+POSITIONS = "learned, sinusoidal, factorised, rotary, buckets, relative, none"
+
+
 @pytest.mark.parametrize(
     ("name", "value", "message"),
     [
@@ -471,13 +474,12 @@ def test_configurations_that_cannot_work(fields: dict, message: str, tmp_path: P
         (
             "position_type",
             "alibi",
-            "unknown position_type 'alibi'; known are learned, factorised, rotary, relative, none.",
+            f"unknown position_type 'alibi'; known are {POSITIONS}.",
         ),
         (
             "position_type",
             "factorized",
-            "unknown position_type 'factorized'; known are learned, factorised, rotary, relative, none."
-            " Did you mean 'factorised'?",
+            f"unknown position_type 'factorized'; known are {POSITIONS}. Did you mean 'factorised'?",
         ),
         ("hidden_act", "swish", "unknown hidden_act 'swish'; known are quick_gelu, gelu, gelu_new, relu, silu."),
         ("implementation", "magic", f"unknown implementation 'magic'; known are {', '.join(IMPLEMENTATIONS)}."),

@@ -247,7 +247,7 @@ def test_initialisation_is_that_of_the_authors() -> None:
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.fill_(0.7)
-    model.apply(lambda module: initialise(module, gain=1 / math.sqrt(3), depth=50))
+    model.apply(lambda module: initialise(module, gain=1 / math.sqrt(3), branches=100))
     spreads = {
         layer.persistent.keys: 1 / math.sqrt(width // heads),
         layer.persistent.values: 1 / math.sqrt(vectors),

@@ -18,7 +18,8 @@ Block = Literal["pre_norm", "post_norm", "all_attention"]
 Implementation = Literal["auto", "reference", "eager", "cpu", "triton", "dense", "flex"]
 Pooling = Literal["cls", "mean"]
 PoolerActivation = Literal["tanh", "quick_gelu", "gelu", "gelu_new", "relu", "silu"]
-PositionType = Literal["learned", "factorised", "rotary", "relative", "none"]
+Norm = Literal["layer", "rms"]
+PositionType = Literal["learned", "sinusoidal", "factorised", "rotary", "buckets", "relative", "none"]
 
 
 def _field(default: Any, meaning: str, **limits: float) -> Any:
@@ -39,6 +40,16 @@ class ModelConfig:
         stride(period=128) & causal())", for all layers, or one text per layer. "fourier()" is Fourier mixing in place
         of attention""",
     )
+    decoder_mixers: str | tuple[str, ...] | None = _field(
+        None,
+        """gives the model a decoder (AsterismForConditionalGeneration): the causal patterns of its layers, written as
+        `mixers` is, which then is about the encoder. By default the model has none""",
+    )
+    cross_mixers: str | tuple[str, ...] = _field(
+        "dense()",
+        """which tokens of the source the tokens of the decoder read, for all its layers or one text per layer:
+        "across(...)" says where a token of the decoder stands in the source""",
+    )
     block: Block = _field(
         "pre_norm",
         """"pre_norm" (Child 2019, with one more norm after the last block), "post_norm" (BERT), or "all_attention"
@@ -49,6 +60,9 @@ class ModelConfig:
     )
     hidden_size: int = _field(256, "width of the hidden states", least=1)
     num_hidden_layers: int = _field(4, "how many blocks", least=1)
+    num_decoder_layers: int | None = _field(
+        None, "how many blocks of the decoder, if there is one; by default num_hidden_layers", least=1
+    )
     num_attention_heads: int = _field(4, "how many heads of queries", least=1)
     num_key_value_heads: int | None = _field(
         None, "key and value heads, shared by groups of query heads; by default one per query head", least=1
@@ -56,10 +70,20 @@ class ModelConfig:
     query_key_dim: int | None = _field(
         None, "width of the queries over all heads, a multiple of the heads; by default hidden_size", least=1
     )
+    value_dim: int | None = _field(
+        None, "width of the values over all heads, a multiple of the heads; by default hidden_size", least=1
+    )
+    attention_scale: float | None = _field(
+        None, "what the scores of attention are multiplied by; by default 1 / sqrt(width of a query head)", above=0
+    )
     intermediate_size: int | None = _field(
         None, "width inside the feed-forward layer, if the block has one; by default 4 * hidden_size", least=1
     )
     attention_bias: bool = _field(True, "whether the projections of attention have a bias")
+    feed_forward_bias: bool = _field(True, "whether the matrices of the feed-forward layer have a bias")
+    gated_feed_forward: bool = _field(
+        False, "a feed-forward layer W_2 (f(W_g x) * W_1 x), with a gate, in place of W_2 f(W_1 x) (Shazeer 2020)"
+    )
     persistent_vectors: int = _field(
         0, "keys and values that every head of an all-attention block has of its own", least=0
     )
@@ -80,14 +104,25 @@ class ModelConfig:
     )
     max_position_embeddings: int | None = _field(
         None,
-        """how many tokens learned and factorised positions reach; by default 1024, in a run its context. Rotary
+        """how many tokens learned and factorised positions reach; by default 1024, in a run its context. Other
         positions do not end: it says for which length the model is meant, and refuses nothing""",
         least=1,
     )
+    decoder_max_position_embeddings: int | None = _field(
+        None, "the same for the decoder, if there is one; by default max_position_embeddings", least=1
+    )
     position_type: PositionType = _field(
         "learned",
-        """"learned", "factorised", "rotary", "relative" (all-attention blocks: a key embedding for each distance up to
-        relative_span, shared by all layers and heads), or "none\"""",
+        """"learned", "sinusoidal" (Vaswani 2017; sines in the first half of the features), "factorised", "rotary",
+        "buckets" (T5: a bias of each head for ranges of distances, shared by the layers of a stack), "relative"
+        (all-attention blocks: a key embedding for each distance up to relative_span, shared by all layers and heads),
+        or "none\"""",
+    )
+    relative_buckets: int = _field(
+        32, 'how many ranges of distances have a bias of their own, where position_type is "buckets"', least=4
+    )
+    relative_max_distance: int = _field(
+        128, "beyond this distance all tokens share a bucket, in each direction", least=2
     )
     position_shape: tuple[int, ...] | None = _field(
         None,
@@ -101,9 +136,11 @@ class ModelConfig:
         has one, of equal width); by default hidden_size, without that layer""",
         least=1,
     )
-    embedding_norm: bool = _field(
-        False, "a LayerNorm on the sum of the embeddings, before that layer, and dropout after it"
+    share_embeddings: bool = _field(True, "whether encoder and decoder, if there is one, embed tokens alike")
+    embedding_scale: float = _field(
+        1.0, "what the embedding of a token is multiplied by: sqrt(hidden_size) in Vaswani 2017", above=0
     )
+    embedding_norm: bool = _field(False, "a norm on the sum of the embeddings, before that layer, and dropout after it")
     global_tokens: int = _field(
         0,
         """learned tokens in front of every sequence, as in BigBird-ETC. The patterns cover them and the sequence;
@@ -133,12 +170,22 @@ class ModelConfig:
     classifier_dropout: float | None = _field(
         None, "before the last layer of a classifier; by default dropout", minimum=0, below=1
     )
-    layer_norm_eps: float = _field(1e-5, "what every LayerNorm adds to the variance", minimum=0)
+    norm: Norm = _field(
+        "layer", 'every norm: "layer" (LayerNorm) or "rms" (RMSNorm, which takes off no mean and has no bias)'
+    )
+    layer_norm_eps: float = _field(1e-5, "what every norm adds to the variance or the mean square", minimum=0)
     initializer_gain: float = _field(0.125, "standard deviation of a new weight times sqrt(d_in) (Child 2019)", above=0)
     initializer_range: float | None = _field(
         None, "standard deviation of every new matrix, in place of initializer_gain (BERT)", above=0
     )
     tie_word_embeddings: bool = _field(False, "whether the last layer is the embedding of the tokens")
+    tie_encoder_decoder: bool = _field(
+        False, "whether encoder and decoder share all weights but those of cross attention (BigBird base, summarising)"
+    )
+    logit_scale: float = _field(
+        1.0, "what the last hidden states are multiplied by before the last layer of a model that generates", above=0
+    )
+    lm_head_bias: bool = _field(False, "whether the last layer of a model that generates has a bias")
     implementation: Implementation = _field("auto", "which kernel computes attention, as in asterism.attend")
 
     def __post_init__(self) -> None:

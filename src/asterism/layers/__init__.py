@@ -1,19 +1,38 @@
 """Token mixers, positions and blocks as torch modules, and padding."""
 
 from asterism.layers.attention import SparseAttention
-from asterism.layers.block import AllAttentionBlock, FeedForward, PostNormBlock, PreNormBlock
+from asterism.layers.block import (
+    NORMS,
+    AllAttentionBlock,
+    FeedForward,
+    GatedFeedForward,
+    PostNormBlock,
+    PreNormBlock,
+)
+from asterism.layers.cross import CrossAttention
 from asterism.layers.fourier import FourierMixing
 from asterism.layers.initialisation import ResidualLinear, initialise
 from asterism.layers.linear import Linear
 from asterism.layers.persistent import AdaptiveSpan, PersistentAttention, PersistentVectors, within_span
-from asterism.layers.positions import FactorisedPositions, LearnedPositions, RelativePositions, Rotary
+from asterism.layers.positions import (
+    BucketedPositions,
+    FactorisedPositions,
+    LearnedPositions,
+    RelativePositions,
+    Rotary,
+    SinusoidalPositions,
+)
 
 __all__ = [
+    "NORMS",
     "AdaptiveSpan",
     "AllAttentionBlock",
+    "BucketedPositions",
+    "CrossAttention",
     "FactorisedPositions",
     "FeedForward",
     "FourierMixing",
+    "GatedFeedForward",
     "LearnedPositions",
     "Linear",
     "PersistentAttention",
@@ -23,6 +42,7 @@ __all__ = [
     "RelativePositions",
     "ResidualLinear",
     "Rotary",
+    "SinusoidalPositions",
     "SparseAttention",
     "initialise",
     "within_span",

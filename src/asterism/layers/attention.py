@@ -6,13 +6,14 @@ same numbers. Dropout inside attention is asked for call by call, with a seed.
 """
 
 from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import nn
 
 from asterism.errors import ConfigurationError
-from asterism.kernels import Dropout, Terms, attend
+from asterism.kernels import Bias, Dropout, Terms, attend
 from asterism.kernels.checks import autocast
 from asterism.layers.initialisation import ResidualLinear
 from asterism.layers.kept import Kept, NewTokens, read
@@ -62,7 +63,9 @@ class SparseAttention(nn.Module):
     pattern              a Pattern or its text, for all heads alike or with one rule per head
     num_key_value_heads  fewer key and value heads than query heads (grouped queries); by default as many
     query_key_dim        width of the queries over all heads; the paper's half-size queries and keys have
-                         hidden_size // 2. Values are always hidden_size // num_heads wide per head.
+                         hidden_size // 2
+    value_dim            width of the values over all heads; by default hidden_size
+    scale                of the scores; by default 1 / sqrt(width of a query head)
     rotary               turns queries and keys by position; None when positions are in the embedding
     bias                 whether the projections have one
     global_projections   Longformer (Beltagy 2020, section 3.1): the tokens at these places of the sequence ask through
@@ -82,6 +85,8 @@ class SparseAttention(nn.Module):
         *,
         num_key_value_heads: int | None = None,
         query_key_dim: int | None = None,
+        value_dim: int | None = None,
+        scale: float | None = None,
         implementation: str = "auto",
         rotary: Rotary | None = None,
         bias: bool = True,
@@ -92,7 +97,9 @@ class SparseAttention(nn.Module):
         self.num_heads = num_heads
         self.num_key_value_heads = num_heads if num_key_value_heads is None else num_key_value_heads
         query_key_dim = hidden_size if query_key_dim is None else query_key_dim
-        for name, width in (("hidden_size", hidden_size), ("query_key_dim", query_key_dim)):
+        value_dim = hidden_size if value_dim is None else value_dim
+        of_values = "hidden_size" if value_dim == hidden_size else "value_dim"
+        for name, width in ((of_values, value_dim), ("query_key_dim", query_key_dim)):
             if width % num_heads:
                 raise ConfigurationError(f"{name} {width} cannot be divided evenly over {num_heads} attention heads")
         if num_heads % self.num_key_value_heads:
@@ -100,23 +107,23 @@ class SparseAttention(nn.Module):
                 f"{num_heads} attention heads cannot share {self.num_key_value_heads} key and value heads evenly"
             )
         self.pattern.check_heads(num_heads)
-        query_head_dim, value_head_dim = query_key_dim // num_heads, hidden_size // num_heads
+        query_head_dim, value_head_dim = query_key_dim // num_heads, value_dim // num_heads
         if rotary is not None and query_head_dim % 2:
             raise ConfigurationError(
                 f"rotary positions turn pairs of features, but query heads are {query_head_dim} wide"
             )
         self.implementation = implementation
-        self.rotary = rotary
-        key_dim, value_dim = query_head_dim * self.num_key_value_heads, value_head_dim * self.num_key_value_heads
+        self.rotary, self.scale = rotary, scale
+        kept_key_dim, kept_value_dim = (width * self.num_key_value_heads for width in (query_head_dim, value_head_dim))
         self.query = Linear(hidden_size, query_key_dim, bias=bias)
-        self.key = Linear(hidden_size, key_dim, bias=bias)
-        self.value = Linear(hidden_size, value_dim, bias=bias)
-        self.output: nn.Linear = ResidualLinear(hidden_size, hidden_size, bias=bias)
+        self.key = Linear(hidden_size, kept_key_dim, bias=bias)
+        self.value = Linear(hidden_size, kept_value_dim, bias=bias)
+        self.output: nn.Linear = ResidualLinear(value_dim, hidden_size, bias=bias)
         self.global_projections = None if global_projections is None else _check_places(global_projections)
         if global_projections is not None:
             self.global_query = Linear(hidden_size, query_key_dim, bias=bias)
-            self.global_key = Linear(hidden_size, key_dim, bias=bias)
-            self.global_value = Linear(hidden_size, value_dim, bias=bias)
+            self.global_key = Linear(hidden_size, kept_key_dim, bias=bias)
+            self.global_value = Linear(hidden_size, kept_value_dim, bias=bias)
 
     def forward(
         self,
@@ -146,7 +153,7 @@ class SparseAttention(nn.Module):
         documents  lengths of the documents that the batch holds, through all rows laid end to end; each follows the
                    pattern by itself. Neither with `lengths` nor with a cache.
         dropout    of the pairs that are read, as in `attend`; not together with a cache
-        score_terms  what a subclass adds to the scores; none here
+        score_terms  `bias`, a bias by distance as in `Terms`; and what a subclass adds to the scores
         """
         masks = Masks(key_mask, segments)
         (hidden,) = autocast(hidden)  # once, not for each projection
@@ -226,20 +233,45 @@ class SparseAttention(nn.Module):
         masks: Masks,
         documents: tuple[int, ...] | None,
         dropout: Dropout | None,
+        bias: Bias | None = None,
         **score_terms: Any,
     ) -> torch.Tensor:
         """[B, H, N, Dv]: every row under the pattern, or every one of its documents (see `in_documents`)."""
-        terms = None if dropout is None else Terms(dropout=dropout)
-        options: Any = {**masks._asdict(), "terms": terms, "implementation": self.implementation}
-        return attend(*heads, self._in(self.pattern, documents), **options)
+        terms = None if dropout is None and bias is None else Terms(bias=bias, dropout=dropout)
+        options = self._options | masks._asdict()
+        return attend(*heads, self._in(self.pattern, documents), terms=terms, **options)
+
+    @property
+    def _options(self) -> Any:
+        """What every call of `attend` is told."""
+        return {"scale": self.scale, "implementation": self.implementation}
 
     @staticmethod
     def _in(pattern: Pattern, documents: tuple[int, ...] | None) -> Pattern:
         return pattern if documents is None else in_documents(pattern, documents)
 
-    def _read_kept(self, q: torch.Tensor, kept: list[Kept], tokens: NewTokens, **score_terms: Any) -> torch.Tensor:
+    def _read_kept(
+        self, q: torch.Tensor, kept: list[Kept], tokens: NewTokens, bias: Bias | None = None, **score_terms: Any
+    ) -> torch.Tensor:
         """[B, H, N, Dv]: what the queries of new tokens read of what a cache has kept."""
-        return read(q, kept, lambda asked, part: (part.attend(asked, implementation=self.implementation),))[0]
+        terms = None if bias is None else Terms(bias=bias)
+        return read(q, kept, lambda asked, part: (self._read_part(asked, part, tokens, terms),))[0]
+
+    def _read_part(
+        self, asked: torch.Tensor, part: Kept, tokens: NewTokens, terms: Terms | None, **options: Any
+    ) -> Any:
+        """What queries [b, h, N, D] of these tokens read of a part of a cache; options and results as in `attend`."""
+        options = self._options | options
+        if terms is None:
+            return part.attend(asked, **options)
+        if part.heads is not None and terms.bias is not None:
+            terms = replace(terms, bias=_OfHeads(terms.bias, list(part.heads)))
+        if part.allowed is None:
+            return part.attend(asked, terms=terms, **options)
+        places = tokens.positions(asked.device).clamp(min=0)
+        places = places if part.rows is None or len(places) == 1 else places[list(part.rows)]
+        options |= {"positions": (places, part.key_positions()), "implementation": "auto"}  # few decode with terms
+        return part.attend(asked, terms=terms, **options)
 
     def _ask_globally(
         self,
@@ -265,7 +297,7 @@ class SparseAttention(nn.Module):
         projections = self.global_query, self.global_key, self.global_value
         heads = self._project(hidden, positions, projections, asking=places)
         terms = None if dropout is None else Terms(dropout=dropout)
-        answers = attend(*heads, "dense()", key_mask=key_mask, terms=terms, implementation=self.implementation)
+        answers = attend(*heads, "dense()", key_mask=key_mask, terms=terms, **self._options)
         return mixed.index_copy(2, places, answers)
 
     def _check_cache(
@@ -291,6 +323,18 @@ class SparseAttention(nn.Module):
 
     def extra_repr(self) -> str:
         return f"{self.num_heads} heads, {self.num_key_value_heads} of keys and values, {self.pattern.text}"
+
+
+@dataclass(frozen=True, eq=False)
+class _OfHeads:
+    """The bias of some of the heads."""
+
+    bias: Bias
+    heads: list[int]
+
+    def table(self, first: int, past: int) -> torch.Tensor:
+        table = self.bias.table(first, past)
+        return table if len(table) == 1 else table[self.heads]
 
 
 def _check_places(places: Sequence[int]) -> tuple[int, ...]:

@@ -9,9 +9,11 @@ Both norms read the plain sum, so the identity path from the embedding to the la
 Norm last (Vaswani 2017, BERT): h(H) = norm(H + dropout(mixer(H))) and block(H) = norm(h + dropout(ff(h))).
 
 All attention (Sukhbaatar et al. 2019): block(H) = norm(H + dropout(mixer(H))), and no feed-forward layer.
+
+A block of a decoder that reads a source has one more residual branch, for its cross attention, after the mixer.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
@@ -78,21 +80,27 @@ ACTIVATIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
 }
 
 
+NORMS: dict[str, Callable[..., nn.Module]] = {"layer": nn.LayerNorm, "rms": nn.RMSNorm}
+"""Of tokens with so many features, given `eps`; RMSNorm (Zhang and Sennrich 2019) takes off no mean, has no bias."""
+
+
 class FeedForward(nn.Module):
     """W_2 f(W_1 x + b_1) + b_2, for each token alone. Raises ConfigurationError for an unknown activation.
 
     The backward pass computes f again: a block then keeps 14 instead of 18 numbers for each feature of a token.
     """
 
-    def __init__(self, hidden_size: int, intermediate_size: int, activation: str = "quick_gelu") -> None:
+    def __init__(
+        self, hidden_size: int, intermediate_size: int, activation: str = "quick_gelu", bias: bool = True
+    ) -> None:
         super().__init__()
         if activation not in ACTIVATIONS:
             raise ConfigurationError(
                 f"unknown activation {activation!r}; known are {', '.join(ACTIVATIONS)}."
                 + nearest(activation, ACTIVATIONS)
             )
-        self.up_proj = Linear(hidden_size, intermediate_size)
-        self.down_proj = ResidualLinear(intermediate_size, hidden_size)
+        self.up_proj = Linear(hidden_size, intermediate_size, bias=bias)
+        self.down_proj = ResidualLinear(intermediate_size, hidden_size, bias=bias)
         self.activation = ACTIVATIONS[activation]
 
     def forward(self, hidden: torch.Tensor) -> torch.Tensor:
@@ -104,62 +112,105 @@ class FeedForward(nn.Module):
         return self.down_proj(self.activation(expanded))
 
 
-class _Block(nn.Module):
-    """One mixer and one feed-forward layer, and a norm for each.
+class GatedFeedForward(FeedForward):
+    """W_2 (f(W_g x + b_g) * (W_1 x + b_1)) + b_2: f opens and closes a gate (Shazeer 2020, GLU Variants)."""
 
-    `mixer` maps [B, N, hidden_size] to the same shape, as SparseAttention does; `intermediate_size` is 4 * hidden_size
-    by default.
+    def __init__(
+        self, hidden_size: int, intermediate_size: int, activation: str = "quick_gelu", bias: bool = True
+    ) -> None:
+        super().__init__(hidden_size, intermediate_size, activation, bias)
+        self.gate_proj = Linear(hidden_size, intermediate_size, bias=bias)
+
+    def forward(self, hidden: torch.Tensor) -> torch.Tensor:
+        """[..., hidden_size] -> [..., hidden_size]."""
+        gate, expanded = self.gate_proj(hidden), self.up_proj(hidden)
+        return checkpoint(self._finish_gated, gate, expanded, use_reentrant=False, preserve_rng_state=False)
+
+    def _finish_gated(self, gate: torch.Tensor, expanded: torch.Tensor) -> torch.Tensor:
+        return self.down_proj(self.activation(gate) * expanded)
+
+
+class _Block(nn.Module):
+    """Residual branches: a mixer, in a decoder cross attention, mostly a feed-forward layer; and a norm for each.
+
+    mixer            maps [B, N, hidden_size] to the same shape, as SparseAttention does
+    feed_forward     a module, or the width inside a FeedForward with quick_gelu; None for no such branch
+    norm             "layer" or "rms"
+    cross_attention  a CrossAttention; `forward` is then given what it reads
     """
 
     def __init__(
         self,
         mixer: nn.Module,
         hidden_size: int,
-        intermediate_size: int | None = None,
+        feed_forward: nn.Module | int | None = None,
         *,
-        activation: str = "quick_gelu",
         dropout: float = 0.0,
+        norm: str = "layer",
         layer_norm_eps: float = 1e-5,
+        cross_attention: nn.Module | None = None,
     ) -> None:
         super().__init__()
-        self.mixer_norm = nn.LayerNorm(hidden_size, eps=layer_norm_eps)
+        self.mixer_norm = NORMS[norm](hidden_size, eps=layer_norm_eps)
         self.mixer = mixer
-        self.feed_forward_norm = nn.LayerNorm(hidden_size, eps=layer_norm_eps)
-        self.feed_forward = FeedForward(
-            hidden_size, 4 * hidden_size if intermediate_size is None else intermediate_size, activation
-        )
+        self.cross_attention = cross_attention
+        if cross_attention is not None:
+            self.cross_norm = NORMS[norm](hidden_size, eps=layer_norm_eps)
+        self.feed_forward: nn.Module | None = None
+        if feed_forward is not None:
+            self.feed_forward_norm = NORMS[norm](hidden_size, eps=layer_norm_eps)
+            if isinstance(feed_forward, int):
+                feed_forward = FeedForward(hidden_size, feed_forward)
+            self.feed_forward = feed_forward
         self.dropout = nn.Dropout(dropout)
+
+    def forward(
+        self,
+        hidden: torch.Tensor,
+        source: torch.Tensor | None = None,
+        *,
+        cross: Mapping[str, object] | None = None,
+        **mixer_arguments: object,
+    ) -> torch.Tensor:
+        """[B, N, hidden_size] -> [B, N, hidden_size]; keyword arguments go to the mixer.
+
+        `source` [B, S, hidden_size], or None where a cache has its keys and values, and the arguments `cross` are for
+        the cross attention of a block that has one.
+        """
+        hidden = self._add(hidden, self.mixer_norm, partial(self.mixer, **mixer_arguments))
+        if self.cross_attention is not None:
+            hidden = self._add(hidden, self.cross_norm, partial(self.cross_attention, source=source, **(cross or {})))
+        if self.feed_forward is not None:
+            hidden = self._add(hidden, self.feed_forward_norm, self.feed_forward)
+        return hidden
+
+    def _add(
+        self, hidden: torch.Tensor, norm: nn.Module, branch: Callable[[torch.Tensor], torch.Tensor]
+    ) -> torch.Tensor:
+        """The sum of hidden states and a branch, normalised where the block has it."""
+        raise NotImplementedError
 
 
 class PreNormBlock(_Block):
-    """One mixer and one feed-forward layer, each normalised before and added after."""
+    """Branches that are normalised before, and added after."""
 
-    def forward(self, hidden: torch.Tensor, **mixer_arguments: object) -> torch.Tensor:
-        """[B, N, hidden_size] -> [B, N, hidden_size]; keyword arguments go to the mixer."""
-        hidden = hidden + self.dropout(self.mixer(self.mixer_norm(hidden), **mixer_arguments))
-        return hidden + self.dropout(self.feed_forward(self.feed_forward_norm(hidden)))
+    def _add(
+        self, hidden: torch.Tensor, norm: nn.Module, branch: Callable[[torch.Tensor], torch.Tensor]
+    ) -> torch.Tensor:
+        return hidden + self.dropout(branch(norm(hidden)))
 
 
 class PostNormBlock(_Block):
-    """One mixer and one feed-forward layer, each added and the sum normalised."""
+    """Branches that are added, and the sums normalised."""
 
-    def forward(self, hidden: torch.Tensor, **mixer_arguments: object) -> torch.Tensor:
-        """[B, N, hidden_size] -> [B, N, hidden_size]; keyword arguments go to the mixer."""
-        hidden = self.mixer_norm(hidden + self.dropout(self.mixer(hidden, **mixer_arguments)))
-        return self.feed_forward_norm(hidden + self.dropout(self.feed_forward(hidden)))
+    def _add(
+        self, hidden: torch.Tensor, norm: nn.Module, branch: Callable[[torch.Tensor], torch.Tensor]
+    ) -> torch.Tensor:
+        return norm(hidden + self.dropout(branch(hidden)))
 
 
-class AllAttentionBlock(nn.Module):
-    """A mixer that is added and the sum normalised, with no feed-forward layer (Sukhbaatar et al. 2019)."""
+class AllAttentionBlock(PostNormBlock):
+    """A PostNormBlock without a feed-forward layer (Sukhbaatar et al. 2019)."""
 
-    def __init__(
-        self, mixer: nn.Module, hidden_size: int, *, dropout: float = 0.0, layer_norm_eps: float = 1e-5
-    ) -> None:
-        super().__init__()
-        self.mixer = mixer
-        self.mixer_norm = nn.LayerNorm(hidden_size, eps=layer_norm_eps)
-        self.dropout = nn.Dropout(dropout)
-
-    def forward(self, hidden: torch.Tensor, **mixer_arguments: object) -> torch.Tensor:
-        """[B, N, hidden_size] -> [B, N, hidden_size]; keyword arguments go to the mixer."""
-        return self.mixer_norm(hidden + self.dropout(self.mixer(hidden, **mixer_arguments)))
+    def __init__(self, mixer: nn.Module, hidden_size: int, **options: Any) -> None:
+        super().__init__(mixer, hidden_size, None, **options)

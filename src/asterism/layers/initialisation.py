@@ -27,14 +27,15 @@ class ResidualLinear(Linear):
     """
 
 
-def initialise(module: nn.Module, *, gain: float, depth: int, spread: float | None = None) -> None:
+def initialise(module: nn.Module, *, gain: float, branches: int, spread: float | None = None) -> None:
     """Draw the parameters that `module` itself owns, not those of its children; use with `nn.Module.apply`.
 
-    `gain` is the standard deviation times sqrt(d_in), 0.125 in the paper; `depth` is the number of residual blocks.
-    With `spread`, that is the standard deviation of every matrix, and gain and depth do not count.
+    `gain` is the standard deviation times sqrt(d_in), 0.125 in the paper; `branches` is the number of residual
+    branches of the stack: two for each block, three where there is cross attention. With `spread`, that is the
+    standard deviation of every matrix, and gain and branches do not count.
     """
     if isinstance(module, nn.Linear):
-        scale = 1 / math.sqrt(2 * depth) if isinstance(module, ResidualLinear) else 1.0
+        scale = 1 / math.sqrt(branches) if isinstance(module, ResidualLinear) else 1.0
         nn.init.normal_(module.weight, std=spread or scale * gain / math.sqrt(module.in_features))
         if module.bias is not None:
             nn.init.zeros_(module.bias)

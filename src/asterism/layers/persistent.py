@@ -179,7 +179,7 @@ class PersistentAttention(SparseAttention):
         if shape != (expected := [self.span + 1, self.persistent.keys.shape[2]]):
             raise ConfigurationError(f"relative positions need a table {expected}, got {shape or 'none'}")
 
-    def _attend(
+    def _attend(  # type: ignore[override]
         self,
         heads: Heads,
         masks: Masks,
@@ -195,7 +195,7 @@ class PersistentAttention(SparseAttention):
         context = attend(*heads, self._in(pattern, documents), return_lse=True, **options)
         return self.persistent(heads.q, *context, None if dropout is None else dropout.shifted(SECOND_READING))
 
-    def _read_kept(
+    def _read_kept(  # type: ignore[override]
         self,
         q: torch.Tensor,
         kept: list[Kept],
@@ -203,19 +203,12 @@ class PersistentAttention(SparseAttention):
         relative: torch.Tensor | None = None,
         **score_terms: Any,
     ) -> torch.Tensor:
+        span = None if self.adaptive_span is None else self.adaptive_span()
+        terms = Terms(bias=span, relative=relative) if self._uses_distance else None
+
         def compute(asked: torch.Tensor, part: Kept) -> tuple[torch.Tensor, ...]:
-            options: Any = {"return_lse": True, "implementation": self.implementation}
-            if not self._uses_distance:
-                return part.attend(asked, **options)
-            span = None if self.adaptive_span is None else self.adaptive_span()
-            own = slice(None) if part.heads is None else list(part.heads)
-            terms = Terms(bias=None if span is None else SoftSpan(span.reach[own], span.ramp), relative=relative)
-            if part.allowed is None:
-                return part.attend(asked, terms=terms, **options)
-            places = tokens.positions(q.device).clamp(min=0)
-            places = places if part.rows is None or len(places) == 1 else places[list(part.rows)]
-            options |= {"positions": (places, part.key_positions()), "implementation": "auto"}  # few decode with terms
-            return part.attend(asked, terms=terms, **options)
+            out, lse = self._read_part(asked, part, tokens, terms, return_lse=True)
+            return out, lse
 
         return self.persistent(q, *read(q, kept, compute))
 

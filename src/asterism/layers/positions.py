@@ -1,8 +1,9 @@
-"""How a model knows where a token stands: learned, factorised, relative, or rotary positions.
+"""How a model knows where a token stands: learned, sinusoidal, factorised, relative, bucketed or rotary positions.
 
 Learned and factorised positions are added to the token embedding once, before the first block, and have a table that
-ends; rotary positions turn queries and keys inside every attention layer and do not end; relative positions are added
-to the keys by distance, up to a span. Positions are int64 and count from 0.
+ends; sinusoidal ones, too, without a table. Rotary positions turn queries and keys inside every attention layer and do
+not end; relative positions are added to the keys by distance, up to a span; buckets of distances are added to the
+scores. Positions are int64 and count from 0.
 """
 
 import math
@@ -14,6 +15,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from asterism.errors import ConfigurationError
+from asterism.kernels import Buckets
 
 
 class FactorisedPositions(nn.Module):
@@ -58,6 +60,42 @@ class LearnedPositions(FactorisedPositions):
 
     def __init__(self, max_positions: int, hidden_size: int) -> None:
         super().__init__((max_positions,), hidden_size)
+
+
+class SinusoidalPositions(nn.Module):
+    """sin(p f_j) in the first half of the features and cos(p f_j) in the second, f_j = 10000^(-2j / hidden_size)
+    (Vaswani 2017, section 3.5, in the order of the authors' code and of Pegasus). Positions do not end.
+
+    Numbers are rounded to float32 in every dtype, as in the tables that others keep: then so are those of float64.
+    """
+
+    def __init__(self, hidden_size: int) -> None:
+        super().__init__()
+        self.hidden_size = hidden_size
+
+    def forward(self, positions: torch.Tensor) -> torch.Tensor:
+        """int64 [...] -> float32 [..., hidden_size]."""
+        even = torch.arange(0, self.hidden_size, 2, dtype=torch.float64, device=positions.device)
+        angles = positions[..., None] / 10000 ** (even / self.hidden_size)
+        return torch.cat([angles.sin(), angles[..., : self.hidden_size // 2].cos()], dim=-1).float()
+
+    def extra_repr(self) -> str:
+        return f"hidden_size={self.hidden_size}"
+
+
+class BucketedPositions(nn.Embedding):
+    """A bias of each head for ranges of distances, for all layers of a stack alike (T5; see `Buckets`).
+
+    bidirectional  whether keys after the query have buckets of their own
+    """
+
+    def __init__(self, buckets: int, heads: int, *, max_distance: int, bidirectional: bool) -> None:
+        super().__init__(buckets, heads)
+        self.max_distance, self.bidirectional = max_distance, bidirectional
+
+    def forward(self) -> Buckets:  # type: ignore[override]
+        """The term of the score."""
+        return Buckets(self.weight, self.bidirectional, self.max_distance)
 
 
 class RelativePositions(nn.Module):

@@ -7,6 +7,7 @@ from transformers import (
     AutoModelForMaskedLM,
     AutoModelForPreTraining,
     AutoModelForQuestionAnswering,
+    AutoModelForSeq2SeqLM,
     AutoModelForSequenceClassification,
     AutoModelForTokenClassification,
 )
@@ -20,6 +21,7 @@ from asterism.models.importing import ImportedCheckpoint, import_checkpoint
 from asterism.models.masked_lm import AsterismForMaskedLM, AsterismForPreTraining
 from asterism.models.modeling import AsterismModel
 from asterism.models.question_answering import AsterismForQuestionAnswering
+from asterism.models.seq2seq import AsterismForConditionalGeneration
 
 AutoConfig.register(AsterismConfig.model_type, AsterismConfig)
 AutoModel.register(AsterismConfig, AsterismModel)
@@ -27,12 +29,14 @@ AutoModelForCausalLM.register(AsterismConfig, AsterismForCausalLM)
 AutoModelForMaskedLM.register(AsterismConfig, AsterismForMaskedLM)
 AutoModelForPreTraining.register(AsterismConfig, AsterismForPreTraining)
 AutoModelForQuestionAnswering.register(AsterismConfig, AsterismForQuestionAnswering)
+AutoModelForSeq2SeqLM.register(AsterismConfig, AsterismForConditionalGeneration)
 AutoModelForSequenceClassification.register(AsterismConfig, AsterismForSequenceClassification)
 AutoModelForTokenClassification.register(AsterismConfig, AsterismForTokenClassification)
 
 __all__ = [
     "AsterismConfig",
     "AsterismForCausalLM",
+    "AsterismForConditionalGeneration",
     "AsterismForMaskedLM",
     "AsterismForPreTraining",
     "AsterismForQuestionAnswering",

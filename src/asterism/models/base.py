@@ -1,6 +1,6 @@
 """What all Asterism models share: initialisation, and what their losses take."""
 
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import nn
@@ -9,9 +9,6 @@ from transformers import PreTrainedModel
 from asterism.errors import ConfigurationError
 from asterism.layers import initialise
 from asterism.models.configuration import AsterismConfig
-
-LOSS_ARGUMENTS = ("ignore_index", "num_items_in_batch", "shift_labels")
-"""What `forward` of a model with a loss passes on to the loss of transformers."""
 
 
 class AsterismPreTrainedModel(PreTrainedModel):
@@ -24,16 +21,20 @@ class AsterismPreTrainedModel(PreTrainedModel):
     _no_split_modules = ["AsterismBlock", "AsterismPostNormBlock", "AsterismAllAttentionBlock"]
     _skip_keys_device_placement = ["past_key_values", "cache"]
 
+    branches_of_a_block: ClassVar[int] = 2
+    """How many residual branches a block of the stack has."""
+    loss_arguments: ClassVar[tuple[str, ...]] = ("ignore_index", "num_items_in_batch", "shift_labels")
+    """What `forward` of a model with a loss takes for it, beside what its signature names."""
+
     def _init_weights(self, module: nn.Module) -> None:
         config = self.config
-        initialise(
-            module, gain=config.initializer_gain, depth=config.num_hidden_layers, spread=config.initializer_range
-        )
+        branches = self.branches_of_a_block * config.num_hidden_layers
+        initialise(module, gain=config.initializer_gain, branches=branches, spread=config.initializer_range)
 
     def _refuse_unknown(self, arguments: dict[str, Any]) -> None:
         """Raises ConfigurationError for an argument that no loss takes, unless it is None or False."""
         for name, value in arguments.items():
-            if name not in LOSS_ARGUMENTS and value is not None and value is not False:
+            if name not in self.loss_arguments and value is not None and value is not False:
                 raise ConfigurationError(
                     f"{type(self).__name__}.forward has no argument {name!r}; positions count the tokens of"
                     " attention_mask, and attention weights are never kept"

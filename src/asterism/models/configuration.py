@@ -4,6 +4,7 @@ A configuration is plain data. What a file holds always loads, so that it can be
 work is refused by the constructor where one field alone shows it, and otherwise when a model is built.
 """
 
+import copy
 import difflib
 from collections.abc import Mapping
 from dataclasses import fields
@@ -33,6 +34,9 @@ class _FromTable(PreTrainedConfig):
 class AsterismConfig(_FromTable):
     """What a transformer with sparse attention is made of; it is causal when its patterns are.
 
+    With `decoder_mixers` it is an encoder-decoder: `mixers` is about the encoder, and all other fields are about both
+    but for those that name one of them. Types, global tokens and global projections are the encoder's.
+
     Defaults that depend on other fields are filled in at once, so they can be read. A Pattern or Schedule in `mixers`
     is turned into its text, which is read when a model is built.
 
@@ -46,9 +50,14 @@ class AsterismConfig(_FromTable):
     pad_token_id: int | None = None
     bos_token_id: int | None = None
     eos_token_id: int | list[int] | None = None
+    decoder_start_token_id: int | None = None
 
     if TYPE_CHECKING:
         mixers: str | list[str]
+        decoder_mixers: str | list[str] | None
+        cross_mixers: str | list[str]
+        num_decoder_layers: int | None
+        decoder_max_position_embeddings: int | None
 
         def __init__(self, **fields: Any) -> None: ...
 
@@ -63,12 +72,19 @@ class AsterismConfig(_FromTable):
             "max_position_embeddings": 1024,
             "num_key_value_heads": self.num_attention_heads,
             "query_key_dim": self.hidden_size,
+            "value_dim": self.hidden_size,
             "intermediate_size": 4 * self.hidden_size,
         }.items():
             if getattr(self, name) is None:
                 setattr(self, name, value)
-        mixers = self.mixers
-        self.mixers = [str(mixer) for mixer in mixers] if isinstance(mixers, list | tuple) else str(mixers)
+        self.mixers, self.cross_mixers = _texts(self.mixers), _texts(self.cross_mixers)
+        if self.decoder_mixers is not None:
+            self.decoder_mixers = _texts(self.decoder_mixers)
+            if self.num_decoder_layers is None:
+                self.num_decoder_layers = self.num_hidden_layers
+            if self.decoder_max_position_embeddings is None:
+                self.decoder_max_position_embeddings = self.max_position_embeddings
+        self.is_encoder_decoder = self.decoder_mixers is not None
         super().__post_init__(**kwargs)
 
     @classmethod
@@ -108,6 +124,53 @@ class AsterismConfig(_FromTable):
             patterns.append(mixer if self.relative_span is None else within_span(mixer, self.relative_span))
         return patterns
 
+    def encoder_config(self) -> Self:
+        """The encoder alone, as the configuration of a model without a decoder."""
+        encoder = copy.deepcopy(self)
+        encoder.decoder_mixers, encoder.is_encoder_decoder = None, False
+        return encoder
+
+    def decoder_config(self) -> Self:
+        """The decoder alone, without its cross attention, as the configuration of a causal model.
+
+        Raises ConfigurationError when there is none.
+        """
+        if self.decoder_mixers is None:
+            raise ConfigurationError(
+                'this configuration has no decoder: give it one with decoder_mixers, such as decoder_mixers="causal()"'
+            )
+        decoder = self.encoder_config()
+        decoder.mixers, decoder.num_hidden_layers = self.decoder_mixers, self.num_decoder_layers
+        decoder.max_position_embeddings = self.decoder_max_position_embeddings
+        decoder.type_vocab_size = decoder.global_tokens = 0
+        decoder.global_projections = None
+        return decoder
+
+    def require_one_stack(self, model: str) -> None:
+        """Raises ConfigurationError where a model of one stack is to be built of an encoder-decoder."""
+        if self.decoder_mixers is not None:
+            raise ConfigurationError(
+                f"{model} has one stack, and this configuration has a decoder (decoder_mixers={self.decoder_mixers!r}):"
+                " build AsterismForConditionalGeneration, or give encoder_config() or decoder_config() of it"
+            )
+
+    def get_text_config(self, decoder: bool | None = None, encoder: bool | None = None) -> Self:
+        """What transformers asks for one side of an encoder-decoder: that side; otherwise the configuration itself."""
+        if self.decoder_mixers is None or bool(decoder) == bool(encoder):
+            return self
+        return self.decoder_config() if decoder else self.encoder_config()
+
+    def cross_patterns(self) -> list[Pattern]:
+        """Which tokens of the source each layer of the decoder reads. Raises what `layer_mixers` raises."""
+        patterns = []
+        for mixer in layer_mixers(self.cross_mixers, self.num_decoder_layers or self.num_hidden_layers):
+            if isinstance(mixer, Fourier):
+                raise ConfigurationError(
+                    "cross_mixers must be patterns, and fourier() is none: it mixes the tokens of one sequence"
+                )
+            patterns.append(mixer)
+        return patterns
+
     def require_causal(self) -> None:
         """Raises ConfigurationError or PatternError for what a causal model cannot have."""
         for pattern in dict.fromkeys(self.layer_patterns()):
@@ -143,7 +206,36 @@ class AsterismConfig(_FromTable):
                 f" got position_type {self.position_type!r}, adaptive_span {self.adaptive_span}"
                 f" and relative_span {self.relative_span}"
             )
+        if self.position_type == "buckets" and (
+            self.relative_buckets % 4 or self.relative_max_distance <= self.relative_buckets // 2
+        ):
+            raise ConfigurationError(
+                "relative_buckets must be a multiple of 4, and relative_max_distance more than half of it;"
+                f" got {self.relative_buckets} and {self.relative_max_distance}"
+            )
         self._check_block()
+        if self.decoder_mixers is not None:
+            self._check_decoder()
+
+    def _check_decoder(self) -> None:
+        """Raises ConfigurationError or PatternError for a decoder that cannot work beside this encoder."""
+        decoder = self.decoder_config()
+        decoder.check()
+        decoder.require_causal()
+        self.cross_patterns()
+        if not self.tie_encoder_decoder:
+            return
+        for mixer in self.layer_mixers():
+            if isinstance(mixer, Fourier):
+                raise ConfigurationError("tie_encoder_decoder needs weights in every mixer, and fourier() has none")
+        for name in ("num_hidden_layers", "max_position_embeddings"):
+            if getattr(self, name) != getattr(decoder, name):
+                raise ConfigurationError(
+                    f"tie_encoder_decoder needs stacks of one shape: {name} is {getattr(self, name)} in the encoder"
+                    f" and {getattr(decoder, name)} in the decoder"
+                )
+        if not self.share_embeddings:
+            raise ConfigurationError("tie_encoder_decoder ties the embeddings, too: leave share_embeddings at True")
 
     def _check_block(self) -> None:
         """Raises ConfigurationError for options of attention and of blocks that do not go together."""
@@ -157,16 +249,27 @@ class AsterismConfig(_FromTable):
                     self.position_type == "rotary"
                 ),
                 "no global_projections": self.global_projections is not None,
+                "no buckets: use position_type 'relative', 'learned', 'factorised' or 'none'": (
+                    self.position_type == "buckets"
+                ),
+                "an attention_scale of its own: leave it out": self.attention_scale is not None,
+                "values as wide as its hidden states: leave value_dim out": self.value_dim != self.hidden_size,
+                "no feed-forward layer, so it can have no gate": self.gated_feed_forward,
             }
         else:
             refused = {
                 "no persistent_vectors: they are for block 'all_attention'": self.persistent_vectors > 0,
                 "no adaptive_span: it is for block 'all_attention'": self.adaptive_span,
                 "no relative positions: they are for block 'all_attention'": self.position_type == "relative",
+                "no buckets where global_projections are: these read every key, however far": (
+                    self.position_type == "buckets" and self.global_projections is not None
+                ),
             }
             if not any(attends):
                 refused |= {
-                    "only fourier() for its mixers, which knows no rotary positions": self.position_type == "rotary",
+                    f"only fourier() for its mixers, which knows no {self.position_type} positions": (
+                        self.position_type in ("rotary", "buckets")
+                    ),
                     "only fourier() for its mixers, which knows no attention_dropout": self.attention_dropout > 0,
                     "only fourier() for its mixers, which knows no global_projections": (
                         self.global_projections is not None
@@ -175,3 +278,8 @@ class AsterismConfig(_FromTable):
         for reason, holds in refused.items():
             if holds:
                 raise ConfigurationError(f"block {self.block!r} has {reason}")
+
+
+def _texts(mixers: Any) -> str | list[str]:
+    """Patterns and schedules as their texts."""
+    return [str(mixer) for mixer in mixers] if isinstance(mixers, list | tuple) else str(mixers)

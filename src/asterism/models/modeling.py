@@ -9,76 +9,69 @@ where the documents of a packed row begin.
 """
 
 from collections.abc import Sequence
-from typing import Any, cast
+from typing import Any, ClassVar, NamedTuple, cast
 
 import torch
 from torch import nn
 from transformers import DynamicCache
 from transformers.cache_utils import Cache
-from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.modeling_outputs import BaseModelOutputWithPast
 from transformers.utils.generic import can_return_tuple
 
 from asterism.errors import ConfigurationError, shown
 from asterism.kernels import Dropout
-from asterism.layers import (
-    AllAttentionBlock,
-    FactorisedPositions,
-    FourierMixing,
-    LearnedPositions,
-    PersistentAttention,
-    PostNormBlock,
-    PreNormBlock,
-    RelativePositions,
-    Rotary,
-    SparseAttention,
-)
+from asterism.layers import BucketedPositions, PersistentAttention, SparseAttention
 from asterism.layers.padding import Packing, count_positions, is_known_full, real_tokens
 from asterism.models.base import AsterismPreTrainedModel
+from asterism.models.blocks import make_block, make_distances, make_norm, make_positions
 from asterism.models.cache import PatternCache, PatternCacheLayer
 from asterism.models.configuration import AsterismConfig
 from asterism.models.documents import PackedDocuments, find_documents
-from asterism.patterns import Fourier, Mixer, Pattern
+from asterism.patterns import Pattern
 
 _LAYER = 2**48
 """What the seeds of dropout of two layers differ by."""
 
 
-class AsterismBlock(GradientCheckpointingLayer, PreNormBlock):
-    """A PreNormBlock whose activations can be recomputed in the backward pass (Child 2019, section 5.4)."""
+class Reading(NamedTuple):
+    """What the blocks of a decoder read of a source.
 
+    states  [B, S, hidden_size]; None where a cache has the keys of all layers
+    layers  of each layer, what its cross attention is told
+    """
 
-class AsterismPostNormBlock(GradientCheckpointingLayer, PostNormBlock):
-    """A PostNormBlock whose activations can be recomputed in the backward pass."""
-
-
-class AsterismAllAttentionBlock(GradientCheckpointingLayer, AllAttentionBlock):
-    """An AllAttentionBlock whose activations can be recomputed in the backward pass."""
+    states: torch.Tensor | None
+    layers: list[dict[str, Any]]
 
 
 class AsterismModel(AsterismPreTrainedModel):
     """Embeddings of tokens, types and positions, blocks, and the last norm of pre-norm blocks.
 
-    Raises ConfigurationError or PatternError for a configuration that cannot work.
+    Raises ConfigurationError or PatternError for a configuration that cannot work, or that has a decoder.
     """
+
+    first_layer: ClassVar[int] = 0
+    """Which number the first layer has where seeds of dropout are counted."""
 
     def __init__(self, config: AsterismConfig) -> None:
         super().__init__(config)
+        config.require_one_stack(type(self).__name__)
         config.check()
         width = config.embedding_width
         self.embed_tokens = nn.Embedding(config.vocab_size, width)
         self.embed_types = nn.Embedding(config.type_vocab_size, width) if config.type_vocab_size else None
-        self.positions = _position_embedding(config)
-        self.relative = _relative_positions(config)
+        self.positions = make_positions(config)
+        self.relative = make_distances(config, self._reads_both_sides(config))
         self.global_tokens = nn.Embedding(config.global_tokens, width) if config.global_tokens else None
         has_norm, has_projection = config.embedding_norm, config.embedding_size is not None
-        self.embedding_norm = nn.LayerNorm(width, eps=config.layer_norm_eps) if has_norm else nn.Identity()
+        self.embedding_norm = make_norm(config, width) if has_norm else nn.Identity()
         self.embedding_projection = nn.Linear(width, config.hidden_size) if has_projection else nn.Identity()
-        self.embedding_dropout = nn.Dropout(config.dropout if has_norm else 0.0)
+        self.embedding_dropout = nn.Dropout(config.dropout if has_norm or self.is_one_of_two else 0.0)
         mixers = config.layer_mixers()
-        self.layers = nn.ModuleList(_block(config, mixer) for mixer in mixers)
-        last_norm = config.block == "pre_norm"
-        self.norm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps) if last_norm else nn.Identity()
+        self.layers = nn.ModuleList(
+            make_block(config, mixer, cross) for mixer, cross in zip(mixers, self._cross_patterns(config), strict=True)
+        )
+        self.norm = make_norm(config, config.hidden_size) if config.block == "pre_norm" else nn.Identity()
         self.by_length = [isinstance(mixer, Pattern) and mixer.depends_on_length for mixer in mixers]
         """Of each layer, whether its pattern must be laid over each row's own length."""
         self.reads_padding = config.global_projections is not None or not all(
@@ -88,6 +81,19 @@ class AsterismModel(AsterismPreTrainedModel):
         self.needs_padding = self.reads_padding or any(self.by_length)
         """Whether some layer must be told which tokens are real."""
         self.post_init()
+
+    is_one_of_two: ClassVar[bool] = False
+    """Whether this is a stack of an encoder-decoder, which has dropout on its embeddings as Vaswani 2017 has."""
+
+    @staticmethod
+    def _reads_both_sides(config: AsterismConfig) -> bool:
+        """Whether keys after a query have buckets of distances of their own."""
+        return not all(isinstance(mixer, Pattern) and mixer.is_causal for mixer in config.layer_mixers())
+
+    @staticmethod
+    def _cross_patterns(config: AsterismConfig) -> Sequence[Pattern | None]:
+        """By which pattern each layer reads a source; None where it reads none."""
+        return [None] * config.num_hidden_layers
 
     @can_return_tuple
     def forward(
@@ -120,15 +126,34 @@ class AsterismModel(AsterismPreTrainedModel):
         Raises ConfigurationError for more tokens than the model has positions, for a cache it cannot use, and for a
         cache with patterns that are not causal.
         """
+        embedded = self._add_types(self._embed(input_ids, inputs_embeds), token_type_ids)
+        cache = self._find_cache(past_key_values, use_cache)
+        documents = self.find_documents(position_ids, cu_seqlens, attention_mask, embedded, cache)
+        last, states = self._run(embedded, attention_mask, cache, documents, output_hidden_states, dropout_seed)
+        return BaseModelOutputWithPast(last_hidden_state=last, past_key_values=cache, hidden_states=states)
+
+    def _embed(self, input_ids: torch.Tensor | None, inputs_embeds: torch.Tensor | None) -> torch.Tensor:
         if (input_ids is None) == (inputs_embeds is None):
             raise ConfigurationError("give either input_ids or inputs_embeds, not both")
-        embedded = self.embed_tokens(input_ids) if inputs_embeds is None else inputs_embeds
-        embedded = self._add_types(embedded, token_type_ids)
-        cache = self._find_cache(past_key_values, use_cache)
+        if inputs_embeds is not None:
+            return inputs_embeds
+        embedded: torch.Tensor = self.embed_tokens(input_ids)
+        return embedded if self.config.embedding_scale == 1 else embedded * self.config.embedding_scale
+
+    def _run(
+        self,
+        embedded: torch.Tensor,
+        attention_mask: torch.Tensor | None,
+        cache: Cache | None,
+        documents: PackedDocuments | None,
+        output_hidden_states: bool | None,
+        dropout_seed: int | None,
+        reading: Reading | None = None,
+    ) -> tuple[torch.Tensor, tuple[torch.Tensor, ...] | None]:
+        """The last hidden states of embedded tokens, and those of all layers where they are wanted."""
         own_caches = [None] * len(self.layers) if cache is None else cache.layers
         layer_caches = cast(list[PatternCacheLayer | None], own_caches)
         seen = 0 if cache is None else cache.get_seq_length()
-        documents = self.find_documents(position_ids, cu_seqlens, attention_mask, embedded, cache)
         packing = self._pack(attention_mask, embedded, seen, looks=self.needs_padding or cache is not None)
         if packing is not None:
             embedded = packing.pack(embedded)
@@ -144,21 +169,34 @@ class AsterismModel(AsterismPreTrainedModel):
             positions = count_positions(real, embedded.shape[1], embedded.device)
         if self.positions is not None:
             self._check_length(seen + embedded.shape[1], positions)
-            embedded = embedded + self.positions(positions.clamp(min=0))
+            embedded = embedded + self.positions(positions.clamp(min=0)).to(embedded.dtype)
         hidden, positions = self._begin(embedded, positions)
-        of_layers = zip(self._padding_arguments(packing, documents), self._dropout_arguments(dropout_seed), strict=True)
-        relative = {} if self.relative is None else {"relative": self.relative()}
+        calls = self._calls(self._padding_arguments(packing, documents), dropout_seed, reading)
         wanted = self.config.output_hidden_states if output_hidden_states is None else output_hidden_states
         states = []
-        for block, layer_cache, (padding, dropout) in zip(self.layers, layer_caches, of_layers, strict=True):
+        for block, layer_cache, arguments in zip(self.layers, layer_caches, calls, strict=True):
             if wanted:
                 states.append(self._by_column(hidden, packing))
                 hidden = self._by_slot(states[-1], hidden, packing)
-            hidden = block(hidden, positions=positions, cache=layer_cache, **cached, **padding, **dropout, **relative)
+            source = [] if reading is None else [reading.states]
+            hidden = block(hidden, *source, positions=positions, cache=layer_cache, **cached, **arguments)
         last = self._by_column(self.norm(hidden), packing)
-        return BaseModelOutputWithPast(
-            last_hidden_state=last, past_key_values=cache, hidden_states=(*states, last) if wanted else None
-        )
+        return last, (*states, last) if wanted else None
+
+    def _calls(
+        self, padding: list[dict[str, Any]], dropout_seed: int | None, reading: Reading | None
+    ) -> list[dict[str, Any]]:
+        """What each block is told beside positions and its cache."""
+        distances: dict[str, Any] = {}
+        if self.relative is not None:
+            name = "bias" if isinstance(self.relative, BucketedPositions) else "relative"
+            distances[name] = self.relative()
+        calls = []
+        for layer, dropout in enumerate(self._dropout_arguments(dropout_seed)):
+            attends = isinstance(cast(Any, self.layers[layer]).mixer, SparseAttention)
+            cross = {} if reading is None else {"cross": reading.layers[layer]}
+            calls.append(padding[layer] | dropout | (distances if attends else {}) | cross)
+        return calls
 
     def _by_column(self, hidden: torch.Tensor, packing: Packing | None) -> torch.Tensor:
         """Hidden states as they are returned: without global tokens, where the tokens of the batch stand."""
@@ -240,8 +278,8 @@ class AsterismModel(AsterismPreTrainedModel):
             raise ConfigurationError(f"dropout_seed must be a whole number in [0, 2^48), got {shown(seed)}")
         attends = [isinstance(cast(Any, block).mixer, SparseAttention) for block in self.layers]
         return [
-            {"dropout": Dropout(rate, seed + layer * _LAYER)} if has_pairs else {}
-            for layer, has_pairs in enumerate(attends)
+            {"dropout": Dropout(rate, layer_seed(seed, layer))} if has_pairs else {}
+            for layer, has_pairs in enumerate(attends, self.first_layer)
         ]
 
     def find_documents(
@@ -310,65 +348,13 @@ class AsterismModel(AsterismPreTrainedModel):
     def _check_length(self, columns: int, positions: torch.Tensor) -> None:
         """Raises ConfigurationError when a real token stands beyond the table of positions."""
         limit = self.config.max_position_embeddings
-        if columns > limit and (longest := int(positions.max()) + 1) > limit:
+        if self.config.positions_end and columns > limit and (longest := int(positions.max()) + 1) > limit:
             raise ConfigurationError(too_long(longest, self.config))
 
 
-def _position_embedding(config: AsterismConfig) -> FactorisedPositions | None:
-    """What is added to the token embedding; None when attention itself knows where tokens stand, or nothing does."""
-    if not config.positions_end:
-        return None
-    if config.position_shape is None:
-        return LearnedPositions(config.max_position_embeddings, config.embedding_width)
-    positions = FactorisedPositions(config.position_shape, config.embedding_width)
-    if positions.capacity < config.max_position_embeddings:
-        raise ConfigurationError(
-            f"position_shape {config.position_shape} holds {positions.capacity} positions,"
-            f" fewer than max_position_embeddings {config.max_position_embeddings}"
-        )
-    return positions
-
-
-def _relative_positions(config: AsterismConfig) -> RelativePositions | None:
-    if config.position_type != "relative":
-        return None
-    return RelativePositions(config.relative_span, config.query_key_dim // config.num_attention_heads)
-
-
-def _block(config: AsterismConfig, mixer: Mixer) -> AsterismBlock | AsterismPostNormBlock | AsterismAllAttentionBlock:
-    options = {"dropout": config.dropout, "layer_norm_eps": config.layer_norm_eps}
-    module = FourierMixing() if isinstance(mixer, Fourier) else _attention(config, mixer)
-    if config.block == "all_attention":
-        return AsterismAllAttentionBlock(module, config.hidden_size, **options)
-    kind = AsterismBlock if config.block == "pre_norm" else AsterismPostNormBlock
-    return kind(module, config.hidden_size, config.intermediate_size, activation=config.hidden_act, **options)
-
-
-def _attention(config: AsterismConfig, pattern: Pattern) -> SparseAttention:
-    sizes = config.hidden_size, config.num_attention_heads
-    options = {
-        "num_key_value_heads": config.num_key_value_heads,
-        "query_key_dim": config.query_key_dim,
-        "implementation": config.implementation,
-    }
-    if config.block == "all_attention":
-        return PersistentAttention(
-            *sizes,
-            pattern,
-            config.persistent_vectors,
-            span=config.relative_span,
-            relative_positions=config.position_type == "relative",
-            adaptive_span_ramp=config.adaptive_span_ramp if config.adaptive_span else None,
-            **options,
-        )
-    return SparseAttention(
-        *sizes,
-        pattern,
-        rotary=Rotary(config.rope_theta) if config.position_type == "rotary" else None,
-        bias=config.attention_bias,
-        global_projections=config.global_projections,
-        **options,
-    )
+def layer_seed(seed: int, layer: int) -> int:
+    """The seed of dropout of a layer, by its number."""
+    return seed + layer * _LAYER
 
 
 def too_long(tokens: int, config: AsterismConfig) -> str:

@@ -18,7 +18,7 @@ def published_shape(name: str, **changes: Any) -> ModelConfig:
     config = published(name)
     derived = AsterismConfig(hidden_size=config.hidden_size, num_attention_heads=config.num_attention_heads)
     values = {field.name: getattr(config, field.name) for field in fields(ModelConfig)}
-    for size in ("num_key_value_heads", "query_key_dim", "intermediate_size"):
+    for size in ("num_key_value_heads", "query_key_dim", "value_dim", "intermediate_size"):
         if values[size] == getattr(derived, size):
             values[size] = None
     frozen = {field: tuple(value) if isinstance(value, list) else value for field, value in values.items()}
