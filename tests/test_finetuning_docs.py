@@ -33,6 +33,8 @@ def piped(command: str, monkeypatch, capsys) -> None:
 
 
 def test_the_page_runs_from_top_to_bottom(tmp_path, monkeypatch, capsys):
+    for package in ("rouge_score", "sacrebleu"):  # the extra `seq2seq`
+        pytest.importorskip(package)
     monkeypatch.chdir(tmp_path)
     namespace: dict[str, object] = {}
     for kind, text in BLOCKS:
@@ -48,6 +50,14 @@ def test_the_page_runs_from_top_to_bottom(tmp_path, monkeypatch, capsys):
             assert kind == "text"
             assert rounded(Path("predicted.csv").read_text()) == rounded(text)
     assert namespace["report"].scores["accuracy"] == 1.0
+    for folder, wanted in (("notes", "summary"), ("short", "target")):
+        first = json.loads(Path(f"runs/{folder}/predictions.jsonl").read_text().splitlines()[0])
+        assert {wanted, f"predicted_{wanted}"} < first.keys()
+        assert first[wanted] in Path(f"runs/{folder}/report.md").read_text()
+    summaries = [json.loads(line) for line in Path("summaries.jsonl").read_text().splitlines()]
+    assert len(summaries) == 400 and all("predicted_summary" in one for one in summaries)
+    written = [line.split("\t") for line in Path("written.txt").read_text().splitlines()]
+    assert [one for one, _ in written] == Path("notes.long").read_text().splitlines()
     lines = Path("runs/reviews/predictions.jsonl").read_text().splitlines()
     assert len(lines) == 40 and all("predicted_label" in json.loads(line) for line in lines)
 
@@ -55,6 +65,6 @@ def test_the_page_runs_from_top_to_bottom(tmp_path, monkeypatch, capsys):
 def test_the_table_names_every_task_and_its_formats():
     rows = re.findall(r"^\| `(\w+)` \| [^|]+ \| ([^|]+) \|", TEXT, re.MULTILINE)
     assert [name for name, _ in rows] == list(TASKS)
-    names = {"JSONL": "jsonl", "CSV": "csv", "CoNLL": "conll", "SQuAD's JSON": "json"}
+    names = {"JSONL": "jsonl", "CSV": "csv", "CoNLL": "conll", "SQuAD's JSON": "json", "lines of text": "text"}
     for name, read in rows:
         assert {names[one] for one in names if one in read} == set(TASKS.load(name).formats)

@@ -1,7 +1,9 @@
-"""asterism finetune: teach a pretrained encoder a task from a file of examples, and score it.
+"""asterism finetune: teach a pretrained model a task from a file of examples, and score it.
 
-Tasks: classify (JSONL or CSV: text, and label or labels), tag (JSONL: tokens, tags; or CoNLL), qa (SQuAD's JSON; or
-JSONL: context, question, answers). The run folder gets the model with its tokenizer, the predictions for the validation
+Tasks of encoders: classify (JSONL or CSV: text, and label or labels), tag (JSONL: tokens, tags; or CoNLL), qa (SQuAD's
+JSON; or JSONL: context, question, answers). Tasks of encoder-decoders, which write texts: summarize (JSONL or CSV:
+document, summary), translate (source, target), generate (input, output); or all three: two files of lines that belong
+together, --data SOURCES,TARGETS. The run folder gets the model with its tokenizer, the predictions for the validation
 examples and the curve of the loss.
 """
 

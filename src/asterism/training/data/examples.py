@@ -16,6 +16,7 @@ from asterism.randomness import derive
 from asterism.training.data.contract import Corpus
 from asterism.training.data.corpus import Split
 from asterism.training.data.packing import Epochs
+from asterism.training.data.records import pair_of
 from asterism.training.run.configuration import FineTuneConfig
 from asterism.training.tasks.task import Feature, Task
 
@@ -58,10 +59,11 @@ class Examples(Corpus[list[Feature]]):
 
 
 def identity(*paths: str | None) -> str:
-    """The hash of the bytes of files, one after the other; None is the file that there is not."""
+    """The hash of the bytes of files, one after the other, two for a pair; None is the file that there is not."""
     digest = hashlib.sha256()
     for path in paths:
-        digest.update(b"" if path is None else hashlib.sha256(Path(path).read_bytes()).digest())
+        for one in () if path is None else pair_of(path) or (path,):
+            digest.update(hashlib.sha256(Path(one).read_bytes()).digest())
     return digest.hexdigest()
 
 

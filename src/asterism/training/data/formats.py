@@ -4,6 +4,8 @@
     csv     names in the first row, then a row each       a prediction adds columns
     conll   a line per token, a blank one per document    a prediction adds a column, the last
     json    SQuAD's JSON, a document of questions         comes out as JSONL, an object per question
+    text    a text per line; two files, SOURCE,TARGET,    a prediction adds a column, behind a tab
+            whose lines belong together
 
 What was read is written as it stood, to the byte; only what is added is made here. So a row that was written can be
 recognised by the row that it was made from.
@@ -16,11 +18,12 @@ import re
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
 from asterism.errors import ConfigurationError, DataError
-from asterism.training.data.records import STDIN, Record, Source, json_object
+from asterism.training.data.records import STDIN, Record, Source, json_object, pair_of, source_of
 
 LARGEST_FIELD = 2**31 - 1
 """Characters in a field of a CSV file; the csv module's own limit, 131,072, is less than a long document."""
@@ -69,6 +72,10 @@ class Format(ABC):
     def written_value(self, written: Record, name: str, like: Any) -> Any:
         """What a record that was written says under a name of its prediction; a list if `like` is one."""
         return written.fields.get(name)
+
+    def kept(self, value: Any) -> Any:
+        """What is left of a value of a prediction when it is written and read again."""
+        return value
 
 
 class JsonLines(Format):
@@ -225,7 +232,43 @@ class Conll(Format):
         )
 
 
-FORMATS: dict[str, Format] = {one.name: one for one in (JsonLines(), Csv(), Conll(), Squad())}
+@dataclass(frozen=True)
+class Lines(Format):
+    """A text per line; of two files, the lines of one number belong together.
+
+    `names` are the fields of the first text and of the second. A prediction is the last column, behind a tab; white
+    space in it becomes single spaces.
+    """
+
+    name: ClassVar[str] = "text"
+    suffixes: ClassVar[tuple[str, ...]] = (".txt",)
+
+    names: tuple[str, str] = ("source", "target")
+
+    def read(self, source: Source) -> Iterator[Record]:
+        for number, rows in enumerate(source.rows(), start=1):
+            texts = [_line(row) for row in rows]
+            yield Record(
+                f"{source.name}, line {number}",
+                dict(zip(self.names, texts, strict=False)),
+                "\t".join([*texts[:-1], rows[-1]]),
+            )
+
+    def body(self, record: Record, prediction: Prediction) -> str:
+        (answer,) = prediction.values()
+        return f"{_line(record.raw)}\t{self.kept(answer)}{_end(record.raw)}"
+
+    def is_made_of(self, written: Record, record: Record) -> bool:
+        return _line(written.raw).rpartition("\t")[0] == _line(record.raw)
+
+    def written_value(self, written: Record, name: str, like: Any) -> Any:
+        return _line(written.raw).rpartition("\t")[2]
+
+    def kept(self, value: Any) -> Any:
+        return " ".join(value.split())
+
+
+FORMATS: dict[str, Format] = {one.name: one for one in (JsonLines(), Csv(), Conll(), Squad(), Lines())}
 """By the name that `--format` gives them."""
 
 
@@ -233,8 +276,13 @@ def format_of(path: str | Path, allowed: Sequence[str], asked: str | None = None
     """The format of a file: the one that was asked for by its name in FORMATS, else what its suffix says.
 
     Raises ConfigurationError for a format that is not among those allowed and for standard input if none was asked
-    for, DataError for a suffix that is not theirs. What stands in the file is never looked at.
+    for, DataError for a suffix that is not theirs. Two files are lines of text, whatever their suffixes. What stands in
+    a file is never looked at.
     """
+    if pair_of(path) is not None:
+        if Lines.name not in allowed or asked not in (None, Lines.name):
+            raise ConfigurationError(f"data: {path} is a pair of files with lines of text, which is not read here")
+        return FORMATS[Lines.name]
     if asked is not None:
         if asked not in allowed:
             raise ConfigurationError(f"format: {asked!r} was asked for; this task reads {', '.join(allowed)}")
@@ -249,7 +297,12 @@ def format_of(path: str | Path, allowed: Sequence[str], asked: str | None = None
 
 def read_records(path: str | Path, allowed: Sequence[str]) -> list[Record]:
     """All records of a file. Raises DataError if there is none, or one that cannot be read."""
-    records = list(format_of(path, allowed).read(Source(path)))
+    return read_all(format_of(path, allowed), path)
+
+
+def read_all(kind: Format, path: str | Path) -> list[Record]:
+    """All records of a file in a format. Raises DataError if there is none, or one that cannot be read."""
+    records = list(kind.read(source_of(path)))
     if not records:
         raise DataError(f"data: {path} holds no record")
     return records

@@ -1,4 +1,4 @@
-"""Records: the fields of one row of JSONL, CSV, CoNLL or JSON, with the place it came from; and lines of text files.
+"""Records: the fields of one row of a file of examples, with the place it came from; and lines of text files.
 
 Every complaint about a record names file, line (or place in the document) and field: `Record` makes that message, so
 the readers of the tasks say only what is wrong. `formats.py` reads and writes the files, a line at a time.
@@ -9,6 +9,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import nullcontext
 from dataclasses import dataclass
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -91,6 +92,10 @@ class Source:
         self.name = "stdin" if path == STDIN else str(path)
         self.position = 0
 
+    def rows(self) -> Iterator[tuple[str, ...]]:
+        """The lines that belong together: of one file each alone. Raises what `lines` raises."""
+        yield from zip(self.lines(), strict=True)
+
     @property
     def size(self) -> int | None:
         if self.path == STDIN or not Path(self.path).is_file():
@@ -118,6 +123,46 @@ class Source:
             ) from None
         except OSError as error:
             raise DataError(f"data: cannot read {self.name}: {error.strerror}") from None
+
+
+class PairedSource(Source):
+    """Two text files whose lines belong together, read in step."""
+
+    def __init__(self, first: str, second: str) -> None:
+        super().__init__(f"{first},{second}")
+        self.files = Source(first), Source(second)
+        self.name = " and ".join(one.name for one in self.files)
+
+    @property
+    def size(self) -> int | None:
+        sizes = [one.size for one in self.files]
+        return None if None in sizes else sum(filter(None, sizes))
+
+    def rows(self) -> Iterator[tuple[str, ...]]:
+        """The lines of one number. Raises DataError also for files of which one has more of them."""
+        pairs = zip_longest(*(one.lines() for one in self.files))
+        for number, row in enumerate(pairs):
+            if None in row:
+                counts = [number, number + 1 + sum(1 for _ in pairs)]
+                first, second = counts if row[0] is None else reversed(counts)
+                raise DataError(
+                    f"data: {self.files[0].name} has {first:,} lines, {self.files[1].name} has {second:,}: each line"
+                    " of one must belong to the line of the same number in the other"
+                )
+            self.position = sum(one.position for one in self.files)
+            yield row
+
+
+def pair_of(path: str | Path) -> tuple[str, str] | None:
+    """The names of two files that are given as SOURCE,TARGET; None for the name of one, which may have a comma."""
+    first, _, second = str(path).partition(",")
+    return (first, second) if first and second and not Path(path).exists() else None
+
+
+def source_of(path: str | Path) -> Source:
+    """What is read at a path, or at a pair of them."""
+    pair = pair_of(path)
+    return Source(path) if pair is None else PairedSource(*pair)
 
 
 def json_object(place: str, text: str) -> dict[str, Any]:

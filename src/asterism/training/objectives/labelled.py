@@ -90,6 +90,7 @@ class Labelled(Objective[Examples]):
         self.tokenizer = tokenizer
         self.notes = notes
         self.units_per_step = config.batch_size
+        self.label_smoothing = config.label_smoothing
 
     @classmethod
     def resolve(cls, config: FineTuneConfig, own: Path | None) -> Setup:
@@ -99,8 +100,8 @@ class Labelled(Objective[Examples]):
         length = _length(config, encoder)
         tokenizer.model_max_length = length
         kind = TASKS.load(config.task)
+        choices = kind.choices(config, encoder, tokenizer)
         training, validation = read_examples(config, kind)
-        choices = {name: getattr(config, name) for name in TASKS[config.task].settings}
         task = kind.of(training, length=length, known=labels_of(encoder), **choices)
         examples = Examples(config, training, validation, task, tokenizer)
         steps = min(config.steps, math.ceil(config.epochs * len(examples.training) / config.batch_size))
@@ -125,7 +126,9 @@ class Labelled(Objective[Examples]):
         return self.task.record()
 
     def new_model(self, shape: PreTrainedConfig) -> PreTrainedModel:
-        return new_encoder(shape, self.task)
+        model = new_encoder(shape, self.task)
+        self.task.prepare(model, self.tokenizer)
+        return model
 
     def initial_model(self, shape: PreTrainedConfig, init_from: Path | None) -> tuple[PreTrainedModel, list[str]]:
         """Raises ConfigurationError also for a tokenizer that the model has no embeddings for."""
@@ -134,6 +137,7 @@ class Labelled(Objective[Examples]):
             model = self.new_model(shape)
         else:
             model, new = load_encoder(init_from, shape, self.task)
+            self.task.prepare(model, self.tokenizer)
         refuse_tokens(model, len(self.tokenizer), self.config.model)
         return model, [f"drawn anew, as {self.config.model} has none that fit: {', '.join(new)}"] if new else []
 
@@ -155,9 +159,14 @@ class Labelled(Objective[Examples]):
         every = max(1, -(-len(corpus.validation) // self.config.evaluation_examples)) if sample else 1
         examples = corpus.validation[::every]
         predictions = list(self.predictor(model).predict(examples, corpus.validation_features[::every]))
+        scores = self._score(examples, predictions)
         return Outcome(
-            self._score(examples, predictions),
-            [_line(example.record, prediction) for example, prediction in zip(examples, predictions, strict=True)],
+            scores,
+            [
+                _line(example.record, {**self.task.beside(example), **as_fields(prediction)})
+                for example, prediction in zip(examples, predictions, strict=True)
+            ],
+            None if sample else self.task.page(scores, examples, predictions),
         )
 
     def results(self, corpus: Examples, metrics: Mapping[str, float], steps: int) -> dict[str, Any]:
@@ -177,6 +186,7 @@ class Labelled(Objective[Examples]):
         for name, is_default in unused.items():
             if not is_default:
                 raise ConfigurationError(f"{name}: a fine-tuned model is scored on examples, and they have none")
+        self.task.require_scorer()
         if question.data is None:
             examples = read_examples(self.config, type(self.task))[1]
             name, sha256 = self.config.data, identity(self.config.data, self.config.validation)
@@ -210,10 +220,10 @@ class Labelled(Objective[Examples]):
         return self.task.score(answers, [self.task.gold(example) for example in examples])
 
 
-def _line(record: Record, prediction: dict[str, Any]) -> dict[str, Any]:
-    """A prediction as the run folder keeps it."""
+def _line(record: Record, fields: Mapping[str, Any]) -> dict[str, Any]:
+    """A prediction, and what stands beside it, as the run folder keeps it."""
     identity = {"id": record.fields["id"]} if "id" in record.fields else {}
-    return {"record": record.place, **identity, **as_fields(prediction)}
+    return {"record": record.place, **identity, **fields}
 
 
 def _length(config: FineTuneConfig, shape: PreTrainedConfig) -> int:

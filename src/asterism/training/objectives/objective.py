@@ -75,10 +75,16 @@ class Question:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What an evaluation on the way, or at the end, of a run gave: `predictions`, if there are any, one per example."""
+    """What an evaluation on the way, or at the end, of a run gave.
+
+    metrics      what was measured, by name
+    predictions  if there are any, one per example
+    page         for people to read, in Markdown: what was measured, and some examples
+    """
 
     metrics: dict[str, float]
     predictions: Sequence[Mapping[str, Any]] | None = None
+    page: str | None = None
 
 
 Data = TypeVar("Data", bound=Corpus[Any])
@@ -91,6 +97,7 @@ class Objective(ABC, Generic[Data]):
     report_type      what a finished run reports: the fields of `Report` and those that `results` gives
     unit             what speed is counted in, in the plural: "bytes", "tokens"
     units_per_step   how many of them one step of the optimiser reads
+    label_smoothing  the share of the wanted probability that the loss spreads over all tokens
     tokenizer        that of the model; None where it reads bytes
     notes            what a user should know about the data, one line each
     """
@@ -100,6 +107,7 @@ class Objective(ABC, Generic[Data]):
     unit: ClassVar[str]
     config: AnyConfig
     units_per_step: int
+    label_smoothing: float = 0.0
     tokenizer: PreTrainedTokenizerBase | None = None
     notes: Sequence[str] = ()
 

@@ -39,12 +39,21 @@ def arithmetic(dtype: Dtype, device: torch.device) -> torch.autocast:
     return torch.autocast(device.type, torch.bfloat16, enabled=_IS_CAST[dtype])
 
 
-def loss_of(model: nn.Module, batch: Mapping[str, torch.Tensor], dtype: Dtype, seed: int | None) -> torch.Tensor:
+def loss_of(
+    model: nn.Module, batch: Mapping[str, torch.Tensor], dtype: Dtype, seed: int | None, label_smoothing: float = 0.0
+) -> torch.Tensor:
     """The mean loss of a batch or slice, in nats, as the model itself computes it: a float32 scalar to differentiate.
 
     A batch holds the arguments of the model, labels among them; `seed` decides what the attention of a model of ours
-    drops, and is None for others. No loss is computed anywhere else.
+    drops, and is None for others. With `label_smoothing` (Szegedy 2016, section 7) that share of the wanted probability
+    is spread over all tokens. No loss is computed anywhere else.
     """
     with arithmetic(dtype, batch["input_ids"].device):
-        loss: torch.Tensor = model(**batch, **({} if seed is None else {"dropout_seed": seed % 2**48})).loss
-    return loss.float()
+        found = model(**batch, **({} if seed is None else {"dropout_seed": seed % 2**48}))
+    loss: torch.Tensor = found.loss.float()
+    if not label_smoothing:
+        return loss
+    known = batch["labels"] >= 0
+    logits, labels = found.logits[known].float(), batch["labels"][known]
+    # The mean of -log p over all tokens takes that share of the place of -log p of the label: the norm cancels out.
+    return loss + label_smoothing * (logits.gather(1, labels[:, None])[:, 0] - logits.mean(1)).mean()

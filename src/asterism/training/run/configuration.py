@@ -181,14 +181,21 @@ class RunConfig(TrainingConfig):
 class FineTuneConfig(TrainingConfig):
     """Everything that decides a fine-tuning run: the settings of the training loop, and
 
-    Task: "classify" (documents), "tag" (tokens) or "qa" (spans that answer questions); see `tasks/` for their files.
+    Task: "classify" (documents), "tag" (tokens), "qa" (spans that answer questions); or, for encoder-decoders,
+    "summarize" (documents), "translate", or "generate" (any text from another); see `tasks/` for their files.
     Model: a folder with a model and its tokenizer, or a run folder; `from_scratch` takes its shape and new weights.
     Data: `data` is a file of examples to train on; those in the file `validation` score the model. Without one, a
-    `validation_fraction` of the examples is held out, chosen by the seed.
+    `validation_fraction` of the examples is held out, chosen by the seed. "SOURCE,TARGET" are two files whose lines
+    belong together.
     Reading: of a document the first `length` tokens, by default as many as the model takes; "qa" with a `stride` reads
     all of it, in windows of `length` that share so many tokens, and allows answers of `max_answer_length` tokens.
     Pooling: "classify" labels a document by its first token ("cls") or by the mean of all ("mean"); by default as the
     model says.
+    Writing: texts are generated of at most `target_length` tokens, by default as many as the decoder takes, by
+    `num_beams` beams, compared by log probability / tokens ** `length_penalty`; with a `no_repeat_ngram_size`, no so
+    many tokens come twice in one order. A training target that is longer than a `target_length` that was asked for is
+    cut off. `source_prefix` is put before each source ("summarize: " for T5). Training with `label_smoothing` wants
+    that share of the probability spread over all tokens.
     Length: the run also ends after `epochs` passes over the training examples.
     Evaluation on the way: on at most `evaluation_examples` examples.
     """
@@ -206,6 +213,12 @@ class FineTuneConfig(TrainingConfig):
     stride: int | None = None
     pooling: Pooling | None = None
     max_answer_length: int = 30
+    target_length: int | None = None
+    num_beams: int = 1
+    length_penalty: float = 1.0
+    no_repeat_ngram_size: int = 0
+    label_smoothing: float = 0.0
+    source_prefix: str = ""
     epochs: float = 3.0
     learning_rate: float = 5e-5
     evaluation_examples: int = 200
@@ -218,9 +231,13 @@ class FineTuneConfig(TrainingConfig):
     def __post_init__(self) -> None:
         super().__post_init__()
         self._require_entry("task", TASKS)
-        for name in ("max_answer_length", "evaluation_examples"):
+        for name in ("max_answer_length", "evaluation_examples", "num_beams"):
             self._require_positive(name)
-        self._require("length", self.length is None or self.length >= 1, "must be at least 1, or None for the model's")
+        for name in ("length", "target_length"):
+            value = getattr(self, name)
+            self._require(name, value is None or value >= 1, "must be at least 1, or None for the model's")
+        self._require("no_repeat_ngram_size", self.no_repeat_ngram_size >= 0, "must not be negative")
+        self._require("label_smoothing", 0 <= self.label_smoothing < 1, "must be in [0, 1)")
         self._require("stride", self.stride is None or self.stride >= 0, "must not be negative")
         if self.pooling is not None:
             self._require_one_of("pooling", Pooling)

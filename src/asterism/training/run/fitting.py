@@ -126,6 +126,8 @@ def _finish(setup: Setup, run: RunFolder, model: PreTrainedModel, state: Trainin
     if outcome.predictions is not None:
         lines = [json.dumps(one, ensure_ascii=False, allow_nan=False) for one in outcome.predictions]
         write_text(run.predictions, "\n".join(lines) + "\n")
+    if outcome.page is not None:
+        write_text(run.page, outcome.page)
     record, corpus = run.read_record(), setup.corpus.record()
     report = setup.objective.report_type(
         folder=str(run.path),

@@ -8,6 +8,7 @@
     checkpoints/      step-00000250/: a Hugging Face model folder with optimizer.safetensors and state.json added;
                       only the newest is kept, and none once the run is finished
     predictions.jsonl what a fine-tuned model says about each validation example
+    report.md         for people, where the predictions are texts: scores, and some examples to read
     model/            the finished model: a Hugging Face model folder, with nothing of ours in it
     .lock             there while a process writes
 
@@ -56,6 +57,7 @@ class RunFolder:
         self.tensorboard = self.path / "tensorboard"
         self.checkpoints = self.path / "checkpoints"
         self.predictions = self.path / "predictions.jsonl"
+        self.page = self.path / "report.md"
         self.model = self.path / "model"
         self._checked: set[Path] = set()
 

@@ -64,7 +64,8 @@ class Loop(Trainer):
     ) -> torch.Tensor:
         """The loss of one slice."""
         is_ours = isinstance(self.session.model.config, AsterismConfig)
-        return loss_of(model, inputs, self.session.config.dtype, self._seed() if is_ours else None)
+        seed = self._seed() if is_ours else None
+        return loss_of(model, inputs, self.session.config.dtype, seed, self.session.objective.label_smoothing)
 
     def _seed(self) -> int:
         """Of this slice of this step."""

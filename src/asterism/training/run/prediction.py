@@ -19,8 +19,8 @@ from pathlib import Path
 from typing import Any
 
 from asterism.errors import ConfigurationError, DataError
-from asterism.training.data.formats import Format, format_of, refuse_present
-from asterism.training.data.records import Record, Source
+from asterism.training.data.formats import Format, refuse_present
+from asterism.training.data.records import Record, source_of
 from asterism.training.pipeline import Run, open_run
 from asterism.training.run.prediction_output import PredictionOutput, output_path, refuse_existing
 from asterism.training.run.progress import clock, make_display
@@ -133,8 +133,8 @@ def predict_file(
         refuse_existing(path)
     opened = _opened(run)
     predictor = _predictor(opened, batch_size)
-    kind = format_of(data, predictor.task.formats, format)
-    source = Source(data)
+    kind = predictor.task.format(data, format)
+    source = source_of(data)
     settings = {**_settings(opened, predictor), "format": kind.name}
     with closing(PredictionOutput(path, settings, kind)) as out, closing(make_display(progress)) as display:
         records = kind.read(source)
@@ -148,7 +148,7 @@ def predict_file(
                 refuse_present(example.record, fields)
                 out.write(example.record, fields)
                 if scoring is not None:
-                    scoring.add(example, prediction[predictor.task.answer])
+                    scoring.add(example, kind.kept(prediction[predictor.task.answer]))
             if number % predictor.buffered == 0:
                 out.flush()
                 seconds = time.monotonic() - began
@@ -171,6 +171,7 @@ class _Scoring:
     """The answers to labelled examples, and the right ones."""
 
     def __init__(self, task: Task[Any]) -> None:
+        task.require_scorer()
         self.task = task
         self.predicted: list[Any] = []
         self.there: list[Any] = []

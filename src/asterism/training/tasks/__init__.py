@@ -11,10 +11,21 @@ if TYPE_CHECKING:
     from asterism.training.tasks.task import Task
 
 _HERE = "asterism.training.tasks"
+_WRITING = (
+    "target_length",
+    "num_beams",
+    "length_penalty",
+    "no_repeat_ngram_size",
+    "label_smoothing",
+    "source_prefix",
+)
 
 TASKS: "Registry[Task[Any]]" = Registry(
     classify=Entry(f"{_HERE}.classification:Classification", settings=("pooling",), kind="finetune"),
     tag=Entry(f"{_HERE}.tagging:Tagging", kind="finetune"),
     qa=Entry(f"{_HERE}.spans:Answering", settings=("stride", "max_answer_length"), kind="finetune"),
+    summarize=Entry(f"{_HERE}.texts:Summarization", settings=_WRITING, kind="finetune"),
+    translate=Entry(f"{_HERE}.texts:Translation", settings=_WRITING, kind="finetune"),
+    generate=Entry(f"{_HERE}.texts:Generation", settings=_WRITING, kind="finetune"),
 )
 """By the name that `FineTuneConfig.task` gives them."""

@@ -17,7 +17,7 @@ from asterism.errors import DataError, nearest
 from asterism.training.data.formats import LIST_SEPARATOR, read_records
 from asterism.training.data.records import Record
 from asterism.training.tasks.scores import accuracy, macro_f1, micro_f1
-from asterism.training.tasks.task import Feature, Logits, Task, encode_documents, inputs_of, shown
+from asterism.training.tasks.task import Feature, Labelling, Logits, encode_documents, inputs_of, shown
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,7 @@ def read_documents(path: Path) -> list[Document]:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Classification(Task[Document]):
+class Classification(Labelling[Document]):
     """Which label a document has, or which labels.
 
     labels   the labels that exist, in the order of the model's outputs
@@ -54,8 +54,8 @@ class Classification(Task[Document]):
     several: bool
     pooling: str | None = None
 
-    @staticmethod
-    def read(path: Path) -> list[Document]:
+    @classmethod
+    def read(cls, path: Path) -> list[Document]:
         """As `read_documents`."""
         return read_documents(path)
 
@@ -114,9 +114,9 @@ class Classification(Task[Document]):
         """`labels`: int64 [B], or float32 [B, labels] when several may apply."""
         return {"labels": torch.tensor([feature.target for feature in features])}
 
-    def predict(self, example: Document, features: Sequence[Feature], logits: Sequence[Logits]) -> dict[str, Any]:
+    def predict(self, example: Document, features: Sequence[Feature], said: Sequence[Logits]) -> dict[str, Any]:
         """`label`, the likeliest, or `labels`, those more likely than not; `probabilities` of all."""
-        scores = torch.from_numpy(logits[0][0]).double()
+        scores = torch.from_numpy(said[0][0]).double()
         probabilities = (scores.sigmoid() if self.several else scores.softmax(0)).tolist()
         by_label = dict(zip(self.labels, probabilities, strict=True))
         chosen: str | list[str]

@@ -88,7 +88,7 @@ def load_encoder(folder: Path, shape: PreTrainedConfig, task: Task[Any]) -> tupl
             ignore_mismatched_sizes=True,
             output_loading_info=True,
         )
-        _refuse_incomplete(folder, model, found)
+        (_refuse_changes if task.whole else _refuse_incomplete)(folder, model, found)
         new = [*found["missing_keys"], *(name for name, *_ in found["mismatched_keys"])]
         if "id2label" in task.model_fields() and labels_of(shape) != before:
             new += _draw_outputs_anew(model, len(labels_of(shape)), drawn=new)
@@ -128,13 +128,24 @@ def longest(config: PreTrainedConfig) -> int | None:
 
     RoBERTa and its kin count positions from the one after padding's.
     """
-    positions = getattr(config, "max_position_embeddings", None)
+    encoder: Any = getattr(config, "encoder", config)
+    positions = getattr(encoder, "max_encoder_position_embeddings", getattr(encoder, "max_position_embeddings", None))
     if positions is None or positions < 1:
         return None
     counts_from_padding = config.model_type in ("roberta", "xlm-roberta", "camembert", "longformer", "mpnet")
     if not counts_from_padding:
         return positions
     return None if config.pad_token_id is None else positions - config.pad_token_id - 1
+
+
+def longest_target(config: PreTrainedConfig) -> int | None:
+    """How many tokens the decoder of an encoder-decoder was made for, or None if its configuration does not say."""
+    decoder: Any = getattr(config, "decoder", config)
+    for name in ("decoder_max_position_embeddings", "max_decoder_position_embeddings", "max_position_embeddings"):
+        positions: int | None = getattr(decoder, name, None)
+        if positions is not None:
+            return positions
+    return None
 
 
 def ends(config: PreTrainedConfig) -> bool:
@@ -165,14 +176,27 @@ def _refuse_incomplete(folder: Path, model: PreTrainedModel, found: Mapping[str,
     wrong = [name for name, *_ in found["mismatched_keys"] if name.startswith(body)]
     extra = [name for name in found["unexpected_keys"] if name.startswith(body) or name.split(".")[0] in parts]
     extra = [name for name in extra if name.removeprefix(body) not in buffers]
+    missing, extra = ([name for name in names if "pooler" not in name] for names in (missing, extra))
+    _refuse_tensors(folder, "encoder", missing, wrong, extra)
+
+
+def _refuse_changes(folder: Path, model: PreTrainedModel, found: Mapping[str, Any]) -> None:
+    """Raises CheckpointError if any weight of the model is missing, left over, or of another shape."""
+    buffers = {name for name, _ in model.named_buffers()}
+    missing = [name for name in found["missing_keys"] if name not in buffers]
+    wrong = [name for name, *_ in found["mismatched_keys"]]
+    _refuse_tensors(folder, "model", missing, wrong, list(found["unexpected_keys"]))
+
+
+def _refuse_tensors(folder: Path, whose: str, missing: list[str], wrong: list[str], extra: list[str]) -> None:
     for what, names in (
-        ("lacks", [name for name in missing if "pooler" not in name]),
+        ("lacks", missing),
         ("has another shape of", wrong),
-        ("has, and its config.json does not know,", [name for name in extra if "pooler" not in name]),
+        ("has, and its config.json does not know,", extra),
     ):
         if names:
             rest = f" and {len(names) - 1:,} more" if len(names) > 1 else ""
-            raise CheckpointError(f"model: {folder} {what} the encoder's tensor {min(names)}{rest}")
+            raise CheckpointError(f"model: {folder} {what} the {whose}'s tensor {min(names)}{rest}")
 
 
 def _draw_outputs_anew(model: PreTrainedModel, labels: int, drawn: Container[str]) -> list[str]:

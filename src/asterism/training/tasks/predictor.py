@@ -13,11 +13,11 @@ import numpy as np
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
-from asterism.errors import AsterismError, DataError
+from asterism.errors import DataError
 from asterism.training.data.records import Record
 from asterism.training.run.arithmetic import arithmetic
 from asterism.training.run.configuration import Dtype
-from asterism.training.tasks.task import Feature, Logits, Task, pad
+from asterism.training.tasks.task import Feature, Task, pad
 
 BUFFERED = 16
 """Batches of examples that are collected before the model is asked; more saves little padding."""
@@ -78,30 +78,27 @@ class Predictor:
 
     def _buffer(self, examples: Sequence[Any], features: Sequence[Sequence[Feature]]) -> list[dict[str, Any]]:
         flat = [feature for some in features for feature in some]
-        answers = iter(self._logits(flat))
+        said = iter(self._ask(flat))
         return [
-            self.task.predict(example, some, [next(answers) for _ in some])
+            self.task.predict(example, some, [next(said) for _ in some])
             for example, some in zip(examples, features, strict=True)
         ]
 
     @torch.no_grad()
-    def _logits(self, features: Sequence[Feature]) -> list[Logits]:
+    def _ask(self, features: Sequence[Feature]) -> list[Any]:
         """What the model says about each feature; it is left in evaluation mode."""
         self.model.train(False)
-        answers: list[Logits] = [()] * len(features)
+        said: list[Any] = [None] * len(features)
         by_length = sorted(range(len(features)), key=lambda number: len(features[number].inputs["input_ids"]))
         for at in range(0, len(features), self.batch_size):
             numbers = by_length[at : at + self.batch_size]
             batch = model_inputs([features[number] for number in numbers], self.tokenizer)
+            batch = {name: tensor.to(self.model.device) for name, tensor in batch.items()}
             with arithmetic(self.dtype, self.model.device):
-                found = self.model(**{name: tensor.to(self.model.device) for name, tensor in batch.items()})
-            outputs = [found[name].float().cpu().numpy() for name in self.task.outputs]
-            for row, number in enumerate(numbers):
-                end = len(features[number].inputs["input_ids"]) if self.task.per_token else None
-                answers[number] = tuple(output[row, :end] for output in outputs)
-        if not all(np.isfinite(array).all() for one in answers for array in one):
-            raise AsterismError("the model's answers are not finite: its weights, or its arithmetic, cannot be used")
-        return answers
+                answers = self.task.ask(self.model, batch, self.tokenizer)
+            for number, answer in zip(numbers, answers, strict=True):
+                said[number] = answer
+        return said
 
 
 def model_inputs(features: Sequence[Feature], tokenizer: PreTrainedTokenizerFast) -> dict[str, torch.Tensor]:

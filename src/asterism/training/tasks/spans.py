@@ -20,14 +20,14 @@ from asterism.errors import DataError
 from asterism.training.data.records import Record
 from asterism.training.tasks.answering import FORMATS, Question, read_question, read_questions
 from asterism.training.tasks.scores import answer_f1, exact_match
-from asterism.training.tasks.task import Feature, Logits, Task, inputs_of, shown_score
+from asterism.training.tasks.task import Feature, Labelling, Logits, inputs_of, shown_score
 
 Span = tuple[float, int, int]
 """Score, first and last token."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Answering(Task[Question]):
+class Answering(Labelling[Question]):
     """Which span of its context answers a question.
 
     length             how many tokens a window has, the question included
@@ -47,8 +47,8 @@ class Answering(Task[Question]):
     max_answer_length: int = 30
     may_have_none: bool
 
-    @staticmethod
-    def read(path: Path) -> list[Question]:
+    @classmethod
+    def read(cls, path: Path) -> list[Question]:
         """As `read_questions`."""
         return read_questions(path)
 
@@ -134,19 +134,19 @@ class Answering(Task[Question]):
         starts, ends = zip(*(feature.target for feature in features), strict=True)
         return {"start_positions": torch.tensor(starts), "end_positions": torch.tensor(ends)}
 
-    def predict(self, example: Question, features: Sequence[Feature], logits: Sequence[Logits]) -> dict[str, Any]:
+    def predict(self, example: Question, features: Sequence[Feature], said: Sequence[Logits]) -> dict[str, Any]:
         """`answer` (text), `answer_start` (null for none), `score`, and `no_answer_score` if that is allowed.
 
         Scores are sums of a start and an end logit. The answer is the best span of all windows; none is given if it is
         allowed and scores higher, where its score is the least that any window gives it.
         """
         spans: list[tuple[Span, np.ndarray]] = []
-        for feature, (starts, ends) in zip(features, logits, strict=True):
+        for feature, (starts, ends) in zip(features, said, strict=True):
             assert feature.tokens is not None
             allowed = feature.tokens[:, 0] >= 0
             spans.append((best_span(starts, ends, allowed, self.max_answer_length), feature.tokens))
         (score, first, last), covered = max(spans, key=lambda one: one[0][0])  # of equals the first
-        none_score = min(float(starts[0]) + float(ends[0]) for starts, ends in logits)
+        none_score = min(float(starts[0]) + float(ends[0]) for starts, ends in said)
         begin, end = int(covered[first, 0]), int(covered[last, 1])
         answer = {"answer": example.context[begin:end], "answer_start": begin, "score": shown_score(score)}
         if not self.may_have_none:

@@ -20,10 +20,7 @@ from asterism.training.data.formats import read_records
 from asterism.training.data.records import Record
 from asterism.training.tasks.classification import in_order, label_fields, refuse_unknown_label
 from asterism.training.tasks.scores import accuracy, are_bio, bio_spans, count, macro_f1
-from asterism.training.tasks.task import Feature, Logits, Task, encode_documents, inputs_of, pad, shown
-
-IGNORED = -100
-"""The target of a token that has none: the losses of transformers leave it out."""
+from asterism.training.tasks.task import IGNORED, Feature, Labelling, Logits, encode_documents, inputs_of, pad, shown
 
 
 @dataclass(frozen=True)
@@ -41,7 +38,7 @@ def read_tagged(path: Path) -> list[TaggedDocument]:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Tagging(Task[TaggedDocument]):
+class Tagging(Labelling[TaggedDocument]):
     """Which tag each token has.
 
     labels  the tags that exist, in the order of the model's outputs
@@ -59,8 +56,8 @@ class Tagging(Task[TaggedDocument]):
     labels: tuple[str, ...]
     unread: str
 
-    @staticmethod
-    def read(path: Path) -> list[TaggedDocument]:
+    @classmethod
+    def read(cls, path: Path) -> list[TaggedDocument]:
         """As `read_tagged`."""
         return read_tagged(path)
 
@@ -120,12 +117,12 @@ class Tagging(Task[TaggedDocument]):
         """`labels`: int64 [B, length]; IGNORED where no tag is read."""
         return {"labels": pad([feature.target for feature in features], length, IGNORED)}
 
-    def predict(self, example: TaggedDocument, features: Sequence[Feature], logits: Sequence[Logits]) -> dict[str, Any]:
+    def predict(self, example: TaggedDocument, features: Sequence[Feature], said: Sequence[Logits]) -> dict[str, Any]:
         """`tags`, one for each token, and the `probabilities` of those; null for a token that was not read."""
         firsts = features[0].tokens
         assert firsts is not None
         read = firsts >= 0
-        likely = torch.from_numpy(logits[0][0][read]).double().softmax(1).max(1)
+        likely = torch.from_numpy(said[0][0][read]).double().softmax(1).max(1)
         tags = [self.unread] * len(example.tokens)
         probabilities: list[float | None] = [None] * len(tags)
         for token, best, probability in zip(firsts[read].tolist(), likely.indices, likely.values, strict=True):

@@ -1,10 +1,12 @@
-"""What the tasks have in common: a task turns examples into features for a model, and its logits into predictions.
+"""What the tasks have in common: a task turns examples into features for a model, and what it says into predictions.
 
-    record -> example -> features -> model -> logits -> prediction -> scores
+    record -> example -> features -> model -> what it says -> prediction -> scores
 
 A feature is one row of a model's input, with what the model's loss needs; one example gives one feature, or several
 when it is read through windows. The training loop knows features and tensors only. A task is made of its training
 examples, or of the record that a fine-tuned run keeps of it: what it asks of a model does not need the examples.
+
+The answers of a `Labelling` task are read from logits; those of a `Writing` task (`writing.py`) the model generates.
 """
 
 from abc import ABC, abstractmethod
@@ -16,12 +18,17 @@ from typing import Any, ClassVar, Generic, Self, TypeVar
 import numpy as np
 import torch
 from tokenizers import Encoding
-from transformers import PreTrainedTokenizerFast
+from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerFast
 
-from asterism.errors import DataError
+from asterism.errors import AsterismError, DataError
+from asterism.training.data.formats import Format, format_of
 from asterism.training.data.records import Record
+from asterism.training.run.configuration import FineTuneConfig
 
 Example = TypeVar("Example")
+
+IGNORED = -100
+"""The target of a token that has none: the losses of transformers leave it out."""
 
 ENCODED_TOGETHER = 64
 """Documents that go through the tokenizer at once: an encoding takes much more memory than what is kept of it."""
@@ -42,7 +49,7 @@ class Feature:
 
 
 Logits = tuple[np.ndarray, ...]
-"""What a model says about one feature: one float32 array for each of the task's `outputs`, padding cut off."""
+"""What a model says about a feature of a `Labelling`: one float32 array for each of its `outputs`, padding cut off."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,28 +58,40 @@ class Task(ABC, Generic[Example]):
 
     architecture: ClassVar[str]
     """The Auto class of transformers whose models answer it."""
+    whole: ClassVar[bool] = False
+    """Whether a model must have all of its weights already; else what the task puts on top may be new."""
     formats: ClassVar[tuple[str, ...]]
     """The formats that its examples come in, names of `data.formats.FORMATS`."""
-    outputs: ClassVar[tuple[str, ...]] = ("logits",)
-    """What it reads of a model's output."""
-    per_token: ClassVar[bool] = False
-    """Whether the outputs have an axis of tokens after that of rows."""
 
     length: int
 
-    @staticmethod
+    @classmethod
+    def format(cls, path: str | Path, asked: str | None = None) -> Format:
+        """The format of a file, as `format_of` finds it among those of the task."""
+        return format_of(path, cls.formats, asked)
+
+    @classmethod
     @abstractmethod
-    def read(path: Path) -> Sequence[Any]:
+    def read(cls, path: Path) -> Sequence[Any]:
         """The labelled examples of a file. Raises DataError for anything in it that is not one."""
+
+    @classmethod
+    def choices(
+        cls, config: FineTuneConfig, model: PreTrainedConfig, tokenizer: PreTrainedTokenizerFast
+    ) -> dict[str, Any]:
+        """What is decided before any example is read: the settings of the run that are fields of the task.
+
+        Raises ConfigurationError for a model or a tokenizer that the task has no use for.
+        """
+        shared = {field.name for field in fields(cls)} & {field.name for field in fields(config)}
+        return {name: getattr(config, name) for name in sorted(shared - {"length"})}
 
     @classmethod
     @abstractmethod
     def of(cls, examples: Sequence[Example], *, length: int, known: Sequence[str] = (), **choices: Any) -> Self:
         """The task that training examples set to a model that reads `length` tokens and may have labels already.
 
-        `choices` are the settings of the run that the task's entry in `TASKS` names.
-
-        Raises DataError if the examples leave nothing to decide.
+        `choices` are those of the method of that name. Raises DataError if the examples leave nothing to decide.
         """
 
     @classmethod
@@ -111,9 +130,16 @@ class Task(ABC, Generic[Example]):
     def gold(self, example: Example) -> Any:
         """The right answer of a labelled example, as `score` takes it."""
 
+    def beside(self, example: Example) -> dict[str, Any]:
+        """What stands beside the prediction for a validation example in the run folder, for people to compare."""
+        return {}
+
     @abstractmethod
     def model_fields(self) -> dict[str, Any]:
         """The fields of a model's configuration that the task decides, such as the labels."""
+
+    def prepare(self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast) -> None:
+        """Set what a model for the task says beside its configuration, and saves with its weights."""
 
     @abstractmethod
     def features(self, examples: Sequence[Example], tokenizer: PreTrainedTokenizerFast) -> Iterator[list[Feature]]:
@@ -123,7 +149,10 @@ class Task(ABC, Generic[Example]):
         """
 
     def notes(self, examples: Sequence[Example], features: Sequence[Sequence[Feature]]) -> list[str]:
-        """What a user should know about the training examples and the features of each, one line each."""
+        """What a user should know about the training examples and the features of each, one line each.
+
+        Raises DataError for a training example that cannot be learned from, though it could be scored.
+        """
         return []
 
     @abstractmethod
@@ -131,12 +160,61 @@ class Task(ABC, Generic[Example]):
         """What the loss needs for a batch of features whose rows are padded on the right to `length` tokens."""
 
     @abstractmethod
-    def predict(self, example: Example, features: Sequence[Feature], logits: Sequence[Logits]) -> dict[str, Any]:
-        """What the model says about an example, given what it says about each of its features."""
+    def ask(
+        self, model: PreTrainedModel, inputs: Mapping[str, torch.Tensor], tokenizer: PreTrainedTokenizerFast
+    ) -> list[Any]:
+        """What a model in evaluation mode says about each row of `inputs`, int64 [B, length] each, padded on the right.
+
+        Raises AsterismError if that is not finite.
+        """
+
+    @abstractmethod
+    def predict(self, example: Example, features: Sequence[Feature], said: Sequence[Any]) -> dict[str, Any]:
+        """The prediction for an example, given what `ask` gave for each of its features."""
 
     @abstractmethod
     def score(self, predicted: Sequence[Any], there: Sequence[Any]) -> dict[str, float]:
         """The scores of answers, beside what `gold` says is right, the metric among them."""
+
+    def page(
+        self, scores: Mapping[str, float], examples: Sequence[Example], predictions: Sequence[Mapping[str, Any]]
+    ) -> str | None:
+        """What people read of a finished run, in Markdown; None if its predictions say it all."""
+        return None
+
+    @classmethod
+    def require_scorer(cls) -> None:
+        """Raises ConfigurationError if a package is missing that `score` needs: before hours of work, not after."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Labelling(Task[Example]):
+    """A task whose answers are read from what a model outputs in one call."""
+
+    outputs: ClassVar[tuple[str, ...]] = ("logits",)
+    """What is read of a model's output."""
+    per_token: ClassVar[bool] = False
+    """Whether the outputs have an axis of tokens after that of rows."""
+
+    def ask(
+        self, model: PreTrainedModel, inputs: Mapping[str, torch.Tensor], tokenizer: PreTrainedTokenizerFast
+    ) -> list[Logits]:
+        """The outputs of each row."""
+        found = model(**inputs)
+        outputs = [found[name].float().cpu().numpy() for name in self.outputs]
+        ends = inputs["attention_mask"].sum(1).tolist() if self.per_token else [None] * len(outputs[0])
+        if not all(np.isfinite(output[row, :end]).all() for output in outputs for row, end in enumerate(ends)):
+            raise not_finite()
+        return [tuple(output[row, :end] for output in outputs) for row, end in enumerate(ends)]
+
+    @abstractmethod
+    def predict(self, example: Example, features: Sequence[Feature], said: Sequence[Logits]) -> dict[str, Any]:
+        """What the model says about an example, given the logits of each of its features."""
+
+
+def not_finite() -> AsterismError:
+    """What is raised if a model's answers are not finite."""
+    return AsterismError("the model's answers are not finite: its weights, or its arithmetic, cannot be used")
 
 
 def shown(probability: float) -> float:

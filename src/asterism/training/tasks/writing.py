@@ -1,0 +1,301 @@
+"""Writing: the answer to a text is another text, which an encoder-decoder generates; summaries, translations, anything.
+
+Files: JSONL or CSV with two fields, such as `document` and `summary`; or lines of text, the sources in one file and the
+targets in another, as many of one as of the other. A source longer than `length` tokens is cut off.
+
+A model is taught the target's tokens up to the one that ends it, and asked by greedy search or by beams: the same
+answer on every run.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from typing import Any, ClassVar, Self
+
+import numpy as np
+import torch
+from transformers import (
+    GenerationConfig,
+    LogitsProcessor,
+    LogitsProcessorList,
+    PreTrainedConfig,
+    PreTrainedModel,
+    PreTrainedTokenizerFast,
+)
+
+from asterism.errors import ConfigurationError
+from asterism.training.data.formats import Format, Lines, format_of, read_all
+from asterism.training.data.records import Record
+from asterism.training.run.configuration import FineTuneConfig
+from asterism.training.tasks.encoder import ends, longest_target
+from asterism.training.tasks.task import (
+    ENCODED_TOGETHER,
+    IGNORED,
+    Feature,
+    Task,
+    encode_documents,
+    inputs_of,
+    not_finite,
+    pad,
+)
+
+SHOWN = 5
+"""How many examples there are to read."""
+EXCERPT = 600
+"""How many characters of each text."""
+
+
+@dataclass(frozen=True)
+class Pair:
+    """A text, and the one that is wanted for it; None if that is not known."""
+
+    record: Record
+    source: str
+    target: str | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Writing(Task[Pair]):
+    """Which text belongs to another.
+
+    length                how many tokens of a source are read
+    target_length         how many tokens an answer may have, the one that ends it included
+    cuts_targets          whether a training target with more tokens is cut off; else it is refused
+    num_beams             how many answers are followed at once; 1 takes the likeliest token each time
+    length_penalty        beams are compared by log probability / tokens ** length_penalty
+    no_repeat_ngram_size  no so many tokens come twice in one order; 0 allows it
+    source_prefix         what is put before each source, such as "summarize: "
+    """
+
+    architecture: ClassVar[str] = "AutoModelForSeq2SeqLM"
+    whole: ClassVar[bool] = True
+    formats: ClassVar[tuple[str, ...]] = ("jsonl", "csv", "text")
+    names: ClassVar[tuple[str, str]]
+    """The fields of source and target."""
+
+    target_length: int
+    cuts_targets: bool
+    num_beams: int = 1
+    length_penalty: float = 1.0
+    no_repeat_ngram_size: int = 0
+    source_prefix: str = ""
+
+    @classmethod
+    def format(cls, path: str | Path, asked: str | None = None) -> Format:
+        """As of every task; lines of text have its fields."""
+        found = format_of(path, cls.formats, asked)
+        return Lines(cls.names) if isinstance(found, Lines) else found
+
+    @classmethod
+    def read(cls, path: Path) -> list[Pair]:
+        """The pairs of a file, or of two with lines of text. Raises DataError, in particular for an empty target."""
+        return [_pair(record, cls.names, labelled=True) for record in read_all(cls.format(path), path)]
+
+    @classmethod
+    def choices(
+        cls, config: FineTuneConfig, model: PreTrainedConfig, tokenizer: PreTrainedTokenizerFast
+    ) -> dict[str, Any]:
+        """Targets are as long as asked, or else as the decoder takes.
+
+        Raises ConfigurationError for a model that generates nothing, for one without the tokens that this needs, and
+        for a target_length that it cannot have.
+        """
+        cls.require_scorer()
+        _refuse_unfit(config.model, model, tokenizer)
+        return {
+            **super().choices(config, model, tokenizer),
+            "target_length": _target_length(config, model),
+            "cuts_targets": config.target_length is not None,
+        }
+
+    @classmethod
+    def of(cls, examples: Sequence[Pair], *, length: int, known: Sequence[str] = (), **choices: Any) -> Self:
+        """What the settings say; nothing is learned of the examples, and no labels are `known`."""
+        return cls(length=length, **choices)
+
+    @property
+    def answer(self) -> str:
+        return self.names[1]
+
+    def example(self, record: Record, *, labelled: bool) -> Pair:
+        """The source, and if `labelled` the target."""
+        return _pair(record, self.names, labelled=labelled)
+
+    def gold(self, example: Pair) -> Any:
+        """The target."""
+        return example.target
+
+    def beside(self, example: Pair) -> dict[str, Any]:
+        """The target."""
+        return {self.answer: example.target}
+
+    def model_fields(self) -> dict[str, Any]:
+        """Nothing: texts need no names."""
+        return {}
+
+    def prepare(self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast) -> None:
+        """The model's own `generate` answers as here."""
+        model.generation_config = self.generation(model.config, tokenizer)
+
+    # --- what the model reads ---------------------------------------------------------------------------------------
+
+    def features(self, examples: Sequence[Pair], tokenizer: PreTrainedTokenizerFast) -> Iterator[list[Feature]]:
+        """One feature per pair. The target is int32 [T], all tokens of the target text, the last one ends it."""
+        records = [one.record for one in examples]
+        sources = [f"{self.source_prefix}{one.source}" for one in examples]
+        rows = encode_documents(records, sources, tokenizer, self.length)
+        for row, target in zip(rows, self._encoded(examples, tokenizer), strict=True):
+            yield [Feature(inputs_of(row, tokenizer), target)]
+
+    def _encoded(self, examples: Sequence[Pair], tokenizer: PreTrainedTokenizerFast) -> Iterator[np.ndarray | None]:
+        end, special = _end(tokenizer), set(tokenizer.all_special_ids) - {tokenizer.unk_token_id}
+        queue = iter(examples)
+        while some := list(islice(queue, ENCODED_TOGETHER)):
+            known = [one for one in some if one.target is not None]
+            rows = tokenizer(text_target=[one.target for one in known], verbose=False).encodings if known else ()
+            encoded = {id(one): row.ids for one, row in zip(known, rows, strict=True)}
+            for one in some:
+                ids = encoded.get(id(one))
+                if ids is not None and special.issuperset(ids):
+                    raise one.record.error(self.answer, "has nothing of which the tokenizer makes a token")
+                yield None if ids is None else np.array(ids if ids[-1] == end else [*ids, end], dtype=np.int32)
+
+    def notes(self, examples: Sequence[Pair], features: Sequence[Sequence[Feature]]) -> list[str]:
+        """How many targets are cut off. Raises DataError for the first one that is too long and must not be cut."""
+        long = [number for number, (one,) in enumerate(features) if len(one.target) > self.target_length]
+        if not long:
+            return []
+        if not self.cuts_targets:
+            raise examples[long[0]].record.error(
+                self.answer,
+                f"has {len(features[long[0]][0].target):,} tokens, the decoder takes {self.target_length:,}; leave it"
+                f" out, or give target_length={self.target_length} to have such targets cut off",
+            )
+        return [
+            f"{len(long):,} of {len(features):,} training targets have more than {self.target_length:,} tokens and were"
+            " cut off: a greater target_length would keep them whole"
+        ]
+
+    def targets(self, features: Sequence[Feature], length: int) -> dict[str, torch.Tensor]:
+        """`labels`: int64 [B, T] for the longest target of the batch; IGNORED behind the end of others.
+
+        A target that is cut off keeps the token that ends it.
+        """
+        rows = [self._cut(feature.target) for feature in features]
+        return {"labels": pad(rows, max(map(len, rows)), IGNORED)}
+
+    def _cut(self, target: np.ndarray) -> np.ndarray:
+        return target if len(target) <= self.target_length else np.append(target[: self.target_length - 1], target[-1:])
+
+    # --- what it says -----------------------------------------------------------------------------------------------
+
+    def ask(
+        self, model: PreTrainedModel, inputs: Mapping[str, torch.Tensor], tokenizer: PreTrainedTokenizerFast
+    ) -> list[str]:
+        """The text that is generated for each row."""
+        generating: Any = model  # transformers gives `generate` to those that can
+        found = generating.generate(
+            **inputs,
+            generation_config=self.generation(model.config, tokenizer),
+            logits_processor=LogitsProcessorList([_RefuseNotFinite()]),
+        )
+        texts = tokenizer.batch_decode(found, skip_special_tokens=True, clean_up_tokenization_spaces=False)
+        return [text.strip() for text in texts]
+
+    def generation(self, model: PreTrainedConfig, tokenizer: PreTrainedTokenizerFast) -> GenerationConfig:
+        """How answers are generated: what the task says, and nothing of what the model's folder would."""
+        beams = {"num_beams": self.num_beams, "length_penalty": self.length_penalty} if self.num_beams > 1 else {}
+        return GenerationConfig(
+            max_new_tokens=self.target_length,
+            do_sample=False,
+            no_repeat_ngram_size=self.no_repeat_ngram_size,
+            pad_token_id=tokenizer.pad_token_id,
+            eos_token_id=_end(tokenizer),
+            decoder_start_token_id=_start(model),
+            **beams,
+        )
+
+    def page(
+        self, scores: Mapping[str, float], examples: Sequence[Pair], predictions: Sequence[Mapping[str, Any]]
+    ) -> str:
+        """Scores, and up to `SHOWN` examples, evenly spread, with what was wanted and what was written."""
+        lines = ["# What the model writes", "", f"{len(examples):,} validation examples.", ""]
+        lines += ["| score | |", "|---|---|", *(f"| {name} | {value:.4f} |" for name, value in scores.items())]
+        for number in range(0, len(examples), -(-len(examples) // SHOWN)):
+            example, answer = examples[number], predictions[number][self.answer]
+            lines += ["", f"## {example.record.place}"]
+            shown = zip((*self.names, "predicted"), (example.source, example.target, answer), strict=True)
+            for name, text in shown:
+                lines += ["", f"{name}:", "", *_quoted(text or "")]
+        return "\n".join([*lines, ""])
+
+    def predict(self, example: Pair, features: Sequence[Feature], said: Sequence[str]) -> dict[str, Any]:
+        """The text, under the name of the target."""
+        return {self.answer: said[0]}
+
+
+class _RefuseNotFinite(LogitsProcessor):
+    """The likeliest of scores that are not finite would be a token like any other."""
+
+    def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+        if (scores.isnan() | scores.isposinf()).any():
+            raise not_finite()
+        return scores
+
+
+def _quoted(text: str) -> list[str]:
+    """The first `EXCERPT` characters as a quotation in Markdown."""
+    rest = len(text) - EXCERPT
+    text = f"{text[:EXCERPT]} ... ({rest:,} more characters)" if rest > 0 else text
+    return [f"> {line}".rstrip() for line in text.split("\n")]
+
+
+def _pair(record: Record, names: tuple[str, str], *, labelled: bool) -> Pair:
+    source, target = names
+    return Pair(record, record.text(source), record.text(target) if labelled else None)
+
+
+def _end(tokenizer: PreTrainedTokenizerFast) -> int | None:
+    """The token that ends a text; BERT's kin have a separator for it."""
+    found: int | None = tokenizer.eos_token_id if tokenizer.eos_token_id is not None else tokenizer.sep_token_id
+    return found
+
+
+def _start(model: PreTrainedConfig) -> int | None:
+    """The token that a decoder begins with."""
+    found: int | None = getattr(model, "decoder_start_token_id", None)
+    return found
+
+
+def _refuse_unfit(folder: str, model: PreTrainedConfig, tokenizer: PreTrainedTokenizerFast) -> None:
+    if not model.is_encoder_decoder:
+        raise ConfigurationError(
+            f"model: {folder} holds a {model.model_type} model, which generates no text from another; give an"
+            " encoder-decoder, such as a BART or T5"
+        )
+    for what, token, why in (
+        ("tokenizer", tokenizer.pad_token_id, "no padding token (pad_token), which fills up the rows of a batch"),
+        ("tokenizer", _end(tokenizer), "no end-of-sequence token (eos_token), which ends an answer"),
+        ("config.json", model.pad_token_id, "no pad_token_id, which a decoder reads in place of what is not there"),
+        ("config.json", _start(model), "no decoder_start_token_id, which a decoder begins with"),
+    ):
+        if token is None:
+            raise ConfigurationError(f"model: the {what} in {folder} has {why}; give it one")
+
+
+def _target_length(config: FineTuneConfig, model: PreTrainedConfig) -> int:
+    """How many tokens an answer may have. Raises ConfigurationError if nobody says, or for more than there can be."""
+    most = longest_target(model)
+    if config.target_length is None:
+        if most is None:
+            raise ConfigurationError(
+                f"target_length: the model in {config.model} does not say how many tokens its decoder takes; give one"
+            )
+        return most
+    if most is not None and config.target_length > most and ends(model):
+        raise ConfigurationError(
+            f"target_length: {config.target_length:,} tokens were asked for, the decoder in {config.model} takes"
+            f" {most:,}"
+        )
+    return config.target_length

@@ -1,0 +1,595 @@
+"""Tasks whose answers are texts: files, targets, what is generated, runs from end to end, and everything refused."""
+
+import csv
+import json
+import re
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from small_encoders import save_tiny_bert, write_lines
+from small_writers import digit_texts, digit_tokenizer, save_tiny_bart, save_tiny_t5
+from stopping import at_step
+from tokenizers import normalizers
+from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
+from transformers.trainer_pt_utils import LabelSmoother
+
+from asterism.cli.main import main
+from asterism.errors import AsterismError, CheckpointError, ConfigurationError, DataError
+from asterism.training import FineTuneConfig, evaluate, open_run, predict, predict_file, train
+from asterism.training.data.examples import identity
+from asterism.training.data.records import Record
+from asterism.training.run import prediction
+from asterism.training.run.arithmetic import loss_of
+from asterism.training.run.loop import quiet_transformers
+from asterism.training.tasks import TASKS, text_scores
+from asterism.training.tasks.texts import Generation, Translation
+
+pytestmark = pytest.mark.model
+for package in ("rouge_score", "sacrebleu"):  # the extra `seq2seq`
+    pytest.importorskip(package)
+
+TEXTS = digit_texts(48, longest=5)
+NAMES = {"summarize": ("document", "summary"), "translate": ("source", "target"), "generate": ("input", "output")}
+
+
+def answer_to(text: str) -> str:
+    """What is learned here: the last word, and then all of them."""
+    return f"{text.split()[-1]} : {text}"
+
+
+def pairs(task: str, texts=TEXTS) -> list[dict[str, str]]:
+    source, target = NAMES[task]
+    return [{source: text, target: answer_to(text)} for text in texts]
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("models")
+    with quiet_transformers():
+        return {"bart": save_tiny_bart(folder / "bart"), "t5": save_tiny_t5(folder / "t5")}
+
+
+@pytest.fixture(scope="module")
+def settings(models, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("data")
+    files = {task: write_lines(folder / f"{task}.jsonl", pairs(task)) for task in NAMES}
+
+    def make(task, /, kind="bart", **changes):
+        values = {"learning_rate": 1e-2, "warmup_steps": 2, "batch_size": 8, "dtype": "float32", "steps": 12}
+        limits = {"length": 16, "target_length": 12} if kind == "t5" else {}
+        where = {"model": str(models[kind]), "data": str(files[task])}
+        return FineTuneConfig(**{"task": task, "epochs": 99.0} | where | values | limits | changes)
+
+    return make
+
+
+@pytest.fixture(scope="module")
+def finished(settings, tmp_path_factory):
+    """A finished run of each task; tests must not change them."""
+    folder = tmp_path_factory.mktemp("runs")
+    made = {}
+    for task, changes in (
+        ("summarize", {"num_beams": 3, "length_penalty": 0.8, "no_repeat_ngram_size": 3}),
+        ("translate", {"kind": "t5", "source_prefix": "short : ", "num_beams": 2}),
+        ("generate", {}),
+    ):
+        made[task] = folder / task, train(settings(task, **changes), folder / task, progress=False)
+    return made
+
+
+def lines_of(path: Path) -> list[dict]:
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+# --- files ----------------------------------------------------------------------------------------------------------
+
+
+def write_pair(folder: Path, sources: list[str], targets: list[str], end: str = "\n") -> str:
+    (folder / "x.de").write_bytes("".join(f"{one}{end}" for one in sources).encode())
+    (folder / "x.en").write_bytes("".join(f"{one}{end}" for one in targets).encode())
+    return f"{folder / 'x.de'},{folder / 'x.en'}"
+
+
+@pytest.mark.parametrize("task", NAMES)
+def test_pairs_of_jsonl_csv_and_two_files_of_lines_are_the_same(task, tmp_path):
+    kind, names = TASKS.load(task), NAMES[task]
+    texts = [("ein Wort, zwei", "one word,\ttwo"), ('"Ja\u2028"', "yes")]
+    jsonl = write_lines(tmp_path / "x.jsonl", [dict(zip(names, one, strict=True)) for one in texts])
+    with (tmp_path / "x.csv").open("w", newline="") as file:
+        csv.writer(file).writerows([names, *texts])
+    for path in (jsonl, tmp_path / "x.csv", write_pair(tmp_path, *map(list, zip(*texts, strict=True)))):
+        found = kind.read(Path(path))
+        assert [(one.source, one.target) for one in found] == texts
+        assert [kind.names, found[1].record.fields[names[0]]] == [names, texts[1][0]]
+    assert found[1].record.place == f"{tmp_path / 'x.de'} and {tmp_path / 'x.en'}, line 2"
+    crlf = kind.read(Path(write_pair(tmp_path, ["a", "b"], ["c", "d"], end="\r\n")))
+    assert [(one.source, one.target) for one in crlf] == [("a", "c"), ("b", "d")]
+
+
+@pytest.mark.parametrize(
+    ("sources", "targets", "message"),
+    [
+        (["a", "b", "c"], ["d"], r"x\.de has 3 lines, .*x\.en has 1: each line of one must belong to the line of"),
+        (["a"], ["b", "c", "d", "e"], r"x\.de has 1 lines, .*x\.en has 4: each"),
+        (["a", "b"], ["c", " "], r"x\.de and .*x\.en, line 2: field 'target' is empty"),
+        (["", "b"], ["c", "d"], r"line 1: field 'source' is empty"),
+    ],
+)
+def test_pairs_of_files_that_do_not_belong_together(sources, targets, message, tmp_path):
+    with pytest.raises(DataError, match=message) as caught:
+        Translation.read(Path(write_pair(tmp_path, sources, targets)))
+    assert "\n" not in str(caught.value)
+
+
+def test_a_name_with_a_comma_may_be_one_file(tmp_path):
+    path = write_lines(tmp_path / "a,b.jsonl", pairs("generate"))
+    assert len(Generation.read(path)) == len(TEXTS)
+    with pytest.raises(DataError, match=r"there is no file .*a\.de"):
+        Generation.read(tmp_path / "a.de,b.en")
+    with pytest.raises(ConfigurationError, match="is a pair of files with lines of text, which is not read here"):
+        TASKS.load("classify").read(tmp_path / "a.de,b.en")
+
+
+def test_the_identity_of_a_pair_is_that_of_both_files(tmp_path):
+    pair = write_pair(tmp_path, ["a"], ["b"])
+    before = identity(pair, None)
+    assert before == identity(pair, None)
+    for name in ("x.de", "x.en"):
+        (tmp_path / name).write_text("c\n")
+        assert identity(pair, None) != before
+        before = identity(pair, None)
+
+
+# --- what is learned ------------------------------------------------------------------------------------------------
+
+
+def task_of(kind=Generation, **changes):
+    return kind(**{"length": 8, "target_length": 6, "cuts_targets": True} | changes)
+
+
+def features_of(task, examples, tokenizer):
+    found = [task.example(task_record(one, task.names), labelled=True) for one in examples]
+    return found, list(task.features(found, tokenizer))
+
+
+def task_record(texts, names):
+    return Record("here", dict(zip(names, texts, strict=True)))
+
+
+def test_the_model_learns_the_target_up_to_its_end():
+    tokenizer = digit_tokenizer()
+    task = task_of(source_prefix="short : ")
+    _, features = features_of(task, [("one two", "three"), ("four", "five six seven")], tokenizer)
+
+    def ids(text):
+        return tokenizer.convert_tokens_to_ids(text.split())
+
+    assert features[0][0].inputs["input_ids"].tolist() == ids("<s> short : one two </s>")
+    labels = task.targets([one for (one,) in features], 7)["labels"]
+    assert labels.tolist() == [[*ids("<s> three </s>"), -100, -100], ids("<s> five six seven </s>")]
+
+
+def test_a_tokenizer_that_ends_nothing_has_its_texts_ended():
+    tokenizer = digit_tokenizer()
+    tokenizer.backend_tokenizer.post_processor = None
+    _, ((feature,),) = features_of(task_of(), [("one", "two three")], tokenizer)
+    assert feature.target.tolist() == tokenizer.convert_tokens_to_ids(["two", "three", "</s>"])
+
+
+def test_a_target_that_is_cut_off_still_ends_and_is_noted():
+    tokenizer = digit_tokenizer()
+    task = task_of(target_length=4)
+    examples, features = features_of(task, [("one", "one two three"), ("one", "one two")], tokenizer)
+    words = [
+        [tokenizer.convert_ids_to_tokens(t) for t in row]
+        for row in task.targets([one for (one,) in features], 4)["labels"].tolist()
+    ]
+    assert words == [["<s>", "one", "two", "</s>"]] * 2
+    assert task.notes(examples, features) == [
+        "1 of 2 training targets have more than 4 tokens and were cut off: a greater target_length would keep them"
+        " whole"
+    ]
+    assert task.notes(examples[1:], features[1:]) == []
+    with pytest.raises(DataError, match=r"field 'output' has 5 tokens, the decoder takes 4; leave it out, or give"):
+        replace(task, cuts_targets=False).notes(examples, features)
+
+
+def test_a_target_without_a_token_is_refused():
+    tokenizer = digit_tokenizer()
+    tokenizer.backend_tokenizer.pre_tokenizer = None
+    tokenizer.backend_tokenizer.normalizer = normalizers.Replace("-", "")
+    with pytest.raises(DataError, match="field 'output' has nothing of which the tokenizer makes a token"):
+        features_of(task_of(), [("one", "--")], tokenizer)
+
+
+@pytest.mark.parametrize("model", ["bart", "t5"])
+def test_label_smoothing_is_that_of_transformers(models, model):
+    with quiet_transformers():
+        network = AutoModelForSeq2SeqLM.from_pretrained(models[model])
+    draw = torch.Generator().manual_seed(0)
+    batch = {"input_ids": torch.randint(4, 17, (3, 7), generator=draw)}
+    labels = torch.randint(4, 17, (3, 5), generator=draw)
+    labels[0, 3:] = labels[2, 1:] = -100
+    batch |= {"attention_mask": torch.ones(3, 7, dtype=torch.int64), "labels": labels}
+    plain = loss_of(network, batch, "float32", None)
+    assert torch.equal(plain, network(**batch).loss)
+    smooth = loss_of(network, batch, "float32", None, 0.2)
+    expected = LabelSmoother(epsilon=0.2)(network(**batch), labels)
+    torch.testing.assert_close(smooth, expected)
+    logits = network(**batch).logits
+    by_torch = torch.nn.functional.cross_entropy(logits.flatten(0, 1), labels.flatten(), label_smoothing=0.2)
+    torch.testing.assert_close(smooth, by_torch)
+    assert abs(smooth - plain) > 1e-3
+
+
+# --- runs -----------------------------------------------------------------------------------------------------------
+
+
+def test_what_a_run_leaves(finished, capsys):
+    reported = {
+        "summarize": {"rouge1", "rouge2", "rougeL", "rougeLsum"},
+        "translate": {"bleu", "chrf"},
+        "generate": {"exact_match", "token_accuracy"},
+    }
+    for task, (folder, report) in finished.items():
+        source, target = NAMES[task]
+        assert set(report.scores) == reported[task] and report.metric in report.scores
+        assert all(0 <= score <= 1 for score in report.scores.values())
+        said = lines_of(folder / "predictions.jsonl")
+        assert len(said) == report.validation_examples == 5
+        page = (folder / "report.md").read_text()
+        for one in said:
+            assert list(one) == ["record", target, f"predicted_{target}"]
+            record = pairs(task)[int(one["record"].rpartition(" ")[2]) - 1]
+            assert one[target] == record[target]
+            for text in (one["record"], record[source], record[target], one[f"predicted_{target}"]):
+                assert text in page
+        assert f"| {report.metric} | {report.scores[report.metric]:.4f} |" in page
+        found = evaluate(folder)
+        assert found.scores == report.scores and found.is_training_corpus
+        assert main(["evaluate", str(folder), "--json"]) == 0
+        assert json.loads(capsys.readouterr().out)["scores"] == report.scores
+
+
+def test_the_saved_model_generates_the_same_by_itself(finished):
+    """A folder of transformers: its own `generate`, asked nothing, gives what the run predicts."""
+    for task, (folder, _) in finished.items():
+        with quiet_transformers():
+            model = AutoModelForSeq2SeqLM.from_pretrained(folder / "model")
+            tokenizer = AutoTokenizer.from_pretrained(folder / "model")
+        source, target = NAMES[task]
+        prefix = open_run(folder).objective.task.source_prefix
+        for row in predict(folder, [{source: text} for text in TEXTS[:6]], batch_size=1):
+            inputs = tokenizer(prefix + row[source], return_tensors="pt")
+            with quiet_transformers():
+                (found,) = model.generate(**inputs)
+            assert tokenizer.decode(found, skip_special_tokens=True) == row[f"predicted_{target}"]
+    assert AutoModelForSeq2SeqLM.from_pretrained(finished["generate"][0] / "model").generation_config.min_length != 7
+
+
+def test_beams_penalty_and_repetitions_decide_what_is_said(settings, tmp_path):
+    """What is asked of the task is what transformers' generate is asked, and each of it changes something."""
+    train(settings("generate", steps=1, learning_rate=1e-9), tmp_path / "run", progress=False)
+    run = open_run(tmp_path / "run")
+    task, seen, texts = run.objective.task, [], TEXTS[:8]
+    for changes in (
+        {"target_length": 9},
+        {"target_length": 4},
+        {"target_length": 9, "num_beams": 4},
+        {"target_length": 9, "num_beams": 4, "length_penalty": -5.0},
+        {"target_length": 9, "no_repeat_ngram_size": 1},
+    ):
+        run.objective.task = replace(task, **changes)
+        asked = {{"target_length": "max_new_tokens"}.get(name, name): value for name, value in changes.items()}
+        expected = []
+        for text in texts:
+            with quiet_transformers():
+                found = run.model.generate(
+                    **run.tokenizer(text, return_tensors="pt"), **{"min_length": 0, "num_beams": 1} | asked
+                )
+            expected.append(run.tokenizer.decode(found[0], skip_special_tokens=True))
+        said = [row["predicted_output"] for row in predict(run, [{"input": text} for text in texts], batch_size=1)]
+        assert said == expected, changes
+        assert said not in seen, changes
+        seen.append(said)
+
+
+def test_a_resumed_run_equals_one_that_was_not_stopped(settings, tmp_path):
+    config = settings("generate", steps=9, checkpoint_every=4, gradient_accumulation_steps=2, label_smoothing=0.1)
+    config = replace(config, log_every=3)
+    whole = train(config, tmp_path / "whole", progress=False)
+    with pytest.raises(KeyboardInterrupt), at_step(6):
+        train(config, tmp_path / "parts", progress=False)
+    resumed = train(config, tmp_path / "parts", resume=True, progress=False)
+    assert resumed.scores == whole.scores and resumed.steps == whole.steps == 9
+    for name in ("model/model.safetensors", "predictions.jsonl", "report.md", "model/generation_config.json"):
+        assert (tmp_path / "whole" / name).read_bytes() == (tmp_path / "parts" / name).read_bytes(), name
+
+
+def test_a_run_from_scratch_keeps_the_shape_alone(settings, tmp_path):
+    train(settings("generate", steps=1, from_scratch=True), tmp_path / "run", progress=False)
+    train(settings("generate", steps=1), tmp_path / "other", progress=False)
+    first, second = (load_file(tmp_path / name / "model" / "model.safetensors") for name in ("run", "other"))
+    assert {name: one.shape for name, one in first.items()} == {name: one.shape for name, one in second.items()}
+    assert (first["model.shared.weight"] - second["model.shared.weight"]).abs().max() > 0.1
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("what", ["copy", "reverse"])
+def test_copy_and_reverse_are_learned_to_the_last_text(what, tmp_path):
+    """From 800 texts of up to six digits to 100% of 80 that were not seen, in two minutes on a core."""
+    with quiet_transformers():
+        model = save_tiny_bart(tmp_path / "bart", width=64, scale=0.02)
+    texts = digit_texts(880, longest=6)
+    order = {"copy": 1, "reverse": -1}[what]
+    rows = [{"input": one, "output": " ".join(one.split()[::order])} for one in texts]
+    config = FineTuneConfig(
+        **{"task": "generate", "model": str(model), "data": str(write_lines(tmp_path / "t.jsonl", rows[80:]))},
+        **{"validation": str(write_lines(tmp_path / "v.jsonl", rows[:80])), "dtype": "float32", "target_length": 10},
+        **{"batch_size": 32, "learning_rate": 3e-3, "warmup_steps": 50, "steps": 1_500, "epochs": 999.0},
+    )
+    report = train(config, tmp_path / "run", progress=False)
+    assert report.scores == {"exact_match": 1.0, "token_accuracy": 1.0}
+
+
+# --- predictions ----------------------------------------------------------------------------------------------------
+
+
+def data_of(task: str, kind: str, folder: Path) -> Path:
+    """A file of more rows than a buffer of 2 x 16, without answers."""
+    source, texts = NAMES[task][0], TEXTS[:40]
+    if kind == "jsonl":
+        return write_lines(folder / "in.jsonl", [{source: one, "id": at} for at, one in enumerate(texts)])
+    if kind == "csv":
+        with (folder / "in.csv").open("w", newline="") as file:
+            csv.writer(file).writerows([(source, "id"), *((f"{one}\n{one}", at) for at, one in enumerate(texts))])
+        return folder / "in.csv"
+    (folder / "in.txt").write_text("".join(f"{one}\n" for one in texts))
+    return folder / "in.txt"
+
+
+@pytest.mark.parametrize(("task", "kind"), [("summarize", "csv"), ("translate", "txt"), ("generate", "jsonl")])
+def test_a_stopped_prediction_goes_on_to_the_same_bytes(finished, task, kind, tmp_path, monkeypatch):
+    run, data = open_run(finished[task][0]), data_of(task, kind, tmp_path)
+    out = tmp_path / f"out.{kind}"
+    marker = tmp_path / f"{out.name}.resume"
+
+    def go(**more):
+        return predict_file(run, data, output=out, batch_size=2, progress=False, **more)
+
+    monkeypatch.setattr(Path, "unlink", lambda self, missing_ok=False: None)
+    go()
+    monkeypatch.undo()
+    whole, record = out.read_bytes(), marker.read_bytes()
+    ends = [at for at in range(len(whole)) if whole[at : at + 1] == b"\n"]
+    for cut in (5, ends[-6], ends[-6] + 1, len(whole)):
+        out.write_bytes(whole[:cut])
+        marker.write_bytes(record)
+        report = go(resume=True)
+        assert out.read_bytes() == whole and report.rows == 40 and not marker.exists(), cut
+
+
+def test_lines_come_out_with_a_column_behind(finished, tmp_path):
+    folder, _ = finished["translate"]
+    (tmp_path / "x.de").write_bytes(b"one two\r\nthree\tfour\r\n")
+    (tmp_path / "x.en").write_text("two : one two\nfour : three four\n")
+    said = [row["predicted_target"] for row in predict(folder, [{"source": "one two"}, {"source": "three\tfour"}])]
+    predict_file(folder, tmp_path / "x.de", format="text", output=tmp_path / "out", progress=False)
+    assert (tmp_path / "out").read_bytes().decode() == f"one two\t{said[0]}\r\nthree\tfour\t{said[1]}\r\n"
+    pair = f"{tmp_path / 'x.de'},{tmp_path / 'x.en'}"
+    report = predict_file(folder, pair, output=tmp_path / "both", score=True, progress=False)
+    assert (tmp_path / "both").read_text() == (
+        f"one two\ttwo : one two\t{said[0]}\nthree\tfour\tfour : three four\t{said[1]}\n"
+    )
+    wanted = (tmp_path / "x.en").read_text().splitlines()
+    assert report.scores == text_scores.bleu_and_chrf(said, wanted)
+    with pytest.raises(DataError, match=r"x\.de must be a file of one of the kinds \.jsonl, \.csv, \.txt"):
+        predict_file(folder, tmp_path / "x.de", output=tmp_path / "no", progress=False)
+
+
+def test_scores_are_of_all_rows_also_when_some_were_there(finished, tmp_path, monkeypatch):
+    folder, _ = finished["generate"]
+    pair = write_pair(tmp_path, TEXTS, [answer_to(one) for one in TEXTS])
+    whole = predict_file(folder, pair, output=tmp_path / "whole", score=True, batch_size=1, progress=False)
+    write = prediction.PredictionOutput.write
+
+    def stopping(self, *arguments):
+        if self.rows == 7:
+            raise KeyboardInterrupt
+        write(self, *arguments)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(prediction.PredictionOutput, "write", stopping)
+        with pytest.raises(KeyboardInterrupt):
+            predict_file(folder, pair, output=tmp_path / "out", batch_size=1, progress=False)
+    begun = {"output": tmp_path / "out", "batch_size": 1, "resume": True, "progress": False}
+    with pytest.raises(CheckpointError, match=r"out, line 1 is not made of row 1 of .*other\.txt"):
+        (tmp_path / "other.txt").write_text("nine\n" * 48)
+        predict_file(folder, tmp_path / "other.txt", **begun)
+    resumed = predict_file(folder, pair, score=True, **begun)
+    assert resumed.rows_before == 7 and resumed.scores == whole.scores
+    assert (tmp_path / "out").read_bytes() == (tmp_path / "whole").read_bytes()
+
+
+def test_white_space_in_what_is_said_stays_in_its_line(finished, tmp_path, monkeypatch):
+    folder, _ = finished["generate"]
+    monkeypatch.setattr(Generation, "predict", lambda *_: {"output": "one\n two\tthree"})
+    pair = write_pair(tmp_path, ["four"], ["one two three"])
+    report = predict_file(folder, pair, output=tmp_path / "out", score=True, progress=False)
+    assert (tmp_path / "out").read_text() == "four\tone two three\tone two three\n"
+    assert report.scores["exact_match"] == 1.0
+
+
+# --- what is refused ------------------------------------------------------------------------------------------------
+
+
+def test_what_a_model_or_its_tokenizer_lacks(settings, models, tmp_path):
+    def refused(error, message, task="generate", **changes):
+        if "model" in changes:
+            changes["model"] = str(changes["model"])
+        with pytest.raises(error, match=message) as caught:
+            train(settings(task, **changes), tmp_path / "run", progress=False)
+        assert "\n" not in str(caught.value) and not (tmp_path / "run").exists()
+
+    with quiet_transformers():
+        bert = save_tiny_bert(tmp_path / "bert")
+    refused(ConfigurationError, "bert holds a bert model, which generates no text from another; give an", model=bert)
+    refused(ConfigurationError, "target_length: 25 tokens were asked for, the decoder in .* takes 24", target_length=25)
+    refused(ConfigurationError, "length: 25 tokens were asked for, .* takes 24", length=25)
+    no_limit = {"model": str(models["t5"]), "length": None}
+    refused(ConfigurationError, "length: the model in .*t5 does not say how many tokens it takes", **no_limit)
+    refused(
+        ConfigurationError,
+        "target_length: the model in .*t5 does not say how many tokens its decoder takes",
+        **no_limit | {"length": 8, "target_length": None},
+    )
+    for name, message in (
+        ("eos_token", r"the tokenizer in .* has no end-of-sequence token \(eos_token\), which ends an answer; give it"),
+        ("pad_token", r"the tokenizer in .* has no padding token \(pad_token\), which fills up"),
+    ):
+        with quiet_transformers():
+            folder = save_tiny_bart(tmp_path / name)
+        digit_tokenizer(without=[name]).save_pretrained(folder)
+        refused(ConfigurationError, message, model=folder)
+    with quiet_transformers():
+        folder = save_tiny_bart(tmp_path / "startless")
+    document = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(document | {"decoder_start_token_id": None}))
+    refused(ConfigurationError, "the config.json in .*startless has no decoder_start_token_id", model=folder)
+
+
+def test_targets_that_cannot_be_learned(settings, tmp_path):
+    long = " ".join(["one"] * 30)
+    rows = [*pairs("generate"), {"input": "one", "output": long}]
+    data = write_lines(tmp_path / "t.jsonl", rows)
+    validation = write_lines(tmp_path / "v.jsonl", rows[-3:])
+    own = {"data": str(data), "validation": str(validation)}
+    with pytest.raises(DataError, match=r"t\.jsonl, line 49: field 'output' has 32 tokens, the decoder takes 24;"):
+        train(settings("generate", **own), tmp_path / "run", progress=False)
+    assert not (tmp_path / "run").exists()
+    report = train(settings("generate", **own, steps=1, target_length=24), tmp_path / "run", progress=False)
+    assert report.notes == [
+        "1 of 49 training targets have more than 24 tokens and were cut off: a greater target_length would keep them"
+        " whole"
+    ]
+    write_lines(data, [*pairs("generate"), {"input": "one", "output": ""}])
+    with pytest.raises(DataError, match=r"t\.jsonl, line 49: field 'output' is empty"):
+        train(settings("generate", **own), tmp_path / "other", progress=False)
+
+
+def test_a_model_that_is_not_whole(settings, models, tmp_path):
+    folder = Path(shutil.copytree(models["bart"], tmp_path / "lacking"))
+    tensors = load_file(folder / "model.safetensors")
+    name = "model.decoder.layers.0.encoder_attn.k_proj.weight"
+    save_file({key: value for key, value in tensors.items() if key != name}, folder / "model.safetensors")
+    with pytest.raises(CheckpointError, match=f"lacking lacks the model's tensor {name}"):
+        train(settings("generate", model=str(folder)), tmp_path / "run", progress=False)
+    document = json.loads((folder / "config.json").read_text())
+    for change, message in (
+        ({"decoder_ffn_dim": 8}, r"has another shape of the model's tensor model\.decoder\.layers\.0\.fc1"),
+        ({"decoder_layers": 0}, r"has, and its config\.json does not know, the model's tensor model\.decoder\.layers"),
+    ):
+        save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+        (folder / "config.json").write_text(json.dumps(document | change))
+        with pytest.raises(CheckpointError, match=f"lacking {message}"):
+            train(settings("generate", model=str(folder)), tmp_path / "run", progress=False)
+
+
+def test_answers_of_a_model_that_is_not_finite(finished, monkeypatch):
+    run = open_run(finished["generate"][0])
+    with torch.no_grad():
+        run.model.model.decoder.layers[0].fc1.weight[0, 0] = float("nan")
+    with pytest.raises(AsterismError, match="the model's answers are not finite"):
+        list(predict(run, [{"input": "one"}]))
+
+
+@pytest.mark.parametrize(("task", "package"), [("summarize", "rouge-score"), ("translate", "sacrebleu")])
+def test_a_scorer_that_is_not_installed(settings, finished, task, package, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(text_scores, "find_spec", lambda name: None)
+    message = f"scores: {package} is not installed: pip install {package}, or 'asterism-attention[seq2seq]'"
+    with pytest.raises(ConfigurationError, match=re.escape(message)):
+        train(settings(task), tmp_path / "run", progress=False)
+    folder = str(finished[task][0])
+    assert main(["evaluate", folder]) == 2
+    assert capsys.readouterr().err == f"asterism: error: {message}\n"
+    data = write_lines(tmp_path / "in.jsonl", pairs(task))
+    assert main(["predict", folder, "--data", str(data), "--score"]) == 2
+    out, err = capsys.readouterr()
+    assert out == "" and err == f"asterism: error: {message}\n"
+    assert len(list(predict(folder, pairs(task)[:2]))) == 2  # who only asks needs none
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"target_length": 0}, "target_length=0 must be at least 1"),
+        ({"num_beams": 0}, "num_beams=0 must be at least 1"),
+        ({"no_repeat_ngram_size": -1}, "no_repeat_ngram_size=-1 must not be negative"),
+        ({"label_smoothing": 1.0}, r"label_smoothing=1.0 must be in \[0, 1\)"),
+        ({"length_penalty": float("nan")}, "length_penalty=nan must be finite"),
+        ({"pooling": "mean"}, "pooling='mean' is for task 'classify', not 'generate'"),
+        ({"task": "tag", "num_beams": 2}, "num_beams=2 is for task 'summarize' or 'translate' or 'generate', not"),
+    ],
+)
+def test_settings_that_cannot_work(settings, changes, message):
+    with pytest.raises(ConfigurationError, match=message):
+        settings("generate", **changes)
+
+
+# --- scores ---------------------------------------------------------------------------------------------------------
+
+
+def test_exact_match_and_token_accuracy_by_hand():
+    predicted, there = ["a  b", "a b c", "", "x"], ["a b", "a c", "d", "x"]
+    assert text_scores.exact_match(predicted, there) == 2 / 4
+    # places: 2 + 3 + 1 + 1; right: a b, a, none, x
+    assert text_scores.token_accuracy(predicted, there) == 4 / 7
+    assert text_scores.token_accuracy([""], [""]) == 1.0
+
+
+def test_rouge_by_hand():
+    """Lin 2004, section 3.2, example S1 and S2, and F1 of n-grams counted by hand."""
+    found = text_scores.rouge(["police kill the gunman"], ["police killed the gunman"])
+    assert found == {"rouge1": 1, "rouge2": 1, "rougeL": 1, "rougeLsum": 1}  # "killed" is stemmed
+    found = text_scores.rouge(["the gunman kill police"], ["police killed the gunman"])
+    assert found["rouge1"] == 1 and found["rouge2"] == pytest.approx(1 / 3) and found["rougeL"] == 1 / 2
+    # Lin's summary level: the union of what two sentences share with "w1 w2 w3 w4 w5" has 4 of its 5 words
+    text = "w1 w2 w6 w7 w8\nw1 w3 w8 w9 w5"
+    both = text_scores.rouge([text], ["w1 w2 w3 w4 w5"])
+    assert both["rougeLsum"] == pytest.approx(2 * (4 / 5) * (4 / 10) / (4 / 5 + 4 / 10))
+    assert text_scores.rouge([text.replace("\n", ". ")], ["w1 w2 w3 w4 w5"]) == both
+    two = text_scores.rouge(["a", "b"], ["a", "c"])
+    assert set(two.values()) <= {0.0, 0.5} and two["rouge1"] == 0.5
+
+
+def test_bleu_and_chrf_by_hand():
+    same = text_scores.bleu_and_chrf(["the cat sat on the mat ."] * 2, ["the cat sat on the mat ."] * 2)
+    assert same == {"bleu": pytest.approx(1), "chrf": pytest.approx(1)}
+    # one word of seven is wrong, in the middle: precisions 6/7, 4/6, 2/5, 1/4, no brevity penalty
+    found = text_scores.bleu_and_chrf(["a b c x e f g"], ["a b c d e f g"])
+    assert found["bleu"] == pytest.approx((6 / 7 * 4 / 6 * 2 / 5 * 0.5 / 4) ** 0.25)  # 4-grams: 0, smoothed to 1/2
+    # corpus BLEU adds up counts before it divides: it is no mean of sentences
+    assert text_scores.bleu_and_chrf(["a b c d e", "x"], ["a b c d e", "y"])["bleu"] == pytest.approx(
+        (5 / 6 * 4 / 4 * 3 / 3 * 2 / 2) ** 0.25
+    )
+
+
+def test_papers_settings_can_be_said():
+    """BigBird's summaries of arXiv (Zaheer 2020, appendix E.5): 3072 and 256 tokens, beams 5, penalty 0.8."""
+    config = FineTuneConfig(
+        task="summarize",
+        model="m",
+        data="d",
+        length=3072,
+        target_length=256,
+        num_beams=5,
+        length_penalty=0.8,
+        batch_size=128,
+        learning_rate=1e-5,
+        warmup_steps=10_000,
+    )
+    assert config.name == "finetune-summarize"
