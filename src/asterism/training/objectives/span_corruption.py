@@ -1,0 +1,81 @@
+"""The span corruption of T5 (Raffel 2020, sections 3.1.4 and 3.3.4): some spans of a text are left out, and wanted.
+
+    text     Thank you for inviting me to your party last week .
+    input    Thank you <X> me to your party <Y> week .
+    target   <X> for inviting <Y> last <Z>
+
+15 of 100 tokens are left out, in spans of 3 on average. A sentinel, of which each comes once, stands in the input for
+each span; the target is every span behind its sentinel, and one sentinel more, which says that this is all. All texts
+of one length lose as many tokens in as many spans; where they stand is drawn uniformly, and no two spans touch.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+NOISE_SHARE = 0.15
+MEAN_SPAN = 3.0
+
+
+@dataclass(frozen=True)
+class SpanSizes:
+    """How many `tokens` a text has, how many of them are left out (`noise`), and in how many `spans`."""
+
+    tokens: int
+    noise: int
+    spans: int
+
+    @classmethod
+    def of(cls, tokens: int) -> "SpanSizes":
+        """Those for a text of so many tokens, 2 at least: a token stays between two spans, and one is left out."""
+        noise = min(max(1, round(NOISE_SHARE * tokens)), tokens - 1)
+        spans = min(max(1, round(noise / MEAN_SPAN)), tokens - noise + 1)
+        return cls(tokens, noise, spans)
+
+    @classmethod
+    def fitting(cls, room: int) -> "SpanSizes":
+        """Those of the longest text whose input has at most `room` tokens, 2 at least, sentinels included."""
+        tokens = 2
+        while cls.of(tokens + 1).input_tokens <= room:
+            tokens += 1
+        return cls.of(tokens)
+
+    @property
+    def input_tokens(self) -> int:
+        """How many tokens are left, sentinels included."""
+        return self.tokens - self.noise + self.spans
+
+    @property
+    def target_tokens(self) -> int:
+        """How many are wanted, sentinels included."""
+        return self.noise + self.spans + 1
+
+
+def corrupt_spans(
+    tokens: np.ndarray, sizes: SpanSizes, sentinels: np.ndarray, random: np.random.Generator
+) -> tuple[np.ndarray, np.ndarray]:
+    """Leave spans of a text out.
+
+    tokens     int64 [sizes.tokens], not changed
+    sentinels  int64 [sizes.spans + 1 or more], in the order in which they come
+    returns    input int64 [sizes.input_tokens], target int64 [sizes.target_tokens]
+    """
+    lengths = _parts(sizes.noise, sizes.spans, random)
+    # What stays: at least a token between two spans, and any number, also none, before the first and behind the last.
+    kept = _parts(sizes.tokens - sizes.noise + 2, sizes.spans + 1, random)
+    kept[[0, -1]] -= 1
+    starts = np.cumsum(kept[:-1]) + np.cumsum(lengths) - lengths
+    inputs: list[np.ndarray] = []
+    targets: list[np.ndarray] = []
+    place = 0
+    for start, length, sentinel in zip(starts.tolist(), lengths.tolist(), sentinels, strict=False):
+        inputs += [tokens[place:start], sentinel[None]]
+        targets += [sentinel[None], tokens[start : start + length]]
+        place = start + length
+    return np.concatenate([*inputs, tokens[place:]]), np.concatenate([*targets, sentinels[sizes.spans, None]])
+
+
+def _parts(whole: int, count: int, random: np.random.Generator) -> np.ndarray:
+    """A whole number as the sum of `count` positive ones, uniformly among all ways: int64 [count]."""
+    cuts = np.sort(random.choice(whole - 1, count - 1, replace=False)) + 1
+    return np.diff(cuts, prepend=0, append=whole)
