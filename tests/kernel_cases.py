@@ -78,7 +78,8 @@ class Case:
 
     @property
     def start(self) -> int:
-        return self.n_keys - self.n_queries if self.offset is None else self.offset
+        first = 0 if "across" in self.rule.names or self.n_queries > self.n_keys else self.n_keys - self.n_queries
+        return first if self.offset is None else self.offset
 
     @property
     def factor(self) -> float:
@@ -160,8 +161,9 @@ def cases(draw, dtypes=DTYPES) -> Case:
     magnitude = draw(st.sampled_from((1.0, 5.0))) if dtype in (torch.float64, torch.float32) else 1.0
     luck = magnitude > 1 or dtype in (torch.bfloat16, torch.float16)
     memories = tuple(name for name in MEMORIES if name != "expanded" or not luck or n_queries > LARGE_BATCH)
+    rule = draw(strategies.rules(70, heads=heads, depth=4))
     return Case(
-        rule=draw(strategies.rules(70, heads=heads, depth=4)),
+        rule=rule,
         heads=heads,
         kv_heads=kv_heads,
         n_queries=n_queries,
@@ -173,11 +175,22 @@ def cases(draw, dtypes=DTYPES) -> Case:
         dtype=dtype,
         scale=draw(st.sampled_from((None, None, 0.0, 0.5, 2.0, -1.0))),
         padding=draw(st.booleans()),
-        segments=draw(st.booleans()),
+        segments=draw(st.booleans()) and "across" not in rule.names,
         memory=draw(st.sampled_from(memories)),
         magnitude=magnitude,
         seed=draw(st.integers(0, 100)),
     )
+
+
+@st.composite
+def cross_cases(draw, dtypes=DTYPES) -> Case:
+    """Any number of queries of another sequence, from any place of it on."""
+    case = draw(cases(dtypes))
+    n_queries = draw(st.sampled_from((1, 2, 5, 16, 17, 33, 64, 70)))
+    rule = draw(strategies.cross_rules(70, heads=case.heads, depth=3))
+    offset = draw(st.one_of(st.none(), st.integers(0, 100)))
+    memory = "contiguous" if case.memory == "expanded" and n_queries <= LARGE_BATCH else case.memory
+    return replace(case, rule=rule, n_queries=n_queries, offset=offset, segments=False, memory=memory)
 
 
 # ---------------------------------------------------------------------------------------------------------------------

@@ -81,6 +81,15 @@ def documents(part: Rule, *sizes: int) -> Rule:
     return Rule("documents", (("sizes", sizes),), (part,))
 
 
+def across(part: Rule, step: int | str) -> Rule:
+    return Rule("across", (("step", step),), (part,))
+
+
+def fraction(step: int | str) -> tuple[int, int]:
+    above, _, below = str(step).partition("/")
+    return int(above), int(below or 1)
+
+
 # ---------------------------------------------------------------------------------------------------------------------
 # One predicate per name: (q, k, n, head, **arguments) -> bool.
 
@@ -117,7 +126,9 @@ def global_keys(q, k, n, head, positions, block=1):
 
 
 def global_queries(q, k, n, head, positions, block=1):
-    return q // block in resolve(positions, blocks_in(n, block))
+    # A query of another sequence may stand beyond the last block, where a position from the front still names it.
+    listed = {positions} if isinstance(positions, int) else set(positions)
+    return q // block in listed | resolve(positions, blocks_in(n, block))
 
 
 def global_tokens(q, k, n, head, positions, block=1):
@@ -183,7 +194,7 @@ def star(q, k, n, head):
 
 def star_transformer(q, k, n, head):
     ring = n - 1
-    return 0 in (q, k) or (q - k) % ring in (0, 1, ring - 1)
+    return 0 in (q, k) or (abs(q - k) <= 1 if q >= n else (q - k) % ring in (0, 1, ring - 1))
 
 
 def yun_window(q, k, n, head, w):
@@ -203,6 +214,8 @@ def yun_fixed(q, k, n, head, w):
 
 def yun_star(q, k, n, head):
     token, other = q + 1, k + 1
+    if token > n:
+        return other == n or abs(token - other) <= 1
     return token == n or other in {n, (token - 1) % (n - 1), token, (token + 1) % (n - 1)}
 
 
@@ -256,6 +269,9 @@ def allowed(rule: Rule, q: int, k: int, n: int, head: int = 0) -> bool:
         case "shifted":
             by = dict(rule.arguments)["by"]
             return min(q, k) >= by and allowed(rule.parts[0], q - by, k - by, n - by, head)
+        case "across":
+            numerator, denominator = fraction(dict(rule.arguments)["step"])
+            return allowed(rule.parts[0], q * numerator // denominator, k, n, head)
         case "documents":
             start = 0
             for size in dict(rule.arguments)["sizes"]:
@@ -267,9 +283,13 @@ def allowed(rule: Rule, q: int, k: int, n: int, head: int = 0) -> bool:
 
 
 def picture(rule: Rule, n_queries: int, n_keys: int | None = None, query_offset: int | None = None) -> np.ndarray:
-    """bool [heads, n_queries, n_keys]; the queries are the last of the keys' positions unless an offset is given."""
+    """bool [heads, n_queries, n_keys]; the queries are the last of the keys' positions unless an offset is given.
+
+    Those of another sequence are the first ones.
+    """
     n = n_queries if n_keys is None else n_keys
-    offset = n - n_queries if query_offset is None else query_offset
+    last = 0 if "across" in rule.names else n - n_queries
+    offset = last if query_offset is None else query_offset
     rows = range(offset, offset + n_queries)
     cells = [[[allowed(rule, q, k, n, h) for k in range(n)] for q in rows] for h in range(rule.heads)]
     return np.array(cells, dtype=bool).reshape(rule.heads, n_queries, n)

@@ -1,5 +1,5 @@
 """Generated patterns that mirror the algebra: leaf, published, union, intersection, complement, shift, documents,
-heads.
+heads, and the tokens of another sequence.
 
 A drawn value is an `oracle.Rule`; `build` makes the library's pattern of it. Sizes are small and include the awkward
 ones: 1, primes, one below and one above a tile.
@@ -50,6 +50,11 @@ def build(rule: Rule) -> Pattern:
     return getattr(patterns, rule.name)(*parts, **dict(rule.arguments))
 
 
+def steps_are_one(rule: Rule) -> bool:
+    """Whether queries stand one token apart, as tables by distance want it."""
+    return dict(rule.arguments).get("step", 1) == 1 and all(map(steps_are_one, rule.parts))
+
+
 def is_predictable(rule: Rule) -> bool:
     """Whether the oracle knows every pair of it: nothing is drawn at random."""
     draws = dict(rule.arguments).get("random", 0) > 0 or rule.name in RANDOM
@@ -66,6 +71,7 @@ positions = st.one_of(
 position_tuples = st.lists(st.integers(-9, 20), max_size=3, unique=True).map(tuple)
 natural_positions = st.lists(st.integers(0, 20), min_size=1, max_size=3, unique=True).map(tuple)
 odd = st.sampled_from((1, 3, 5))
+steps = st.sampled_from((1, 2, 4, 7, 16, "1/2", "3/2", "2/3", "5/4", "1/7", "33/2"))
 
 
 def _calls(name: str, **arguments: st.SearchStrategy) -> st.SearchStrategy[Rule]:
@@ -111,6 +117,27 @@ def leaves(size: int) -> st.SearchStrategy[Rule]:
 def document_sizes(most: int) -> st.SearchStrategy[tuple[int, ...]]:
     """Lengths of documents, each at most so long; empty ones and gaps (below 0) among them."""
     return st.lists(st.integers(-3, most), max_size=6).map(tuple)
+
+
+def across(inner: st.SearchStrategy[Rule]) -> st.SearchStrategy[Rule]:
+    """Rules asked from another sequence."""
+    return st.builds(oracle.across, inner, steps)
+
+
+def cross_rules(size: int, *, heads: int = 1, depth: int = 4) -> st.SearchStrategy[Rule]:
+    """Compositions that any number of queries may ask: what they read needs no place among the keys."""
+    inner = rules(size, heads=heads, depth=depth).filter(lambda part: "across" not in part.names)
+    by_key = st.one_of(st.just(rule("dense")), _columns(), _calls("global_keys", positions=positions, block=sizes))
+
+    def extend(part: st.SearchStrategy[Rule]) -> st.SearchStrategy[Rule]:
+        pairs = st.tuples(part, st.one_of(part, by_key))
+        return st.one_of(
+            pairs.map(lambda pair: pair[0] | pair[1]),
+            pairs.map(lambda pair: pair[0] & pair[1]),
+            part.map(lambda one: ~one),
+        )
+
+    return st.one_of(by_key, st.recursive(across(inner), extend, max_leaves=2))
 
 
 def random_leaves(heads: int) -> st.SearchStrategy[Rule]:
@@ -170,6 +197,7 @@ def _compositions(size: int, heads: int, draws: bool, depth: int) -> st.SearchSt
             inner.map(lambda part: ~part),
             st.builds(oracle.shifted, inner, st.sampled_from((0, 1, 2, 5, 16))),
             st.builds(lambda part, some: oracle.documents(part, *some), inner, document_sizes(size)),
+            across(inner.filter(lambda part: "across" not in part.names)),
         )
 
     return st.recursive(st.one_of(*bases), extend, max_leaves=depth)

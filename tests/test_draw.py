@@ -35,6 +35,13 @@ RULES = [
     "yun_star()",
     "shifted(causal(), by=33)",
 ]
+ACROSS = {
+    "across(window(left=3, right=1), step=4)": 25,
+    "across(bigbird(block=8) | columns(10), step='3/2')": 67,
+    "across(strided(12), step='1/2')": 200,
+    "dense()": 100,
+}
+"""Patterns that take any query, and how many of them stand among 100 keys."""
 
 
 def glyphs_of(text: str) -> list[str]:
@@ -43,8 +50,8 @@ def glyphs_of(text: str) -> list[str]:
 
 def expected_glyphs(mask: np.ndarray, tile: int) -> list[str]:
     """The picture from the dense mask, tile by tile."""
-    edges = range(0, len(mask), tile)
-    blocks = [[mask[q : q + tile, k : k + tile] for k in edges] for q in edges]
+    rows, columns = (range(0, size, tile) for size in mask.shape)
+    blocks = [[mask[q : q + tile, k : k + tile] for k in columns] for q in rows]
     return ["".join("█" if b.all() else "▒" if b.any() else "·" for b in row) for row in blocks]
 
 
@@ -139,6 +146,28 @@ def test_degrees_of_some_queries_are_those_of_the_dense_mask(monkeypatch: pytest
     assert read.mean == pytest.approx(counts.mean())
 
 
+@pytest.mark.parametrize("queries", (None, 1, 30, 333))
+@pytest.mark.parametrize("text", ACROSS)
+def test_queries_of_another_sequence(text: str, queries: int | None):
+    pattern, count = patterns.parse(text), queries or ACROSS[text]
+    (mask,) = pattern.dense(count, 100, 0)
+    for cells in (17, 400):
+        tile = max(-(-max(count, 100) // cells), 1)
+        picture = draw(pattern, 100, queries=queries, cells=cells)
+        assert glyphs_of(picture) == expected_glyphs(mask, tile)
+    lengths = f"{count:,} quer{'ies' if count > 1 else 'y'} of 100 tokens" if count != 100 else "100 tokens"
+    assert picture.splitlines()[0] == f"{pattern}, {lengths}"
+    read = degrees(pattern, 100, queries=queries)
+    counts = mask.sum(axis=1)
+    assert read == drawing.Degrees(counts.min(), pytest.approx(counts.mean()), counts.max(), count)
+
+
+def test_the_first_queries_of_a_sequence():
+    assert glyphs_of(draw(patterns.causal(), 4, queries=2)) == ["█···", "██··"]
+    with pytest.raises(PatternError, match="5 queries do not fit among 4 positions"):
+        draw(patterns.causal(), 4, queries=5)
+
+
 def test_degrees_of_one_head():
     pattern = patterns.per_head([patterns.window(left=2), patterns.dense()])
     assert degrees(pattern, 10, head=0).maximum == 3
@@ -156,6 +185,8 @@ def test_images(n: int, tmp_path):
     pattern = patterns.bigbird(block=2)
     draw_image(pattern, n, tmp_path / "picture.png")
     draw_image(pattern, n, str(tmp_path / "picture.SVG"))
+    draw_image([pattern, patterns.across(pattern, step=4)], n, tmp_path / "two.png")
+    assert (tmp_path / "two.png").read_bytes().startswith(b"\x89PNG")
     assert (tmp_path / "picture.png").read_bytes().startswith(b"\x89PNG")
     assert xml.etree.ElementTree.parse(tmp_path / "picture.SVG").getroot().tag.endswith("svg")
 

@@ -18,6 +18,7 @@ from kernel_cases import (
     attending,
     cases,
     check,
+    cross_cases,
     differentiated,
     exact,
     inputs_of,
@@ -130,6 +131,12 @@ class TestAroundTheKernel:
         """In half precision with a few queries at least: the error of plain arithmetic on one number is luck."""
         monkeypatch.setattr(flex, "_CPU_TILE", 16)
         measurable = cases(HALF_AND_SINGLE).filter(lambda case: case.dtype == torch.float32 or case.n_queries > 8)
+        hold(lambda case: check(case, "flex"), measurable, count)
+
+    @pytest.mark.parametrize("count", tiers(20, 500))
+    def test_queries_of_another_sequence(self, count, monkeypatch):
+        monkeypatch.setattr(flex, "_CPU_TILE", 16)
+        measurable = cross_cases(HALF_AND_SINGLE).filter(lambda case: case.dtype == torch.float32 or case.n_queries > 8)
         hold(lambda case: check(case, "flex"), measurable, count)
 
     @pytest.mark.parametrize("count", tiers(25, 500))

@@ -74,8 +74,9 @@ def fused_cases(draw) -> Case:
     luck = magnitude > 1 or dtype != torch.float32
     memories = tuple(name for name in MEMORIES if name != "expanded" or not luck or n_queries > LARGE_BATCH)
     width = draw(WIDTHS)
+    rule = draw(strategies.rules(max(n_keys, 1), heads=heads, depth=4))
     return Case(
-        rule=draw(strategies.rules(max(n_keys, 1), heads=heads, depth=4)),
+        rule=rule,
         heads=heads,
         kv_heads=kv_heads,
         n_queries=n_queries,
@@ -87,7 +88,7 @@ def fused_cases(draw) -> Case:
         dtype=dtype,
         scale=draw(st.sampled_from((None, None, None, 0.0, 0.5, -0.5))),
         padding=draw(st.booleans()),
-        segments=draw(st.booleans()),
+        segments=draw(st.booleans()) and "across" not in rule.names,
         memory=draw(st.sampled_from(memories)),
         magnitude=magnitude,
         seed=draw(st.integers(0, 100)),

@@ -154,6 +154,12 @@ def test_half_size_queries_and_keys_have_half_the_parameters() -> None:
             PatternError,
             "fixed(stride=8, heads=2) is a pattern of 2 heads and the attention has 4: make them equal",
         ),
+        (
+            (32, 4, "across(dense(), step=2)"),
+            PatternError,
+            "across(dense(), step=2) cannot be used by self-attention: across(...) is for cross attention, where the"
+            " queries are tokens of another sequence than the keys; use the pattern inside it",
+        ),
     ],
 )
 def test_attention_refuses(arguments: tuple, error: type[Exception], message: str) -> None:

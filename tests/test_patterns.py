@@ -7,7 +7,7 @@ import time
 import numpy as np
 import oracle
 import pytest
-from oracle import documents, per_head, rule, shifted
+from oracle import across, documents, per_head, rule, shifted
 from strategies import build
 
 from asterism import patterns
@@ -41,6 +41,9 @@ PRIMITIVES = [
     shifted(rule("global_tokens", positions=(-1, 0), block=4), by=3),
     documents(rule("bigbird", block=8, random=0), 20, 7, 0, 64, 1, -5, 100, 60),
     documents(per_head(rule("strided", stride=7), rule("star_transformer")), 100, 31, 31, -2, 31),
+    across(rule("window", left=9, right=4) | rule("columns", period=16), 3),
+    across(per_head(rule("stride", period=5), rule("bigbird", block=8, random=0)), "3/2"),
+    across(rule("fixed", stride=16, summary=3), "2/7"),
     per_head(rule("window", left=2), rule("stride", period=5), rule("fixed", stride=6, summary=2)),
     ~(rule("window", left=9, right=9) | rule("stride", period=4)),
     (rule("blocks", size=8) | rule("columns", period=8, first=7)) & rule("causal"),
@@ -122,7 +125,7 @@ def test_no_tokens():
 
 
 def test_more_queries_than_keys_is_refused():
-    with pytest.raises(PatternError, match="5.*4"):
+    with pytest.raises(PatternError, match=r"5.*4.*need across\(pattern"):
         patterns.causal().dense(5, 4)
 
 

@@ -714,6 +714,11 @@ def test_every_pattern_of_a_cycle_is_explained():
         ('explicit("0:0")', 4, "the pattern covers 1 positions and 4 were asked for"),
         ("dens()", 4, "unknown pattern 'dens'"),
         ("stride(2)", 65536, "scattered pairs"),
+        (
+            "interleave(star(), across(star(), step=2))",
+            16,
+            r"across\(star\(\), step=2\) cannot be used by a certificate",
+        ),
     ],
 )
 def test_refusals(pattern: str, n: int, message: str):

@@ -23,6 +23,7 @@ from kernel_cases import (
     attending,
     cases,
     check,
+    cross_cases,
     differentiated,
     exact,
     inputs_of,
@@ -100,8 +101,8 @@ def short_pieces(monkeypatch):
 
 
 @st.composite
-def triton_cases(draw) -> Case:
-    case = draw(cases(dtypes=DTYPES))
+def triton_cases(draw, kind=cases) -> Case:
+    case = draw(kind(dtypes=DTYPES))
     return replace(
         case, batch=min(case.batch, 3), width=draw(st.sampled_from(WIDTHS)), value_width=draw(st.sampled_from(WIDTHS))
     )
@@ -196,6 +197,11 @@ def test_equal_rows_are_not_cut():
 @pytest.mark.parametrize("count", tiers(25, 300))
 def test_triton(count):
     hold(lambda case: check(case, "triton"), triton_cases(), count)
+
+
+@pytest.mark.parametrize("count", tiers(6, 300))
+def test_queries_of_another_sequence(count):
+    hold(lambda case: check(case, "triton"), triton_cases(cross_cases), count)
 
 
 @pytest.mark.parametrize("blocks", ((32, 16), (16, 32)))

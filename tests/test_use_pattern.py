@@ -799,6 +799,8 @@ def test_a_model_inside_of_another_follows_a_pattern_and_is_saved_with_it(tmp_pa
         ("gpt2", "bigbird(block=4)", PatternError, r"bigbird\(block=4\) cannot be used by a causal model"),
         ("bert, decoder", "dense()", PatternError, r"cannot be used by a causal model"),
         ("bert", "fixed(stride=4, heads=2)", PatternError, "is a pattern of 2 heads and the attention has 4"),
+        ("bert", "across(dense(), step=2)", PatternError, r"cannot be used by Bert\w+: across\(...\) is for cross"),
+        ("llama", "across(causal())", PatternError, r"cannot be used by Llama\w+: across\(...\) is for cross"),
         ("bert", "windw(2)", PatternError, "Did you mean 'window'"),
         ("bert", 3, PatternError, "a pattern, a schedule, the text of one"),
         ("bert", ["dense()"], ConfigurationError, "1 patterns are listed for 3 layers"),

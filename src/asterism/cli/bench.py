@@ -19,7 +19,7 @@ from asterism.cli.output import add_plot, add_record, say, write_record, written
 from asterism.cli.parser import Parser, UsageError, print_json, whole_number
 from asterism.errors import AsterismError, nearest
 from asterism.kernels import IMPLEMENTATIONS
-from asterism.patterns import parse
+from asterism.patterns import parse, require_self_attention
 
 _DEFAULT = Settings()
 
@@ -79,6 +79,7 @@ def _settings(arguments: Namespace) -> Settings:
     patterns = tuple(parse(text).text for text in arguments.patterns) or _DEFAULT.patterns
     for text in patterns:
         parse(text).check_heads(arguments.heads)
+        require_self_attention(parse(text), "bench, which measures self-attention")
     return Settings(
         patterns=patterns,
         lengths=tuple(arguments.lengths),

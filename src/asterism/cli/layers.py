@@ -4,7 +4,9 @@ from argparse import Namespace
 from typing import NamedTuple
 
 from asterism.cli.parser import Parser, whole_number
+from asterism.errors import PatternError
 from asterism.patterns import Fourier, Mixer, Schedule, parse_schedule
+from asterism.patterns.draw import check_queries
 
 MOST_TOKENS = 2**24
 """The longest sequence shown or planned: a plan lists every token, and a few gigabytes are enough to ask for."""
@@ -24,12 +26,28 @@ class Turn(NamedTuple):
 
 
 def add_pattern(parser: Parser, example: str) -> None:
-    """Add the arguments PATTERN, -n and --layer."""
+    """Add the arguments PATTERN, -n, --queries and --layer."""
     parser.add_argument("pattern", help=f'a pattern such as "{example}", or a schedule such as "interleave(A, B)"')
     parser.add_argument("-n", "--length", type=whole_number(1, MOST_TOKENS), required=True, help="the number of tokens")
     parser.add_argument(
+        "--queries",
+        type=whole_number(1, MOST_TOKENS),
+        help="how many queries there are: of across(...), tokens of the decoder (default: those that stand in the"
+        " source); else the first tokens (default: all)",
+    )
+    parser.add_argument(
         "--layer", type=whole_number(0), metavar="LAYER", help="of a schedule, this layer only (default: every pattern)"
     )
+
+
+def queries_of(mixer: Mixer, arguments: Namespace) -> int:
+    """How many queries a mixer is shown with. Raises PatternError for more than it can have."""
+    if isinstance(mixer, Fourier):
+        return int(arguments.length)
+    count = check_queries(mixer, arguments.length, arguments.queries)
+    if count > MOST_TOKENS:
+        raise PatternError(f"{count:,} queries stand in the source of {mixer}: ask for {MOST_TOKENS:,} (--queries)")
+    return count
 
 
 def read_pattern(arguments: Namespace) -> tuple[Schedule, list[Turn]]:

@@ -3,30 +3,37 @@
 Of a schedule, each distinct pattern has a plan of its own.
 """
 
+from argparse import Namespace
 from collections.abc import Sequence
 
-from asterism.cli.layers import FOURIER, add_pattern, heading, read_pattern
+from asterism.cli.layers import FOURIER, add_pattern, heading, queries_of, read_pattern
 from asterism.cli.parser import Parser, print_json, whole_number
-from asterism.compiler import compile_pattern
-from asterism.patterns import Pattern
+from asterism.compiler import Plan, compile_pattern
+from asterism.patterns import Mixer, Pattern
 
 
 def run(argv: Sequence[str]) -> None:
     arguments = _parser().parse(argv)
-    n, tile = arguments.length, arguments.tile
     schedule, turns = read_pattern(arguments)
-    plans = [compile_pattern(turn.mixer, n, tile=tile) if isinstance(turn.mixer, Pattern) else None for turn in turns]
+    plans = [_plan(turn.mixer, arguments) for turn in turns]
     if arguments.json:
         rows = [
             {"places": turn.places, "mixer": turn.mixer.text, "plan": plan.summary() if plan else None}
             for turn, plan in zip(turns, plans, strict=True)
         ]
-        print_json({"schedule": str(schedule), "length": n, "period": schedule.period, "mixers": rows})
+        print_json({"schedule": str(schedule), "length": arguments.length, "period": schedule.period, "mixers": rows})
         return
     for number, (turn, plan) in enumerate(zip(turns, plans, strict=True)):
         if schedule.period > 1:
             print("\n" * (number > 0) + heading(turn, schedule, arguments.layer))
         print(plan.describe() if plan else FOURIER)
+
+
+def _plan(mixer: Mixer, arguments: Namespace) -> Plan | None:
+    if not isinstance(mixer, Pattern):
+        return None
+    queries = queries_of(mixer, arguments)
+    return compile_pattern(mixer, queries, arguments.length, query_offset=0, tile=arguments.tile)
 
 
 def _parser() -> Parser:

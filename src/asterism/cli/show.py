@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from itertools import groupby
 
-from asterism.cli.layers import FOURIER, Turn, add_pattern, heading, read_pattern
+from asterism.cli.layers import FOURIER, Turn, add_pattern, heading, queries_of, read_pattern
 from asterism.cli.output import add_plot, written_whole
 from asterism.cli.parser import Parser, UsageError, amount, percent, print_json, whole_number
 from asterism.compiler import Plan, compile_pattern
@@ -26,17 +26,21 @@ def run(argv: Sequence[str]) -> None:
     n, head = arguments.length, arguments.head
     schedule, turns = read_pattern(arguments)
     _check_head(schedule, head)
+    counts = [queries_of(turn.mixer, arguments) for turn in turns]
     if arguments.plot:
         with written_whole(arguments.plot) as unfinished:
-            draw_image(_drawable(turns), n, unfinished, head=head or 0)
+            draw_image(_drawable(turns), n, unfinished, queries=arguments.queries, head=head or 0)
     if arguments.json:
-        rows = [{"places": turn.places, "mixer": turn.mixer.text, **_record(turn.mixer, n, head)} for turn in turns]
+        rows = [
+            {"places": turn.places, "mixer": turn.mixer.text, **_record(turn.mixer, queries, n, head)}
+            for turn, queries in zip(turns, counts, strict=True)
+        ]
         print_json({"schedule": str(schedule), "length": n, "period": schedule.period, "mixers": rows})
         return
-    for number, turn in enumerate(turns):
+    for number, (turn, queries) in enumerate(zip(turns, counts, strict=True)):
         if schedule.period > 1:
             print("\n" * (number > 0) + heading(turn, schedule, arguments.layer))
-        print(_describe(turn.mixer, n, head))
+        print(_describe(turn.mixer, queries, n, head))
 
 
 def _drawable(turns: Sequence[Turn]) -> list[Pattern]:
@@ -54,39 +58,42 @@ def _check_head(schedule: Schedule, head: int | None) -> None:
         raise PatternError(f"--head {head}: {schedule} has {has}")
 
 
-def _describe(pattern: Mixer, n: int, head: int | None) -> str:
+def _describe(pattern: Mixer, queries: int, n: int, head: int | None) -> str:
     """The picture of one head, and the figures of that head if it was asked for, else of every head."""
     if isinstance(pattern, Fourier):
         return FOURIER
     drawn = head_of(pattern, head or 0)
-    picture = draw(pattern, n, head=drawn, glyphs=GLYPHS if _shows("".join(GLYPHS.values())) else ASCII_GLYPHS)
-    plan = compile_pattern(pattern, n)
+    glyphs = GLYPHS if _shows("".join(GLYPHS.values())) else ASCII_GLYPHS
+    picture = draw(pattern, n, queries=queries, head=drawn, glyphs=glyphs)
+    plan = compile_pattern(pattern, queries, n, query_offset=0)
     if pattern.heads == 1 or head is not None:
-        return "\n".join([picture, *_figures_of_one(degrees(pattern, n, drawn), plan, n, drawn)])
-    return "\n".join([picture, *_figures_of_all(_degrees_of_all(pattern, n), plan, n)])
+        return "\n".join([picture, *_figures_of_one(degrees(pattern, n, drawn, queries), plan, drawn)])
+    every = [degrees(pattern, n, number, queries) for number in range(pattern.heads)]
+    return "\n".join([picture, *_figures_of_all(every, plan)])
 
 
-def _figures_of_one(read: Degrees, plan: Plan, n: int, head: int) -> list[str]:
+def _figures_of_one(read: Degrees, plan: Plan, head: int) -> list[str]:
     """Degrees, density and cost of a head; the plan counts the pairs of all heads, so it serves only where one is."""
-    pairs = plan.pairs if plan.heads == 1 else read.mean * n
-    about = "about " if plan.heads > 1 and read.queries < n else ""
+    pairs = plan.pairs if plan.heads == 1 else read.mean * plan.n_queries
+    about = "about " if plan.heads > 1 and read.queries < plan.n_queries else ""
     of_head, whose = (f" of head {head}", f"for head {head}") if plan.heads > 1 else ("", "per head")
     cost = amount(4 * pairs * _HEAD_DIM, "FLOP")
     return [
-        f"degrees: a query{of_head} reads {_keys(read, n)}",
-        f"density: {about}{percent(pairs / n**2)} of the pairs{of_head}",
+        f"degrees: a query{of_head} reads {_keys(read, plan.n_queries)}",
+        f"density: {about}{percent(pairs / (plan.n_queries * plan.n_keys))} of the pairs{of_head}",
         f"cost:    {about}{cost} forward {whose}, {_HEAD_DIM} features wide; `asterism plan` says more",
     ]
 
 
-def _figures_of_all(read: Sequence[Degrees], plan: Plan, n: int) -> list[str]:
+def _figures_of_all(read: Sequence[Degrees], plan: Plan) -> list[str]:
     """A line for each run of heads with equal figures, then density and cost over all heads."""
     lines, first = ["degrees and density, head by head:"], 0
     for facts, members in groupby(read):
         last = first + len(list(members)) - 1
         name = f"head {first}" if last == first else f"heads {first} to {last}"
-        about = "about " if facts.queries < n else ""
-        lines.append(f"  {name:<14} a query reads {_keys(facts, n)}; {about}{percent(facts.mean / n)} of the pairs")
+        about = "about " if facts.queries < plan.n_queries else ""
+        share = f"{about}{percent(facts.mean / plan.n_keys)} of the pairs"
+        lines.append(f"  {name:<14} a query reads {_keys(facts, plan.n_queries)}; {share}")
         first = last + 1
     cost = amount(plan.flops(_HEAD_DIM), "FLOP")
     return [
@@ -96,31 +103,27 @@ def _figures_of_all(read: Sequence[Degrees], plan: Plan, n: int) -> list[str]:
     ]
 
 
-def _keys(read: Degrees, n: int) -> str:
+def _keys(read: Degrees, queries: int) -> str:
     if read.minimum == read.maximum:
         keys = f"{read.minimum:,} key{'s' * (read.minimum != 1)}"
     else:
         keys = f"{read.minimum:,} to {read.maximum:,} keys, {read.mean:,.1f} on average"
-    return keys + (f" (of {read.queries:,} queries counted)" if read.queries < n else "")
+    return keys + (f" (of {read.queries:,} queries counted)" if read.queries < queries else "")
 
 
-def _degrees_of_all(pattern: Pattern, n: int) -> list[Degrees]:
-    return [degrees(pattern, n, head) for head in range(pattern.heads)]
-
-
-def _record(pattern: Mixer, n: int, head: int | None) -> dict[str, object]:
+def _record(pattern: Mixer, queries: int, n: int, head: int | None) -> dict[str, object]:
     if isinstance(pattern, Fourier):
         return {"picture": None, "heads": [], "plan": None}
     drawn = head_of(pattern, head or 0)
     chosen = range(pattern.heads) if head is None else [drawn]
     figures = []
     for number in chosen:
-        read = degrees(pattern, n, number)
+        read = degrees(pattern, n, number, queries)
         figures.append({"head": number, "degrees": asdict(read), "density": read.mean / n})
     return {
-        "picture": {"head": drawn, "rows": draw(pattern, n, head=drawn).splitlines()[1:-1]},
+        "picture": {"head": drawn, "rows": draw(pattern, n, queries=queries, head=drawn).splitlines()[1:-1]},
         "heads": figures,
-        "plan": compile_pattern(pattern, n).summary(),
+        "plan": compile_pattern(pattern, queries, n, query_offset=0).summary(),
     }
 
 

@@ -7,7 +7,7 @@ The rule is never evaluated on all pairs: spans name the tiles that can matter, 
 rest only one tile per signature is looked at pair by pair. The work grows with the tiles kept.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from functools import lru_cache, reduce
 from itertools import product
@@ -22,6 +22,7 @@ from asterism.compiler.memo import remembering
 from asterism.compiler.plan import Indices, Integers, Pass, Plan
 from asterism.compiler.tables import Masks, offsets
 from asterism.errors import PatternError
+from asterism.patterns.across import Across
 from asterism.patterns.documents import Documents
 from asterism.patterns.explicit import Explicit
 from asterism.patterns.pattern import (
@@ -37,7 +38,7 @@ from asterism.patterns.pattern import (
     Verdicts,
     resolve_lengths,
 )
-from asterism.patterns.primitives import GlobalQueries, KeySet, Stride, Window
+from asterism.patterns.primitives import Dense, GlobalQueries, KeySet, Stride, Window
 from asterism.patterns.text import parse
 
 _CHUNK = 2**19
@@ -69,12 +70,12 @@ def compile_pattern(
 ) -> Plan:
     """The plan of a pattern (or its text) for the given lengths; equal questions get the same object.
 
-    `n_keys` defaults to n_queries and `query_offset`, the position of the first query, to n_keys - n_queries. `tile` is
-    16, 32, 64 or 128; by default the cost model chooses it. Raises PatternError when the lengths do not fit each other
-    or the pattern, or the tile size is another one.
+    `n_keys` defaults to n_queries and `query_offset`, the position of the first query, to n_keys - n_queries, or to 0
+    for queries of another sequence. `tile` is 16, 32, 64 or 128; by default the cost model chooses it. Raises
+    PatternError when the lengths do not fit each other or the pattern, or the tile size is another one.
     """
     pattern = parse(pattern) if isinstance(pattern, str) else pattern
-    n_keys, offset = resolve_lengths(n_queries, n_keys, query_offset)
+    n_keys, offset = resolve_lengths(pattern, n_queries, n_keys, query_offset)
     if tile is not None and tile not in (16, *TILE_SIZES):
         raise PatternError(f"the tile size must be 16, 32, 64 or 128, got {tile}")
     return _compile(pattern, n_queries, n_keys, offset, tile)
@@ -100,7 +101,8 @@ def _size(plan: Plan) -> int:
 def _compile(pattern: Pattern, n_queries: int, n_keys: int, offset: int, tile: int | None) -> Plan:
     if isinstance(pattern, Documents) and offset == 0 and n_queries == n_keys >= pattern.end:
         return _compile_documents(pattern, n_keys, tile)
-    rules = [_concrete(pattern, head, n_keys) for head in range(pattern.heads)]
+    extent = max(n_keys, offset + n_queries)
+    rules = [_concrete(pattern, head, extent) for head in range(pattern.heads)]
     lengths = _Lengths(n_queries, n_keys, offset, tile or _best_tile(rules[0], n_queries, n_keys, offset))
     return _arrange(pattern, lengths, [_assign(rule, lengths)[0] for rule in rules])
 
@@ -161,21 +163,38 @@ def _similar(length: int) -> int:
 # --- rules, terms and layouts ----------------------------------------------------------------------------------------
 
 
-def _concrete(rule: Pattern, head: int, length: int) -> Pattern:
-    """The rule of one head at one length, without names; a stride that never comes round is the token itself."""
+def _concrete(rule: Pattern, head: int, extent: int) -> Pattern:
+    """The rule of one head, without names; a stride that never comes round is the token itself.
+
+    All queries and keys stand before the position `extent`.
+    """
     match rule:
         case PerHead(patterns=parts):
-            return _concrete(parts[head], head, length)
+            return _concrete(parts[head], head, extent)
         case Named(body=body):
-            return _concrete(body, head, length)
-        case Stride(period=period) if period >= length:
+            return _concrete(body, head, extent)
+        case Stride(period=period) if period >= extent:
             return Window()  # sorting by residue would be another pass, for one diagonal
         case Shifted(pattern=inner, by=by):
-            return Shifted(_concrete(inner, head, max(length - by, 1)), by)  # 1: rules are not asked about no tokens
+            return Shifted(_concrete(inner, head, max(extent - by, 1)), by)  # 1: rules are not asked about no tokens
+        case Across(inner=inner):
+            furthest = int(rule.places(np.array(max(extent, 1) - 1)))
+            return _across(rule, _concrete(inner, head, max(extent, furthest + 1)))
         case _ if rule.children:
-            return rule.rebuild(tuple(_concrete(child, head, length) for child in rule.children))
+            return rule.rebuild(tuple(_concrete(child, head, extent) for child in rule.children))
         case _:
             return rule
+
+
+def _across(around: Across, inner: Pattern) -> Pattern:
+    """`inner` asked across, with every leaf by itself: then unions have terms, and keys that all read are gathered."""
+    match inner:
+        case Or() | And() | Not():
+            return inner.rebuild(tuple(_across(around, child) for child in inner.children))
+        case Dense() | KeySet():
+            return inner  # whatever the query
+        case _:
+            return around.rebuild((inner,))
 
 
 def _terms(rule: Pattern) -> list[Pattern]:
@@ -273,11 +292,23 @@ def _estimate(layout: Layout, terms: list[Pattern], lengths: _Lengths) -> float:
 
 def _rows_of_global_queries(tiles: "_Tiling") -> Integers:
     """Tile rows that hold a query which reads everything; a sample of rows would miss or overrate them."""
-    sets = [leaf.members(tiles.length) for leaf in tiles.rule.walk() if isinstance(leaf, GlobalQueries)]
-    if not sets:
-        return np.zeros(0, np.int64)
-    wanted = np.isin(tiles.queries.positions, np.concatenate(sets))
+    wanted = np.zeros(len(tiles.queries.positions), bool)
+    for leaf in _leaves(tiles.rule):
+        match leaf:
+            case GlobalQueries():
+                wanted |= leaf.contains(tiles.queries.positions, tiles.length)
+            case Across(inner=GlobalQueries() as inner):
+                wanted |= inner.contains(leaf.places(tiles.queries.positions), tiles.length)
     return np.unique(np.flatnonzero(wanted) // tiles.queries.tile)
+
+
+def _leaves(rule: Pattern) -> Iterator[Pattern]:
+    """What a rule is made of. What counts its tokens from another place is asked as a whole."""
+    if not rule.children or isinstance(rule, Moved):
+        yield rule
+        return
+    for child in rule.children:
+        yield from _leaves(child)
 
 
 def _count_kept(layout: Layout, tiles: "_Tiling", rows: Integers) -> int:
@@ -357,10 +388,7 @@ class _Tiling:
         """
         q_first, k_first = self.queries.first[row], self.keys.first[column]
         result = _pair(self.queries.shape[row], self.keys.shape[column])
-        for leaf in self.rule.walk():
-            # A shift is asked as a whole: what it is made of counts its tokens from another place.
-            if leaf.children and not isinstance(leaf, Moved):
-                continue
+        for leaf in _leaves(self.rule):
             verdict = replace(self, rule=leaf).judge(row, column)
             own = leaf.signature(q_first, k_first)
             own = np.arange(len(row)) if own is None else own

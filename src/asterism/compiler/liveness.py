@@ -10,6 +10,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import ArrayLike
 
+from asterism.patterns.across import Across
 from asterism.patterns.documents import Documents
 from asterism.patterns.explicit import Explicit
 from asterism.patterns.intervals import Integers
@@ -19,6 +20,9 @@ from asterism.patterns.primitives import Blocks, GlobalKeys, GlobalQueries, KeyS
 FOREVER = 2**62
 """The last reader of a key that is never forgotten."""
 
+_FAR = 2**40
+"""A reader at or after this position stands for one that comes at any time: no sequence is as long."""
+
 NEVER = -1
 """The last reader of a key that nobody reads."""
 
@@ -26,7 +30,8 @@ NEVER = -1
 def last_reader(pattern: Pattern, keys: ArrayLike) -> Integers:
     """The last query position that may read each key, over all heads: int64 of the shape of `keys`.
 
-    `pattern` must be prefix-stable (`require_causal`); for others the bound can be too small.
+    `pattern` must be prefix-stable (`require_prefix_stable`); for others the bound can be too small. Of a pattern that
+    goes across, the keys are those of the source and the readers tokens of the decoder.
     """
     return _last_reader(pattern, np.asarray(keys, np.int64))
 
@@ -46,6 +51,9 @@ def _last_reader(pattern: Pattern, keys: Integers) -> Integers:
             return np.where(keys < by, NEVER, np.where(shifted == FOREVER, FOREVER, shifted + by))
         case Documents():
             return _last_reader_of_document(pattern, keys)
+        case Across(inner=inner):
+            known = not inner.depends_on_length
+            return _last_reader_across(pattern, _last_reader(inner, keys) if known else np.full(keys.shape, FOREVER))
         case Window(left=left):
             return keys + left
         case Blocks(size=size, left=left):
@@ -73,6 +81,13 @@ def _last_reader_of_document(pattern: Documents, keys: Integers) -> Integers:
     own = np.full(keys.shape, FOREVER) if inner.depends_on_length else _last_reader(inner, np.maximum(keys - start, 0))
     last = np.minimum(np.minimum(own, stop) + start, stop - 1)
     return np.where((keys < start) | (own == NEVER), NEVER, last)
+
+
+def _last_reader_across(pattern: Across, places: Integers) -> Integers:
+    """The last query that stands at one of the places up to these, or before."""
+    known = places < _FAR
+    queries = pattern.first_query_from(np.where(known, places, 0) + 1) - 1
+    return np.where(known, queries, FOREVER)
 
 
 class _Bound(NamedTuple):

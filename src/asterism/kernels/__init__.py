@@ -3,7 +3,7 @@
 from asterism.kernels.attend import attend, decode, decode_slots
 from asterism.kernels.calibration import matrix_rates
 from asterism.kernels.choice import IMPLEMENTATIONS
-from asterism.kernels.masks import readable
+from asterism.kernels.masks import readable, readable_keys
 from asterism.kernels.terms import Alibi, Bias, Buckets, DistanceTable, Dropout, SoftSpan, Terms
 
 __all__ = [
@@ -20,4 +20,5 @@ __all__ = [
     "decode_slots",
     "matrix_rates",
     "readable",
+    "readable_keys",
 ]

@@ -12,15 +12,17 @@ from typing import Literal, TypedDict, Unpack, overload
 import torch
 from torch import Tensor
 
-from asterism.errors import PatternError
+from asterism.errors import KernelError, PatternError
 from asterism.kernels.checks import (
     autocast,
     check_allowed,
     check_offset,
     check_positions,
     check_scale,
+    check_segments,
     check_tensors,
     check_types,
+    crossing,
 )
 from asterism.kernels.choice import choose, choose_for_cache
 from asterism.kernels.masks import readable
@@ -79,19 +81,21 @@ def attend(
     q is [B, H, Nq, D], k [B, Hkv, Nk, D] and v [B, Hkv, Nk, Dv]; H is a multiple of Hkv, and query head h reads key
     head h // (H // Hkv). float64, float32, bfloat16 or float16. `pattern` is a Pattern or its text, of 1 or H
     heads. The queries stand at positions query_offset, query_offset + 1, ... of the keys' sequence, by default at
-    its end.
+    its end. Cross attention has queries of another sequence, any number of them: with "across(pattern, step=s)" they
+    are numbers query_offset, query_offset + 1, ... (by default from 0) of that sequence, and number i stands at token
+    floor(i * s) of the keys'; with "dense()" and with patterns by key alone, each reads what all read.
 
     `key_mask` (bool [B, Nk]): keys that may be read at all. `segments` (integers [B, Nk]): a query reads only keys of
-    its own segment. `cu_seqlens` (int32 or int64 [documents + 1], or a list): the tokens, in every row of the batch
-    alike, are documents one after another, cu_seqlens[i] to cu_seqlens[i + 1] each, and the pattern is that of each by
-    itself, at its own length from its own position 0. A tensor on a GPU is read once; inside torch.compile it must be a
-    list.
+    its own segment; those of cross attention have none. `cu_seqlens` (int32 or int64 [documents + 1], or a list): the
+    tokens, in every row of the batch alike, are documents one after another, cu_seqlens[i] to cu_seqlens[i + 1] each,
+    and the pattern is that of each by itself, at its own length from its own position 0. A tensor on a GPU is read
+    once; inside torch.compile it must be a list.
 
     `scale` defaults to 1/sqrt(D). Returns out [B, H, Nq, Dv] in the dtype of q and, with `return_lse`, the log-sum-exp
     [B, H, Nq] (natural logarithm; float32, or float64 for float64), differentiable too. A query that may attend to
     nothing gets out 0, log-sum-exp -inf and gradient 0; what unread keys hold changes nothing. `terms`: what is added
     to the scores, and dropout (`Terms`), which counts positions in the row; implementations that cannot compute them
-    refuse them.
+    refuse them. Across with another step than 1 there are none by distance.
 
     Under torch.autocast q, k and v are cast to its dtype first, float64 apart, as scaled_dot_product_attention does it.
     torch.func.vmap, grad and vjp go through every implementation but "flex". Forward-mode derivatives need "reference"
@@ -112,7 +116,9 @@ def attend(
     check_tensors(q, k, v, key_mask, segments)
     if cu_seqlens is not None:
         text = pattern_of_documents(text, cu_seqlens, q, k, query_offset)
-    offset = check_offset(query_offset, q, k)
+    offset = check_offset(query_offset, q, k, text)
+    check_segments(segments, q, k, text, offset)
+    _check_distances(terms, text)
     scale = default_scale(q) if scale is None else check_scale(scale)
     of_scores = expanded(terms, q, k, offset)._asdict()
     operands = Operands(q, k, v, key_mask, segments, None, text, offset, scale, return_lse, **of_scores)
@@ -158,6 +164,7 @@ def decode(
     rule = by_text(text)
     rule.check_heads(q.shape[1])
     require_prefix_stable(rule)
+    _check_distances(terms, text)
     scale = default_scale(q) if scale is None else check_scale(scale)
 
     def compute(chunk: slice) -> Attended:
@@ -243,6 +250,16 @@ def _text(pattern: object) -> str:
         raise PatternError(f"attention needs a Pattern or its text, got a {type(pattern).__name__}")
     # A compiled graph keeps the text, whose pattern is then parsed once; the compiler cannot trace weak references.
     return pattern.text if torch.compiler.is_compiling() else remember(pattern)
+
+
+def _check_distances(terms: Terms | None, text: str) -> None:
+    """Raises KernelError for tables by distance where queries do not stand one token apart."""
+    by_distance = isinstance(terms, Terms) and (terms.bias is not None or terms.relative is not None)
+    if by_distance and not crossing(text).by_ones:
+        raise KernelError(
+            "a bias and relative positions are tables of the distances between tokens one apart, and across(...) has"
+            " another step than 1: leave them out of terms"
+        )
 
 
 def _results(attended: Attended, with_lse: bool) -> Tensor | tuple[Tensor, Tensor]:

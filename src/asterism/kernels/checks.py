@@ -1,12 +1,15 @@
 """What attention is asked of its tensors, before any kernel sees them."""
 
 import operator
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from asterism.errors import KernelError, shown
-from asterism.patterns.pattern import resolve_lengths
+from asterism.patterns.across import steps
+from asterism.patterns.by_text import by_text
+from asterism.patterns.pattern import default_offset, resolve_lengths
 
 DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 """What q, k and v may be."""
@@ -33,18 +36,44 @@ def check_types(**operands: object) -> None:
             raise KernelError(f"{name} must be an ordinary (strided) tensor, got a {kind} one: convert it first")
 
 
-def check_offset(query_offset: int | None, q: Tensor, k: Tensor) -> int:
+def check_offset(query_offset: int | None, q: Tensor, k: Tensor, text: str) -> int:
     """Where the queries begin among the keys. Raises KernelError for no whole number, PatternError for no such place.
 
     In a graph, where lengths may be symbols, the operators say the latter.
     """
     if torch.compiler.is_compiling():
-        return k.shape[2] - q.shape[2] if query_offset is None else query_offset
+        return default_offset(crossing(text).crosses, q.shape[2], k.shape[2]) if query_offset is None else query_offset
     try:
         asked = None if query_offset is None else operator.index(query_offset)
     except TypeError:
         raise KernelError(f"query_offset must be a whole number, got {shown(query_offset)}") from None
-    return resolve_lengths(q.shape[2], k.shape[2], asked)[1]
+    return resolve_lengths(by_text(text), q.shape[2], k.shape[2], asked)[1]
+
+
+class Crossing(NamedTuple):
+    """Whether a pattern's queries are of another sequence than the keys, and stand there one token apart."""
+
+    crosses: bool
+    by_ones: bool
+
+
+def crossing(text: str) -> Crossing:
+    """What the text of a pattern says of that; a graph keeps the answer."""
+    pattern = by_text(text)
+    return Crossing(pattern.crosses, set(steps(pattern)) <= {1})
+
+
+# What torch.compiler.assume_constant_result does, without its second of imports.
+crossing._dynamo_marked_constant = True  # type: ignore[attr-defined]
+
+
+def check_segments(segments: Tensor | None, q: Tensor, k: Tensor, text: str, offset: int) -> None:
+    """Raises KernelError where queries are no tokens of the keys' sequence, whose segments are known."""
+    if segments is not None and (crossing(text).crosses or offset + q.shape[2] > k.shape[2]):
+        raise KernelError(
+            "segments are those of one sequence, and the queries of cross attention are tokens of another: say with"
+            " key_mask which keys may be read"
+        )
 
 
 def check_scale(scale: float) -> float:

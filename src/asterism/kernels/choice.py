@@ -231,7 +231,7 @@ def _kind_by_name(text: str, shape: Shape) -> str | None:
     if shape.masked or shape.with_lse:
         return None
     if text == "dense()":
-        return "full" if 0 <= shape.query_offset <= shape.n_keys - shape.n_queries else None
+        return "full" if shape.query_offset >= 0 else None
     return "causal" if text == "causal()" and shape.n_queries == shape.n_keys and shape.query_offset == 0 else None
 
 

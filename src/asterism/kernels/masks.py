@@ -7,6 +7,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from asterism.errors import PatternError
 from asterism.kernels.operands import Operands, refuse_distances
 from asterism.kernels.philox import dropped
 from asterism.patterns import Pattern
@@ -85,29 +86,48 @@ def readable(pattern: Pattern, query_positions: Tensor, key_positions: Tensor) -
 
     bool [B or 1, heads of the pattern, M, L], on the device of the positions. The pattern must be prefix-stable.
     """
-    return _readable(remember(pattern), query_positions, key_positions)
+    return _readable(remember(pattern), query_positions, key_positions, None)
+
+
+def readable_keys(pattern: Pattern | str, query_positions: Tensor, n_keys: int) -> Tensor:
+    """Which keys of a source the tokens of a decoder read: what `decode_slots` takes for its `allowed`.
+
+    The queries are numbers `query_positions` (int64 [B or 1, M]) of their own sequence, the source has `n_keys` tokens.
+    Gives bool [B or 1, heads of the pattern, M, n_keys] on the device of the positions: equal to rows of
+    `pattern.dense(n_queries, n_keys, 0)`, and to what `attend` reads with the same `query_offset`. Work and memory grow
+    with M * n_keys. Raises PatternError for a pattern that needs the queries to be tokens of the source.
+    """
+    rule = by_text(pattern) if isinstance(pattern, str) else pattern
+    if not rule.takes_any_query:
+        raise PatternError(
+            f"{rule.text} is not for tokens of another sequence than the keys: write across({rule.text}, step=...)"
+        )
+    keys = torch.arange(n_keys, device=query_positions.device)[None]
+    return _readable(remember(rule), query_positions, keys, n_keys)
 
 
 @torch.library.custom_op("asterism::readable", mutates_args=())
-def _readable(pattern: str, query_positions: Tensor, key_positions: Tensor) -> Tensor:
+def _readable(pattern: str, query_positions: Tensor, key_positions: Tensor, length: int | None) -> Tensor:
     rule = by_text(pattern)
     asked, kept = query_positions.cpu().numpy()[:, :, None], key_positions.cpu().numpy()[:, None, :]
-    length = int(max(asked.max(initial=-1), kept.max(initial=-1))) + 1
+    if length is None:
+        length = int(max(asked.max(initial=-1), kept.max(initial=-1))) + 1
     allowed = [rule.allows(asked, np.maximum(kept, 0), length, head) for head in range(rule.heads)]
     return torch.from_numpy(np.stack(allowed, axis=1) & (kept >= 0)[:, None]).to(query_positions.device)
 
 
 @_readable.register_fake
-def _(pattern: str, query_positions: Tensor, key_positions: Tensor) -> Tensor:
+def _(pattern: str, query_positions: Tensor, key_positions: Tensor, length: int | None) -> Tensor:
     batch = torch.broadcast_shapes(query_positions.shape[:1], key_positions.shape[:1])
     shape = (*batch, by_text(pattern).heads, query_positions.shape[1], key_positions.shape[1])
     return torch.empty(shape, dtype=torch.bool, device=query_positions.device)
 
 
 @_readable.register_vmap
-def _(info: Any, in_dims: tuple[int | None, ...], pattern: str, *positions: Tensor) -> tuple[Tensor, int]:
+def _(info: Any, in_dims: tuple[int | None, ...], pattern: str, *given: Any) -> tuple[Tensor, int]:
+    *positions, length = given
     each = [
-        [x if dim is None else x.select(dim, i) for x, dim in zip(positions, in_dims[1:], strict=True)]
+        [x if dim is None else x.select(dim, i) for x, dim in zip(positions, in_dims[1:], strict=False)]
         for i in range(info.batch_size)
     ]
-    return torch.stack([_readable(pattern, *some) for some in each]), 0
+    return torch.stack([_readable(pattern, *some, length) for some in each]), 0

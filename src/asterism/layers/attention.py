@@ -20,7 +20,7 @@ from asterism.layers.kept import Kept, NewTokens, read
 from asterism.layers.linear import Linear
 from asterism.layers.padding import cut_into_rows, documents_of_rows, in_documents, lay_end_to_end
 from asterism.layers.positions import Rotary, turn
-from asterism.patterns import Pattern, parse
+from asterism.patterns import Pattern, parse, require_self_attention
 
 SECOND_READING = 2**62
 """What the seed of dropout is shifted by for a second softmax over the same places."""
@@ -74,7 +74,7 @@ class SparseAttention(nn.Module):
     implementation       as in `attend`
 
     Raises ConfigurationError when the head counts do not divide the widths and for global projections that name no
-    place, PatternError when the pattern has rules for another number of heads.
+    place, PatternError when the pattern has rules for another number of heads or goes across from another sequence.
     """
 
     def __init__(
@@ -107,6 +107,7 @@ class SparseAttention(nn.Module):
                 f"{num_heads} attention heads cannot share {self.num_key_value_heads} key and value heads evenly"
             )
         self.pattern.check_heads(num_heads)
+        require_self_attention(self.pattern, "self-attention")
         query_head_dim, value_head_dim = query_key_dim // num_heads, value_dim // num_heads
         if rotary is not None and query_head_dim % 2:
             raise ConfigurationError(

@@ -1,6 +1,7 @@
 """Who may attend to whom: immutable rules, their algebra, their text form, and the patterns of the literature."""
 
-from asterism.patterns.causality import require_causal, require_prefix_stable
+from asterism.patterns.across import across
+from asterism.patterns.causality import require_causal, require_prefix_stable, require_self_attention
 from asterism.patterns.documents import documents
 from asterism.patterns.explicit import explicit
 from asterism.patterns.pattern import Named, Pattern, Verdict
@@ -44,6 +45,7 @@ __all__ = [
     "Pattern",
     "Schedule",
     "Verdict",
+    "across",
     "as_schedule",
     "bigbird",
     "bigbird_causal",
@@ -68,6 +70,7 @@ __all__ = [
     "random_blocks",
     "require_causal",
     "require_prefix_stable",
+    "require_self_attention",
     "shifted",
     "sinks",
     "split_heads",

@@ -22,11 +22,21 @@ def require_causal(pattern: Pattern) -> None:
 
     Raises PatternError with the pattern, the part that breaks the rule, and what to use instead.
     """
+    require_self_attention(pattern, "a causal model")
     require_prefix_stable(pattern)
     if not pattern.is_causal:
         raise PatternError(
             f"{pattern.text} cannot be used by a causal model: it may read the future;"
             f" write ({pattern.text}) & causal()"
+        )
+
+
+def require_self_attention(pattern: Pattern, user: str) -> None:
+    """Refuse a pattern whose queries are tokens of another sequence than the keys. Raises PatternError."""
+    if pattern.crosses:
+        raise PatternError(
+            f"{pattern.text} cannot be used by {user}: across(...) is for cross attention, where the queries are tokens"
+            " of another sequence than the keys; use the pattern inside it"
         )
 
 

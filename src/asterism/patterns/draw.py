@@ -1,5 +1,8 @@
 """Pictures of a pattern, and how many keys its queries read.
 
+They are of a sequence that attends to itself, or of its first queries only; of a pattern that goes across, of as many
+tokens of the decoder as stand in the source.
+
 Up to `cells` tokens, one cell of a picture is one (query, key) pair. Longer sequences are shown as tiles: a tile is
 judged as a whole, and split into smaller ones only where the verdict is unknown, so that no picture costs n x n memory.
 Invariant: a cell shown full or empty is so for every pair in it.
@@ -13,8 +16,17 @@ from pathlib import Path
 import numpy as np
 
 from asterism.errors import AsterismError, PatternError
+from asterism.patterns.across import queries_to_the_end
 from asterism.patterns.intervals import Integers, Intervals
-from asterism.patterns.pattern import Booleans, Pattern, Tokens, Verdict, Verdicts, check_integer
+from asterism.patterns.pattern import (
+    Booleans,
+    Pattern,
+    Tokens,
+    Verdict,
+    Verdicts,
+    check_integer,
+    resolve_lengths,
+)
 
 Glyphs = Mapping[Verdict, str]
 
@@ -34,8 +46,8 @@ _MANY_PAIRS = 2**26  # the most pairs that a picture or a count looks at one by 
 class Degrees:
     """How many keys a query reads: the least, the mean and the most over `queries` queries.
 
-    `queries` is less than the length when counting every query would take too long; the queries counted are then
-    evenly spread and include the first and the last.
+    `queries` is less than there are when counting every query would take too long; the queries counted are then evenly
+    spread and include the first and the last.
     """
 
     minimum: int
@@ -44,18 +56,36 @@ class Degrees:
     queries: int
 
 
-def draw(pattern: Pattern, n: int, *, head: int = 0, cells: int = 64, glyphs: Glyphs = GLYPHS) -> str:
-    """The pattern at length `n` as text: one row per query, one column per key, at most `cells` of each.
+def draw(
+    pattern: Pattern, n: int, *, queries: int | None = None, head: int = 0, cells: int = 64, glyphs: Glyphs = GLYPHS
+) -> str:
+    """The pattern over `n` keys as text: one row per query, one column per key, at most `cells` of each.
 
-    Raises PatternError for a negative length, a head that the pattern does not have, and cells < 1.
+    `queries` counts the rows: the first so many, by default n or, across, those that stand in the source. Raises
+    PatternError for a negative length, queries that the pattern cannot have, a head that it does not have, and
+    cells < 1.
     """
-    grid, tile = _grid(pattern, n, head, check_integer("draw", "cells", cells, 1))
+    count = check_queries(pattern, n, queries)
+    grid, tile = _grid(pattern, count, n, head, check_integer("draw", "cells", cells, 1))
     rows = ["".join(glyphs[Verdict(cell)] for cell in row) for row in grid.tolist()]
     which_head = f", head {head} of {pattern.heads}" if pattern.heads > 1 else ""
-    return "\n".join([f"{pattern.text}, {n:,} token{'s' * (n != 1)}{which_head}", *rows, _legend(grid, tile, glyphs)])
+    asking = "" if count == n else f"{count:,} quer{'y' if count == 1 else 'ies'} of "
+    lengths = f"{asking}{n:,} token{'s' * (n != 1)}"
+    return "\n".join([f"{pattern.text}, {lengths}{which_head}", *rows, _legend(grid, tile, glyphs)])
 
 
-def draw_image(patterns: Pattern | Sequence[Pattern], n: int, path: str | Path, *, head: int = 0) -> None:
+def check_queries(pattern: Pattern, n: int, queries: int | None) -> int:
+    """How many queries a picture or a plan of `n` keys has, given what was asked for. Raises PatternError as `draw`."""
+    check_integer("draw", "n", n, 0)
+    if queries is None:
+        return queries_to_the_end(pattern, n)
+    resolve_lengths(pattern, check_integer("draw", "queries", queries, 0), n, 0)
+    return queries
+
+
+def draw_image(
+    patterns: Pattern | Sequence[Pattern], n: int, path: str | Path, *, queries: int | None = None, head: int = 0
+) -> None:
     """Write the picture as PNG or SVG, by the suffix of `path`: black is allowed, grey a tile allowed in part.
 
     Several patterns stand side by side; those that all heads share are drawn whatever `head` is. Raises PatternError
@@ -73,12 +103,14 @@ def draw_image(patterns: Pattern | Sequence[Pattern], n: int, path: str | Path, 
     figure = Figure(figsize=(6 * columns, 6.4 * rows), layout="compressed")  # for axes whose sides are of equal scale
     for number, pattern in enumerate(shown, start=1):
         its_head = head if len(shown) == 1 else head_of(pattern, head)
-        grid, tile = _grid(pattern, n, its_head, IMAGE_CELLS)
+        count = check_queries(pattern, n, queries)
+        grid, tile = _grid(pattern, count, n, its_head, IMAGE_CELLS)
         axes = figure.add_subplot(rows, columns, number, xlabel="key", ylabel="query")
         axes.set_title(_title(pattern, its_head), fontsize=10)
-        darkness, edge = np.array([0.0, 0.5, 0.5, 1.0])[grid], tile * len(grid)
-        axes.imshow(darkness, cmap="Greys", vmin=0, vmax=1, interpolation="nearest", extent=(0, edge, edge, 0))
-        axes.set(xlim=(0, n), ylim=(n, 0))  # the last cell may reach beyond the last token
+        darkness = np.array([0.0, 0.5, 0.5, 1.0])[grid]
+        bottom, right = (tile * cells for cells in grid.shape)
+        axes.imshow(darkness, cmap="Greys", vmin=0, vmax=1, interpolation="nearest", extent=(0, right, bottom, 0))
+        axes.set(xlim=(0, n), ylim=(count, 0))  # the last cell may reach beyond the last token
     figure.savefig(path, dpi=150)
 
 
@@ -94,26 +126,27 @@ def _title(pattern: Pattern, head: int) -> str:
     return "\n".join(shortened) + (f", head {head} of {pattern.heads}" if pattern.heads > 1 else "")
 
 
-def degrees(pattern: Pattern, n: int, head: int = 0) -> Degrees:
-    """The least, mean and greatest number of keys that a query of a sequence of length `n` reads.
+def degrees(pattern: Pattern, n: int, head: int = 0, queries: int | None = None) -> Degrees:
+    """The least, mean and greatest number of the `n` keys that a query reads; `queries` is as in `draw`.
 
-    Raises PatternError for a negative length and a head that the pattern does not have.
+    Raises PatternError for a negative length, queries that the pattern cannot have, and a head that it does not have.
     """
-    _check(pattern, n, head)
-    if n == 0:
+    count = check_queries(pattern, n, queries)
+    _check_head(pattern, head)
+    if not n or not count:
         return Degrees(0, 0.0, 0, 0)
-    few = _spread(n, 64)
+    few = _spread(count, 64)
     _, rest = _count_whole(pattern, few, n, head)
     pairs_per_query = max(int((rest.stops - rest.starts).sum()) // few.size, 1)
-    queries = _spread(n, max(_MANY_PAIRS // pairs_per_query, few.size))
+    asked = _spread(count, max(_MANY_PAIRS // pairs_per_query, few.size))
     counts = np.concatenate(
-        [_count(pattern, chunk, n, head) for chunk in np.array_split(queries, -(-queries.size // _CHUNK))]
+        [_count(pattern, chunk, n, head) for chunk in np.array_split(asked, -(-asked.size // _CHUNK))]
     )
-    return Degrees(int(counts.min()), float(counts.mean()), int(counts.max()), queries.size)
+    return Degrees(int(counts.min()), float(counts.mean()), int(counts.max()), asked.size)
 
 
 def density(pattern: Pattern, n: int, head: int = 0) -> float:
-    """The share of the n x n pairs that is allowed, 0 for an empty sequence; see `degrees` for long sequences."""
+    """The share of the pairs that is allowed, 0 for an empty sequence; see `degrees` for long sequences."""
     return degrees(pattern, n, head).mean / max(n, 1)
 
 
@@ -148,14 +181,14 @@ class _Tiles:
         return self.cell, self.q_start, self.q_stop, self.k_start, self.k_stop
 
 
-def _grid(pattern: Pattern, n: int, head: int, cells: int) -> tuple[Verdicts, int]:
+def _grid(pattern: Pattern, queries: int, n: int, head: int, cells: int) -> tuple[Verdicts, int]:
     """One verdict per cell of the picture, int8 [rows, columns], and the side of a cell in tokens."""
-    _check(pattern, n, head)
-    tile = max(-(-n // cells), 1)
-    side = -(-n // tile)
-    row, column = (axis.ravel() for axis in np.mgrid[:side, :side])
-    start_stop = (row * tile, np.minimum(row * tile + tile, n), column * tile, np.minimum(column * tile + tile, n))
-    return _settle(pattern, _Tiles(np.arange(side * side), *start_stop), n, head).reshape(side, side), tile
+    _check_head(pattern, head)
+    tile = max(-(-max(n, queries) // cells), 1)
+    shape = -(-queries // tile), -(-n // tile)
+    row, column = (axis.ravel() * tile for axis in np.mgrid[: shape[0], : shape[1]])
+    start_stop = (row, np.minimum(row + tile, queries), column, np.minimum(column + tile, n))
+    return _settle(pattern, _Tiles(np.arange(row.size), *start_stop), n, head).reshape(shape), tile
 
 
 def _settle(pattern: Pattern, tiles: _Tiles, n: int, head: int) -> Verdicts:
@@ -247,7 +280,6 @@ def _count_whole(pattern: Pattern, queries: Integers, n: int, head: int) -> tupl
     return counts, Intervals.build(row[rest], start[rest], stop[rest], queries.size, n)
 
 
-def _check(pattern: Pattern, n: int, head: int) -> None:
-    check_integer("draw", "n", n, 0)
+def _check_head(pattern: Pattern, head: int) -> None:
     if not 0 <= check_integer("draw", "head", head) < pattern.heads:
         raise PatternError(f"{pattern.text} has {pattern.heads} head(s), numbered from 0; head {head} was asked for")

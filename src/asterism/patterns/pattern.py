@@ -80,10 +80,16 @@ class Pattern(ABC):
     text: str
     heads: int
     """1 when all heads share the rule, else how many heads have a rule of their own."""
+    crosses: bool
+    """Whether the queries are tokens of another sequence than the keys: some part is across(...)."""
+    takes_any_query: bool
+    """Whether a query may stand at a position that no key has: what it reads needs no place among the keys."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "text", self._write())
         object.__setattr__(self, "heads", self._count_heads())
+        object.__setattr__(self, "crosses", self._goes_across())
+        object.__setattr__(self, "takes_any_query", self._needs_no_place())
 
     # --- the questions -------------------------------------------------------------------------------------------
 
@@ -98,10 +104,11 @@ class Pattern(ABC):
     def dense(self, n_queries: int, n_keys: int | None = None, query_offset: int | None = None) -> Booleans:
         """The rule as a boolean array [heads, n_queries, n_keys]; True means may attend.
 
-        The queries stand at positions query_offset, query_offset + 1, ...; by default they are the last ones.
-        Raises PatternError when there are more queries than positions.
+        The queries stand at positions query_offset, query_offset + 1, ...; by default they are the last ones, or the
+        first ones of another sequence (`resolve_lengths`). Raises PatternError when there are more queries than
+        positions and the pattern needs theirs among the keys.
         """
-        n_keys, query_offset = resolve_lengths(n_queries, n_keys, query_offset)
+        n_keys, query_offset = resolve_lengths(self, n_queries, n_keys, query_offset)
         queries = np.arange(query_offset, query_offset + n_queries)[:, None]
         keys = np.arange(n_keys)[None, :]
         picture = [self.allows(queries, keys, n_keys, head) for head in range(self.heads)]
@@ -193,6 +200,12 @@ class Pattern(ABC):
         if len(counts) > 1:
             raise PatternError(f"{self.text} combines patterns of {counts[0]} and {counts[1]} heads: use equal numbers")
         return counts[0] if counts else 1
+
+    def _goes_across(self) -> bool:
+        return any(child.crosses for child in self.children)
+
+    def _needs_no_place(self) -> bool:
+        return bool(self.children) and all(child.takes_any_query for child in self.children)
 
     def __str__(self) -> str:
         return self.text
@@ -384,6 +397,9 @@ class PerHead(Follower):
 class Moved(Pattern):
     """A pattern whose part counts positions from another place: inside, position 0 names another token."""
 
+    def _needs_no_place(self) -> bool:
+        return False
+
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Shifted(Moved):
@@ -462,18 +478,27 @@ class Named(Follower):
 # --- helpers ---------------------------------------------------------------------------------------------------------
 
 
-def resolve_lengths(n_queries: int, n_keys: int | None, query_offset: int | None) -> tuple[int, int]:
-    """n_keys and query_offset with their defaults: as many keys as queries, and queries at the end."""
+def resolve_lengths(pattern: Pattern, n_queries: int, n_keys: int | None, query_offset: int | None) -> tuple[int, int]:
+    """n_keys and query_offset with their defaults: as many keys as queries, and the last positions.
+
+    Queries of another sequence, and more queries than keys, begin at 0.
+    """
     n_keys = n_queries if n_keys is None else n_keys
     if n_queries < 0 or n_keys < 0:
         raise PatternError(f"lengths must not be negative: {n_queries=}, {n_keys=}")
-    offset = n_keys - n_queries if query_offset is None else query_offset
-    if offset < 0 or offset + n_queries > n_keys:
+    offset = default_offset(pattern.crosses, n_queries, n_keys) if query_offset is None else query_offset
+    if offset < 0 or offset + n_queries > (2**31 if pattern.takes_any_query else n_keys):
         raise PatternError(
             f"{n_queries} queries do not fit among {n_keys} positions (first query at {offset}):"
-            " queries are positions of the same sequence as the keys"
+            " queries are positions of the same sequence as the keys; those of another one need"
+            " across(pattern, step=...) or dense()"
         )
     return n_keys, offset
+
+
+def default_offset(crosses: bool, n_queries: int, n_keys: int) -> int:
+    """Where queries begin that nobody said a place for; `crosses` is the pattern's."""
+    return 0 if crosses or n_queries > n_keys else n_keys - n_queries
 
 
 def write_call(name: str, arguments: Mapping[str, object]) -> str:

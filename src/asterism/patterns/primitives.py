@@ -39,6 +39,9 @@ class Dense(Pattern):
     def _allows(self, q: Integers, k: Integers, length: int, head: int) -> Booleans:
         return np.ones(q.shape, bool)
 
+    def _needs_no_place(self) -> bool:
+        return True
+
     def judge(self, q: Tokens, k: Tokens, length: int, head: int) -> Verdicts:
         return np.full(np.broadcast_shapes(q.first.shape, k.first.shape), Verdict.FULL, np.int8)
 
@@ -234,6 +237,9 @@ class KeySet(OneSided):
     def _allows(self, q: Integers, k: Integers, length: int, head: int) -> Booleans:
         return self.contains(k, length)
 
+    def _needs_no_place(self) -> bool:
+        return True
+
     def judge(self, q: Tokens, k: Tokens, length: int, head: int) -> Verdicts:
         verdict = self.judge_side(k, length)
         return np.broadcast_to(verdict, np.broadcast_shapes(q.first.shape, verdict.shape))
@@ -292,14 +298,17 @@ class TokenSet(OneSided):
         return self if any(position < 0 for position in self.positions) else None
 
     def _intervals(self, length: int) -> tuple[Integers, Integers, Integers]:
-        """Starts and stops of the members' runs, and how many members stand before each run."""
+        """Starts and stops of the members' runs, and how many members stand before each run.
+
+        Runs are whole, also beyond the length: there a query may stand that comes from another sequence.
+        """
         n_blocks = -(-length // self.block)
         numbers = np.unique(np.asarray(self.positions, np.int64))
         numbers = np.unique(np.where(numbers < 0, numbers + n_blocks, numbers))
-        starts = numbers[(numbers >= 0) & (numbers < n_blocks)] * self.block
-        stops = np.minimum(starts + self.block, length)
-        sizes: Integers = stops - starts
-        return starts, stops, np.cumsum(sizes) - sizes
+        starts = numbers[(numbers >= 0) & (numbers < _FAR // self.block)] * self.block
+        stops = starts + self.block
+        before: Integers = np.arange(len(starts)) * self.block
+        return starts, stops, before
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -408,6 +417,9 @@ def shifted(pattern: Pattern, by: int) -> Pattern:
     """The pattern on the tokens from `by` on, its position 0; earlier tokens neither read nor are read."""
     return Shifted(check_pattern("shifted", "pattern", pattern), check_integer("shifted", "by", by, 0))
 
+
+_FAR = 2**61
+"""Beyond every position: block numbers and sizes of up to 2**60 have a product that int64 has not."""
 
 _MANY_RUNS = 64
 """Above so many runs of global keys per row, spans are their hull: a cheap superset."""

@@ -30,20 +30,25 @@ class RandomBlocks(Pattern):
     window: int = -1
     avoid: tuple[int, ...] = ()
 
-    def drawn(self, length: int, head: int) -> Integers:
-        """The key blocks drawn for each query block, int64 [query blocks, count], sorted, -1 where there are none."""
-        n_blocks = -(-length // self.block)
-        return _draw_blocks(self, n_blocks, head % self.n_heads)
+    def drawn(self, length: int, head: int, furthest: int = 0) -> Integers:
+        """The key blocks drawn for each query block, int64 [query blocks, count], sorted, -1 where there are none.
+
+        There are as many query blocks as key blocks, or more, so that the one of the position `furthest` is there.
+        """
+        n_blocks, needed = -(-length // self.block), furthest // self.block + 1
+        # By powers of two, because what is drawn is kept for each number of rows.
+        rows = n_blocks if needed <= n_blocks else 2 ** (needed - 1).bit_length()
+        return _draw_blocks(self, rows, n_blocks, head % self.n_heads)
 
     def _allows(self, q: Integers, k: Integers, length: int, head: int) -> Booleans:
-        drawn, key_block = self.drawn(length, head), k // self.block
+        drawn, key_block = self.drawn(length, head, int(q.max(initial=0))), k // self.block
         result = np.zeros(q.shape, bool)
         for choice in range(self.count):
             result |= drawn[:, choice][q // self.block] == key_block
         return result
 
     def judge(self, q: Tokens, k: Tokens, length: int, head: int) -> Verdicts:
-        drawn = self.drawn(length, head)
+        drawn = self.drawn(length, head, int(q.last.max(initial=0)))
         first, last = np.broadcast_arrays(q.first // self.block, q.last // self.block, k.first)[:2]
         k_first, k_last = k.first // self.block, k.last // self.block
         hits = np.zeros(first.shape, np.int64)
@@ -55,7 +60,7 @@ class RandomBlocks(Pattern):
         return verdicts(hits == area, hits == 0, mixed_if_contiguous(q, k))
 
     def find_spans(self, q: Tokens, length: int, head: int) -> Intervals:
-        drawn = self.drawn(length, head)
+        drawn = self.drawn(length, head, int(q.last.max(initial=0)))
         row, query_block = Intervals.one_each(q.first // self.block, q.last // self.block + 1, len(drawn)).points()
         chosen = drawn[query_block]
         start = chosen.ravel() * self.block
@@ -77,7 +82,7 @@ class RandomBlocks(Pattern):
 
 
 @lru_cache(maxsize=64)
-def _draw_blocks(pattern: RandomBlocks, n_blocks: int, head: int) -> Integers:
+def _draw_blocks(pattern: RandomBlocks, n_rows: int, n_blocks: int, head: int) -> Integers:
     """Draw without replacement, all rows at once.
 
     Row r owns the raw numbers r * width, ..., r * width + width - 1 of the Philox stream keyed by (seed, head), so
@@ -86,9 +91,9 @@ def _draw_blocks(pattern: RandomBlocks, n_blocks: int, head: int) -> Integers:
     """
     width = -(-pattern.count // 4) * 4
     generator = np.random.Philox(key=np.array([pattern.seed, head], np.uint64))
-    raw = generator.random_raw(n_blocks * width).reshape(n_blocks, width)
-    taken, candidates = _forbidden_blocks(pattern, n_blocks)
-    drawn = np.full((n_blocks, pattern.count), -1)
+    raw = generator.random_raw(n_rows * width).reshape(n_rows, width)
+    taken, candidates = _forbidden_blocks(pattern, n_rows, n_blocks)
+    drawn = np.full((n_rows, pattern.count), -1)
     for choice in range(pattern.count):
         left = candidates - choice
         if not (left > 0).any():
@@ -103,14 +108,14 @@ def _draw_blocks(pattern: RandomBlocks, n_blocks: int, head: int) -> Integers:
     return drawn
 
 
-def _forbidden_blocks(pattern: RandomBlocks, n_blocks: int) -> tuple[Integers, Integers]:
+def _forbidden_blocks(pattern: RandomBlocks, n_rows: int, n_blocks: int) -> tuple[Integers, Integers]:
     """Per query block, the sorted blocks that must not be drawn, and how many candidates are left."""
-    row = np.arange(n_blocks)
-    limit = row if pattern.earlier else np.full(n_blocks, n_blocks)
-    side = min(pattern.window, n_blocks)
+    row = np.arange(n_rows)
+    limit = row if pattern.earlier else np.full(n_rows, n_blocks)
+    side = min(pattern.window, n_rows)
     near = row[:, None] + np.arange(-side, side + 1)
     avoid = np.array([a + n_blocks if a < 0 else a for a in pattern.avoid], np.int64)
-    taken = np.sort(np.concatenate([near, np.broadcast_to(avoid, (n_blocks, len(avoid)))], axis=1), axis=1)
+    taken = np.sort(np.concatenate([near, np.broadcast_to(avoid, (n_rows, len(avoid)))], axis=1), axis=1)
     repeated = np.zeros(taken.shape, bool)
     repeated[:, 1:] = taken[:, 1:] == taken[:, :-1]
     valid = (taken >= 0) & (taken < limit[:, None]) & ~repeated

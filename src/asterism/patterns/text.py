@@ -16,6 +16,7 @@ from typing import TypeGuard
 
 from asterism.errors import ConfigurationError, PatternError, nearest, shown
 from asterism.patterns import primitives, published
+from asterism.patterns.across import across
 from asterism.patterns.documents import documents
 from asterism.patterns.explicit import explicit
 from asterism.patterns.pattern import Pattern
@@ -39,6 +40,7 @@ VOCABULARY: dict[str, Callable[..., Pattern]] = {
         primitives.per_head,
         primitives.shifted,
         documents,
+        across,
         published.strided,
         published.fixed,
         published.bigbird,

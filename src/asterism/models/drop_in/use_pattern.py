@@ -18,7 +18,7 @@ from asterism.models.drop_in.field import (
     write_patterns,
 )
 from asterism.models.drop_in.places import find_attention, is_causal, set_places
-from asterism.patterns import Pattern, Schedule, require_causal
+from asterism.patterns import Pattern, Schedule, require_causal, require_self_attention
 
 Model = TypeVar("Model", bound=nn.Module)
 
@@ -125,6 +125,7 @@ def _check_patterns(model: PreTrainedModel, modules: list[Any]) -> None:
     config = model.config
     for rule in read_patterns(config.asterism_pattern, len(modules)):
         rule.check_heads(config.num_attention_heads)
+        require_self_attention(rule, type(model).__name__)
         if is_causal(model, modules):
             require_causal(rule)
     if read_native_window(config) == "intersect" and getattr(config, "attention_chunk_size", None):

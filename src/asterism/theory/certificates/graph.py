@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from asterism.compiler import Pass, Plan, compile_pattern
 from asterism.errors import PatternError
-from asterism.patterns import Pattern
+from asterism.patterns import Pattern, require_self_attention
 from asterism.patterns.intervals import Intervals
 
 Integers = NDArray[np.int64]
@@ -179,8 +179,10 @@ class Graph:
 def read_graph(pattern: Pattern, n: int, head: int = 0) -> Graph:
     """The graph of one head of a pattern at length n.
 
-    Raises PatternError when the pattern does not cover n tokens, or allows more scattered pairs than can be held.
+    Raises PatternError when the pattern does not cover n tokens or goes across from another sequence, or allows more
+    scattered pairs than can be held.
     """
+    require_self_attention(pattern, "a certificate, which is about a graph of tokens")
     plan = compile_pattern(pattern, n)
     scattered = sum(plan.tile**2 * _scattered(part) for part in plan.passes)
     if scattered > MOST_PAIRS:
