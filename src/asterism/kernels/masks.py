@@ -7,10 +7,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from asterism.errors import PatternError
 from asterism.kernels.operands import Operands, refuse_distances
 from asterism.kernels.philox import dropped
-from asterism.patterns import Pattern
+from asterism.patterns import Pattern, require_cross_attention
 from asterism.patterns.by_text import by_text, remember
 
 
@@ -98,10 +97,7 @@ def readable_keys(pattern: Pattern | str, query_positions: Tensor, n_keys: int) 
     with M * n_keys. Raises PatternError for a pattern that needs the queries to be tokens of the source.
     """
     rule = by_text(pattern) if isinstance(pattern, str) else pattern
-    if not rule.takes_any_query:
-        raise PatternError(
-            f"{rule.text} is not for tokens of another sequence than the keys: write across({rule.text}, step=...)"
-        )
+    require_cross_attention(rule)
     keys = torch.arange(n_keys, device=query_positions.device)[None]
     return _readable(remember(rule), query_positions, keys, n_keys)
 

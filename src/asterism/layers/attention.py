@@ -107,7 +107,7 @@ class SparseAttention(nn.Module):
                 f"{num_heads} attention heads cannot share {self.num_key_value_heads} key and value heads evenly"
             )
         self.pattern.check_heads(num_heads)
-        require_self_attention(self.pattern, "self-attention")
+        self._check_pattern()
         query_head_dim, value_head_dim = query_key_dim // num_heads, value_dim // num_heads
         if rotary is not None and query_head_dim % 2:
             raise ConfigurationError(
@@ -125,6 +125,9 @@ class SparseAttention(nn.Module):
             self.global_query = Linear(hidden_size, query_key_dim, bias=bias)
             self.global_key = Linear(hidden_size, kept_key_dim, bias=bias)
             self.global_value = Linear(hidden_size, kept_value_dim, bias=bias)
+
+    def _check_pattern(self) -> None:
+        require_self_attention(self.pattern, "self-attention")
 
     def forward(
         self,

@@ -12,7 +12,7 @@ from asterism.errors import ConfigurationError
 from asterism.kernels import Dropout, Terms, attend, decode_slots
 from asterism.kernels.checks import autocast
 from asterism.layers.attention import SparseAttention
-from asterism.patterns import Pattern
+from asterism.patterns import Pattern, require_cross_attention
 
 
 class SourceKeys(Protocol):
@@ -39,6 +39,9 @@ class CrossAttention(SparseAttention):
             if options.get(name) is not None:
                 raise ConfigurationError(f"cross attention has no {name}: its keys are those of another sequence")
         super().__init__(hidden_size, num_heads, pattern, **options)
+
+    def _check_pattern(self) -> None:
+        require_cross_attention(self.pattern)
 
     def forward(  # type: ignore[override]
         self,

@@ -1,7 +1,12 @@
 """Who may attend to whom: immutable rules, their algebra, their text form, and the patterns of the literature."""
 
 from asterism.patterns.across import across
-from asterism.patterns.causality import require_causal, require_prefix_stable, require_self_attention
+from asterism.patterns.causality import (
+    require_causal,
+    require_cross_attention,
+    require_prefix_stable,
+    require_self_attention,
+)
 from asterism.patterns.documents import documents
 from asterism.patterns.explicit import explicit
 from asterism.patterns.pattern import Named, Pattern, Verdict
@@ -69,6 +74,7 @@ __all__ = [
     "per_head",
     "random_blocks",
     "require_causal",
+    "require_cross_attention",
     "require_prefix_stable",
     "require_self_attention",
     "shifted",

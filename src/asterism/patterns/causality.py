@@ -40,6 +40,15 @@ def require_self_attention(pattern: Pattern, user: str) -> None:
         )
 
 
+def require_cross_attention(pattern: Pattern) -> None:
+    """Refuse a pattern that needs its queries to be tokens of the keys' sequence. Raises PatternError."""
+    if not pattern.takes_any_query:
+        raise PatternError(
+            f"{pattern.text} cannot be used by cross attention, where the queries are tokens of another sequence than"
+            f" the keys: write across({pattern.text}, step=...), or dense()"
+        )
+
+
 def require_prefix_stable(pattern: Pattern) -> None:
     """Refuse a pattern whose answer for a pair (q, k) can change as the sequence grows.
 
