@@ -99,7 +99,8 @@ def readable_keys(pattern: Pattern | str, query_positions: Tensor, n_keys: int) 
     rule = by_text(pattern) if isinstance(pattern, str) else pattern
     require_cross_attention(rule)
     keys = torch.arange(n_keys, device=query_positions.device)[None]
-    return _readable(remember(rule), query_positions, keys, n_keys)
+    text = rule.text if torch.compiler.is_compiling() else remember(rule)  # graphs cannot trace weak references
+    return _readable(text, query_positions, keys, n_keys)
 
 
 @torch.library.custom_op("asterism::readable", mutates_args=())

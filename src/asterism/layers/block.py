@@ -179,7 +179,8 @@ class _Block(nn.Module):
         """
         hidden = self._add(hidden, self.mixer_norm, partial(self.mixer, **mixer_arguments))
         if self.cross_attention is not None:
-            hidden = self._add(hidden, self.cross_norm, partial(self.cross_attention, source=source, **(cross or {})))
+            asking = {"source": source, "positions": mixer_arguments.get("positions")}
+            hidden = self._add(hidden, self.cross_norm, partial(self.cross_attention, **asking, **(cross or {})))
         if self.feed_forward is not None:
             hidden = self._add(hidden, self.feed_forward_norm, self.feed_forward)
         return hidden

@@ -9,10 +9,12 @@ from typing import Any, Protocol
 import torch
 
 from asterism.errors import ConfigurationError
-from asterism.kernels import Dropout, Terms, attend, decode_slots
+from asterism.kernels import Dropout, Terms, attend, decode_slots, readable_keys
 from asterism.kernels.checks import autocast
 from asterism.layers.attention import SparseAttention
-from asterism.patterns import Pattern, require_cross_attention
+from asterism.patterns import Pattern, dense, require_cross_attention, require_prefix_stable
+
+_EVERYTHING = dense()
 
 
 class SourceKeys(Protocol):
@@ -31,7 +33,8 @@ class CrossAttention(SparseAttention):
     """Multi-head attention to a source; arguments as those of SparseAttention.
 
     The pattern is about queries and keys of different sequences: `dense()`, or an `across(...)` that says where a query
-    stands in the source. There are no rotary positions and no global projections.
+    stands in the source. What it allows must not depend on the length of the source, so that padding changes nothing.
+    There are no rotary positions and no global projections.
     """
 
     def __init__(self, hidden_size: int, num_heads: int, pattern: Pattern | str, **options: Any) -> None:
@@ -42,27 +45,30 @@ class CrossAttention(SparseAttention):
 
     def _check_pattern(self) -> None:
         require_cross_attention(self.pattern)
+        require_prefix_stable(self.pattern)  # the sources of a batch differ in length
 
     def forward(  # type: ignore[override]
         self,
         hidden: torch.Tensor,
         source: torch.Tensor | None,
         *,
+        positions: torch.Tensor | None = None,
         real: torch.Tensor | None = None,
         kept: SourceKeys | None = None,
         dropout: Dropout | None = None,
     ) -> torch.Tensor:
         """[B, N, hidden_size] -> [B, N, hidden_size].
 
-        source   [B, S, hidden_size]; None where `kept` has its keys and values
-        real     bool [B, S]: which tokens of the source are real; they come first. By default all are.
-        kept     this layer's part of a cache, which is filled by the first call
-        dropout  of the pairs that are read, as in `attend`; not together with a cache
+        source     [B, S, hidden_size]; None where `kept` has its keys and values
+        positions  int64 [B or 1, N]: which tokens of their own sequence ask, -1 for padding; by default the first ones
+        real       bool [B, S]: which tokens of the source are real; they come first. By default all are.
+        kept       this layer's part of a cache, which is filled by the first call
+        dropout    of the pairs that are read, as in `attend`; not together with a cache
         """
         (hidden,) = autocast(hidden)
         q = self._split(self.query(hidden), self.num_heads)
         if kept is not None and kept.is_filled:
-            mixed = self._read_source(q, kept.keys, kept.values, real)
+            mixed = self._read_source(q, kept.keys, kept.values, positions, real)
             return self.output(mixed.transpose(1, 2).flatten(2))
         if source is None:
             raise ConfigurationError("cross attention needs the states of the source, or a cache that holds its keys")
@@ -70,14 +76,26 @@ class CrossAttention(SparseAttention):
         k, v = (self._split(make(source), self.num_key_value_heads) for make in (self.key, self.value))
         if kept is not None:
             kept.fill(k, v)
+            if positions is not None and bool((positions[:, :1] > 0).any()):  # a source that comes after some tokens
+                return self.output(self._read_source(q, k, v, positions, real).transpose(1, 2).flatten(2))
         terms = None if dropout is None else Terms(dropout=dropout)
-        mixed = attend(q, k, v, self.pattern, key_mask=real, terms=terms, **self._options)
+        # Without a cache, and with a new one, the first token is number 0; that of a row is its first real one.
+        mixed = attend(q, k, v, self.pattern, key_mask=real, query_offset=0, terms=terms, **self._options)
         return self.output(mixed.transpose(1, 2).flatten(2))
 
     def _read_source(
-        self, q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, real: torch.Tensor | None
+        self,
+        q: torch.Tensor,
+        keys: torch.Tensor,
+        values: torch.Tensor,
+        positions: torch.Tensor | None,
+        real: torch.Tensor | None,
     ) -> torch.Tensor:
         """[B, H, N, Dv]: what a few queries read of keys that were kept."""
-        shape = (1 if real is None else len(real), 1, q.shape[2], keys.shape[2])
-        everything = torch.ones((), dtype=torch.bool, device=q.device) if real is None else real[:, None, None]
-        return decode_slots(q, keys, values, everything.expand(shape), **self._options)
+        allowed = torch.ones((), dtype=torch.bool, device=q.device) if real is None else real[:, None, None]
+        if self.pattern != _EVERYTHING:
+            if positions is None:
+                raise ConfigurationError(f"{self.pattern.text} with a cache: say by positions which tokens ask")
+            allowed = allowed & readable_keys(self.pattern, positions.clamp(min=0), keys.shape[2])
+        rows, heads = allowed.shape[:2] or (1, 1)
+        return decode_slots(q, keys, values, allowed.expand(rows, heads, q.shape[2], keys.shape[2]), **self._options)
