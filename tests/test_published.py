@@ -66,7 +66,14 @@ def test_a_twin_differs_in_sizes_only(name: str) -> None:
     other_names = {"all-attention-tiny": "all-attention-enwik8-small", "bigbird-tiny": "bigbird-itc-base"}
     big = published(other_names.get(name, f"{name.removesuffix('-tiny')}-base"))
     tiny = published(name)
-    numbers = {"hidden_size", "vocab_size", "intermediate_size", "max_position_embeddings", "query_key_dim"}
+    numbers = {
+        "hidden_size",
+        "vocab_size",
+        "intermediate_size",
+        "max_position_embeddings",
+        "query_key_dim",
+        "value_dim",
+    }
     numbers |= {"num_hidden_layers", "num_attention_heads", "num_key_value_heads", "embedding_size", "global_tokens"}
     numbers |= {"persistent_vectors", "relative_span", "dropout", "mixers"}
     for field in fields(AsterismConfig):

@@ -6,6 +6,7 @@ from typing import Any, ClassVar, cast
 import torch
 from transformers.cache_utils import Cache
 from transformers.modeling_outputs import BaseModelOutputWithPast
+from transformers.utils.generic import can_return_tuple
 
 from asterism.errors import ConfigurationError
 from asterism.kernels import Dropout
@@ -27,6 +28,32 @@ class AsterismEncoder(AsterismModel):
     @staticmethod
     def _reads_both_sides(config: AsterismConfig) -> bool:
         return True
+
+    @can_return_tuple
+    def forward(
+        self,
+        input_ids: torch.Tensor | None = None,
+        attention_mask: torch.Tensor | None = None,
+        token_type_ids: torch.Tensor | None = None,
+        inputs_embeds: torch.Tensor | None = None,
+        output_hidden_states: bool | None = None,
+        dropout_seed: int | None = None,
+        output_attentions: bool | None = None,
+    ) -> BaseModelOutputWithPast:
+        """Hidden states [B, N, hidden_size] of N tokens; as AsterismModel. `generate` of transformers calls it.
+
+        Raises ConfigurationError for output_attentions: attention weights are never kept.
+        """
+        self._refuse_unknown({"output_attentions": output_attentions})
+        return super().forward(
+            input_ids,
+            attention_mask,
+            token_type_ids,
+            inputs_embeds=inputs_embeds,
+            output_hidden_states=output_hidden_states,
+            dropout_seed=dropout_seed,
+            return_dict=True,
+        )
 
 
 class AsterismDecoder(AsterismModel):

@@ -20,7 +20,7 @@ from asterism.models.configuration import AsterismConfig
 from asterism.models.decoder import AsterismDecoder, AsterismEncoder
 from asterism.models.generation import GeneratesTokens
 from asterism.models.modeling import AsterismModel
-from asterism.models.source_cache import EncoderDecoderPatternCache, SourceLayer, own_caches
+from asterism.models.source_cache import EncoderDecoderPatternCache, SourceLayer, is_plain, own_caches
 
 EncoderOutputs = BaseModelOutput | tuple[torch.Tensor, ...]
 
@@ -262,7 +262,7 @@ class AsterismForConditionalGeneration(GeneratesTokens):
         given = model_kwargs.get("past_key_values")
         done = super()._prepare_cache_for_generation(generation_config, model_kwargs, *args, **kwargs)
         made = model_kwargs.get("past_key_values")
-        if made is not given and type(made) is EncoderDecoderCache and not made.is_compileable:
+        if made is not given and type(made) is EncoderDecoderCache and is_plain(made.self_attention_cache):
             beams = generation_config.num_beams or 1
             model_kwargs["past_key_values"] = EncoderDecoderPatternCache(self.config, beams=beams)
         return done

@@ -115,13 +115,18 @@ class EncoderDecoderPatternCache(EncoderDecoderCache):
         """Nothing to refuse: both caches can be cropped, and their rows chosen."""
 
 
+def is_plain(cache: Cache) -> bool:
+    """Whether a cache is what transformers makes by default, without a wish that only its own layers fulfil."""
+    return type(cache) is DynamicCache and not cache.offloading
+
+
 def own_caches(past: EncoderDecoderCache, config: AsterismConfig) -> tuple[Cache, SourceCache]:
     """The two caches of what transformers gives, empty, or of what was filled before.
 
     Raises ConfigurationError for a cache that was filled by another model.
     """
     cross: Any = past.cross_attention_cache
-    if type(cross) is DynamicCache and cross.get_seq_length() == 0 and not cross.offloading:
+    if is_plain(cross) and cross.get_seq_length() == 0:
         # The caller may hold on to this object, so it is given the layers that it needs.
         cross.layers = SourceCache(config.decoder_config().num_hidden_layers).layers
     if not (cross.layers and all(isinstance(layer, SourceLayer) for layer in cross.layers)):

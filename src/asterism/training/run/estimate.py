@@ -129,7 +129,7 @@ def _attention(model: AsterismConfig, pairs: int, tokens: int, recompute: bool) 
     One of the two has the width of queries and keys, the other that of values. Relative positions take a product more,
     and two backward.
     """
-    asked, read = (width // model.num_attention_heads for width in (model.query_key_dim, model.hidden_size))
+    asked, read = (width // model.num_attention_heads for width in (model.query_key_dim, model.value_dim))
     own = tokens * model.persistent_vectors * model.num_attention_heads
     forward = 2 * (pairs + own) * (asked + read)
     positions = 2 * pairs * asked if model.position_type == "relative" else 0
