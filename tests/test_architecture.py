@@ -19,11 +19,14 @@ ALLOWED = {folder: set(ORDER[: number + 1]) for number, folder in enumerate(ORDE
 }
 ALLOWED["lazy"] = {"lazy"}
 ALLOWED["theory"].add("lazy")
+ALLOWED["calls"] = {"errors", "calls"}
 ALLOWED["files"] = {"errors", "files"}
 ALLOWED["randomness"] = {"randomness"}
 ALLOWED["shape"] = {"errors", "shape"}
 for folder in ("models", "training"):
     ALLOWED[folder] |= {"files", "randomness", "shape"}
+for folder in ("patterns", "training"):
+    ALLOWED[folder] |= {"calls"}
 ALLOWED["bench"] = {*ALLOWED["training"], "bench"}
 ALLOWED["promises"] = {*ALLOWED["training"], "bench", "promises"}
 ALLOWED["cli"] |= {"theory", "bench", "promises", "files"}

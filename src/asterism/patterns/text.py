@@ -9,11 +9,11 @@ the operators | & ~, whole numbers, True, False, None, strings, tuples and lists
 """
 
 import ast
-import inspect
 from collections.abc import Callable, Sequence
 from functools import lru_cache
 from typing import TypeGuard
 
+from asterism.calls import call, expression, quoted
 from asterism.errors import ConfigurationError, PatternError, nearest, shown
 from asterism.patterns import primitives, published
 from asterism.patterns.across import across
@@ -131,7 +131,7 @@ def _read_mixer(tree: ast.expr, text: str) -> Mixer:
 def _read_pattern(tree: ast.expr, text: str) -> Pattern:
     result = _interpret(tree, text)
     if not isinstance(result, Pattern):
-        raise PatternError(f"{_quote(text)} is not a pattern: write {_LIST_MEMBERS}")
+        raise PatternError(f"{quoted(text)} is not a pattern: write {_LIST_MEMBERS}")
     return result
 
 
@@ -140,17 +140,17 @@ def _calls(tree: ast.expr, name: str) -> TypeGuard[ast.Call]:
 
 
 def _read(text: str) -> ast.expr:
-    try:
-        return ast.parse(text.strip(), mode="eval").body
-    except (SyntaxError, ValueError, RecursionError, MemoryError):
-        raise PatternError(f"{_quote(text)} cannot be read as a pattern: write {_LIST_MEMBERS}") from None
+    tree = expression(text)
+    if tree is None:
+        raise PatternError(f"{quoted(text)} cannot be read as a pattern: write {_LIST_MEMBERS}")
+    return tree
 
 
 def _interpret(tree: ast.expr, text: str) -> object:
     try:
         return _value(tree, text)
     except RecursionError:
-        raise PatternError(f"{_quote(text)} is nested too deeply") from None
+        raise PatternError(f"{quoted(text)} is nested too deeply") from None
 
 
 def _value(tree: ast.expr, text: str) -> object:
@@ -175,33 +175,21 @@ def _value(tree: ast.expr, text: str) -> object:
             raise _unknown(name, text)
         case _:
             shown = ast.get_source_segment(text.strip(), tree) or text
-            raise PatternError(f"{_quote(shown)} is not allowed in a pattern: write {_LIST_MEMBERS}")
+            raise PatternError(f"{quoted(shown)} is not allowed in a pattern: write {_LIST_MEMBERS}")
 
 
 def _pattern(tree: ast.expr, text: str) -> Pattern:
     value = _value(tree, text)
     if not isinstance(value, Pattern):
-        raise PatternError(f"the operators | & ~ join patterns, got {shown(value)} in {_quote(text)}")
+        raise PatternError(f"the operators | & ~ join patterns, got {shown(value)} in {quoted(text)}")
     return value
 
 
 def _call(name: str, arguments: list[ast.expr], keywords: list[ast.keyword], text: str) -> Pattern:
     if name not in VOCABULARY:
         raise _unknown(name, text)
-    known = inspect.signature(VOCABULARY[name]).parameters
-    named: dict[str, object] = {}
-    for keyword in keywords:
-        if keyword.arg is None or keyword.arg not in known:
-            raise PatternError(f"{name} has no argument {shown(keyword.arg)}.{_hint(keyword.arg or '', list(known))}")
-        if keyword.arg in named:
-            raise PatternError(f"{name} got the argument {shown(keyword.arg)} twice")
-        named[keyword.arg] = _value(keyword.value, text)
-    positional = [_value(argument, text) for argument in arguments]
-    try:
-        inspect.signature(VOCABULARY[name]).bind(*positional, **named)
-    except TypeError as error:
-        raise PatternError(f"{name}: {error}; its arguments are {_listed(list(known))}") from None
-    return VOCABULARY[name](*positional, **named)
+    named = ((keyword.arg, _value(keyword.value, text)) for keyword in keywords)
+    return call(name, VOCABULARY[name], [_value(argument, text) for argument in arguments], named, PatternError)
 
 
 def _unknown(name: str, text: str) -> PatternError:
@@ -209,20 +197,7 @@ def _unknown(name: str, text: str) -> PatternError:
         return PatternError(f"unknown pattern {name!r}. It is a schedule: it stands alone, around patterns.")
     if name == "fourier":
         return PatternError(
-            f"fourier() is a mixer without arguments and no pattern, got {_quote(text)}:"
+            f"fourier() is a mixer without arguments and no pattern, got {quoted(text)}:"
             " let it stand alone, or as a part of interleave(...)"
         )
     return PatternError(f"unknown pattern {shown(name)}.{nearest(name[:60], _NAMES)}")
-
-
-def _hint(name: str, known: list[str]) -> str:
-    return nearest(name, known) or f" Its arguments are {_listed(known)}."
-
-
-def _listed(names: list[str]) -> str:
-    return ", ".join(names) if names else "none"
-
-
-def _quote(text: str) -> str:
-    shortened = " ".join(text.split())
-    return repr(shortened if len(shortened) <= 60 else shortened[:57] + "...")

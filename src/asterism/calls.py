@@ -1,0 +1,60 @@
+"""Calls of a closed vocabulary, written as text: Python's grammar reads them, and nothing is ever evaluated.
+
+What patterns and readers share: the syntax tree of a text, and the arguments of a call put to a function or refused in
+one line. Who may be called, and which values an argument may have, is the vocabulary's to say.
+"""
+
+import ast
+import inspect
+from collections.abc import Callable, Iterable, Sequence
+from typing import TypeVar
+
+from asterism.errors import AsterismError, nearest, shown
+
+Result = TypeVar("Result")
+
+
+def expression(text: str) -> ast.expr | None:
+    """The syntax tree of a text; None if it is no expression."""
+    try:
+        return ast.parse(text.strip(), mode="eval").body
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return None
+
+
+def call(
+    name: str,
+    function: Callable[..., Result],
+    positional: Sequence[object],
+    named: Iterable[tuple[str | None, object]],
+    error: type[AsterismError],
+) -> Result:
+    """What the function gives for these arguments.
+
+    Raises `error`, in one line, for an argument that the function does not have (with the nearest that it has), that is
+    given twice, or that is missing.
+    """
+    known = list(inspect.signature(function).parameters)
+    keywords: dict[str, object] = {}
+    for argument, value in named:
+        if argument is None or argument not in known:
+            hint = nearest(argument or "", known) or f" Its arguments are {_listed(known)}."
+            raise error(f"{name} has no argument {shown(argument)}.{hint}")
+        if argument in keywords:
+            raise error(f"{name} got the argument {shown(argument)} twice")
+        keywords[argument] = value
+    try:
+        inspect.signature(function).bind(*positional, **keywords)
+    except TypeError as reason:
+        raise error(f"{name}: {reason}; its arguments are {_listed(known)}") from None
+    return function(*positional, **keywords)
+
+
+def quoted(text: str) -> str:
+    """A text as a message shows it: on one line, and short."""
+    shortened = " ".join(text.split())
+    return repr(shortened if len(shortened) <= 60 else shortened[:57] + "...")
+
+
+def _listed(names: list[str]) -> str:
+    return ", ".join(names) if names else "none"
