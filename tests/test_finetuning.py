@@ -125,7 +125,7 @@ def test_one_of_our_own_models_learns_and_runs_in_pipelines(settings, tmp_path):
     assert train(again, tmp_path / "again", progress=False).scores["accuracy"] == 1  # a run folder is a model, too
 
 
-def test_a_stride_reads_what_is_beyond_the_length(settings, tmp_path):
+def test_windows_read_what_is_beyond_the_length(settings, tmp_path):
     filler = "the a of . " * 3
     moved = [
         {
@@ -138,10 +138,11 @@ def test_a_stride_reads_what_is_beyond_the_length(settings, tmp_path):
     ]
     data = write_lines(tmp_path / "q.jsonl", moved)
     cut = train(settings("qa", data=str(data), length=16), tmp_path / "cut", progress=False)
-    windows = train(settings("qa", data=str(data), length=16, stride=4), tmp_path / "windows", progress=False)
+    overlapping = settings("qa", data=str(data), reader="windows(length=16, stride=4)")
+    windows = train(overlapping, tmp_path / "windows", progress=False)
     assert cut.training_features == cut.training_examples and cut.scores["exact_match"] == 0
     assert cut.notes[0] == (
-        "32 of 32 training answers are not within the 16 tokens of a window: a longer length, or a stride,"
+        "32 of 32 training answers are in no row of 16 tokens by reader cut(): a longer length, or another reader,"
         " would reach them"
     )
     assert len(cut.notes) == 2 and len(windows.notes) == 1
@@ -417,7 +418,9 @@ def test_a_loss_that_is_not_finite_stops_the_run(settings, tmp_path):
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"stride": 4}, "stride=4 is for task 'qa', not 'classify'"),
+        ({"length": 8, "reader": "cut(length=9)"}, r"length=8 is given twice, also by reader cut\(length=9\)"),
+        ({"reader": "window(stride=4)"}, "reader: unknown reader 'window'. Did you mean 'windows'?"),
+        ({"max_answer_length": 4}, "max_answer_length=4 is for task 'qa', not 'classify'"),
         ({"epochs": 0.0}, "epochs=0.0 must be positive"),
         ({"validation_fraction": 0.7}, "validation_fraction=0.7 must be above 0 and at most 0.5"),
         ({"length": 0}, "length=0 must be at least 1"),

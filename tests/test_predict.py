@@ -45,7 +45,7 @@ def runs(tmp_path_factory):
         config = FineTuneConfig(
             **{"task": task, "model": str(bert), "data": str(training), "validation": str(validation)},
             **{"learning_rate": 5e-3, "warmup_steps": 2, "batch_size": 4, "dtype": "float32", "epochs": 2.0},
-            **({"stride": 4, "length": 14} if task == "qa" else {}),
+            **({"reader": "windows(length=14, stride=4)"} if task == "qa" else {}),
         )
         train(config, folder / task, progress=False)
         made[task] = folder / task, validation
@@ -420,7 +420,7 @@ def test_one_of_two_that_write_one_file_is_refused(runs, tmp_path):
             "qa",
             "in.jsonl",
             json.dumps({"context": "x", "question": "where is the lamp " * 5}),
-            r"line 2: field 'question' has 20 tokens and leaves 0 of length 14 for the context, which needs 5",
+            r"line 2: what stands around the document has 23 tokens and leaves 0 of length 14 for it, where reader win",
         ),
     ],
 )

@@ -290,7 +290,7 @@ def pointing(features, text, context=CONTEXT, strength=5.0):
 
 def test_windows_cover_the_context_and_point_at_whole_answers_only(tmp_path):
     examples = questions(tmp_path, question("in the attic"))
-    features = rows(Answering.of(examples, length=14, stride=3), examples)
+    features = rows(Answering.of(examples, length=14, reader="windows(stride=3)"), examples)
     assert len(features) > 2
     stretches = [one.tokens[one.tokens[:, 0] >= 0] for one in features]
     for before, after in zip(stretches, stretches[1:], strict=False):
@@ -310,30 +310,32 @@ def test_windows_cover_the_context_and_point_at_whole_answers_only(tmp_path):
     assert len(kinds) == 4  # no part, only its beginning, only its end, all of it
 
 
-def test_with_and_without_stride_agree_when_the_context_fits(tmp_path):
+def test_all_readers_agree_when_the_context_fits(tmp_path):
     examples = questions(tmp_path, question(), question("cellar"))
-    whole, windows = (rows(Answering.of(examples, length=40, stride=stride), examples) for stride in (None, 5))
-    assert len(whole) == len(windows) == 2
-    for one, other in zip(whole, windows, strict=True):
-        assert one.target == other.target and np.array_equal(one.tokens, other.tokens)
-        assert all(np.array_equal(one.inputs[name], other.inputs[name]) for name in one.inputs)
+    readers = ("whole()", "cut()", "windows(stride=5)", "selected(k=3)", "iterated(k=3)")
+    whole, *others = (rows(Answering.of(examples, length=40, reader=reader), examples) for reader in readers)
+    for same in others:
+        assert len(whole) == len(same) == 2
+        for one, other in zip(whole, same, strict=True):
+            assert one.target == other.target and np.array_equal(one.tokens, other.tokens)
+            assert all(np.array_equal(one.inputs[name], other.inputs[name]) for name in one.inputs)
 
 
 def test_the_best_window_answers(tmp_path):
     examples = questions(tmp_path, question("in the attic"))
-    task = Answering.of(examples, length=14, stride=3)
+    task = Answering.of(examples, length=14, reader="windows(stride=3)")
     features = rows(task, examples)
     (prediction,) = predict(task, examples, pointing(features, "in the attic"))
     assert prediction["answer"] == "in the attic" and prediction["answer_start"] == CONTEXT.index("in the attic")
     assert score(task, examples, [prediction]) == {"exact_match": 1, "f1": 1}
-    short = Answering.of(examples, length=14, stride=3, max_answer_length=2)
+    short = Answering.of(examples, length=14, reader="windows(stride=3)", max_answer_length=2)
     (prediction,) = predict(short, examples, pointing(features, "in the attic"))
     assert prediction["answer"] != "in the attic" and len(prediction["answer"].split()) <= 2
 
 
 def test_no_answer_is_given_when_it_scores_higher_in_every_window(tmp_path):
     examples = questions(tmp_path, question(), question(None))
-    task = Answering.of(examples, length=14, stride=3)
+    task = Answering.of(examples, length=14, reader="windows(stride=3)")
     features = rows(task, examples)
     logits = pointing(features, "attic")
     for starts, ends in logits:
@@ -346,19 +348,19 @@ def test_no_answer_is_given_when_it_scores_higher_in_every_window(tmp_path):
     scores = score(task, examples, predictions)
     assert scores["exact_match"] == scores["has_answer_f1"] == scores["no_answer_exact_match"] == 1
     assert score(task, examples, predictions[::-1])["exact_match"] == 0
-    never = Answering.of(examples[:1], length=14, stride=3)  # the training questions all have answers
+    never = Answering.of(examples[:1], length=14, reader="windows(stride=3)")  # the training questions all have answers
     (prediction,) = predict(never, examples[:1], logits[: len(logits) // 2])
     assert prediction["answer"] != ""
 
 
 def test_questions_that_leave_no_room(tmp_path):
     examples = questions(tmp_path, question())
-    for length, stride, message in (
-        (7, None, r"line 1: field 'question' has 4 tokens and leaves 0 of length 7 for the context, which needs 1"),
-        (10, 3, r"leaves 3 of length 10 for the context, which needs 4; give a longer length or a smaller stride"),
+    for length, reader, message in (
+        (7, "cut()", r"line 1: what stands around the document has 7 tokens and leaves 0 of length 7 for it, where"),
+        (10, "windows(stride=3)", r"leaves 3 of length 10 for it, where reader windows\(stride=3, pool=span\) needs 4"),
     ):
         with pytest.raises(DataError, match=message):
-            rows(Answering.of(examples, length=length, stride=stride), examples)
+            rows(Answering.of(examples, length=length, reader=reader), examples)
     with pytest.raises(DataError, match="none of the training questions has an answer"):
         Answering.of(questions(tmp_path, question(None)), length=20)
 

@@ -9,6 +9,7 @@ from dataclasses import asdict
 from asterism import training
 from asterism.cli.parser import Parser, print_json, whole_number
 from asterism.training.data.corpus import SPLITS
+from asterism.training.readers.text import MEANING
 
 
 def run(argv: Sequence[str]) -> None:
@@ -28,6 +29,7 @@ def _parser() -> Parser:
     parser.add_argument(
         "--limit", type=whole_number(1), metavar="N", help="score the first so many bytes or examples only"
     )
+    parser.add_argument("--reader", metavar="TEXT", help=f"{MEANING} (default: as in training)")
     parser.add_argument(
         "--minimum-context",
         type=whole_number(0),

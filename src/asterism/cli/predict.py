@@ -15,6 +15,7 @@ from asterism import training
 from asterism.cli.parser import Parser, UsageError, print_json, whole_number
 from asterism.errors import DataError
 from asterism.training.data.formats import FORMATS
+from asterism.training.readers.text import MEANING
 
 
 def run(argv: Sequence[str]) -> None:
@@ -30,6 +31,7 @@ def run(argv: Sequence[str]) -> None:
             output=arguments.output,
             format=arguments.format,
             batch_size=arguments.batch_size,
+            reader=arguments.reader,
             resume=arguments.resume,
             score=arguments.score,
         )
@@ -59,5 +61,6 @@ def _parser() -> Parser:
     parser.add_argument(
         "--batch-size", type=whole_number(1), metavar="N", help="examples asked at once (default: as the run)"
     )
+    parser.add_argument("--reader", metavar="TEXT", help=f"{MEANING} (default: as in training)")
     parser.add_argument("--score", action="store_true", help="also score the predictions: all examples have labels")
     return parser

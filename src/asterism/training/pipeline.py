@@ -105,13 +105,15 @@ def evaluate(
     split: Split | None = None,
     minimum_context: int | Sequence[int] = 0,
     limit: int | None = None,
+    reader: str | None = None,
 ) -> Evaluation:
     """Score a run, or the run in a folder, on data that it has not seen.
 
     `data` is a file or folder; None means the run's own. Of bytes and text, `split` says which part (by default
     "validation"); of examples of a task, the run's own are those held out. `limit` scores only the first so many bytes,
     at least one window of them, or examples. `minimum_context` is for bytes: every scored one has at least so many
-    before it in its window, one score for each value.
+    before it in its window, one score for each value. `reader` is for tasks: how long documents are read, by default as
+    in training.
 
     Raises CheckpointError, DataError, and ConfigurationError for what this kind of run has no use for.
     """
@@ -121,6 +123,7 @@ def evaluate(
         split=split,
         minimum_context=(minimum_context,) if isinstance(minimum_context, int) else tuple(minimum_context),
         limit=limit,
+        reader=reader,
     )
     if limit is not None and limit < 1:
         raise ConfigurationError(f"limit {limit}: at least one byte or example must be scored")

@@ -43,7 +43,7 @@ class Examples(Corpus[list[Feature]]):
     ) -> None:
         self.name, self.sha256 = config.data, identity(config.data, config.validation)
         self.training_examples = len(training)
-        features = list(task.features(training, tokenizer))
+        features = list(task.training_features(training, tokenizer))
         self.training: list[Feature] = [one for some in features for one in some]
         self.notes = task.notes(training, features)
         self.validation = validation

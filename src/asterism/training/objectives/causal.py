@@ -19,13 +19,7 @@ from asterism.models import AsterismForCausalLM
 from asterism.training.data.corpus import load_corpus
 from asterism.training.data.tokenization import Vocabulary
 from asterism.training.data.windows import ByteWindows, ScoringPlan, plan_records, plan_stream, read_windows
-from asterism.training.objectives.objective import (
-    Evaluation,
-    Metric,
-    Outcome,
-    Question,
-    Report,
-)
+from asterism.training.objectives.objective import Evaluation, Metric, Outcome, Question, Report, refuse_reader
 from asterism.training.objectives.pretraining import Pretraining
 from asterism.training.run.arithmetic import arithmetic
 from asterism.training.run.configuration import RunConfig
@@ -151,6 +145,7 @@ class CausalBytes(Pretraining[ByteWindows]):
         2019, table 3). Several values of M are scored on the same bytes, so that their numbers can be compared: the
         first max(1, largest M) bytes of the split, which cannot have that much context, are left out for all of them.
         """
+        refuse_reader(question)
         config, asked = self.config, question.minimum_context
         _check_minimum_context(config, asked)
         corpus = load_corpus(question.data or config.data, record_length=config.record_length)

@@ -18,6 +18,7 @@ from asterism.errors import ConfigurationError
 from asterism.training.data.examples import Examples, identity, read_examples
 from asterism.training.data.records import Record
 from asterism.training.objectives.objective import Evaluation, Metric, Objective, Outcome, Question, Report
+from asterism.training.readers.text import parse_reader
 from asterism.training.run.configuration import FineTuneConfig
 from asterism.training.run.folder import model_folder
 from asterism.training.run.setup import Setup
@@ -57,11 +58,16 @@ class LabelledReport(Report):
 
 @dataclass(frozen=True, kw_only=True)
 class LabelledEvaluation(Evaluation):
-    """Scores of a fine-tuned model on examples, from 0 to 1; `metric` names the one to judge by."""
+    """Scores of a fine-tuned model on examples, from 0 to 1; `metric` names the one to judge by.
+
+    Documents were read by `reader` in rows of `length` tokens.
+    """
 
     examples: int
     metric: str
     scores: dict[str, float]
+    reader: str
+    length: int
 
     def __str__(self) -> str:
         return _describe(f"{self.examples:,} examples of {self.corpus}", self.scores)
@@ -97,7 +103,8 @@ class Labelled(Objective[Examples]):
         """Steps and length are filled in, which the examples and the model decide."""
         source = own or model_folder(config.model, "model")
         tokenizer, encoder = load_tokenizer(source)
-        length = _length(config, encoder)
+        reader = parse_reader(config.reader)
+        length = _row_length(reader.length or config.length, encoder, config.model)
         tokenizer.model_max_length = length
         kind = TASKS.load(config.task)
         choices = kind.choices(config, encoder, tokenizer)
@@ -105,7 +112,7 @@ class Labelled(Objective[Examples]):
         task = kind.of(training, length=length, known=labels_of(encoder), **choices)
         examples = Examples(config, training, validation, task, tokenizer)
         steps = min(config.steps, math.ceil(config.epochs * len(examples.training) / config.batch_size))
-        known = replace(config, steps=steps, length=length)
+        known = replace(config, steps=steps, length=length, reader=task.reader)
         return Setup(
             asked=config,
             config=known,
@@ -194,8 +201,9 @@ class Labelled(Objective[Examples]):
             examples = self.task.read(Path(question.data))
             name, sha256 = question.data, identity(question.data)
         examples = examples[: question.limit]
-        features = list(self.task.features(examples, self.tokenizer))
-        predictions = list(self.predictor(model).predict(examples, features))
+        predictor = self.predictor(model, reader=question.reader)
+        features = list(predictor.task.features(examples, self.tokenizer))
+        predictions = list(predictor.predict(examples, features))
         return LabelledEvaluation(
             corpus=name,
             corpus_sha256=sha256,
@@ -203,17 +211,28 @@ class Labelled(Objective[Examples]):
             examples=len(examples),
             metric=self.metric.name,
             scores=self._score(examples, predictions),
+            reader=predictor.task.reader,
+            length=predictor.task.length,
         )
 
-    def predictor(self, model: PreTrainedModel, batch_size: int | None = None) -> Predictor:
-        """What asks the model, by default as many examples at once as in training."""
+    def predictor(self, model: PreTrainedModel, batch_size: int | None = None, reader: str | None = None) -> Predictor:
+        """What asks the model, by default as many examples at once, and by the same reader, as in training."""
         return Predictor(
             model=model,
             tokenizer=self.tokenizer,
-            task=self.task,
+            task=self.task if reader is None else self._read_by(reader, model.config),
             dtype=self.config.dtype,
             batch_size=batch_size or self.config.micro_batch_size,
         )
+
+    def _read_by(self, text: str, shape: PreTrainedConfig) -> Task[Any]:
+        """The task with another reader: its rows have the length it gives, else that of the run.
+
+        Nothing is cut by whole(), so its rows are as long as the model takes.
+        """
+        reader = parse_reader(text)
+        wanted = reader.length or (longest(shape) if reader.name == "whole" else None) or self.task.length
+        return replace(self.task, reader=text, length=_row_length(wanted, shape, self.config.model))
 
     def _score(self, examples: Sequence[Any], predictions: Sequence[Mapping[str, Any]]) -> dict[str, float]:
         answers = [prediction[self.task.answer] for prediction in predictions]
@@ -226,15 +245,16 @@ def _line(record: Record, fields: Mapping[str, Any]) -> dict[str, Any]:
     return {"record": record.place, **identity, **fields}
 
 
-def _length(config: FineTuneConfig, shape: PreTrainedConfig) -> int:
-    """How many tokens are read at once. Raises ConfigurationError if the model does not say, or can read no more."""
+def _row_length(wanted: int | None, shape: PreTrainedConfig, model: str) -> int:
+    """How many tokens are read at once: those that are wanted, or as many as the model takes.
+
+    Raises ConfigurationError if the model does not say how many, or takes fewer.
+    """
     most = longest(shape)
-    if config.length is None:
+    if wanted is None:
         if most is None:
-            raise ConfigurationError(
-                f"length: the model in {config.model} does not say how many tokens it takes; give one"
-            )
+            raise ConfigurationError(f"length: the model in {model} does not say how many tokens it takes; give one")
         return most
-    if most is not None and config.length > most and ends(shape):
-        raise ConfigurationError(f"length: {config.length:,} tokens were asked for, {config.model} takes {most:,}")
-    return config.length
+    if most is not None and wanted > most and ends(shape):
+        raise ConfigurationError(f"length: {wanted:,} tokens were asked for, {model} takes {most:,}")
+    return wanted

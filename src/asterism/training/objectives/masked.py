@@ -25,13 +25,7 @@ from asterism.training.data.corpus import ByteSplits, Split, load_documents
 from asterism.training.data.packing import Epochs, TokenStream
 from asterism.training.data.tokenization import Vocabulary, load_tokenizer, vocabulary
 from asterism.training.objectives.masking import IGNORED, MASK_SHARE, Masking
-from asterism.training.objectives.objective import (
-    Evaluation,
-    Metric,
-    Outcome,
-    Question,
-    Report,
-)
+from asterism.training.objectives.objective import Evaluation, Metric, Outcome, Question, Report, refuse_reader
 from asterism.training.objectives.pretraining import Pretraining
 from asterism.training.run.arithmetic import arithmetic
 from asterism.training.run.configuration import RunConfig
@@ -227,6 +221,7 @@ class MaskedTokens(Pretraining[MaskedRows]):
 
     def answer(self, model: PreTrainedModel, question: Question, trained_on: str) -> MaskedEvaluation:
         """Nats per masked token, and what the frequencies of the training split give for the same tokens."""
+        refuse_reader(question)
         if any(question.minimum_context):
             raise ConfigurationError(
                 "minimum context: this model predicts masked tokens, and all of a row is their context"

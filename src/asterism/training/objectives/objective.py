@@ -71,6 +71,13 @@ class Question:
     split: Split | None = None
     minimum_context: tuple[int, ...] = (0,)
     limit: int | None = None
+    reader: str | None = None
+
+
+def refuse_reader(question: Question) -> None:
+    """Raises ConfigurationError for a question by a reader to a model that reads no documents by one."""
+    if question.reader is not None:
+        raise ConfigurationError("reader: only a model that was fine-tuned for a task reads documents by a reader")
 
 
 @dataclass(frozen=True)
@@ -190,10 +197,13 @@ class Objective(ABC, Generic[Data]):
             f"generate: a model trained with objective {self.config.objective} continues nothing; {self.instead}"
         )
 
-    def predictor(self, model: PreTrainedModel, batch_size: int | None = None) -> "Predictor":
-        """What asks the model about examples, `batch_size` at once, by default as many as in training.
+    def predictor(
+        self, model: PreTrainedModel, batch_size: int | None = None, reader: str | None = None
+    ) -> "Predictor":
+        """What asks the model about examples, `batch_size` at once and by this reader, by default as in training.
 
-        Raises ConfigurationError if the model has learned no task: naming the verb that does take it.
+        Raises ConfigurationError if the model has learned no task, naming the verb that does take it, and for a reader
+        that the task cannot use.
         """
         raise ConfigurationError(
             f"predict: a model trained with objective {self.config.objective} has learned no task; {self.instead}"

@@ -8,12 +8,13 @@ it holds. What an objective or a task asks of its settings stands in the registr
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from typing import Any, ClassVar, Literal, get_args
 
 from asterism.errors import ConfigurationError, nearest
 from asterism.shape import ModelConfig, Pooling
 from asterism.training.objectives import OBJECTIVES
+from asterism.training.readers.text import MEANING, parse_reader
 from asterism.training.registry import Registry
 from asterism.training.tasks import TASKS
 
@@ -187,8 +188,9 @@ class FineTuneConfig(TrainingConfig):
     Data: `data` is a file of examples to train on; those in the file `validation` score the model. Without one, a
     `validation_fraction` of the examples is held out, chosen by the seed. "SOURCE,TARGET" are two files whose lines
     belong together.
-    Reading: of a document the first `length` tokens, by default as many as the model takes; "qa" with a `stride` reads
-    all of it, in windows of `length` that share so many tokens, and allows answers of `max_answer_length` tokens.
+    Reading: in rows of `length` tokens, by default as many as the model takes; `reader` says how long documents become
+    rows, by default "cut()": what is beyond the first row is not read. Others are in `readers/`; with a length in the
+    reader's text there is none here. "qa" allows answers of `max_answer_length` tokens.
     Pooling: "classify" labels a document by its first token ("cls") or by the mean of all ("mean"); by default as the
     model says.
     Writing: texts are generated of at most `target_length` tokens, by default as many as the decoder takes, by
@@ -210,7 +212,7 @@ class FineTuneConfig(TrainingConfig):
     validation_fraction: float = 0.1
     from_scratch: bool = False
     length: int | None = None
-    stride: int | None = None
+    reader: str = field(default="cut()", metadata={"help": MEANING})
     pooling: Pooling | None = None
     max_answer_length: int = 30
     target_length: int | None = None
@@ -236,9 +238,10 @@ class FineTuneConfig(TrainingConfig):
         for name in ("length", "target_length"):
             value = getattr(self, name)
             self._require(name, value is None or value >= 1, "must be at least 1, or None for the model's")
+        once = None in (self.length, parse_reader(self.reader).length)
+        self._require("length", once, f"is given twice, also by reader {self.reader}: leave one out")
         self._require("no_repeat_ngram_size", self.no_repeat_ngram_size >= 0, "must not be negative")
         self._require("label_smoothing", 0 <= self.label_smoothing < 1, "must be in [0, 1)")
-        self._require("stride", self.stride is None or self.stride >= 0, "must not be negative")
         if self.pooling is not None:
             self._require_one_of("pooling", Pooling)
         self._require("epochs", self.epochs > 0, "must be positive")

@@ -81,18 +81,22 @@ def _counted(rows: int) -> str:
 
 
 def predict(
-    run: Run | str | Path, rows: Iterable[Mapping[str, Any]], *, batch_size: int | None = None
+    run: Run | str | Path,
+    rows: Iterable[Mapping[str, Any]],
+    *,
+    batch_size: int | None = None,
+    reader: str | None = None,
 ) -> Iterator[dict[str, Any]]:
     """The same rows with what the model says about each, in order, as they are asked for.
 
     `run` is a run, or the folder of one. `rows` are read as they are needed, some batches at a time; each has the
     fields that the run's task reads: `text`, `tokens`, or `context` and `question`. `batch_size` examples are asked
-    together, by default as many as in training.
+    together, by default as many as in training. `reader` says how long documents are read, by default as in training.
 
     Raises ConfigurationError for a run that cannot be asked, DataError at the first row that cannot be used, after the
     predictions for those before it.
     """
-    return _predicted(_predictor(_opened(run), batch_size), rows)
+    return _predicted(_predictor(_opened(run), batch_size, reader), rows)
 
 
 def _predicted(predictor: Predictor, rows: Iterable[Mapping[str, Any]]) -> Iterator[dict[str, Any]]:
@@ -115,13 +119,15 @@ def predict_file(
     output: str | Path | None = None,
     format: str | None = None,
     batch_size: int | None = None,
+    reader: str | None = None,
     resume: bool = False,
     score: bool = False,
     progress: bool = True,
 ) -> PredictionReport:
     """Write the records of a file ("-" is standard input) with predictions to another, or to standard output.
 
-    `format` is a name of `data.formats.FORMATS`; None goes by the suffix. With `resume`, an output that was begun is
+    `format` is a name of `data.formats.FORMATS`; None goes by the suffix. `batch_size` and `reader` are by default
+    those of training. With `resume`, an output that was begun is
     gone on with: the whole is, to the byte, what it would have been without a stop. With `score`, every record must
     have its labels.
 
@@ -132,7 +138,7 @@ def predict_file(
     if not resume:
         refuse_existing(path)
     opened = _opened(run)
-    predictor = _predictor(opened, batch_size)
+    predictor = _predictor(opened, batch_size, reader)
     kind = predictor.task.format(data, format)
     source = source_of(data)
     settings = {**_settings(opened, predictor), "format": kind.name}
@@ -214,10 +220,10 @@ def _opened(run: Run | str | Path) -> Run:
     return run if isinstance(run, Run) else open_run(run)
 
 
-def _predictor(run: Run, batch_size: int | None) -> Predictor:
+def _predictor(run: Run, batch_size: int | None, reader: str | None) -> Predictor:
     if batch_size is not None and batch_size < 1:
         raise ConfigurationError(f"batch size {batch_size}: at least one example must be asked at a time")
-    return run.objective.predictor(run.model, batch_size)
+    return run.objective.predictor(run.model, batch_size, reader)
 
 
 def _settings(run: Run, predictor: Predictor) -> dict[str, Any]:
@@ -228,6 +234,8 @@ def _settings(run: Run, predictor: Predictor) -> dict[str, Any]:
             digest.update(hashlib.file_digest(file, "sha256").digest())
     return {
         "model": digest.hexdigest(),
+        "reader": predictor.task.reader,
+        "length": predictor.task.length,
         "task": json.loads(json.dumps(predictor.task.record())),
         "dtype": predictor.dtype,
         "batch_size": predictor.batch_size,

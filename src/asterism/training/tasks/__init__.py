@@ -23,7 +23,7 @@ _WRITING = (
 TASKS: "Registry[Task[Any]]" = Registry(
     classify=Entry(f"{_HERE}.classification:Classification", settings=("pooling",), kind="finetune"),
     tag=Entry(f"{_HERE}.tagging:Tagging", kind="finetune"),
-    qa=Entry(f"{_HERE}.spans:Answering", settings=("stride", "max_answer_length"), kind="finetune"),
+    qa=Entry(f"{_HERE}.spans:Answering", settings=("max_answer_length",), kind="finetune"),
     summarize=Entry(f"{_HERE}.texts:Summarization", settings=_WRITING, kind="finetune"),
     translate=Entry(f"{_HERE}.texts:Translation", settings=_WRITING, kind="finetune"),
     generate=Entry(f"{_HERE}.texts:Generation", settings=_WRITING, kind="finetune"),

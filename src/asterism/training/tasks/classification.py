@@ -10,14 +10,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
+import numpy as np
 import torch
 from transformers import PreTrainedTokenizerFast
 
 from asterism.errors import DataError, nearest
 from asterism.training.data.formats import LIST_SEPARATOR, read_records
 from asterism.training.data.records import Record
+from asterism.training.readers.reader import Row
+from asterism.training.tasks.encoding import Encoded, encode
 from asterism.training.tasks.scores import accuracy, macro_f1, micro_f1
-from asterism.training.tasks.task import Feature, Labelling, Logits, encode_documents, inputs_of, shown
+from asterism.training.tasks.task import Feature, Labelling, Logits, shown
 
 
 @dataclass(frozen=True)
@@ -43,12 +46,16 @@ class Classification(Labelling[Document]):
 
     labels   the labels that exist, in the order of the model's outputs
     several  whether a document may have any number of them; else it has one
-    length   how many tokens of a document are read
-    pooling  which token the model labels a document by, "cls" or "mean"; None leaves it to the model
+    pooling  which token the model labels a row by, "cls" or "mean"; None leaves it to the model
+
+    In training every window carries the labels of its document. Windows count the same, however short; their
+    probabilities are pooled: the mean of each label's, or its maximum (of single labels then made to sum to 1).
     """
 
     architecture: ClassVar[str] = "AutoModelForSequenceClassification"
     formats: ClassVar[tuple[str, ...]] = ("jsonl", "csv")
+    readers: ClassVar[tuple[str, ...]] = ("whole", "cut", "windows", "selected", "iterated")
+    pools: ClassVar[tuple[str, ...]] = ("mean", "max")
 
     labels: tuple[str, ...]
     several: bool
@@ -96,11 +103,14 @@ class Classification(Labelling[Document]):
         pooling = {} if self.pooling is None else {"classifier_pooling": self.pooling}
         return {**label_fields(self.labels), "problem_type": kind, **pooling}
 
-    def features(self, examples: Sequence[Document], tokenizer: PreTrainedTokenizerFast) -> Iterator[list[Feature]]:
-        """One feature per document. The target is a list of 0 and 1 per label, or the number of the label."""
-        records, texts = [one.record for one in examples], [one.text for one in examples]
-        for document, row in zip(examples, encode_documents(records, texts, tokenizer, self.length), strict=True):
-            yield [Feature(inputs_of(row, tokenizer), self._target(document))]
+    def encoded(self, examples: Sequence[Document], tokenizer: PreTrainedTokenizerFast) -> Iterator[Encoded]:
+        """The text of each."""
+        most = self.length if self.reading.cuts else None
+        return encode([one.text for one in examples], tokenizer, most=most)
+
+    def feature(self, example: Document, encoded: Encoded, row: Row) -> Feature:
+        """The target is a list of 0 and 1 per label, or the number of the label."""
+        return Feature(encoded.row(row), self._target(example), row=row)
 
     def _target(self, document: Document) -> list[float] | int | None:
         if document.labels is None:
@@ -116,15 +126,27 @@ class Classification(Labelling[Document]):
 
     def predict(self, example: Document, features: Sequence[Feature], said: Sequence[Logits]) -> dict[str, Any]:
         """`label`, the likeliest, or `labels`, those more likely than not; `probabilities` of all."""
-        scores = torch.from_numpy(said[0][0]).double()
-        probabilities = (scores.sigmoid() if self.several else scores.softmax(0)).tolist()
-        by_label = dict(zip(self.labels, probabilities, strict=True))
+        each = np.stack([self._probabilities(one) for one in said])
+        pooled = each.max(0) if self.reading.pools_by == "max" else each.mean(0)
+        if not self.several:
+            pooled /= pooled.sum()
+        by_label = dict(zip(self.labels, pooled.tolist(), strict=True))
         chosen: str | list[str]
         if self.several:
             chosen = [label for label, probability in by_label.items() if probability > 0.5]
         else:
             chosen = max(by_label, key=by_label.__getitem__)
         return {self.answer: chosen, "probabilities": {label: shown(one) for label, one in by_label.items()}}
+
+    def found(self, feature: Feature, said: Logits) -> float:
+        """The probability of the likeliest label."""
+        return float(self._probabilities(said).max())
+
+    def _probabilities(self, logits: Logits) -> np.ndarray:
+        """Of each label, float64."""
+        scores = torch.from_numpy(logits[0]).double()
+        probabilities: np.ndarray = (scores.sigmoid() if self.several else scores.softmax(0)).numpy()
+        return probabilities
 
     def score(self, predicted: Sequence[Any], there: Sequence[Any]) -> dict[str, float]:
         """`accuracy` and `macro_f1` of single labels; `micro_f1` and `macro_f1` of several."""

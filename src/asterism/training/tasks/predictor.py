@@ -1,5 +1,7 @@
 """Asking a fine-tuned model: examples in, predictions out, in order and in bounded memory.
 
+A reader that reads again is asked for the next rows of a buffer's examples once the model has answered the first.
+
 Rows of one length make the fewest padded tokens, so examples are collected in buffers of `BUFFERED` batches and sorted
 by length within each. Which rows share a batch, and with it the last bits of every number, therefore depends on the
 number of an example and on nothing else: who begins again at a multiple of `buffered` gets the same predictions.
@@ -77,12 +79,20 @@ class Predictor:
         return examples, None
 
     def _buffer(self, examples: Sequence[Any], features: Sequence[Sequence[Feature]]) -> list[dict[str, Any]]:
-        flat = [feature for some in features for feature in some]
-        said = iter(self._ask(flat))
-        return [
-            self.task.predict(example, some, [next(said) for _ in some])
-            for example, some in zip(examples, features, strict=True)
-        ]
+        read, said = list(features), self._said(features)
+        while True:
+            each = list(zip(examples, read, said, strict=True))
+            again = [self.task.again(*one, self.tokenizer) for one in each]
+            if not any(again):
+                return [self.task.predict(*one) for one in each]
+            for number, some in enumerate(self._said(again)):
+                if some:
+                    read[number], said[number] = again[number], some
+
+    def _said(self, features: Sequence[Sequence[Feature]]) -> list[list[Any]]:
+        """What the model says about each feature of each example."""
+        said = iter(self._ask([feature for some in features for feature in some]))
+        return [[next(said) for _ in some] for some in features]
 
     @torch.no_grad()
     def _ask(self, features: Sequence[Feature]) -> list[Any]:

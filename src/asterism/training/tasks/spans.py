@@ -1,9 +1,7 @@
-"""Answering by spans: a context read in one window or several, and the best span over all of them.
+"""Answering by spans: a context read in one row or several, and the best span over all of them.
 
-A window is the question followed by a stretch of the context. Without a stride the context is read once, and what is
-beyond the window is cut off; with one, windows follow each other, each sharing `stride` tokens of the context with the
-one before, until all of it is read. The first token of a window stands for "no answer here": a window is trained to
-point at it when it does not hold the whole answer (Devlin 2019, section 4.3).
+A row is the question followed by what the reader takes of the context. The first token of a row stands for "no answer
+here": a row is trained to point at it when it does not hold the whole answer in one piece (Devlin 2019, section 4.3).
 """
 
 from collections.abc import Iterator, Sequence
@@ -13,14 +11,15 @@ from typing import Any, ClassVar, Self
 
 import numpy as np
 import torch
-from tokenizers import Encoding
 from transformers import PreTrainedTokenizerFast
 
 from asterism.errors import DataError
 from asterism.training.data.records import Record
+from asterism.training.readers.reader import Row
 from asterism.training.tasks.answering import FORMATS, Question, read_question, read_questions
+from asterism.training.tasks.encoding import Encoded, encode
 from asterism.training.tasks.scores import answer_f1, exact_match
-from asterism.training.tasks.task import Feature, Labelling, Logits, inputs_of, shown_score
+from asterism.training.tasks.task import Feature, Labelling, Logits, shown_score
 
 Span = tuple[float, int, int]
 """Score, first and last token."""
@@ -30,8 +29,6 @@ Span = tuple[float, int, int]
 class Answering(Labelling[Question]):
     """Which span of its context answers a question.
 
-    length             how many tokens a window has, the question included
-    stride             how many tokens of the context consecutive windows share; None: one window, cut off
     max_answer_length  how many tokens an answer may have
     may_have_none      whether a question may be left without an answer
     """
@@ -42,8 +39,9 @@ class Answering(Labelling[Question]):
     per_token: ClassVar[bool] = True
     metric: ClassVar[str] = "f1"
     answer: ClassVar[str] = "answer"
+    readers: ClassVar[tuple[str, ...]] = ("whole", "cut", "windows", "selected", "iterated")
+    pools: ClassVar[tuple[str, ...]] = ("span",)
 
-    stride: int | None = None
     max_answer_length: int = 30
     may_have_none: bool
 
@@ -82,51 +80,28 @@ class Answering(Labelling[Question]):
         """Nothing: a start and an end need no names."""
         return {}
 
-    def features(self, examples: Sequence[Question], tokenizer: PreTrainedTokenizerFast) -> Iterator[list[Feature]]:
-        """A feature for each window. The target is the first and last token of the first answer, or (0, 0).
+    def encoded(self, examples: Sequence[Question], tokenizer: PreTrainedTokenizerFast) -> Iterator[Encoded]:
+        """The context of each, behind its question."""
+        contexts, questions = ([getattr(one, part) for one in examples] for part in ("context", "question"))
+        return encode(contexts, tokenizer, questions=questions)
+
+    def feature(self, example: Question, encoded: Encoded, row: Row) -> Feature:
+        """The target is the first and last token of the first answer, or (0, 0).
 
         `tokens` is int32 [N, 2]: the characters of the context that each token covers, (-1, -1) for the question.
         """
-        for question in examples:
-            windows = []
-            for window in self._windows(question, tokenizer):
-                covered = np.array(window.offsets, dtype=np.int32)
-                covered[[part != 1 for part in window.sequence_ids]] = -1
-                windows.append(Feature(inputs_of(window, tokenizer), _target(question, covered), covered))
-            yield windows
-
-    def _windows(self, question: Question, tokenizer: PreTrainedTokenizerFast) -> Iterator[Encoding]:
-        asked = len(tokenizer(question.question, add_special_tokens=False, verbose=False)["input_ids"])
-        room = self.length - asked - tokenizer.num_special_tokens_to_add(pair=True)
-        if room <= (self.stride or 0):
-            needed = (self.stride or 0) + 1
-            raise question.record.error(
-                "question",
-                f"has {asked:,} tokens and leaves {max(0, room):,} of length {self.length:,} for the context, "
-                f"which needs {needed:,}; give a longer length{'' if self.stride is None else ' or a smaller stride'}",
-            )
-        windows = tokenizer(
-            question.question,
-            question.context,
-            truncation="only_second",
-            max_length=self.length,
-            stride=self.stride or 0,
-            return_overflowing_tokens=self.stride is not None,
-        ).encodings
-        if not any(part == 1 for part in windows[0].sequence_ids):
-            raise question.record.error("context", "has nothing of which the tokenizer makes a token")
-        yield from windows
+        covered = encoded.along(row, encoded.characters, -1)
+        return Feature(encoded.row(row), _target(example, covered, _pieces(covered, row)), covered, row)
 
     def notes(self, examples: Sequence[Question], features: Sequence[Sequence[Feature]]) -> list[str]:
-        """How many answers no window holds."""
+        """How many answers no row holds."""
         answered = [windows for question, windows in zip(examples, features, strict=True) if question.answers]
         beyond = sum(all(window.target == (0, 0) for window in windows) for windows in answered)
         if not beyond:
             return []
-        more = "a longer length, or a stride" if self.stride is None else "a longer length, or a greater stride"
         return [
-            f"{beyond:,} of {len(answered):,} training answers are not within the {self.length:,} tokens of a window:"
-            f" {more}, would reach them"
+            f"{beyond:,} of {len(answered):,} training answers are in no row of {self.length:,} tokens by reader"
+            f" {self.reader}: a longer length, or another reader, would reach them"
         ]
 
     def targets(self, features: Sequence[Feature], length: int) -> dict[str, torch.Tensor]:
@@ -137,15 +112,13 @@ class Answering(Labelling[Question]):
     def predict(self, example: Question, features: Sequence[Feature], said: Sequence[Logits]) -> dict[str, Any]:
         """`answer` (text), `answer_start` (null for none), `score`, and `no_answer_score` if that is allowed.
 
-        Scores are sums of a start and an end logit. The answer is the best span of all windows; none is given if it is
-        allowed and scores higher, where its score is the least that any window gives it.
+        Scores are sums of a start and an end logit. The answer is the best span of all rows; none is given if it is
+        allowed and scores higher, where its score is the least that any row gives it.
         """
-        spans: list[tuple[Span, np.ndarray]] = []
-        for feature, (starts, ends) in zip(features, said, strict=True):
-            assert feature.tokens is not None
-            allowed = feature.tokens[:, 0] >= 0
-            spans.append((best_span(starts, ends, allowed, self.max_answer_length), feature.tokens))
-        (score, first, last), covered = max(spans, key=lambda one: one[0][0])  # of equals the first
+        spans = [self._best(feature, one) for feature, one in zip(features, said, strict=True)]
+        number = max(range(len(spans)), key=lambda one: spans[one][0])  # of equals the first
+        (score, first, last), covered = spans[number], features[number].tokens
+        assert covered is not None
         none_score = min(float(starts[0]) + float(ends[0]) for starts, ends in said)
         begin, end = int(covered[first, 0]), int(covered[last, 1])
         answer = {"answer": example.context[begin:end], "answer_start": begin, "score": shown_score(score)}
@@ -154,6 +127,21 @@ class Answering(Labelling[Question]):
         if none_score > score:
             answer |= {"answer": "", "answer_start": None}
         return answer | {"no_answer_score": shown_score(none_score)}
+
+    def found(self, feature: Feature, said: Logits) -> float:
+        """By how much the best span scores higher than that there is none."""
+        return self._best(feature, said)[0] - float(said[0][0]) - float(said[1][0])
+
+    def _best(self, feature: Feature, logits: Logits) -> Span:
+        """The best span of a row: it lies within one piece of the context, as what is between pieces was not read."""
+        assert feature.tokens is not None
+        starts, ends = logits
+        spans = []
+        for begin, end in _pieces(feature.tokens, feature.row):
+            allowed = np.zeros(len(feature.tokens), dtype=bool)
+            allowed[begin:end] = True
+            spans.append(best_span(starts, ends, allowed, self.max_answer_length))
+        return max(spans, key=lambda one: one[0])  # of equals the first
 
     def score(self, predicted: Sequence[Any], there: Sequence[Any]) -> dict[str, float]:
         """`exact_match` and `f1`, from 0 to 1, over all questions; if some have no answer, also for each kind apart."""
@@ -182,8 +170,14 @@ def best_span(starts: np.ndarray, ends: np.ndarray, allowed: np.ndarray, longest
     return float(sums[start, extra]), first + start, first + start + extra
 
 
-def _target(question: Question, covered: np.ndarray) -> tuple[int, int] | None:
-    """The tokens of the first answer, if the window holds all of it; else (0, 0). None if no answer is known."""
+def _pieces(covered: np.ndarray, row: Row) -> list[tuple[int, int]]:
+    """Where in a row the pieces of the context begin and end."""
+    ends = int((covered[:, 0] >= 0).argmax()) + np.cumsum([end - begin for begin, end in row])
+    return [(int(end) - (last - first), int(end)) for end, (first, last) in zip(ends, row, strict=True)]
+
+
+def _target(question: Question, covered: np.ndarray, pieces: Sequence[tuple[int, int]]) -> tuple[int, int] | None:
+    """The tokens of the first answer, if a piece of the row holds all of it; else (0, 0). None if none is known."""
     if question.answers is None:
         return None
     if not question.answers:
@@ -191,8 +185,9 @@ def _target(question: Question, covered: np.ndarray) -> tuple[int, int] | None:
     answer = question.answers[0]
     begin = answer.start + len(answer.text) - len(answer.text.lstrip())
     end = answer.start + len(answer.text.rstrip())
-    inside = np.flatnonzero((covered[:, 0] < end) & (covered[:, 1] > begin))
-    context = np.flatnonzero(covered[:, 0] >= 0)
-    if not len(inside) or covered[context[0], 0] > begin or covered[context[-1], 1] < end:
-        return 0, 0
-    return int(inside[0]), int(inside[-1])
+    for first, last in pieces:
+        piece = covered[first:last]
+        inside = np.flatnonzero((piece[:, 0] < end) & (piece[:, 1] > begin))
+        if len(inside) and piece[0, 0] <= begin and piece[-1, 1] >= end:
+            return first + int(inside[0]), first + int(inside[-1])
+    return 0, 0

@@ -18,9 +18,11 @@ from transformers import PreTrainedTokenizerFast
 from asterism.errors import DataError
 from asterism.training.data.formats import read_records
 from asterism.training.data.records import Record
+from asterism.training.readers.reader import Row
 from asterism.training.tasks.classification import in_order, label_fields, refuse_unknown_label
+from asterism.training.tasks.encoding import Encoded, encode
 from asterism.training.tasks.scores import accuracy, are_bio, bio_spans, count, macro_f1
-from asterism.training.tasks.task import IGNORED, Feature, Labelling, Logits, encode_documents, inputs_of, pad, shown
+from asterism.training.tasks.task import IGNORED, Feature, Labelling, Logits, pad, shown
 
 
 @dataclass(frozen=True)
@@ -51,6 +53,7 @@ class Tagging(Labelling[TaggedDocument]):
     architecture: ClassVar[str] = "AutoModelForTokenClassification"
     formats: ClassVar[tuple[str, ...]] = ("jsonl", "conll")
     per_token: ClassVar[bool] = True
+    readers: ClassVar[tuple[str, ...]] = ("whole", "cut")
     answer: ClassVar[str] = "tags"
 
     labels: tuple[str, ...]
@@ -96,14 +99,15 @@ class Tagging(Labelling[TaggedDocument]):
         """The tags."""
         return label_fields(self.labels)
 
-    def features(
-        self, examples: Sequence[TaggedDocument], tokenizer: PreTrainedTokenizerFast
-    ) -> Iterator[list[Feature]]:
-        """One feature per document. Target and `tokens`: for each piece the number of its tag, and of its token."""
-        records, words = [one.record for one in examples], [list(one.tokens) for one in examples]
-        for document, row in zip(examples, encode_documents(records, words, tokenizer, self.length), strict=True):
-            firsts = _first_pieces(row.word_ids)
-            yield [Feature(inputs_of(row, tokenizer), self._target(document, firsts), firsts)]
+    def encoded(self, examples: Sequence[TaggedDocument], tokenizer: PreTrainedTokenizerFast) -> Iterator[Encoded]:
+        """The words of each."""
+        most = self.length if self.reading.cuts else None
+        return encode([one.tokens for one in examples], tokenizer, most=most)
+
+    def feature(self, example: TaggedDocument, encoded: Encoded, row: Row) -> Feature:
+        """Target and `tokens`: for each piece the number of its tag, and of its token."""
+        firsts = encoded.along(row, _first_pieces(encoded.words), -1)
+        return Feature(encoded.row(row), self._target(example, firsts), firsts, row)
 
     def _target(self, document: TaggedDocument, firsts: np.ndarray) -> np.ndarray | None:
         if document.tags is None:
@@ -144,10 +148,9 @@ class Tagging(Labelling[TaggedDocument]):
         return scores | {"token_macro_f1": macro_f1([(tag,) for tag in tokens_predicted], [(tag,) for tag in tokens])}
 
 
-def _first_pieces(words: Sequence[int | None]) -> np.ndarray:
+def _first_pieces(words: np.ndarray) -> np.ndarray:
     """For each piece the number of the token that it begins, int32 [N]; -1 for all others."""
-    pairs = zip([None, *words], words, strict=False)
-    return np.array([-1 if word in (None, before) else word for before, word in pairs], dtype=np.int32)
+    return np.where(words != np.concatenate([[-1], words[:-1]]), words, -1).astype(np.int32)
 
 
 def _document(record: Record, *, labelled: bool) -> TaggedDocument:

@@ -1,10 +1,10 @@
 """What the tasks have in common: a task turns examples into features for a model, and what it says into predictions.
 
-    record -> example -> features -> model -> what it says -> prediction -> scores
+    record -> example -> features -> model -> what it says -> (features to read again ->) prediction -> scores
 
-A feature is one row of a model's input, with what the model's loss needs; one example gives one feature, or several
-when it is read through windows. The training loop knows features and tensors only. A task is made of its training
-examples, or of the record that a fine-tuned run keeps of it: what it asks of a model does not need the examples.
+A feature is one row of a model's input, with what the model's loss needs; the task's reader says which rows are made of
+an example. The training loop knows features and tensors only. A task is made of its training examples, or of the record
+that a fine-tuned run keeps of it: what it asks of a model does not need the examples.
 
 The answers of a `Labelling` task are read from logits; those of a `Writing` task (`writing.py`) the model generates.
 """
@@ -17,21 +17,20 @@ from typing import Any, ClassVar, Generic, Self, TypeVar
 
 import numpy as np
 import torch
-from tokenizers import Encoding
 from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerFast
 
-from asterism.errors import AsterismError, DataError
+from asterism.errors import AsterismError, ConfigurationError, DataError
 from asterism.training.data.formats import Format, format_of
 from asterism.training.data.records import Record
+from asterism.training.readers.reader import Document, Reader, Row
+from asterism.training.readers.text import parse_reader
 from asterism.training.run.configuration import FineTuneConfig
+from asterism.training.tasks.encoding import Encoded
 
 Example = TypeVar("Example")
 
 IGNORED = -100
 """The target of a token that has none: the losses of transformers leave it out."""
-
-ENCODED_TOGETHER = 64
-"""Documents that go through the tokenizer at once: an encoding takes much more memory than what is kept of it."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -41,11 +40,13 @@ class Feature:
     inputs   the model's arguments, such as input_ids: int32 [N] each
     target   what the loss needs, as the task's `targets` reads it; None for an example without labels
     tokens   what the task needs to know about each of the N tokens to read logits, or nothing
+    row      which of the document's tokens it holds
     """
 
     inputs: dict[str, np.ndarray]
     target: Any
     tokens: np.ndarray | None = None
+    row: Row = ()
 
 
 Logits = tuple[np.ndarray, ...]
@@ -54,7 +55,13 @@ Logits = tuple[np.ndarray, ...]
 
 @dataclass(frozen=True, kw_only=True)
 class Task(ABC, Generic[Example]):
-    """One kind of question about documents. A task is immutable, and a dataclass of what JSON can hold."""
+    """One kind of question about documents. A task is immutable, and a dataclass of what JSON can hold.
+
+    length  how many tokens a row of the model's input has at most
+    reader  the text of the reader that makes rows of documents, its length left out
+
+    Raises ConfigurationError for a reader that the task cannot use.
+    """
 
     architecture: ClassVar[str]
     """The Auto class of transformers whose models answer it."""
@@ -62,8 +69,25 @@ class Task(ABC, Generic[Example]):
     """Whether a model must have all of its weights already; else what the task puts on top may be new."""
     formats: ClassVar[tuple[str, ...]]
     """The formats that its examples come in, names of `data.formats.FORMATS`."""
+    readers: ClassVar[tuple[str, ...]]
+    """The names of the readers that suit it."""
+    pools: ClassVar[tuple[str, ...]] = ()
+    """How it can make one answer of several windows, the usual way first."""
 
     length: int
+    reader: str = "cut()"
+
+    def __post_init__(self) -> None:
+        reading = parse_reader(self.reader)
+        if reading.name not in self.readers:
+            kind = type(self).__name__.lower()
+            raise ConfigurationError(f"reader: {reading} is none for {kind}; it reads by {', '.join(self.readers)}")
+        object.__setattr__(self, "reader", str(reading.settled(self.pools)))
+
+    @property
+    def reading(self) -> Reader:
+        """The reader as a value."""
+        return parse_reader(self.reader)
 
     @classmethod
     def format(cls, path: str | Path, asked: str | None = None) -> Format:
@@ -142,11 +166,63 @@ class Task(ABC, Generic[Example]):
         """Set what a model for the task says beside its configuration, and saves with its weights."""
 
     @abstractmethod
+    def encoded(self, examples: Sequence[Example], tokenizer: PreTrainedTokenizerFast) -> Iterator[Encoded]:
+        """The document of each example as the tokenizer reads it; at least what the reader reads of it."""
+
+    @abstractmethod
+    def feature(self, example: Example, encoded: Encoded, row: Row) -> Feature:
+        """One row of an example's document. Raises DataError for labels that cannot be used."""
+
     def features(self, examples: Sequence[Example], tokenizer: PreTrainedTokenizerFast) -> Iterator[list[Feature]]:
-        """The features of each example, in their order.
+        """The features of each example, in their order, to be asked about.
 
         Raises DataError at the first example that cannot be used, such as one without a token; those before it come.
         """
+        for example, encoded in zip(examples, self.encoded(examples, tokenizer), strict=True):
+            rows = self.reading.rows(self._document(example, encoded))
+            yield [self.feature(example, encoded, row) for row in rows]
+
+    def training_features(
+        self, examples: Sequence[Example], tokenizer: PreTrainedTokenizerFast
+    ) -> Iterator[list[Feature]]:
+        """The features of each example, in their order, to be learned from. Raises as `features` does."""
+        for example, encoded in zip(examples, self.encoded(examples, tokenizer), strict=True):
+            rows = self.reading.training_rows(self._document(example, encoded))
+            yield [self.feature(example, encoded, row) for row in rows]
+
+    def again(
+        self,
+        example: Example,
+        features: Sequence[Feature],
+        said: Sequence[Any],
+        tokenizer: PreTrainedTokenizerFast,
+    ) -> list[Feature]:
+        """What is to be read next, after what the model said about these features; [] if that is the answer."""
+        if not self.reading.reads_again or len(features) == 1:
+            return []
+        found = [shown_score(self.found(feature, one)) for feature, one in zip(features, said, strict=True)]
+        (encoded,) = self.encoded([example], tokenizer)
+        row = self.reading.again(self._document(example, encoded), [feature.row for feature in features], found)
+        return [self.feature(example, encoded, row)]
+
+    def found(self, feature: Feature, said: Any) -> float:
+        """How much the model found in a feature of what it is asked: the greater, the sooner it is read again."""
+        raise NotImplementedError(f"{type(self).__name__} has no reader that reads again")
+
+    def _document(self, example: Any, encoded: Encoded) -> Document:
+        """What the reader sees of an example. Raises DataError for one that it cannot read."""
+        document, needs, place = encoded.document(self.length), self.reading.needs, example.record.place
+        if document.room < needs:
+            raise DataError(
+                f"{place}: what stands around the document has {encoded.around:,} tokens and leaves"
+                f" {max(0, document.room):,} of length {self.length:,} for it, where reader {self.reader} needs"
+                f" {needs:,}: give a longer length"
+            )
+        if not document.tokens:
+            raise DataError(f"{place}: the tokenizer makes no token of the document")
+        if reason := self.reading.refusal(document):
+            raise DataError(f"{place}: {reason}")
+        return document
 
     def notes(self, examples: Sequence[Example], features: Sequence[Sequence[Feature]]) -> list[str]:
         """What a user should know about the training examples and the features of each, one line each.
@@ -228,34 +304,8 @@ def shown(probability: float) -> float:
 
 
 def shown_score(score: float) -> float:
-    """A sum of two logits, which are some units large, with the three decimals that hold as those of `shown` do."""
+    """A sum of logits, which are some units large, with the three decimals that hold as those of `shown` do."""
     return round(score, 3)
-
-
-def encode_documents(
-    records: Sequence[Record],
-    documents: Sequence[str] | Sequence[Sequence[str]],
-    tokenizer: PreTrainedTokenizerFast,
-    length: int,
-) -> Iterator[Encoding]:
-    """Documents, whole or in words, as rows of at most `length` tokens; what is beyond is cut off.
-
-    Raises DataError for a document of which the tokenizer leaves nothing.
-    """
-    for at in range(0, len(records), ENCODED_TOGETHER):
-        some = list(documents[at : at + ENCODED_TOGETHER])
-        in_words = not isinstance(some[0], str)
-        rows = tokenizer(some, is_split_into_words=in_words, truncation=True, max_length=length).encodings
-        for record, row in zip(records[at:], rows, strict=False):
-            if all(row.special_tokens_mask):
-                raise DataError(f"{record.place}: the tokenizer makes no token of the document")
-            yield row
-
-
-def inputs_of(row: Encoding, tokenizer: PreTrainedTokenizerFast) -> dict[str, np.ndarray]:
-    """The model's arguments in one row: int32 [N] each. The mask of padding is made when rows are put together."""
-    inputs = {"input_ids": row.ids, "token_type_ids": row.type_ids}
-    return {name: np.array(inputs[name], dtype=np.int32) for name in inputs if name in tokenizer.model_input_names}
 
 
 def pad(rows: Sequence[np.ndarray], length: int, filler: int) -> torch.Tensor:

@@ -30,6 +30,7 @@ class Translation(Writing):
 
     names: ClassVar[tuple[str, str]] = ("source", "target")
     metric: ClassVar[str] = "bleu"
+    readers: ClassVar[tuple[str, ...]] = ("whole", "cut")
 
     @classmethod
     def require_scorer(cls) -> None:

@@ -1,14 +1,14 @@
 """Writing: the answer to a text is another text, which an encoder-decoder generates; summaries, translations, anything.
 
 Files: JSONL or CSV with two fields, such as `document` and `summary`; or lines of text, the sources in one file and the
-targets in another, as many of one as of the other. A source longer than `length` tokens is cut off.
+targets in another, as many of one as of the other. A source longer than a row is cut off, or as the reader does.
 
 A model is taught the target's tokens up to the one that ends it, and asked by greedy search or by beams: the same
 answer on every run.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
 from typing import Any, ClassVar, Self
@@ -27,18 +27,11 @@ from transformers import (
 from asterism.errors import ConfigurationError
 from asterism.training.data.formats import Format, Lines, format_of, read_all
 from asterism.training.data.records import Record
+from asterism.training.readers.reader import Row
 from asterism.training.run.configuration import FineTuneConfig
 from asterism.training.tasks.encoder import ends, longest_target
-from asterism.training.tasks.task import (
-    ENCODED_TOGETHER,
-    IGNORED,
-    Feature,
-    Task,
-    encode_documents,
-    inputs_of,
-    not_finite,
-    pad,
-)
+from asterism.training.tasks.encoding import ENCODED_TOGETHER, Encoded, encode
+from asterism.training.tasks.task import IGNORED, Feature, Task, not_finite, pad
 
 SHOWN = 5
 """How many examples there are to read."""
@@ -59,7 +52,6 @@ class Pair:
 class Writing(Task[Pair]):
     """Which text belongs to another.
 
-    length                how many tokens of a source are read
     target_length         how many tokens an answer may have, the one that ends it included
     cuts_targets          whether a training target with more tokens is cut off; else it is refused
     num_beams             how many answers are followed at once; 1 takes the likeliest token each time
@@ -71,6 +63,7 @@ class Writing(Task[Pair]):
     architecture: ClassVar[str] = "AutoModelForSeq2SeqLM"
     whole: ClassVar[bool] = True
     formats: ClassVar[tuple[str, ...]] = ("jsonl", "csv", "text")
+    readers: ClassVar[tuple[str, ...]] = ("whole", "cut", "selected")
     names: ClassVar[tuple[str, str]]
     """The fields of source and target."""
 
@@ -140,15 +133,28 @@ class Writing(Task[Pair]):
 
     # --- what the model reads ---------------------------------------------------------------------------------------
 
-    def features(self, examples: Sequence[Pair], tokenizer: PreTrainedTokenizerFast) -> Iterator[list[Feature]]:
-        """One feature per pair. The target is int32 [T], all tokens of the target text, the last one ends it."""
-        records = [one.record for one in examples]
-        sources = [f"{self.source_prefix}{one.source}" for one in examples]
-        rows = encode_documents(records, sources, tokenizer, self.length)
-        for row, target in zip(rows, self._encoded(examples, tokenizer), strict=True):
-            yield [Feature(inputs_of(row, tokenizer), target)]
+    def encoded(self, examples: Sequence[Pair], tokenizer: PreTrainedTokenizerFast) -> Iterator[Encoded]:
+        """The source of each, behind the prefix."""
+        most = self.length if self.reading.cuts else None
+        return encode([one.source for one in examples], tokenizer, prefix=self.source_prefix, most=most)
 
-    def _encoded(self, examples: Sequence[Pair], tokenizer: PreTrainedTokenizerFast) -> Iterator[np.ndarray | None]:
+    def feature(self, example: Pair, encoded: Encoded, row: Row) -> Feature:
+        """A row of the source; its target is seen to by `features`."""
+        return Feature(encoded.row(row), None, row=row)
+
+    def features(self, examples: Sequence[Pair], tokenizer: PreTrainedTokenizerFast) -> Iterator[list[Feature]]:
+        """The target is int32 [T], all tokens of the target text, the last one ends it."""
+        each = zip(super().features(examples, tokenizer), self._targets_of(examples, tokenizer), strict=True)
+        for rows, target in each:
+            yield [replace(row, target=target) for row in rows]
+
+    def training_features(
+        self, examples: Sequence[Pair], tokenizer: PreTrainedTokenizerFast
+    ) -> Iterator[list[Feature]]:
+        """As `features`: every reader of these tasks makes one row of a source."""
+        return self.features(examples, tokenizer)
+
+    def _targets_of(self, examples: Sequence[Pair], tokenizer: PreTrainedTokenizerFast) -> Iterator[np.ndarray | None]:
         end, special = _end(tokenizer), set(tokenizer.all_special_ids) - {tokenizer.unk_token_id}
         queue = iter(examples)
         while some := list(islice(queue, ENCODED_TOGETHER)):

@@ -1,0 +1,41 @@
+"""Reading once, from the start: the whole document, or what of it fits into a row."""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from asterism.errors import ConfigurationError
+from asterism.training.readers.reader import Document, Reader, Row
+
+
+@dataclass(frozen=True)
+class Whole(Reader):
+    """All of the document, in one row; a document that does not fit is refused, as nothing is cut."""
+
+    name: ClassVar[str] = "whole"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.length is not None:
+            raise ConfigurationError(f"reader: whole() has no length, got {self.length}; cut(length={self.length}) has")
+
+    def rows(self, document: Document) -> list[Row]:
+        return [((0, document.tokens),)]
+
+    def refusal(self, document: Document) -> str | None:
+        if document.tokens <= document.room:
+            return None
+        return (
+            f"the document has {document.tokens:,} tokens and a row has place for {document.room:,}, and reader whole()"
+            " cuts nothing: give a longer length, if the model takes it, or another reader, such as cut() or windows()"
+        )
+
+
+@dataclass(frozen=True)
+class Cut(Reader):
+    """The first tokens of the document, as many as fit into a row; what is beyond is not read."""
+
+    name: ClassVar[str] = "cut"
+    cuts: ClassVar[bool] = True
+
+    def rows(self, document: Document) -> list[Row]:
+        return [((0, min(document.tokens, document.room)),)]

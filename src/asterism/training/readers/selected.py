@@ -1,0 +1,106 @@
+"""Reading the best windows of a document together: those that BM25, or the model itself at first sight, ranks best.
+
+A row is made of k windows, so each has a k-th of the place that a row has. A document that fits is read whole.
+
+Windows are ranked against the question. Where nothing is asked, as in classification, they are ranked against the
+document itself: its words, as often as it has them, so that windows are best which are about what the document says
+often, though not everywhere (a word of every window weighs nothing). This needs no labels, and nothing but the
+document.
+"""
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+
+from asterism.errors import ConfigurationError
+from asterism.training.readers.bm25 import bm25, count_words, words_of
+from asterism.training.readers.reader import Document, Reader, Row, Stretch, is_whole, together, windows_of
+
+
+@dataclass(frozen=True)
+class _Ranking(Reader):
+    """A reader of the best `k` windows, where consecutive windows share `stride` tokens."""
+
+    k: int = 4
+    stride: int = 0
+    k1: float = 1.2
+    b: float = 0.75
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._require("k", is_whole(self.k, 1), "must be a whole number above 0")
+        self._require("stride", is_whole(self.stride, 0), "must be a whole number, 0 or more")
+        self._require("k1", _is_number(self.k1) and 0 <= self.k1 < 1e6, "must be a number, 0 or more")
+        self._require("b", _is_number(self.b) and 0 <= self.b <= 1, "must be a number from 0 to 1")
+
+    @property
+    def needs(self) -> int:
+        return self.k * (self.stride + 1)
+
+    def windows(self, document: Document) -> list[Stretch]:
+        """The windows that are ranked; one, if the document fits into a row."""
+        if document.tokens <= document.room:
+            return [(0, document.tokens)]
+        return windows_of(document.tokens, document.room // self.k, self.stride)
+
+    def ranked(self, document: Document, windows: Sequence[Stretch]) -> list[Stretch]:
+        """The windows, the best by BM25 first; of equals the earlier one."""
+        ends = [end for _, end in windows]
+        starts = np.append(np.maximum.accumulate(document.starts), len(document.text))
+        texts = count_words(document.text, starts[[begin for begin, _ in windows]], starts[ends])
+        question = document.text if document.question is None else document.question
+        asked = Counter(word for word, _ in words_of(question))
+        scores = bm25(asked, texts, k1=self.k1, b=self.b)
+        return [windows[number] for number in sorted(range(len(windows)), key=lambda one: (-scores[one], one))]
+
+
+@dataclass(frozen=True)
+class Selected(_Ranking):
+    """The `k` windows that BM25 ranks best, read together in the document's order."""
+
+    name: ClassVar[str] = "selected"
+
+    by: str = "bm25"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.by != "bm25":
+            raise ConfigurationError(f"reader: selected: by must be bm25, got {self.by!r}; iterated() asks the model")
+
+    def rows(self, document: Document) -> list[Row]:
+        return [together(self.ranked(document, self.windows(document))[: self.k])]
+
+
+@dataclass(frozen=True)
+class Iterated(_Ranking):
+    """Every window is read by itself; the `k` in which the model found most are kept, and read again together.
+
+    Trained on the windows that BM25 ranks best, each by itself and `k` together, and on as many of the others, evenly
+    spread, by themselves: what the model will find is not known before it has learned.
+    """
+
+    name: ClassVar[str] = "iterated"
+    reads_again: ClassVar[bool] = True
+
+    def rows(self, document: Document) -> list[Row]:
+        return [(window,) for window in self.windows(document)]
+
+    def training_rows(self, document: Document) -> list[Row]:
+        windows = self.windows(document)
+        if len(windows) == 1:
+            return [(windows[0],)]
+        ranked = self.ranked(document, windows)
+        others = sorted(ranked[self.k :])
+        some = {others[at * len(others) // self.k] for at in range(self.k)} if others else set()
+        return [together(ranked[: self.k]), *((window,) for window in sorted({*ranked[: self.k], *some}))]
+
+    def again(self, document: Document, rows: Sequence[Row], found: Sequence[float]) -> Row:
+        best = sorted(range(len(rows)), key=lambda one: (-found[one], one))[: self.k]
+        return together([stretch for number in best for stretch in rows[number]])
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
