@@ -13,7 +13,7 @@ import term_cases
 import torch
 from hypothesis import assume
 from hypothesis import strategies as st
-from kernel_cases import DTYPES_OF, Case, check, check_unread, cross_cases, implementations
+from kernel_cases import DTYPES_OF, Case, check, check_unread, cross_cases, has_compiler, implementations
 from oracle import rule
 from strategies import LENGTHS, TILES, build, hold, tiers
 from term_cases import COMPUTES, TermCase, check_terms
@@ -24,7 +24,7 @@ from asterism import Alibi, Dropout, Terms, attend, compile_pattern, patterns
 from asterism.cli.main import main
 from asterism.compiler.liveness import FOREVER, last_reader
 from asterism.errors import AsterismError, KernelError, PatternError
-from asterism.kernels import decode, decode_slots, readable_keys
+from asterism.kernels import cpu, decode, decode_slots, readable_keys
 from asterism.patterns.across import queries_to_the_end
 
 ALL = implementations(torch.float32)
@@ -348,6 +348,28 @@ def test_full_cross_attention_of_padded_sources(implementation, lengths):
     for seed, padding in ((0, True), (1, False)):
         case = Case(rule("dense"), 4, 2, *lengths, batch=3, width=16, value_width=16, padding=padding, seed=seed)
         check(replace(case, dtype=DTYPES_OF[implementation][0]), implementation, return_lse=False)
+
+
+@pytest.mark.skipif(not has_compiler(), reason="needs a C++ compiler")
+@pytest.mark.parametrize("dtype", (torch.float32, torch.bfloat16))
+@pytest.mark.parametrize("padded", (False, True))
+def test_a_few_queries_are_decoded(dtype, padded, monkeypatch):
+    """Where no gradient is asked for: the fastest way, whose answer is that of tiles."""
+    decoded = []
+    run = cpu.DECODING.run
+    monkeypatch.setattr(type(cpu.DECODING), "run", lambda self, operands: decoded.append(operands) or run(operands))
+    mask = torch.arange(300) < torch.tensor([[300], [0]]) if padded else None
+    for n_queries, few in ((1, True), (8, True), (9, False)):
+        tensors = qkv(n_queries, 300, dtype=dtype)
+        out, lse = attend(*tensors, "dense()", key_mask=mask, return_lse=True)
+        assert bool(decoded) == few
+        expected = attend(*tensors, "dense()", key_mask=mask, return_lse=True, implementation="reference")
+        torch.testing.assert_close((out, lse), expected, atol=2e-2 if dtype == torch.bfloat16 else 1e-5, rtol=1e-2)
+        decoded.clear()
+    attend(*(x.requires_grad_() for x in qkv(2, 300, dtype=dtype)), "dense()").sum().backward()
+    attend(*qkv(2, 300, dtype=dtype), "dense()", segments=torch.zeros(2, 300, dtype=torch.long))
+    attend(*qkv(2, 300, dtype=dtype), "dense()", terms=Terms(softcap=3.0))
+    assert not decoded
 
 
 def test_a_source_that_is_padding_only_gives_nothing():

@@ -22,6 +22,12 @@ CROSS: list[dict[str, Any]] = [
 ]
 
 
+def generate(model: AsterismForConditionalGeneration, tokens: torch.Tensor, **options: Any) -> torch.Tensor:
+    made = model.generate(tokens, **({"max_new_tokens": 12, "min_new_tokens": 12, "do_sample": False} | options))
+    assert isinstance(made, torch.Tensor)
+    return made
+
+
 @pytest.mark.parametrize("fields", CROSS, ids=str)
 def test_a_token_reads_what_the_pattern_says(fields: dict[str, Any]) -> None:
     """In one layer, which outputs a token of the source changes is the picture of the pattern."""
@@ -33,6 +39,14 @@ def test_a_token_reads_what_the_pattern_says(fields: dict[str, Any]) -> None:
     for query in range(9):
         (gradient,) = torch.autograd.grad(out[0, query].sum(), source, retain_graph=True)
         np.testing.assert_array_equal(gradient[0].any(-1), pattern.dense(9, 14, 0).any(0)[query])
+
+
+@pytest.mark.parametrize("beams", [1, 3])
+@pytest.mark.parametrize("fields", CROSS, ids=str)
+def test_caches_change_nothing(fields: dict[str, Any], beams: int) -> None:
+    model, tokens = small_seq2seq(**fields), random_tokens(2, 25)
+    cached = generate(model, tokens, num_beams=beams)
+    assert torch.equal(cached, generate(model, tokens, num_beams=beams, use_cache=False))
 
 
 @pytest.mark.parametrize("fields", CROSS, ids=str)
@@ -62,6 +76,8 @@ def test_padding_of_the_source_changes_nothing(fields: dict[str, Any], side: str
     tokens[1, first : first + 9], mask[1, first : first + 9] = row[0], 1
     together = model(tokens, mask, decoder_input_ids=target).logits[1:]
     torch.testing.assert_close(together, model(row, decoder_input_ids=target[1:]).logits, atol=1e-10, rtol=0)
+    made = generate(model, tokens, attention_mask=mask)[1:]
+    assert torch.equal(made, generate(model, row))
 
 
 def test_padding_of_the_target_changes_nothing() -> None:
