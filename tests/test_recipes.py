@@ -146,6 +146,20 @@ GOLDEN = {
         warmup_steps=10000 schedule=linear beta2=0.999 log_every=50 evaluation_every=1000 checkpoint_every=1000
         objective=mlm tokenizer=bpe:50358 context=4096 evaluation_bytes=1000000
     """,
+    "span-corruption-tiny": """
+        recipe=span-corruption-tiny mixers=window(left=64, right=64) decoder_mixers=causal() hidden_size=192
+        num_hidden_layers=3 num_attention_heads=3 position_type=rotary hidden_act=gelu initializer_gain=0.354
+        tie_word_embeddings=True batch_size=4 steps=20000 minutes=10.0 learning_rate=0.003 warmup_steps=50
+        optimizer=muon weight_decay=0.1 log_every=20 evaluation_every=200 checkpoint_every=200 objective=span_corruption
+        tokenizer=bpe:4096 context=512
+    """,
+    "gap-sentences-tiny": """
+        recipe=gap-sentences-tiny mixers=window(left=64, right=64) decoder_mixers=causal() hidden_size=192
+        num_hidden_layers=3 num_attention_heads=3 position_type=rotary hidden_act=gelu initializer_gain=0.354
+        tie_word_embeddings=True batch_size=4 steps=20000 minutes=10.0 learning_rate=0.003 warmup_steps=50
+        optimizer=muon weight_decay=0.1 log_every=20 evaluation_every=200 checkpoint_every=200 objective=gap_sentences
+        tokenizer=bpe:4096 context=512
+    """,
     "longformer-tiny": """
         recipe=longformer-tiny mixers=longformer(window=64, globals=(0,)) hidden_size=192 num_attention_heads=3
         position_type=rotary embedding_norm=True global_projections=(0,) hidden_act=gelu initializer_gain=0.354

@@ -16,7 +16,7 @@ from transformers import PreTrainedTokenizerBase
 
 from asterism.errors import DataError
 from asterism.randomness import derive
-from asterism.training.data.tokenization import encode
+from asterism.training.data.tokenization import encode, end_of
 
 
 @dataclass(frozen=True, eq=False)
@@ -36,7 +36,8 @@ class TokenStream:
         """The documents as tokens."""
         encoded = encode(tokenizer, documents)
         kept = [document for document in encoded if len(document)]
-        separator = np.array([tokenizer.sep_token_id], dtype=np.int32)
+        separates = end_of(tokenizer) if tokenizer.sep_token_id is None else tokenizer.sep_token_id
+        separator = np.array([separates], dtype=np.int32)
         lengths = [len(document) + 1 for document in kept]
         return cls(
             np.concatenate([part for document in kept for part in (document, separator)] or [separator[:0]]),

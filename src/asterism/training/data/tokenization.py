@@ -3,7 +3,7 @@
     bytes         a token for each byte
     bpe:8000      byte-level BPE with 8,000 tokens, trained on the training split
     unigram:8000  a unigram model over bytes, likewise
-    PATH          a folder with a Hugging Face tokenizer that has mask, separator, class and padding tokens
+    PATH          a folder with a Hugging Face tokenizer that has the special tokens which the objective `Needs`
 
 Those made here know the special tokens of BERT, have a token for every byte, so that no text is unknown to them, and
 are functions of the training split.
@@ -29,39 +29,80 @@ SPECIAL_TOKENS = {
     "sep_token": "[SEP]",
     "mask_token": "[MASK]",
 }
-_REQUIRED = ("mask_token", "sep_token", "cls_token", "pad_token")
 _SMALLEST = 256 + len(SPECIAL_TOKENS)
 _PIECE = 1 << 20
 """Characters that a tokenizer is given at once: it needs many times their memory."""
 
 
 @dataclass(frozen=True)
+class Needs:
+    """Which special tokens a kind of learning needs.
+
+    what       what it is called, as in "which masking needs"
+    tokens     names that transformers gives special tokens; of each entry one at least
+    sentinels  how many of <extra_id_0>, <extra_id_1>, ... (T5)
+    """
+
+    what: str
+    tokens: tuple[tuple[str, ...], ...]
+    sentinels: int = 0
+
+
+MASKING = Needs("masking", (("mask_token",), ("sep_token",), ("cls_token",), ("pad_token",)))
+
+
+@dataclass(frozen=True)
 class Vocabulary:
     """What a model must know of its tokenizer: how many tokens it has at most, and which one pads, if any.
 
-    `tokenizer` is there already if it comes from a folder, `name` says how to make it if not.
+    `end` is the token that ends a text, `start` the one that a decoder begins with. `tokenizer` is there already if it
+    comes from a folder, `name` says how to make it if not, with so many `sentinels`.
     """
 
     size: int
     padding: int | None
     name: str = "bytes"
     tokenizer: PreTrainedTokenizerBase | None = None
+    end: int | None = None
+    start: int | None = None
+    sentinels: int = 0
 
     def made(self, documents: Iterable[str], context: int) -> PreTrainedTokenizerBase:
         """The tokenizer, trained on `documents` if it is to be trained, for sequences of `context` tokens."""
-        return self.tokenizer or _make_tokenizer(self.name, documents, context)
+        return self.tokenizer or _make_tokenizer(self.name, documents, context, self.sentinels)
 
 
-def vocabulary(name: str) -> Vocabulary:
+def vocabulary(name: str, needs: Needs = MASKING) -> Vocabulary:
     """That of the tokenizer called `name`; nothing is trained to find out.
 
-    Raises ConfigurationError for a size below that of the byte vocabulary, DataError for a folder without a tokenizer.
+    Raises ConfigurationError for a size below that of the byte vocabulary, DataError for a folder without a tokenizer,
+    or with one that lacks what is needed.
     """
     kind, size = _kind_and_size(name)
     if kind is not None:
-        return Vocabulary(size, list(SPECIAL_TOKENS).index("pad_token"), name)
-    tokenizer = load_tokenizer(name)
-    return Vocabulary(len(tokenizer), tokenizer.pad_token_id, name, tokenizer)
+        padding, end, start = (list(SPECIAL_TOKENS).index(token) for token in ("pad_token", "sep_token", "cls_token"))
+        more = needs.sentinels
+        return Vocabulary(size + more, padding, name, end=end, start=start, sentinels=more)
+    tokenizer = load_tokenizer(name, needs)
+    padding = tokenizer.pad_token_id
+    start = padding if tokenizer.cls_token_id is None else tokenizer.cls_token_id
+    return Vocabulary(len(tokenizer), padding, name, tokenizer, end=end_of(tokenizer), start=start)
+
+
+def end_of(tokenizer: PreTrainedTokenizerBase) -> int | None:
+    """The token that ends a text; BERT's kin have a separator for it. None if there is neither."""
+    found: int | None = tokenizer.sep_token_id if tokenizer.eos_token_id is None else tokenizer.eos_token_id
+    return found
+
+
+def sentinel(number: int) -> str:
+    """The name of a sentinel, as T5's tokenizer has it."""
+    return f"<extra_id_{number}>"
+
+
+def sentinel_ids(tokenizer: PreTrainedTokenizerBase, count: int) -> np.ndarray:
+    """The first so many sentinels of a tokenizer that has them: int64 [count]."""
+    return np.array([tokenizer.convert_tokens_to_ids(sentinel(number)) for number in range(count)], dtype=np.int64)
 
 
 def make_tokenizer(name: str, documents: Iterable[str], context: int) -> PreTrainedTokenizerBase:
@@ -69,7 +110,7 @@ def make_tokenizer(name: str, documents: Iterable[str], context: int) -> PreTrai
     return vocabulary(name).made(documents, context)
 
 
-def _make_tokenizer(name: str, documents: Iterable[str], context: int) -> PreTrainedTokenizerBase:
+def _make_tokenizer(name: str, documents: Iterable[str], context: int, sentinels: int) -> PreTrainedTokenizerBase:
     kind, size = _kind_and_size(name)
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     special = list(SPECIAL_TOKENS.values())
@@ -95,7 +136,7 @@ def _make_tokenizer(name: str, documents: Iterable[str], context: int) -> PreTra
     numbers = [(token, tokenizer.token_to_id(token)) for token in ("[CLS]", "[SEP]")]
     # A token carries the space before it, so a mask takes that of its place along; a byte stands alone.
     mask = AddedToken(SPECIAL_TOKENS["mask_token"], lstrip=kind != "bytes", special=True)
-    tokenizer.add_special_tokens([*special[:-1], mask])
+    tokenizer.add_special_tokens([*special[:-1], mask, *map(sentinel, range(sentinels))])
     tokenizer.post_processor = processors.TemplateProcessing(
         single="[CLS] $A [SEP]", pair="[CLS] $A [SEP] $B:1 [SEP]:1", special_tokens=numbers
     )
@@ -122,8 +163,8 @@ def _settled(tokenizer: Tokenizer) -> models.Unigram:
     return models.Unigram([(token, score) for token, score in special] + settled, tokenizer.token_to_id("[UNK]"))
 
 
-def load_tokenizer(folder: str | Path) -> PreTrainedTokenizerBase:
-    """The Hugging Face tokenizer in a folder. Raises DataError if there is none, or one that cannot mask."""
+def load_tokenizer(folder: str | Path, needs: Needs = MASKING) -> PreTrainedTokenizerBase:
+    """The Hugging Face tokenizer in a folder. Raises DataError if there is none, or one that lacks what is needed."""
     if not Path(folder).is_dir():
         raise DataError(
             f"tokenizer: there is no folder {folder}; give the folder of a tokenizer, bytes, bpe:SIZE or unigram:SIZE"
@@ -132,8 +173,11 @@ def load_tokenizer(folder: str | Path) -> PreTrainedTokenizerBase:
         tokenizer = AutoTokenizer.from_pretrained(folder, **LOCAL)
     except (OSError, ImportError, *DAMAGED) as error:
         raise DataError(f"tokenizer: {folder} holds none that can be read: {why_unread(error)}") from error
-    if lacking := [name for name in _REQUIRED if getattr(tokenizer, name) is None]:
-        raise DataError(f"tokenizer: that in {folder} has no {', no '.join(lacking)}, which masking needs")
+    known = tokenizer.get_vocab()
+    lacking = [" or ".join(names) for names in needs.tokens if all(getattr(tokenizer, one) is None for one in names)]
+    lacking += [name for name in map(sentinel, range(needs.sentinels)) if name not in known][:1]
+    if lacking:
+        raise DataError(f"tokenizer: that in {folder} has no {', no '.join(lacking)}, which {needs.what} needs")
     return tokenizer
 
 

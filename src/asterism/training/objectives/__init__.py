@@ -20,6 +20,19 @@ OBJECTIVES: "Registry[Objective[Any]]" = Registry(
         shortest_context=16,
         recipe="bigbird-tiny",
     ),
+    prefix_lm=Entry(f"{_HERE}.prefix:PrefixBytes", settings=("record_length",), recipe="bytes-small"),
+    span_corruption=Entry(
+        f"{_HERE}.span_corruption:SpanCorruption",
+        settings=("tokenizer",),
+        shortest_context=16,
+        recipe="span-corruption-tiny",
+    ),
+    gap_sentences=Entry(
+        f"{_HERE}.gap_sentences:GapSentences",
+        settings=("tokenizer",),
+        shortest_context=16,
+        recipe="gap-sentences-tiny",
+    ),
     labelled=Entry(f"{_HERE}.labelled:Labelled", kind="finetune"),
 )
 """By the name that the configuration of a run gives them."""

@@ -5,30 +5,53 @@
     target   It is pure white.
 
 A sentence says as much as ROUGE-1 (F1) finds in common between it and the rest of the text, each judged by itself,
-words counted as often as they come ("Ind-Orig", the choice of the paper). 3 of 10 sentences are left out, one at least;
-the target has them in the order of the text.
+words counted as often as they come ("Ind-Orig", the choice of the paper). 3 of 10 sentences are left out, one at least,
+in the order in which they say most, as far as the target has room; it has them in the order of the text.
 """
 
 import re
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from itertools import pairwise
+
+import numpy as np
+from transformers import PreTrainedTokenizerBase
+
+from asterism.training.data.corpus import ByteSplits, Split
+from asterism.training.data.tokenization import Needs
+from asterism.training.objectives.denoising import Denoising, Pairs, Room, none_left
+from asterism.training.run.configuration import RunConfig
 
 GAP_SHARE = 0.3
 
 _WORDS = re.compile(r"\w+")
-_SENTENCE_END = re.compile(r"(?<=[.!?])\s+|\s*\n\s*")
+_SENTENCE_BEGIN = re.compile(r"(?<=[.!?])(?=\s)|(?<=[^\n\s])(?=\s*\n)")
 
 
 def sentences_of(text: str) -> list[str]:
-    """The sentences of a text: they end behind ".", "!" or "?" and white space, and with a line. None is empty."""
-    return [sentence for sentence in _SENTENCE_END.split(text.strip()) if sentence.strip()]
+    """The sentences of a text: they end behind ".", "!" or "?" and with a line. Joined they are the text again.
+
+    White space stands in front of the sentence before which it is; the text begins and ends with none.
+    """
+    text = text.strip()
+    cuts = sorted({0, *(match.start() for match in _SENTENCE_BEGIN.finditer(text)), len(text)})
+    return [text[begin:end] for begin, end in pairwise(cuts)]
 
 
-def gaps(sentences: Sequence[str]) -> list[int]:
-    """The numbers of the sentences to leave out, ascending. There are 2 sentences or more; of equals the first goes."""
+def gaps(sentences: Sequence[str], tokens: Sequence[int], room: int) -> list[int]:
+    """The numbers of the sentences to leave out, ascending; of equals the first goes.
+
+    There are 2 sentences or more, of so many `tokens` each, of which the target has room for `room`, and for the
+    longest.
+    """
     scores = importance(sentences)
     count = max(1, round(GAP_SHARE * len(sentences)))
-    return sorted(sorted(range(len(sentences)), key=lambda number: -scores[number])[:count])
+    chosen: list[int] = []
+    for number in sorted(range(len(sentences)), key=lambda number: -scores[number]):
+        if len(chosen) < count and tokens[number] <= room:
+            chosen.append(number)
+            room -= tokens[number]
+    return sorted(chosen)
 
 
 def importance(sentences: Sequence[str]) -> list[float]:
@@ -39,3 +62,89 @@ def importance(sentences: Sequence[str]) -> list[float]:
     # Twice what both have, by the words of both: of a sentence and the rest, those of the text.
     common = (sum(min(times, whole[word] - times) for word, times in own.items()) for own in counts)
     return [2 * shared / words if words else 0.0 for shared in common]
+
+
+Sentence = tuple[str, np.ndarray]
+"""Its text, and its tokens, int32 [tokens]."""
+
+
+class GapPairs(Pairs):
+    """Stretches of documents, of 2 sentences or more, of which sentences are left out.
+
+    A document that is longer than an input is read in stretches that follow each other; a sentence that is longer than
+    a target, in parts. What of a document is left with one sentence is left out. Raises DataError if nothing is left.
+    """
+
+    def __init__(
+        self, corpus: ByteSplits, split: Split, tokenizer: PreTrainedTokenizerBase, mask: int, room: Room
+    ) -> None:
+        self.mask, self.wanted = mask, room.targets - 1
+        self.stretches: list[tuple[list[np.ndarray], list[int]]] = []
+        self.documents = 0
+        longest = min(self.wanted, room.inputs - 2)  # two must have room in an input
+        for document in corpus.documents(split):
+            self.documents += 1
+            sentences = list(encoded_sentences(document, tokenizer, longest))
+            for stretch in stretches(sentences, room.inputs - 1):
+                tokens = [ids for _, ids in stretch]
+                chosen = gaps([text for text, _ in stretch], [len(ids) for ids in tokens], self.wanted)
+                self.stretches.append((tokens, chosen))
+        if not self.stretches:
+            raise none_left(split, corpus, "no document has two sentences that fit into the context together")
+        self.count = len(self.stretches)
+        self.tokens = sum(len(one) for tokens, _ in self.stretches for one in tokens)
+
+    def pair(self, number: int, random: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
+        """Nothing is random here."""
+        tokens, left_out = self.stretches[number]
+        mask = np.array([self.mask])
+        read = [mask if place in left_out else one for place, one in enumerate(tokens)]
+        wanted = [tokens[place] for place in left_out]
+        return np.concatenate(read).astype(np.int64), np.concatenate(wanted).astype(np.int64)
+
+
+def encoded_sentences(document: str, tokenizer: PreTrainedTokenizerBase, longest: int) -> Iterator[Sentence]:
+    """The sentences of a document that have tokens, in parts of at most `longest`, none of them special."""
+    texts = sentences_of(document)
+    if not texts:
+        return
+    rows = tokenizer(texts, add_special_tokens=False, split_special_tokens=True, verbose=False).encodings
+    for text, row in zip(texts, rows, strict=True):
+        for at in range(0, len(row.ids), longest):
+            ids = np.array(row.ids[at : at + longest], dtype=np.int32)
+            yield text[row.offsets[at][0] : row.offsets[at + len(ids) - 1][1]], ids
+
+
+def stretches(sentences: Sequence[Sentence], room: int) -> Iterator[list[Sentence]]:
+    """Sentences that follow each other, as many as have at most `room` tokens together; at least 2, or none."""
+    stretch: list[Sentence] = []
+    for sentence in sentences:
+        if stretch and sum(len(ids) for _, ids in stretch) + len(sentence[1]) > room:
+            if len(stretch) > 1:
+                yield stretch
+            stretch = []
+        stretch.append(sentence)
+    if len(stretch) > 1:
+        yield stretch
+
+
+class GapSentences(Denoising):
+    """Texts that fit into the context, targets that fit into half of it, as Pegasus base has them."""
+
+    @classmethod
+    def needs(cls, config: RunConfig) -> Needs:
+        """A token that pads, one that ends a text, and one that stands for a sentence."""
+        return Needs("leaving sentences out", (("pad_token",), ("eos_token", "sep_token"), ("mask_token",)))
+
+    @classmethod
+    def room_of(cls, config: RunConfig) -> Room:
+        return Room(config.context, config.context // 2)
+
+    def pairs(self, corpus: ByteSplits, split: Split) -> GapPairs:
+        return GapPairs(corpus, split, self.tokenizer, _mask(self.tokenizer), self.room)
+
+
+def _mask(tokenizer: PreTrainedTokenizerBase) -> int:
+    """What stands for a sentence. Pegasus has two masks, and <mask_1> is for sentences."""
+    known: dict[str, int] = tokenizer.get_vocab()
+    return known.get("<mask_1>", tokenizer.mask_token_id)

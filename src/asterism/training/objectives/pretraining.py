@@ -153,4 +153,7 @@ def _new_shape(config: RunConfig, vocabulary: Vocabulary) -> AsterismConfig:
         shape[name] = needed if shape[name] is None else shape[name]
         if shape[name] < needed:
             raise ConfigurationError(f"model.{name} is {shape[name]:,}, too few for {what}: {needed:,}")
-    return AsterismConfig(pad_token_id=vocabulary.padding, **shape)
+    tokens = {"pad_token_id": vocabulary.padding}
+    if shape["decoder_mixers"] is not None:
+        tokens |= {"eos_token_id": vocabulary.end, "decoder_start_token_id": vocabulary.start}
+    return AsterismConfig(**tokens, **shape)

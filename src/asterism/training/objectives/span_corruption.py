@@ -10,8 +10,16 @@ of one length lose as many tokens in as many spans; where they stand is drawn un
 """
 
 from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
+from transformers import PreTrainedTokenizerBase
+
+from asterism.training.data.corpus import ByteSplits, Split
+from asterism.training.data.packing import TokenStream
+from asterism.training.data.tokenization import Needs, sentinel_ids
+from asterism.training.objectives.denoising import Denoising, Pairs, Room
+from asterism.training.run.configuration import RunConfig
 
 NOISE_SHARE = 0.15
 MEAN_SPAN = 3.0
@@ -33,6 +41,7 @@ class SpanSizes:
         return cls(tokens, noise, spans)
 
     @classmethod
+    @lru_cache(maxsize=8)
     def fitting(cls, room: int) -> "SpanSizes":
         """Those of the longest text whose input has at most `room` tokens, 2 at least, sentinels included."""
         tokens = 2
@@ -79,3 +88,39 @@ def _parts(whole: int, count: int, random: np.random.Generator) -> np.ndarray:
     """A whole number as the sum of `count` positive ones, uniformly among all ways: int64 [count]."""
     cuts = np.sort(random.choice(whole - 1, count - 1, replace=False)) + 1
     return np.diff(cuts, prepend=0, append=whole)
+
+
+class SpanPairs(Pairs):
+    """Rows of one length, packed end to end (`packing.py`), of which spans are left out.
+
+    Raises DataError for a split with too few tokens.
+    """
+
+    def __init__(self, corpus: ByteSplits, split: Split, tokenizer: PreTrainedTokenizerBase, sizes: SpanSizes) -> None:
+        self.stream = TokenStream.of(corpus.documents(split), tokenizer)
+        self.stream.require(sizes.tokens, f"the {split} split of {corpus.name}")
+        self.starts = self.stream.row_starts(sizes.tokens)
+        self.sizes, self.sentinels = sizes, sentinel_ids(tokenizer, sizes.spans + 1)
+        self.count, self.tokens, self.documents = len(self.starts), len(self.stream.tokens), self.stream.documents
+
+    def pair(self, number: int, random: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
+        start = self.starts[number]
+        tokens = self.stream.tokens[start : start + self.sizes.tokens].astype(np.int64)
+        return corrupt_spans(tokens, self.sizes, self.sentinels, random)
+
+
+class SpanCorruption(Denoising):
+    """Rows of the length of which the input fills the context."""
+
+    @classmethod
+    def needs(cls, config: RunConfig) -> Needs:
+        """A token that pads, one that ends a text, and the sentinels."""
+        tokens = (("pad_token",), ("eos_token", "sep_token"))
+        return Needs("span corruption", tokens, SpanSizes.fitting(config.context - 1).spans + 1)
+
+    @classmethod
+    def room_of(cls, config: RunConfig) -> Room:
+        return Room(config.context, SpanSizes.fitting(config.context - 1).target_tokens + 1)
+
+    def pairs(self, corpus: ByteSplits, split: Split) -> SpanPairs:
+        return SpanPairs(corpus, split, self.tokenizer, SpanSizes.fitting(self.room.inputs - 1))

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 
 from asterism.errors import ConfigurationError, nearest
-from asterism.training.recipes import all_attention, encoders, sparse_transformer
+from asterism.training.recipes import all_attention, denoising, encoders, sparse_transformer
 from asterism.training.run.configuration import RunConfig
 
 RECIPES: dict[str, Callable[[], RunConfig]] = {
@@ -26,6 +26,8 @@ RECIPES: dict[str, Callable[[], RunConfig]] = {
     "longformer-base": encoders.longformer_base,
     "star-tiny": encoders.star_tiny,
     "star-base": encoders.star_base,
+    "span-corruption-tiny": denoising.span_corruption_tiny,
+    "gap-sentences-tiny": denoising.gap_sentences_tiny,
     "fnet-tiny": encoders.fnet_tiny,
     "fnet-base": encoders.fnet_base,
     "fnet-large": encoders.fnet_large,

@@ -129,10 +129,12 @@ class TrainingConfig:
 class RunConfig(TrainingConfig):
     """Everything that decides a run: the settings of the training loop, and
 
-    Objective: "causal" predicts the next byte; "mlm" predicts masked tokens, with `next_sentence` also whether the
-    second part of a sequence follows the first.
+    Objective: "causal" predicts the next byte, "prefix_lm" only behind a prefix of each window; "mlm" predicts masked
+    tokens, with `next_sentence` also whether the second part of a sequence follows the first. Encoder-decoders write
+    what is left out of a text: spans of it ("span_corruption", T5), or the sentences that say most ("gap_sentences",
+    Pegasus).
     Data: `data` is a file or a folder (None: the standard library's sources, see `data.py`). With `record_length`,
-    the file holds records of that many bytes, and each record is one sequence. For "mlm", `tokenizer` is "bytes",
+    the file holds records of that many bytes, and each record is one sequence. Of tokens, `tokenizer` is "bytes",
     "bpe:SIZE", "unigram:SIZE" or a folder (see `tokenization.py`). Sequences have `context` bytes or tokens.
     Weights: `init_from` is a folder of one of our models, or of a run, whose shape, weights and tokenizer the run
     begins with, in the place of `model`, new weights and `tokenizer`.

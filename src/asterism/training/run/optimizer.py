@@ -4,6 +4,7 @@ Muon (`muon.py`) makes the update of each matrix orthogonal, scaled to the size 
 one learning rate. Weight decay is decoupled and on matrices only, not on biases and norms.
 """
 
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -12,6 +13,8 @@ from torch import nn
 
 from asterism.training.run.configuration import TrainingConfig
 from asterism.training.run.muon import Muon
+
+_IN_BLOCK = re.compile(r"model\.(encoder\.|decoder\.)?layers\.")
 
 MOMENTS = {"adamw": ("step", "exp_avg", "exp_avg_sq"), "muon": ("momentum_buffer",)}
 """What each kind of parameter group keeps per parameter; "step" is a number, the rest have the parameter's shape."""
@@ -56,14 +59,16 @@ def make_optimizer(model: nn.Module, config: TrainingConfig) -> torch.optim.Opti
 
 
 def parameter_groups(model: nn.Module, config: TrainingConfig) -> list[dict[str, Any]]:
-    """Who looks after which parameters; the blocks of the model are those in `model.model.layers`."""
+    """Who looks after which parameters; the blocks of the model are those in `model.model.layers`, or in the layers of
+    its encoder and decoder.
+    """
     named = list(model.named_parameters())
     matrices = [(name, parameter) for name, parameter in named if parameter.ndim >= 2]
     vectors = [parameter for _, parameter in named if parameter.ndim < 2]
     adamw = [_group(vectors, "adamw", 0.0)]
     if config.optimizer == "adamw":
         return [_group([parameter for _, parameter in matrices], "adamw", config.weight_decay), *adamw]
-    in_block = {name for name, parameter in matrices if name.startswith("model.layers.") and parameter.ndim == 2}
+    in_block = {name for name, parameter in matrices if _IN_BLOCK.match(name) and parameter.ndim == 2}
     hidden = [parameter for name, parameter in matrices if name in in_block]
     outer = [parameter for name, parameter in matrices if name not in in_block]
     return [_group(hidden, "muon", config.weight_decay), _group(outer, "adamw", config.weight_decay), *adamw]

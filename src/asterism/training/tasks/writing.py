@@ -27,6 +27,7 @@ from transformers import (
 from asterism.errors import ConfigurationError
 from asterism.training.data.formats import Format, Lines, format_of, read_all
 from asterism.training.data.records import Record
+from asterism.training.data.tokenization import end_of
 from asterism.training.readers.reader import Row
 from asterism.training.run.configuration import FineTuneConfig
 from asterism.training.tasks.encoder import ends, longest_target
@@ -155,7 +156,7 @@ class Writing(Task[Pair]):
         return self.features(examples, tokenizer)
 
     def _targets_of(self, examples: Sequence[Pair], tokenizer: PreTrainedTokenizerFast) -> Iterator[np.ndarray | None]:
-        end, special = _end(tokenizer), set(tokenizer.all_special_ids) - {tokenizer.unk_token_id}
+        end, special = end_of(tokenizer), set(tokenizer.all_special_ids) - {tokenizer.unk_token_id}
         queue = iter(examples)
         while some := list(islice(queue, ENCODED_TOGETHER)):
             known = [one for one in some if one.target is not None]
@@ -217,7 +218,7 @@ class Writing(Task[Pair]):
             do_sample=False,
             no_repeat_ngram_size=self.no_repeat_ngram_size,
             pad_token_id=tokenizer.pad_token_id,
-            eos_token_id=_end(tokenizer),
+            eos_token_id=end_of(tokenizer),
             decoder_start_token_id=_start(model),
             **beams,
         )
@@ -262,12 +263,6 @@ def _pair(record: Record, names: tuple[str, str], *, labelled: bool) -> Pair:
     return Pair(record, record.text(source), record.text(target) if labelled else None)
 
 
-def _end(tokenizer: PreTrainedTokenizerFast) -> int | None:
-    """The token that ends a text; BERT's kin have a separator for it."""
-    found: int | None = tokenizer.eos_token_id if tokenizer.eos_token_id is not None else tokenizer.sep_token_id
-    return found
-
-
 def _start(model: PreTrainedConfig) -> int | None:
     """The token that a decoder begins with."""
     found: int | None = getattr(model, "decoder_start_token_id", None)
@@ -282,7 +277,7 @@ def _refuse_unfit(folder: str, model: PreTrainedConfig, tokenizer: PreTrainedTok
         )
     for what, token, why in (
         ("tokenizer", tokenizer.pad_token_id, "no padding token (pad_token), which fills up the rows of a batch"),
-        ("tokenizer", _end(tokenizer), "no end-of-sequence token (eos_token), which ends an answer"),
+        ("tokenizer", end_of(tokenizer), "no end-of-sequence token (eos_token), which ends an answer"),
         ("config.json", model.pad_token_id, "no pad_token_id, which a decoder reads in place of what is not there"),
         ("config.json", _start(model), "no decoder_start_token_id, which a decoder begins with"),
     ):

@@ -1,0 +1,27 @@
+"""Predicting what follows a prefix (Liu 2018; Raffel 2020, section 3.2.2): bytes before it are read, and not predicted.
+
+The model is causal, so it reads the prefix as it reads everything, from the left; T5's prefix LM reads it in both
+directions. What is measured is what the objective "causal" measures, over all bytes.
+"""
+
+import torch
+
+from asterism.randomness import of_row
+from asterism.training.data.windows import ByteWindows
+from asterism.training.objectives.causal import CausalBytes
+from asterism.training.objectives.masking import IGNORED
+
+
+class PrefixBytes(CausalBytes):
+    """Every position of a random window behind a prefix predicts the next byte."""
+
+    def batch(self, corpus: ByteWindows, step: int) -> dict[str, torch.Tensor]:
+        """Random windows as those of `CausalBytes`; shift_labels are IGNORED within the prefix of each.
+
+        A window of context + 1 bytes has a prefix of 1 to context of them, uniformly.
+        """
+        batch = super().batch(corpus, step)
+        for row, labels in enumerate(batch["shift_labels"]):
+            prefix = of_row(self.config.seed, step, row).integers(1, self.config.context, endpoint=True)
+            labels[: prefix - 1] = IGNORED  # column i predicts byte i + 1
+        return batch

@@ -1,0 +1,38 @@
+"""Encoder-decoders that write what is left out of a text, for two CPU cores and ten minutes.
+
+Both have a window in the encoder and a full decoder, a sequence of 512 tokens (Raffel 2020, section 3.1.1; Zhang 2020,
+section 6.1), and rotary positions and norms in front as the other twins.
+"""
+
+from dataclasses import replace
+from typing import Any
+
+from asterism.shape import ModelConfig
+from asterism.training.recipes.shape import ten_minutes
+from asterism.training.run.configuration import RunConfig
+
+
+def span_corruption_tiny() -> RunConfig:
+    """Span corruption as T5's: 15 of 100 tokens are left out, in spans of 3 on average, and written by the decoder."""
+    return _tiny("span-corruption-tiny", objective="span_corruption")
+
+
+def gap_sentences_tiny() -> RunConfig:
+    """Gap sentences as Pegasus': the 3 of 10 sentences that say most are left out, and written by the decoder."""
+    return _tiny("gap-sentences-tiny", objective="gap_sentences")
+
+
+def _tiny(recipe: str, **settings: Any) -> RunConfig:
+    model = ModelConfig(
+        mixers="window(left=64, right=64)",
+        decoder_mixers="causal()",
+        hidden_size=192,
+        num_hidden_layers=3,
+        num_attention_heads=3,
+        position_type="rotary",
+        hidden_act="gelu",
+        initializer_gain=0.354,
+        tie_word_embeddings=True,
+    )
+    run = ten_minutes(recipe, model, every=200, learning_rate=0.003, tokenizer="bpe:4096", **settings)
+    return replace(run, context=512)
