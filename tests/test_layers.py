@@ -16,6 +16,7 @@ from asterism.kernels.reference import reference
 from asterism.layers import (
     FactorisedPositions,
     FeedForward,
+    GatedFeedForward,
     LearnedPositions,
     PostNormBlock,
     PreNormBlock,
@@ -363,6 +364,35 @@ def test_unknown_activation_names_the_nearest() -> None:
     assert str(caught.value) == (
         "unknown activation 'quickgelu'; known are quick_gelu, gelu, gelu_new, relu, silu. Did you mean 'quick_gelu'?"
     )
+
+
+def test_a_gated_feed_forward_layer_is_its_formula() -> None:
+    layer = GatedFeedForward(16, 24, "gelu_new", bias=False).double()
+    assert not [name for name, _ in layer.named_parameters() if "bias" in name]
+    x = random(2, 9, 16).requires_grad_()
+    gate = nn.functional.gelu(x @ layer.gate_proj.weight.T, approximate="tanh")
+    expected = (gate * (x @ layer.up_proj.weight.T)) @ layer.down_proj.weight.T
+    found = layer(x)
+    torch.testing.assert_close(found, expected, atol=1e-12, rtol=0)
+    weights = random(2, 9, 16)
+    inputs = (x, *layer.parameters())
+    for ours, theirs in zip(
+        torch.autograd.grad((found * weights).sum(), inputs),
+        torch.autograd.grad((expected * weights).sum(), inputs),
+        strict=True,
+    ):
+        torch.testing.assert_close(ours, theirs, atol=1e-12, rtol=0)
+
+
+def test_a_block_with_rms_norms() -> None:
+    block = PreNormBlock(SparseAttention(16, 2, "causal()"), 16, 24, norm="rms", layer_norm_eps=1e-3).double()
+    assert [name for name, _ in block.named_parameters() if "norm" in name] == [
+        "mixer_norm.weight",
+        "feed_forward_norm.weight",
+    ]
+    hidden = random(2, 9, 16)
+    scaled = hidden / (hidden.square().mean(-1, keepdim=True) + 1e-3).sqrt() * block.mixer_norm.weight
+    torch.testing.assert_close(block.mixer_norm(hidden), scaled, atol=1e-12, rtol=0)
 
 
 # --- initialisation --------------------------------------------------------------------------------------------------

@@ -83,7 +83,7 @@ def parts_of(block: Any) -> dict[str, list[nn.Module]]:
 
 
 @pytest.mark.parametrize("block", ["pre_norm", "post_norm"])
-@pytest.mark.parametrize(("source", "target"), [(11, 7), (7, 7)])
+@pytest.mark.parametrize(("source", "target"), [(11, 7), (7, 7), (5, 12)])
 def test_dense_everywhere_is_the_transformer_of_pytorch(block: str, source: int, target: int) -> None:
     model = small_seq2seq(**DENSE, block=block, hidden_act="relu", num_decoder_layers=3)
     twin = pytorch_twin(model)

@@ -312,7 +312,8 @@ class PatternCacheLayer(CacheLayerMixin):
 
     def seen_after_crop(self, tokens_to_remove: int) -> Seen:
         """What is left to have been seen after `crop`, which raises as this does."""
-        count, (lengths, columns, padded, excess) = -tokens_to_remove, self.seen
+        # transformers 5.17 gives a tensor of one number where it counts matches.
+        count, (lengths, columns, padded, excess) = -int(tokens_to_remove), self.seen
         if not 0 <= count <= columns:
             raise ConfigurationError(
                 f"crop({tokens_to_remove}) of {columns} tokens: give minus the number of tokens to take back"
