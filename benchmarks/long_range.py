@@ -12,13 +12,12 @@ Beside the scores stands what guessing gives: one label of four, one place of si
 import argparse
 import json
 import sys
-from collections.abc import Callable
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 from asterism.bench.machine import describe
-from asterism.training import FineTuneConfig, RunConfig, finetune, recipe, train
+from asterism.training import FineTuneConfig, RunConfig, recipe, train
 from asterism.training.tasks.long_range import Sizes, write_long_range
 
 LENGTHS = (4096, 512)
@@ -33,12 +32,12 @@ def main() -> None:
     data = folder / "data"
     if not data.exists():
         write_long_range(data, seed=seed, sizes=Sizes(train=arguments.examples))
-    pretrained = _run(train, pretraining(data / "text", arguments.pretraining_minutes, seed), folder / "pretrained")
+    pretrained = _run(pretraining(data / "text", arguments.pretraining_minutes, seed), folder / "pretrained")
     rows = []
     for task in TASKS:
         for length in LENGTHS:
             config = fine_tuning(task, folder / "pretrained", data, length, arguments.minutes, seed)
-            rows.append({"task": task, "length": length, **_run(finetune, config, folder / f"{task}-{length}")})
+            rows.append({"task": task, "length": length, **_run(config, folder / f"{task}-{length}")})
     record = {"machine": describe("cpu"), "pretrained": pretrained, "rows": rows}
     if arguments.output:
         arguments.output.write_text(json.dumps(record, indent=1) + "\n")
@@ -92,10 +91,10 @@ def report(rows: list[dict[str, Any]]) -> None:
         )
 
 
-def _run(start: Callable[..., Any], config: Any, folder: Path) -> dict[str, Any]:
+def _run(config: Any, folder: Path) -> dict[str, Any]:
     """The report of a run that is started, goes on, or is finished already."""
     print(folder, file=sys.stderr)
-    return asdict(start(config, folder, resume=(folder / "run.json").exists()))
+    return asdict(train(config, folder, resume=(folder / "run.json").exists()))
 
 
 def _arguments() -> argparse.Namespace:

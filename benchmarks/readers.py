@@ -1,0 +1,273 @@
+"""Two roads to long documents: one model, fine-tuned and asked by each reader, on the tasks that need length.
+
+    python benchmarks/readers.py runs/readers benchmarks/results/readers.json
+    python benchmarks/readers.py --report benchmarks/results/readers.json
+
+Writes the two made-up tasks (`asterism.training.tasks.long_range` says what they are), pretrains bigbird-tiny on their
+text, fine-tunes it for each task with each reader for equally long, asks it about documents it has not seen, and prints
+one table. What is finished in the folder is not done again, and what was stopped goes on. About 70 minutes on two CPU
+cores with the settings given; the second line prints the table of what is there, in Markdown.
+
+Columns: the score; tokens that the model read per document asked, special tokens and questions included, padding not;
+seconds per document asked, alone in a process with batches of one; the most memory of that process and of the training
+process, everything included. Beside the model stand guessing, and what needs no model: for labels the nearest mean of
+TF-IDF vectors, for questions the last word of the sentence that BM25 ranks best.
+"""
+
+import argparse
+import json
+import math
+import re
+import resource
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+from long_range import GUESSING, TASKS, fine_tuning, pretraining
+
+from asterism.bench.machine import describe
+from asterism.training import FineTuneConfig, open_run, predict, train
+from asterism.training.readers.bm25 import bm25, words_of
+from asterism.training.tasks.long_range import Sizes, write_long_range
+
+READERS = {
+    "sparse": "cut(length=4096)",
+    "cut": "cut(length=512)",
+    "windows": "windows(length=512, stride=64)",
+    "selected": "selected(length=512, k=4, stride=16)",
+    "iterated": "iterated(length=512, k=4, stride=16)",
+}
+"""The first is the sparse model's own road: all that decides stands in the first 4,096 of some 4,400 tokens."""
+FIELDS = {"classify": ("text", "label"), "qa": ("context", "question", "answers")}
+
+
+def main() -> None:
+    """Write, pretrain, fine-tune, ask, record, print."""
+    arguments = _arguments()
+    if arguments.report:
+        report(json.loads(arguments.report.read_text()))
+    elif arguments.stage:
+        _stage(*arguments.stage, arguments)
+    else:
+        report(_all(arguments))
+
+
+def _all(arguments: argparse.Namespace) -> dict[str, Any]:
+    """All rows; the file of results has those that there are after each."""
+    folder = arguments.folder
+    for seed in arguments.seeds:
+        if not (data := folder / f"data-{seed}").exists():
+            write_long_range(data, seed=seed, sizes=Sizes(train=arguments.examples, test=arguments.asked))
+        _child("pretrain", "", "", seed)
+    settings = ("pretraining_minutes", "minutes", "examples", "asked", "seeds")
+    record: dict[str, Any] = {
+        "machine": describe("cpu"),
+        "settings": {name: getattr(arguments, name) for name in settings},
+    }
+    record["baselines"] = {
+        task: [score(folder / f"data-{seed}") for seed in arguments.seeds] for task, score in BASELINES.items()
+    }
+    record["rows"] = []
+    for task, name, seed in product(TASKS, READERS, arguments.seeds):
+        _child("train", task, name, seed)
+        row = json.loads(_child("ask", task, name, seed))
+        record["rows"].append({"task": task, "reader": READERS[name], "seed": seed, **row})
+        if arguments.output:
+            arguments.output.write_text(json.dumps(record, indent=1) + "\n")
+    return record
+
+
+# --- one stage, in a process of its own -----------------------------------------------------------------------------
+
+
+def _child(stage: str, task: str, name: str, seed: int) -> str:
+    """What a stage prints. Its process begins with no memory of others."""
+    print(stage, task, name, seed, file=sys.stderr)
+    words = [sys.executable, *sys.argv, "--stage", stage, task, name, str(seed)]
+    return subprocess.run(words, check=True, stdout=subprocess.PIPE, text=True).stdout
+
+
+def _stage(stage: str, task: str, name: str, seed: str, arguments: argparse.Namespace) -> None:
+    folder, data = arguments.folder, arguments.folder / f"data-{seed}"
+    pretrained = folder / f"pretrained-{seed}"
+    if stage == "pretrain":
+        config = pretraining(data / "text", arguments.pretraining_minutes, int(seed))
+        train(config, pretrained, resume=(pretrained / "run.json").exists())
+        return
+    run = folder / f"{task}-{name}-{seed}"
+    if stage == "train":
+        config = fine_tuning(task, pretrained, data, 1, arguments.minutes, int(seed))
+        _train(replace(config, length=None, reader=READERS[name]), run)
+    else:
+        print(json.dumps(_asked(run, data / f"{task}.test.jsonl", task)))
+
+
+def _train(config: FineTuneConfig, run: Path) -> None:
+    """Train, or go on, or nothing if all is done; the most memory of all processes that did is kept beside the run."""
+    peak = run.with_suffix(".peak.json")
+    before = json.loads(peak.read_text()) if peak.exists() else 0
+    try:
+        train(config, run, resume=(run / "run.json").exists())
+    finally:
+        peak.write_text(json.dumps(max(before, _peak())))
+
+
+def _asked(run: Path, data: Path, task: str) -> dict[str, Any]:
+    """Score, and what asking costs, of the test documents one by one."""
+    asked = run.with_suffix(".asked.json")
+    if asked.exists():
+        return json.loads(asked.read_text())
+    opened = open_run(run)
+    tokens = 0
+
+    def count(_module: Any, _positional: Any, named: Mapping[str, Any]) -> None:
+        nonlocal tokens
+        tokens += int(named["attention_mask"].sum())
+
+    opened.model.register_forward_pre_hook(count, with_kwargs=True)
+    rows = [json.loads(line) for line in data.read_text().splitlines()]
+    bare = [{name: row[name] for name in FIELDS[task][:-1]} for row in rows]
+    list(predict(opened, bare[:2], batch_size=1))  # what is loaded and compiled once
+    tokens, began = 0, time.perf_counter()
+    answers = list(predict(opened, bare, batch_size=1))
+    seconds = time.perf_counter() - began
+    learned = opened.record["result"]
+    result = {
+        "metric": TASKS[task],
+        "score": sum(_is_right(task, answer, row) for answer, row in zip(answers, rows, strict=True)) / len(rows),
+        "documents": len(rows),
+        "tokens_per_document": tokens / len(rows),
+        "seconds_per_document": seconds / len(rows),
+        "peak_bytes": _peak(),
+        "training_peak_bytes": json.loads(run.with_suffix(".peak.json").read_text()),
+        **{name: learned[name] for name in ("steps", "minutes", "training_features", "parameters")},
+    }
+    asked.write_text(json.dumps(result))
+    return result
+
+
+def _is_right(task: str, answer: Mapping[str, Any], row: Mapping[str, Any]) -> bool:
+    if task == "classify":
+        return answer["predicted_label"] == row["label"]
+    return answer["predicted_answer"] in row["answers"]["text"]
+
+
+def _peak() -> int:
+    """The most bytes that this process has held."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+
+# --- without a model ------------------------------------------------------------------------------------------------
+
+
+def nearest_mean(data: Path) -> float:
+    """Accuracy of the label whose training documents have the nearest mean of TF-IDF vectors, by the cosine."""
+    training, test = ([*_rows(data / f"classify.{split}.jsonl")] for split in ("train", "test"))
+    counts = [Counter(word for word, _ in words_of(row["text"])) for row in training]
+    having = Counter(word for one in counts for word in one)
+
+    def vector(words: Mapping[str, int]) -> dict[str, float]:
+        weights = {word: count * math.log((1 + len(counts)) / (1 + having[word])) for word, count in words.items()}
+        return of_length_one(weights)
+
+    sums: dict[str, dict[str, float]] = {}
+    for row, words in zip(training, counts, strict=True):
+        mean = sums.setdefault(row["label"], {})
+        for word, weight in vector(words).items():
+            mean[word] = mean.get(word, 0.0) + weight
+    means = {label: of_length_one(mean) for label, mean in sums.items()}
+    right = 0
+    for row in test:
+        mine = vector(Counter(word for word, _ in words_of(row["text"])))
+        near = {label: sum(mine[word] * mean.get(word, 0) for word in mine) for label, mean in means.items()}
+        right += max(near, key=near.__getitem__) == row["label"]
+    return right / len(test)
+
+
+def of_length_one(weights: Mapping[str, float]) -> dict[str, float]:
+    """The same vector, its length made 1."""
+    norm = math.sqrt(sum(weight**2 for weight in weights.values())) or 1.0
+    return {word: weight / norm for word, weight in weights.items()}
+
+
+def last_word(data: Path) -> float:
+    """How often the last word of the sentence that BM25 ranks best for the question is the answer."""
+    rows = [*_rows(data / "qa.test.jsonl")]
+    right = 0
+    for row in rows:
+        sentences = re.findall(r"[^.]+", row["context"])
+        texts = [Counter(word for word, _ in words_of(sentence)) for sentence in sentences]
+        scores = bm25(Counter(word for word, _ in words_of(row["question"])), texts, k1=1.2, b=0.75)
+        best = sentences[max(range(len(scores)), key=scores.__getitem__)]
+        right += words_of(best)[-1][0] in row["answers"]["text"]
+    return right / len(rows)
+
+
+BASELINES = {"classify": nearest_mean, "qa": last_word}
+
+
+def _rows(path: Path) -> Iterator[dict[str, Any]]:
+    return (json.loads(line) for line in path.read_text().splitlines())
+
+
+# --- the table ------------------------------------------------------------------------------------------------------
+
+
+def report(record: Mapping[str, Any]) -> None:
+    """The comparison in Markdown; where there are several seeds, means, and the least score behind."""
+    print("| task | reader | score | tokens read | s / document | MiB to ask | MiB to train | steps |")
+    print("|---|---|---|---|---|---|---|---|")
+    for task in TASKS:
+        for reader in READERS.values():
+            rows = [row for row in record["rows"] if (row["task"], row["reader"]) == (task, reader)]
+            if rows:
+                print(_line(task, reader, rows))
+        lowest = min(record["baselines"][task])
+        kind = "TF-IDF, nearest mean" if task == "classify" else "BM25, last word of the sentence"
+        print(f"| {task} | no model: {kind} | {lowest:.3f} | | | | | |")
+        print(f"| {task} | guessing | {GUESSING[task].rpartition(' ')[2]} | | | | | |")
+    settings = record["settings"]
+    print(f"\nseeds {settings['seeds']}, {settings['minutes']:g} minutes of training each")
+
+
+def _line(task: str, reader: str, rows: Sequence[Mapping[str, Any]]) -> str:
+    def mean(name: str) -> float:
+        return sum(row[name] for row in rows) / len(rows)
+
+    least = f" (least {min(row['score'] for row in rows):.3f})" if len(rows) > 1 else ""
+    cells = (
+        f"{mean('score'):.3f}{least}",
+        f"{mean('tokens_per_document'):,.0f}",
+        f"{mean('seconds_per_document'):.3f}",
+        f"{mean('peak_bytes') / 2**20:,.0f}",
+        f"{mean('training_peak_bytes') / 2**20:,.0f}",
+        f"{mean('steps'):,.0f}",
+    )
+    return f"| {task} | `{reader}` | {' | '.join(cells)} |"
+
+
+def _arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("folder", type=Path, nargs="?", help="where tasks and runs are kept")
+    parser.add_argument("output", type=Path, nargs="?", help="a JSON file for the results")
+    parser.add_argument("--report", type=Path, metavar="JSON", help="print the table of a file of results, and no more")
+    parser.add_argument("--pretraining-minutes", type=float, default=10.0)
+    parser.add_argument("--minutes", type=float, default=5.0, help="of each fine-tuning run (default 5)")
+    parser.add_argument("--examples", type=int, default=Sizes.train, help="documents to train on, of each task")
+    parser.add_argument("--asked", type=int, default=Sizes.test, help="documents to ask about, of each task")
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0])
+    parser.add_argument("--stage", nargs=4, help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
+    if arguments.folder is None and arguments.report is None:
+        parser.error("a folder is needed, or --report")
+    return arguments
+
+
+if __name__ == "__main__":
+    main()
