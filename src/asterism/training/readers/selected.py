@@ -8,6 +8,7 @@ often, though not everywhere (a word of every window weighs nothing). This needs
 document.
 """
 
+import re
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -18,6 +19,8 @@ import numpy as np
 from asterism.errors import ConfigurationError
 from asterism.training.readers.bm25 import bm25, count_words, words_of
 from asterism.training.readers.reader import Document, Reader, Row, Stretch, is_whole, together, windows_of
+
+_SENTENCE_END = re.compile(r"(?<=[.!?])\s+|\n+")
 
 
 @dataclass(frozen=True)
@@ -48,12 +51,9 @@ class _Ranking(Reader):
 
     def ranked(self, document: Document, windows: Sequence[Stretch]) -> list[Stretch]:
         """The windows, the best by BM25 first; of equals the earlier one."""
-        ends = [end for _, end in windows]
-        starts = np.append(np.maximum.accumulate(document.starts), len(document.text))
-        texts = count_words(document.text, starts[[begin for begin, _ in windows]], starts[ends])
         question = document.text if document.question is None else document.question
         asked = Counter(word for word, _ in words_of(question))
-        scores = bm25(asked, texts, k1=self.k1, b=self.b)
+        scores = bm25(asked, _words_of(document, windows), k1=self.k1, b=self.b)
         return [windows[number] for number in sorted(range(len(windows)), key=lambda one: (-scores[one], one))]
 
 
@@ -80,6 +80,10 @@ class Iterated(_Ranking):
 
     Trained on the windows that BM25 ranks best, each by itself and `k` together, and on as many of the others, evenly
     spread, by themselves: what the model will find is not known before it has learned.
+
+    Where what is found is a text, such as a summary, rows are `parts`: all of the document, each as long as a row. The
+    texts are read again together, in parts if need be. What a part is to say in training is the sentences of the whole
+    text that it ranks best for (as the sections of Gidiotis and Tsoumakas 2020, who compare by ROUGE).
     """
 
     name: ClassVar[str] = "iterated"
@@ -100,6 +104,27 @@ class Iterated(_Ranking):
     def again(self, document: Document, rows: Sequence[Row], found: Sequence[float]) -> Row:
         best = sorted(range(len(rows)), key=lambda one: (-found[one], one))[: self.k]
         return together([stretch for number in best for stretch in rows[number]])
+
+    def parts(self, document: Document) -> list[Row]:
+        """All of a document in rows that follow each other."""
+        return [(window,) for window in windows_of(document.tokens, document.room, self.stride)]
+
+    def shared_out(self, document: Document, parts: Sequence[Row], text: str) -> list[str]:
+        """What of a text each part is to say: every sentence goes to the part that BM25 ranks best for it."""
+        words = _words_of(document, [(part[0][0], part[-1][1]) for part in parts])
+        said: list[list[str]] = [[] for _ in parts]
+        for sentence in filter(None, map(str.strip, _SENTENCE_END.split(text))):
+            asked = Counter(word for word, _ in words_of(sentence))
+            scores = bm25(asked, words, k1=self.k1, b=self.b)
+            said[max(range(len(parts)), key=scores.__getitem__)].append(sentence)  # of equals the first
+        return [" ".join(sentences) for sentences in said]
+
+
+def _words_of(document: Document, windows: Sequence[Stretch]) -> list[Counter[str]]:
+    """The words of each window, counted."""
+    starts = np.append(np.maximum.accumulate(document.starts), len(document.text))
+    begins, ends = ([window[side] for window in windows] for side in (0, 1))
+    return count_words(document.text, starts[begins], starts[ends])
 
 
 def _is_number(value: object) -> bool:

@@ -179,8 +179,17 @@ class Task(ABC, Generic[Example]):
         Raises DataError at the first example that cannot be used, such as one without a token; those before it come.
         """
         for example, encoded in zip(examples, self.encoded(examples, tokenizer), strict=True):
-            rows = self.reading.rows(self._document(example, encoded))
+            rows = self.rows(self._document(example, encoded))
             yield [self.feature(example, encoded, row) for row in rows]
+
+    def rows(self, document: Document) -> list[Row]:
+        """The rows by which a document is read first."""
+        return self.reading.rows(document)
+
+    @property
+    def needs(self) -> int:
+        """How many tokens of a document a row must have place for."""
+        return self.reading.needs
 
     def training_features(
         self, examples: Sequence[Example], tokenizer: PreTrainedTokenizerFast
@@ -211,7 +220,7 @@ class Task(ABC, Generic[Example]):
 
     def _document(self, example: Any, encoded: Encoded) -> Document:
         """What the reader sees of an example. Raises DataError for one that it cannot read."""
-        document, needs, place = encoded.document(self.length), self.reading.needs, example.record.place
+        document, needs, place = encoded.document(self.length), self.needs, example.record.place
         if document.room < needs:
             raise DataError(
                 f"{place}: what stands around the document has {encoded.around:,} tokens and leaves"

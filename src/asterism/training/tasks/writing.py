@@ -145,7 +145,7 @@ class Writing(Task[Pair]):
 
     def features(self, examples: Sequence[Pair], tokenizer: PreTrainedTokenizerFast) -> Iterator[list[Feature]]:
         """The target is int32 [T], all tokens of the target text, the last one ends it."""
-        each = zip(super().features(examples, tokenizer), self._targets_of(examples, tokenizer), strict=True)
+        each = zip(super().features(examples, tokenizer), self.targets_of(examples, tokenizer), strict=True)
         for rows, target in each:
             yield [replace(row, target=target) for row in rows]
 
@@ -155,7 +155,8 @@ class Writing(Task[Pair]):
         """As `features`: every reader of these tasks makes one row of a source."""
         return self.features(examples, tokenizer)
 
-    def _targets_of(self, examples: Sequence[Pair], tokenizer: PreTrainedTokenizerFast) -> Iterator[np.ndarray | None]:
+    def targets_of(self, examples: Sequence[Pair], tokenizer: PreTrainedTokenizerFast) -> Iterator[np.ndarray | None]:
+        """The tokens of each target, None where none is known. Raises DataError for one that has none."""
         end, special = end_of(tokenizer), set(tokenizer.all_special_ids) - {tokenizer.unk_token_id}
         queue = iter(examples)
         while some := list(islice(queue, ENCODED_TOGETHER)):
@@ -170,17 +171,19 @@ class Writing(Task[Pair]):
 
     def notes(self, examples: Sequence[Pair], features: Sequence[Sequence[Feature]]) -> list[str]:
         """How many targets are cut off. Raises DataError for the first one that is too long and must not be cut."""
-        long = [number for number, (one,) in enumerate(features) if len(one.target) > self.target_length]
+        targets = [(number, len(one.target)) for number, some in enumerate(features) for one in some]
+        long = [(number, tokens) for number, tokens in targets if tokens > self.target_length]
         if not long:
             return []
         if not self.cuts_targets:
-            raise examples[long[0]].record.error(
+            number, tokens = long[0]
+            raise examples[number].record.error(
                 self.answer,
-                f"has {len(features[long[0]][0].target):,} tokens, the decoder takes {self.target_length:,}; leave it"
+                f"has {tokens:,} tokens, the decoder takes {self.target_length:,}; leave it"
                 f" out, or give target_length={self.target_length} to have such targets cut off",
             )
         return [
-            f"{len(long):,} of {len(features):,} training targets have more than {self.target_length:,} tokens and were"
+            f"{len(long):,} of {len(targets):,} training targets have more than {self.target_length:,} tokens and were"
             " cut off: a greater target_length would keep them whole"
         ]
 
