@@ -310,6 +310,17 @@ def test_a_resumed_run_equals_one_that_was_not_stopped(settings, tmp_path):
         assert (tmp_path / "whole" / name).read_bytes() == (tmp_path / "parts" / name).read_bytes(), name
 
 
+def test_slices_of_a_step_count_by_their_targets(settings, tmp_path):
+    """The loss of a step is the mean over the tokens of all its targets, in however many slices it is computed."""
+    losses = []
+    for slices in (1, 4):
+        folder = tmp_path / str(slices)
+        config = settings("generate", steps=3, log_every=1, gradient_accumulation_steps=slices, learning_rate=1e-4)
+        train(config, folder, progress=False)
+        losses.append([entry["loss"] for entry in lines_of(folder / "history.jsonl") if "loss" in entry])
+    assert losses[0] == pytest.approx(losses[1], rel=1e-5)
+
+
 def test_a_run_from_scratch_keeps_the_shape_alone(settings, tmp_path):
     train(settings("generate", steps=1, from_scratch=True), tmp_path / "run", progress=False)
     train(settings("generate", steps=1), tmp_path / "other", progress=False)

@@ -4,7 +4,7 @@ What is left is what it is good at: the loop itself, accumulation, clipping, dev
 """
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from itertools import count
 from typing import Any
@@ -41,15 +41,15 @@ class Loop(Trainer):
         self.remove_callback(PrinterCallback)
         self.session = session
         self.losses: list[torch.Tensor] = []
+        self.weights: list[float] = []
 
     def get_train_dataloader(self) -> Iterator[dict[str, torch.Tensor]]:  # type: ignore[override]  # the Trainer iterates
         """Slices of batches without end: of every tensor, micro_batch_size sequences."""
         for step in count(self.session.state.step):
             batch = self.session.objective.batch(self.session.setup.corpus, step)
-            slices = zip(
-                *(tensor.chunk(self.session.config.gradient_accumulation_steps) for tensor in batch.values()),
-                strict=True,
-            )
+            parts = self.session.config.gradient_accumulation_steps
+            slices = zip(*(tensor.chunk(parts) for tensor in batch.values()), strict=True)
+            self.weights = slice_weights(batch, parts)
             yield from (dict(zip(batch, part, strict=True)) for part in slices)
 
     def training_step(self, model: nn.Module, inputs: dict[str, Any], num_items_in_batch: Any = None) -> torch.Tensor:
@@ -62,10 +62,11 @@ class Loop(Trainer):
     def compute_loss(
         self, model: nn.Module, inputs: dict[str, Any], return_outputs: bool = False, num_items_in_batch: Any = None
     ) -> torch.Tensor:
-        """The loss of one slice."""
+        """The loss of one slice, which is a mean over its labels, by their share in those of the step."""
         is_ours = isinstance(self.session.model.config, AsterismConfig)
-        seed = self._seed() if is_ours else None
-        return loss_of(model, inputs, self.session.config.dtype, seed, self.session.objective.label_smoothing)
+        seed, smoothing = self._seed() if is_ours else None, self.session.objective.label_smoothing
+        loss = loss_of(model, inputs, self.session.config.dtype, seed, smoothing)
+        return self.weights[len(self.losses)] * loss
 
     def _seed(self) -> int:
         """Of this slice of this step."""
@@ -85,6 +86,18 @@ class Loop(Trainer):
     def floating_point_ops(self, inputs: dict[str, Any]) -> int:
         """Not counted here, where it would be counted anew for every slice; see `estimate`."""
         return 0
+
+
+def slice_weights(batch: Mapping[str, torch.Tensor], slices: int) -> list[float]:
+    """What the mean losses of slices are multiplied by, so that their mean is that of the whole batch.
+
+    They differ where each column of the labels has one and some are left out, as behind the ends of texts.
+    """
+    labels = batch.get("labels", batch.get("shift_labels"))
+    if labels is None or labels.ndim < 2 or labels.is_floating_point():
+        return [1.0] * slices
+    known = [int((part >= 0).sum()) for part in labels.chunk(slices)]
+    return [slices * one / max(1, sum(known)) for one in known]
 
 
 def loop_arguments(config: TrainingConfig, folder: RunFolder) -> TrainingArguments:
