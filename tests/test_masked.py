@@ -436,7 +436,7 @@ def test_what_cannot_be_leaves_no_folder(tiny, tmp_path, change, error, message)
         ({"objective": "clm"}, "objective='clm' must be one of: causal, mlm"),
         ({"record_length": 64}, "record_length=64 is for objective 'causal' or 'prefix_lm', not 'mlm'"),
         ({"context": 8}, "context=8 must be at least 16"),
-        ({"schedule": "constant"}, "schedule='constant' must be one of: cosine, linear"),
+        ({"schedule": "constant"}, "schedule='constant' must be one of: cosine, linear, inverse_sqrt"),
     ],
 )
 def test_settings_that_do_not_go_together(tiny, change, message):

@@ -368,6 +368,15 @@ def test_learning_rate_warms_up_and_falls_to_zero():
     assert factors[50] == pytest.approx(0.5) and factors[100] == pytest.approx(0.0, abs=1e-12)
 
 
+def test_the_inverse_root_by_hand():
+    """Vaswani 2017, section 5.3: min(step^-0.5, step * warmup^-1.5), of which the peak, warmup^-0.5, is 1 here."""
+    config = replace(TINY, steps=100, warmup_steps=4, schedule="inverse_sqrt", minutes=1.0)
+    factors = [learning_rate_factor(config, step, 1e6) for step in range(16)]
+    assert factors[:4] == pytest.approx([1 / 4, 2 / 4, 3 / 4, 1])
+    assert factors[8] == pytest.approx(2 / 3) and factors[15] == pytest.approx(1 / 2)
+    assert learning_rate_factor(replace(config, warmup_steps=0), 3, 0.0) == pytest.approx(1 / 2)
+
+
 def test_time_and_steps_share_one_schedule():
     config = replace(TINY, steps=100, minutes=2.0)
     assert progress(config, 30, 0.0) == pytest.approx(0.3)

@@ -600,7 +600,27 @@ def test_papers_settings_can_be_said():
         num_beams=5,
         length_penalty=0.8,
         batch_size=128,
-        learning_rate=1e-5,
+        learning_rate=1e-4,
         warmup_steps=10_000,
+        optimizer="adafactor",
+        schedule="inverse_sqrt",
     )
     assert config.name == "finetune-summarize"
+
+
+def test_adafactor_resumes_to_the_same_bits(settings, tmp_path):
+    """It learns, and keeps sums of rows and columns alone."""
+    config = settings("generate", steps=9, checkpoint_every=4, optimizer="adafactor", schedule="inverse_sqrt")
+    config = replace(config, learning_rate=0.1, log_every=1)
+    train(config, tmp_path / "whole", progress=False)
+    with pytest.raises(KeyboardInterrupt), at_step(6):
+        train(config, tmp_path / "parts", progress=False)
+    (checkpoint,) = (tmp_path / "parts" / "checkpoints").iterdir()
+    kept = load_file(checkpoint / "optimizer.safetensors")
+    assert kept["row_var.model.shared.weight"].shape == (17, 1)
+    assert kept["col_var.model.shared.weight"].shape == (1, 32)
+    train(config, tmp_path / "parts", resume=True, progress=False)
+    first, second = (tmp_path / run / "model" / "model.safetensors" for run in ("whole", "parts"))
+    assert first.read_bytes() == second.read_bytes()
+    losses = [entry["loss"] for entry in lines_of(tmp_path / "whole" / "history.jsonl") if "loss" in entry]
+    assert losses[-1] < 0.7 * losses[0]

@@ -17,7 +17,7 @@ from asterism.errors import CheckpointError, NonFiniteLossError
 from asterism.files import read_tensors, replacing
 from asterism.training.run.folder import STATE
 from asterism.training.run.integrity import SEAL, read_sealed, seal, sums_of
-from asterism.training.run.optimizer import MOMENTS
+from asterism.training.run.optimizer import MOMENTS, moment_shape
 
 WEIGHTS = "model.safetensors"
 OPTIMIZER = "optimizer.safetensors"
@@ -73,9 +73,7 @@ def load_checkpoint(folder: Path, model: PreTrainedModel, optimizer: torch.optim
     tensors = read_tensors(folder / OPTIMIZER)
     moments = _moment_names(model, optimizer)
     shapes = {name: list(parameter.shape) for name, parameter in model.named_parameters()}
-    expected = {
-        f"{moment}.{name}": [] if moment == "step" else shapes[name] for name, kept in moments for moment in kept
-    }
+    expected = {f"{moment}.{name}": moment_shape(moment, shapes[name]) for name, kept in moments for moment in kept}
     _compare(folder / OPTIMIZER, tensors, expected if state.step else {})
     load_weights(folder, model)
     if state.step:

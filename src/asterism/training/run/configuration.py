@@ -19,8 +19,8 @@ from asterism.training.registry import Registry
 from asterism.training.tasks import TASKS
 
 Dtype = Literal["auto", "float32", "bfloat16"]
-Optimizer = Literal["adamw", "muon"]
-Schedule = Literal["cosine", "linear"]
+Optimizer = Literal["adamw", "muon", "adafactor"]
+Schedule = Literal["cosine", "linear", "inverse_sqrt"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,9 +31,12 @@ class TrainingConfig:
 
     Batches: `batch_size` sequences per step of the optimiser, computed in `gradient_accumulation_steps` equal slices;
     `gradient_checkpointing` keeps only what passes between blocks and computes the rest again in the backward pass.
-    Optimiser: "adamw" for all parameters, or "muon" for the matrices of the blocks and AdamW for the rest.
+    Optimiser: "adamw" for all parameters; "muon" for the matrices of the blocks and AdamW for the rest; "adafactor",
+    which keeps sums of a matrix's rows and columns and no momentum, and takes `learning_rate` times the size of a
+    matrix for its step.
     Length: the run ends after `steps` steps or `minutes` minutes, whichever comes first; the learning rate warms up
-    over `warmup_steps` steps and then falls to 0 with max(step / steps, elapsed / minutes), as `schedule` says.
+    over `warmup_steps` steps and then falls to 0 with max(step / steps, elapsed / minutes), as `schedule` says; or as
+    1 / sqrt(step), whatever the end, if that is "inverse_sqrt".
     Arithmetic: `dtype` "float32", or "bfloat16" for products and attention in that; weights and sums are in float32
     in any case. "auto" is whichever the machine multiplies faster; what that is is decided when a run begins, and holds
     for it ever after.

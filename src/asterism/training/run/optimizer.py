@@ -1,11 +1,13 @@
-"""The optimisers of a run: AdamW for everything, or Muon for the matrices of the blocks and AdamW for the rest.
+"""The optimisers of a run: AdamW or Adafactor for everything, or Muon for the matrices of the blocks and AdamW for the
+rest.
 
 Muon (`muon.py`) makes the update of each matrix orthogonal, scaled to the size of an AdamW update, so that both share
 one learning rate. Weight decay is decoupled and on matrices only, not on biases and norms.
 """
 
+import math
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -16,8 +18,22 @@ from asterism.training.run.muon import Muon
 
 _IN_BLOCK = re.compile(r"model\.(encoder\.|decoder\.)?layers\.")
 
-MOMENTS = {"adamw": ("step", "exp_avg", "exp_avg_sq"), "muon": ("momentum_buffer",)}
-"""What each kind of parameter group keeps per parameter; "step" is a number, the rest have the parameter's shape."""
+MOMENTS = {
+    "adamw": ("step", "exp_avg", "exp_avg_sq"),
+    "muon": ("momentum_buffer",),
+    "adafactor": ("step", "row_var", "col_var"),
+    "adafactor_vectors": ("step", "variance"),
+}
+"""What each kind of parameter group keeps per parameter, of the shapes that `moment_shape` gives."""
+
+
+def moment_shape(moment: str, shape: Sequence[int]) -> list[int]:
+    """The shape of what is kept for a parameter of this shape: Adafactor has means over one of the last two axes."""
+    if moment == "step":
+        return []
+    if moment == "row_var":
+        return [*shape[:-1], 1]
+    return [*shape[:-2], 1, *shape[-1:]] if moment == "col_var" else list(shape)
 
 
 class MuonAndAdamW(torch.optim.Optimizer):
@@ -55,6 +71,8 @@ def make_optimizer(model: nn.Module, config: TrainingConfig) -> torch.optim.Opti
     muon, adamw = ([group for group in groups if group["kind"] == kind] for kind in ("muon", "adamw"))
     if muon:
         return MuonAndAdamW(muon, adamw, config)
+    if config.optimizer == "adafactor":
+        return torch.optim.Adafactor(groups, lr=config.learning_rate)
     return torch.optim.AdamW(adamw, lr=config.learning_rate, betas=(config.beta1, config.beta2), fused=True)
 
 
@@ -65,6 +83,9 @@ def parameter_groups(model: nn.Module, config: TrainingConfig) -> list[dict[str,
     named = list(model.named_parameters())
     matrices = [(name, parameter) for name, parameter in named if parameter.ndim >= 2]
     vectors = [parameter for _, parameter in named if parameter.ndim < 2]
+    if config.optimizer == "adafactor":
+        kept = [_group([parameter for _, parameter in matrices], "adafactor", config.weight_decay)]
+        return [*kept, _group(vectors, "adafactor_vectors", 0.0)]
     adamw = [_group(vectors, "adamw", 0.0)]
     if config.optimizer == "adamw":
         return [_group([parameter for _, parameter in matrices], "adamw", config.weight_decay), *adamw]
@@ -76,8 +97,13 @@ def parameter_groups(model: nn.Module, config: TrainingConfig) -> list[dict[str,
 
 def moment_bytes(groups: list[dict[str, Any]]) -> int:
     """Bytes of float32 that an optimiser keeps for these groups, counters not counted."""
-    kept = {"muon": 1, "adamw": 2}
-    return sum(4 * kept[group["kind"]] * parameter.numel() for group in groups for parameter in group["params"])
+    return sum(
+        4 * math.prod(moment_shape(moment, parameter.shape))
+        for group in groups
+        for parameter in group["params"]
+        for moment in MOMENTS[group["kind"]]
+        if moment != "step"
+    )
 
 
 def _group(parameters: list[nn.Parameter], kind: str, weight_decay: float) -> dict[str, Any]:
