@@ -8,9 +8,9 @@ from typing import Any, cast
 import pytest
 import torch
 import torch.nn.functional as F
-from small_models import random_tokens, seq2seq_config, small_seq2seq
+from small_models import VOCABULARY, random_tokens, seq2seq_config, small_seq2seq
 from torch import nn
-from transformers import AutoConfig, AutoModelForSeq2SeqLM
+from transformers import AutoConfig, AutoModel, AutoModelForSeq2SeqLM
 
 from asterism.errors import ConfigurationError, PatternError
 from asterism.models import AsterismConfig, AsterismForCausalLM, AsterismForConditionalGeneration, AsterismModel
@@ -181,6 +181,8 @@ def test_labels_are_shifted_and_ignored_where_they_are_minus_100() -> None:
     assert torch.equal(outputs.logits, logits)
     close(outputs.loss, F.cross_entropy(logits.flatten(0, 1), labels.flatten()))
     close(model(tokens, labels=labels, num_items_in_batch=20).loss, outputs.loss * 10 / 20)
+    with pytest.raises(ConfigurationError, match=r"labels must be .* = \[2, 5\], got \[2, 6\]"):
+        model(tokens, labels=labels, decoder_input_ids=inside[:, :5])
 
 
 def test_label_smoothing_spreads_a_share_over_the_vocabulary() -> None:
@@ -200,7 +202,10 @@ def test_label_smoothing_spreads_a_share_over_the_vocabulary() -> None:
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"decoder_mixers": "dense()"}, r"dense\(\) cannot be used by a causal model: it may read the future"),
+        (
+            {"decoder_mixers": "dense()"},
+            r"^decoder_mixers 'dense\(\)': dense\(\) cannot be used by a causal model: it may read the future",
+        ),
         ({"decoder_mixers": "bigbird(block=4)"}, "is not prefix-stable"),
         ({"decoder_mixers": "fourier()"}, "fourier"),
         ({"cross_mixers": "fourier()"}, r"cross_mixers must be patterns, and fourier\(\) is none"),
@@ -223,6 +228,45 @@ def test_one_stack_or_two() -> None:
         AsterismForConditionalGeneration(AsterismConfig())
 
 
+def test_classes_that_find_a_model_by_its_folder(tmp_path: Path) -> None:
+    small_seq2seq().save_pretrained(tmp_path)
+    with pytest.raises(ConfigurationError, match="AsterismModel has one stack"):
+        AutoModel.from_pretrained(tmp_path)
+    config = AutoConfig.from_pretrained(tmp_path)
+    assert config.is_encoder_decoder and not config.encoder_config().is_encoder_decoder
+    assert config.get_text_config() is config and config.get_text_config(decoder=True).mixers == "causal()"
+    assert not AsterismConfig().is_encoder_decoder
+
+
+def test_an_encoder_of_transforms_has_no_pairs_to_drop() -> None:
+    model = small_seq2seq("fourier()", attention_dropout=0.5)
+    tokens, seeds = random_tokens(2, 7), (1, 1, 2)
+    losses = [model.train()(tokens, labels=tokens, dropout_seed=seed).loss.item() for seed in seeds]
+    assert losses[0] == losses[1] != losses[2]
+
+
+def test_another_vocabulary() -> None:
+    model = small_seq2seq(tie_word_embeddings=True, lm_head_bias=True)
+    before = model(random_tokens(1, 5), decoder_input_ids=random_tokens(1, 4)).logits
+    model.resize_token_embeddings(VOCABULARY + 7)
+    after = model(random_tokens(1, 5), decoder_input_ids=random_tokens(1, 4)).logits
+    close(after[..., :VOCABULARY], before)
+    assert after.shape[-1] == model.config.vocab_size == VOCABULARY + 7
+    assert model.model.decoder.embed_tokens.weight is model.lm_head.weight is model.model.shared.weight
+    apart = small_seq2seq(share_embeddings=False)
+    with pytest.raises(ConfigurationError, match="embeddings of their own"):
+        apart.resize_token_embeddings(VOCABULARY + 7)
+
+
+def test_hidden_states_of_both_stacks() -> None:
+    model = small_seq2seq(num_decoder_layers=3)
+    outputs = model(random_tokens(2, 5), decoder_input_ids=random_tokens(2, 4), output_hidden_states=True)
+    assert [x.shape[1] for x in outputs.encoder_hidden_states] == [5] * 3
+    assert [x.shape[1] for x in outputs.decoder_hidden_states] == [4] * 4
+    assert torch.equal(outputs.encoder_hidden_states[-1], outputs.encoder_last_hidden_state)
+    close(model.lm_head(outputs.decoder_hidden_states[-1]), outputs.logits)
+
+
 def test_a_target_longer_than_the_positions_of_the_decoder() -> None:
     model = small_seq2seq(decoder_max_position_embeddings=8)
     model(random_tokens(1, 40), decoder_input_ids=random_tokens(1, 8))
@@ -236,6 +280,8 @@ def test_what_is_missing_is_said() -> None:
         model(random_tokens(1, 5))
     with pytest.raises(ConfigurationError, match="has no argument 'output_attentions'"):
         model(random_tokens(1, 5), labels=random_tokens(1, 5), output_attentions=True)
+    with pytest.raises(ConfigurationError, match="has no argument 'output_attentions'"):
+        model.generate(random_tokens(1, 5), output_attentions=True, return_dict_in_generate=True)
     model.config.decoder_start_token_id = None
     with pytest.raises(ConfigurationError, match="set both in the configuration, which has None and 0"):
         model(random_tokens(1, 5), labels=random_tokens(1, 5))

@@ -54,6 +54,7 @@ class CrossAttention(SparseAttention):
         *,
         positions: torch.Tensor | None = None,
         real: torch.Tensor | None = None,
+        readable: dict[str, torch.Tensor] | None = None,
         kept: SourceKeys | None = None,
         dropout: Dropout | None = None,
     ) -> torch.Tensor:
@@ -62,14 +63,15 @@ class CrossAttention(SparseAttention):
         source     [B, S, hidden_size]; None where `kept` has its keys and values
         positions  int64 [B or 1, N]: which tokens of their own sequence ask, -1 for padding; by default the first ones
         real       bool [B, S]: which tokens of the source are real; they come first. By default all are.
+        readable   what layers of this call have found out about which keys are read, by pattern; it is added to
         kept       this layer's part of a cache, which is filled by the first call
         dropout    of the pairs that are read, as in `attend`; not together with a cache
         """
         (hidden,) = autocast(hidden)
         q = self._split(self.query(hidden), self.num_heads)
         if kept is not None and kept.is_filled:
-            mixed = self._read_source(q, kept.keys, kept.values, positions, real)
-            return self.output(mixed.transpose(1, 2).flatten(2))
+            allowed = self._readable(positions, kept.keys, real, readable)
+            return self._finish(self._read_source(q, kept.keys, kept.values, allowed))
         if source is None:
             raise ConfigurationError("cross attention needs the states of the source, or a cache that holds its keys")
         (source,) = autocast(source)
@@ -77,25 +79,36 @@ class CrossAttention(SparseAttention):
         if kept is not None:
             kept.fill(k, v)
             if positions is not None and bool((positions[:, :1] > 0).any()):  # a source that comes after some tokens
-                return self.output(self._read_source(q, k, v, positions, real).transpose(1, 2).flatten(2))
+                return self._finish(self._read_source(q, k, v, self._readable(positions, k, real, readable)))
         terms = None if dropout is None else Terms(dropout=dropout)
         # Without a cache, and with a new one, the first token is number 0; that of a row is its first real one.
-        mixed = attend(q, k, v, self.pattern, key_mask=real, query_offset=0, terms=terms, **self._options)
-        return self.output(mixed.transpose(1, 2).flatten(2))
+        return self._finish(attend(q, k, v, self.pattern, key_mask=real, query_offset=0, terms=terms, **self._options))
+
+    def _finish(self, mixed: torch.Tensor) -> torch.Tensor:
+        """[B, H, N, Dv] -> [B, N, hidden_size]."""
+        finished: torch.Tensor = self.output(mixed.transpose(1, 2).flatten(2))
+        return finished
 
     def _read_source(
-        self,
-        q: torch.Tensor,
-        keys: torch.Tensor,
-        values: torch.Tensor,
-        positions: torch.Tensor | None,
-        real: torch.Tensor | None,
+        self, q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, allowed: torch.Tensor
     ) -> torch.Tensor:
         """[B, H, N, Dv]: what a few queries read of keys that were kept."""
-        allowed = torch.ones((), dtype=torch.bool, device=q.device) if real is None else real[:, None, None]
-        if self.pattern != _EVERYTHING:
-            if positions is None:
-                raise ConfigurationError(f"{self.pattern.text} with a cache: say by positions which tokens ask")
-            allowed = allowed & readable_keys(self.pattern, positions.clamp(min=0), keys.shape[2])
-        rows, heads = allowed.shape[:2] or (1, 1)
-        return decode_slots(q, keys, values, allowed.expand(rows, heads, q.shape[2], keys.shape[2]), **self._options)
+        return decode_slots(q, keys, values, allowed.expand(-1, -1, q.shape[2], -1), **self._options)
+
+    def _readable(
+        self,
+        positions: torch.Tensor | None,
+        keys: torch.Tensor,
+        real: torch.Tensor | None,
+        known: dict[str, torch.Tensor] | None,
+    ) -> torch.Tensor:
+        """Which keys tokens at these positions read: bool [B or 1, 1 or heads, N or 1, S]."""
+        text, known = self.pattern.text, {} if known is None else known
+        if text not in known:
+            allowed = torch.ones(1, 1, 1, keys.shape[2], dtype=torch.bool, device=keys.device)
+            if self.pattern != _EVERYTHING:
+                if positions is None:
+                    raise ConfigurationError(f"{text} with a cache: say by positions which tokens ask")
+                allowed = readable_keys(self.pattern, positions.clamp(min=0), keys.shape[2])
+            known[text] = allowed if real is None else allowed & real[:, None, None]
+        return known[text]

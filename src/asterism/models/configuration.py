@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 from transformers import PreTrainedConfig
 
-from asterism.errors import ConfigurationError
+from asterism.errors import ConfigurationError, PatternError
 from asterism.layers import within_span
 from asterism.layers.fourier import NOT_CAUSAL
 from asterism.patterns import Fourier, Mixer, Pattern, layer_mixers, require_causal
@@ -128,6 +128,8 @@ class AsterismConfig(_FromTable):
         """The encoder alone, as the configuration of a model without a decoder."""
         encoder = copy.deepcopy(self)
         encoder.decoder_mixers, encoder.is_encoder_decoder = None, False
+        if not any(isinstance(mixer, Pattern) for mixer in encoder.layer_mixers()):
+            encoder.attention_dropout = 0.0  # that of the decoder: fourier() has no pairs to drop
         return encoder
 
     def decoder_config(self) -> Self:
@@ -139,7 +141,8 @@ class AsterismConfig(_FromTable):
             raise ConfigurationError(
                 'this configuration has no decoder: give it one with decoder_mixers, such as decoder_mixers="causal()"'
             )
-        decoder = self.encoder_config()
+        decoder = copy.deepcopy(self)
+        decoder.decoder_mixers, decoder.is_encoder_decoder = None, False
         decoder.mixers, decoder.num_hidden_layers = self.decoder_mixers, self.num_decoder_layers
         decoder.max_position_embeddings = self.decoder_max_position_embeddings
         decoder.type_vocab_size = decoder.global_tokens = 0
@@ -213,15 +216,20 @@ class AsterismConfig(_FromTable):
                 "relative_buckets must be a multiple of 4, and relative_max_distance more than half of it;"
                 f" got {self.relative_buckets} and {self.relative_max_distance}"
             )
-        self._check_block()
-        if self.decoder_mixers is not None:
+        if self.decoder_mixers is None:
+            self._check_block()
+        else:
+            self.encoder_config().check()
             self._check_decoder()
 
     def _check_decoder(self) -> None:
         """Raises ConfigurationError or PatternError for a decoder that cannot work beside this encoder."""
         decoder = self.decoder_config()
-        decoder.check()
-        decoder.require_causal()
+        try:
+            decoder.check()
+            decoder.require_causal()
+        except (ConfigurationError, PatternError) as error:
+            raise type(error)(f"decoder_mixers {self.decoder_mixers!r}: {error}") from error
         self.cross_patterns()
         if not self.tie_encoder_decoder:
             return

@@ -117,7 +117,7 @@ class AsterismDecoder(AsterismModel):
         elif mask is not None and source is not None:
             packing = Packing.of(mask)
             source, real = packing.pack(source), packing.real
-        told: dict[str, Any] = {"real": real}
+        told: dict[str, Any] = {"real": real, "readable": {}}
         calls = []
         for layer in range(len(self.layers)):
             kept = {} if layers is None else {"kept": layers[layer]}

@@ -18,7 +18,12 @@ from transformers import (
     LongformerForMaskedLM,
 )
 
-from asterism.models import AsterismConfig, AsterismForCausalLM, AsterismForMaskedLM
+from asterism.models import (
+    AsterismConfig,
+    AsterismForCausalLM,
+    AsterismForConditionalGeneration,
+    AsterismForMaskedLM,
+)
 from asterism.randomness import isolated
 
 VOCABULARY, BLOCK, POSITIONS = 50, 8, 16_384
@@ -59,6 +64,41 @@ def _ours(mixers: str, is_causal: bool) -> Callable[[], nn.Module]:
     return lambda: AsterismForMaskedLM(AsterismConfig(mixers=mixers, **fields, **manner, **_WIDTHS))
 
 
+class _Translating(nn.Module):
+    """An encoder-decoder, asked for a target that is its source: padding is in both, on the same side."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, input_ids: torch.Tensor, attention_mask: torch.Tensor | None = None) -> Any:
+        masks = {"attention_mask": attention_mask, "decoder_attention_mask": attention_mask}
+        return self.model(input_ids=input_ids, decoder_input_ids=input_ids, **masks)
+
+
+class _Writing(nn.Module):
+    """An encoder-decoder as a causal model of its targets, for one source."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, input_ids: torch.Tensor, attention_mask: torch.Tensor | None = None, **cached: Any) -> Any:
+        source = torch.arange(1, VOCABULARY).expand(len(input_ids), -1)
+        target = {"decoder_input_ids": input_ids, "decoder_attention_mask": attention_mask}
+        return self.model(input_ids=source, **target, **cached)
+
+
+def _ours_of_two_stacks(use: type[nn.Module]) -> Callable[[], nn.Module]:
+    patterns = {
+        "mixers": f"bigbird(block={BLOCK}, random=2)",
+        "decoder_mixers": "fixed(stride=16, summary=2)",
+        "cross_mixers": ("dense()", "across(window(left=16, right=16))"),
+    }
+    sizes = {"vocab_size": VOCABULARY, "max_position_embeddings": POSITIONS}
+    return lambda: use(AsterismForConditionalGeneration(AsterismConfig(**patterns, **sizes, **_WIDTHS)))
+
+
 def _theirs(configuration: type, model: type, **fields: Any) -> Callable[[], nn.Module]:
     sizes = {"vocab_size": VOCABULARY, "max_position_embeddings": POSITIONS} | _WIDTHS | fields
     return lambda: model(configuration(**sizes))
@@ -68,6 +108,8 @@ SUBJECTS = (
     Subject("Asterism BigBird", False, _ours(f"bigbird(block={BLOCK}, random=2)", False), is_ours=True),
     Subject("Asterism Longformer", False, _ours("longformer(window=32, globals=(0,))", False), is_ours=True),
     Subject("Asterism FNet", False, _ours("fourier()", False), is_ours=True),
+    Subject("Asterism encoder-decoder", False, _ours_of_two_stacks(_Translating), is_ours=True),
+    Subject("Asterism decoder", True, _ours_of_two_stacks(_Writing), is_ours=True),
     Subject("Asterism causal BigBird", True, _ours(f"bigbird_causal(block={BLOCK}, random=2)", True), is_ours=True),
     Subject("Asterism fixed", True, _ours("fixed(stride=16, summary=2)", True), is_ours=True),
     Subject("Hugging Face BERT", False, _theirs(BertConfig, BertForMaskedLM, **_NO_DROPOUT)),
