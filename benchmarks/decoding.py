@@ -4,12 +4,14 @@
 
 The Llama has 8 layers, 512 wide, 8 heads, random weights in float32; a token is one call of the model with the cache,
 as transformers' `generate` makes it. All contenders are filled first and then take turns, in a random order: each
-generates some tokens from the same place, which are taken back (`crop`) before the next turn. Bytes are counted, not
+generates some tokens from the same place, which are taken back (`crop`) before the next turn. All Llamas have the
+same weights in the same memory. Bytes are counted, not
 measured: the slots of the cache and the weights, against the living keys and values and the weights. Then our own model
 of the same size, plain and with a compiled step. About ten minutes on two cores.
 """
 
 import argparse
+import functools
 import json
 import random
 import statistics
@@ -41,7 +43,7 @@ class Contender:
     context: int
     step: Callable[..., Any]
     cache: Cache
-    prefill_seconds: float
+    prefills: list[float]
     bytes: dict[str, int] = field(default_factory=dict)
     rates: list[float] = field(default_factory=list)
 
@@ -73,22 +75,34 @@ def main() -> None:
 
 
 def _llamas(contexts: list[int]) -> list[Contender]:
-    contenders = [_filled("dense", _llama(None), DynamicCache(), 512)]
+    contenders = [_filled("dense", _llama(None), DynamicCache, 512)]
     for pattern in PATTERNS:
         for context in contexts:
-            contenders.append(_filled(pattern, _llama(pattern), PatternCache(), context))
+            contenders.append(_filled(pattern, _llama(pattern), PatternCache, context))
     for fixed in [contender for contender in contenders if contender.name == PATTERNS[-1]]:
         kept = max(map(len, fixed.cache.layers[0].kept().values()))
         contenders.append(
-            _filled(f"dense, as many keys as fixed after {fixed.context:,}", _llama(None), DynamicCache(), kept)
+            _filled(f"dense, as many keys as fixed after {fixed.context:,}", _llama(None), DynamicCache, kept)
         )
-    contenders.append(_filled("dense", _llama(None), DynamicCache(), max(contexts)))
+    contenders.append(_filled("dense", _llama(None), DynamicCache, max(contexts)))
     return contenders
 
 
-def _llama(pattern: str | None) -> PreTrainedModel:
+@functools.cache
+def _weights() -> dict[str, torch.Tensor]:
+    """The same memory for all contenders: reading weights is most of what a token costs, and not equally fast from
+    everywhere."""
     torch.manual_seed(0)
-    model = LlamaForCausalLM(LlamaConfig(**SIZES, intermediate_size=2048, max_position_embeddings=2**20)).eval()
+    return LlamaForCausalLM(_config()).state_dict()
+
+
+def _config() -> LlamaConfig:
+    return LlamaConfig(**SIZES, intermediate_size=2048, max_position_embeddings=2**20)
+
+
+def _llama(pattern: str | None) -> PreTrainedModel:
+    model = LlamaForCausalLM(_config()).eval()
+    model.load_state_dict(_weights(), assign=True)
     return model if pattern is None else use_pattern(model, pattern)
 
 
@@ -99,22 +113,28 @@ def _own_models(context: int) -> list[Contender]:
     )
     model = AsterismForCausalLM(config).eval()
     compiled = torch.compile(model, fullgraph=True)
-    caches = [PatternCache(config, max_tokens=2**30) for _ in range(2)]
+    new_cache = functools.partial(PatternCache, config, max_tokens=2**30)
     return [
-        _filled(f"own model, {PATTERNS[0]}", model, caches[0], context),
-        _filled(f"own model, compiled, {PATTERNS[0]}", model, caches[1], context, step=compiled),
+        _filled(f"own model, {PATTERNS[0]}", model, new_cache, context),
+        _filled(f"own model, compiled, {PATTERNS[0]}", model, new_cache, context, step=compiled),
     ]
 
 
 @torch.inference_mode()
 def _filled(
-    name: str, model: PreTrainedModel, cache: Cache, context: int, step: Callable[..., Any] | None = None
+    name: str,
+    model: PreTrainedModel,
+    new_cache: Callable[[], Cache],
+    context: int,
+    step: Callable[..., Any] | None = None,
 ) -> Contender:
     print(f"{name}: {context} tokens", file=sys.stderr)
     tokens = torch.randint(256, (1, context), generator=torch.Generator().manual_seed(1))
-    start = time.perf_counter()
-    model(tokens, past_key_values=cache, logits_to_keep=1)
-    seconds = time.perf_counter() - start
+    prefills = []
+    for _ in range(3):  # the first also compiles plans
+        cache, start = new_cache(), time.perf_counter()
+        model(tokens, past_key_values=cache, logits_to_keep=1)
+        prefills.append(time.perf_counter() - start)
     weights = sum(parameter.nbytes for name, parameter in model.named_parameters() if "embed_tokens" not in name)
     if isinstance(cache.layers[0], PatternCacheLayer):
         slots = sum(layer.nbytes for layer in cache.layers)
@@ -122,7 +142,7 @@ def _filled(
     else:
         slots = living = sum(layer.keys.nbytes + layer.values.nbytes for layer in cache.layers)
     counted = {"weights": weights, "slots": slots, "living": living}
-    return Contender(name, context, model if step is None else step, cache, seconds, counted)
+    return Contender(name, context, model if step is None else step, cache, prefills, counted)
 
 
 @torch.inference_mode()
@@ -146,7 +166,8 @@ def _row(contender: Contender) -> dict[str, Any]:
         "context": contender.context,
         "tokens_per_second": contender.rate,
         "rates": contender.rates,
-        "prefill_seconds": contender.prefill_seconds,
+        "prefill_seconds": statistics.median(contender.prefills),
+        "prefills": contender.prefills,
         "bytes": counted,
         "bytes_over_needed": (counted["slots"] + counted["weights"]) / needed,
     }

@@ -13,6 +13,7 @@
 
 #include "batch.hpp"
 #include "forward_row.hpp"
+#include "islands.hpp"
 #include "parallel.hpp"
 
 namespace {
@@ -29,23 +30,27 @@ constexpr int64_t kShortestPart = 64;  // tiles; shorter rows are never cut
 constexpr int64_t kRowsPerThread = 32;  // in a phase, at least, where the heads have so many
 constexpr int64_t kFewestPieces = 512;  // longer rows than such a share of the pass are cut, whatever the threads
 
-// The tile rows of heads [first, past) in a pass: long ones cut, so that none holds the others up, and the longest first. The number of threads
-// has no part in it, so that it has none in the results.
+// The tile rows of heads [first, past) in a pass: long ones cut, so that none holds the others up. The number of threads
+// has a part in their order only, so that it has none in the results.
 class Pieces {
  public:
   // starting[head]: the pass that is the first to write a head's queries, and writes all of them.
   Pieces(const Problem& p, const Batch& batch, int64_t number, int64_t first, int64_t past,
          const std::vector<int64_t>& starting) {
     const int64_t longest = longest_part(p, batch, number);
-    for (int64_t unit = first; unit < past; ++unit) {
-      const Pass& pass = batch.pass(number, unit / p.heads);
-      const int64_t* offsets = offsets_of(pass, unit % p.heads);
-      for (int64_t row = 0; offsets && row < pass.n_rows; ++row)
-        if (offsets[row] < offsets[row + 1] || starting[unit % p.heads] == number)
-          add(unit, row, offsets[row], offsets[row + 1], longest);
+    for (int64_t begin = first, end; begin < past; begin = end) {
+      end = std::min(past, (begin / p.heads + 1) * p.heads);  // the heads of a row of the batch
+      const Pass& pass = batch.pass(number, begin / p.heads);
+      const std::vector<int64_t> islands = islands_of(p, pass);
+      for (size_t i = 0; i + 1 < islands.size(); ++i)
+        for (int64_t unit = begin; unit < end; ++unit) {
+          const int64_t* offsets = offsets_of(pass, unit % p.heads);
+          for (int64_t row = islands[i]; offsets && row < islands[i + 1]; ++row)
+            if (offsets[row] < offsets[row + 1] || starting[unit % p.heads] == number)
+              add(unit, row, offsets[row], offsets[row + 1], longest);
+        }
     }
-    std::stable_sort(pieces.begin(), pieces.end(),
-                     [](const Piece& a, const Piece& b) { return a.end - a.begin > b.end - b.begin; });
+    put_long_ones_first(pieces, p.threads, [](const Piece& piece) { return piece.end - piece.begin; });
   }
 
   std::vector<Piece> pieces;

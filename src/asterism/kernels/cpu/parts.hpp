@@ -1,19 +1,22 @@
 // How the rows of tiles of key heads are shared out among threads for the backward pass.
 //
 // A part is a run of rows of one key head, all its query heads side by side, so that a part reads a few keys only where
-// the pattern is local. The first part that reads a tile of keys adds to the sums of its head; each later one has sums of
-// its own for that tile, a slot, and the slots are added in the order of the parts: no addition waits for chance.
+// the pattern is local; where a pass has islands enough, each is a part. The first part that reads a tile of keys adds to
+// the sums of its head; each later one has sums of its own for that tile, a slot, and the slots are added in the order of
+// the parts: no addition waits for chance.
 
 #pragma once
 
 #include <algorithm>
 #include <cstdint>
 #include <functional>
+#include <numeric>
 #include <queue>
 #include <vector>
 
 #include "batch.hpp"
 #include "interface.hpp"
+#include "islands.hpp"
 
 namespace {
 
@@ -23,6 +26,8 @@ constexpr int64_t kSlotsPerTile = 4;   // slots that are cleared and added up in
 constexpr int64_t kLeastPart = 32;     // a part costs at least so much, about: less is not worth a thread
 constexpr int64_t kLeastStretch = 8;   // tiles between the places where a row may be cut, at least
 constexpr int64_t kStretchesPerPart = 16;  // places in a part where a row may be cut, about
+
+constexpr int64_t kIslandsPerThread = 20;  // at least, where islands are parts
 
 struct Stretch {  // entries [begin, end) of a tile row of one head; split: its number among stretches of rows that are cut
   int64_t unit, row, begin, end, split;
@@ -84,15 +89,30 @@ class Parts {
       : p_(p), group_(p.heads / p.kv_heads), with_empty_(with_empty) {
     std::vector<std::vector<Stretch>> rows;
     std::vector<int64_t> costs;
+    std::vector<std::vector<double>> islands;  // their costs
     for (int64_t key_head = first; key_head < past; ++key_head) {
-      rows.push_back(rows_of_head(batch.pass(number, key_head / p.kv_heads), key_head));
+      const Pass& pass = batch.pass(number, key_head / p.kv_heads);
+      rows.push_back(rows_of_head(pass, key_head));
+      islands.push_back(costs_of_islands(islands_of(p, pass), rows.back()));
       costs.push_back(0);
       for (const Stretch& row : rows.back()) costs.back() += cost(row);
     }
     const std::vector<int64_t> counts = count_parts(costs, std::max(1, p.threads));
-    for (int64_t i = 0; i < past - first; ++i)
-      share_out(batch.pass(number, (first + i) / p.kv_heads), first + i, rows[i], costs[i], counts[i]);
-    std::stable_sort(parts.begin(), parts.end(), [](const Part& a, const Part& b) { return a.cost > b.cost; });
+    for (int64_t i = 0; i < past - first; ++i) {
+      const Pass& pass = batch.pass(number, (first + i) / p.kv_heads);
+      if (counts[i] < static_cast<int64_t>(islands[i].size()) && are_short(islands[i], costs)) {
+        const size_t begin = parts.size();
+        cut_head(first + i, rows[i], costs[i], islands[i]);
+        find_slots(pass, begin);
+      } else {
+        share_out(pass, first + i, rows[i], costs[i], counts[i]);
+      }
+    }
+    std::stable_sort(parts.begin(), parts.end(), [&](const Part& a, const Part& b) {
+      const int64_t one = a.key_head / p.kv_heads, other = b.key_head / p.kv_heads;
+      return one < other || (one == other && a.number < b.number);
+    });
+    put_long_ones_first(parts, p.threads, [](const Part& part) { return part.cost; });
     std::stable_sort(slots.begin(), slots.end(), [](const Slot& a, const Slot& b) {
       return a.key_head < b.key_head || (a.key_head == b.key_head && a.column < b.column);
     });
@@ -117,6 +137,22 @@ class Parts {
         rows.push_back({unit, row, offsets[row], offsets[row + 1], -1});
       }
     return rows;
+  }
+
+  // Whether threads that take islands one by one end at about the same time.
+  bool are_short(const std::vector<double>& islands, const std::vector<int64_t>& heads) const {
+    const int64_t total = std::accumulate(heads.begin(), heads.end(), int64_t{0});
+    return *std::max_element(islands.begin(), islands.end()) * kIslandsPerThread * std::max(1, p_.threads) <= total;
+  }
+
+  std::vector<double> costs_of_islands(const std::vector<int64_t>& begins, const std::vector<Stretch>& rows) const {
+    std::vector<double> costs(begins.size() - 1, 0);
+    size_t island = 0;
+    for (const Stretch& row : rows) {
+      while (row.row >= begins[island + 1]) ++island;
+      costs[island] += cost(row);
+    }
+    return costs;
   }
 
   // `count` parts of about equal cost. What the slots of a part cost shows when it is cut; then all are cut once more,
