@@ -167,6 +167,40 @@ def test_which_weights_are_one() -> None:
     assert cross and not cross & others
 
 
+# --- options that published models need ------------------------------------------------------------------------------
+
+
+@torch.no_grad()
+def test_scales_and_a_bias_of_the_last_layer() -> None:
+    tokens, target = random_tokens(2, 9), random_tokens(2, 5, seed=2)
+    plain = small_seq2seq(share_embeddings=False)
+    expected = plain(tokens, decoder_input_ids=target).logits
+    scaled = small_seq2seq(share_embeddings=False, embedding_scale=4.0, logit_scale=0.25)
+    scaled.load_state_dict(plain.state_dict())
+    for stack in (scaled.model.encoder, scaled.model.decoder):
+        stack.embed_tokens.weight /= 4
+    close(scaled(tokens, decoder_input_ids=target).logits, expected / 4)
+    embedded = plain.model.decoder.embed_tokens(target)
+    close(scaled(tokens, decoder_inputs_embeds=embedded).logits, expected / 4)  # embeddings come as they are
+    biased = small_seq2seq(share_embeddings=False, lm_head_bias=True)
+    biased.load_state_dict(plain.state_dict() | {"lm_head.bias": torch.arange(VOCABULARY).double()})
+    close(biased(tokens, decoder_input_ids=target).logits, expected + torch.arange(VOCABULARY))
+    new = AsterismForConditionalGeneration(seq2seq_config(lm_head_bias=True))
+    assert not new.lm_head.weight.any() and not new.lm_head.bias.any()
+
+
+@pytest.mark.parametrize("fields", [{"norm": "rms"}, {"gated_feed_forward": True, "feed_forward_bias": False}])
+def test_options_reach_every_block(fields: dict[str, Any]) -> None:
+    model = small_seq2seq(**fields, embedding_norm=True, block="pre_norm")
+    kinds = {type(module).__name__ for module in model.modules()}
+    assert ("RMSNorm" in kinds) == ("LayerNorm" not in kinds) == ("norm" in fields)
+    assert ("GatedFeedForward" in kinds) == ("FeedForward" not in kinds) == ("norm" not in fields)
+    biases = [name for name, _ in model.named_parameters() if "_proj.bias" in name]
+    assert bool(biases) == ("norm" in fields)
+    causal = AsterismForCausalLM(AsterismConfig(hidden_size=32, **fields))
+    assert {type(module).__name__ for module in causal.modules()} >= kinds & {"RMSNorm", "GatedFeedForward"}
+
+
 # --- the loss --------------------------------------------------------------------------------------------------------
 
 
