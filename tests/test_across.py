@@ -122,6 +122,14 @@ def test_work_grows_with_the_tiles_kept():
     assert halves.tiles <= 2**20 / 64 * 3 and len(halves.masks) < 10
 
 
+@pytest.mark.parametrize("step", (3, "2/3", "7/3", "5/7", "3/2"))
+@pytest.mark.parametrize("inner", ("window(left=9, right=3)", "global_queries((0, 5, 40)) | blocks(7)", "stride(250)"))
+def test_tiles_of_every_kind(inner, step):
+    """Masks that follow from where a floor was taken, queries named by their place, and strides beyond the source."""
+    for n_queries, n_keys in ((200, 140), (330, 330)):
+        assert_plan_is(patterns.across(patterns.parse(inner), step), n_queries, n_keys, tile=16)
+
+
 def test_more_queries_than_keys():
     for text in ("dense()", "columns(3)", "global_keys((0, -1)) & ~columns(2)", "per_head([dense(), columns(2)])"):
         assert_plan_is(patterns.parse(text), 70, 20, tile=16)

@@ -11,6 +11,7 @@ from asterism import patterns
 from asterism.errors import PatternError
 from asterism.layers.cross import CrossAttention
 from asterism.models import AsterismForConditionalGeneration
+from asterism.models.source_cache import SourceLayer
 
 pytestmark = pytest.mark.model
 
@@ -78,6 +79,14 @@ def test_padding_of_the_source_changes_nothing(fields: dict[str, Any], side: str
     torch.testing.assert_close(together, model(row, decoder_input_ids=target[1:]).logits, atol=1e-10, rtol=0)
     made = generate(model, tokens, attention_mask=mask)[1:]
     assert torch.equal(made, generate(model, row))
+
+
+def test_a_source_that_comes_after_some_tokens() -> None:
+    """The first call that a cache of the source sees may be about later tokens."""
+    layer = CrossAttention(16, 4, "across(window(left=3), step=2)").double()
+    hidden, source = torch.randn(1, 9, 16, dtype=torch.float64), torch.randn(1, 20, 16, dtype=torch.float64)
+    found = layer(hidden[:, 5:], source, positions=torch.arange(5, 9)[None], kept=SourceLayer())
+    torch.testing.assert_close(found, layer(hidden, source)[:, 5:])
 
 
 def test_padding_of_the_target_changes_nothing() -> None:
