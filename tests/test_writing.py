@@ -4,6 +4,10 @@ import csv
 import json
 import re
 import shutil
+import signal
+import subprocess
+import sys
+import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -382,6 +386,30 @@ def test_a_stopped_prediction_goes_on_to_the_same_bytes(finished, task, kind, tm
         marker.write_bytes(record)
         report = go(resume=True)
         assert out.read_bytes() == whole and report.rows == 40 and not marker.exists(), cut
+
+
+@pytest.mark.slow
+def test_a_killed_prediction_goes_on_to_the_same_bytes(finished, tmp_path):
+    """SIGKILL, as often as it takes: what is whole stays, what is half is written again, and the file is the same."""
+    texts = digit_texts(600, longest=8, seed=1)
+    data, out = write_lines(tmp_path / "in.jsonl", [{"document": text} for text in texts]), tmp_path / "out.jsonl"
+    words = ["predict", str(finished["summarize"][0]), "--data", str(data), "--batch-size", "4", "--output"]
+    assert main([*words, str(tmp_path / "whole.jsonl")]) == 0
+    whole, kills, rows = (tmp_path / "whole.jsonl").read_bytes(), 0, 0
+    while not out.exists() or (tmp_path / "out.jsonl.resume").exists():
+        more = ["--resume"] if out.exists() else []
+        command = [sys.executable, "-m", "asterism.cli.main", *words, str(out), *more]
+        with subprocess.Popen(command, stderr=subprocess.DEVNULL) as process:
+            while process.poll() is None:
+                time.sleep(0.01)
+                if out.exists() and out.read_bytes().count(b"\n") >= rows + 150 and process.poll() is None:
+                    process.send_signal(signal.SIGKILL)
+                    kills += 1
+                    break
+            process.wait()
+        assert whole.startswith(out.read_bytes())
+        rows = out.read_bytes().count(b"\n")
+    assert out.read_bytes() == whole and kills >= 2
 
 
 def test_lines_come_out_with_a_column_behind(finished, tmp_path):
