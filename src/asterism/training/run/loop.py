@@ -38,6 +38,8 @@ class Loop(Trainer):
         # was resumed at its end, and so needed no Trainer, would save another one.
         vars(session.model.config).clear()
         vars(session.model.config).update(own)
+        # transformers 5.17 knows no `loss_is_scaled_for_ga`: it divides for models without arguments of the loss alone.
+        self.model_accepts_loss_kwargs = False
         self.remove_callback(PrinterCallback)
         self.session = session
         self.losses: list[torch.Tensor] = []
