@@ -14,7 +14,7 @@ MODELS := models encoders import use_pattern huggingface training start finetuni
 LOWEST := 5.17.0
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/pytest --numprocesses logical --maxprocesses 8
 
-.PHONY: help train test quick test-slow test-lowest bench long-range gpu-check wheel test-wheel real-weights lint install clean
+.PHONY: help train test quick test-slow test-lowest bench long-range readers gpu-check wheel test-wheel real-weights lint install clean
 .DEFAULT_GOAL := help
 
 help:  ## List the targets
@@ -47,6 +47,9 @@ bench: $(STAMP)  ## Measure all implementations and the peers installed, into be
 
 long-range: $(STAMP)  ## Tasks that need length, read whole and cut to 512 tokens, into benchmarks/results (50 minutes)
 	$(BIN)/python benchmarks/long_range.py runs/long-range benchmarks/results/long-range.json
+
+readers: $(STAMP)  ## The same tasks by each reader, one after the other, into benchmarks/results (70 minutes)
+	$(BIN)/python benchmarks/readers.py runs/readers benchmarks/results/readers.json
 
 gpu-check:  ## With a Python that has a GPU (PYTHON=...): its tests and figures, into benchmarks/results
 	@$(PYTHON) -c 'import sys, torch; sys.exit(None if torch.cuda.is_available() else "make gpu-check needs a GPU that PyTorch finds; PYTHON=... names the Python to use")'

@@ -72,7 +72,7 @@ def measure(path: Path, each: int) -> dict[str, Any]:
     rows = []
     for room in ROWS:
         random = fmean(min(1.0, room / len(asked.starts)) for asked in every)
-        rows.append({"reader": "k windows at random", "words": room, "coverage": random, "focus": None})
+        rows.append({"reader": "windows at random", "words": room, "coverage": random, "focus": None})
         for text in READERS:
             coverage, focus = zip(*(seen(parse_reader(text), room, asked) for asked in every), strict=True)
             rows.append({"reader": text, "words": room, "coverage": fmean(coverage), "focus": fmean(focus)})
@@ -92,7 +92,8 @@ def report(record: Mapping[str, Any]) -> None:
     for reader in dict.fromkeys(row["reader"] for row in record["rows"]):
         mine = [row for row in record["rows"] if row["reader"] == reader]
         cells = [f"{row['coverage']:.2f}" + ("" if row["focus"] is None else f" ({row['focus']:.2f})") for row in mine]
-        print(f"| {reader} | {' | '.join(cells)} |")
+        name = reader if " " in reader else f"`{reader}`"
+        print(f"| {name} | {' | '.join(cells)} |")
     print(
         f"\n{record['questions']:,} questions; in the middle {record['words_of_a_meeting']:,.0f} words of a meeting, "
         f"{record['words_of_the_turns']:,.0f} of the turns that answer"

@@ -1,8 +1,10 @@
 """The made-up long tasks: nothing decides in the beginning, what decides stands anywhere further on, seeds fix all."""
 
+import importlib
 import json
 import re
 from collections import Counter
+from pathlib import Path
 
 import pytest
 from small_encoders import write_lines
@@ -26,6 +28,7 @@ from asterism.training.tasks.long_range import (
     write_long_range,
 )
 
+ROOT = Path(__file__).parents[1]
 COUNT = 400
 TOPIC_OF = {word: topic for topic, words in TOPICS.items() for word in words}
 FACT = re.compile(r"(?:The|Here the|Now the) (\w+) is in the (\w+)\.")
@@ -123,3 +126,33 @@ def test_what_is_written_is_what_was_made(tmp_path, questions):
     path = write_lines(tmp_path / "q.jsonl", questions[:5])
     assert [json.loads(line) for line in path.read_text().splitlines()] == questions[:5]
     assert [one.answers[0].text for one in read_questions(path)] == [one["answers"]["text"][0] for one in questions[:5]]
+
+
+@pytest.fixture
+def script(monkeypatch):
+    """What imports a script of benchmarks/, as it is found by another."""
+    monkeypatch.syspath_prepend(ROOT / "benchmarks")
+    return importlib.import_module
+
+
+@pytest.mark.parametrize("name", ["long_range", "readers", "selection"])
+def test_the_scripts_find_what_they_take_of_the_library(script, name):
+    assert callable(script(name).main)
+
+
+def test_a_search_for_words_solves_both_tasks(script, tmp_path):
+    """So the table of readers shows what is read, and not what only a model could understand."""
+    write_long_range(tmp_path / "data", sizes=Sizes(train=40, test=20, text=1))
+    baselines = script("readers").BASELINES
+    assert baselines["classify"](tmp_path / "data") == 1
+    assert baselines["qa"](tmp_path / "data") >= 0.95
+
+
+def test_the_table_of_what_readers_see_is_that_of_the_results(script, capsys):
+    record = json.loads((ROOT / "benchmarks" / "results" / "selection.json").read_text())
+    script("selection").report(record)
+    *table, _, sizes = capsys.readouterr().out.splitlines()
+    page = (ROOT / "docs" / "readers.md").read_text()
+    assert len(table) == 7 and "\n".join(table) in page
+    for number in re.findall(r"[\d,]{3,}", sizes):
+        assert number in page
