@@ -9,7 +9,7 @@ WHEEL := .venv-wheel/bin
 DIST ?= dist
 STAMP := .venv/installed
 QUICK := algebra architecture compiler data draw liveness patterns pictures recipes scores text
-MODELS := models encoders import use_pattern huggingface training start finetuning masked positions \
+MODELS := models encoders import import_seq2seq use_pattern huggingface training start finetuning masked positions \
 	seq2seq seq2seq_across seq2seq_generation seq2seq_training
 LOWEST := 5.17.0
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/pytest --numprocesses logical --maxprocesses 8

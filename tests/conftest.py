@@ -67,3 +67,16 @@ def native_poison():
     yield
     torch.use_deterministic_algorithms(before[0])
     torch.utils.deterministic.fill_uninitialized_memory = before[1]
+
+
+@pytest.fixture
+def softmax_in_double(monkeypatch):
+    """Longformer computes its softmax in float32 whatever the model; here it does so in float64."""
+    import torch  # most test files need none
+
+    exact = torch.nn.functional.softmax
+
+    def softmax(scores, dim, dtype=None):
+        return exact(scores, dim=dim)
+
+    monkeypatch.setattr(torch.nn.functional, "softmax", softmax)

@@ -6,8 +6,7 @@ generators (BigBird seeds numpy's in every training step) is undone.
 
 import json
 import math
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -17,6 +16,7 @@ import pytest
 import torch
 import transformers
 from safetensors.torch import load_file, save_file
+from small_checkpoints import change_tensors, edit, pattern_of, recorder, undone
 from tokenizers import Tokenizer, models, pre_tokenizers
 from torch import nn
 from transformers import (
@@ -57,17 +57,6 @@ KINDS: dict[str, dict[str, Any]] = {
     "FNet": {"max_position_embeddings": POSITIONS},
 }
 SPARSE = {"attention_type": "block_sparse", "block_size": 4, "num_random_blocks": 2}
-
-
-@contextmanager
-def undone() -> Iterator[None]:
-    """Leaves the global generators of torch and numpy as they were."""
-    state = np.random.get_state()
-    with torch.random.fork_rng(devices=[]):
-        try:
-            yield
-        finally:
-            np.random.set_state(state)
 
 
 def original(kind: str, head: str = "Model", **fields: Any) -> nn.Module:
@@ -113,17 +102,6 @@ def difference(ours: torch.Tensor, theirs: torch.Tensor, mask: torch.Tensor) -> 
     assert ours.shape == theirs.shape
     assert theirs[mask.bool()].std() > 0.1
     return (ours - theirs).detach()[mask.bool()].abs().max().item()
-
-
-@pytest.fixture
-def softmax_in_double(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Longformer computes its softmax in float32 whatever the model; here it does so in float64."""
-    exact = torch.nn.functional.softmax
-
-    def softmax(scores: torch.Tensor, dim: int, dtype: torch.dtype | None = None) -> torch.Tensor:
-        return exact(scores, dim=dim)
-
-    monkeypatch.setattr(torch.nn.functional, "softmax", softmax)
 
 
 # --- hidden states ----------------------------------------------------------------------------------------------------
@@ -190,28 +168,6 @@ def train_with_recorded_blocks(
         hidden = model(**inputs).last_hidden_state
     model.eval()
     return hidden, drawn
-
-
-def recorder(draw: Callable[..., list[np.ndarray]], drawn: list) -> Callable[..., list[np.ndarray]]:
-    def recorded(**arguments: Any) -> list[np.ndarray]:
-        drawn.append(draw(**arguments))
-        return drawn[-1]
-
-    return recorded
-
-
-def pattern_of(blocks: Sequence[np.ndarray], n_blocks: int, block: int) -> str:
-    """The text of BigBird over `n_blocks` whole blocks, with these random blocks for each head."""
-    fixed = f"blocks({block}, 1, 1) | global_tokens((0,), {block})"
-    last = f"global_tokens(({n_blocks - 1},), {block})"
-    heads = []
-    for rows in blocks:
-        pairs = [
-            f"global_queries(({query},), {block}) & global_keys({tuple(map(int, keys))}, {block})"
-            for query, keys in enumerate(rows, start=1)
-        ]
-        heads.append(" | ".join([fixed, last, *(f"({pair})" for pair in pairs)]))
-    return f"per_head([{', '.join(heads)}])"
 
 
 @pytest.mark.parametrize(("length", "padded"), [(40, ()), (60, ()), (58, ()), (60, (0, 9)), (64, (21, 3))])
@@ -461,13 +417,6 @@ def test_the_report_says_which_tokens_are_global(head, changes, here, theirs, tm
 # --- the folder -------------------------------------------------------------------------------------------------------
 
 
-def edit(folder: Path, **fields: object) -> None:
-    """Change config.json; None takes a field out."""
-    document = json.loads((folder / "config.json").read_text()) | fields
-    document = {name: value for name, value in document.items() if value is not None}
-    (folder / "config.json").write_text(json.dumps(document))
-
-
 @pytest.fixture(scope="module")
 def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A BertForMaskedLM with a tokenizer."""
@@ -564,12 +513,6 @@ def test_a_pickle_that_runs_code_is_refused(copy, tmp_path):
 # --- refusals ---------------------------------------------------------------------------------------------------------
 
 
-def change_tensors(folder: Path, change: Callable[[dict[str, torch.Tensor]], object]) -> None:
-    tensors = load_file(folder / "model.safetensors")
-    change(tensors)
-    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
-
-
 SPOILT: dict[str, tuple[Callable[[Path], object], str]] = {
     "missing": (
         lambda folder: change_tensors(folder, lambda tensors: tensors.pop("bert.encoder.layer.1.output.dense.bias")),
@@ -605,7 +548,10 @@ SPOILT: dict[str, tuple[Callable[[Path], object], str]] = {
         lambda folder: edit(folder, architectures=["BertForSequenceClassification"]),
         r"lacks classifier\.bias, classifier\.weight, pooler\.dense\.bias, pooler\.dense\.weight; it has",
     ),
-    "model type": (lambda folder: edit(folder, model_type="gpt2"), r"model_type 'gpt2'; imported are bert, big_bird"),
+    "model type": (
+        lambda folder: edit(folder, model_type="gpt2"),
+        r"model_type 'gpt2'; imported are bart, bert, big_bird",
+    ),
     "nearly": (lambda folder: edit(folder, model_type="berd"), r"Did you mean 'bert'\?"),
     "no model type": (lambda folder: edit(folder, model_type=None), r"model_type None; imported are"),
     "decoder": (lambda folder: edit(folder, is_decoder=True), r"the checkpoint has is_decoder=True"),

@@ -1,7 +1,8 @@
 """asterism import: convert a Hugging Face checkpoint to an Asterism model, longer and sparser on request.
 
-PATH is a folder with config.json and safetensors of BERT, RoBERTa, CamemBERT, XLM-RoBERTa, Longformer, BigBird or FNet.
-The output loads with AutoModel, AutoModelForMaskedLM, ... after `import asterism.models`, and with AutoTokenizer.
+PATH is a folder with config.json and safetensors of BERT, RoBERTa, CamemBERT, XLM-RoBERTa, Longformer, BigBird or FNet,
+or of an encoder-decoder: BART, Pegasus, BigBird-Pegasus, T5 or LED. The output loads with AutoModel,
+AutoModelForMaskedLM, AutoModelForSeq2SeqLM, ... after `import asterism.models`, and with AutoTokenizer.
 """
 
 from collections.abc import Sequence
@@ -29,10 +30,11 @@ def run(argv: Sequence[str]) -> None:
 
 def _describe(imported: "ImportedCheckpoint") -> str:
     before, after = imported.positions
+    made_of = "repeating the checkpoint's" if imported.has_table else "instead of the checkpoint's"
     mixers = dict.fromkeys([imported.mixers] if isinstance(imported.mixers, str) else imported.mixers)
     lines = [
         f"{imported.source} -> {imported.model}, {imported.parameters:,} parameters",
-        f"positions  {after:,}" + (f", repeating the checkpoint's {before:,}" if after > before else ""),
+        f"positions  {after:,}" + (f", {made_of} {before:,}" if after > before else ""),
         *(f"pattern    {mixer}" for mixer in mixers),
         f"tokenizer  {', '.join(imported.tokenizer) or 'none in the checkpoint'}",
         *(f"note       {note}" for note in imported.notes),
@@ -54,7 +56,7 @@ def _parser() -> Parser:
         "--length",
         type=whole_number(1),
         metavar="N",
-        help="extend the model to N tokens, by repeating its learned positions",
+        help="extend the model to N tokens (of the source), by repeating its learned positions",
     )
     parser.add_argument("--pattern", metavar="TEXT", help="replace the checkpoint's attention pattern")
     parser.add_argument(
@@ -62,7 +64,7 @@ def _parser() -> Parser:
         type=whole_number(0),
         nargs="*",
         metavar="POSITION",
-        help="positions of Longformer's global tokens (default 0; with --pattern, or given without a number: none)",
+        help="positions of global tokens of Longformer and LED (default 0; with --pattern, or without a number: none)",
     )
     parser.add_argument(
         "--allow-pickle",

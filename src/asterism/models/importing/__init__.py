@@ -1,4 +1,4 @@
-"""Hugging Face checkpoints of BERT and its kin, as Asterism models.
+"""Hugging Face checkpoints of BERT, BART, T5 and their kin, as Asterism models.
 
     from asterism.models import import_checkpoint
     import_checkpoint("bert-base-uncased", "long-bert", length=4096, pattern="bigbird(block=64)")

@@ -1,12 +1,13 @@
 """What an architecture of Hugging Face is to the import: names of its tensors and fields of its configuration.
 
-All of them are encoders in the manner of BERT: embeddings with a norm, post-norm blocks, a pooler, heads. They differ
-in what their parts are called, in how they count positions, and in who attends to whom.
+Most are encoders in the manner of BERT: embeddings with a norm, post-norm blocks, a pooler, heads. They differ in what
+their parts are called, in how they count positions, and in who attends to whom. Those with a decoder, which differ in
+more, stand in `encoder_decoder.py`.
 """
 
 import re
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -30,8 +31,17 @@ BACKBONE = {
 }
 """Modules of BERT's backbone, and ours; a star stands for the number of a layer."""
 
-HARMLESS = {"embeddings.position_ids", "embeddings.token_type_ids"}
-"""Buffers of old checkpoints that say what is known anyway."""
+HARMLESS = {
+    "embeddings.position_ids",
+    "embeddings.token_type_ids",
+    "encoder.version",
+    "decoder.version",
+    "decoder.block.0.layer.1.EncDecAttention.relative_attention_bias.weight",
+}
+"""Tensors of old checkpoints that say what is known anyway, or that no version of their class has read."""
+
+_LAYER = re.compile(r"\.(\d+)\.")
+"""The number of a layer in the name of a tensor: the first one."""
 
 _KINDS = {"gamma": "weight", "beta": "bias"}
 """What the first checkpoints of BERT call the tensors of a norm."""
@@ -59,6 +69,7 @@ class Architecture:
     fields            from its configuration, the fields of AsterismConfig beside those that all have. Raises
                       CheckpointError for what has no counterpart.
     offset            from its configuration, how many rows of the position table come before the first position
+    globals           modules of the backbone that only global tokens go through, and ours
     """
 
     class_prefix: str
@@ -68,11 +79,20 @@ class Architecture:
     heads: Mapping[str, Mapping[str, str]]
     fields: Callable[[PreTrainedConfig, str], dict[str, Any]]
     offset: Callable[[PreTrainedConfig], int] = lambda config: 0
+    globals: Mapping[str, str] = field(default_factory=dict)
+
+    def prepare(self, config: PreTrainedConfig, tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        """The tensors of a checkpoint, as the other methods want them. Raises CheckpointError."""
+        return dict(tensors)
+
+    def configuration(self, config: PreTrainedConfig, head: str, tensors: Mapping[str, torch.Tensor]) -> dict[str, Any]:
+        """The fields of AsterismConfig for such a checkpoint. Raises CheckpointError for what has no counterpart."""
+        return common_fields(config, self.offset(config)) | self.fields(config, head)
 
     def module(self, tensor: str) -> str:
         """The module that a tensor of the checkpoint belongs to, without the prefix, a star for the layer."""
         module = tensor.removeprefix(self.prefix).rpartition(".")[0]
-        return re.sub(r"^encoder\.layer\.\d+\.", "encoder.layer.*.", module)
+        return _LAYER.sub(".*.", module, count=1)
 
     def head_of(self, config: PreTrainedConfig, tensors: Iterable[str]) -> str:
         """The end of the name of the class that the checkpoint holds.
@@ -84,9 +104,12 @@ class Architecture:
         head = None if named is None else named.removeprefix(self.class_prefix)
         if named is not None and (head == named or head not in self.heads):
             known = ", ".join(self.class_prefix + head for head in self.heads)
+            advice = (
+                ". To import the backbone alone, save it with AutoModel.from_pretrained(PATH).save_pretrained(FOLDER)"
+            )
             raise CheckpointError(
-                f"{named} has no exact counterpart; of model_type {config.model_type} these are imported: {known}."
-                " To import the backbone alone, save it with AutoModel.from_pretrained(PATH).save_pretrained(FOLDER)"
+                f"{named} has no exact counterpart; of model_type {config.model_type} these are imported: {known}"
+                + (advice if "Model" in self.heads else "")
             )
         modules = {self.module(tensor) for tensor in tensors}
         if head in (None, "ForMaskedLM"):
@@ -94,7 +117,7 @@ class Architecture:
                 parts = self.heads.get(fuller, {}).keys() - _TIED
                 if parts and parts <= modules and (fuller == "ForMaskedLM" or self.pooler.keys() <= modules):
                     return fuller
-        return head or "Model"
+        return head or next(iter(self.heads))
 
     def rename(
         self, tensors: Mapping[str, torch.Tensor], head: str, *, tied: bool, unwanted: Iterable[str] = ()
@@ -115,7 +138,7 @@ class Architecture:
             if module in unused:
                 renamed.unused.append(name)
             elif module in modules:
-                number = re.search(r"encoder\.layer\.(\d+)\.", name)
+                number = _LAYER.search(name)
                 target = modules[module].replace("*", number[1]) if number else modules[module]
                 _add(renamed.tensors, f"{target}.{_KINDS.get(kind, kind)}", tensor, name)
             else:
@@ -125,10 +148,10 @@ class Architecture:
     def origin(self, ours: str, head: str) -> str:
         """The checkpoint's name of a tensor of ours, without the prefix: what `rename` undoes."""
         module, _, kind = ours.rpartition(".")
-        number = re.match(r"layers\.(\d+)\.", module)
+        number = re.search(r"\blayers\.(\d+)\.", module)
         starred = module.replace(number[0], "layers.*.", 1) if number else module
         theirs = {name: origin for origin, name in self._modules(head).items()}[starred]
-        return f"{theirs.replace('*', number[1]) if number else theirs}.{kind}"
+        return f"{theirs.replace('*', number[1] if number else '0')}.{kind}"
 
     def _modules(self, head: str) -> dict[str, str]:
         """Modules of a class, and ours. Its pooler is among them unless the head has one of its own."""
@@ -188,13 +211,12 @@ def common_fields(config: PreTrainedConfig, offset: int) -> dict[str, Any]:
     }
 
 
-def activation(config: PreTrainedConfig) -> str:
-    """Our name of the activation. Raises CheckpointError for one that is unknown here."""
-    if config.hidden_act not in _ACTIVATIONS:
-        raise CheckpointError(
-            f"hidden_act {config.hidden_act!r} is unknown here; known are {', '.join(sorted(_ACTIVATIONS))}"
-        )
-    return _ACTIVATIONS[config.hidden_act]
+def activation(config: PreTrainedConfig, field: str = "hidden_act") -> str:
+    """Our name of the activation that a field names. Raises CheckpointError for one that is unknown here."""
+    named = getattr(config, field)
+    if named not in _ACTIVATIONS:
+        raise CheckpointError(f"{field} {named!r} is unknown here; known are {', '.join(sorted(_ACTIVATIONS))}")
+    return _ACTIVATIONS[named]
 
 
 def refuse_unless(config: PreTrainedConfig, field: str, value: object, meaning: str) -> None:

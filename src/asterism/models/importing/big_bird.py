@@ -27,13 +27,14 @@ HEADS = {
 def _fields(config: PreTrainedConfig, head: str) -> dict[str, Any]:
     refuse_unless(config, "rescale_embeddings", False, "embeddings that are multiplied by sqrt(hidden_size)")
     refuse_unless(config, "use_bias", True, "attention with a bias in its output only")
-    fields = {"mixers": _mixers(config)}
+    fields: dict[str, Any] = {"mixers": mixers(config)}
     if head == "ForSequenceClassification":
         fields["pooler_act"] = activation(config)
     return fields
 
 
-def _mixers(config: PreTrainedConfig) -> str | list[str]:
+def mixers(config: PreTrainedConfig) -> str | list[str]:
+    """Who attends to whom in each layer. Raises CheckpointError for an unknown attention_type."""
     if config.attention_type == "original_full":
         return "dense()"
     if config.attention_type != "block_sparse":

@@ -17,26 +17,38 @@ from asterism.errors import CheckpointError, ConfigurationError, nearest
 from asterism.files import DAMAGED, replacing
 from asterism.models.classification import AsterismForSequenceClassification, AsterismForTokenClassification
 from asterism.models.configuration import AsterismConfig
-from asterism.models.importing.architecture import Architecture, Renamed, common_fields
+from asterism.models.importing.architecture import Architecture, Renamed
+from asterism.models.importing.bart import BART
 from asterism.models.importing.bert import BERT
 from asterism.models.importing.big_bird import BIG_BIRD
+from asterism.models.importing.bigbird_pegasus import BIGBIRD_PEGASUS
 from asterism.models.importing.fnet import FNET
-from asterism.models.importing.longformer import GLOBAL_PROJECTIONS, LONGFORMER
+from asterism.models.importing.led import LED
+from asterism.models.importing.longformer import LONGFORMER
+from asterism.models.importing.notes import notes_on
+from asterism.models.importing.pegasus import PEGASUS
 from asterism.models.importing.roberta import CAMEMBERT, ROBERTA, XLM_ROBERTA
-from asterism.models.importing.source import read_configuration, read_weights
+from asterism.models.importing.source import read_configuration, read_generation, read_weights
+from asterism.models.importing.t5 import T5
 from asterism.models.importing.tokenizer import copy_tokenizer
 from asterism.models.masked_lm import AsterismForMaskedLM, AsterismForPreTraining
 from asterism.models.modeling import AsterismModel
 from asterism.models.question_answering import AsterismForQuestionAnswering
+from asterism.models.seq2seq import AsterismForConditionalGeneration
 from asterism.patterns import Fourier, Mixer, Schedule, global_tokens
 
 ARCHITECTURES: dict[str, Architecture] = {
+    "bart": BART,
     "bert": BERT,
     "big_bird": BIG_BIRD,
+    "bigbird_pegasus": BIGBIRD_PEGASUS,
     "camembert": CAMEMBERT,
     "fnet": FNET,
+    "led": LED,
     "longformer": LONGFORMER,
+    "pegasus": PEGASUS,
     "roberta": ROBERTA,
+    "t5": T5,
     "xlm-roberta": XLM_ROBERTA,
 }
 """By `model_type` of config.json."""
@@ -48,10 +60,14 @@ CLASSES: dict[str, type[PreTrainedModel]] = {
     "ForSequenceClassification": AsterismForSequenceClassification,
     "ForTokenClassification": AsterismForTokenClassification,
     "ForQuestionAnswering": AsterismForQuestionAnswering,
+    "ForConditionalGeneration": AsterismForConditionalGeneration,
 }
 """By the end of the name of the checkpoint's class."""
 
-_EMBEDDING, _DECODER, _POSITIONS = "embed_tokens.weight", "lm_head.decoder.weight", "positions.weight"
+_EMBEDDING, _DECODER = "embed_tokens.weight", "lm_head.decoder.weight"
+_POSITIONS = ("positions.weight", "encoder.positions.weight")
+_TABLES = (*_POSITIONS, "decoder.positions.weight")
+"""Tables of learned positions: those that `length` is about, and all."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,7 +75,9 @@ class ImportedCheckpoint:
     """What was made of a checkpoint.
 
     source, model       the classes, such as "RobertaForMaskedLM" and "AsterismForMaskedLM"
-    positions           how many tokens the checkpoint reached, and how many the model reaches
+    positions           how many tokens the checkpoint reached, and how many the model reaches; of an encoder-decoder,
+                        how many of the source
+    has_table           whether positions are rows of a table, so that a longer model repeats them
     mixers              of the model's configuration
     tokenizer           files that were copied; none if the checkpoint has no tokenizer
     left_out            tensors of the checkpoint that the model has no use for
@@ -71,6 +89,7 @@ class ImportedCheckpoint:
     model: str
     parameters: int
     positions: tuple[int, int]
+    has_table: bool
     mixers: str | list[str]
     tokenizer: list[str]
     left_out: list[str]
@@ -88,15 +107,17 @@ def import_checkpoint(
 ) -> ImportedCheckpoint:
     """Write the checkpoint in the folder `path` as an Asterism model to the folder `output`.
 
-    BERT, RoBERTa (and CamemBERT, XLM-RoBERTa), Longformer, BigBird and FNet; backbone, pooler, and the heads that have
-    an exact counterpart. Dtypes stay as they are. Tokenizer files are copied along.
+    BERT, RoBERTa (and CamemBERT, XLM-RoBERTa), Longformer, BigBird and FNet: backbone, pooler, and the heads that have
+    an exact counterpart. BART, Pegasus, BigBird-Pegasus, T5 and LED: the models that generate, with their settings for
+    that. Dtypes stay as they are. Tokenizer files are copied along.
 
     length        how many tokens the model is to reach: the table of learned positions is copied one after the other,
-                  as often as needed (Beltagy 2020, section 5). By default as many as the checkpoint has.
+                  as often as needed (Beltagy 2020, section 5). By default as many as the checkpoint has. Of an
+                  encoder-decoder, how many tokens of the source.
     pattern       who attends to whom, in place of the checkpoint's rule: as `mixers` of AsterismConfig
-    globals       for Longformer: the places of its global tokens, by default the first only, or with a pattern none;
-                  they read every token and are read by all, whatever the pattern. None at all leaves the global
-                  projections out.
+    globals       for Longformer and LED: the places of their global tokens, by default the first only, or with a
+                  pattern none; they read every token and are read by all, whatever the pattern. None at all leaves the
+                  global projections out.
     allow_pickle  read weights from pytorch_model.bin where there are no safetensors; with PyTorch's restricted reader,
                   which builds tensors and runs no code
 
@@ -110,20 +131,23 @@ def import_checkpoint(
     architecture = ARCHITECTURES[source.model_type]
     weights = read_weights(path, allow_pickle=allow_pickle)
     head = architecture.head_of(source, weights)
+    weights = architecture.prepare(source, weights)
     offset = architecture.offset(source)
-    fields = common_fields(source, offset) | architecture.fields(source, head)
+    fields = architecture.configuration(source, head, weights)
     positions = fields["max_position_embeddings"]
-    _change(fields, source.model_type, length, pattern, globals)
+    _change(fields, architecture, length, pattern, globals)
     config = AsterismConfig(**fields)
-    unwanted = GLOBAL_PROJECTIONS if config.global_projections is None else ()
+    unwanted = architecture.globals if config.global_projections is None else ()
     renamed = architecture.rename(weights, head, tied=config.tie_word_embeddings, unwanted=unwanted)
     with torch.device("meta"):  # draws no random numbers
         model = CLASSES[head](config)
     pooler = _spare_pooler(model, renamed.tensors)
     if config.tie_word_embeddings:
         _tie(path, model, renamed.tensors)
-    _compare(path, model, renamed, positions + offset, lambda name: architecture.origin(name, head))
+    _compare(path, model, renamed, (positions, offset), lambda name: architecture.origin(name, head))
     _fill(model, renamed.tensors, offset)
+    if model.can_generate():
+        model.generation_config = read_generation(path, source)
     with replacing(output) as temporary:
         model.save_pretrained(temporary, state_dict=model.state_dict() | pooler)
         tokenizer = copy_tokenizer(path, temporary, source.model_type, length)
@@ -133,10 +157,11 @@ def import_checkpoint(
         model=type(model).__name__,
         parameters=sum(parameter.numel() for parameter in model.parameters()),
         positions=(positions, config.max_position_embeddings),
+        has_table=config.positions_end,
         mixers=config.mixers,
         tokenizer=tokenizer,
         left_out=renamed.unused,
-        notes=_notes(source, head, config, pattern),
+        notes=notes_on(source, architecture.class_prefix + head, config, pattern),
     )
 
 
@@ -157,15 +182,16 @@ def _read_source_config(path: Path) -> PreTrainedConfig:
 
 def _change(
     fields: dict[str, Any],
-    model_type: str,
+    architecture: Architecture,
     length: int | None,
     pattern: str | Sequence[str] | None,
     globals: Sequence[int] | None,
 ) -> None:
     """Put what the user wants instead into the fields of the model's configuration."""
-    if globals is not None and model_type != "longformer":
+    if globals is not None and not architecture.globals:
         raise ConfigurationError(
-            f"globals are for Longformer; a pattern such as longformer(globals=(0,)) makes this {model_type} sparse"
+            "globals are for Longformer and LED; a pattern such as longformer(globals=(0,)) makes a"
+            f" {architecture.class_prefix} sparse"
         )
     if length is not None:
         if length < fields["max_position_embeddings"]:
@@ -221,10 +247,13 @@ def _tie(path: Path, model: PreTrainedModel, tensors: dict[str, torch.Tensor]) -
 
 
 def _fill(model: PreTrainedModel, tensors: Mapping[str, torch.Tensor], offset: int) -> None:
-    """Give the model the tensors, its positions from row `offset` of the table, as many as it has."""
-    table = extend_positions(tensors[_POSITIONS][offset:], model.config.max_position_embeddings)
-    tensors = {**tensors, _POSITIONS: table}
-    model.load_state_dict({name: tensors[_bare(name)] for name in model.state_dict()}, assign=True)
+    """Give the model the tensors, its positions from row `offset` of each table, as many as it has."""
+    own = model.state_dict()
+    filled = {name: tensors[_bare(name)] for name in own}
+    for name, tensor in filled.items():
+        if _bare(name) in _TABLES:
+            filled[name] = extend_positions(tensor[offset:], len(own[name]))
+    model.load_state_dict(filled, assign=True)
     model.tie_weights()
 
 
@@ -239,15 +268,18 @@ def extend_positions(table: torch.Tensor, length: int) -> torch.Tensor:
 
 
 def _compare(
-    path: Path, model: PreTrainedModel, renamed: Renamed, positions: int, origin: Callable[[str], str]
+    path: Path, model: PreTrainedModel, renamed: Renamed, positions: tuple[int, int], origin: Callable[[str], str]
 ) -> None:
     """Raises CheckpointError when a tensor is missing, unknown, of no use to the class, or of another shape.
 
-    `positions` are the rows that the checkpoint's table must have; `origin` gives the checkpoint's name of a tensor.
+    `positions` are how many the checkpoint's table must have, and how many rows come before them; `origin` gives the
+    checkpoint's name of a tensor.
     """
     tensors = renamed.tensors
     shapes = {_bare(name): list(tensor.shape) for name, tensor in model.state_dict().items()}
-    shapes[_POSITIONS][0] = positions
+    for table in shapes.keys() & set(_TABLES):
+        rows = positions[0] if table in _POSITIONS else shapes[table][0]  # the others are as long as they were
+        shapes[table][0] = rows + positions[1]
     wrong = {
         "it lacks": [origin(name) for name in shapes.keys() - tensors.keys()],
         "it has, and the class does not": renamed.unknown + [origin(name) for name in tensors.keys() - shapes.keys()],
@@ -264,25 +296,3 @@ def _compare(
 
 def _some(names: Sequence[str], most: int = 4) -> str:
     return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")
-
-
-def _notes(source: PreTrainedConfig, head: str, config: AsterismConfig, pattern: object) -> list[str]:
-    notes = []
-    if source.model_type == "big_bird" and source.attention_type == "block_sparse" and pattern is None:
-        notes.append("the checkpoint does not store its random blocks: every layer draws its own, seeded by its number")
-    if source.model_type == "longformer":
-        notes.append(_note_on_globals(head, config))
-    if getattr(source, "attention_probs_dropout_prob", 0):
-        notes.append(f"no dropout inside attention (the checkpoint's class has {source.attention_probs_dropout_prob})")
-    return notes
-
-
-def _note_on_globals(head: str, config: AsterismConfig) -> str:
-    """Which tokens are global here, and which are in the checkpoint's class when its caller names none."""
-    places = ", ".join(map(str, config.global_projections or ()))
-    here = f"the tokens at {places} are global: they read everything, through projections of their own"
-    theirs = {"ForSequenceClassification": "the first one is", "ForQuestionAnswering": "all tokens of the question are"}
-    return (
-        f"{here if places else 'no token is global'}; in Longformer{head}, unless its caller names others,"
-        f" {theirs.get(head, 'none is')} (--globals names places)"
-    )

@@ -20,8 +20,8 @@ GLOBAL_PROJECTIONS = {
 """What only global tokens go through, and ours."""
 
 
-def _fields(config: PreTrainedConfig, head: str) -> dict[str, Any]:
-    roberta.check_head(config, head)
+def windows_of(config: PreTrainedConfig) -> dict[str, Any]:
+    """The window of each layer and the first token as global one. Raises CheckpointError for windows that cannot be."""
     windows = config.attention_window
     windows = [windows] * config.num_hidden_layers if isinstance(windows, int) else windows
     if len(windows) != config.num_hidden_layers or any(window < 2 or window % 2 for window in windows):
@@ -32,6 +32,11 @@ def _fields(config: PreTrainedConfig, head: str) -> dict[str, Any]:
     return {"mixers": [f"longformer(window={window}, globals=(0,))" for window in windows], "global_projections": [0]}
 
 
+def _fields(config: PreTrainedConfig, head: str) -> dict[str, Any]:
+    roberta.check_head(config, head)
+    return windows_of(config)
+
+
 LONGFORMER = Architecture(
     class_prefix="Longformer",
     prefix="longformer.",
@@ -40,4 +45,5 @@ LONGFORMER = Architecture(
     heads=roberta.HEADS,
     fields=_fields,
     offset=roberta.offset,
+    globals=GLOBAL_PROJECTIONS,
 )

@@ -9,9 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from transformers import GenerationConfig, PreTrainedConfig
 
 from asterism.errors import CheckpointError
-from asterism.files import read_json, read_tensors
+from asterism.files import DAMAGED, read_json, read_tensors
 
 Tensors = dict[str, torch.Tensor]
 
@@ -29,6 +30,22 @@ def read_configuration(folder: Path) -> dict[str, Any]:
     if not isinstance(document, dict):
         raise CheckpointError(f"{folder / 'config.json'} is damaged: it must hold one JSON object")
     return document
+
+
+def read_generation(folder: Path, config: PreTrainedConfig) -> GenerationConfig:
+    """How the checkpoint generates: its generation_config.json or, without one, what its configuration says.
+
+    Raises CheckpointError.
+    """
+    path = folder / "generation_config.json"
+    try:
+        if path.exists():
+            return GenerationConfig.from_dict(read_json(path))
+        # The class of the configuration keeps only defaults of its own; the file may say how many beams to use.
+        said = config.to_dict() | read_configuration(folder)
+        return GenerationConfig.from_dict(GenerationConfig.from_model_config(said).to_dict())
+    except DAMAGED as error:
+        raise CheckpointError(f"{path} is damaged: {' '.join(str(error).split())}") from error
 
 
 def read_weights(folder: Path, *, allow_pickle: bool) -> Tensors:
