@@ -267,6 +267,8 @@ def test_batches_are_pairs_of_the_training_split(prose, objective):
         assert (batch["attention_mask"] == 1).all() and (batch["labels"] >= 0).all()
         starts = {tokenizer.convert_ids_to_tokens(int(token)) for token in batch["labels"][:, 0]}
         assert starts == {"<extra_id_0>"}
+        places = [one["input_ids"] >= tokenizer.convert_tokens_to_ids("<extra_id_0>") for one in (batch, other)]
+        assert not (places[0] == places[1]).all(1).any()  # each step leaves out other places, of each row
 
 
 @pytest.mark.parametrize("objective", ["span_corruption", "gap_sentences", "prefix_lm"])

@@ -30,7 +30,7 @@ from asterism.training.run import prediction
 from asterism.training.run.arithmetic import loss_of
 from asterism.training.run.loop import quiet_transformers
 from asterism.training.tasks import TASKS, text_scores
-from asterism.training.tasks.texts import Generation, Translation
+from asterism.training.tasks.texts import Generation, Summarization, Translation
 
 pytestmark = pytest.mark.model
 for package in ("rouge_score", "sacrebleu"):  # the extra `seq2seq`
@@ -426,6 +426,8 @@ def test_lines_come_out_with_a_column_behind(finished, tmp_path):
     )
     wanted = (tmp_path / "x.en").read_text().splitlines()
     assert report.scores == text_scores.bleu_and_chrf(said, wanted)
+    found = evaluate(folder, data=pair)
+    assert found.scores == report.scores and found.corpus == pair and not found.is_training_corpus
     with pytest.raises(DataError, match=r"x\.de must be a file of one of the kinds \.jsonl, \.csv, \.txt"):
         predict_file(folder, tmp_path / "x.de", output=tmp_path / "no", progress=False)
 
@@ -455,12 +457,15 @@ def test_scores_are_of_all_rows_also_when_some_were_there(finished, tmp_path, mo
 
 
 def test_white_space_in_what_is_said_stays_in_its_line(finished, tmp_path, monkeypatch):
-    folder, _ = finished["generate"]
-    monkeypatch.setattr(Generation, "predict", lambda *_: {"output": "one\n two\tthree"})
-    pair = write_pair(tmp_path, ["four"], ["one two three"])
+    """What is scored is what is written: of two lines a summary's score would be another."""
+    folder, _ = finished["summarize"]
+    said, wanted = "w3 w4\n\tw1 w2", "w1 w2 w3 w4 w5"
+    monkeypatch.setattr(Summarization, "predict", lambda *_: {"summary": said})
+    pair = write_pair(tmp_path, ["four"], [wanted])
     report = predict_file(folder, pair, output=tmp_path / "out", score=True, progress=False)
-    assert (tmp_path / "out").read_text() == "four\tone two three\tone two three\n"
-    assert report.scores["exact_match"] == 1.0
+    flat = " ".join(said.split())
+    assert (tmp_path / "out").read_text() == f"four\t{wanted}\t{flat}\n"
+    assert report.scores == text_scores.rouge([flat], [wanted]) != text_scores.rouge([said], [wanted])
 
 
 # --- what is refused ------------------------------------------------------------------------------------------------
