@@ -65,6 +65,7 @@ KINDS: dict[str, tuple[str, dict[str, Any]]] = {
     ),
 }
 SPARSE = {"attention_type": "block_sparse", "block_size": 4, "num_random_blocks": 2}
+LAST = ("lm_head.weight", "final_logits_bias")
 BOTH_SIDES = ("t5", "t5 v1.1")
 """Where Hugging Face keeps its promise of padding on the left, too: elsewhere its positions count columns."""
 
@@ -356,6 +357,25 @@ def test_an_embedding_may_have_any_of_its_names(names, tmp_path):
     assert torch.equal(ours.model.decoder.embed_tokens.weight, kept)
 
 
+@pytest.mark.parametrize("name", ["bart", "t5", "led"])
+def test_a_tied_backbone_is_read_as_the_class_that_generates(name, tmp_path):
+    """facebook/bart-base names BartModel, and AutoModelForSeq2SeqLM reads it."""
+    kind = KINDS[name][0]
+    whole, batch = original(name), pairs(name, "none")
+    with undone():
+        backbone = getattr(transformers, f"{kind}Model")(whole.config).double()
+    prefix = ARCHITECTURES[name].prefix
+    backbone.load_state_dict(
+        {key.removeprefix(prefix): tensor for key, tensor in whole.state_dict().items() if key not in LAST}
+    )
+    backbone.save_pretrained(tmp_path / "source")
+    assert import_checkpoint(tmp_path / "source", tmp_path / "output").model == "AsterismForConditionalGeneration"
+    theirs = AutoModelForSeq2SeqLM.from_pretrained(tmp_path / "source").eval()
+    ours = AutoModelForSeq2SeqLM.from_pretrained(tmp_path / "output").eval()
+    with torch.no_grad():
+        assert (ours(**ours_of(batch)).logits - theirs(**batch).logits).abs().max() < 1e-10
+
+
 def test_stacks_with_embeddings_of_their_own(imported):
     theirs = original("bart", tie_word_embeddings=False)
     batch, ours = pairs("bart", "right"), imported(theirs)
@@ -376,7 +396,7 @@ TABLE = "model.encoder.embed_positions.weight"
 SPOILT: dict[str, tuple[str, Callable[[Path], object], str]] = {
     "backbone": (
         "bart",
-        lambda folder: edit(folder, architectures=["BartModel"]),
+        lambda folder: edit(folder, architectures=["BartModel"], tie_word_embeddings=False),
         r"BartModel has no exact counterpart; of model_type bart these are imported: BartForConditionalGeneration$",
     ),
     "classifier": (
@@ -419,6 +439,7 @@ SPOILT: dict[str, tuple[str, Callable[[Path], object], str]] = {
         ),
         r"says that the embeddings are tied, but lm_head\.weight differs from decoder\.embed_tokens\.weight; write",
     ),
+    "no last layer": ("bart", lambda folder: edit(folder, tie_word_embeddings=False), r"lacks lm_head\.weight$"),
     "heads": (
         "bart",
         lambda folder: edit(folder, decoder_attention_heads=2),

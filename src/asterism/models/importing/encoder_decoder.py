@@ -5,7 +5,7 @@ The tensors decide which embeddings are one: those of both stacks and the last l
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
@@ -29,6 +29,13 @@ _TABLES = ("encoder.embed_positions.weight", "decoder.embed_positions.weight")
 class EncoderDecoder(Architecture):
     """One kind of checkpoint with a decoder; `fields` gives all fields of its configuration that no tensor decides."""
 
+    def head_of(self, config: PreTrainedConfig, tensors: Iterable[str]) -> str:
+        """As of every architecture; but a tied backbone, as BART was published, is all of a model that generates."""
+        backbone = f"{self.class_prefix}Model"
+        if config.tie_word_embeddings and config.architectures and config.architectures[0] == backbone:
+            return HEAD
+        return super().head_of(config, tensors)
+
     def prepare(self, config: PreTrainedConfig, tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         """Names without prefix, and every embedding under each of its names; no table of sines, no bias of zeros."""
         found = {name.removeprefix(self.prefix): tensor for name, tensor in tensors.items()}
@@ -37,7 +44,8 @@ class EncoderDecoder(Architecture):
             shared = next((found[name] for name in (_ENCODER, _DECODER) if name in found), None)
         if shared is not None:
             found = {_ENCODER: shared, _DECODER: shared} | found
-            found.setdefault(_LAST, found[_DECODER])
+            if config.tie_word_embeddings:
+                found.setdefault(_LAST, found[_DECODER])
         bias = found.pop(_BIAS, None)
         if bias is not None and bias.any():
             found[f"{_BIAS}.bias"] = bias.flatten()
