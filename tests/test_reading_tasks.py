@@ -14,6 +14,7 @@ from asterism.errors import CheckpointError, ConfigurationError, DataError
 from asterism.training import FineTuneConfig, evaluate, open_run, predict, predict_file, train
 from asterism.training.readers.reader import windows_of
 from asterism.training.run import prediction
+from asterism.training.run.integrity import seal
 from asterism.training.run.loop import quiet_transformers
 from asterism.training.tasks.answering import read_questions
 from asterism.training.tasks.spans import Answering
@@ -265,6 +266,27 @@ def test_the_record_says_by_which_reader(runs, task, capsys):
         assert main(["evaluate", str(runs[task]), *words, "--json"]) == 0
         told = json.loads(capsys.readouterr().out)
         assert (told["reader"], told["length"]) == expected and 0 <= told["scores"][told["metric"]] <= 1
+
+
+@pytest.mark.parametrize(("task", "stride"), (("qa", 4), ("qa", None), ("classify", None)))
+def test_a_run_made_before_there_were_readers_is_asked_and_reported_as_it_was(settings, task, stride, tmp_path):
+    """Its record has a `stride`, of answering, and no reader, nor what came with texts that are written."""
+    reader = "cut()" if stride is None else f"windows(stride={stride})"
+    made = settings(task, reader=reader, length=20, epochs=0.5)
+    report_then = train(made, tmp_path / "run", progress=False)
+    scores = evaluate(tmp_path / "run")
+    path = tmp_path / "run" / "run.json"
+    record = json.loads(path.read_text())
+    later = ("reader", "target_length", "num_beams", "length_penalty", "no_repeat_ngram_size", "source_prefix")
+    for name in (*later, "label_smoothing"):
+        del record["config"][name]
+    del record["decided"]["reader"]
+    record["config"]["stride"] = stride
+    if task == "qa":
+        record["decided"]["stride"] = stride
+    path.write_text(json.dumps(seal(record)))
+    assert evaluate(tmp_path / "run") == scores
+    assert train(made, tmp_path / "run", resume=True, progress=False) == report_then
 
 
 def test_a_run_is_asked_by_its_own_reader_unless_another_is_given(runs, capsys, tmp_path):

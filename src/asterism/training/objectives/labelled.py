@@ -18,7 +18,7 @@ from asterism.errors import ConfigurationError
 from asterism.training.data.examples import Examples, identity, read_examples
 from asterism.training.data.records import Record
 from asterism.training.objectives.objective import Evaluation, Metric, Objective, Outcome, Question, Report
-from asterism.training.readers.text import parse_reader
+from asterism.training.readers.text import parse_reader, with_reader
 from asterism.training.run.configuration import FineTuneConfig
 from asterism.training.run.folder import model_folder
 from asterism.training.run.setup import Setup
@@ -126,7 +126,7 @@ class Labelled(Objective[Examples]):
     @classmethod
     def restore(cls, config: FineTuneConfig, folder: Path, decided: Mapping[str, Any]) -> "Labelled":
         """The task stands in run.json, the tokenizer in the model folder."""
-        return cls(config, TASKS.load(config.task).from_record(decided), load_tokenizer(folder)[0])
+        return cls(config, TASKS.load(config.task).from_record(with_reader(decided)), load_tokenizer(folder)[0])
 
     def decided(self) -> dict[str, Any]:
         """The task: what it learned of its training examples, such as the labels, and how many tokens are read."""

@@ -4,7 +4,9 @@ One call of the vocabulary. Its arguments are numbers and bare words; nothing is
 """
 
 import ast
+from collections.abc import Mapping
 from functools import lru_cache
+from typing import Any
 
 from asterism.calls import call, expression, quoted
 from asterism.errors import ConfigurationError, nearest, shown
@@ -36,6 +38,18 @@ def parse_reader(text: str) -> Reader:
             raise ConfigurationError(f"reader: {name} is a reader's name and needs its parentheses: write {name}()")
         case _:
             raise _refused(text)
+
+
+def with_reader(record: Mapping[str, Any]) -> dict[str, Any]:
+    """What run.json says of a run, also of one that was made before there were readers.
+
+    Then a `stride` was what windows had in common, and without one a document was cut.
+    """
+    if "reader" in record:
+        return dict(record)
+    stride = record.get("stride")
+    rest = {name: value for name, value in record.items() if name != "stride"}
+    return {**rest, "reader": "cut()" if stride is None else f"windows(stride={stride})"}
 
 
 _Error = ConfigurationError

@@ -14,7 +14,7 @@ from typing import Any, ClassVar, Literal, get_args
 from asterism.errors import ConfigurationError, nearest
 from asterism.shape import ModelConfig, Pooling
 from asterism.training.objectives import OBJECTIVES
-from asterism.training.readers.text import MEANING, parse_reader
+from asterism.training.readers.text import MEANING, parse_reader, with_reader
 from asterism.training.registry import Registry
 from asterism.training.tasks import TASKS
 
@@ -271,6 +271,8 @@ def config_from_dict(kind: str, values: Mapping[str, Any]) -> AnyConfig:
     if kind not in KINDS:
         raise ConfigurationError(f"run configuration: there is no kind {kind!r}.{nearest(kind, KINDS)}")
     made = KINDS[kind]
+    if made is FineTuneConfig:
+        values = with_reader(values)
     _check_names("run configuration", values, made)
     if "model" in values and made is RunConfig:
         _check_names("model configuration", values["model"], ModelConfig)
