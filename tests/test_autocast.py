@@ -104,16 +104,7 @@ def test_autocast_computes_the_same_to_bfloat16(name: str) -> None:
         assert (found - gradient).norm() < 0.1 * gradient.norm() + 1e-3, key
 
 
-KNOWN = pytest.mark.xfail(
-    strict=False,
-    reason="a defect: relative positions with adaptive spans, under autocast, with a cache, now and then give NaN from"
-    " memory that nobody wrote; not found yet",
-)
-
-
-@pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=KNOWN) if name == "by distance" else name for name in CAUSAL]
-)
+@pytest.mark.parametrize("name", CAUSAL)
 def test_generation_under_autocast(name: str) -> None:
     """With a cache as without."""
     model, tokens = build(name).eval(), random_tokens(2, 9)

@@ -390,6 +390,30 @@ def test_terms_against_the_definition(names, dtype):
         assert torch.equal(decode_slots(*made.tensors, made.allowed, **options), out)
 
 
+@pytest.mark.parametrize("names", TERMS)
+@pytest.mark.parametrize("implementation", ("eager", "cpu") if has_compiler() else ("eager",))
+def test_terms_under_autocast_are_those_without(names, implementation):
+    """Autocast rounds q, k and v; what is added to scores stays wide, or C++ would read beyond the end of it."""
+    case = Slots(slots=83, queries=2, heads_of_mask=4, rows_of_mask=2, width=9, dtype=torch.bfloat16)
+    made, terms, places = given(case), terms_of(case, names, torch.float32), places_of(case)
+    options = {"terms": terms, "positions": places, "implementation": implementation, "return_lse": True}
+    plain = decode_slots(*made.tensors, made.allowed, **options)
+    with torch.autocast("cpu", torch.bfloat16):
+        found = decode_slots(*(x.float() for x in made.tensors), made.allowed, **options)
+    for x, y in zip(found, plain, strict=True):
+        assert torch.equal(x, y)
+
+
+@needs_compiler
+@pytest.mark.parametrize("which", range(3))
+def test_the_operator_refuses_narrow_terms(which):
+    made = given(Slots(heads_of_mask=4), poisoned=False)
+    terms = [None, None, None]
+    terms[which] = torch.zeros(4 if which == 2 else (1, 4, 1, 37), dtype=torch.bfloat16)
+    with pytest.raises(KernelError, match="torch.float32, got torch.bfloat16"):
+        torch.ops.asterism.cpu_decode(*made.tensors, made.allowed, terms, 0.3, 0.0, False)
+
+
 def test_gradients_of_terms():
     case = Slots(slots=9, queries=2, batch=1, heads=2, kv_heads=1, width=3, value_width=2, dtype=torch.float64)
     made, places = given(case, poisoned=False), places_of(case)

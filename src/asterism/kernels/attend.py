@@ -14,6 +14,7 @@ from torch import Tensor
 
 from asterism.errors import KernelError, PatternError
 from asterism.kernels.checks import (
+    as_they_are,
     autocast,
     check_allowed,
     check_offset,
@@ -236,10 +237,12 @@ def _decoded(operands: Operands, implementation: str, terms: Terms | None, posit
     assert o.allowed is not None, "what decides in a cache"
     if is_transformed():  # vmap counts its own axis among the rows
         operands = replace(o, allowed=o.allowed.expand(o.q.shape[0], -1, -1, -1))
-    if terms is not None:
+    if terms is None:
+        return choose_for_cache(operands, implementation).run(operands)
+    with as_they_are(o.q):  # what is added to scores is float32 or wider
         slots, allowed = of_slots(terms, o.q, o.k, o.allowed, positions)
         operands = replace(o, allowed=allowed, slots=slots)
-    return choose_for_cache(operands, implementation).run(operands)
+        return choose_for_cache(operands, implementation).run(operands)
 
 
 def _text(pattern: object) -> str:

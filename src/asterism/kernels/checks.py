@@ -1,6 +1,7 @@
 """What attention is asked of its tensors, before any kernel sees them."""
 
 import operator
+from contextlib import AbstractContextManager, nullcontext
 from typing import NamedTuple
 
 import torch
@@ -22,6 +23,14 @@ def autocast(*operands: Tensor) -> tuple[Tensor, ...]:
         return operands
     dtype = torch.get_autocast_dtype(kind)
     return tuple(x.to(dtype) if x.is_floating_point() and x.dtype != torch.float64 else x for x in operands)
+
+
+def as_they_are(x: Tensor) -> AbstractContextManager[object]:
+    """No casts where x lies: autocast goes on inside an operator, and would round what a kernel needs wide."""
+    kind = x.device.type
+    if not (torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind)):
+        return nullcontext()
+    return torch.autocast(kind, enabled=False)
 
 
 def check_types(**operands: object) -> None:

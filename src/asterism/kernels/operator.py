@@ -6,7 +6,6 @@ torch.library, so that `torch.compile(fullgraph=True)`, autograd and `opcheck` k
 
 import math
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from typing import Any, NoReturn
 
@@ -16,6 +15,7 @@ from torch import Tensor
 from asterism.compiler import Plan
 from asterism.compiler.cost import Setting
 from asterism.errors import KernelError
+from asterism.kernels.checks import as_they_are
 from asterism.kernels.operands import Attended, Operands, as_heads
 from asterism.kernels.transforms import is_transformed, over_batches, refuse_second_derivatives, refuse_tangents
 
@@ -106,7 +106,7 @@ def operator(name: str, forward: Forward, backward: Backward) -> Operator:
     def run(*arguments: Any) -> tuple[Tensor, Tensor, Tensor]:
         asked = _operands(arguments)
         operands = _for_kernel(asked)
-        with _as_they_are(operands.q):
+        with as_they_are(operands.q):
             attended = forward(operands)
             if asked.sinks is not None:
                 attended = attended.with_sinks(asked.sinks)
@@ -122,7 +122,7 @@ def operator(name: str, forward: Forward, backward: Backward) -> Operator:
         out, residual, lse, grad_out, grad_lse = given
         attended = Rounded(out, lse, residual)
         found: list[Tensor | None] = [None] * len(_DIFFERENTIABLE)
-        with _as_they_are(out):
+        with as_they_are(out):
             if any(wanted[:-1]):
                 gradients = backward(operands, attended, grad_out, grad_lse, wanted[:-1])
                 found[: len(gradients)] = gradients
@@ -245,14 +245,6 @@ def _has_rows_apart(arguments: Sequence[Any]) -> bool:
 
 def _save_nothing(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor, Tensor]) -> None:
     """For a gradient that is always refused."""
-
-
-def _as_they_are(x: Tensor) -> AbstractContextManager[object]:
-    """No casts: autocast goes on inside an operator, and would round the wide sums of a kernel in PyTorch."""
-    kind = x.device.type
-    if not (torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind)):
-        return nullcontext()
-    return torch.autocast(kind, enabled=False)
 
 
 def _like_rows(x: Tensor, rows: torch.Size) -> Tensor:

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from asterism.compiler import Plan
 from asterism.compiler.cost import Setting
+from asterism.errors import KernelError
 from asterism.kernels.cpu.build import is_available, library
 from asterism.kernels.cpu.interface import check
 from asterism.kernels.operands import Attended, Operands
@@ -52,6 +53,12 @@ def _decode(
     `terms`: what is added to q . k and to the scores, float32 [B or 1, H or 1, M, L], and the sinks, float32 [H].
     """
     before, bias, sinks = terms
+    for name, x, dtype in (
+        ("keys", k, q.dtype), ("values", v, q.dtype), ("allowed", allowed, torch.bool),
+        ("products", before, torch.float32), ("a bias", bias, torch.float32), ("sinks", sinks, torch.float32),
+    ):  # fmt: skip
+        if x is not None and x.dtype != dtype:  # C++ would read beyond the end of a narrower one
+            raise KernelError(f"cpu_decode takes {name} in {dtype}, got {x.dtype}")
     sinks = None if sinks is None else sinks.contiguous()
     (batch, heads, n_queries, dim), (_, kv_heads, n_slots, value_dim) = q.shape, v.shape
     results = [q.new_empty((batch, heads, n_queries, value_dim))]
