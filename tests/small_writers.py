@@ -30,6 +30,7 @@ def digit_tokenizer(*, starts: bool = True, without: Iterable[str] = ()) -> PreT
     if "eos_token" in names:
         tokenizer.post_processor = processors.TemplateProcessing(
             single="<s> $A </s>" if starts else "$A </s>",
+            pair="<s> $A </s> $B </s>" if starts else "$A </s> $B </s>",
             special_tokens=[(token, vocabulary[token]) for token in ("<s>", "</s>")],
         )
     inputs = ["input_ids", "attention_mask"]

@@ -76,17 +76,19 @@ def encode(
     prefix: str = "",
     most: int | None = None,
 ) -> Iterator[Encoded]:
-    """Each document, as text or in words, behind its question if there are `questions`, a text also behind a `prefix`.
+    """Each document, as text or in words, behind its question if there are `questions`.
 
-    Without questions, what is beyond a row of `most` tokens may be left out.
+    A `prefix` stands before a text, or before its question. Without questions, what is beyond a row of `most` tokens
+    may be left out.
     """
+    before = prefix if questions is None else ""
     for at in range(0, len(documents), ENCODED_TOGETHER):
         some = [
-            f"{prefix}{one}" if isinstance(one, str) else list(one) for one in documents[at : at + ENCODED_TOGETHER]
+            f"{before}{one}" if isinstance(one, str) else list(one) for one in documents[at : at + ENCODED_TOGETHER]
         ]
         asked = None if questions is None else list(questions[at : at + ENCODED_TOGETHER])
         rows = tokenizer(
-            *([some] if asked is None else [asked, some]),
+            *([some] if asked is None else [[f"{prefix}{one}" for one in asked], some]),
             is_split_into_words=not isinstance(some[0], str),
             truncation=asked is None and most is not None,
             max_length=most if asked is None else None,
@@ -99,9 +101,9 @@ def encode(
             yield _encoded(
                 row,
                 {name: np.array(inputs[name], dtype=np.int32) for name in names},
-                text[len(prefix) :],
+                text[len(before) :],
                 None if asked is None else asked[number],
-                len(prefix) if text else 0,
+                len(before) if text else 0,
             )
 
 

@@ -11,7 +11,7 @@ The answers of a `Labelling` task are read from logits; those of a `Writing` tas
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import MISSING, asdict, dataclass, fields
 from pathlib import Path
 from typing import Any, ClassVar, Generic, Self, TypeVar
 
@@ -120,9 +120,12 @@ class Task(ABC, Generic[Example]):
 
     @classmethod
     def from_record(cls, record: Mapping[str, Any]) -> Self:
-        """The inverse of `record`. Raises TypeError for one that is not that of this task."""
+        """The inverse of `record`. Raises TypeError for one that is not that of this task.
+
+        One of an earlier version may lack what that version did not leave open.
+        """
         names = {field.name for field in fields(cls)}
-        if record.keys() != names:
+        if not {field.name for field in fields(cls) if field.default is MISSING} <= record.keys() <= names:
             raise TypeError(f"its fields must be {', '.join(sorted(names))}, there are {', '.join(sorted(record))}")
         values: dict[str, Any] = {
             name: tuple(value) if isinstance(value, list) else value for name, value in record.items()

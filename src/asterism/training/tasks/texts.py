@@ -64,7 +64,7 @@ class Summarization(Writing):
         """The summaries of the parts, one after the other, as a document; its first part, if that would not end."""
         if not self.reading.reads_again or len(features) == 1:
             return []
-        joined = Pair(example.record, "\n".join(filter(None, said)), None)
+        joined = replace(example, source="\n".join(filter(None, said)), target=None)
         (encoded,) = self.encoded([joined], tokenizer)
         if not encoded.tokens:  # the model had nothing to say
             return []
@@ -87,6 +87,7 @@ class Translation(Writing):
     names: ClassVar[tuple[str, str]] = ("source", "target")
     metric: ClassVar[str] = "bleu"
     readers: ClassVar[tuple[str, ...]] = ("whole", "cut")
+    question: ClassVar[str | None] = None
 
     @classmethod
     def require_scorer(cls) -> None:

@@ -1,7 +1,8 @@
 """Writing: the answer to a text is another text, which an encoder-decoder generates; summaries, translations, anything.
 
-Files: JSONL or CSV with two fields, such as `document` and `summary`; or lines of text, the sources in one file and the
-targets in another, as many of one as of the other. A source longer than a row is cut off, or as the reader does.
+Files: JSONL or CSV with two fields, such as `document` and `summary`, and perhaps a `question`, which says what of the
+source is wanted and stands before it in every row; or lines of text, the sources in one file and the targets in
+another, as many of one as of the other. A source longer than a row is cut off, or as the reader does.
 
 A model is taught the target's tokens up to the one that ends it, and asked by greedy search or by beams: the same
 answer on every run.
@@ -42,11 +43,12 @@ EXCERPT = 600
 
 @dataclass(frozen=True)
 class Pair:
-    """A text, and the one that is wanted for it; None if that is not known."""
+    """A text, and the one that is wanted for it, None if that is not known; `question` says what of it, if anything."""
 
     record: Record
     source: str
     target: str | None
+    question: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,7 +60,8 @@ class Writing(Task[Pair]):
     num_beams             how many answers are followed at once; 1 takes the likeliest token each time
     length_penalty        beams are compared by log probability / tokens ** length_penalty
     no_repeat_ngram_size  no so many tokens come twice in one order; 0 allows it
-    source_prefix         what is put before each source, such as "summarize: "
+    source_prefix         what is put before each source, or its question, such as "summarize: "
+    asks                  whether each source has a question; those of other data are not read if not
     """
 
     architecture: ClassVar[str] = "AutoModelForSeq2SeqLM"
@@ -67,6 +70,8 @@ class Writing(Task[Pair]):
     readers: ClassVar[tuple[str, ...]] = ("whole", "cut", "selected")
     names: ClassVar[tuple[str, str]]
     """The fields of source and target."""
+    question: ClassVar[str | None] = "question"
+    """The field of what is asked about a source, for tasks where something may be asked."""
 
     target_length: int
     cuts_targets: bool
@@ -74,6 +79,7 @@ class Writing(Task[Pair]):
     length_penalty: float = 1.0
     no_repeat_ngram_size: int = 0
     source_prefix: str = ""
+    asks: bool = False
 
     @classmethod
     def format(cls, path: str | Path, asked: str | None = None) -> Format:
@@ -84,7 +90,8 @@ class Writing(Task[Pair]):
     @classmethod
     def read(cls, path: Path) -> list[Pair]:
         """The pairs of a file, or of two with lines of text. Raises DataError, in particular for an empty target."""
-        return [_pair(record, cls.names, labelled=True) for record in read_all(cls.format(path), path)]
+        records = read_all(cls.format(path), path)
+        return [cls._pair(record, labelled=True, asked=cls.question in record.fields) for record in records]
 
     @classmethod
     def choices(
@@ -105,16 +112,22 @@ class Writing(Task[Pair]):
 
     @classmethod
     def of(cls, examples: Sequence[Pair], *, length: int, known: Sequence[str] = (), **choices: Any) -> Self:
-        """What the settings say; nothing is learned of the examples, and no labels are `known`."""
-        return cls(length=length, **choices)
+        """What the settings say, and whether something is asked about any of the sources; no labels are `known`."""
+        return cls(length=length, asks=any(one.question is not None for one in examples), **choices)
 
     @property
     def answer(self) -> str:
         return self.names[1]
 
     def example(self, record: Record, *, labelled: bool) -> Pair:
-        """The source, and if `labelled` the target."""
-        return _pair(record, self.names, labelled=labelled)
+        """The source, its question if there are any, and if `labelled` the target."""
+        return self._pair(record, labelled=labelled, asked=self.asks)
+
+    @classmethod
+    def _pair(cls, record: Record, *, labelled: bool, asked: bool) -> Pair:
+        source, target = cls.names
+        question = record.text(cls.question) if asked and cls.question else None
+        return Pair(record, record.text(source), record.text(target) if labelled else None, question)
 
     def gold(self, example: Pair) -> Any:
         """The target."""
@@ -135,9 +148,12 @@ class Writing(Task[Pair]):
     # --- what the model reads ---------------------------------------------------------------------------------------
 
     def encoded(self, examples: Sequence[Pair], tokenizer: PreTrainedTokenizerFast) -> Iterator[Encoded]:
-        """The source of each, behind the prefix."""
+        """The source of each, behind its question if there are any. Raises DataError for a question that is missing."""
         most = self.length if self.reading.cuts else None
-        return encode([one.source for one in examples], tokenizer, prefix=self.source_prefix, most=most)
+        sources, questions = [one.source for one in examples], None
+        if self.asks:
+            questions = [one.record.text("question") if one.question is None else one.question for one in examples]
+        return encode(sources, tokenizer, questions=questions, prefix=self.source_prefix, most=most)
 
     def feature(self, example: Pair, encoded: Encoded, row: Row) -> Feature:
         """A row of the source; its target is seen to by `features`."""
@@ -259,11 +275,6 @@ def _quoted(text: str) -> list[str]:
     rest = len(text) - EXCERPT
     text = f"{text[:EXCERPT]} ... ({rest:,} more characters)" if rest > 0 else text
     return [f"> {line}".rstrip() for line in text.split("\n")]
-
-
-def _pair(record: Record, names: tuple[str, str], *, labelled: bool) -> Pair:
-    source, target = names
-    return Pair(record, record.text(source), record.text(target) if labelled else None)
 
 
 def _start(model: PreTrainedConfig) -> int | None:
