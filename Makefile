@@ -48,7 +48,7 @@ bench: $(STAMP)  ## Measure all implementations and the peers installed, into be
 long-range: $(STAMP)  ## Tasks that need length, read whole and cut to 512 tokens, into benchmarks/results (50 minutes)
 	$(BIN)/python benchmarks/long_range.py runs/long-range benchmarks/results/long-range.json
 
-readers: $(STAMP)  ## The same tasks by each reader, one after the other, into benchmarks/results (70 minutes)
+readers: $(STAMP)  ## The same tasks by each reader, one after the other, into benchmarks/results (an hour)
 	$(BIN)/python benchmarks/readers.py runs/readers benchmarks/results/readers.json
 
 gpu-check:  ## With a Python that has a GPU (PYTHON=...): its tests and figures, into benchmarks/results

@@ -4,14 +4,15 @@
     python benchmarks/readers.py --report benchmarks/results/readers.json
 
 Writes the two made-up tasks (`asterism.training.tasks.long_range` says what they are), pretrains bigbird-tiny on their
-text, fine-tunes it for each task with each reader for equally long, asks it about documents it has not seen, and prints
-one table. What is finished in the folder is not done again, and what was stopped goes on. About 70 minutes on two CPU
-cores with the settings given; the second line prints the table of what is there, in Markdown.
+text, fine-tunes it for each task with each reader for as many steps as take equally long, asks it about documents it
+has not seen, and prints one table. What is finished in the folder is not done again, and what was stopped goes on.
+About an hour on one CPU core (`OMP_NUM_THREADS=1`); the second line prints the table of what is there, in Markdown.
 
 Columns: the score; tokens that the model read per document asked, special tokens and questions included, padding not;
-seconds per document asked, alone in a process with batches of one; the most memory of that process and of the training
-process, everything included. Beside the model stand guessing, and what needs no model: for labels the nearest mean of
-TF-IDF vectors, for questions the last word of the sentence that BM25 ranks best.
+seconds of the processor per document asked, alone in a process with batches of one; the most memory of that process and
+of the training process, everything included; steps of training and minutes of the processor that they took. Beside the
+model stand guessing, and what needs no model: for labels the nearest mean of TF-IDF vectors, for questions the last
+word of the sentence that BM25 ranks best.
 """
 
 import argparse
@@ -44,6 +45,8 @@ READERS = {
     "iterated": "iterated(length=512, k=4, stride=16)",
 }
 """The first is the sparse model's own road: all that decides stands in the first 4,096 of some 4,400 tokens."""
+SHORT_STEPS = 5.4
+"""How many steps of four rows of 512 tokens take as long as one of 4,096, on a core alone: results/long-range.json."""
 FIELDS = {"classify": ("text", "label"), "qa": ("context", "question", "answers")}
 
 
@@ -65,7 +68,7 @@ def _all(arguments: argparse.Namespace) -> dict[str, Any]:
         if not (data := folder / f"data-{seed}").exists():
             write_long_range(data, seed=seed, sizes=Sizes(train=arguments.examples, test=arguments.asked))
         _child("pretrain", "", "", seed)
-    settings = ("pretraining_minutes", "minutes", "examples", "asked", "seeds")
+    settings = ("pretraining_steps", "steps", "examples", "asked", "seeds")
     record: dict[str, Any] = {
         "machine": describe("cpu"),
         "settings": {name: getattr(arguments, name) for name in settings},
@@ -97,25 +100,27 @@ def _stage(stage: str, task: str, name: str, seed: str, arguments: argparse.Name
     folder, data = arguments.folder, arguments.folder / f"data-{seed}"
     pretrained = folder / f"pretrained-{seed}"
     if stage == "pretrain":
-        config = pretraining(data / "text", arguments.pretraining_minutes, int(seed))
+        config = replace(pretraining(data / "text", 1, int(seed)), minutes=None, steps=arguments.pretraining_steps)
         train(config, pretrained, resume=(pretrained / "run.json").exists())
         return
     run = folder / f"{task}-{name}-{seed}"
     if stage == "train":
-        config = fine_tuning(task, pretrained, data, 1, arguments.minutes, int(seed))
-        _train(replace(config, length=None, reader=READERS[name]), run)
+        steps = round(arguments.steps / SHORT_STEPS) if name == "sparse" else arguments.steps
+        config = fine_tuning(task, pretrained, data, 1, 1, int(seed))
+        _train(replace(config, length=None, reader=READERS[name], minutes=None, steps=steps), run)
     else:
         print(json.dumps(_asked(run, data / f"{task}.test.jsonl", task)))
 
 
 def _train(config: FineTuneConfig, run: Path) -> None:
-    """Train, or go on, or nothing if all is done; the most memory of all processes that did is kept beside the run."""
-    peak = run.with_suffix(".peak.json")
-    before = json.loads(peak.read_text()) if peak.exists() else 0
+    """Train, or go on, or nothing if all is done; what all processes that did have spent is kept beside the run."""
+    file = run.with_suffix(".spent.json")
+    before = json.loads(file.read_text()) if file.exists() else {"peak_bytes": 0, "seconds": 0.0}
     try:
         train(config, run, resume=(run / "run.json").exists())
     finally:
-        peak.write_text(json.dumps(max(before, _peak())))
+        peak, seconds = max(before["peak_bytes"], _peak()), before["seconds"] + time.process_time()
+        file.write_text(json.dumps({"peak_bytes": peak, "seconds": seconds}))
 
 
 def _asked(run: Path, data: Path, task: str) -> dict[str, Any]:
@@ -134,10 +139,10 @@ def _asked(run: Path, data: Path, task: str) -> dict[str, Any]:
     rows = [json.loads(line) for line in data.read_text().splitlines()]
     bare = [{name: row[name] for name in FIELDS[task][:-1]} for row in rows]
     list(predict(opened, bare[:2], batch_size=1))  # what is loaded and compiled once
-    tokens, began = 0, time.perf_counter()
+    tokens, began = 0, time.process_time()
     answers = list(predict(opened, bare, batch_size=1))
-    seconds = time.perf_counter() - began
-    learned = opened.record["result"]
+    seconds = time.process_time() - began
+    learned, spent = opened.record["result"], json.loads(run.with_suffix(".spent.json").read_text())
     result = {
         "metric": TASKS[task],
         "score": sum(_is_right(task, answer, row) for answer, row in zip(answers, rows, strict=True)) / len(rows),
@@ -145,8 +150,9 @@ def _asked(run: Path, data: Path, task: str) -> dict[str, Any]:
         "tokens_per_document": tokens / len(rows),
         "seconds_per_document": seconds / len(rows),
         "peak_bytes": _peak(),
-        "training_peak_bytes": json.loads(run.with_suffix(".peak.json").read_text()),
-        **{name: learned[name] for name in ("steps", "minutes", "training_features", "parameters")},
+        "training_peak_bytes": spent["peak_bytes"],
+        "training_seconds": spent["seconds"],
+        **{name: learned[name] for name in ("steps", "training_features", "parameters")},
     }
     asked.write_text(json.dumps(result))
     return result
@@ -221,8 +227,8 @@ def _rows(path: Path) -> Iterator[dict[str, Any]]:
 
 def report(record: Mapping[str, Any]) -> None:
     """The comparison in Markdown; where there are several seeds, means, and the least score behind."""
-    print("| task | reader | score | tokens read | s / document | MiB to ask | MiB to train | steps |")
-    print("|---|---|---|---|---|---|---|---|")
+    print("| task | reader | score | tokens read | s / document | MiB to ask | MiB to train | steps | minutes |")
+    print("|---|---|---|---|---|---|---|---|---|")
     for task in TASKS:
         for reader in READERS.values():
             rows = [row for row in record["rows"] if (row["task"], row["reader"]) == (task, reader)]
@@ -230,10 +236,10 @@ def report(record: Mapping[str, Any]) -> None:
                 print(_line(task, reader, rows))
         lowest = min(record["baselines"][task])
         kind = "TF-IDF, nearest mean" if task == "classify" else "BM25, last word of the sentence"
-        print(f"| {task} | no model: {kind} | {lowest:.3f} | | | | | |")
-        print(f"| {task} | guessing | {GUESSING[task].rpartition(' ')[2]} | | | | | |")
+        print(f"| {task} | no model: {kind} | {lowest:.3f} | | | | | | |")
+        print(f"| {task} | guessing | {GUESSING[task].rpartition(' ')[2]} | | | | | | |")
     settings = record["settings"]
-    print(f"\nseeds {settings['seeds']}, {settings['minutes']:g} minutes of training each")
+    print(f"\nseeds {settings['seeds']}, {settings['asked']} documents asked about")
 
 
 def _line(task: str, reader: str, rows: Sequence[Mapping[str, Any]]) -> str:
@@ -248,6 +254,7 @@ def _line(task: str, reader: str, rows: Sequence[Mapping[str, Any]]) -> str:
         f"{mean('peak_bytes') / 2**20:,.0f}",
         f"{mean('training_peak_bytes') / 2**20:,.0f}",
         f"{mean('steps'):,.0f}",
+        f"{mean('training_seconds') / 60:.1f}",
     )
     return f"| {task} | `{reader}` | {' | '.join(cells)} |"
 
@@ -257,8 +264,8 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("folder", type=Path, nargs="?", help="where tasks and runs are kept")
     parser.add_argument("output", type=Path, nargs="?", help="a JSON file for the results")
     parser.add_argument("--report", type=Path, metavar="JSON", help="print the table of a file of results, and no more")
-    parser.add_argument("--pretraining-minutes", type=float, default=10.0)
-    parser.add_argument("--minutes", type=float, default=5.0, help="of each fine-tuning run (default 5)")
+    parser.add_argument("--pretraining-steps", type=int, default=600)
+    parser.add_argument("--steps", type=int, default=540, help="of each run with rows of 512 tokens (default 540)")
     parser.add_argument("--examples", type=int, default=Sizes.train, help="documents to train on, of each task")
     parser.add_argument("--asked", type=int, default=Sizes.test, help="documents to ask about, of each task")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0])
