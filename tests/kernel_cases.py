@@ -36,8 +36,8 @@ DTYPES_OF = {
 }
 """What each implementation that needs no GPU computes in, finest first."""
 GRADIENTS = ("dq", "dk", "dv")
-FROM_LSE = ("cpu", "triton")
-"""The implementations whose backward pass computes weights from a log-sum-exp in float32."""
+FROM_LSE = ("cpu", "triton", "auto")
+"""The implementations whose backward pass computes weights from a log-sum-exp in float32, or that may choose one."""
 
 
 def has_compiler() -> bool:
