@@ -85,25 +85,28 @@ def parts_of(block: Any) -> dict[str, list[nn.Module]]:
 @pytest.mark.parametrize("block", ["pre_norm", "post_norm"])
 @pytest.mark.parametrize(("source", "target"), [(11, 7), (7, 7), (5, 12)])
 def test_dense_everywhere_is_the_transformer_of_pytorch(block: str, source: int, target: int) -> None:
+    """With padding of sources on either side, and of targets on the right, where PyTorch's has no empty rows."""
     model = small_seq2seq(**DENSE, block=block, hidden_act="relu", num_decoder_layers=3)
     twin = pytorch_twin(model)
-    tokens, labels = random_tokens(2, source), random_tokens(2, target, seed=2)
-    real = torch.ones(2, source, dtype=torch.int64)
-    real[1, -3:] = 0
+    tokens, labels = random_tokens(3, source), random_tokens(3, target, seed=2)
+    real, written = torch.ones(3, source, dtype=torch.int64), torch.ones(3, target, dtype=torch.int64)
+    real[1, -3:] = real[2, :2] = 0
+    written[0, -4:] = written[2, -1:] = 0
+    labels = labels.masked_fill(written == 0, -100)
     decoder_input = model.prepare_decoder_input_ids_from_labels(labels)
-    outputs = model(tokens, real, labels=labels)
+    outputs = model(tokens, real, decoder_attention_mask=written, labels=labels)
 
     embed = model.model.shared.weight.detach()
-    future = nn.Transformer.generate_square_subsequent_mask(target, dtype=torch.float64)
     hidden = twin(
         F.embedding(tokens, embed),
         F.embedding(decoder_input, embed),
-        tgt_mask=future,
+        tgt_mask=torch.ones(target, target, dtype=torch.bool).triu(1),
         src_key_padding_mask=real == 0,
+        tgt_key_padding_mask=written == 0,
         memory_key_padding_mask=real == 0,
     )
     logits = F.linear(hidden, model.lm_head.weight.detach())
-    close(outputs.logits, logits)
+    close(outputs.logits[written == 1], logits[written == 1])
     loss = F.cross_entropy(logits.flatten(0, 1), labels.flatten())
     close(outputs.loss, loss)
     outputs.loss.backward()
