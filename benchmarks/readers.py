@@ -19,10 +19,6 @@ import argparse
 import json
 import math
 import re
-import resource
-import subprocess
-import sys
-import time
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -31,9 +27,10 @@ from pathlib import Path
 from typing import Any
 
 from long_range import GUESSING, TASKS, fine_tuning, pretraining
+from stages import ask_counted, spent, stage, train_counted
 
 from asterism.bench.machine import describe
-from asterism.training import FineTuneConfig, open_run, predict, train
+from asterism.training import open_run
 from asterism.training.readers.bm25 import bm25, words_of
 from asterism.training.tasks.long_range import Sizes, write_long_range
 
@@ -67,7 +64,7 @@ def _all(arguments: argparse.Namespace) -> dict[str, Any]:
     for seed in arguments.seeds:
         if not (data := folder / f"data-{seed}").exists():
             write_long_range(data, seed=seed, sizes=Sizes(train=arguments.examples, test=arguments.asked))
-        _child("pretrain", "", "", seed)
+        stage("pretrain", "", "", str(seed))
     settings = ("pretraining_steps", "steps", "examples", "asked", "seeds")
     record: dict[str, Any] = {
         "machine": describe("cpu"),
@@ -78,8 +75,8 @@ def _all(arguments: argparse.Namespace) -> dict[str, Any]:
     }
     record["rows"] = []
     for task, name, seed in product(TASKS, READERS, arguments.seeds):
-        _child("train", task, name, seed)
-        row = json.loads(_child("ask", task, name, seed))
+        stage("train", task, name, str(seed))
+        row = json.loads(stage("ask", task, name, str(seed)))
         record["rows"].append({"task": task, "reader": READERS[name], "seed": seed, **row})
         if arguments.output:
             arguments.output.write_text(json.dumps(record, indent=1) + "\n")
@@ -89,38 +86,20 @@ def _all(arguments: argparse.Namespace) -> dict[str, Any]:
 # --- one stage, in a process of its own -----------------------------------------------------------------------------
 
 
-def _child(stage: str, task: str, name: str, seed: int) -> str:
-    """What a stage prints. Its process begins with no memory of others."""
-    print(stage, task, name, seed, file=sys.stderr)
-    words = [sys.executable, *sys.argv, "--stage", stage, task, name, str(seed)]
-    return subprocess.run(words, check=True, stdout=subprocess.PIPE, text=True).stdout
-
-
-def _stage(stage: str, task: str, name: str, seed: str, arguments: argparse.Namespace) -> None:
+def _stage(which: str, task: str, name: str, seed: str, arguments: argparse.Namespace) -> None:
     folder, data = arguments.folder, arguments.folder / f"data-{seed}"
     pretrained = folder / f"pretrained-{seed}"
-    if stage == "pretrain":
+    if which == "pretrain":
         config = replace(pretraining(data / "text", 1, int(seed)), minutes=None, steps=arguments.pretraining_steps)
-        train(config, pretrained, resume=(pretrained / "run.json").exists())
+        train_counted(config, pretrained)
         return
     run = folder / f"{task}-{name}-{seed}"
-    if stage == "train":
+    if which == "train":
         steps = round(arguments.steps / SHORT_STEPS) if name == "sparse" else arguments.steps
         config = fine_tuning(task, pretrained, data, 1, 1, int(seed))
-        _train(replace(config, length=None, reader=READERS[name], minutes=None, steps=steps), run)
+        train_counted(replace(config, length=None, reader=READERS[name], minutes=None, steps=steps), run)
     else:
         print(json.dumps(_asked(run, data / f"{task}.test.jsonl", task)))
-
-
-def _train(config: FineTuneConfig, run: Path) -> None:
-    """Train, or go on, or nothing if all is done; what all processes that did have spent is kept beside the run."""
-    file = run.with_suffix(".spent.json")
-    before = json.loads(file.read_text()) if file.exists() else {"peak_bytes": 0, "seconds": 0.0}
-    try:
-        train(config, run, resume=(run / "run.json").exists())
-    finally:
-        peak, seconds = max(before["peak_bytes"], _peak()), before["seconds"] + time.process_time()
-        file.write_text(json.dumps({"peak_bytes": peak, "seconds": seconds}))
 
 
 def _asked(run: Path, data: Path, task: str) -> dict[str, Any]:
@@ -128,31 +107,13 @@ def _asked(run: Path, data: Path, task: str) -> dict[str, Any]:
     asked = run.with_suffix(".asked.json")
     if asked.exists():
         return json.loads(asked.read_text())
-    opened = open_run(run)
-    tokens = 0
-
-    def count(_module: Any, _positional: Any, named: Mapping[str, Any]) -> None:
-        nonlocal tokens
-        tokens += int(named["attention_mask"].sum())
-
-    opened.model.register_forward_pre_hook(count, with_kwargs=True)
-    rows = [json.loads(line) for line in data.read_text().splitlines()]
-    bare = [{name: row[name] for name in FIELDS[task][:-1]} for row in rows]
-    list(predict(opened, bare[:2], batch_size=1))  # what is loaded and compiled once
-    tokens, began = 0, time.process_time()
-    answers = list(predict(opened, bare, batch_size=1))
-    seconds = time.process_time() - began
-    learned, spent = opened.record["result"], json.loads(run.with_suffix(".spent.json").read_text())
+    rows = [*_rows(data)]
+    answers, costs = ask_counted(open_run(run), [{name: row[name] for name in FIELDS[task][:-1]} for row in rows])
     result = {
         "metric": TASKS[task],
         "score": sum(_is_right(task, answer, row) for answer, row in zip(answers, rows, strict=True)) / len(rows),
-        "documents": len(rows),
-        "tokens_per_document": tokens / len(rows),
-        "seconds_per_document": seconds / len(rows),
-        "peak_bytes": _peak(),
-        "training_peak_bytes": spent["peak_bytes"],
-        "training_seconds": spent["seconds"],
-        **{name: learned[name] for name in ("steps", "training_features", "parameters")},
+        **costs,
+        **spent(run),
     }
     asked.write_text(json.dumps(result))
     return result
@@ -162,11 +123,6 @@ def _is_right(task: str, answer: Mapping[str, Any], row: Mapping[str, Any]) -> b
     if task == "classify":
         return answer["predicted_label"] == row["label"]
     return answer["predicted_answer"] in row["answers"]["text"]
-
-
-def _peak() -> int:
-    """The most bytes that this process has held."""
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 
 # --- without a model ------------------------------------------------------------------------------------------------
