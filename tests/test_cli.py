@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import fields
 from pathlib import Path
 from typing import NamedTuple
 
@@ -20,7 +21,8 @@ from asterism.cli import main as entry
 from asterism.cli.main import VERBS, main
 from asterism.cli.train import read_arguments
 from asterism.promises import PROMISES, SUBJECTS
-from asterism.training import FineTuneConfig, recipe
+from asterism.shape import ModelConfig
+from asterism.training import FineTuneConfig, RunConfig, recipe
 from asterism.training.run.loop import quiet_transformers
 
 TINY = shlex.split(
@@ -446,6 +448,14 @@ def test_the_example_of_every_help_runs(
         )
         training.train(config, "runs/reviews", progress=False)
     assert run(*example[1:], *(["--dry-run"] if verb == "train" else [])).code == 0
+
+
+@pytest.mark.parametrize("configuration", [RunConfig, FineTuneConfig])
+def test_every_setting_says_what_it_means(run: Run, configuration: type):
+    shown = " ".join(run(configuration.kind, "--help").out.split())
+    for setting in fields(configuration):
+        if setting.type is not ModelConfig:  # a table of its own, whose fields are flags
+            assert " ".join(setting.metadata["help"].split()[:4]) in shown, setting.name
 
 
 def test_help_and_version(run: Run):

@@ -8,7 +8,7 @@ it holds. What an objective or a task asks of its settings stands in the registr
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import MISSING, dataclass, field, fields
 from typing import Any, ClassVar, Literal, get_args
 
 from asterism.errors import ConfigurationError, nearest
@@ -22,47 +22,60 @@ Dtype = Literal["auto", "float32", "bfloat16"]
 Optimizer = Literal["adamw", "muon", "adafactor"]
 Schedule = Literal["cosine", "linear", "inverse_sqrt"]
 
+_LEARNING_RATE = "the largest step of the optimiser; adafactor takes it times the size of a matrix"
+
+
+def _setting(meaning: str, default: Any = MISSING) -> Any:
+    """A field with the words that its flag's help has."""
+    return field(default=default, metadata={"help": " ".join(meaning.split())})
+
 
 @dataclass(frozen=True, kw_only=True)
 class TrainingConfig:
     """What the training loop needs to know, whatever is trained on. Raises ConfigurationError for impossible values.
 
-    `kind` is what run.json calls the run; `objective` names what it learns, `name` what a report calls it.
-
-    Batches: `batch_size` sequences per step of the optimiser, computed in `gradient_accumulation_steps` equal slices;
-    `gradient_checkpointing` keeps only what passes between blocks and computes the rest again in the backward pass.
-    Optimiser: "adamw" for all parameters; "muon" for the matrices of the blocks and AdamW for the rest; "adafactor",
-    which keeps sums of a matrix's rows and columns and no momentum, and takes `learning_rate` times the size of a
-    matrix for its step.
-    Length: the run ends after `steps` steps or `minutes` minutes, whichever comes first; the learning rate warms up
-    over `warmup_steps` steps and then falls to 0 with max(step / steps, elapsed / minutes), as `schedule` says; or as
-    1 / sqrt(step), whatever the end, if that is "inverse_sqrt".
-    Arithmetic: `dtype` "float32", or "bfloat16" for products and attention in that; weights and sums are in float32
-    in any case. "auto" is whichever the machine multiplies faster; what that is is decided when a run begins, and holds
-    for it ever after.
-    Housekeeping, in steps: `log_every`, `evaluation_every`, `checkpoint_every`.
+    `kind` is what run.json calls the run; `objective` names what it learns, `name` what a report calls it. What each
+    setting means stands beside it, and is the help of its flag.
     """
 
     kind: ClassVar[str]
 
-    batch_size: int = 16
-    gradient_accumulation_steps: int = 1
-    gradient_checkpointing: bool = False
-    steps: int = 10_000
-    minutes: float | None = None
-    learning_rate: float = 1e-3
-    warmup_steps: int = 100
-    schedule: Schedule = "cosine"
-    optimizer: Optimizer = "adamw"
-    beta1: float = 0.9
-    beta2: float = 0.95
-    weight_decay: float = 0.01
-    gradient_clip: float = 1.0
-    dtype: Dtype = "auto"
-    seed: int = 0
-    log_every: int = 10
-    evaluation_every: int = 250
-    checkpoint_every: int = 250
+    batch_size: int = _setting("sequences per step of the optimiser", 16)
+    gradient_accumulation_steps: int = _setting(
+        "equal slices of a batch that are computed one after another, to need less memory", 1
+    )
+    gradient_checkpointing: bool = _setting(
+        "keep only what passes between blocks, and compute the rest again in the backward pass", False
+    )
+    steps: int = _setting("the run ends after so many steps, or `minutes`, whichever comes first", 10_000)
+    minutes: float | None = _setting("the run ends after so many minutes; null for no such limit", None)
+    learning_rate: float = _setting(_LEARNING_RATE, 1e-3)
+    warmup_steps: int = _setting("steps over which the learning rate rises from 0", 100)
+    schedule: Schedule = _setting(
+        """how the learning rate falls after the warm-up: to 0 with max(step / steps, elapsed / minutes), or,
+        "inverse_sqrt", as 1 / sqrt(step), whatever the end""",
+        "cosine",
+    )
+    optimizer: Optimizer = _setting(
+        """"adamw" for all parameters; "muon" for the matrices of the blocks and AdamW for the rest; or
+        "adafactor", which keeps sums of the rows and columns of a matrix and no momentum""",
+        "adamw",
+    )
+    beta1: float = _setting("decay of the mean of gradients (of momentum, in muon)", 0.9)
+    beta2: float = _setting("decay of the mean of squared gradients", 0.95)
+    weight_decay: float = _setting(
+        "share of each matrix, times the learning rate, that is taken off at every step", 0.01
+    )
+    gradient_clip: float = _setting("longer gradients are cut to this norm", 1.0)
+    dtype: Dtype = _setting(
+        """of products and attention; weights and sums are float32 in any case. "auto" is whichever this machine
+        multiplies faster, decided when a run begins, for ever after""",
+        "auto",
+    )
+    seed: int = _setting("of weights, batches, masks and dropout", 0)
+    log_every: int = _setting("steps between two lines of progress", 10)
+    evaluation_every: int = _setting("steps between two evaluations", 250)
+    checkpoint_every: int = _setting("steps between two checkpoints", 250)
 
     def __post_init__(self) -> None:
         self._refuse_extremes()
@@ -130,32 +143,35 @@ class TrainingConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class RunConfig(TrainingConfig):
-    """Everything that decides a run: the settings of the training loop, and
-
-    Objective: "causal" predicts the next byte, "prefix_lm" only behind a prefix of each window; "mlm" predicts masked
-    tokens, with `next_sentence` also whether the second part of a sequence follows the first. Encoder-decoders write
-    what is left out of a text: spans of it ("span_corruption", T5), or the sentences that say most ("gap_sentences",
-    Pegasus).
-    Data: `data` is a file or a folder (None: the standard library's sources, see `data.py`). With `record_length`,
-    the file holds records of that many bytes, and each record is one sequence. Of tokens, `tokenizer` is "bytes",
-    "bpe:SIZE", "unigram:SIZE" or a folder (see `tokenization.py`). Sequences have `context` bytes or tokens.
-    Weights: `init_from` is a folder of one of our models, or of a run, whose shape, weights and tokenizer the run
-    begins with, in the place of `model`, new weights and `tokenizer`.
-    Evaluation on the way: on about `evaluation_bytes` bytes, spread evenly over the validation split.
-    """
+    """Everything that decides a run: the settings of the training loop, and what is trained on what."""
 
     kind: ClassVar[str] = "train"
 
-    recipe: str = "custom"
+    recipe: str = _setting("what the run is called; with the verb train, whose settings it begins with", "custom")
     model: ModelConfig = ModelConfig()
-    init_from: str | None = None
-    objective: str = "causal"
-    next_sentence: bool = False
-    data: str | None = None
-    tokenizer: str = "bytes"
-    record_length: int | None = None
-    context: int = 1024
-    evaluation_bytes: int = 131_072
+    init_from: str | None = _setting(
+        """a folder of one of our models, or of a run, whose shape, weights and tokenizer the run begins with, in
+        place of `model`, new weights and `tokenizer`""",
+        None,
+    )
+    objective: str = _setting(
+        """"causal" predicts the next byte or token, "prefix_lm" only behind a prefix of each window; "mlm"
+        predicts masked tokens; encoder-decoders write what is left out of a text: spans of it
+        ("span_corruption", T5), or the sentences that say most ("gap_sentences", Pegasus)""",
+        "causal",
+    )
+    next_sentence: bool = _setting(
+        "mlm also learns whether the second part of a sequence follows the first (BERT)", False
+    )
+    data: str | None = _setting("a file or a folder; by default the sources of Python's standard library", None)
+    tokenizer: str = _setting(
+        '"bytes", "bpe:SIZE" or "unigram:SIZE", trained on the data, or the folder of a tokenizer', "bytes"
+    )
+    record_length: int | None = _setting("the file holds records of so many bytes, each of them a sequence", None)
+    context: int = _setting("bytes or tokens of a sequence", 1024)
+    evaluation_bytes: int = _setting(
+        "evaluate on about so many bytes on the way, spread evenly over the validation split", 131_072
+    )
 
     @property
     def name(self) -> str:
@@ -185,50 +201,50 @@ class RunConfig(TrainingConfig):
 
 @dataclass(frozen=True, kw_only=True)
 class FineTuneConfig(TrainingConfig):
-    """Everything that decides a fine-tuning run: the settings of the training loop, and
+    """Everything that decides a fine-tuning run: the settings of the training loop, and what is asked of which model.
 
-    Task: "classify" (documents), "tag" (tokens), "qa" (spans that answer questions); or, for encoder-decoders,
-    "summarize" (documents), "translate", or "generate" (any text from another); see `tasks/` for their files.
-    Model: a folder with a model and its tokenizer, or a run folder; `from_scratch` takes its shape and new weights.
-    Data: `data` is a file of examples to train on; those in the file `validation` score the model. Without one, a
-    `validation_fraction` of the examples is held out, chosen by the seed. "SOURCE,TARGET" are two files whose lines
-    belong together.
-    Reading: in rows of `length` tokens, by default as many as the model takes; `reader` says how long documents become
-    rows, by default "cut()": what is beyond the first row is not read. Others are in `readers/`; with a length in the
-    reader's text there is none here. "qa" allows answers of `max_answer_length` tokens.
-    Pooling: "classify" labels a document by its first token ("cls") or by the mean of all ("mean"); by default as the
-    model says.
-    Writing: texts are generated of at most `target_length` tokens, by default as many as the decoder takes, by
-    `num_beams` beams, compared by log probability / tokens ** `length_penalty`; with a `no_repeat_ngram_size`, no so
-    many tokens come twice in one order. A training target that is longer than a `target_length` that was asked for is
-    cut off. `source_prefix` is put before each source ("summarize: " for T5). Training with `label_smoothing` wants
-    that share of the probability spread over all tokens.
-    Length: the run also ends after `epochs` passes over the training examples.
-    Evaluation on the way: on at most `evaluation_examples` examples.
+    `tasks/` says what files hold, `readers/` how long documents become rows.
     """
 
     kind: ClassVar[str] = "finetune"
     objective: ClassVar[str] = "labelled"
 
-    task: str
-    model: str
-    data: str
-    validation: str | None = None
-    validation_fraction: float = 0.1
-    from_scratch: bool = False
-    length: int | None = None
-    reader: str = field(default="cut()", metadata={"help": MEANING})
-    pooling: Pooling | None = None
-    max_answer_length: int = 30
-    target_length: int | None = None
-    num_beams: int = 1
-    length_penalty: float = 1.0
-    no_repeat_ngram_size: int = 0
-    label_smoothing: float = 0.0
-    source_prefix: str = ""
-    epochs: float = 3.0
-    learning_rate: float = 5e-5
-    evaluation_examples: int = 200
+    task: str = _setting(
+        """"classify" (documents), "tag" (tokens), "qa" (spans that answer questions); or, for encoder-decoders,
+        "summarize" (documents), "translate", or "generate" (any text from another)""",
+    )
+    model: str = _setting("a folder with a model and its tokenizer, or of a run")
+    data: str = _setting(
+        'a file of examples to train on (JSONL or CSV); "SOURCE,TARGET" are two files whose lines belong together'
+    )
+    validation: str | None = _setting(
+        "a file of examples that score the model; by default some of `data` are held out", None
+    )
+    validation_fraction: float = _setting(
+        "share of the examples that is held out where no file is given, chosen by the seed", 0.1
+    )
+    from_scratch: bool = _setting("take the shape of the model, and new weights", False)
+    length: int | None = _setting("tokens of a row; by default as many as the model takes", None)
+    reader: str = _setting(MEANING, "cut()")
+    pooling: Pooling | None = _setting(
+        """"classify" labels a document by its first token ("cls") or by the mean of all ("mean"); by default as
+        the model says""",
+        None,
+    )
+    max_answer_length: int = _setting('"qa" allows answers of so many tokens', 30)
+    target_length: int | None = _setting(
+        """texts are generated of at most so many tokens, by default as many as the decoder takes; training targets
+        that are longer than a length asked for are cut off""",
+        None,
+    )
+    num_beams: int = _setting("beams that search for a text; 1 takes the likeliest token each time", 1)
+    length_penalty: float = _setting("beams are compared by log probability / tokens ** this", 1.0)
+    no_repeat_ngram_size: int = _setting("no so many tokens come twice in one order; 0 allows it", 0)
+    label_smoothing: float = _setting("share of the probability that training wants spread over all tokens", 0.0)
+    source_prefix: str = _setting('put before each source, such as "summarize: " for T5', "")
+    epochs: float = _setting("the run also ends after so many passes over the training examples", 3.0)
+    learning_rate: float = _setting(_LEARNING_RATE, 5e-5)
+    evaluation_examples: int = _setting("evaluate on at most so many examples on the way", 200)
 
     @property
     def name(self) -> str:
