@@ -126,7 +126,7 @@ class _Slots:
         if found is None:
             lengths = tokens.after.lengths
             rows = (lengths,) if isinstance(lengths, int) else lengths
-            found = torch.full((len(rows), self.width), -1)
+            found = torch.full((len(rows), self.width), -1, device="cpu")  # whatever the caller's default is
             for row, length in enumerate(rows):
                 held = torch.from_numpy(self.plan.held(length))
                 found[row, : len(held)] = held
@@ -352,7 +352,7 @@ class PatternCacheLayer(CacheLayerMixin):
             slots.choose_rows(rows)
         self._shapes = torch.Size((self.groups[0].keys.shape[0], *self._shapes[1:]))
         if not isinstance(self.seen.lengths, int):
-            chosen = torch.arange(len(self.seen.lengths))[indices.cpu()].tolist()
+            chosen = torch.arange(len(self.seen.lengths), device="cpu")[indices.cpu()].tolist()
             lengths = tuple(self.seen.lengths[row] for row in chosen)
             self.seen = self.seen._replace(lengths=lengths[0] if len(set(lengths)) == 1 else lengths)
 
