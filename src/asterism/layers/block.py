@@ -23,6 +23,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from asterism.errors import ConfigurationError, nearest
+from asterism.kernels.transforms import is_transformed
 from asterism.layers.initialisation import ResidualLinear
 from asterism.layers.linear import Linear
 
@@ -84,6 +85,14 @@ NORMS: dict[str, Callable[..., nn.Module]] = {"layer": nn.LayerNorm, "rms": nn.R
 """Of tokens with so many features, given `eps`; RMSNorm (Zhang and Sennrich 2019) takes off no mean, has no bias."""
 
 
+def _recomputed(compute: Callable[..., torch.Tensor], *given: torch.Tensor) -> torch.Tensor:
+    """What `compute` gives, and its backward pass computes it again; not under torch.func, which has no such thing."""
+    if is_transformed():
+        return compute(*given)
+    computed: torch.Tensor = checkpoint(compute, *given, use_reentrant=False, preserve_rng_state=False)
+    return computed
+
+
 class FeedForward(nn.Module):
     """W_2 f(W_1 x + b_1) + b_2, for each token alone. Raises ConfigurationError for an unknown activation.
 
@@ -105,8 +114,7 @@ class FeedForward(nn.Module):
 
     def forward(self, hidden: torch.Tensor) -> torch.Tensor:
         """[..., hidden_size] -> [..., hidden_size]."""
-        expanded = self.up_proj(hidden)
-        return checkpoint(self._finish, expanded, use_reentrant=False, preserve_rng_state=False)
+        return _recomputed(self._finish, self.up_proj(hidden))
 
     def _finish(self, expanded: torch.Tensor) -> torch.Tensor:
         return self.down_proj(self.activation(expanded))
@@ -123,8 +131,7 @@ class GatedFeedForward(FeedForward):
 
     def forward(self, hidden: torch.Tensor) -> torch.Tensor:
         """[..., hidden_size] -> [..., hidden_size]."""
-        gate, expanded = self.gate_proj(hidden), self.up_proj(hidden)
-        return checkpoint(self._finish_gated, gate, expanded, use_reentrant=False, preserve_rng_state=False)
+        return _recomputed(self._finish_gated, self.gate_proj(hidden), self.up_proj(hidden))
 
     def _finish_gated(self, gate: torch.Tensor, expanded: torch.Tensor) -> torch.Tensor:
         return self.down_proj(self.activation(gate) * expanded)
