@@ -130,6 +130,18 @@ def test_tiles_of_every_kind(inner, step):
         assert_plan_is(patterns.across(patterns.parse(inner), step), n_queries, n_keys, tile=16)
 
 
+@pytest.mark.parametrize("step", (1, 4, 3, 64, "1/2", "3/2", "7/3"))
+@pytest.mark.parametrize("text", ("stride(64)", "stride(64) & causal()", "strided(32)"))
+def test_strides_are_gathered(text, step):
+    """Queries and keys sorted by the residue of their places fill tiles; in their natural order they touch all."""
+    pattern = patterns.across(patterns.parse(text), step)
+    for n_queries, n_keys, offset in ((600, 700, 0), (90, 700, 33), (700, 200, 5)):
+        assert_plan_is(pattern, n_queries, n_keys, query_offset=offset, tile=16)
+    plan = compile_pattern(pattern, 2048, 8192)
+    assert any(part.layout.startswith("residues") for part in plan.passes)
+    assert plan.tiles * plan.tile**2 < 5 * plan.pairs
+
+
 def test_more_queries_than_keys():
     for text in ("dense()", "columns(3)", "global_keys((0, -1)) & ~columns(2)", "per_head([dense(), columns(2)])"):
         assert_plan_is(patterns.parse(text), 70, 20, tile=16)

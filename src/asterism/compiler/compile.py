@@ -221,6 +221,8 @@ def _layouts(term: Pattern) -> list[Layout]:
         match literal:
             case Stride(period=period) if period > 1:
                 found.append(Residues(period))
+            case Across(inner=Stride(period=period), step=step) if period > 1:
+                found.append(Residues(period, step))
             case KeySet():
                 found.append(KeySubset(literal))
             case GlobalQueries():

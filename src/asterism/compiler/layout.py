@@ -5,8 +5,10 @@ The summary cells of `fixed`, gathered, turn its second half into a staircase of
 order queries and keys stand, which part of a rule it implies, and which tiles a rule can touch in that order.
 """
 
+import math
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
+from fractions import Fraction
 from typing import ClassVar, cast
 
 import numpy as np
@@ -150,20 +152,28 @@ class QuerySubset(Subset):
 
 @dataclass(frozen=True)
 class Residues(Layout):
-    """Tokens sorted by residue modulo a period; only for rules that imply stride(period)."""
+    """Tokens sorted by residue modulo a period; only for rules that imply stride(period).
+
+    Queries of another sequence are sorted by the residue of where they stand among the keys, `step` apart.
+    """
 
     period: int
+    step: Fraction = Fraction(1)
 
     @property
     def text(self) -> str:
-        return f"residues modulo {self.period}"
+        return f"residues modulo {self.period}" + ("" if self.step == 1 else f", queries {self.step} apart")
 
     def orders(self, query_offset: int, n_queries: int, n_keys: int, tile: int) -> tuple[Tiles, Tiles]:
-        queries = self._sort(np.arange(query_offset, query_offset + n_queries))
-        return Tiles.cut(queries, tile, self.period), Tiles.cut(self._sort(np.arange(n_keys)), tile, self.period)
+        queries, keys = np.arange(query_offset, query_offset + n_queries), np.arange(n_keys)
+        queries = queries[np.argsort(self._residues(queries), kind="stable")]
+        keys = keys[np.argsort(keys % self.period, kind="stable")]
+        # Queries of one residue are a progression where whole tokens are between them.
+        apart = self.period // math.gcd(self.period, self.step.numerator) if self.step.denominator == 1 else 0
+        return Tiles.cut(queries, tile, apart), Tiles.cut(keys, tile, self.period)
 
-    def _sort(self, positions: Integers) -> Integers:
-        return positions[np.argsort(positions % self.period, kind="stable")]
+    def _residues(self, queries: Integers) -> Integers:
+        return queries * self.step.numerator // self.step.denominator % self.period
 
     def candidates(
         self, rule: Pattern, queries: Tiles, keys: Tiles, rows: Integers, length: int, head: int
@@ -171,11 +181,11 @@ class Residues(Layout):
         place = (rows[:, None] * queries.tile + np.arange(queries.tile)).ravel()
         place = place[place < len(queries.positions)]
         position, row = queries.positions[place], np.searchsorted(rows, place // queries.tile)
-        residue = position % self.period
+        residue = self._residues(position)
         # A tile may hold the end of one residue class and the start of the next: each piece is asked about by itself.
         opens = np.flatnonzero((np.diff(residue, prepend=-1) != 0) | (np.diff(row, prepend=-1) != 0))
         closes = np.append(opens[1:], len(position)) - 1
-        segments = Tokens(position[opens], position[np.maximum(closes, 0)], self.period)
+        segments = Tokens(position[opens], position[np.maximum(closes, 0)], queries.step)
         segment, start, stop = rule.find_spans(segments, length, head).triples()
         # Sorted by residue, class r begins at class_start[r], and its token at position p is number (p - r) / period.
         class_start = np.searchsorted(keys.positions % self.period, np.arange(self.period))
