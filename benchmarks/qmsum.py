@@ -35,12 +35,13 @@ from asterism.training.tasks.text_scores import ROUGE, rouge
 
 SPARSE = "sparse"
 READERS = {
-    SPARSE: "cut(length=8192)",
     "cut": "cut(length=512)",
     "selected": "selected(length=512, k=4)",
+    SPARSE: "cut(length=8192)",
+    "learned": "selected(length=512, k=4, by=learned)",
     "iterated": "iterated(length=512)",
 }
-"""What models are fine-tuned by. The first is the sparse model's own road, and is asked to read all of a meeting."""
+"""What models are fine-tuned by. That of 8,192 is the sparse model's own road: it is asked to read all of a meeting."""
 ASKED = {**READERS, SPARSE: "whole()"}
 LONGEST = 65_536
 """Tokens of the longest meeting; rotary positions do not end."""

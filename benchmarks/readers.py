@@ -40,6 +40,7 @@ READERS = {
     "windows": "windows(length=512, stride=64)",
     "selected": "selected(length=512, k=4, stride=16)",
     "iterated": "iterated(length=512, k=4, stride=16)",
+    "learned": "selected(length=512, k=4, stride=16, by=learned)",
 }
 """The first is the sparse model's own road: all that decides stands in the first 4,096 of some 4,400 tokens."""
 SHORT_STEPS = 5.4

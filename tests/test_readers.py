@@ -21,6 +21,7 @@ TEXTS = (
     "windows(length=512, stride=128, pool=max)",
     "selected(k=2)",
     "selected(length=64, k=8, stride=2, k1=0.5, b=0)",
+    "selected(length=64, k=8, by=learned)",
     "iterated(length=64, k=3)",
 )
 
@@ -75,7 +76,10 @@ def test_every_reader_has_a_text():
         ("selected(k1=-1.0)", r"selected: k1 must be a number, 0 or more, got -1\.0"),
         ("selected(k1=1e999)", r"selected: k1 must be a number, 0 or more, got inf"),
         ("selected(b=1.5)", r"selected: b must be a number from 0 to 1, got 1\.5"),
-        ("selected(by=model)", r"selected: by must be bm25, got 'model'; iterated\(\) asks the model"),
+        (
+            "selected(by=model)",
+            r"selected: by must be bm25 or learned \(iterated\(\) asks the model itself\), got 'model'",
+        ),
         ("iterated(by=bm25)", r"iterated has no argument 'by'"),
         ("(" * 5000, r"is no reader"),
     ],

@@ -15,6 +15,7 @@ import torch
 from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerFast
 
 from asterism.errors import ConfigurationError
+from asterism.randomness import derive
 from asterism.training.data.examples import Examples, identity, read_examples
 from asterism.training.data.records import Record
 from asterism.training.objectives.objective import Evaluation, Metric, Objective, Outcome, Question, Report
@@ -34,7 +35,11 @@ from asterism.training.tasks.encoder import (
     refuse_tokens,
 )
 from asterism.training.tasks.predictor import Predictor, as_fields, model_inputs
+from asterism.training.tasks.ranking import learned_scorer, load_scorer, require_scorer, save_scorer
 from asterism.training.tasks.task import Task
+
+RANKING = 2**33
+"""Keys what a reader draws that learns: no pass over the examples has this number."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -110,6 +115,14 @@ class Labelled(Objective[Examples]):
         choices = kind.choices(config, encoder, tokenizer)
         training, validation = read_examples(config, kind)
         task = kind.of(training, length=length, known=labels_of(encoder), **choices)
+        notes = []
+        if task.reading.learns:
+            if own is None:
+                scorer, note = learned_scorer(task, training, tokenizer, derive(config.seed, RANKING))
+                notes.append(note)
+            else:
+                scorer = load_scorer(own)
+            task = replace(task, scorer=scorer)
         examples = Examples(config, training, validation, task, tokenizer)
         steps = min(config.steps, math.ceil(config.epochs * len(examples.training) / config.batch_size))
         known = replace(config, steps=steps, length=length, reader=task.reader)
@@ -120,17 +133,26 @@ class Labelled(Objective[Examples]):
             tokenizer=tokenizer,
             corpus=examples,
             init_from=source if own is None and not config.from_scratch else None,
-            objective=cls(known, task, tokenizer, examples.notes),
+            objective=cls(known, task, tokenizer, [*notes, *examples.notes]),
         )
 
     @classmethod
     def restore(cls, config: FineTuneConfig, folder: Path, decided: Mapping[str, Any]) -> "Labelled":
-        """The task stands in run.json, the tokenizer in the model folder."""
-        return cls(config, TASKS.load(config.task).from_record(with_reader(decided)), load_tokenizer(folder)[0])
+        """The task stands in run.json, the tokenizer, and the scorer of a reader that learns, in the model folder."""
+        task = TASKS.load(config.task).from_record(with_reader(decided))
+        if task.reading.learns:
+            task = replace(task, scorer=load_scorer(folder))
+        return cls(config, task, load_tokenizer(folder)[0])
 
     def decided(self) -> dict[str, Any]:
         """The task: what it learned of its training examples, such as the labels, and how many tokens are read."""
         return self.task.record()
+
+    def save_files(self, folder: Path) -> None:
+        """The tokenizer, and what a reader learned."""
+        super().save_files(folder)
+        if self.task.scorer is not None:
+            save_scorer(self.task.scorer, folder)
 
     def new_model(self, shape: PreTrainedConfig) -> PreTrainedModel:
         model = new_encoder(shape, self.task)
@@ -231,6 +253,7 @@ class Labelled(Objective[Examples]):
         Nothing is cut by whole(), so its rows are as long as the model takes.
         """
         reader = parse_reader(text)
+        require_scorer(reader, self.task, self.task.reader)
         wanted = reader.length or (longest(shape) if reader.name == "whole" else None) or self.task.length
         return replace(self.task, reader=text, length=_row_length(wanted, shape, self.config.model))
 

@@ -16,6 +16,7 @@ from typing import ClassVar, Self
 import numpy as np
 
 from asterism.errors import ConfigurationError, shown
+from asterism.training.readers.learned import Scorer
 
 Stretch = tuple[int, int]
 """Tokens of a document: the number of the first, and that after the last."""
@@ -32,6 +33,7 @@ class Document:
     text      its text; "" for words that are given one by one, which no ranking reads
     starts    int [tokens]: the character of the text at which each token begins
     question  what is asked about it; None if nothing is
+    scorer    what has learned which of its windows are wanted, for a reader that `learns`
     """
 
     tokens: int
@@ -39,6 +41,7 @@ class Document:
     text: str
     starts: np.ndarray
     question: str | None
+    scorer: Scorer | None = None
 
 
 @dataclass(frozen=True)
@@ -79,6 +82,11 @@ class Reader(ABC):
     def pools_by(self) -> str | None:
         """How what is said about several rows becomes one answer, for a reader that does so."""
         return None
+
+    @property
+    def learns(self) -> bool:
+        """Whether it reads only documents with a `scorer`, which learned from training documents."""
+        return False
 
     @property
     def needs(self) -> int:

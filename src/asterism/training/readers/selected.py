@@ -1,4 +1,5 @@
-"""Reading the best windows of a document together: those that BM25, or the model itself at first sight, ranks best.
+"""Reading the best windows of a document together: those that BM25, a scorer that learned, or the model itself at first
+sight ranks best.
 
 A row is made of k windows, so each has a k-th of the place that a row has. A document that fits is read whole.
 
@@ -16,7 +17,6 @@ from typing import ClassVar
 
 import numpy as np
 
-from asterism.errors import ConfigurationError
 from asterism.training.readers.bm25 import bm25, count_words, words_of
 from asterism.training.readers.reader import Document, Reader, Row, Stretch, is_whole, together, windows_of
 
@@ -50,16 +50,34 @@ class _Ranking(Reader):
         return windows_of(document.tokens, document.room // self.k, self.stride)
 
     def ranked(self, document: Document, windows: Sequence[Stretch]) -> list[Stretch]:
-        """The windows, the best by BM25 first; of equals the earlier one."""
-        question = document.text if document.question is None else document.question
-        asked = Counter(word for word, _ in words_of(question))
-        scores = bm25(asked, _words_of(document, windows), k1=self.k1, b=self.b)
+        """The windows, the best first; of equals the earlier one."""
+        scores = self.scores(document, words_in(document, windows))
         return [windows[number] for number in sorted(range(len(windows)), key=lambda one: (-scores[one], one))]
+
+    def scores(self, document: Document, words: Sequence[Counter[str]]) -> list[float]:
+        """What windows with these words are worth: BM25."""
+        question = document.text if document.question is None else document.question
+        return bm25(counted(question), words, k1=self.k1, b=self.b)
+
+    def votes(self, words: Sequence[Counter[str]], text: str) -> list[tuple[str, int]]:
+        """The sentences of a text, each with the number of the window that BM25 ranks best for it, of equals the first.
+
+        `words` are those of each window.
+        """
+        found = []
+        for sentence in filter(None, map(str.strip, _SENTENCE_END.split(text))):
+            scores = bm25(counted(sentence), words, k1=self.k1, b=self.b)
+            found.append((sentence, max(range(len(words)), key=scores.__getitem__)))
+        return found
 
 
 @dataclass(frozen=True)
 class Selected(_Ranking):
-    """The `k` windows that BM25 ranks best, read together in the document's order."""
+    """The `k` windows that rank best, read together in the document's order.
+
+    They are ranked `by` "bm25", or by a scorer that has "learned" which windows training documents want; what that is
+    their task says.
+    """
 
     name: ClassVar[str] = "selected"
 
@@ -67,8 +85,21 @@ class Selected(_Ranking):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.by != "bm25":
-            raise ConfigurationError(f"reader: selected: by must be bm25, got {self.by!r}; iterated() asks the model")
+        known = self.by in ("bm25", "learned")
+        self._require("by", known, "must be bm25 or learned (iterated() asks the model itself)")
+
+    @property
+    def learns(self) -> bool:
+        return self.by == "learned"
+
+    def scores(self, document: Document, words: Sequence[Counter[str]]) -> list[float]:
+        """BM25, or what was learned of it and of words."""
+        found = super().scores(document, words)
+        if not self.learns:
+            return found
+        assert document.scorer is not None
+        question = None if document.question is None else counted(document.question)
+        return document.scorer.scores(question, words, found)
 
     def rows(self, document: Document) -> list[Row]:
         return [together(self.ranked(document, self.windows(document))[: self.k])]
@@ -111,16 +142,19 @@ class Iterated(_Ranking):
 
     def shared_out(self, document: Document, parts: Sequence[Row], text: str) -> list[str]:
         """What of a text each part is to say: every sentence goes to the part that BM25 ranks best for it."""
-        words = _words_of(document, [(part[0][0], part[-1][1]) for part in parts])
+        words = words_in(document, [(part[0][0], part[-1][1]) for part in parts])
         said: list[list[str]] = [[] for _ in parts]
-        for sentence in filter(None, map(str.strip, _SENTENCE_END.split(text))):
-            asked = Counter(word for word, _ in words_of(sentence))
-            scores = bm25(asked, words, k1=self.k1, b=self.b)
-            said[max(range(len(parts)), key=scores.__getitem__)].append(sentence)  # of equals the first
+        for sentence, number in self.votes(words, text):
+            said[number].append(sentence)
         return [" ".join(sentences) for sentences in said]
 
 
-def _words_of(document: Document, windows: Sequence[Stretch]) -> list[Counter[str]]:
+def counted(text: str) -> Counter[str]:
+    """The words of a text, counted."""
+    return Counter(word for word, _ in words_of(text))
+
+
+def words_in(document: Document, windows: Sequence[Stretch]) -> list[Counter[str]]:
     """The words of each window, counted."""
     starts = np.append(np.maximum.accumulate(document.starts), len(document.text))
     begins, ends = ([window[side] for window in windows] for side in (0, 1))

@@ -5,6 +5,8 @@ with ";" between them; may be empty). A label is text or a whole number, which s
 exist are those of the training data.
 """
 
+import math
+from collections import Counter
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,7 +22,7 @@ from asterism.training.data.records import Record
 from asterism.training.readers.reader import Row
 from asterism.training.tasks.encoding import Encoded, encode
 from asterism.training.tasks.scores import accuracy, macro_f1, micro_f1
-from asterism.training.tasks.task import Feature, Labelling, Logits, shown
+from asterism.training.tasks.task import Feature, Labelling, Logits, Studied, shown
 
 
 @dataclass(frozen=True)
@@ -112,6 +114,29 @@ class Classification(Labelling[Document]):
         """The target is a list of 0 and 1 per label, or the number of the label."""
         return Feature(encoded.row(row), self._target(example), row=row)
 
+    def wanted(self, studied: Sequence[Studied]) -> list[Sequence[float] | None]:
+        """The `k` windows whose words speak most for the labels of their document.
+
+        What a word says for a label is by how much likelier it is, in nats, in the other documents that have the label
+        than in those that do not (naive Bayes, one of each word added).
+        """
+        totals = [sum(one.words, Counter[str]()) for one in studied]
+        every, having = Counter[str](), {label: Counter[str]() for label in self.labels}
+        for one, total in zip(studied, totals, strict=True):
+            every.update(total)
+            for label in one.example.labels or ():
+                having[label].update(total)
+        rest = {label: every - there for label, there in having.items()}
+        found: list[Sequence[float] | None] = []
+        for one, own in zip(studied, totals, strict=True):
+            odds: dict[str, float] = dict.fromkeys(own, 0.0)
+            for label in one.example.labels or ():
+                _add_odds(odds, own, having[label], rest[label], len(every))
+            said = [sum(count * odds[word] for word, count in words.items()) for words in one.words]
+            best = sorted(range(len(said)), key=lambda number: (-said[number], number))[: one.reader.k]
+            found.append([float(number in best) for number in range(len(said))] if one.example.labels else None)
+        return found
+
     def _target(self, document: Document) -> list[float] | int | None:
         if document.labels is None:
             return None
@@ -154,6 +179,18 @@ class Classification(Labelling[Document]):
             return {"micro_f1": micro_f1(predicted, there), "macro_f1": macro_f1(predicted, there)}
         pairs = [(one,) for one in predicted], [(one,) for one in there]
         return {"accuracy": accuracy(predicted, there), "macro_f1": macro_f1(*pairs)}
+
+
+def _add_odds(
+    odds: dict[str, float], own: Counter[str], here: Counter[str], elsewhere: Counter[str], kinds: int
+) -> None:
+    """Add, of each of a document's own words, ln of how much likelier it is here than elsewhere, itself left out.
+
+    Words were counted; there are so many kinds of them.
+    """
+    shift = math.log(elsewhere.total() + kinds) - math.log(here.total() - own.total() + kinds)
+    for word, count in own.items():
+        odds[word] += math.log(here[word] - count + 1) - math.log(elsewhere[word] + 1) + shift
 
 
 def label_fields(labels: Sequence[str]) -> dict[str, Any]:

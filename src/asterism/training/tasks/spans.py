@@ -16,10 +16,10 @@ from transformers import PreTrainedTokenizerFast
 from asterism.errors import DataError
 from asterism.training.data.records import Record
 from asterism.training.readers.reader import Row
-from asterism.training.tasks.answering import FORMATS, Question, read_question, read_questions
+from asterism.training.tasks.answering import FORMATS, Answer, Question, read_question, read_questions
 from asterism.training.tasks.encoding import Encoded, encode
 from asterism.training.tasks.scores import answer_f1, exact_match
-from asterism.training.tasks.task import Feature, Labelling, Logits, shown_score
+from asterism.training.tasks.task import Feature, Labelling, Logits, Studied, shown_score
 
 Span = tuple[float, int, int]
 """Score, first and last token."""
@@ -104,6 +104,12 @@ class Answering(Labelling[Question]):
             f" {self.reader}: a longer length, or another reader, would reach them"
         ]
 
+    def wanted(self, studied: Sequence[Studied]) -> list[Sequence[float] | None]:
+        """The windows that hold all of the first answer."""
+        return [
+            _holding(one.example, [one.encoded.characters[slice(*window)] for window in one.windows]) for one in studied
+        ]
+
     def targets(self, features: Sequence[Feature], length: int) -> dict[str, torch.Tensor]:
         """`start_positions` and `end_positions`: int64 [B] each."""
         starts, ends = zip(*(feature.target for feature in features), strict=True)
@@ -182,12 +188,24 @@ def _target(question: Question, covered: np.ndarray, pieces: Sequence[tuple[int,
         return None
     if not question.answers:
         return 0, 0
-    answer = question.answers[0]
+    for first, last in pieces:
+        if (held := _held(question.answers[0], covered[first:last])) is not None:
+            return first + held[0], first + held[1]
+    return 0, 0
+
+
+def _held(answer: Answer, piece: np.ndarray) -> tuple[int, int] | None:
+    """The first and last token of an answer in a piece of its context, given as `covered`, if that holds all of it."""
     begin = answer.start + len(answer.text) - len(answer.text.lstrip())
     end = answer.start + len(answer.text.rstrip())
-    for first, last in pieces:
-        piece = covered[first:last]
-        inside = np.flatnonzero((piece[:, 0] < end) & (piece[:, 1] > begin))
-        if len(inside) and piece[0, 0] <= begin and piece[-1, 1] >= end:
-            return first + int(inside[0]), first + int(inside[-1])
-    return 0, 0
+    inside = np.flatnonzero((piece[:, 0] < end) & (piece[:, 1] > begin))
+    whole = len(inside) > 0 and piece[0, 0] <= begin and piece[-1, 1] >= end
+    return (int(inside[0]), int(inside[-1])) if whole else None
+
+
+def _holding(question: Question, windows: Sequence[np.ndarray]) -> list[float] | None:
+    """Which windows hold all of the first answer, as 1 and 0; None if none does."""
+    if not question.answers:
+        return None
+    held = [float(_held(question.answers[0], window) is not None) for window in windows]
+    return held if any(held) else None

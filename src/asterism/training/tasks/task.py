@@ -10,8 +10,9 @@ The answers of a `Labelling` task are read from logits; those of a `Writing` tas
 """
 
 from abc import ABC, abstractmethod
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import MISSING, asdict, dataclass, fields
+from dataclasses import MISSING, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, ClassVar, Generic, Self, TypeVar
 
@@ -22,7 +23,9 @@ from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerF
 from asterism.errors import AsterismError, ConfigurationError, DataError
 from asterism.training.data.formats import Format, format_of
 from asterism.training.data.records import Record
-from asterism.training.readers.reader import Document, Reader, Row
+from asterism.training.readers.learned import Scorer
+from asterism.training.readers.reader import Document, Reader, Row, Stretch
+from asterism.training.readers.selected import Selected
 from asterism.training.readers.text import parse_reader
 from asterism.training.run.configuration import FineTuneConfig
 from asterism.training.tasks.encoding import Encoded
@@ -49,6 +52,17 @@ class Feature:
     row: Row = ()
 
 
+@dataclass(frozen=True, eq=False)
+class Studied:
+    """A training document whose windows a scorer learns to rank, and the words of each window, counted."""
+
+    example: Any
+    encoded: Encoded
+    windows: Sequence[Stretch]
+    words: Sequence[Counter[str]]
+    reader: Selected
+
+
 Logits = tuple[np.ndarray, ...]
 """What a model says about a feature of a `Labelling`: one float32 array for each of its `outputs`, padding cut off."""
 
@@ -59,6 +73,7 @@ class Task(ABC, Generic[Example]):
 
     length  how many tokens a row of the model's input has at most
     reader  the text of the reader that makes rows of documents, its length left out
+    scorer  what a reader that learns has learned, kept beside the weights
 
     Raises ConfigurationError for a reader that the task cannot use.
     """
@@ -71,11 +86,14 @@ class Task(ABC, Generic[Example]):
     """The formats that its examples come in, names of `data.formats.FORMATS`."""
     readers: ClassVar[tuple[str, ...]]
     """The names of the readers that suit it."""
+    unrecorded: ClassVar[frozenset[str]] = frozenset({"scorer"})
+    """The fields that JSON cannot hold."""
     pools: ClassVar[tuple[str, ...]] = ()
     """How it can make one answer of several windows, the usual way first."""
 
     length: int
     reader: str = "cut()"
+    scorer: Scorer | None = field(default=None, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         reading = parse_reader(self.reader)
@@ -107,7 +125,7 @@ class Task(ABC, Generic[Example]):
 
         Raises ConfigurationError for a model or a tokenizer that the task has no use for.
         """
-        shared = {field.name for field in fields(cls)} & {field.name for field in fields(config)}
+        shared = {one.name for one in fields(cls)} & {one.name for one in fields(config)}
         return {name: getattr(config, name) for name in sorted(shared - {"length"})}
 
     @classmethod
@@ -124,8 +142,9 @@ class Task(ABC, Generic[Example]):
 
         One of an earlier version may lack what that version did not leave open.
         """
-        names = {field.name for field in fields(cls)}
-        if not {field.name for field in fields(cls) if field.default is MISSING} <= record.keys() <= names:
+        kept = [one for one in fields(cls) if one.name not in cls.unrecorded]
+        names = {one.name for one in kept}
+        if not {one.name for one in kept if one.default is MISSING} <= record.keys() <= names:
             raise TypeError(f"its fields must be {', '.join(sorted(names))}, there are {', '.join(sorted(record))}")
         values: dict[str, Any] = {
             name: tuple(value) if isinstance(value, list) else value for name, value in record.items()
@@ -133,8 +152,8 @@ class Task(ABC, Generic[Example]):
         return cls(**values)
 
     def record(self) -> dict[str, Any]:
-        """All that decides what is asked of a model, as JSON can hold it."""
-        return asdict(self)
+        """All that decides what is asked of a model and that JSON can hold; the rest is kept beside its weights."""
+        return {one.name: getattr(self, one.name) for one in fields(self) if one.name not in self.unrecorded}
 
     @property
     @abstractmethod
@@ -182,7 +201,7 @@ class Task(ABC, Generic[Example]):
         Raises DataError at the first example that cannot be used, such as one without a token; those before it come.
         """
         for example, encoded in zip(examples, self.encoded(examples, tokenizer), strict=True):
-            rows = self.rows(self._document(example, encoded))
+            rows = self.rows(self.document(example, encoded))
             yield [self.feature(example, encoded, row) for row in rows]
 
     def rows(self, document: Document) -> list[Row]:
@@ -199,7 +218,7 @@ class Task(ABC, Generic[Example]):
     ) -> Iterator[list[Feature]]:
         """The features of each example, in their order, to be learned from. Raises as `features` does."""
         for example, encoded in zip(examples, self.encoded(examples, tokenizer), strict=True):
-            rows = self.reading.training_rows(self._document(example, encoded))
+            rows = self.reading.training_rows(self.document(example, encoded))
             yield [self.feature(example, encoded, row) for row in rows]
 
     def again(
@@ -214,16 +233,17 @@ class Task(ABC, Generic[Example]):
             return []
         found = [shown_score(self.found(feature, one)) for feature, one in zip(features, said, strict=True)]
         (encoded,) = self.encoded([example], tokenizer)
-        row = self.reading.again(self._document(example, encoded), [feature.row for feature in features], found)
+        row = self.reading.again(self.document(example, encoded), [feature.row for feature in features], found)
         return [self.feature(example, encoded, row)]
 
     def found(self, feature: Feature, said: Any) -> float:
         """How much the model found in a feature of what it is asked: the greater, the sooner it is read again."""
         raise NotImplementedError(f"{type(self).__name__} has no reader that reads again")
 
-    def _document(self, example: Any, encoded: Encoded) -> Document:
+    def document(self, example: Any, encoded: Encoded) -> Document:
         """What the reader sees of an example. Raises DataError for one that it cannot read."""
-        document, needs, place = encoded.document(self.length), self.needs, example.record.place
+        document = replace(encoded.document(self.length), scorer=self.scorer)
+        needs, place = self.needs, example.record.place
         if document.room < needs:
             raise DataError(
                 f"{place}: what stands around the document has {encoded.around:,} tokens and leaves"
@@ -235,6 +255,13 @@ class Task(ABC, Generic[Example]):
         if reason := self.reading.refusal(document):
             raise DataError(f"{place}: {reason}")
         return document
+
+    def wanted(self, studied: Sequence[Studied]) -> list[Sequence[float] | None]:
+        """How much each window of training documents is wanted, for a scorer to learn from; None where nobody can say.
+
+        Only where a task reads by `selected`.
+        """
+        raise NotImplementedError(f"{type(self).__name__} does not select windows")
 
     def notes(self, examples: Sequence[Example], features: Sequence[Sequence[Feature]]) -> list[str]:
         """What a user should know about the training examples and the features of each, one line each.

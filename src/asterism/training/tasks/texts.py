@@ -48,7 +48,7 @@ class Summarization(Writing):
             yield from super().training_features(examples, tokenizer)
             return
         for example, encoded in zip(examples, self.encoded(examples, tokenizer), strict=True):
-            document = self._document(example, encoded)
+            document = self.document(example, encoded)
             parts = reader.parts(document)
             texts = reader.shared_out(document, parts, example.target or "")
             said = [(part, replace(example, target=text)) for part, text in zip(parts, texts, strict=True) if text]
@@ -68,7 +68,7 @@ class Summarization(Writing):
         (encoded,) = self.encoded([joined], tokenizer)
         if not encoded.tokens:  # the model had nothing to say
             return []
-        rows = self.rows(self._document(joined, encoded))
+        rows = self.rows(self.document(joined, encoded))
         return [self.feature(joined, encoded, row) for row in (rows if len(rows) < len(features) else rows[:1])]
 
     @classmethod

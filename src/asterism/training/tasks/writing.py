@@ -8,6 +8,7 @@ A model is taught the target's tokens up to the one that ends it, and asked by g
 answer on every run.
 """
 
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
@@ -33,7 +34,7 @@ from asterism.training.readers.reader import Row
 from asterism.training.run.configuration import FineTuneConfig
 from asterism.training.tasks.encoder import ends, longest_target
 from asterism.training.tasks.encoding import ENCODED_TOGETHER, Encoded, encode
-from asterism.training.tasks.task import IGNORED, Feature, Task, not_finite, pad
+from asterism.training.tasks.task import IGNORED, Feature, Studied, Task, not_finite, pad
 
 SHOWN = 5
 """How many examples there are to read."""
@@ -170,6 +171,14 @@ class Writing(Task[Pair]):
     ) -> Iterator[list[Feature]]:
         """As `features`: every reader of these tasks makes one row of a source."""
         return self.features(examples, tokenizer)
+
+    def wanted(self, studied: Sequence[Studied]) -> list[Sequence[float] | None]:
+        """The windows for which BM25 ranks the target's sentences best, as many times as there are sentences."""
+        found: list[Sequence[float] | None] = []
+        for one in studied:
+            votes = Counter(number for _, number in one.reader.votes(one.words, one.example.target))
+            found.append([float(votes[number]) for number in range(len(one.windows))])
+        return found
 
     def targets_of(self, examples: Sequence[Pair], tokenizer: PreTrainedTokenizerFast) -> Iterator[np.ndarray | None]:
         """The tokens of each target, None where none is known. Raises DataError for one that has none."""
