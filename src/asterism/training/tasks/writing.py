@@ -5,7 +5,9 @@ source is wanted and stands before it in every row; or lines of text, the source
 another, as many of one as of the other. A source longer than a row is cut off, or as the reader does.
 
 A model is taught the target's tokens up to the one that ends it, and asked by greedy search or by beams: the same
-answer on every run.
+answer on every run. What the tokenizer puts in front is left out where the decoder begins with it anyway. Otherwise the
+decoder would read it twice, and one with relative positions (rotary, buckets) cannot tell once from twice: a mean of
+equal values is that value. It would never learn when the text begins.
 """
 
 from collections import Counter
@@ -63,6 +65,8 @@ class Writing(Task[Pair]):
     no_repeat_ngram_size  no so many tokens come twice in one order; 0 allows it
     source_prefix         what is put before each source, or its question, such as "summarize: "
     asks                  whether each source has a question; those of other data are not read if not
+    start                 the token that the decoder begins with, which targets do not repeat; None in runs of earlier
+                          versions, whose targets do
     """
 
     architecture: ClassVar[str] = "AutoModelForSeq2SeqLM"
@@ -81,6 +85,7 @@ class Writing(Task[Pair]):
     no_repeat_ngram_size: int = 0
     source_prefix: str = ""
     asks: bool = False
+    start: int | None = None
 
     @classmethod
     def format(cls, path: str | Path, asked: str | None = None) -> Format:
@@ -109,6 +114,7 @@ class Writing(Task[Pair]):
             **super().choices(config, model, tokenizer),
             "target_length": _target_length(config, model),
             "cuts_targets": config.target_length is not None,
+            "start": _start(model),
         }
 
     @classmethod
@@ -181,7 +187,7 @@ class Writing(Task[Pair]):
         return found
 
     def targets_of(self, examples: Sequence[Pair], tokenizer: PreTrainedTokenizerFast) -> Iterator[np.ndarray | None]:
-        """The tokens of each target, None where none is known. Raises DataError for one that has none."""
+        """The tokens of each target behind `start`, None where none is known. Raises DataError for one with none."""
         end, special = end_of(tokenizer), set(tokenizer.all_special_ids) - {tokenizer.unk_token_id}
         queue = iter(examples)
         while some := list(islice(queue, ENCODED_TOGETHER)):
@@ -192,7 +198,10 @@ class Writing(Task[Pair]):
                 ids = encoded.get(id(one))
                 if ids is not None and special.issuperset(ids):
                     raise one.record.error(self.answer, "has nothing of which the tokenizer makes a token")
-                yield None if ids is None else np.array(ids if ids[-1] == end else [*ids, end], dtype=np.int32)
+                yield None if ids is None else np.array(self._behind_start(ids, end), dtype=np.int32)
+
+    def _behind_start(self, ids: list[int], end: int | None) -> list[int | None]:
+        return [*ids[ids[0] == self.start :], *([] if ids[-1] == end else [end])]
 
     def notes(self, examples: Sequence[Pair], features: Sequence[Sequence[Feature]]) -> list[str]:
         """How many targets are cut off. Raises DataError for the first one that is too long and must not be cut."""
