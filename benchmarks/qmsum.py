@@ -39,10 +39,16 @@ READERS = {
     "selected": "selected(length=512, k=4)",
     SPARSE: "cut(length=8192)",
     "learned": "selected(length=512, k=4, by=learned)",
-    "iterated": "iterated(length=512)",
 }
 """What models are fine-tuned by. That of 8,192 is the sparse model's own road: it is asked to read all of a meeting."""
-ASKED = {**READERS, SPARSE: "whole()"}
+ASKED = (
+    ("cut", READERS["cut"]),
+    ("selected", READERS["selected"]),
+    (SPARSE, "whole()"),
+    ("learned", READERS["learned"]),
+    ("cut", "iterated(length=512)"),
+)
+"""Which model is asked by which reader; in the end one that learned from beginnings reads parts, and what it said."""
 LONGEST = 65_536
 """Tokens of the longest meeting; rotary positions do not end."""
 SHORT_STEPS = 8.0
@@ -58,8 +64,11 @@ _SPACE = re.compile(r"\s+(?=[.,?!:;%)])|(?<=[(])\s+|\s+(?='(?:s|m|re|ve|ll|d)\b)
 # --- the data -------------------------------------------------------------------------------------------------------
 
 
-def write_splits(data: Path, folder: Path) -> dict[str, Any]:
-    """A file of questions for each split, and `text.jsonl` of the training meetings; what there is in them."""
+def write_splits(data: Path, folder: Path, most: int) -> dict[str, Any]:
+    """A file of questions for each split, and `text.jsonl` of the training meetings; what there is in them.
+
+    Of the training questions there are `most` at most, evenly spread.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     rows: dict[str, list[dict[str, str]]] = {name: [] for name in SPLITS}
     texts: dict[str, str] = {}
@@ -70,6 +79,7 @@ def write_splits(data: Path, folder: Path) -> dict[str, Any]:
             rows[split] += (mine := questions(found["file"], found["meeting"]))
             if split == "train":
                 texts[found["file"]] = mine[0]["document"]
+    rows["train"] = spread(rows["train"], most)
     for name, some in rows.items():
         _write(folder / f"{name}.jsonl", some)
     _write(folder / "checked.jsonl", spread(rows["validation"], CHECKED))
@@ -164,16 +174,16 @@ def fine_tuning(name: str, arguments: argparse.Namespace) -> FineTuneConfig:
     )
 
 
-def asked(name: str, arguments: argparse.Namespace) -> dict[str, Any]:
+def asked(name: str, reader: str, arguments: argparse.Namespace) -> dict[str, Any]:
     """Scores, and what asking costs, of questions of the test meetings, evenly spread; some answers to read."""
     run = arguments.folder / name
-    kept = run.with_name(f"{name}.asked.json")
+    kept = run.with_name(f"{name}.{reader.partition('(')[0]}.json")
     if kept.exists():
         found: dict[str, Any] = json.loads(kept.read_text())
         return found
     rows = spread(list(_read(arguments.folder / "data" / "test.jsonl")), arguments.asked)
     bare = [{name: row[name] for name in ("document", "question")} for row in rows]
-    answers, costs = ask_counted(open_run(run), bare, ASKED[name])
+    answers, costs = ask_counted(open_run(run), bare, reader)
     said = [answer["predicted_summary"] for answer in answers]
     result = {
         "scores": rouge(said, [row["summary"] for row in rows]),
@@ -262,26 +272,27 @@ def _all(arguments: argparse.Namespace) -> dict[str, Any]:
     """The record; the file of results has what there is after each row."""
     folder = arguments.folder
     if not (summary := folder / "data.json").exists():
-        found = write_splits(arguments.data, folder / "data")
+        found = write_splits(arguments.data, folder / "data", arguments.questions)
         summary.write_text(json.dumps(found))
+    settings = ("pretraining_steps", "steps", "questions", "asked", "seed")
     record: dict[str, Any] = {
         "machine": describe("cpu"),
-        "settings": {name: getattr(arguments, name) for name in ("pretraining_steps", "steps", "asked", "seed")},
+        "settings": {name: getattr(arguments, name) for name in settings},
         "data": json.loads(summary.read_text()),
-        "baselines": json.loads(stage("baselines", "")),
+        "baselines": json.loads(stage("baselines", "", "")),
         "rows": [],
     }
-    record["pretrained"] = json.loads(stage("pretrain", ""))
-    for name, reader in READERS.items():
-        stage("train", name)
-        row = json.loads(stage("ask", name))
-        record["rows"].append({"reader": reader, "asked_by": ASKED[name], **row})
+    record["pretrained"] = json.loads(stage("pretrain", "", ""))
+    for name, reader in ASKED:
+        stage("train", name, "")
+        row = json.loads(stage("ask", name, reader))
+        record["rows"].append({"reader": READERS[name], "asked_by": reader, **row})
         if arguments.output:
             arguments.output.write_text(json.dumps(record, indent=1, ensure_ascii=False) + "\n")
     return record
 
 
-def _stage(which: str, name: str, arguments: argparse.Namespace) -> None:
+def _stage(which: str, name: str, reader: str, arguments: argparse.Namespace) -> None:
     pretrained = arguments.folder / "pretrained"
     if which == "baselines":
         print(json.dumps(_baselines(arguments)))
@@ -291,7 +302,7 @@ def _stage(which: str, name: str, arguments: argparse.Namespace) -> None:
     elif which == "train":
         train_counted(fine_tuning(name, arguments), arguments.folder / name)
     else:
-        print(json.dumps(asked(name, arguments)))
+        print(json.dumps(asked(name, reader, arguments)))
 
 
 def report(record: Mapping[str, Any]) -> None:
@@ -328,9 +339,10 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--report", type=Path, metavar="JSON", help="print the table of a file of results, and no more")
     parser.add_argument("--pretraining-steps", type=int, default=800)
     parser.add_argument("--steps", type=int, default=800, help="of each run with rows of 512 tokens (default 800)")
+    parser.add_argument("--questions", type=int, default=2000, help="to train on, at most (default 2000)")
     parser.add_argument("--asked", type=int, default=50, help="questions to ask of the test meetings (default 50)")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--stage", nargs=2, help=argparse.SUPPRESS)
+    parser.add_argument("--stage", nargs=3, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.folder is None and arguments.report is None:
         parser.error("data and a folder are needed, or --report")

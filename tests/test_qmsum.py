@@ -56,7 +56,7 @@ def test_meetings_become_questions_about_what_was_said(scripts, tmp_path):
     names = [f"{number}.json" for number in range(60)]
     with lzma.open(tmp_path / "q.xz", "wt") as file:
         file.writelines(json.dumps({"file": name, "meeting": MEETING}) + "\n" for name in names)
-    found = qmsum.write_splits(tmp_path / "q.xz", tmp_path / "data")
+    found = qmsum.write_splits(tmp_path / "q.xz", tmp_path / "data", 500)
     assert sum(found["questions"].values()) == 120 and found["questions"]["train"] > 80
     there = {
         one: {row["id"].partition("#")[0] for row in qmsum._read(tmp_path / "data" / f"{one}.jsonl")}
