@@ -17,7 +17,7 @@ from transformers import AutoModelForMaskedLM, AutoTokenizer, PreTrainedTokenize
 from asterism.errors import CheckpointError, ConfigurationError, DataError
 from asterism.randomness import of_row
 from asterism.training.data.corpus import load_documents
-from asterism.training.data.packing import Epochs, TokenStream
+from asterism.training.data.packing import SORTED_TOGETHER, Epochs, EpochsByLength, TokenStream
 from asterism.training.data.tokenization import SPECIAL_TOKENS, encode, load_tokenizer, make_tokenizer, pieces
 from asterism.training.objectives.masked import MaskedTokens, Rows
 from asterism.training.objectives.masking import IGNORED, Masking
@@ -173,6 +173,32 @@ def test_every_row_comes_once_before_any_comes_twice():
     assert (np.sort(draws, axis=1) == np.arange(7)).all()
     assert len({tuple(order) for order in draws.tolist()}) == 3
     assert (Epochs(7, seed=3).draw(5, 9) == draws.flatten()[5:14]).all()
+
+
+@pytest.mark.parametrize(("rows", "batch"), [(7, 3), (8, 4), (1000, 3), (1000, 7), (2, 5), (1, 1)])
+def test_batches_of_like_length_are_of_rows_that_each_come_once(rows, batch):
+    lengths = np.random.default_rng(0).permutation(rows)
+    epochs = EpochsByLength(lengths, batch, seed=3)
+    draws = np.concatenate([epochs.draw(step * batch, batch) for step in range(3 * rows)])
+    passes = draws.reshape(-1, rows)
+    assert (np.sort(passes, axis=1) == np.arange(rows)).all()
+    again = EpochsByLength(lengths, batch, seed=3)
+    assert (again.draw(5 * batch, batch) == draws[5 * batch : 6 * batch]).all()
+    # Batches of one pass are runs of the sorted rows that were drawn together.
+    group = epochs.together * batch
+    assert epochs.together == {7: 1, 8: 1, 1000: {3: SORTED_TOGETHER, 7: 35}.get(batch), 2: 1, 1: 1}[rows]
+    for number, order in enumerate(passes[:3]):
+        begin = -number * rows % batch
+        for first in range(begin, (rows - begin) // batch * batch + begin, group):
+            some = lengths[order[first : first + group]]
+            some = some[: len(some) // batch * batch]
+            batches = some.reshape(-1, batch)
+            assert (batches[np.argsort(batches[:, 0])].reshape(-1) == np.sort(some)).all()
+    if rows >= 1000:
+        first, second = (order[: rows // batch * batch].reshape(-1, batch) for order in passes[[0, batch]])
+        assert (np.diff(lengths[first[: epochs.together, 0]]) < 0).any()  # short and long batches take turns
+        common = {frozenset(some) for some in first.tolist()} & {frozenset(some) for some in second.tolist()}
+        assert len(common) < len(first) / 10
 
 
 def test_rows_hold_the_text_between_their_special_tokens(tiny):

@@ -28,6 +28,7 @@ from asterism.randomness import isolated
 from asterism.training import FineTuneConfig, evaluate, open_run, predict, predict_file, train
 from asterism.training.data.examples import identity
 from asterism.training.data.records import Record
+from asterism.training.pipeline import resolve
 from asterism.training.run import prediction
 from asterism.training.run.arithmetic import loss_of
 from asterism.training.run.loop import quiet_transformers
@@ -351,6 +352,22 @@ def test_slices_of_a_step_count_by_their_targets(settings, tmp_path):
         train(config, folder, progress=False)
         losses.append([entry["loss"] for entry in lines_of(folder / "history.jsonl") if "loss" in entry])
     assert losses[0] == pytest.approx(losses[1], rel=1e-5)
+
+
+@pytest.mark.parametrize("kind", ["bart", "t5"])
+def test_batches_of_like_length_hold_less_padding(settings, kind):
+    """Of sources and targets together, of which T5's may be cut."""
+    found = {}
+    for grouped in (False, True):
+        setup = resolve(settings("summarize", kind, group_by_length=grouped, batch_size=4, target_length=6))
+        batches = [setup.objective.batch(setup.corpus, step) for step in range(30)]
+        found[grouped] = sum(int((b["attention_mask"] == 0).sum() + (b["labels"] < 0).sum()) for b in batches)
+        again = setup.objective.batch(setup.corpus, 7)
+        assert all(torch.equal(tensor, again[name]) for name, tensor in batches[7].items())
+    task = setup.objective.task
+    each = [task.tokens(feature) for feature in setup.corpus.training]
+    assert each == [len(one.inputs["input_ids"]) + min(len(one.target), 6) for one in setup.corpus.training]
+    assert found[True] < 0.7 * found[False]
 
 
 def test_a_run_from_scratch_keeps_the_shape_alone(settings, tmp_path):

@@ -1,6 +1,7 @@
 """Labelled examples of a task: those to train on and those to score, as features, and a hash of the files they are of.
 
-Invariant: features come in a new order on each pass, a function of (seed, pass); a batch may span two passes.
+Invariant: features come in a new order on each pass, a function of (seed, pass), and of their lengths and the size of
+batches if these are to hold features of like length; a batch may span two passes.
 """
 
 import hashlib
@@ -15,7 +16,7 @@ from asterism.errors import DataError
 from asterism.randomness import derive
 from asterism.training.data.contract import Corpus
 from asterism.training.data.corpus import Split
-from asterism.training.data.packing import Epochs
+from asterism.training.data.packing import Epochs, EpochsByLength
 from asterism.training.data.records import pair_of
 from asterism.training.run.configuration import FineTuneConfig
 from asterism.training.tasks.task import Feature, Task
@@ -49,6 +50,9 @@ class Examples(Corpus[list[Feature]]):
         self.validation = validation
         self.validation_features = list(task.features(validation, tokenizer))
         self.epochs = Epochs(len(self.training), config.seed)
+        if config.group_by_length:
+            lengths = np.array([task.tokens(one) for one in self.training])
+            self.epochs = EpochsByLength(lengths, config.batch_size, config.seed)
 
     def length(self, split: Split) -> int:
         return {"train": self.training_examples, "validation": len(self.validation)}[split]

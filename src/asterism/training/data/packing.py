@@ -18,6 +18,10 @@ from asterism.errors import DataError
 from asterism.randomness import derive
 from asterism.training.data.tokenization import encode, end_of
 
+SORTED_TOGETHER = 50
+"""Of how many batches rows are sorted by length, at most; of no more than a quarter of a pass, so that no two passes
+have the same batches. More saves little padding."""
+
 
 @dataclass(frozen=True, eq=False)
 class TokenStream:
@@ -76,10 +80,35 @@ class Epochs:
 
     def __init__(self, rows: int, seed: int) -> None:
         self.rows = rows
-        self._order = lru_cache(maxsize=2)(
-            lambda epoch: np.random.Generator(np.random.Philox(derive(seed, epoch))).permutation(rows)
-        )
+        self._order = lru_cache(maxsize=2)(lambda epoch: self._drawn(derive(seed, epoch), epoch))
 
     def draw(self, first: int, count: int) -> np.ndarray:
         """The rows of the draws first .. first + count - 1: int64 [count]."""
         return np.array([self._order(draw // self.rows)[draw % self.rows] for draw in range(first, first + count)])
+
+    def _drawn(self, seed: int, epoch: int) -> np.ndarray:
+        """The order of one pass: int64 [rows]."""
+        return np.random.Generator(np.random.Philox(seed)).permutation(self.rows)
+
+
+class EpochsByLength(Epochs):
+    """The same, where draws in batches that begin at multiples of `batch` are of rows of like length.
+
+    Rows are drawn at random, `together` batches of them are sorted by length and cut into batches, which are shuffled
+    (Vaswani 2017, section 5.1, batches sentences by approximate length). A batch of two passes is not sorted.
+    """
+
+    def __init__(self, lengths: np.ndarray, batch: int, seed: int) -> None:
+        super().__init__(len(lengths), seed)
+        self.lengths, self.batch = lengths, batch
+        self.together = max(1, min(SORTED_TOGETHER, len(lengths) // (4 * batch)))
+
+    def _drawn(self, seed: int, epoch: int) -> np.ndarray:
+        order, random = super()._drawn(seed, epoch), np.random.Generator(np.random.Philox(derive(seed, self.batch)))
+        begin = -epoch * self.rows % self.batch
+        end = begin + max(0, self.rows - begin) // self.batch * self.batch
+        for at in range(begin, end, self.together * self.batch):
+            some = order[at : min(end, at + self.together * self.batch)]
+            batches = some[np.argsort(self.lengths[some], kind="stable")].reshape(-1, self.batch)
+            some[:] = random.permutation(batches).reshape(-1)
+        return order

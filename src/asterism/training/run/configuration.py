@@ -242,6 +242,7 @@ class FineTuneConfig(TrainingConfig):
     no_repeat_ngram_size: int = _setting("no so many tokens come twice in one order; 0 allows it", 0)
     label_smoothing: float = _setting("share of the probability that training wants spread over all tokens", 0.0)
     source_prefix: str = _setting('put before each source, such as "summarize: " for T5', "")
+    group_by_length: bool = _setting("batches are of examples of like length, so that less of them is padding", False)
     epochs: float = _setting("the run also ends after so many passes over the training examples", 3.0)
     learning_rate: float = _setting(_LEARNING_RATE, 5e-5)
     evaluation_examples: int = _setting("evaluate on at most so many examples on the way", 200)

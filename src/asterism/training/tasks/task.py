@@ -204,6 +204,10 @@ class Task(ABC, Generic[Example]):
             rows = self.rows(self.document(example, encoded))
             yield [self.feature(example, encoded, row) for row in rows]
 
+    def tokens(self, feature: Feature) -> int:
+        """How long a feature is, where features of like length are to share a batch."""
+        return len(feature.inputs["input_ids"])
+
     def rows(self, document: Document) -> list[Row]:
         """The rows by which a document is read first."""
         return self.reading.rows(document)

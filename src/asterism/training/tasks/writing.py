@@ -172,6 +172,10 @@ class Writing(Task[Pair]):
         for rows, target in each:
             yield [replace(row, target=target) for row in rows]
 
+    def tokens(self, feature: Feature) -> int:
+        """Those of source and target, both of which are padded."""
+        return super().tokens(feature) + min(len(feature.target), self.target_length)
+
     def training_features(
         self, examples: Sequence[Pair], tokenizer: PreTrainedTokenizerFast
     ) -> Iterator[list[Feature]]:
