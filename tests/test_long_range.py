@@ -135,7 +135,7 @@ def script(monkeypatch):
     return importlib.import_module
 
 
-@pytest.mark.parametrize("name", ["long_range", "qmsum", "readers", "selection"])
+@pytest.mark.parametrize("name", ["copying", "long_range", "qmsum", "readers", "selection", "translation"])
 def test_the_scripts_find_what_they_take_of_the_library(script, name):
     assert callable(script(name).main)
 

@@ -1,0 +1,160 @@
+"""Pairs of English and German text: the descriptions of Debian's packages, which volunteers translate.
+
+    http://deb.debian.org/debian/dists/bookworm/main/i18n/Translation-en.xz
+    http://deb.debian.org/debian/dists/bookworm/main/i18n/Translation-de.bz2
+
+A description is a short line and paragraphs. Where both languages have as many paragraphs, the n-th belong together.
+Many packages share paragraphs, and many others have nearly the same, so held-out texts need care. Invariant: no text
+that is trained on is, in either language, nearly one that is held out.
+"""
+
+import bz2
+import hashlib
+import json
+import lzma
+import re
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, NamedTuple
+
+OPENED: dict[str, Callable[..., IO[str]]] = {".bz2": bz2.open, ".xz": lzma.open}
+ALIKE = 0.5
+"""From which share of common word pairs on texts are nearly one."""
+
+
+class Pair(NamedTuple):
+    """A text, and the same in another language."""
+
+    source: str
+    target: str
+
+
+@dataclass(frozen=True)
+class Splits:
+    """Pairs to train on, to watch training by, and to score in the end; `near` counts those left out of training."""
+
+    train: list[Pair]
+    validation: list[Pair]
+    test: list[Pair]
+    near: int
+
+
+def descriptions(path: Path) -> dict[tuple[str, str], list[str]]:
+    """The short line and the paragraphs of each description of a Translation file, by package and md5 of the English.
+
+    Lines of a paragraph are joined, unless one begins with a mark or a space, as those of lists and of code do: such a
+    paragraph is "" here, and takes part in the count alone.
+    """
+    found = {}
+    with OPENED[path.suffix](path, "rt", encoding="utf-8") as file:
+        for stanza in file.read().split("\n\n"):
+            fields: dict[str, list[str]] = {}
+            name = ""
+            for line in stanza.splitlines():
+                if line.startswith(" "):
+                    fields[name].append(line[1:])
+                else:
+                    name, _, value = line.partition(":")
+                    fields[name] = [value.strip()]
+            long = [name for name in fields if name.startswith("Description-") and name != "Description-md5"]
+            if long:
+                head, *rest = fields[long[0]]
+                found[fields["Package"][0], fields["Description-md5"][0]] = [head, *_paragraphs(rest)]
+    return found
+
+
+def _paragraphs(lines: Iterable[str]) -> Iterator[str]:
+    """Paragraphs end with a line that is a dot."""
+    paragraphs: list[list[str]] = [[]]
+    for line in lines:
+        if line == ".":
+            paragraphs.append([])
+        else:
+            paragraphs[-1].append(line)
+    for paragraph in filter(None, paragraphs):
+        is_prose = all(re.match(r"[\w\"'(»„]", line) for line in paragraph)
+        yield " ".join(" ".join(paragraph).split()) if is_prose else ""
+
+
+def pairs(english: Path, german: Path, *, most_words: int) -> list[Pair]:
+    """All pairs of at most `most_words` words a side, each English text once, in the order of the hash of its words.
+
+    Of several German texts for one English the most frequent stays. Pairs are left out that are equal, that have fewer
+    than two words, and of which one side has more than twice as many letters as the other: they are no translations.
+    """
+    there, here = descriptions(english), descriptions(german)
+    targets: dict[str, Counter[str]] = defaultdict(Counter)
+    for key in sorted(there.keys() & here.keys()):
+        if len(there[key]) == len(here[key]):
+            for source, target in zip(there[key], here[key], strict=True):
+                targets[source][target] += 1
+    chosen = [Pair(source, max(sorted(some), key=some.__getitem__)) for source, some in targets.items()]
+    kept: dict[str, Pair] = {}
+    for pair in sorted(filter(lambda pair: _is_translation(pair, most_words), chosen)):
+        kept.setdefault(_key(pair.source), pair)
+    return [kept[key] for key in sorted(kept)]
+
+
+def _is_translation(pair: Pair, most_words: int) -> bool:
+    words = [len(text.split()) for text in pair]
+    letters = sorted(map(len, pair))
+    return pair.source != pair.target and min(words) >= 2 and max(words) <= most_words and letters[1] <= 2 * letters[0]
+
+
+def _key(text: str) -> str:
+    """Equal for texts of equal words; its order is that of nothing else."""
+    return hashlib.sha256(" ".join(words_of(text)).encode()).hexdigest()
+
+
+def words_of(text: str) -> list[str]:
+    """Words in lower case, without their marks; numbers are all alike."""
+    return ["0" if word[0].isdecimal() else word for word in re.findall(r"\w+", text.lower())]
+
+
+def split(pairs: Sequence[Pair], *, validation: int, test: int) -> Splits:
+    """The first pairs to score, the next to watch, and of the others those that are not nearly one of these."""
+    held_out, others = pairs[: test + validation], pairs[test + validation :]
+    near = [Near(column) for column in zip(*held_out, strict=True)]
+    train = [
+        pair
+        for pair in others
+        if not any(index.nearest(text)[0] >= ALIKE for index, text in zip(near, pair, strict=True))
+    ]
+    return Splits(train, list(held_out[test:]), list(held_out[:test]), len(others) - len(train))
+
+
+class Near:
+    """Texts that can be asked which of them is nearest to another: the one that shares most of both's word pairs."""
+
+    def __init__(self, texts: Iterable[str]) -> None:
+        self.shingles = [_shingles(text) for text in texts]
+        self.having: dict[tuple[str, str], list[int]] = defaultdict(list)
+        for number, some in enumerate(self.shingles):
+            for one in some:
+                self.having[one].append(number)
+
+    def nearest(self, text: str) -> tuple[float, int]:
+        """The share (Jaccard's coefficient), and the number of the text; (0, -1) if none shares any."""
+        mine = _shingles(text)
+        shared = Counter(number for one in mine for number in self.having.get(one, ()))
+        return max(
+            ((count / len(mine | self.shingles[number]), number) for number, count in shared.items()), default=(0.0, -1)
+        )
+
+
+def _shingles(text: str) -> set[tuple[str, str]]:
+    """Each two words that follow one another, the ends of the text among them."""
+    words = ["", *words_of(text), ""]
+    return set(zip(words, words[1:], strict=False))
+
+
+def write(pairs: Iterable[Pair], path: Path) -> None:
+    """Pairs as `finetune --task translate` reads them."""
+    path.write_text("".join(json.dumps(pair._asdict(), ensure_ascii=False) + "\n" for pair in pairs), encoding="utf-8")
+
+
+def read(path: Path) -> list[Pair]:
+    """The inverse of `write`."""
+    return [Pair(**json.loads(line)) for line in path.read_text(encoding="utf-8").split("\n") if line]
