@@ -160,6 +160,85 @@ GOLDEN = {
         optimizer=muon weight_decay=0.1 log_every=20 evaluation_every=200 checkpoint_every=200 objective=gap_sentences
         tokenizer=bpe:4096 context=512
     """,
+    "transformer-tiny": """
+        recipe=transformer-tiny mixers=dense() decoder_mixers=causal() hidden_size=192 num_attention_heads=3
+        attention_bias=False position_type=rotary hidden_act=relu initializer_gain=0.354 tie_word_embeddings=True
+        batch_size=4 steps=20000 minutes=10.0 learning_rate=0.003 warmup_steps=50 optimizer=muon weight_decay=0.1
+        log_every=20 evaluation_every=200 checkpoint_every=200 objective=span_corruption tokenizer=bpe:4096
+    """,
+    "transformer-base": """
+        recipe=transformer-base mixers=dense() decoder_mixers=causal() block=post_norm vocab_size=41100 hidden_size=512
+        num_hidden_layers=6 num_attention_heads=8 attention_bias=False max_position_embeddings=1024
+        position_type=sinusoidal embedding_scale=22.627416997969522 hidden_act=relu dropout=0.1
+        initializer_range=0.04419417382415922 tie_word_embeddings=True batch_size=128 gradient_accumulation_steps=4
+        gradient_checkpointing=True steps=100000 learning_rate=0.0007 warmup_steps=4000 schedule=inverse_sqrt beta2=0.98
+        weight_decay=0.0 log_every=50 evaluation_every=1000 checkpoint_every=1000 objective=span_corruption
+        tokenizer=bpe:41071 context=512 evaluation_bytes=1000000
+    """,
+    "bigbird-roberta-summarization-tiny": """
+        recipe=bigbird-roberta-summarization-tiny mixers=('bigbird(block=32, random=1, seed=0, heads=3)',
+        'bigbird(block=32, random=1, seed=1, heads=3)', 'bigbird(block=32, random=1, seed=2, heads=3)',
+        'bigbird(block=32, random=1, seed=3, heads=3)') decoder_mixers=causal() hidden_size=192 num_attention_heads=3
+        position_type=rotary type_vocab_size=2 embedding_norm=True hidden_act=gelu_new layer_norm_eps=1e-12
+        initializer_gain=0.354 tie_word_embeddings=True tie_encoder_decoder=True batch_size=4 steps=20000 minutes=10.0
+        learning_rate=0.003 warmup_steps=50 optimizer=muon weight_decay=0.1 log_every=20 evaluation_every=200
+        checkpoint_every=200 objective=span_corruption tokenizer=bpe:4096
+    """,
+    "bigbird-roberta-base-summarization": """
+        recipe=bigbird-roberta-base-summarization mixers=('bigbird(block=64, random=3, seed=0, heads=12)',
+        'bigbird(block=64, random=3, seed=1, heads=12)', 'bigbird(block=64, random=3, seed=2, heads=12)',
+        'bigbird(block=64, random=3, seed=3, heads=12)', 'bigbird(block=64, random=3, seed=4, heads=12)',
+        'bigbird(block=64, random=3, seed=5, heads=12)', 'bigbird(block=64, random=3, seed=6, heads=12)',
+        'bigbird(block=64, random=3, seed=7, heads=12)', 'bigbird(block=64, random=3, seed=8, heads=12)',
+        'bigbird(block=64, random=3, seed=9, heads=12)', 'bigbird(block=64, random=3, seed=10, heads=12)',
+        'bigbird(block=64, random=3, seed=11, heads=12)') decoder_mixers=causal() block=post_norm vocab_size=50358
+        hidden_size=768 num_hidden_layers=12 num_attention_heads=12 max_position_embeddings=4096 type_vocab_size=2
+        embedding_norm=True hidden_act=gelu_new dropout=0.1 attention_dropout=0.1 layer_norm_eps=1e-12
+        initializer_range=0.02 tie_word_embeddings=True tie_encoder_decoder=True batch_size=256
+        gradient_accumulation_steps=256 gradient_checkpointing=True steps=500000 learning_rate=0.0001 warmup_steps=10000
+        schedule=linear beta2=0.999 log_every=50 evaluation_every=1000 checkpoint_every=1000 objective=span_corruption
+        tokenizer=bpe:50130 context=4096 evaluation_bytes=1000000
+    """,
+    "bigbird-pegasus-tiny": """
+        recipe=bigbird-pegasus-tiny mixers=('bigbird(block=32, random=1, seed=0, heads=3)', 'bigbird(block=32, random=1,
+        seed=1, heads=3)', 'bigbird(block=32, random=1, seed=2, heads=3)', 'bigbird(block=32, random=1, seed=3,
+        heads=3)') decoder_mixers=causal() hidden_size=192 num_attention_heads=3 attention_bias=False
+        position_type=rotary hidden_act=relu initializer_gain=0.354 tie_word_embeddings=True batch_size=4 steps=20000
+        minutes=10.0 learning_rate=0.003 warmup_steps=50 optimizer=muon weight_decay=0.1 log_every=20
+        evaluation_every=200 checkpoint_every=200 objective=gap_sentences tokenizer=bpe:4096 target_length=256
+    """,
+    "bigbird-pegasus-large": """
+        recipe=bigbird-pegasus-large mixers=('bigbird(block=64, random=3, seed=0, heads=16)', 'bigbird(block=64,
+        random=3, seed=1, heads=16)', 'bigbird(block=64, random=3, seed=2, heads=16)', 'bigbird(block=64, random=3,
+        seed=3, heads=16)', 'bigbird(block=64, random=3, seed=4, heads=16)', 'bigbird(block=64, random=3, seed=5,
+        heads=16)', 'bigbird(block=64, random=3, seed=6, heads=16)', 'bigbird(block=64, random=3, seed=7, heads=16)',
+        'bigbird(block=64, random=3, seed=8, heads=16)', 'bigbird(block=64, random=3, seed=9, heads=16)',
+        'bigbird(block=64, random=3, seed=10, heads=16)', 'bigbird(block=64, random=3, seed=11, heads=16)',
+        'bigbird(block=64, random=3, seed=12, heads=16)', 'bigbird(block=64, random=3, seed=13, heads=16)',
+        'bigbird(block=64, random=3, seed=14, heads=16)', 'bigbird(block=64, random=3, seed=15, heads=16)')
+        decoder_mixers=causal() vocab_size=96103 hidden_size=1024 num_hidden_layers=16 num_attention_heads=16
+        attention_bias=False max_position_embeddings=4096 embedding_scale=32.0 hidden_act=relu dropout=0.1
+        initializer_range=0.02 tie_word_embeddings=True batch_size=256 gradient_accumulation_steps=256
+        gradient_checkpointing=True steps=500000 learning_rate=0.0001 warmup_steps=10000 schedule=inverse_sqrt
+        optimizer=adafactor beta2=0.999 weight_decay=0.0 log_every=50 evaluation_every=1000 checkpoint_every=1000
+        objective=gap_sentences tokenizer=unigram:96103 context=3072 target_length=256 evaluation_bytes=1000000
+    """,
+    "led-tiny": """
+        recipe=led-tiny mixers=longformer(window=64, globals=(0,)) decoder_mixers=causal() hidden_size=192
+        num_attention_heads=3 position_type=rotary embedding_norm=True global_projections=(0,) hidden_act=gelu
+        initializer_gain=0.354 tie_word_embeddings=True batch_size=4 steps=20000 minutes=10.0 learning_rate=0.003
+        warmup_steps=50 optimizer=muon weight_decay=0.1 log_every=20 evaluation_every=200 checkpoint_every=200
+        objective=span_corruption tokenizer=bpe:4096
+    """,
+    "led-base": """
+        recipe=led-base mixers=longformer(window=1024, globals=(0,)) decoder_mixers=causal() block=post_norm
+        vocab_size=50265 hidden_size=768 num_hidden_layers=6 num_attention_heads=12 max_position_embeddings=16384
+        decoder_max_position_embeddings=1024 embedding_norm=True global_projections=(0,) hidden_act=gelu dropout=0.1
+        initializer_range=0.02 tie_word_embeddings=True batch_size=64 gradient_accumulation_steps=64
+        gradient_checkpointing=True steps=65000 learning_rate=0.0001 warmup_steps=10000 schedule=linear beta2=0.999
+        log_every=50 evaluation_every=1000 checkpoint_every=1000 objective=span_corruption tokenizer=bpe:50037
+        context=4096 evaluation_bytes=1000000
+    """,
     "longformer-tiny": """
         recipe=longformer-tiny mixers=longformer(window=64, globals=(0,)) hidden_size=192 num_attention_heads=3
         position_type=rotary embedding_norm=True global_projections=(0,) hidden_act=gelu initializer_gain=0.354

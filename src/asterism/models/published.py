@@ -4,13 +4,15 @@ Every function returns a complete AsterismConfig; `published(name)` finds it by 
 last in each block, a norm on the embeddings, dropout 0.1, inside attention too (FNet apart), matrices from N(0, 0.02),
 the decoder of the masked LM tied to the embedding (Devlin 2019). Vocabularies are those of the published checkpoints:
 another tokenizer brings its own `vocab_size`. What a paper does not say, or what differs here, stands in the docstring.
-Parameters are counted with the head of the masked language model.
+Parameters are counted with the head of the masked language model; of encoder-decoders, with the last layer, which is
+the embedding, too.
 
-A tiny twin has four layers of width 192 and three heads, a vocabulary of 8,192 and 1,024 positions. Its blocks and
-windows are smaller, and so are the sets of global and random tokens, so that at 512 to 1,024 tokens its pattern is
-sparse too.
+A tiny twin has four layers (of each stack) of width 192 and three heads, a vocabulary of 8,192 and 1,024 positions. Its
+blocks and windows are smaller, and so are the sets of global and random tokens, so that at 512 to 1,024 tokens its
+pattern is sparse too.
 """
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -143,6 +145,81 @@ def fnet_hybrid_tiny() -> AsterismConfig:
     return _fnet(["fourier()"] * 2 + ["dense()"] * 2, **TINY)
 
 
+def transformer_base(vocab_size: int = 41_100, **sizes: Any) -> AsterismConfig:
+    """The Transformer, dense: 65M parameters (Vaswani 2017, table 3, "base").
+
+    Published: 6 layers of each stack, width 512, 8 heads, 2,048 inside, sinusoidal positions, norms behind, ReLU, no
+    bias in attention, one matrix for all embeddings and the last layer, dropout 0.1. Inferred: the 41,100 tokens.
+    The ten sizes that table 3 prints of this model and its variations (all but "big") agree to the last digit with
+    41,004 to 41,208 tokens; the "about 37,000" of section 5.1 would make 63.0M, 3% less. Norms have PyTorch's epsilon.
+    """
+    shape = {"hidden_size": 512, "num_hidden_layers": 6, "num_attention_heads": 8} | sizes
+    return _encoder_decoder(
+        "dense()",
+        block="post_norm",
+        vocab_size=vocab_size,
+        attention_bias=False,
+        hidden_act="relu",
+        position_type="sinusoidal",
+        initializer_range=shape["hidden_size"] ** -0.5,
+        embedding_scale=math.sqrt(shape["hidden_size"]),
+        **shape,
+    )
+
+
+def transformer_tiny() -> AsterismConfig:
+    """The twin of transformer-base."""
+    return transformer_base(**TINY, decoder_max_position_embeddings=256)
+
+
+def bigbird_roberta_base_summarization() -> AsterismConfig:
+    """BigBird base as an encoder-decoder, 155M parameters (Zaheer 2020, section 4.1 and appendix E.5).
+
+    Published: the encoder of bigbird-itc-base, a full decoder of the same weights, and cross attention in each of its
+    layers. The size follows: 127M without the head of the masked language model, and 12 cross attentions of 2.4M.
+    The activation is that of the checkpoint from which the authors start.
+    """
+    return _bigbird_summarization(_bigbird_layers(12, heads=12), **BASE, vocab_size=50358, max_position_embeddings=4096)
+
+
+def bigbird_roberta_summarization_tiny() -> AsterismConfig:
+    """The twin of bigbird-roberta-base-summarization: blocks of 32, a window of 3 blocks, 1 random one, 2 global."""
+    return _bigbird_summarization(_bigbird_layers(4, heads=3, block=32, random=1), **TINY)
+
+
+def bigbird_pegasus_large() -> AsterismConfig:
+    """BigBird-Pegasus, 577M parameters (Zaheer 2020, appendix E.5; size of google/bigbird-pegasus-large-arxiv).
+
+    Published: 16 layers of each stack, width 1,024, 16 heads, norms in front; in the authors' scripts: ReLU, no bias in
+    attention, embeddings times sqrt(1024), 4,096 positions. The authors keep the table of positions at sines; here it
+    is learned, as in the released checkpoint.
+    """
+    shape = {"hidden_size": 1024, "num_hidden_layers": 16, "num_attention_heads": 16}
+    return _bigbird_pegasus(_bigbird_layers(16, heads=16), **shape, vocab_size=96103, max_position_embeddings=4096)
+
+
+def bigbird_pegasus_tiny() -> AsterismConfig:
+    """The twin of bigbird-pegasus-large: blocks of 32, a window of 3 blocks, 1 random block and 2 global ones."""
+    layers = _bigbird_layers(4, heads=3, block=32, random=1)
+    return _bigbird_pegasus(layers, **TINY, decoder_max_position_embeddings=256)
+
+
+def led_base() -> AsterismConfig:
+    """LED, 162M parameters: BART base with the attention of Longformer (Beltagy 2020, section 7).
+
+    Published: 6 layers of each stack, 16,384 positions of the source and 1,024 of the target, a window of 1,024 in
+    every layer, the first token global, with projections of its own (size of allenai/led-base-16384).
+    """
+    shape = BASE | {"num_hidden_layers": 6}
+    positions = {"max_position_embeddings": 16_384, "decoder_max_position_embeddings": 1024}
+    return _led(1024, **shape, **positions, vocab_size=50265)
+
+
+def led_tiny() -> AsterismConfig:
+    """The twin of led-base: a window of 64."""
+    return _led(64, **TINY, decoder_max_position_embeddings=256)
+
+
 def all_attention_enwik8_small() -> AsterismConfig:
     """The small all-attention model of bytes, 38-39M parameters, 1.01 bits per byte (Sukhbaatar 2019, enwik8).
 
@@ -216,6 +293,42 @@ def _fnet(mixers: str | list[str], **fields: Any) -> AsterismConfig:
     )
 
 
+def _encoder_decoder(mixers: str | list[str], **fields: Any) -> AsterismConfig:
+    """What all encoder-decoders share: a full decoder, dropout 0.1, one matrix for embeddings and the last layer."""
+    shared = {"decoder_mixers": "causal()", "dropout": 0.1, "initializer_range": 0.02, "tie_word_embeddings": True}
+    return AsterismConfig(mixers=mixers, **(shared | fields))
+
+
+def _bigbird_summarization(mixers: list[str], **fields: Any) -> AsterismConfig:
+    return _encoder_decoder(
+        mixers,
+        block="post_norm",
+        embedding_norm=True,
+        type_vocab_size=2,
+        tie_encoder_decoder=True,
+        hidden_act="gelu_new",
+        layer_norm_eps=1e-12,
+        attention_dropout=0.1,
+        **fields,
+    )
+
+
+def _bigbird_pegasus(mixers: list[str], **fields: Any) -> AsterismConfig:
+    scale = math.sqrt(fields["hidden_size"])
+    return _encoder_decoder(mixers, attention_bias=False, hidden_act="relu", embedding_scale=scale, **fields)
+
+
+def _led(window: int, **fields: Any) -> AsterismConfig:
+    return _encoder_decoder(
+        f"longformer({window=}, globals=(0,))",
+        block="post_norm",
+        embedding_norm=True,
+        global_projections=[0],
+        hidden_act="gelu",
+        **fields,
+    )
+
+
 def _all_attention(layers: int, vectors: int, span: int, dropout: float, **fields: Any) -> AsterismConfig:
     shape = {"hidden_size": 512, "num_attention_heads": 8} | fields
     return AsterismConfig(
@@ -250,6 +363,14 @@ PUBLISHED: dict[str, Callable[[], AsterismConfig]] = {
     "fnet-tiny": fnet_tiny,
     "fnet-hybrid-base": fnet_hybrid_base,
     "fnet-hybrid-tiny": fnet_hybrid_tiny,
+    "transformer-base": transformer_base,
+    "transformer-tiny": transformer_tiny,
+    "bigbird-roberta-base-summarization": bigbird_roberta_base_summarization,
+    "bigbird-roberta-summarization-tiny": bigbird_roberta_summarization_tiny,
+    "bigbird-pegasus-large": bigbird_pegasus_large,
+    "bigbird-pegasus-tiny": bigbird_pegasus_tiny,
+    "led-base": led_base,
+    "led-tiny": led_tiny,
     "all-attention-enwik8-small": all_attention_enwik8_small,
     "all-attention-enwik8-large": all_attention_enwik8_large,
     "all-attention-tiny": all_attention_tiny,

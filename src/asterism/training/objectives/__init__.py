@@ -29,7 +29,7 @@ OBJECTIVES: "Registry[Objective[Any]]" = Registry(
     ),
     gap_sentences=Entry(
         f"{_HERE}.gap_sentences:GapSentences",
-        settings=("tokenizer",),
+        settings=("tokenizer", "target_length"),
         shortest_context=16,
         recipe="gap-sentences-tiny",
     ),

@@ -129,7 +129,7 @@ def stretches(sentences: Sequence[Sentence], room: int) -> Iterator[list[Sentenc
 
 
 class GapSentences(Denoising):
-    """Texts that fit into the context, targets that fit into half of it, as Pegasus base has them."""
+    """Texts that fit into the context, targets that fit into half of it, as Pegasus has them, or are shorter."""
 
     @classmethod
     def needs(cls, config: RunConfig) -> Needs:
@@ -138,7 +138,7 @@ class GapSentences(Denoising):
 
     @classmethod
     def room_of(cls, config: RunConfig) -> Room:
-        return Room(config.context, config.context // 2)
+        return Room(config.context, config.target_length or config.context // 2)
 
     def pairs(self, corpus: ByteSplits, split: Split) -> GapPairs:
         return GapPairs(corpus, split, self.tokenizer, _mask(self.tokenizer), self.room)

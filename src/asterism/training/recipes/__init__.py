@@ -1,10 +1,13 @@
-"""The recipes: functions that each return one complete `RunConfig`."""
+"""The recipes: functions that each return one complete `RunConfig`, and what some are fine-tuned with."""
 
 from collections.abc import Callable
 
 from asterism.errors import ConfigurationError, nearest
-from asterism.training.recipes import all_attention, denoising, encoders, sparse_transformer
+from asterism.training.recipes import all_attention, denoising, encoder_decoders, encoders, sparse_transformer
+from asterism.training.recipes.fine_tuning import FINE_TUNING, fine_tuning
 from asterism.training.run.configuration import RunConfig
+
+__all__ = ["FINE_TUNING", "RECIPES", "fine_tuning", "recipe"]
 
 RECIPES: dict[str, Callable[[], RunConfig]] = {
     "bytes-small": sparse_transformer.bytes_small,
@@ -28,6 +31,14 @@ RECIPES: dict[str, Callable[[], RunConfig]] = {
     "star-base": encoders.star_base,
     "span-corruption-tiny": denoising.span_corruption_tiny,
     "gap-sentences-tiny": denoising.gap_sentences_tiny,
+    "transformer-tiny": encoder_decoders.transformer_tiny,
+    "transformer-base": encoder_decoders.transformer_base,
+    "bigbird-roberta-summarization-tiny": encoder_decoders.bigbird_roberta_summarization_tiny,
+    "bigbird-roberta-base-summarization": encoder_decoders.bigbird_roberta_base_summarization,
+    "bigbird-pegasus-tiny": encoder_decoders.bigbird_pegasus_tiny,
+    "bigbird-pegasus-large": encoder_decoders.bigbird_pegasus_large,
+    "led-tiny": encoder_decoders.led_tiny,
+    "led-base": encoder_decoders.led_base,
     "fnet-tiny": encoders.fnet_tiny,
     "fnet-base": encoders.fnet_base,
     "fnet-large": encoders.fnet_large,

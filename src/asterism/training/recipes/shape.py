@@ -6,6 +6,11 @@ from typing import Any
 from asterism.shape import ModelConfig
 from asterism.training.run.configuration import RunConfig
 
+_FOLLOWS = {
+    "num_decoder_layers": "num_hidden_layers",
+    "decoder_max_position_embeddings": "max_position_embeddings",
+}
+
 
 def published_shape(name: str, **changes: Any) -> ModelConfig:
     """The model called `name` in `asterism.models.published`, some of its fields changed.
@@ -21,6 +26,9 @@ def published_shape(name: str, **changes: Any) -> ModelConfig:
     for size in ("num_key_value_heads", "query_key_dim", "value_dim", "intermediate_size"):
         if values[size] == getattr(derived, size):
             values[size] = None
+    for of_decoder, of_encoder in _FOLLOWS.items():
+        if values[of_decoder] == values[of_encoder]:
+            values[of_decoder] = None
     frozen = {field: tuple(value) if isinstance(value, list) else value for field, value in values.items()}
     shape: dict[str, Any] = frozen | changes
     return ModelConfig(**shape)

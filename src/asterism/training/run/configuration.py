@@ -169,6 +169,9 @@ class RunConfig(TrainingConfig):
     )
     record_length: int | None = _setting("the file holds records of so many bytes, each of them a sequence", None)
     context: int = _setting("bytes or tokens of a sequence", 1024)
+    target_length: int | None = _setting(
+        "tokens of a target of gap_sentences at most; by default half of context", None
+    )
     evaluation_bytes: int = _setting(
         "evaluate on about so many bytes on the way, spread evenly over the validation split", 131_072
     )
@@ -182,6 +185,8 @@ class RunConfig(TrainingConfig):
         super().__post_init__()
         self._require_positive("context")
         self._require_positive("evaluation_bytes")
+        fits = self.target_length is None or 8 <= self.target_length <= self.context
+        self._require("target_length", fits, f"must be from 8 to context={self.context}")
         is_sequence = self.record_length in (None, self.context)
         self._require("record_length", is_sequence, f"must equal context={self.context}: a record is one sequence")
         self._require_entry("objective", OBJECTIVES)

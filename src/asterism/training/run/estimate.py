@@ -17,8 +17,9 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils.flop_counter import FlopCounterMode
 
 from asterism.compiler import compile_pattern
+from asterism.kernels import matrix_rates
 from asterism.models import AsterismConfig
-from asterism.patterns import Pattern
+from asterism.patterns import Mixer, Pattern
 from asterism.training.objectives import OBJECTIVES
 from asterism.training.objectives.pretraining import Pretraining
 from asterism.training.run.arithmetic import loss_of, settled
@@ -35,6 +36,8 @@ class Estimate:
     real numbers as is usual. Adaptive spans count as if they had all grown to the largest. Memory is in bytes, on one
     device: what is kept during a step, the compiled patterns (`plan_memory`) included. Buffers inside operations come
     on top. `dtype` is what products and attention are computed in, on this machine where that is left open.
+    `seconds_per_step` is what the FLOPs take at the rate of matrix products of this machine's processor, which no step
+    exceeds; None where runs are trained on a GPU.
     """
 
     mixers: str | list[str]
@@ -45,6 +48,7 @@ class Estimate:
     steps: int
     flops_per_step: int
     mixing_flops_per_step: int
+    seconds_per_step: float | None
     weight_memory: int
     gradient_memory: int
     optimizer_memory: int
@@ -78,8 +82,10 @@ def estimate(config: RunConfig, own: Path | None = None) -> Estimate:
         model = objective.model_class(config)(shape)
     parameters = model.num_parameters()
     products, activations = _products_and_activations(config, objective, shape)
-    mixing, plan_memory = _mixing(config, shape)
+    mixing, plan_memory = _mixing(config, objective, shape)
     # Each product with weights takes two more in the backward pass, and one again when it is recomputed.
+    flops = (4 if config.gradient_checkpointing else 3) * products + mixing
+    rate = None if torch.accelerator.is_available() else matrix_rates()[config.dtype]
     return Estimate(
         mixers=shape.mixers,
         dtype=config.dtype,
@@ -87,8 +93,9 @@ def estimate(config: RunConfig, own: Path | None = None) -> Estimate:
         unit=objective.unit,
         tokens_per_step=config.batch_size * config.context,
         steps=config.steps,
-        flops_per_step=(4 if config.gradient_checkpointing else 3) * products + mixing,
+        flops_per_step=flops,
         mixing_flops_per_step=mixing,
+        seconds_per_step=None if rate is None else flops / rate,
         weight_memory=4 * parameters,
         gradient_memory=4 * parameters,
         optimizer_memory=moment_bytes(parameter_groups(model, config)),
@@ -104,16 +111,26 @@ def _foundations(config: RunConfig, own: Path | None) -> tuple[type[Pretraining[
     return objective, objective.foundations(config, own)[2]
 
 
-def _mixing(config: RunConfig, model: AsterismConfig) -> tuple[int, int]:
-    """FLOPs of all mixing in a step, and bytes of all plans."""
+def _target(config: RunConfig, objective: type[Pretraining[Any]]) -> int:
+    """How many tokens the decoder of an encoder-decoder reads."""
+    return objective.blank_batch(config, 1)["labels"].shape[1]
+
+
+def _mixing(config: RunConfig, objective: type[Pretraining[Any]], model: AsterismConfig) -> tuple[int, int]:
+    """FLOPs of all mixing in a step, of both stacks where there are two, and bytes of all plans."""
     tokens = model.global_tokens + config.context
+    readings: list[tuple[Mixer, int, int]] = [(mixer, tokens, tokens) for mixer in model.layer_mixers()]
+    if model.decoder_mixers is not None:
+        target = _target(config, objective)
+        readings += [(pattern, target, target) for pattern in model.decoder_config().layer_patterns()]
+        readings += [(pattern, target, tokens) for pattern in model.cross_patterns()]
     flops = memory = 0
-    for mixer, layers in Counter(model.layer_mixers()).items():
+    for (mixer, queries, keys), layers in Counter(readings).items():
         if isinstance(mixer, Pattern):
-            plan = compile_pattern(mixer, tokens)
+            plan = compile_pattern(mixer, queries, keys, query_offset=0)
             memory += plan.bytes
             once = _attention(
-                model, plan.pairs * (model.num_attention_heads // plan.heads), tokens, config.gradient_checkpointing
+                model, plan.pairs * (model.num_attention_heads // plan.heads), queries, config.gradient_checkpointing
             )
         else:
             numbers = tokens * model.hidden_size
@@ -156,18 +173,36 @@ def _products_and_activations(
         products += layer[0] * len(texts)
         activations += layer[1] * len(texts)
         largest = max(largest, layer[1])
+    between = model.num_hidden_layers * (config.context + model.global_tokens)
+    if model.num_decoder_layers is not None:
+        layer = _run(config, objective, model, [texts[0]], decoder_layers=2) - one
+        rest = rest - layer
+        products += layer[0] * model.num_decoder_layers
+        activations += layer[1] * model.num_decoder_layers
+        largest = max(largest, layer[1])
+        between += model.num_decoder_layers * _target(config, objective)
     if config.gradient_checkpointing:
-        between_layers = 4 * sequences * (config.context + model.global_tokens) * model.hidden_size
-        activations = model.num_hidden_layers * between_layers + largest
+        activations = 4 * sequences * between * model.hidden_size + largest
     return config.gradient_accumulation_steps * int(products + rest[0]), int(activations + rest[1])
 
 
-def _run(config: RunConfig, objective: type[Pretraining[Any]], model: AsterismConfig, mixers: list[str]) -> np.ndarray:
+def _run(
+    config: RunConfig,
+    objective: type[Pretraining[Any]],
+    model: AsterismConfig,
+    mixers: list[str],
+    decoder_layers: int = 1,
+) -> np.ndarray:
     """FLOPs of products with weights, forward, and bytes of all tensors, other than parameters, that autograd keeps.
 
-    Of one slice through a model with these mixers alone: int64 [2].
+    Of one slice through a model with these mixers alone, and a decoder, if it has one, of so many layers: int64 [2].
     """
-    changes = {"mixers": mixers, "num_hidden_layers": len(mixers), "adaptive_span": False}
+    changes: dict[str, Any] = {"mixers": mixers, "num_hidden_layers": len(mixers), "adaptive_span": False}
+    if model.decoder_mixers is not None:
+        own, cross = model.decoder_config().layer_patterns()[0].text, model.cross_patterns()[0].text
+        changes |= {"decoder_mixers": [own] * decoder_layers, "cross_mixers": [cross] * decoder_layers}
+        # Stacks that share weights must be equally deep, and sharing changes neither figure.
+        changes |= {"num_decoder_layers": decoder_layers, "tie_encoder_decoder": False}
     shallow = AsterismConfig(**model.to_dict() | changes)
     kept: list[torch.Tensor] = []
 
