@@ -33,6 +33,7 @@ from asterism.bench.machine import describe
 from asterism.training import open_run
 from asterism.training.readers.bm25 import bm25, words_of
 from asterism.training.tasks.long_range import Sizes, write_long_range
+from asterism.training.tasks.scores import exact_match
 
 READERS = {
     "sparse": "cut(length=4096)",
@@ -123,7 +124,7 @@ def _asked(run: Path, data: Path, task: str) -> dict[str, Any]:
 def _is_right(task: str, answer: Mapping[str, Any], row: Mapping[str, Any]) -> bool:
     if task == "classify":
         return answer["predicted_label"] == row["label"]
-    return answer["predicted_answer"] in row["answers"]["text"]
+    return exact_match(answer["predicted_answer"], row["answers"]["text"]) == 1
 
 
 # --- without a model ------------------------------------------------------------------------------------------------

@@ -12,6 +12,7 @@ from small_encoders import PLACES, REVIEWS, TAGGED, THINGS, save_tiny_bert, word
 from asterism.cli.main import main
 from asterism.errors import CheckpointError, ConfigurationError, DataError
 from asterism.training import FineTuneConfig, evaluate, open_run, predict, predict_file, train
+from asterism.training.data.tokenization import make_tokenizer
 from asterism.training.readers.reader import windows_of
 from asterism.training.run import prediction
 from asterism.training.run.integrity import seal
@@ -235,6 +236,21 @@ def test_predictions_are_gone_on_with_to_the_byte(runs, task, reader, tmp_path):
     resumed = predict_file(runs[task], data, output=parts, resume=True, score=True, **asked)
     assert parts.read_bytes() == whole.read_bytes()
     assert (resumed.rows_before, resumed.scores) == (4, report.scores)
+
+
+def test_an_answer_begins_and_ends_with_its_words(tmp_path):
+    """Tokens of bytes have the space before a word, which is none of the answer."""
+    context = "It is in the attic ."
+    tokenizer = make_tokenizer("bpe:280", [f"{context} where"] * 9, 64)
+    record = {"context": context, "question": "where", "answers": [{"text": "attic", "answer_start": 13}]}
+    (example,) = examples = read_questions(write_lines(tmp_path / "q.jsonl", [record]))
+    task = Answering.of(examples, length=64)
+    ((feature,),) = task.features(examples, tokenizer)
+    starts, ends = (np.zeros(len(feature.tokens), np.float32) for _ in range(2))
+    starts[feature.target[0]] = ends[feature.target[1]] = 9
+    assert context[feature.tokens[feature.target[0], 0]] == " "
+    answer = task.predict(example, [feature], [(starts, ends)])
+    assert (answer["answer"], answer["answer_start"]) == ("attic", 13)
 
 
 # --- training, evaluation, and the record ---------------------------------------------------------------------------

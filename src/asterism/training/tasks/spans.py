@@ -126,8 +126,9 @@ class Answering(Labelling[Question]):
         (score, first, last), covered = spans[number], features[number].tokens
         assert covered is not None
         none_score = min(float(starts[0]) + float(ends[0]) for starts, ends in said)
-        begin, end = int(covered[first, 0]), int(covered[last, 1])
-        answer = {"answer": example.context[begin:end], "answer_start": begin, "score": shown_score(score)}
+        text = example.context[int(covered[first, 0]) : int(covered[last, 1])]
+        begin = int(covered[first, 0]) + len(text) - len(text.lstrip())  # some tokenizers count a space to its word
+        answer = {"answer": text.strip(), "answer_start": begin, "score": shown_score(score)}
         if not self.may_have_none:
             return answer
         if none_score > score:
