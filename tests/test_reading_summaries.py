@@ -5,12 +5,15 @@ import json
 import pytest
 from small_encoders import write_lines
 from small_writers import digit_texts, digit_tokenizer, save_tiny_bart
+from tokenizers import Tokenizer, models, pre_tokenizers, processors
+from transformers import PreTrainedTokenizerFast
 
 from asterism.errors import ConfigurationError
 from asterism.training import FineTuneConfig, evaluate, open_run, predict, predict_file, train
 from asterism.training.data.records import Record
 from asterism.training.run import prediction
 from asterism.training.run.loop import quiet_transformers
+from asterism.training.tasks.encoding import encode
 from asterism.training.tasks.texts import Generation, Summarization, Translation
 from asterism.training.tasks.writing import Pair
 
@@ -90,6 +93,21 @@ def test_a_prefix_stands_before_every_part():
         [pair("one two three four five six seven eight nine")], tokenizer
     )
     assert cut.inputs["input_ids"].tolist() == parts[0].inputs["input_ids"].tolist()
+
+
+@pytest.mark.parametrize("prefix", ["", "to: ", "to:"])
+@pytest.mark.parametrize("text", ["Hello", "Hello Guten"])
+def test_a_word_belongs_to_the_document_also_with_the_space_of_the_prefix(prefix, text):
+    """The tokens of T5 and Pegasus begin with the space before the word."""
+    pieces = ["<pad>", "</s>", "<unk>", *("▁Hello", "▁to", ":", "▁Guten", "Hello")]
+    made = Tokenizer(models.Unigram([(piece, -1.0) for piece in pieces], unk_id=2))
+    made.pre_tokenizer = pre_tokenizers.Metaspace()
+    made.post_processor = processors.TemplateProcessing(single="$A </s>", special_tokens=[("</s>", 1)])
+    (encoded,) = encode([text], PreTrainedTokenizerFast(tokenizer_object=made), prefix=prefix)
+    words = text.split()
+    assert (encoded.tokens, encoded.around) == (len(words), 1 + len(prefix.split() and ["to", ":"]))
+    begins, ends = encoded.characters.T.tolist()
+    assert [text[begin:end].strip() for begin, end in zip(begins, ends, strict=True)] == words
 
 
 def test_what_parts_said_is_read_again_until_it_fits():

@@ -111,7 +111,10 @@ def _encoded(row: Encoding, inputs: dict[str, np.ndarray], text: str, question: 
     """`before` are the characters of the row's text that stand before the document."""
     mine = np.array([part == int(question is not None) for part in row.sequence_ids], dtype=bool)
     characters = np.array(row.offsets, dtype=np.int32).reshape(-1, 2) - before
-    places = np.flatnonzero(mine & (characters[:, 0] >= 0))
+    # Many a tokenizer counts the space before a word to the word's token: the one at the end of "summarize: " may be of
+    # the document's first token.
+    places = np.flatnonzero(mine & ((characters[:, 0] >= 0) | (characters[:, 1] > 0)))
     first, end = (int(places[0]), int(places[-1]) + 1) if len(places) else (len(mine), len(mine))
+    characters = np.maximum(characters, 0)
     words = [-1 if word is None else word for word in row.word_ids[first:end]]
     return Encoded(inputs, first, end, characters[first:end], np.array(words, dtype=np.int32), text, question)
