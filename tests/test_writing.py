@@ -141,6 +141,20 @@ def test_a_name_with_a_comma_may_be_one_file(tmp_path):
         TASKS.load("classify").read(tmp_path / "a.de,b.en")
 
 
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("a" * 300 + ",b", "cannot read a+: File name too long$"),
+        ("a\0.jsonl", r"'a\\x00\.jsonl' cannot be the name of a file$"),
+        ("a\0.de,b.en", r"'a\\x00\.de' cannot be the name of a file$"),
+        ("-,-", "stdin cannot be both sources and targets; give a file for one of them$"),
+    ],
+)
+def test_what_can_be_no_file_is_refused_in_one_line(name, message):
+    with pytest.raises(DataError, match=message):
+        Translation.read(Path(name))
+
+
 def test_the_identity_of_a_pair_is_that_of_both_files(tmp_path):
     pair = write_pair(tmp_path, ["a"], ["b"])
     before = identity(pair, None)
@@ -547,8 +561,19 @@ def test_what_a_model_or_its_tokenizer_lacks(settings, models, tmp_path):
     with quiet_transformers():
         folder = save_tiny_bart(tmp_path / "startless")
     document = json.loads((folder / "config.json").read_text())
-    (folder / "config.json").write_text(json.dumps(document | {"decoder_start_token_id": None}))
-    refused(ConfigurationError, "the config.json in .*startless has no decoder_start_token_id", model=folder)
+    for changes, error, message in (
+        ({"decoder_start_token_id": None}, ConfigurationError, "has no decoder_start_token_id"),
+        (
+            {"decoder_start_token_id": 17},
+            ConfigurationError,
+            "has decoder_start_token_id 17, the decoder has tokens",
+        ),
+        ({"decoder_start_token_id": -1}, ConfigurationError, "has decoder_start_token_id -1, the decoder has tokens 0"),
+        ({"pad_token_id": -1}, ConfigurationError, "has pad_token_id -1, the decoder has tokens 0 to 16$"),
+        ({"vocab_size": -3, "pad_token_id": -4, "decoder_start_token_id": -4}, ConfigurationError, "has pad_token_id"),
+    ):
+        (folder / "config.json").write_text(json.dumps(document | changes))
+        refused(error, f"the config.json in .*startless {message}", model=folder)
 
 
 def test_targets_that_cannot_be_learned(settings, tmp_path):
@@ -620,6 +645,7 @@ def test_a_scorer_that_is_not_installed(settings, finished, task, package, tmp_p
         ({"no_repeat_ngram_size": -1}, "no_repeat_ngram_size=-1 must not be negative"),
         ({"label_smoothing": 1.0}, r"label_smoothing=1.0 must be in \[0, 1\)"),
         ({"length_penalty": float("nan")}, "length_penalty=nan must be finite"),
+        ({"source_prefix": "a\ud800"}, r"source_prefix='a\\ud800' has half of a surrogate pair without the other$"),
         ({"pooling": "mean"}, "pooling='mean' is for task 'classify', not 'generate'"),
         ({"task": "tag", "num_beams": 2}, "num_beams=2 is for task 'summarize' or 'translate' or 'generate', not"),
     ],

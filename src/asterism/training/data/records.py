@@ -5,6 +5,7 @@ the readers of the tasks say only what is wrong. `formats.py` reads and writes t
 """
 
 import json
+import os
 import sys
 from collections.abc import Iterator
 from contextlib import nullcontext
@@ -108,6 +109,8 @@ class Source:
         Raises DataError if there is no such file, if it cannot be read, or at a line that is not UTF-8.
         """
         number = 0
+        if "\0" in self.name:
+            raise DataError(f"data: {self.name!r} cannot be the name of a file")
         try:
             with nullcontext(sys.stdin.buffer) if self.path == STDIN else Path(self.path).open("rb") as file:
                 for number, line in enumerate(file, start=1):
@@ -126,9 +129,11 @@ class Source:
 
 
 class PairedSource(Source):
-    """Two text files whose lines belong together, read in step."""
+    """Two text files whose lines belong together, read in step. Raises DataError for standard input twice."""
 
     def __init__(self, first: str, second: str) -> None:
+        if first == second == STDIN:
+            raise DataError("data: stdin cannot be both sources and targets; give a file for one of them")
         super().__init__(f"{first},{second}")
         self.files = Source(first), Source(second)
         self.name = " and ".join(one.name for one in self.files)
@@ -156,7 +161,8 @@ class PairedSource(Source):
 def pair_of(path: str | Path) -> tuple[str, str] | None:
     """The names of two files that are given as SOURCE,TARGET; None for the name of one, which may have a comma."""
     first, _, second = str(path).partition(",")
-    return (first, second) if first and second and not Path(path).exists() else None
+    # Unlike Path.exists, which raises before Python 3.14, this is false of what can be no name of a file.
+    return (first, second) if first and second and not os.path.exists(path) else None  # noqa: PTH110
 
 
 def source_of(path: str | Path) -> Source:

@@ -113,7 +113,7 @@ def _readable(folder: Path) -> Iterator[None]:
         yield
     except AsterismError:
         raise
-    except (OSError, RuntimeError, SafetensorError, *DAMAGED) as error:
+    except (AssertionError, OSError, RuntimeError, SafetensorError, *DAMAGED) as error:
         raise CheckpointError(f"model: {folder} cannot be read for this task: {why_unread(error)}") from error
 
 

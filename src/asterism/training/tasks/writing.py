@@ -319,6 +319,12 @@ def _refuse_unfit(folder: str, model: PreTrainedConfig, tokenizer: PreTrainedTok
     ):
         if token is None:
             raise ConfigurationError(f"model: the {what} in {folder} has {why}; give it one")
+    known = getattr(getattr(model, "decoder", model), "vocab_size", None)
+    for name, token in (("pad_token_id", model.pad_token_id), ("decoder_start_token_id", _start(model))):
+        if known is not None and token is not None and not 0 <= token < known:
+            raise ConfigurationError(
+                f"model: the config.json in {folder} has {name} {token}, the decoder has tokens 0 to {known - 1:,}"
+            )
 
 
 def _target_length(config: FineTuneConfig, model: PreTrainedConfig) -> int:
