@@ -90,6 +90,25 @@ def test_numbers_that_do_not_fit_are_refused(config):
         RunConfig(model=ModelConfig(hidden_size=10**23))
 
 
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"target_length": 2.5}, "target_length=2.5 must be a whole number or None$"),
+        ({"num_beams": "8"}, "num_beams='8' must be a whole number$"),
+        ({"steps": True}, "steps=True must be a whole number$"),
+        ({"length_penalty": "1"}, "length_penalty='1' must be a number$"),
+        ({"minutes": "1"}, "minutes='1' must be a number or None$"),
+        ({"source_prefix": 5}, "source_prefix=5 must be text$"),
+        ({"from_scratch": 1}, "from_scratch=1 must be True or False$"),
+        ({"data": None}, "data=None must be text$"),
+    ],
+)
+def test_settings_of_another_type_are_refused(config, changes, message):
+    with pytest.raises(ConfigurationError, match=message):
+        replace(config, **changes)
+    assert replace(config, epochs=2, minutes=None).epochs == 2
+
+
 def test_a_model_beyond_memory_is_one_line(tmp_path, capsys, monkeypatch):
     def out_of_memory(*_, **__):
         raise RuntimeError("[enforce fail at alloc_cpu.cpp:119] DefaultCPUAllocator: can't allocate memory\nmore")
@@ -111,6 +130,11 @@ def test_a_closed_stdin_is_empty(finished, monkeypatch, capsys):
 def test_what_is_no_name_of_a_file_is_refused(finished, config, output, resume):
     with pytest.raises(ConfigurationError, match="^output: "):
         predict_file(finished, config.data, output=output, resume=resume, progress=False)
+
+
+def test_a_name_that_is_too_long_is_refused(finished, config, tmp_path):
+    with pytest.raises(CheckpointError, match="a cannot be written: File name too long; "):
+        predict_file(finished, config.data, output=tmp_path / ("a" * 300), progress=False)
 
 
 def test_what_another_process_finished_meanwhile_is_kept(finished, config, tmp_path, monkeypatch):

@@ -9,6 +9,7 @@ it holds. What an objective or a task asks of its settings stands in the registr
 import math
 from collections.abc import Mapping
 from dataclasses import MISSING, dataclass, field, fields
+from types import NoneType
 from typing import Any, ClassVar, Literal, get_args
 
 from asterism.errors import ConfigurationError, nearest
@@ -21,6 +22,9 @@ from asterism.training.tasks import TASKS
 Dtype = Literal["auto", "float32", "bfloat16"]
 Optimizer = Literal["adamw", "muon", "adafactor"]
 Schedule = Literal["cosine", "linear", "inverse_sqrt"]
+
+_TYPES: dict[type, str] = {bool: "True or False", int: "a whole number", float: "a number", str: "text"}
+"""What messages call the types of settings; a Literal's values are compared one by one."""
 
 _LEARNING_RATE = "the largest step of the optimiser; adafactor takes it times the size of a matrix"
 
@@ -78,6 +82,7 @@ class TrainingConfig:
     checkpoint_every: int = _setting("steps between two checkpoints", 250)
 
     def __post_init__(self) -> None:
+        self._refuse_other_types()
         self._refuse_extremes()
         for name in (
             "batch_size",
@@ -100,6 +105,18 @@ class TrainingConfig:
         self._require_one_of("schedule", Schedule)
         divides = self.batch_size % self.gradient_accumulation_steps == 0
         self._require("gradient_accumulation_steps", divides, f"must divide batch_size={self.batch_size}")
+
+    def _refuse_other_types(self) -> None:
+        """A number that came as text, or half a beam, would stop a run where it is used, if it did."""
+        for one in fields(self):
+            value = getattr(self, one.name)
+            parts: tuple[Any, ...] = get_args(one.type) or (one.type,)
+            kinds = [kind for kind in parts if kind in _TYPES]
+            if not kinds or (value is None and NoneType in parts):
+                continue
+            like: tuple[type, ...] = (int, float) if float in kinds else tuple(kinds)
+            is_like = isinstance(value, like) and (bool in kinds or not isinstance(value, bool))
+            self._require(one.name, is_like, f"must be {_TYPES[kinds[0]]}{' or None' * (NoneType in parts)}")
 
     def _refuse_extremes(self) -> None:
         """Numbers that JSON or 64 bits cannot hold would break a run in its middle."""
@@ -268,6 +285,8 @@ class FineTuneConfig(TrainingConfig):
         once = None in (self.length, parse_reader(self.reader).length)
         self._require("length", once, f"is given twice, also by reader {self.reader}: leave one out")
         self._require("no_repeat_ngram_size", self.no_repeat_ngram_size >= 0, "must not be negative")
+        is_whole = not any("\ud800" <= one <= "\udfff" for one in self.source_prefix)
+        self._require("source_prefix", is_whole, "has half of a surrogate pair without the other")
         self._require("label_smoothing", 0 <= self.label_smoothing < 1, "must be in [0, 1)")
         if self.pooling is not None:
             self._require_one_of("pooling", Pooling)

@@ -19,12 +19,14 @@ from asterism.training.data.records import STDIN, Record, Source
 
 
 def output_path(output: str | Path) -> Path:
-    """The path of an output. Raises ConfigurationError for what is no name of a file."""
+    """The path of an output. Raises ConfigurationError or CheckpointError for what is no name of a file."""
     path = Path(output)
     if str(output) == STDIN:
         raise ConfigurationError("output: '-' is no name for a file here; give none for standard output")
     if not path.name or "\0" in str(output):
         raise ConfigurationError(f"output: {str(output)!r} cannot be the name of a file; choose another")
+    with writing(path):  # a name that is too long
+        path.exists()
     return path
 
 
