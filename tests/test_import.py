@@ -715,5 +715,5 @@ def test_the_report_says_what_is_otherwise(tmp_path):
     report = asdict(import_checkpoint(tmp_path / "source", tmp_path / "output"))
     assert report["left_out"] == ["bert.pooler.bias", "bert.pooler.weight"]
     assert any("random blocks" in note for note in report["notes"])
-    assert any("no dropout inside attention" in note for note in report["notes"])
+    assert any("from_pretrained(FOLDER, attention_dropout=0.1)" in note for note in report["notes"])
     assert report["tokenizer"] == []

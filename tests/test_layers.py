@@ -353,6 +353,13 @@ def test_dropout_is_at_the_end_of_each_branch_and_in_training_only() -> None:
     assert torch.equal(block.eval()(hidden), block(hidden))
 
 
+@pytest.mark.parametrize("kind", [PreNormBlock, PostNormBlock])
+def test_a_block_has_no_feed_forward_layer_only_where_that_is_said(kind: type[PreNormBlock]) -> None:
+    with pytest.raises(TypeError, match="feed_forward"):
+        kind(SparseAttention(16, 2, "causal()"), 16)  # type: ignore[call-arg]
+    assert kind(SparseAttention(16, 2, "causal()"), 16, None).feed_forward is None
+
+
 def test_quick_gelu_is_x_sigmoid_of_1702_x() -> None:
     x = torch.linspace(-20, 20, 401, dtype=torch.float64)
     torch.testing.assert_close(ACTIVATIONS["quick_gelu"](x), x * torch.sigmoid(1.702 * x), atol=1e-14, rtol=1e-12)

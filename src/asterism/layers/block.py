@@ -150,7 +150,7 @@ class _Block(nn.Module):
         self,
         mixer: nn.Module,
         hidden_size: int,
-        feed_forward: nn.Module | int | None = None,
+        feed_forward: nn.Module | int | None,
         *,
         dropout: float = 0.0,
         norm: str = "layer",

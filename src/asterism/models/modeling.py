@@ -111,7 +111,8 @@ class AsterismModel(AsterismPreTrainedModel):
     ) -> BaseModelOutputWithPast:
         """Hidden states [B, N, hidden_size] of N new tokens.
 
-        input_ids        int64 [B, N], or in their place inputs_embeds [B, N, embedding_size or hidden_size]
+        input_ids        int64 [B, N], or in their place inputs_embeds [B, N, embedding_size or hidden_size], which are
+                         taken as they are: embedding_scale is for the rows of the table alone
         attention_mask   [B, N] or, when the cache has seen S columns, [B, S + N]: 1 for tokens, 0 for padding, on any
                          side. A padded column returns what the last token before it returns, or 0 without one.
         token_type_ids   int64 [B, N], by default 0; a model without types takes only 0

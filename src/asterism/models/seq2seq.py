@@ -193,7 +193,8 @@ class AsterismForConditionalGeneration(GeneratesTokens):
     ) -> Seq2SeqLMOutput:
         """Logits [B, N, vocab_size] of what follows each token of the target and, with labels, the loss in nats.
 
-        input_ids               int64 [B, S], the source, or in their place inputs_embeds
+        input_ids               int64 [B, S], the source, or in their place inputs_embeds, to which, as to
+                                decoder_inputs_embeds, embedding_scale is not applied
         attention_mask          [B, S]: 1 for tokens of the source, 0 for padding, on any side
         decoder_input_ids       int64 [B, N], the target so far, or in their place decoder_inputs_embeds; by default
                                 the labels, shifted to the right behind decoder_start_token_id

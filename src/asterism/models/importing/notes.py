@@ -4,9 +4,10 @@ from transformers import PreTrainedConfig
 
 from asterism.models.configuration import AsterismConfig
 
+_INSIDE_ATTENTION = "inside attention"
 _DROPOUT = {
-    "attention_probs_dropout_prob": "inside attention",
-    "attention_dropout": "inside attention",
+    "attention_probs_dropout_prob": _INSIDE_ATTENTION,
+    "attention_dropout": _INSIDE_ATTENTION,
     "activation_dropout": "inside feed-forward layers",
     "encoder_layerdrop": "of whole layers of the encoder",
     "decoder_layerdrop": "of whole layers of the decoder",
@@ -25,7 +26,9 @@ def notes_on(source: PreTrainedConfig, theirs: str, config: AsterismConfig, patt
         where = "inside attention, inside feed-forward layers or after the last norms"
         notes.append(f"no dropout {where} (the checkpoint's class has {source.dropout_rate})")
     places = {where: rate for name, where in _DROPOUT.items() if (rate := getattr(source, name, 0))}
-    notes += [f"no dropout {where} (the checkpoint's class has {rate})" for where, rate in places.items()]
+    for where, rate in places.items():
+        remedy = f"; from_pretrained(FOLDER, attention_dropout={rate}) has it" if where == _INSIDE_ATTENTION else ""
+        notes.append(f"no dropout {where} (the checkpoint's class has {rate}){remedy}")
     if config.is_encoder_decoder and not config.positions_end:
         notes.append("positions do not end: the length says only what the model is meant for")
     return notes

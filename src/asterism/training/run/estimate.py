@@ -199,8 +199,8 @@ def _run(
     """
     changes: dict[str, Any] = {"mixers": mixers, "num_hidden_layers": len(mixers), "adaptive_span": False}
     if model.decoder_mixers is not None:
-        own, cross = model.decoder_config().layer_patterns()[0].text, model.cross_patterns()[0].text
-        changes |= {"decoder_mixers": [own] * decoder_layers, "cross_mixers": [cross] * decoder_layers}
+        causal, across = model.decoder_config().layer_patterns()[0].text, model.cross_patterns()[0].text
+        changes |= {"decoder_mixers": [causal] * decoder_layers, "cross_mixers": [across] * decoder_layers}
         # Stacks that share weights must be equally deep, and sharing changes neither figure.
         changes |= {"num_decoder_layers": decoder_layers, "tie_encoder_decoder": False}
     shallow = AsterismConfig(**model.to_dict() | changes)

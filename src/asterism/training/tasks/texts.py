@@ -106,5 +106,5 @@ class Generation(Writing):
     metric: ClassVar[str] = "exact_match"
 
     def score(self, predicted: Sequence[Any], there: Sequence[Any]) -> dict[str, float]:
-        """`exact_match`, `token_accuracy`."""
+        """`exact_match`, and `token_accuracy` of tokens that are parted by white space."""
         return {"exact_match": exact_match(predicted, there), "token_accuracy": token_accuracy(predicted, there)}
