@@ -199,6 +199,24 @@ def test_every_token_is_in_a_gap_or_beside_it(tokenizer, tmp_path, room):
         assert tokenizer.decode(wanted) == "".join(tokenizer.decode(tokens[place]) for place in left_out)
 
 
+def test_sentences_that_are_kept_are_read_and_wanted(tokenizer, tmp_path):
+    """Of 2 sentences that are wanted, each stays in the input in 3 of 10 cases; what is wanted is the same."""
+    corpus, mask = written(tmp_path, [f"{PROSE} {number}" for number in range(200)]), tokenizer.mask_token_id
+    without, pairs = (GapPairs(corpus, "train", tokenizer, mask, Room(200, 100), share) for share in (0, 0.3))
+    kept = []
+    for number in range(pairs.count):
+        (gapped, wanted), (read, still_wanted) = (one.pair(number, generator(number)) for one in (without, pairs))
+        tokens, chosen = pairs.stretches[number]
+        kept.append(len(chosen) - (read == mask).sum())
+        assert (wanted == still_wanted).all() and len(chosen) == 2 == (gapped == mask).sum()
+        if kept[-1] == 2:
+            assert (read == np.concatenate(tokens)).all()
+        else:
+            assert tokenizer.decode(tokens[chosen[0]]) in tokenizer.decode(read) or read[0] == mask
+    assert 0.2 < np.mean(kept) / 2 < 0.4 and set(kept) == {0, 1, 2}
+    assert len({tuple(pairs.pair(5, generator(seed))[0]) for seed in range(30)}) == 4
+
+
 # --- the prefix -----------------------------------------------------------------------------------------------------
 
 
@@ -290,6 +308,15 @@ def test_a_resumed_run_equals_one_that_was_not_stopped(prose, objective, tmp_pat
         assert evaluate(tmp_path / "whole", limit=500).target_tokens < whole.target_tokens
 
 
+def test_a_run_keeps_the_share_of_sentences_that_it_is_told(prose):
+    masks = []
+    for share in (0.0, 0.5):
+        setup = resolve(settings(prose, "gap_sentences", kept_sentences=share, batch_size=64))
+        batch = setup.objective.batch(setup.corpus, 0)
+        masks.append(int((batch["input_ids"] == setup.tokenizer.mask_token_id).sum()))
+    assert 0.3 < masks[1] / masks[0] < 0.7
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(("objective", "most"), [("span_corruption", 1.1), ("gap_sentences", 1.1)])
 def test_what_is_left_out_is_learned(prose, objective, most, tmp_path):
@@ -341,6 +368,11 @@ def test_what_cannot_be_pretrained(prose, tmp_path):
         "model.decoder_max_position_embeddings is 8, too few for the targets of objective gap_sentences with context",
         settings(prose, "gap_sentences", model=replace(SHAPE, decoder_max_position_embeddings=8)),
     )
+    for share in (-0.1, 1.0):
+        with pytest.raises(ConfigurationError, match=rf"kept_sentences={share} must be in \[0, 1\)"):
+            settings(prose, "gap_sentences", kept_sentences=share)
+    with pytest.raises(ConfigurationError, match="kept_sentences=0.2 is for objective 'gap_sentences', not 'span_corr"):
+        settings(prose, "span_corruption", kept_sentences=0.2)
     folder = tmp_path / "tokenizer"
     make_tokenizer("bytes", [], 64).save_pretrained(folder)
     refused(

@@ -29,7 +29,7 @@ OBJECTIVES: "Registry[Objective[Any]]" = Registry(
     ),
     gap_sentences=Entry(
         f"{_HERE}.gap_sentences:GapSentences",
-        settings=("tokenizer", "target_length"),
+        settings=("tokenizer", "target_length", "kept_sentences"),
         shortest_context=16,
         recipe="gap-sentences-tiny",
     ),

@@ -7,6 +7,9 @@
 A sentence says as much as ROUGE-1 (F1) finds in common between it and the rest of the text, each judged by itself,
 words counted as often as they come ("Ind-Orig", the choice of the paper). 3 of 10 sentences are left out, one at least,
 in the order in which they say most, as far as the target has room; it has them in the order of the text.
+
+A share of them, `kept_sentences`, may stay in the input all the same, drawn anew each time, so that copying is learned
+(section 6.2: 0.2 for Pegasus large).
 """
 
 import re
@@ -76,9 +79,15 @@ class GapPairs(Pairs):
     """
 
     def __init__(
-        self, corpus: ByteSplits, split: Split, tokenizer: PreTrainedTokenizerBase, mask: int, room: Room
+        self,
+        corpus: ByteSplits,
+        split: Split,
+        tokenizer: PreTrainedTokenizerBase,
+        mask: int,
+        room: Room,
+        kept: float = 0.0,
     ) -> None:
-        self.mask, self.wanted = mask, room.targets - 1
+        self.mask, self.wanted, self.kept = mask, room.targets - 1, kept
         self.stretches: list[tuple[list[np.ndarray], list[int]]] = []
         self.documents = 0
         longest = min(self.wanted, room.inputs - 2)  # two must have room in an input
@@ -95,11 +104,14 @@ class GapPairs(Pairs):
         self.tokens = sum(len(one) for tokens, _ in self.stretches for one in tokens)
 
     def pair(self, number: int, random: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
-        """Nothing is random here."""
-        tokens, left_out = self.stretches[number]
+        """Random is which of the sentences that are wanted stay in the input."""
+        tokens, chosen = self.stretches[number]
         mask = np.array([self.mask])
+        left_out = {
+            place for place, drawn in zip(chosen, random.random(len(chosen)), strict=True) if drawn >= self.kept
+        }
         read = [mask if place in left_out else one for place, one in enumerate(tokens)]
-        wanted = [tokens[place] for place in left_out]
+        wanted = [tokens[place] for place in chosen]
         return np.concatenate(read).astype(np.int64), np.concatenate(wanted).astype(np.int64)
 
 
@@ -141,7 +153,8 @@ class GapSentences(Denoising):
         return Room(config.context, config.target_length or config.context // 2)
 
     def pairs(self, corpus: ByteSplits, split: Split) -> GapPairs:
-        return GapPairs(corpus, split, self.tokenizer, _mask(self.tokenizer), self.room)
+        kept = self.config.kept_sentences
+        return GapPairs(corpus, split, self.tokenizer, _mask(self.tokenizer), self.room, kept)
 
 
 def _mask(tokenizer: PreTrainedTokenizerBase) -> int:

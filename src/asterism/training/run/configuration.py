@@ -180,6 +180,9 @@ class RunConfig(TrainingConfig):
     next_sentence: bool = _setting(
         "mlm also learns whether the second part of a sequence follows the first (BERT)", False
     )
+    kept_sentences: float = _setting(
+        "the share of the sentences that gap_sentences wants which stays in the input, to be copied", 0.0
+    )
     data: str | None = _setting("a file or a folder; by default the sources of Python's standard library", None)
     tokenizer: str = _setting(
         '"bytes", "bpe:SIZE" or "unigram:SIZE", trained on the data, or the folder of a tokenizer', "bytes"
@@ -211,6 +214,7 @@ class RunConfig(TrainingConfig):
         self._require(
             "context", self.context >= shortest, f"must be at least {shortest} for objective {self.objective}"
         )
+        self._require("kept_sentences", 0 <= self.kept_sentences < 1, "must be in [0, 1)")
         typed = not self.next_sentence or self.model.type_vocab_size >= 2 or self.init_from is not None
         self._require("next_sentence", typed, "needs two token types: model.type_vocab_size must be at least 2")
         if self.init_from is not None:
