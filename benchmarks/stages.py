@@ -53,9 +53,9 @@ def _spent(run: Path) -> Path:
 
 
 def ask_counted(
-    opened: Run, rows: Sequence[Mapping[str, Any]], reader: str | None = None
+    opened: Run, rows: Sequence[Mapping[str, Any]], reader: str | None = None, batch_size: int = 1
 ) -> tuple[list[dict[str, Any]], dict[str, Any]]:
-    """The answers about rows without labels, asked one by one; and what that cost.
+    """The answers about rows without labels, asked one by one or `batch_size` together; and what that cost.
 
     `tokens_per_document` are those that the model read, special ones and questions included, padding not;
     `seconds_per_document` of the processor; `peak_bytes` is the most memory of this process.
@@ -69,9 +69,9 @@ def ask_counted(
     model: Any = opened.model
     reading = model.get_encoder() if model.config.is_encoder_decoder else model
     hook = reading.register_forward_pre_hook(count, with_kwargs=True)
-    list(predict(opened, rows[:2], batch_size=1, reader=reader))  # what is loaded and compiled once
+    list(predict(opened, rows[:2], batch_size=batch_size, reader=reader))  # what is loaded and compiled once
     tokens, began = 0, time.process_time()
-    answers = list(predict(opened, rows, batch_size=1, reader=reader))
+    answers = list(predict(opened, rows, batch_size=batch_size, reader=reader))
     seconds = time.process_time() - began
     hook.remove()
     return answers, {
