@@ -102,7 +102,7 @@ def _parser(base: RunConfig) -> SettingsParser:
         "asterism train --minutes 10 --model.mixers 'strided(stride=128)' --folder runs/strided",
     )
     parser.add_argument("--folder", metavar="RUN", help="where the run is written (default: runs/RECIPE)")
-    parser.add_argument("--dry_run", action="store_true", help="print parameters, FLOPs and memory; train nothing")
+    parser.add_argument("--dry_run", action="store_true", help="print parameters, FLOPs, memory, time; train nothing")
     parser.add_argument("--resume", action="store_true", help="go on with the run in the folder, with its settings")
     titles = {
         "RunConfig": f"settings of the run (recipes: {', '.join(RECIPES)})",
