@@ -464,6 +464,40 @@ SPOILT: dict[str, tuple[str, Callable[[Path], object], str]] = {
         lambda folder: (folder / "generation_config.json").write_text("[]"),
         r"generation_config\.json is damaged",
     ),
+    "beams": (
+        "bart",
+        lambda folder: (folder / "generation_config.json").write_text('{"num_beams": 1, "length_penalty": 2.0}'),
+        r"generation_config\.json is damaged: GenerationConfig is invalid: .*`length_penalty`",
+    ),
+    "class": (
+        "bart",
+        lambda folder: edit(folder, architectures=[5]),
+        r"architectures must be a list of names of classes$",
+    ),
+    "classes": ("bart", lambda folder: edit(folder, architectures="Bart"), r"architectures must be a list of names of"),
+    "layers": (
+        "t5",
+        lambda folder: edit(folder, num_layers=10**9),
+        r"has num_layers 1,000,000,000 in its config\.json, more than its weights can be of$",
+    ),
+    "width": (
+        "bart",
+        lambda folder: edit(folder, d_model=10**12),
+        r"has d_model 1,000,000,000,000 in its config\.json, more than",
+    ),
+    "no sines": (
+        "pegasus",
+        lambda folder: change_tensors(folder, lambda tensors: tensors.update({TABLE: torch.ones(0, 24).double()})),
+        r"encoder\.embed_positions\.weight holds other positions than the sines",
+    ),
+    **{
+        f"{dtype}": (
+            "bart",
+            lambda folder, dtype=dtype: damage(folder, "model.decoder.layers.0.fc1.bias", lambda bias: bias.to(dtype)),
+            rf"of a dtype that is not imported \(save them as float32\) are decoder\.layers\.0\.fc1\.bias {dtype}$",
+        )
+        for dtype in (torch.int8, torch.bool, torch.complex64, torch.float8_e4m3fn)
+    },
     "another": ("t5", lambda folder: edit(folder, model_type="umt5"), r"model_type 'umt5'; imported are bart, bert"),
 }
 
@@ -485,6 +519,9 @@ def test_a_checkpoint_that_cannot_be_imported_is_refused_in_one_line(what, tmp_p
         ("bart", {"length": 63}, "length 63 is less than the 64 positions"),
         ("bart", {"globals": [0]}, "globals are for Longformer and LED"),
         ("led", {"globals": [64]}, "no token at place 64"),
+        ("led", {"globals": "0"}, "globals must be a list of places, whole numbers, got '0'"),
+        ("bart", {"length": "64"}, r"length must be a whole number below 2\^31, got '64'"),
+        ("bart", {"length": 2**31}, r"length must be a whole number below 2\^31, got"),
         ("t5", {"pattern": "fourier()"}, "attention and Fourier mixing cannot replace each other"),
     ],
 )

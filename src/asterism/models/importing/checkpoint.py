@@ -13,7 +13,7 @@ import torch
 from transformers import PreTrainedConfig, PreTrainedModel
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
-from asterism.errors import CheckpointError, ConfigurationError, nearest
+from asterism.errors import CheckpointError, ConfigurationError, nearest, shown
 from asterism.files import DAMAGED, replacing
 from asterism.models.classification import AsterismForSequenceClassification, AsterismForTokenClassification
 from asterism.models.configuration import AsterismConfig
@@ -64,6 +64,9 @@ CLASSES: dict[str, type[PreTrainedModel]] = {
 }
 """By the end of the name of the checkpoint's class."""
 
+_FEW = 10_000
+"""A model of so many layers, or so wide, is laid out quickly, and then compared with the weights."""
+_DTYPES = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
 _EMBEDDING, _DECODER = "embed_tokens.weight", "lm_head.decoder.weight"
 _POSITIONS = ("positions.weight", "encoder.positions.weight")
 _TABLES = (*_POSITIONS, "decoder.positions.weight")
@@ -130,6 +133,7 @@ def import_checkpoint(
     source = _read_source_config(path)
     architecture = ARCHITECTURES[source.model_type]
     weights = read_weights(path, allow_pickle=allow_pickle)
+    _refuse_sizes(path, source, weights)
     head = architecture.head_of(source, weights)
     weights = architecture.prepare(source, weights)
     offset = architecture.offset(source)
@@ -180,6 +184,15 @@ def _read_source_config(path: Path) -> PreTrainedConfig:
         raise CheckpointError(f"{path / 'config.json'} is damaged: {' '.join(str(error).split())}") from error
 
 
+def _refuse_sizes(path: Path, source: PreTrainedConfig, weights: Mapping[str, torch.Tensor]) -> None:
+    """Raises CheckpointError for more than the weights can be of, before a model of that size is laid out."""
+    most = max(_FEW, len(weights), *(size for tensor in weights.values() for size in tensor.shape))
+    stacks = ("encoder_layers", "decoder_layers", "num_layers", "num_decoder_layers")
+    for name in (*stacks, "d_model", "num_hidden_layers", "hidden_size"):
+        if isinstance(given := getattr(source, name, None), int) and given > most:
+            raise CheckpointError(f"{path} has {name} {given:,} in its config.json, more than its weights can be of")
+
+
 def _change(
     fields: dict[str, Any],
     architecture: Architecture,
@@ -194,6 +207,8 @@ def _change(
             f" {architecture.class_prefix} sparse"
         )
     if length is not None:
+        if not isinstance(length, int) or length >= 2**31:
+            raise ConfigurationError(f"length must be a whole number below 2^31, got {shown(length)}")
         if length < fields["max_position_embeddings"]:
             raise ConfigurationError(
                 f"length {length} is less than the {fields['max_position_embeddings']} positions of the checkpoint;"
@@ -201,6 +216,8 @@ def _change(
             )
         fields["max_position_embeddings"] = length
     if globals is not None:
+        if isinstance(globals, str) or not all(isinstance(place, int) for place in globals):
+            raise ConfigurationError(f"globals must be a list of places, whole numbers, got {shown(globals)}")
         if beyond := [place for place in globals if not 0 <= place < fields["max_position_embeddings"]]:
             raise ConfigurationError(
                 f"globals: there is no token at place {beyond[0]:,}; the model reaches"
@@ -270,7 +287,7 @@ def extend_positions(table: torch.Tensor, length: int) -> torch.Tensor:
 def _compare(
     path: Path, model: PreTrainedModel, renamed: Renamed, positions: tuple[int, int], origin: Callable[[str], str]
 ) -> None:
-    """Raises CheckpointError when a tensor is missing, unknown, of no use to the class, or of another shape.
+    """Raises CheckpointError when a tensor is missing, unknown, of no use to the class, or of another shape or dtype.
 
     `positions` are how many the checkpoint's table must have, and how many rows come before them; `origin` gives the
     checkpoint's name of a tensor.
@@ -289,9 +306,18 @@ def _compare(
             if name in tensors and list(tensors[name].shape) != shape
         ],
     }
+    # Such as those of a quantised checkpoint.
+    wrong["of a dtype that is not imported (save them as float32) are"] = [
+        f"{origin(name)} {tensor.dtype}" for name, tensor in tensors.items() if name in shapes and not _is_plain(tensor)
+    ]
     complaints = [f"{what} {_some(sorted(names))}" for what, names in wrong.items() if names]
     if complaints:
         raise CheckpointError(f"the tensors of {path} are not those of its config.json: {'; '.join(complaints)}")
+
+
+def _is_plain(tensor: torch.Tensor) -> bool:
+    """Whether a model can compute with it as it is."""
+    return tensor.dtype in _DTYPES and tensor.layout == torch.strided and not tensor.is_meta
 
 
 def _some(names: Sequence[str], most: int = 4) -> str:

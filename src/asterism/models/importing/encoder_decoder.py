@@ -83,7 +83,7 @@ def _check_sines(name: str, table: torch.Tensor | None) -> None:
     """Raises CheckpointError for a table [P, C] of positions that are not the sines that the model computes."""
     if table is None:
         return
-    if table.ndim == 2 and table.is_floating_point():
+    if table.ndim == 2 and table.numel() and table.is_floating_point():
         sines = SinusoidalPositions(table.shape[1])(torch.arange(len(table), device=table.device))
         # Rounded as often as it was saved; sines of large angles differ by the rounding of the frequency.
         if (table.double() - sines.double()).abs().max() <= 4 * max(torch.finfo(table.dtype).eps, 1e-5):

@@ -29,6 +29,9 @@ def read_configuration(folder: Path) -> dict[str, Any]:
     document = read_json(folder / "config.json")
     if not isinstance(document, dict):
         raise CheckpointError(f"{folder / 'config.json'} is damaged: it must hold one JSON object")
+    named = document.get("architectures")
+    if named is not None and not (isinstance(named, list) and all(isinstance(one, str) for one in named)):
+        raise CheckpointError(f"{folder / 'config.json'} is damaged: architectures must be a list of names of classes")
     return document
 
 
@@ -38,14 +41,19 @@ def read_generation(folder: Path, config: PreTrainedConfig) -> GenerationConfig:
     Raises CheckpointError.
     """
     path = folder / "generation_config.json"
+    has_own = path.exists()
     try:
-        if path.exists():
-            return GenerationConfig.from_dict(read_json(path))
-        # The class of the configuration keeps only defaults of its own; the file may say how many beams to use.
-        said = config.to_dict() | read_configuration(folder)
-        return GenerationConfig.from_dict(GenerationConfig.from_model_config(said).to_dict())
+        if has_own:
+            found = GenerationConfig.from_dict(read_json(path))
+        else:
+            # The class of the configuration keeps only defaults of its own; the file may say how many beams to use.
+            said = config.to_dict() | read_configuration(folder)
+            found = GenerationConfig.from_dict(GenerationConfig.from_model_config(said).to_dict())
+        found.validate(strict=True)  # what transformers reads with a warning, it does not write
     except DAMAGED as error:
-        raise CheckpointError(f"{path} is damaged: {' '.join(str(error).split())}") from error
+        where = path if has_own else folder / "config.json"
+        raise CheckpointError(f"{where} is damaged: {' '.join(str(error).split())}") from error
+    return found
 
 
 def read_weights(folder: Path, *, allow_pickle: bool) -> Tensors:
@@ -97,6 +105,7 @@ def _read_pickle(path: Path) -> Tensors:
         raise CheckpointError(f"{path} is missing") from None
     except Exception as error:  # a damaged or malicious pickle can raise anything
         raise CheckpointError(f"{path} cannot be read as tensors only; save the weights as safetensors") from error
-    if not isinstance(tensors, dict) or not all(isinstance(value, torch.Tensor) for value in tensors.values()):
+    is_named = isinstance(tensors, dict) and all(isinstance(name, str) for name in tensors)
+    if not is_named or not all(isinstance(value, torch.Tensor) for value in tensors.values()):
         raise CheckpointError(f"{path} is no checkpoint of weights: it must hold tensors by name and nothing else")
     return dict(tensors)
