@@ -146,6 +146,22 @@ def test_beams_of_one_source_leave_its_keys_where_they_are() -> None:
     assert torch.equal(layer.keys, before[[2, 1, 0, 3]])
 
 
+@torch.no_grad()
+def test_rows_of_a_cache_are_repeated_and_chosen() -> None:
+    """Copies stand next to each other, as transformers expands rows; what is read of the source goes with its row."""
+    model, source, target = small_seq2seq(), random_tokens(2, 9), random_tokens(2, 8, seed=2)
+    expected, cache = model(source, decoder_input_ids=target).logits, EncoderDecoderPatternCache(model.config)
+    model(source, decoder_input_ids=target[:, :6], past_key_values=cache)
+    cache.batch_repeat_interleave(2)
+    rows = torch.tensor([0, 0, 1, 1])
+    for column in (6, 7):
+        logits = model(decoder_input_ids=target[rows, column, None], past_key_values=cache).logits[:, 0]
+        torch.testing.assert_close(logits, expected[rows, column], atol=1e-10, rtol=0)
+        if column == 6:
+            cache.batch_select_indices(torch.tensor([3, 0]))
+            rows = rows[[3, 0]]
+
+
 def test_the_caches_that_transformers_makes_are_filled_in_place() -> None:
     model, tokens = small_seq2seq(), random_tokens(2, 9)
     given = EncoderDecoderCache(DynamicCache(), DynamicCache())
