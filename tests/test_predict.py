@@ -528,7 +528,8 @@ def test_the_command_reads_stdin_and_says_how_it_went(runs, tmp_path, monkeypatc
     assert main(["predict", str(runs["classify"][0]), "--data", "-", "--format", "csv", "--score"]) == 0
     out, err = capsys.readouterr()
     assert len(out.splitlines()) == 3 and out.startswith("text,label,predicted_label,")
-    assert re.fullmatch(r"2 predictions in 0:0\d \([\d,]+ per second\)\naccuracy +[\d.]+\nmacro_f1 +[\d.]+\n", err), err
+    speed = r"2 predictions in 0:0\d \([\d.,]+ per second\)"
+    assert re.fullmatch(speed + r"\naccuracy +[\d.]+\nmacro_f1 +[\d.]+\n", err), err
     data = write_lines(tmp_path / "in.jsonl", bare("classify", REVIEWS))
     words = ["predict", str(runs["classify"][0]), "--data", str(data), "--output", str(tmp_path / "out"), "--json"]
     assert main(words) == 0
@@ -541,14 +542,14 @@ def test_progress_is_shown_of_files_and_of_streams(runs, tmp_path, monkeypatch, 
     words = ["predict", str(runs["classify"][0]), "--batch-size", "1", "--output", str(tmp_path / "out"), "--data"]
     assert main([*words, str(data)]) == 0
     first, *_, last, report = capsys.readouterr().err.splitlines()
-    assert re.match(r" +\d+\.\d%  1 prediction  [\d,]+ per second  0:\d\d left$", first), first
-    assert re.match(r"100\.0%  12 predictions  [\d,]+ per second  0:00 left$", last), last
+    assert re.match(r" +\d+\.\d%  1 prediction  [\d.,]+ per second  0:\d\d left$", first), first
+    assert re.match(r"100\.0%  12 predictions  [\d.,]+ per second  0:00 left$", last), last
     assert report.startswith("12 predictions in 0:0")
     (tmp_path / "out").unlink()
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(data.read_bytes())))
     assert main([*words, "-", "--format", "jsonl"]) == 0
     first, *_ = capsys.readouterr().err.splitlines()
-    assert re.match(r"1 prediction  [\d,]+ per second$", first), first
+    assert re.match(r"1 prediction  [\d.,]+ per second$", first), first
     bar = progress.Bar()
     for size in (None, 20):
         bar.show(prediction._Moment(5, 1.0, 10, 0, size))

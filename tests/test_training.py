@@ -32,7 +32,7 @@ from asterism.training.run.folder import RunFolder
 from asterism.training.run.integrity import seal, sums_of
 from asterism.training.run.muon import Muon
 from asterism.training.run.optimizer import parameter_groups
-from asterism.training.run.progress import Bar, Lines, Silence, Status, clock, make_display
+from asterism.training.run.progress import Bar, Lines, Silence, Status, clock, make_display, rate
 from asterism.training.run.signals import held_back
 
 pytestmark = pytest.mark.model
@@ -700,6 +700,11 @@ def test_progress_is_a_bar_on_a_terminal(monkeypatch, capsys):
     display.say("a line [with brackets]")
     display.close()
     assert "a line [with brackets]" in capsys.readouterr().err
+
+
+def test_slow_runs_have_a_speed_too():
+    speeds = (0.0, 0.0432, 0.4, 5.0, 9.96, 12_345.2)
+    assert [rate(speed) for speed in speeds] == ["0", "0.043", "0.4", "5", "10", "12,345"]
 
 
 def test_clock():

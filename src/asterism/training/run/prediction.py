@@ -23,7 +23,7 @@ from asterism.training.data.formats import Format, refuse_present
 from asterism.training.data.records import Record, source_of
 from asterism.training.pipeline import Run, open_run
 from asterism.training.run.prediction_output import PredictionOutput, output_path, refuse_existing
-from asterism.training.run.progress import clock, make_display
+from asterism.training.run.progress import clock, make_display, rate
 from asterism.training.tasks.predictor import Predictor, as_fields
 from asterism.training.tasks.task import Task
 
@@ -46,7 +46,7 @@ class PredictionReport:
     def __str__(self) -> str:
         new = self.rows - self.rows_before
         before = f", {self.rows_before:,} were there before" if self.rows_before else ""
-        speed = f"{new / self.seconds:,.0f} per second" if self.seconds else "at once"
+        speed = f"{rate(new / self.seconds)} per second" if self.seconds else "at once"
         where = "" if self.output is None else f"; saved in {self.output}"
         line = f"{_counted(new)} in {clock(self.seconds)} ({speed}){before}{where}"
         return "\n".join([line, *(f"{name:<24}{value:.4f}" for name, value in (self.scores or {}).items())])
@@ -73,7 +73,7 @@ class _Moment:
         left = ""
         if self.size and self.read > self.read_before:
             left = f"  {clock(self.seconds * (self.size - self.read) / (self.read - self.read_before))} left"
-        return f"{_counted(self.rows)}  {speed:,.0f} per second{left}"
+        return f"{_counted(self.rows)}  {rate(speed)} per second{left}"
 
 
 def _counted(rows: int) -> str:

@@ -35,7 +35,7 @@ class Status:
         metric = f"{self.metric}{training}{validation}  " if training or validation else ""
         return (
             f"step {self.step:,}  loss {self.loss:.3f}  {metric}"
-            f"{self.speed:,.0f} {self.unit}/s  {clock(self.seconds_left)} left"
+            f"{rate(self.speed)} {self.unit}/s  {clock(self.seconds_left)} left"
         )
 
 
@@ -125,6 +125,11 @@ class Bar:
     def close(self) -> None:
         """Leave the bar as it is."""
         self.bar.stop()
+
+
+def rate(each_second: float) -> str:
+    """A speed for people: two digits below 10, as long documents take seconds each and 0 would say nothing."""
+    return f"{each_second:,.0f}" if each_second >= 10 else f"{each_second:.2g}"
 
 
 def clock(seconds: float) -> str:
