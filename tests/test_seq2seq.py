@@ -85,13 +85,13 @@ def parts_of(block: Any) -> dict[str, list[nn.Module]]:
 @pytest.mark.parametrize("block", ["pre_norm", "post_norm"])
 @pytest.mark.parametrize(("source", "target"), [(11, 7), (7, 7), (5, 12)])
 def test_dense_everywhere_is_the_transformer_of_pytorch(block: str, source: int, target: int) -> None:
-    """With padding of sources on either side, and of targets on the right, where PyTorch's has no empty rows."""
+    """Sources are padded on either side, targets on the right and between, where no row of PyTorch's is empty."""
     model = small_seq2seq(**DENSE, block=block, hidden_act="relu", num_decoder_layers=3)
     twin = pytorch_twin(model)
     tokens, labels = random_tokens(3, source), random_tokens(3, target, seed=2)
     real, written = torch.ones(3, source, dtype=torch.int64), torch.ones(3, target, dtype=torch.int64)
     real[1, -3:] = real[2, :2] = 0
-    written[0, -4:] = written[2, -1:] = 0
+    written[0, -4:] = written[2, 1:3] = 0
     labels = labels.masked_fill(written == 0, -100)
     decoder_input = model.prepare_decoder_input_ids_from_labels(labels)
     outputs = model(tokens, real, decoder_attention_mask=written, labels=labels)
