@@ -181,6 +181,12 @@ def test_windows_that_hold_the_answer_are_found(tmp_path):
             assert (some[0].target != (0, 0)) == reads
 
 
+def test_questions_of_several_lengths_about_one_document_leave_windows_of_several_lengths(tmp_path):
+    rows = [{**row, "question": f"{more}{row['question']}"} for row in ROWS[:40] for more in ("a a ", "")]
+    _, _, scorer, note = taught("qa", rows, "selected(k=2, by=learned)", tmp_path, word_tokenizer(), length=19)
+    assert "learned from 80 training examples" in note and np.isfinite(scorer.read).all()
+
+
 def test_windows_that_speak_for_the_label_are_found(tmp_path):
     """One sentence of eight decides; other words are said more often, and BM25 takes them for the topic."""
     draw, rows = random.Random(0), []

@@ -22,7 +22,7 @@ from asterism.training.tasks.task import Studied, Task
 
 SCORER = "scorer.safetensors"
 """The file in a model's folder."""
-STUDIED = 4_000
+STUDIED = 2_000
 """Examples: more take long and teach little."""
 
 _SHAPES = {"asked": (BUCKETS, WIDTH), "read": (BUCKETS, WIDTH), "alone": (BUCKETS,), "beta": (1,)}
@@ -40,17 +40,18 @@ def learned_scorer(
     every = max(1, -(-len(examples) // STUDIED))
     studied = [one for one in _studied(task, reader, examples[::every], tokenizer) if len(one.windows) > reader.k]
     wanted = task.wanted(studied)
-    bags: dict[str, Bags] = {}  # several questions may be asked about one document
+    bags: dict[Any, Bags] = {}  # several questions may be asked about one document; the longer, the shorter its windows
     lessons, documents = [], []
     for one, shares in zip(studied, wanted, strict=True):
         if shares is None:
             continue
         text, question = one.encoded.text, one.encoded.question
-        if text not in bags:
-            bags[text] = Bags.of(one.words)
+        key = text, *one.windows
+        if key not in bags:
+            bags[key] = Bags.of(one.words)
         asked = counted(text if question is None else question)
         scores = bm25(asked, one.words, k1=reader.k1, b=reader.b)
-        lessons.append(Lesson.of(None if question is None else asked, bags[text], scores, shares))
+        lessons.append(Lesson.of(None if question is None else asked, bags[key], scores, shares))
         documents.append(text)
     if len(lessons) < FEWEST:
         raise DataError(
