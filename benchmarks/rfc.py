@@ -16,19 +16,19 @@ import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
 from pathlib import Path
 from typing import Any, Literal
 
+from extractive import centroid, lead
+from extractive import oracle as nearest
+
 from asterism.training.objectives.gap_sentences import sentences_of
-from asterism.training.readers.bm25 import bm25, words_of
+from asterism.training.readers.bm25 import words_of
 
 Split = Literal["train", "validation", "test"]
 
 FEWEST_WORDS = 300
 """Of a body."""
-MOST_SENTENCES = 10
-"""That a summary may have which is chosen of the text."""
 
 _FOOTER = re.compile(r"\[page [\divxlc]+\]\s*$", re.IGNORECASE)
 _HEADER = re.compile(r"^RFC \d+\s.*\b(19|20)\d\d\s*$")
@@ -224,70 +224,23 @@ def candidates(document: str) -> list[str]:
     return [one for one in found if len(one.split()) >= 5 and one[-1] in ".!?"]
 
 
-def lead(document: str, count: int) -> str:
-    """The first sentences."""
-    return "\n".join(candidates(document)[:count])
+def _chosen(choose: Callable[[Sequence[str], int], list[int]]) -> Callable[[str, int], str]:
+    """A summary of so many sentences, in lines, that a choice of their numbers makes."""
+
+    def say(document: str, count: int) -> str:
+        sentences = candidates(document)
+        return "\n".join(sentences[number] for number in choose(sentences, count))
+
+    return say
 
 
-def centroid(document: str, count: int) -> str:
-    """The sentences that BM25 ranks best for the whole body, in its order."""
-    sentences = candidates(document)
-    words = [Counter(word for word, _ in words_of(sentence)) for sentence in sentences]
-    asked = Counter({word: times for word, times in sum(words, Counter()).items()})
-    scores = bm25(asked, words, k1=1.2, b=0.75)
-    best = sorted(range(len(sentences)), key=lambda one: (-scores[one], one))[:count]
-    return "\n".join(sentences[number] for number in sorted(best))
-
-
-BASELINES: Mapping[str, Callable[[str, int], str]] = {"lead": lead, "centroid": centroid}
+BASELINES: Mapping[str, Callable[[str, int], str]] = {"lead": _chosen(lead), "centroid": _chosen(centroid)}
 
 
 def oracle(document: str, summary: str) -> str:
-    """Sentences of the body taken one by one, each time the one that raises ROUGE-1 + ROUGE-2 (F1) most.
-
-    An upper bound, nearly, of what can be said in sentences of the body: it reads the summary.
-    """
-    wanted = [_grams(summary, size) for size in (1, 2)]
-    sentences = [[_grams(sentence, size) for size in (1, 2)] for sentence in candidates(document)]
-    texts, chosen, best = candidates(document), [], 0.0
-    have: list[Counter[tuple[str, ...]]] = [Counter(), Counter()]
-    while len(chosen) < MOST_SENTENCES:
-        scored = [
-            (sum(_f1(mine + own, there) for mine, own, there in zip(have, grams, wanted, strict=True)), -number)
-            for number, grams in enumerate(sentences)
-            if number not in chosen
-        ]
-        score, number = max(scored, default=(0.0, 0))
-        if score <= best:
-            break
-        best = score
-        chosen.append(-number)
-        have = [mine + own for mine, own in zip(have, sentences[-number], strict=True)]
-    return "\n".join(texts[number] for number in sorted(chosen))
-
-
-def _f1(said: Counter[tuple[str, ...]], wanted: Counter[tuple[str, ...]]) -> float:
-    both = (said & wanted).total()
-    return 2 * both / (said.total() + wanted.total()) if both else 0.0
-
-
-def _grams(text: str, size: int) -> Counter[tuple[str, ...]]:
-    """Sequences of so many words, as rouge-score sees and stems them."""
-    words = [_stem(word) for word in re.findall(r"[a-z0-9]+", text.lower())]
-    return Counter(zip(*(words[at:] for at in range(size)), strict=False))
-
-
-@cache
-def _stemmer() -> Any:
-    from nltk.stem.porter import PorterStemmer  # comes with rouge-score
-
-    return PorterStemmer()
-
-
-@cache
-def _stem(word: str) -> str:
-    stem: str = _stemmer().stem(word) if len(word) > 3 else word
-    return stem
+    """The sentences of the body that come nearest to the summary, which it reads: about the most they can say."""
+    sentences = candidates(document)
+    return "\n".join(sentences[number] for number in nearest(sentences, summary))
 
 
 def read(path: Path) -> Iterator[dict[str, str]]:

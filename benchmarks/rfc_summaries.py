@@ -24,7 +24,8 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from rfc import BASELINES, MOST_SENTENCES, oracle, read, write_splits
+from extractive import MOST_SENTENCES
+from rfc import BASELINES, oracle, read, write_splits
 from stages import ask_counted, spent, stage, train_counted
 
 from asterism.bench.machine import describe
