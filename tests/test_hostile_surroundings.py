@@ -3,6 +3,7 @@
 import json
 import math
 import os
+import resource
 import sys
 from dataclasses import replace
 
@@ -135,6 +136,20 @@ def test_what_is_no_name_of_a_file_is_refused(finished, config, output, resume):
 def test_a_name_that_is_too_long_is_refused(finished, config, tmp_path):
     with pytest.raises(CheckpointError, match="a cannot be written: File name too long; "):
         predict_file(finished, config.data, output=tmp_path / ("a" * 300), progress=False)
+
+
+def test_a_full_disk_is_told_and_predictions_go_on(finished, config, tmp_path):
+    predict_file(finished, config.data, output=tmp_path / "whole.jsonl", progress=False)
+    whole = (tmp_path / "whole.jsonl").read_bytes()
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (len(whole) - 1, limits[1]))  # Python ignores the signal
+    try:
+        with pytest.raises(CheckpointError, match=r"out\.jsonl cannot be written: File too large; see to it .* go on"):
+            predict_file(finished, config.data, output=tmp_path / "out.jsonl", progress=False)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    predict_file(finished, config.data, output=tmp_path / "out.jsonl", resume=True, progress=False)
+    assert (tmp_path / "out.jsonl").read_bytes() == whole
 
 
 def test_what_another_process_finished_meanwhile_is_kept(finished, config, tmp_path, monkeypatch):

@@ -9,6 +9,7 @@ import fcntl
 import os
 import sys
 from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager, nullcontext, suppress
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -115,27 +116,37 @@ class PredictionOutput:
         """Add a row; the first also opens the file."""
         file = self.file or self._open()
         head = "" if self.rows else self.format.head(record, prediction)
-        file.write(f"{head}{self.format.body(record, prediction)}".encode(errors="backslashreplace"))
+        with self._told():
+            file.write(f"{head}{self.format.body(record, prediction)}".encode(errors="backslashreplace"))
         self.rows += 1
 
     def flush(self) -> None:
         """Hand on what was written, so that a reader sees it and a kill does not lose it."""
         if self.file is not None:
-            self.file.flush()
+            with self._told():
+                self.file.flush()
 
     def finish(self) -> None:
         """All rows are there: the file is whole on disk, and no record beside it says that more is to come."""
         self.flush()
         if self.resume_file is not None:
             if self.file is not None:
-                os.fsync(self.file.fileno())
+                with self._told():
+                    os.fsync(self.file.fileno())
             self.resume_file.unlink(missing_ok=True)
 
     def close(self) -> None:
         """Hand on what was written, and release the file."""
-        self.flush()
-        if self.file is not None and self.path is not None:
-            self.file.close()
+        try:
+            self.flush()
+        finally:
+            if self.file is not None and self.path is not None:
+                with suppress(OSError):  # which tries again to write what `flush` could not
+                    self.file.close()
+
+    def _told(self) -> AbstractContextManager[None]:
+        """Raises CheckpointError for what a disk refuses; who reads stdout or a pipe may go away."""
+        return nullcontext() if self.path is None or self.resume_file is None else writing(self.path)
 
     def _open(self) -> BinaryIO:
         if self.path is None:
