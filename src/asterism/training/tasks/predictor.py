@@ -2,8 +2,8 @@
 
 A reader that reads again is asked for the next rows of a buffer's examples once the model has answered the first.
 
-Rows of one length make the fewest padded tokens, so examples are collected in buffers of `BUFFERED` batches and sorted
-by length within each. Which rows share a batch, and with it the last bits of every number, therefore depends on the
+Rows of one length make the fewest padded tokens, so examples are collected in buffers of as many batches as the task
+gathers, and sorted by length within each. Which rows share a batch, and with it the last bits of every number, therefore depends on the
 number of an example and on nothing else: who begins again at a multiple of `buffered` gets the same predictions.
 """
 
@@ -21,10 +21,6 @@ from asterism.training.run.arithmetic import arithmetic
 from asterism.training.run.configuration import Dtype
 from asterism.training.tasks.task import Feature, Task, pad
 
-BUFFERED = 16
-"""Batches of examples that are collected before the model is asked; more saves little padding."""
-
-
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Predictor:
     """A model that can be asked, and all that decides its predictions: examples are asked `batch_size` at a time."""
@@ -38,7 +34,7 @@ class Predictor:
     @property
     def buffered(self) -> int:
         """How many examples are collected; one alone if they are asked one by one, as nothing is gained by waiting."""
-        return 1 if self.batch_size == 1 else BUFFERED * self.batch_size
+        return 1 if self.batch_size == 1 else self.task.gathers * self.batch_size
 
     def predict(self, examples: Sequence[Any], features: Sequence[Sequence[Feature]]) -> Iterator[dict[str, Any]]:
         """A prediction for each example, given the features of each."""

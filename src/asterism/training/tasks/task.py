@@ -86,6 +86,8 @@ class Task(ABC, Generic[Example]):
     """The formats that its examples come in, names of `data.formats.FORMATS`."""
     readers: ClassVar[tuple[str, ...]]
     """The names of the readers that suit it."""
+    gathers: ClassVar[int] = 16
+    """Batches of examples that are collected before the model is asked; more saves little padding."""
     unrecorded: ClassVar[frozenset[str]] = frozenset({"scorer"})
     """The fields that JSON cannot hold."""
     pools: ClassVar[tuple[str, ...]] = ()

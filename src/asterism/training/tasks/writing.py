@@ -75,6 +75,7 @@ class Writing(Task[Pair]):
     readers: ClassVar[tuple[str, ...]] = ("whole", "cut", "selected")
     names: ClassVar[tuple[str, str]]
     """The fields of source and target."""
+    gathers: ClassVar[int] = 2  # texts take seconds: who waits wants to see them, and who stops to keep them
     question: ClassVar[str | None] = "question"
     """The field of what is asked about a source, for tasks where something may be asked."""
 
