@@ -3,8 +3,9 @@
 A reader that reads again is asked for the next rows of a buffer's examples once the model has answered the first.
 
 Rows of one length make the fewest padded tokens, so examples are collected in buffers of as many batches as the task
-gathers, and sorted by length within each. Which rows share a batch, and with it the last bits of every number, therefore depends on the
-number of an example and on nothing else: who begins again at a multiple of `buffered` gets the same predictions.
+gathers, and sorted by length within each. Which rows share a batch, and with it the last bits of every number,
+therefore depends on the number of an example and on nothing else: who begins again at a multiple of `buffered` gets the
+same predictions.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -20,6 +21,7 @@ from asterism.training.data.records import Record
 from asterism.training.run.arithmetic import arithmetic
 from asterism.training.run.configuration import Dtype
 from asterism.training.tasks.task import Feature, Task, pad
+
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Predictor:
