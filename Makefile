@@ -14,7 +14,7 @@ MODELS := models encoders import import_seq2seq use_pattern huggingface training
 LOWEST := 5.17.0
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/pytest --numprocesses logical --maxprocesses 8
 
-.PHONY: help train test quick test-slow test-lowest bench long-range readers rfc-summaries gpu-check wheel test-wheel real-weights lint install clean
+.PHONY: help train test quick test-slow test-lowest bench long-range readers rfc-summaries translation copying gpu-check wheel test-wheel real-weights lint install clean
 .DEFAULT_GOAL := help
 
 help:  ## List the targets
@@ -53,6 +53,13 @@ readers: $(STAMP)  ## The same tasks by each reader, one after the other, into b
 
 rfc-summaries: $(STAMP)  ## Abstracts of RFCs by small models, DATA=rfc-sample.jsonl.xz, into benchmarks/results (40 minutes on one core)
 	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/rfc_summaries.py $(DATA) runs/rfc-summaries benchmarks/results/rfc-summaries.json
+
+translation: $(STAMP)  ## English to German by eight encoders, from ENGLISH=Translation-en.xz and GERMAN=Translation-de.bz2 (40 minutes)
+	$(BIN)/python benchmarks/translation.py runs/translation benchmarks/results/translation.json \
+		--english $(ENGLISH) --german $(GERMAN)
+
+copying: $(STAMP)  ## Copy and reverse, learned to the last letter, into benchmarks/results (six minutes)
+	$(BIN)/python benchmarks/copying.py runs/copying benchmarks/results/copying.json
 
 gpu-check:  ## With a Python that has a GPU (PYTHON=...): its tests and figures, into benchmarks/results
 	@$(PYTHON) -c 'import sys, torch; sys.exit(None if torch.cuda.is_available() else "make gpu-check needs a GPU that PyTorch finds; PYTHON=... names the Python to use")'

@@ -27,6 +27,8 @@ from asterism.training import FineTuneConfig, evaluate, report, train
 from asterism.training.data.tokenization import make_tokenizer
 
 ORDER = {"copy": 1, "reverse": -1}
+STEPS = {"copy": 800, "reverse": 1500}
+"""Of 64 texts; a decoder has to learn more about places to read a text backwards."""
 LENGTHS = (4, 24)
 ASKED, WATCHED = 500, 100
 MIXERS = "yun_strided(4)"
@@ -41,7 +43,7 @@ def main() -> None:
         return
     torch.set_num_threads(arguments.threads)
     record: dict[str, Any] = {"machine": describe("cpu"), "mixers": MIXERS, "lengths": LENGTHS, "rows": []}
-    for what, seed in product(ORDER, arguments.seeds):
+    for seed, what in product(arguments.seeds, ORDER):
         print(what, seed, file=sys.stderr)
         row = learned(what, seed, arguments.folder / f"{what}-{seed}", arguments)
         record["rows"].append({"task": what, "seed": seed, **row})
@@ -75,14 +77,15 @@ def learned(what: str, seed: int, folder: Path, arguments: argparse.Namespace) -
         data=str(folder / "train.jsonl"),
         validation=str(folder / "validation.jsonl"),
         target_length=POSITIONS,
+        group_by_length=True,
         batch_size=64,
         epochs=1000.0,
-        steps=arguments.steps,
+        steps=STEPS[what],
         optimizer="muon",
         learning_rate=3e-3,
         warmup_steps=50,
         dtype="float32",
-        evaluation_every=arguments.steps,
+        evaluation_every=STEPS[what],
         checkpoint_every=500,
         seed=seed,
     )
@@ -117,7 +120,7 @@ def show(record: Mapping[str, Any]) -> None:
     """The scores in Markdown."""
     print("| task | seed | steps | right, of texts never seen |")
     print("|---|---|---|---|")
-    for row in record["rows"]:
+    for row in sorted(record["rows"], key=lambda row: row["task"]):
         right = round(row["exact_match"] * row["asked"])
         print(f"| {row['task']} | {row['seed']} | {row['steps']:,} | {right} of {row['asked']} |")
 
@@ -128,7 +131,6 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("output", type=Path, nargs="?", help="a JSON file for the results")
     parser.add_argument("--report", type=Path, metavar="JSON", help="print the table of a file of results, and no more")
     parser.add_argument("--texts", type=int, default=20_000, help="to learn from (default 20,000)")
-    parser.add_argument("--steps", type=int, default=1_500, help="of 64 texts (default 1,500)")
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1])
     arguments = parser.parse_args()

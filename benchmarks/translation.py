@@ -9,7 +9,8 @@ decoder, causal, that reads all of the source, one seed, equal batches in equal 
 patterns of the encoder differ. Beside the dense one stand STRIDED and FIXED in the three forms of Yun 2020. In UNION
 every head reads both parts of a pattern; in MULTIHEAD one half of the heads reads one part, the other half the other;
 in SEQUENTIAL layers take turns. UNION reads about twice as many keys at the same w, so the others have a greater w, at
-which they read as many: the record has how many keys a token reads, over all test sentences, and what theory certifies.
+which they read as many; one more has the w of UNION. The record has how many keys a token reads, over all test texts,
+and what theory certifies.
 
 Scores are BLEU and chrF of sacrebleu, from 0 to 100, of test texts that are in no way near those trained on. Beside the
 models stand the untranslated source, and the translation of the nearest source in training. What is finished in the
@@ -32,6 +33,7 @@ import numpy as np
 import sacrebleu
 import torch
 from debian_pairs import Pair, pairs, read, split, words_of, write
+from sacrebleu.significance import PairedTest
 
 from asterism.bench.machine import describe
 from asterism.models import AsterismConfig
@@ -49,10 +51,12 @@ CERTIFIED = 40
 """The length at which theory is asked, a multiple of every w: FIXED never reads what stands behind the last block."""
 SETTINGS = ("steps", "batch_size", "learning_rate", "seed", "threads", "words", "vocabulary", "tested")
 SHOWN = 8
+SURE = 0.05
+"""Below this p a difference is marked."""
 
 
 def encoders() -> dict[str, str]:
-    """The patterns of each encoder by its name."""
+    """The patterns of each encoder by its name; those of the last tell what is due to the form, and what to the w."""
     found = {"dense": "dense()"}
     for name, make in (("strided", yun_strided), ("fixed", yun_fixed)):
         one, other = (part.text for part in make(OTHERS_W).parts)
@@ -60,7 +64,8 @@ def encoders() -> dict[str, str]:
         found[f"{name} union"] = make(UNION_W).text
         found[f"{name} multihead"] = f"per_head([{per_head}])"
         found[f"{name} sequential"] = f"interleave({one}, {other})"
-    return found
+    one, other = (part.text for part in yun_strided(UNION_W).parts)
+    return {**found, "strided sequential narrow": f"interleave({one}, {other})"}
 
 
 def main() -> None:
@@ -69,7 +74,8 @@ def main() -> None:
     if arguments.report:
         report(json.loads(arguments.report.read_text()))
     elif arguments.stage:
-        _stage(*arguments.stage, arguments)
+        stage, name = arguments.stage
+        _stage(stage, name, arguments)
     else:
         report(_all(arguments))
 
@@ -90,9 +96,15 @@ def _all(arguments: argparse.Namespace) -> dict[str, Any]:
         _child("train", name)
         row = json.loads(_child("ask", name))
         record["rows"].append({"encoder": name, "mixers": text, **row})
-        if arguments.output:
-            arguments.output.write_text(json.dumps(record, indent=1, ensure_ascii=False) + "\n")
+        _keep(record, arguments.output)
+    record["compared"] = json.loads(_child("compare", ""))
+    _keep(record, arguments.output)
     return record
+
+
+def _keep(record: Mapping[str, Any], output: Path | None) -> None:
+    if output:
+        output.write_text(json.dumps(record, indent=1, ensure_ascii=False) + "\n")
 
 
 # --- one stage, in a process of its own -----------------------------------------------------------------------------
@@ -112,12 +124,21 @@ def _stage(stage: str, name: str, arguments: argparse.Namespace) -> None:
         _pairs(folder, arguments)
     elif stage == "baselines":
         print(json.dumps(baselines(read(folder / "train.jsonl"), read(folder / "test.jsonl"))))
+    elif stage == "compare":
+        written = {name: _asked(name, folder)["beams_1"]["written"] for name in encoders()}
+        print(json.dumps(compared(written, read(folder / "test.jsonl"))))
+    elif stage == "train":
+        run = _run(name, folder)
+        train(configuration(name, folder, arguments), run, resume=(run / "run.json").exists())
     else:
-        run = folder / name.replace(" ", "-")
-        if stage == "train":
-            train(configuration(name, folder, arguments), run, resume=(run / "run.json").exists())
-        else:
-            print(json.dumps(_asked(name, run, folder), ensure_ascii=False))
+        found = _asked(name, folder)
+        for beams in ("beams_1", "beams_4"):
+            found.get(beams, {}).pop("written", None)
+        print(json.dumps(found, ensure_ascii=False))
+
+
+def _run(name: str, folder: Path) -> Path:
+    return folder / name.replace(" ", "-")
 
 
 def _pairs(folder: Path, arguments: argparse.Namespace) -> None:
@@ -185,8 +206,9 @@ def configuration(name: str, folder: Path, arguments: argparse.Namespace) -> Fin
     )
 
 
-def _asked(name: str, run: Path, folder: Path) -> dict[str, Any]:
+def _asked(name: str, folder: Path) -> dict[str, Any]:
     """What a finished model writes for the test texts; by beams, too, where the encoder is dense."""
+    run = _run(name, folder)
     asked = run.with_suffix(".asked.json")
     if asked.exists():
         found: dict[str, Any] = json.loads(asked.read_text())
@@ -203,9 +225,9 @@ def _asked(name: str, run: Path, folder: Path) -> dict[str, Any]:
     for beams in (1, 4) if name == "dense" else (1,):
         began = time.perf_counter()
         written = translated(opened, test, beams)
-        found[f"beams_{beams}"] = {**scores(written, test), "seconds": time.perf_counter() - began}
-        if beams == 1:
-            found["shown"] = [[*pair, text] for pair, text in zip(test[:SHOWN], written[:SHOWN], strict=True)]
+        seconds = time.perf_counter() - began
+        found[f"beams_{beams}"] = {**scores(written, test), "seconds": seconds, "written": written}
+        found["shown"] = [[*pair, text] for pair, text in zip(test[:SHOWN], written[:SHOWN], strict=True)]
     asked.write_text(json.dumps(found, ensure_ascii=False))
     return found
 
@@ -226,6 +248,23 @@ def scores(written: Sequence[str], pairs: Sequence[Pair]) -> dict[str, Any]:
         name = type(metric).__name__.lower()
         found[name] = metric.corpus_score(list(written), wanted).score
         found[f"{name}_signature"] = str(metric.get_signature())
+    return found
+
+
+def compared(written: Mapping[str, Sequence[str]], pairs: Sequence[Pair]) -> dict[str, Any]:
+    """How sure the scores of each are, by resampling the test texts in pairs with the first, 1,000 times (Koehn 2004).
+
+    `ci` is half the width of the interval that has 95% of the samples; `p` is that of a difference to the first.
+    """
+    metrics: dict[str, Any] = {"bleu": sacrebleu.BLEU(), "chrf": sacrebleu.CHRF()}
+    wanted = [[pair.target for pair in pairs]]
+    systems = list(written.items())
+    results: dict[str, Any] = PairedTest(systems, metrics, wanted, test_type="bs", n_samples=1000)()[1]
+    del results["System"]  # their names, in this order
+    found: dict[str, Any] = {name: {} for name in written}
+    for metric, each in zip(metrics, results.values(), strict=True):
+        for name, one in zip(written, each, strict=True):
+            found[name] |= {f"{metric}_ci": float(one.ci), f"{metric}_p": one.p_value and float(one.p_value)}
     return found
 
 
@@ -293,19 +332,27 @@ def report(record: Mapping[str, Any]) -> None:
     print("| encoder | keys per token | layers to reach all | BLEU | chrF |")
     print("|---|---|---|---|---|")
     for row in record["rows"]:
-        hops = row["theory"]["layers_to_reach_all"]
+        hops, compared = row["theory"]["layers_to_reach_all"], record["compared"][row["encoder"]]
         for beams in (1, 4):
             if (found := row.get(f"beams_{beams}")) is not None:
                 name = row["encoder"] + (f", {beams} beams" if beams > 1 else "")
-                cells = (f"{row['keys_per_token']:.1f}", f"{hops}", f"{found['bleu']:.1f}", f"{found['chrf']:.1f}")
+                cells = [f"{row['keys_per_token']:.1f}", f"{hops}", *_scores(found, compared if beams == 1 else {})]
                 print(f"| {name} | {' | '.join(cells)} |")
     for name, found in record["baselines"].items():
-        print(f"| no model: {name} | | | {found['bleu']:.1f} | {found['chrf']:.1f} |")
+        print(f"| no model: {name} | | | {' | '.join(_scores(found, {}))} |")
     first = record["rows"][0]
     print(f"\n{first['beams_1']['bleu_signature']}\n{first['beams_1']['chrf_signature']}")
-    print(", ".join(f"{name} {value}" for name, value in {**record["settings"], **record["pairs"]}.items()))
+    print(", ".join(f"{name} {value:,g}" for name, value in {**record["settings"], **record["pairs"]}.items()))
     for source, target, written in first["shown"]:
         print(f"\n> {source}\n>\n> {target}\n>\n> **{written}**")
+
+
+def _scores(found: Mapping[str, Any], compared: Mapping[str, Any]) -> Iterator[str]:
+    """BLEU and chrF, how sure they are if that is known, and a star where the difference to the first is sure."""
+    for name in ("bleu", "chrf"):
+        interval, p = compared.get(f"{name}_ci"), compared.get(f"{name}_p")
+        sure = f" ± {interval:.1f}" if interval is not None else ""
+        yield f"{found[name]:.1f}{sure}{'*' if p is not None and p < SURE else ''}"
 
 
 def _arguments() -> argparse.Namespace:
