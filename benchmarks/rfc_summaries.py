@@ -16,7 +16,7 @@ processor per document, alone in a process, one row at a time but eight of `iter
 
 import argparse
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from datetime import date
 from itertools import islice
@@ -24,8 +24,9 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from extractive import MOST_SENTENCES
+from extractive import best_count
 from rfc import BASELINES, oracle, read, write_splits
+from rouge_score.rouge_scorer import RougeScorer
 from stages import ask_counted, spent, stage, train_counted
 
 from asterism.bench.machine import describe
@@ -207,7 +208,7 @@ def _asked(name: str, reader: str, arguments: argparse.Namespace) -> dict[str, A
         "words_per_summary": fmean(len(answer.split()) for answer in answers),
         "copied": fmean(copied(answer, row["document"]) for answer, row in zip(answers, rows, strict=True)),
         "examples": [
-            {"id": row["id"], "wanted": row["summary"], "written": answer}
+            {"id": row["id"], "written": answer}
             for row, answer in list(zip(rows, answers, strict=True))[:: -(-len(rows) // 5)]
         ],
     }
@@ -228,7 +229,7 @@ def copied(answer: str, document: str, size: int = 4) -> float:
 
 
 def _baselines(data: Path, asked: int) -> list[dict[str, Any]]:
-    """Each with as many sentences as score best on the validation documents; and the oracle."""
+    """Each with as many sentences as have the best ROUGE-1 on the validation documents; and the oracle."""
     kept = data.parent / "baselines.json"
     if kept.exists():
         found: list[dict[str, Any]] = json.loads(kept.read_text())
@@ -237,19 +238,24 @@ def _baselines(data: Path, asked: int) -> list[dict[str, Any]]:
     wanted = [row["summary"] for row in test]
     rows = []
     for name, say in BASELINES.items():
-
-        def said(some: Sequence[Mapping[str, str]], count: int, say: Any = say) -> list[str]:
-            return [say(row["document"], count) for row in some]
-
-        there = [row["summary"] for row in validation]
-        by_count = {count: rouge(said(validation, count), there)["rougeLsum"] for count in range(1, MOST_SENTENCES + 1)}
-        best = max(by_count, key=by_count.__getitem__)
-        rows.append(_row(name, best, said(test, best), wanted))
+        best = _best_count(say, validation)
+        rows.append(_row(name, best, [say(row["document"], best) for row in test], wanted))
     best_there_are = [oracle(row["document"], row["summary"]) for row in test]
     rows.append(_row("oracle", None, best_there_are, wanted))
     rows.append(_row("title", None, [row["document"].partition("\n")[0] for row in test], wanted))
     kept.write_text(json.dumps(rows))
     return rows
+
+
+def _best_count(say: Callable[[str, int], str], rows: Sequence[Mapping[str, str]]) -> int:
+    wanted = [row["summary"] for row in rows]
+    return best_count(lambda count: _first_rouge([say(row["document"], count) for row in rows], wanted))
+
+
+def _first_rouge(said: Sequence[str], wanted: Sequence[str]) -> float:
+    """ROUGE-1, which takes a tenth of the time of them all."""
+    scorer: Any = RougeScorer(["rouge1"], use_stemmer=True)
+    return fmean(scorer.score(there, one)["rouge1"].fmeasure for one, there in zip(said, wanted, strict=True))
 
 
 def _row(name: str, sentences: int | None, said: Sequence[str], wanted: Sequence[str]) -> dict[str, Any]:

@@ -66,6 +66,8 @@ Table of Contents
    1. Introduction ....................................................2
       1.1. Terms ......................................................2
    2. Crumbs ..........................................................3
+
+Index of Toast ........................................................4
 {BREAK}1.  Introduction
 
 {wrapped("It is early. Nobody has eaten.")}
@@ -197,3 +199,12 @@ def test_the_table_shows_what_there_is(script, capsys):
     assert lines[2] == "| lead, 3 sentences | | 0.125 | 0.125 | 0.125 | 0.125 | 40 | | | | |"
     assert lines[4] == "| `long` | `whole()` | 0.125 | 0.125 | 0.125 | 0.125 | 40 | 0.30 | 4,001 | 1.25 | 1,024 |"
     assert "| long | 1,200 | 1.5 | 1,024 |" in lines and lines[-1] == "2026-11-22, {'seed': 0}"
+
+
+def test_the_page_shows_the_results(script, capsys):
+    record = json.loads((BENCHMARKS / "results" / "rfc-summaries.json").read_text())
+    script("rfc_summaries").report(record)
+    said, costs, _ = capsys.readouterr().out.split("\n\n")
+    page = (BENCHMARKS.parent / "docs" / "summaries.md").read_text()
+    assert said in page and costs in page and len(said.splitlines()) == 15
+    assert f"{sum(record['data']['left'].values()):,} are left" in page and record["date"] in page
