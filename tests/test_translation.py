@@ -37,13 +37,17 @@ ENGLISH = [
     stanza("bee", "en", ["a bee"], ["It flies."], ["It stings."]),
     stanza("cow", "en", ["a cow"], ["It is small."], ["GNU make"], ["Never"]),
     stanza("dog", "en", ["a dog"], ["It is SMALL"], ["It barks."]),
+    stanza("cat", "en", ["the cat 1"], ["The Cat 2"]),
     stanza("elk", "en", ["an elk"], ["It eats more than it ever could carry away."]),
 ]
 GERMAN = [
-    stanza("ant", "de", ["eine Ameise"], ["Sie läuft", "weit und zurück."], ["* sechs"], ["Sie ist klein."]),
+    stanza(
+        "ant", "de", ["eine Ameise"], ["Sie läuft", "weit und zurück."], ["* je", "* zwei Augen"], ["Sie ist klein."]
+    ),
     stanza("bee", "de", ["eine Biene"], ["Sie fliegt und sticht."]),
-    stanza("cow", "de", ["eine Kuh"], ["Es ist klein."], ["GNU make"], ["Niemals nicht"]),
+    stanza("cow", "de", ["eine Kuh"], ["Es ist klein."], ["GNU make"], ["Niemals"]),
     stanza("dog", "de", ["ein Hund"], ["Es ist klein."], ["Er bellt."], md5="of an older text"),
+    stanza("cat", "de", ["die Katze 1"], ["Die Katze 2"]),
     stanza("elk", "de", ["ein Elch"], ["Er frisst."]),
     stanza("fox", "de", ["ein Fuchs"], ["Er ist rot."]),
 ]
@@ -63,6 +67,7 @@ def test_pairs_are_paragraphs_of_one_description_that_has_as_many_in_both_langua
     assert sorted(found) == [
         ("It is small.", "Es ist klein."),  # of two German texts, each once, the first in the alphabet
         ("It walks far, and back.", "Sie läuft weit und zurück."),
+        ("The Cat 2", "Die Katze 2"),  # and not the cat 1, which has its words
         ("a cow", "eine Kuh"),
         ("an ant", "eine Ameise"),
         ("an elk", "ein Elch"),
