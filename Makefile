@@ -51,7 +51,7 @@ long-range: $(STAMP)  ## Tasks that need length, read whole and cut to 512 token
 readers: $(STAMP)  ## The same tasks by each reader, one after the other, into benchmarks/results (an hour)
 	$(BIN)/python benchmarks/readers.py runs/readers benchmarks/results/readers.json
 
-rfc-summaries: $(STAMP)  ## Abstracts of RFCs by small models, DATA=rfc-sample.jsonl.xz, into benchmarks/results (40 minutes on one core)
+rfc-summaries: $(STAMP)  ## Abstracts of RFCs by small models, DATA=rfc-sample.jsonl.xz, into benchmarks/results (25 minutes on one core)
 	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/rfc_summaries.py $(DATA) runs/rfc-summaries benchmarks/results/rfc-summaries.json
 
 translation: $(STAMP)  ## English to German by eight encoders, from ENGLISH=Translation-en.xz and GERMAN=Translation-de.bz2 (40 minutes)
