@@ -175,7 +175,7 @@ def fine_tuning(name: str, arguments: argparse.Namespace) -> FineTuneConfig:
 
 
 def asked(name: str, reader: str, arguments: argparse.Namespace) -> dict[str, Any]:
-    """Scores, and what asking costs, of questions of the test meetings, evenly spread; some answers to read."""
+    """Scores, and what asking costs, of questions of the test meetings, evenly spread; answers are kept beside it."""
     run = arguments.folder / name
     kept = run.with_name(f"{name}.{reader.partition('(')[0]}.json")
     if kept.exists():
@@ -190,14 +190,8 @@ def asked(name: str, reader: str, arguments: argparse.Namespace) -> dict[str, An
         "words": fmean(len(one.split()) for one in said),
         **costs,
         **spent(run),
-        "examples": spread(
-            [
-                {"id": row["id"], "question": row["question"], "wanted": row["summary"], "written": one}
-                for row, one in zip(rows, said, strict=True)
-            ],
-            5,
-        ),
     }
+    _write(kept.with_suffix(".jsonl"), [{**row, "written": one} for row, one in zip(rows, said, strict=True)])
     kept.write_text(json.dumps(result))
     return result
 

@@ -77,6 +77,8 @@ def _all(arguments: argparse.Namespace) -> dict[str, Any]:
     }
     record["rows"] = []
     for task, name, seed in product(TASKS, READERS, arguments.seeds):
+        if arguments.finished and not (folder / f"{task}-{name}-{seed}.asked.json").exists():
+            continue
         stage("train", task, name, str(seed))
         row = json.loads(stage("ask", task, name, str(seed)))
         record["rows"].append({"task": task, "reader": READERS[name], "seed": seed, **row})
@@ -226,6 +228,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--steps", type=int, default=540, help="of each run with rows of 512 tokens (default 540)")
     parser.add_argument("--examples", type=int, default=Sizes.train, help="documents to train on, of each task")
     parser.add_argument("--asked", type=int, default=Sizes.test, help="documents to ask about, of each task")
+    parser.add_argument("--finished", action="store_true", help="record what is finished, and train no more")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0])
     parser.add_argument("--stage", nargs=4, help=argparse.SUPPRESS)
     arguments = parser.parse_args()

@@ -148,6 +148,14 @@ def test_a_search_for_words_solves_both_tasks(script, tmp_path):
     assert baselines["qa"](tmp_path / "data") >= 0.95
 
 
+@pytest.mark.parametrize("name", ["readers", "qmsum"])
+def test_the_tables_of_readers_are_those_of_the_results(script, name, capsys):
+    record = json.loads((ROOT / "benchmarks" / "results" / f"{name}.json").read_text())
+    script(name).report(record)
+    table = capsys.readouterr().out.partition("\n\n")[0]
+    assert table.count("\n") >= 7 and table in (ROOT / "docs" / "readers.md").read_text()
+
+
 def test_the_table_of_what_readers_see_is_that_of_the_results(script, capsys):
     record = json.loads((ROOT / "benchmarks" / "results" / "selection.json").read_text())
     script("selection").report(record)
