@@ -212,7 +212,7 @@ def _cell(row: dict[str, Any]) -> str:
 
 def draw(rows: list[dict[str, Any]], file: Path) -> None:
     """Memory and time against the length of the source; bfloat16 dashed."""
-    figure = Figure(figsize=(11, 4.5), layout="constrained")
+    figure = Figure(figsize=(11, 5), layout="constrained")
     memory, time = figure.subplots(1, 2)
     for (number, name), dtype in product(enumerate(MODELS), DTYPES):
         shown = [row for row in rows if (row["name"], row["dtype"]) == (name, dtype) and row["bytes"]]
@@ -229,7 +229,9 @@ def draw(rows: list[dict[str, Any]], file: Path) -> None:
         axes.set_xticks(lengths, [f"{length:,}" for length in lengths])
         axes.minorticks_off()
         axes.grid(alpha=0.3)
-    memory.legend(fontsize=8)
+    memory.set_yticks([2.0**power for power in range(-3, 4)], ["1/8", "1/4", "1/2", "1", "2", "4", "8"])
+    time.set_yticks([0.5, 1, 2, 5, 10, 20, 50], ["0.5", "1", "2", "5", "10", "20", "50"])
+    figure.legend(*time.get_legend_handles_labels(), fontsize=8, loc="outside lower center", ncols=3)
     figure.savefig(file, dpi=120)
 
 
