@@ -27,7 +27,7 @@ from statistics import fmean, median
 from typing import Any
 
 from extractive import best_count, lead, oracle, ranked
-from stages import ask_counted, spent, stage, train_counted
+from stages import ask_counted, do, spent, stage, train_counted
 
 from asterism.bench.machine import describe
 from asterism.training import FineTuneConfig, RunConfig, open_run, recipe
@@ -253,13 +253,7 @@ def _baselines(arguments: argparse.Namespace) -> list[dict[str, Any]]:
 
 def main() -> None:
     """Write, score what needs no model, pretrain, fine-tune, ask, record, print."""
-    arguments = _arguments()
-    if arguments.report:
-        report(json.loads(arguments.report.read_text()))
-    elif arguments.stage:
-        _stage(*arguments.stage, arguments)
-    else:
-        report(_all(arguments))
+    do(_arguments(), _all, _stage, report)
 
 
 def _all(arguments: argparse.Namespace) -> dict[str, Any]:

@@ -27,7 +27,7 @@ from pathlib import Path
 from typing import Any
 
 from long_range import GUESSING, TASKS, fine_tuning, pretraining
-from stages import ask_counted, spent, stage, train_counted
+from stages import ask_counted, do, spent, stage, train_counted
 
 from asterism.bench.machine import describe
 from asterism.training import open_run
@@ -51,13 +51,7 @@ FIELDS = {"classify": ("text", "label"), "qa": ("context", "question", "answers"
 
 def main() -> None:
     """Write, pretrain, fine-tune, ask, record, print."""
-    arguments = _arguments()
-    if arguments.report:
-        report(json.loads(arguments.report.read_text()))
-    elif arguments.stage:
-        _stage(*arguments.stage, arguments)
-    else:
-        report(_all(arguments))
+    do(_arguments(), _all, _stage, report)
 
 
 def _all(arguments: argparse.Namespace) -> dict[str, Any]:

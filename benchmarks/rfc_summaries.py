@@ -27,7 +27,7 @@ from typing import Any
 from extractive import best_count
 from rfc import BASELINES, oracle, read, write_splits
 from rouge_score.rouge_scorer import RougeScorer
-from stages import ask_counted, spent, stage, train_counted
+from stages import ask_counted, do, spent, stage, train_counted
 
 from asterism.bench.machine import describe
 from asterism.shape import ModelConfig
@@ -61,13 +61,7 @@ ASKED = (
 
 def main() -> None:
     """Write, score what needs no model, pretrain, fine-tune, ask, record, print."""
-    arguments = _arguments()
-    if arguments.report:
-        report(json.loads(arguments.report.read_text()))
-    elif arguments.stage:
-        _stage(*arguments.stage, arguments)
-    else:
-        report(_all(arguments))
+    do(_arguments(), _all, _stage, report)
 
 
 def _all(arguments: argparse.Namespace) -> dict[str, Any]:

@@ -5,16 +5,32 @@ processor, so who else works on the machine does not count; with one thread (`OM
 it takes alone. What is finished is not done again, and what was stopped goes on.
 """
 
+import argparse
 import json
 import resource
 import subprocess
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from asterism.training import FineTuneConfig, Run, RunConfig, predict, train
+
+
+def do(
+    arguments: argparse.Namespace,
+    everything: Callable[[argparse.Namespace], Mapping[str, Any]],
+    one: Callable[..., None],
+    report: Callable[[Mapping[str, Any]], None],
+) -> None:
+    """What a script was asked for: print the table of a file, do one stage, or do everything and print its table."""
+    if arguments.report:
+        report(json.loads(arguments.report.read_text()))
+    elif arguments.stage:
+        one(*arguments.stage, arguments)
+    else:
+        report(everything(arguments))
 
 
 def stage(*words: str) -> str:
