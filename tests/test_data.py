@@ -9,8 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from asterism.errors import DataError
-from asterism.training.data.corpus import SPLITS, load_corpus
-from asterism.training.data.windows import draw_starts, plan_records, plan_stream, read_windows
+from asterism.training.data.contract import IGNORED
+from asterism.training.data.corpus import load_corpus
+from asterism.training.data.splits import SPLITS, ArrayPieces
+from asterism.training.data.windows import draw_starts, plan_pieces, read_windows
 
 
 def test_standard_library_splits_are_disjoint_and_known_by_hash():
@@ -148,53 +150,112 @@ def test_a_split_must_hold_one_sequence(tmp_path):
     assert len(records.require("validation", 65)) == 65
 
 
-def test_windows_read_one_byte_behind_what_they_predict():
-    data = np.arange(100, dtype=np.uint8)
-    rows = read_windows(data, np.array([1, 40]), 5, records=False)
+LABELLED = ArrayPieces(np.arange(100, dtype=np.uint8), np.array([0, 40, 43, 100]), labels=np.array([2, 0, 1]))
+"""Three pieces: longer than a window of 5, shorter, longer."""
+
+
+def test_windows_read_one_value_behind_what_they_predict():
+    stream = ArrayPieces(np.arange(100, dtype=np.uint8), is_stream=True)
+    rows = read_windows(stream, np.array([1, 40]), 5)
     assert rows.tolist() == [[0, 1, 2, 3, 4, 5], [39, 40, 41, 42, 43, 44]]
-    rows = read_windows(data, np.array([0, 40]), 5, records=True)
+    records = ArrayPieces(np.arange(100, dtype=np.uint8), np.arange(0, 101, 5))
+    rows = read_windows(records, np.array([0, 40]), 5)
     assert rows.tolist() == [[0, 0, 1, 2, 3, 4], [0, 40, 41, 42, 43, 44]]
 
 
-@given(st.integers(1, 20), st.integers(0, 200), st.booleans(), st.integers(0, 2**32), st.integers(0, 2**40))
-def test_drawn_windows_lie_inside_and_depend_on_seed_and_step_only(context, extra, records, seed, step):
-    size = context * 3 if records else context + 1 + extra
+def test_windows_end_with_their_piece_and_begin_with_its_class():
+    rows = read_windows(LABELLED, np.array([0, 39, 40, 43, 95]), 5)
+    pad = IGNORED
+    assert rows.tolist() == [
+        [258, 0, 1, 2, 3, 4],
+        [38, 39, pad, pad, pad, pad],
+        [256, 40, 41, 42, pad, pad],
+        [257, 43, 44, 45, 46, 47],
+        [94, 95, 96, 97, 98, 99],
+    ]
+
+
+def test_training_reads_pieces_turned_by_a_generator_of_the_window():
+    class Turning(ArrayPieces):
+        def turned(self, values, random):
+            return values[::-1] if random.random() < 0.5 else values
+
+    pieces = Turning(np.arange(64, dtype=np.uint8), np.arange(0, 65, 4))
+    starts = np.arange(0, 64, 4)
+    plain, turned = read_windows(pieces, starts, 4), read_windows(pieces, starts, 4, turn=(3, 7))
+    is_turned = [row == [0, *reversed(there[1:])] for row, there in zip(turned.tolist(), plain.tolist(), strict=True)]
+    assert 0 < sum(is_turned) < 16
+    assert all(
+        turn or row == there for turn, row, there in zip(is_turned, turned.tolist(), plain.tolist(), strict=True)
+    )
+    assert turned.equal(read_windows(pieces, starts, 4, turn=(3, 7)))
+    assert not turned.equal(read_windows(pieces, starts, 4, turn=(3, 8)))
+
+
+def pieces_of(lengths, is_stream=False):
+    bounds = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
+    return ArrayPieces(np.zeros(bounds[-1], dtype=np.uint8), bounds, is_stream=is_stream)
+
+
+LENGTHS = st.lists(st.integers(1, 50), min_size=1, max_size=6)
+
+
+@given(st.integers(1, 20), LENGTHS, st.integers(0, 2**32), st.integers(0, 2**40))
+def test_drawn_windows_lie_inside_and_depend_on_seed_and_step_only(context, lengths, seed, step):
     state = np.random.get_state()[1].copy()
-    starts = draw_starts(size, context, 8, records=records, seed=seed, step=step)
-    again = draw_starts(size, context, 8, records=records, seed=seed, step=step)
-    assert np.array_equal(starts, again)
-    assert starts.min() >= (0 if records else 1) and starts.max() + context <= size
-    assert not records or not (starts % context).any()
+    size = context + 1 + sum(lengths)
+    stream, pieces = pieces_of([size], is_stream=True), pieces_of(lengths)
+    starts = draw_starts(stream, context, 8, seed=seed, step=step)
+    assert starts.min() >= 1 and starts.max() + context <= size
+    drawn = draw_starts(pieces, context, 8, seed=seed, step=step)
+    for start in drawn.tolist():
+        home = int(np.searchsorted(pieces.bounds, start, side="right")) - 1
+        begin, end = pieces.bounds[home], pieces.bounds[home + 1]
+        assert start == begin or (begin <= start and start + context <= end)
+    assert np.array_equal(drawn, draw_starts(pieces, context, 8, seed=seed, step=step))
     assert np.array_equal(np.random.get_state()[1], state)
 
 
 def test_draws_reach_both_ends_and_differ_between_steps_and_seeds():
     draws = {
-        key: draw_starts(10, 7, 64, records=False, seed=key[0], step=key[1]).tolist()
+        key: draw_starts(pieces_of([10], is_stream=True), 7, 64, seed=key[0], step=key[1]).tolist()
         for key in [(0, 0), (0, 1), (1, 0)]
     }
     assert all(set(drawn) == {1, 2, 3} for drawn in draws.values())
     assert len({tuple(drawn) for drawn in draws.values()}) == 3
 
 
-@given(st.integers(1, 30), st.data())
-def test_scoring_covers_every_byte_once_with_enough_context(context, data):
-    minimum = data.draw(st.integers(0, context))
-    first = data.draw(st.integers(max(1, minimum), context + 5))
-    stop = data.draw(st.integers(max(first, context) + 1, context * 4 + 10))
-    plan = plan_stream(context, minimum, first=first, stop=stop)
+def test_pieces_are_drawn_by_the_windows_they_fill_from_every_place():
+    pieces = pieces_of([10, 3, 5])
+    drawn = draw_starts(pieces, 5, 4000, seed=0, step=0)
+    assert set(drawn.tolist()) == {*range(6), 10, 13}
+    shares = [np.mean(drawn < 10), np.mean(drawn == 10), np.mean(drawn == 13)]
+    assert np.allclose(shares, [1 / 2, 1 / 4, 1 / 4], atol=0.03)
+
+
+@given(st.integers(1, 30), LENGTHS, st.booleans(), st.data())
+def test_scoring_covers_every_value_once_with_enough_context(context, lengths, is_stream, data):
+    pieces = pieces_of([context + sum(lengths)] if is_stream else lengths, is_stream)
+    lead = data.draw(st.integers(0, context))
+    minimum = data.draw(st.integers(0, lead))
+    stop = data.draw(st.integers(context + 1, len(pieces))) if is_stream and len(pieces) > context else len(pieces)
+    plan = plan_pieces(pieces, context, minimum, lead, stop)
     scored = []
-    for start, own in zip(plan.starts.tolist(), plan.firsts.tolist(), strict=True):
-        assert start >= 1 and start + context <= stop
-        # Position i has i + 1 bytes before it in the window.
-        assert own + 1 >= minimum
-        scored.extend(range(start + own, start + context))
-    assert scored == list(range(first, stop))
-    assert plan.bytes_scored == stop - first
+    for start, first, last in zip(plan.starts.tolist(), plan.firsts.tolist(), plan.stops.tolist(), strict=True):
+        home = int(np.searchsorted(pieces.bounds, start, side="right")) - 1
+        begin, end = pieces.bounds[home], pieces.bounds[home + 1]
+        assert begin <= start and start + last <= min(end, stop) and 0 <= first < last <= context
+        # Position i has i + 1 values before it in the window; one fewer where the window begins with its piece.
+        assert first + (start > begin) >= minimum
+        scored.extend(range(start + first, start + last))
+    bounds = zip(pieces.bounds[:-1].tolist(), pieces.bounds[1:].tolist(), strict=True)
+    wanted = [place for begin, end in bounds for place in range(begin + max(lead, is_stream), min(end, stop))]
+    assert scored == wanted
+    assert plan.bytes_scored == len(wanted)
 
 
 def test_records_are_scored_whole_and_thinning_keeps_windows_spread():
-    plan = plan_records(12, stop=120)
+    plan = plan_pieces(pieces_of([12] * 10), 12, 0, 0, 120)
     assert plan.starts.tolist() == list(range(0, 120, 12)) and plan.bytes_scored == 120
     thin = plan.thin(50)
     assert thin.starts.tolist() == [0, 36, 72, 108] and thin.bytes_scored == 48

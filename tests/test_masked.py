@@ -16,11 +16,12 @@ from transformers import AutoModelForMaskedLM, AutoTokenizer, PreTrainedTokenize
 
 from asterism.errors import CheckpointError, ConfigurationError, DataError
 from asterism.randomness import of_row
+from asterism.training.data.contract import IGNORED
 from asterism.training.data.corpus import load_documents
 from asterism.training.data.packing import SORTED_TOGETHER, Epochs, EpochsByLength, TokenStream
 from asterism.training.data.tokenization import SPECIAL_TOKENS, encode, load_tokenizer, make_tokenizer, pieces
 from asterism.training.objectives.masked import MaskedTokens, Rows
-from asterism.training.objectives.masking import IGNORED, Masking
+from asterism.training.objectives.masking import Masking
 from asterism.training.pipeline import evaluate, generate, open_run, resolve, train
 from asterism.training.recipes import RECIPES, recipe
 from asterism.training.run.arithmetic import loss_of

@@ -22,8 +22,9 @@ from transformers import AutoModelForCausalLM
 
 from asterism.cli.main import main
 from asterism.errors import CheckpointError, ConfigurationError, DataError, NonFiniteLossError
-from asterism.training.data.corpus import load_corpus
-from asterism.training.objectives.causal import baselines, bits_per_byte, plan_split
+from asterism.training.data.corpus import compressed, load_corpus
+from asterism.training.data.windows import plan_pieces
+from asterism.training.objectives.causal import bits_per_byte
 from asterism.training.pipeline import evaluate, generate, open_run, report, resolve, train
 from asterism.training.run import arithmetic as arithmetic_module
 from asterism.training.run import muon as muon_module
@@ -133,8 +134,9 @@ def test_history_logs_every_step_once_and_validates_on_time(finished):
 
 def test_a_new_model_needs_eight_bits_per_byte(tiny):
     model = resolve(tiny).build(CPU)[0]
-    data = load_corpus(tiny.data).validation
-    assert bits_per_byte(model, data, plan_split(tiny, len(data)), tiny) == pytest.approx(8.0, abs=1e-6)
+    data = load_corpus(tiny.data).pieces("validation")
+    plan = plan_pieces(data, tiny.context, 0, 0, len(data))
+    assert bits_per_byte(model, data, plan, tiny) == pytest.approx(8.0, abs=1e-6)
 
 
 def test_a_run_twice_gives_the_same_bits(tiny, finished, tmp_path):
@@ -603,7 +605,7 @@ def test_evaluation_is_the_mean_over_every_byte_with_its_context(finished, tiny)
             logits = model(input_ids=torch.tensor([data[byte - 64 : byte]])).logits[0, -1]
         bits -= float(logits.double().log_softmax(0)[data[byte]]) / math.log(2)
     assert evaluation.scores[2].bits_per_byte == pytest.approx(bits / 100, abs=1e-5)
-    assert evaluation.baselines == baselines(bytes(data[64:164]))
+    assert evaluation.baselines == compressed(bytes(data[64:164]))
 
 
 def test_evaluation_of_a_whole_split_agrees_with_the_report(finished):

@@ -50,6 +50,19 @@ def call(
     return function(*positional, **keywords)
 
 
+def argument(tree: ast.expr, refusal: AsterismError) -> object:
+    """The number, text or bare word that an argument is. Raises the refusal for anything else."""
+    match tree:
+        case ast.Constant(value=bool() | int() | float() | str() | None as literal):
+            return literal
+        case ast.UnaryOp(op=ast.USub(), operand=ast.Constant(value=int() | float() as literal)):
+            return -literal
+        case ast.Name(id=word):
+            return word
+        case _:
+            raise refusal
+
+
 def quoted(text: str) -> str:
     """A text as a message shows it: on one line, and short."""
     shortened = " ".join(text.split())

@@ -8,7 +8,7 @@ from dataclasses import asdict
 
 from asterism import training
 from asterism.cli.parser import Parser, print_json, whole_number
-from asterism.training.data.corpus import SPLITS
+from asterism.training.data.splits import SPLITS
 from asterism.training.readers.text import MEANING
 
 

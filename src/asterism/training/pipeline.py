@@ -17,7 +17,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from asterism.errors import CheckpointError, ConfigurationError
 from asterism.randomness import isolated
-from asterism.training.data.corpus import Split
+from asterism.training.data.splits import Split
 from asterism.training.objectives import OBJECTIVES
 from asterism.training.objectives.objective import Evaluation, Objective, Question, Report
 from asterism.training.run.arithmetic import settled

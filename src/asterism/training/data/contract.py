@@ -6,9 +6,12 @@ Invariant: which sequences a step reads is a function of (seed, step), and two c
 from abc import ABC, abstractmethod
 from typing import Any, ClassVar, Generic, TypeVar
 
-from asterism.training.data.corpus import Split
+from asterism.training.data.splits import Split
 
 Sequences = TypeVar("Sequences")
+
+IGNORED = -100
+"""The label of a place that is not predicted: the losses of transformers leave it out."""
 
 
 class Corpus(ABC, Generic[Sequences]):

@@ -11,20 +11,21 @@ What reads documents finds them between NUL bytes: the files of a folder, the li
 document in each split of a file.
 """
 
+import bz2
 import hashlib
 import json
+import lzma
 import sysconfig
-from collections.abc import Iterable, Iterator
+import zlib
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
 
 import numpy as np
 
-from asterism.errors import DataError
-
-Split = Literal["train", "validation", "test"]
-SPLITS: tuple[Split, ...] = ("train", "validation", "test")
+from asterism.errors import ConfigurationError, DataError
+from asterism.training.data.modality import Modality
+from asterism.training.data.splits import SPLITS, ArrayPieces, Split, Splits
 
 STANDARD_LIBRARY = "python standard library"
 _LIBRARY_SUFFIXES = {".py", ".txt", ".rst"}
@@ -33,7 +34,7 @@ _HUTTER_BYTES = {"enwik8": 100_000_000, "text8": 100_000_000}
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class ByteSplits:
+class ByteSplits(Splits):
     """Three splits, each a uint8 array [bytes]; `sha256` is of train, validation and test, one after the other.
 
     With `record_length` every split is a whole number of records; each record is a sequence of its own.
@@ -45,34 +46,70 @@ class ByteSplits:
     validation: np.ndarray
     test: np.ndarray
     record_length: int | None = None
+    unit = "bytes"
 
     def split(self, name: Split) -> np.ndarray:
         """The bytes of one split, by name."""
         return {"train": self.train, "validation": self.validation, "test": self.test}[name]
 
-    def record(self) -> dict[str, Any]:
-        """Name, hash, and the bytes of each split."""
-        return {"name": self.name, "sha256": self.sha256, "bytes": {name: len(self.split(name)) for name in SPLITS}}
+    def pieces(self, split: Split) -> ArrayPieces:
+        """A stream, or the records."""
+        values, length = self.split(split), self.record_length
+        bounds = None if length is None else np.arange(0, len(values) + 1, length, dtype=np.int64)
+        return ArrayPieces(values, bounds, is_stream=length is None)
 
-    def documents(self, name: Split) -> Iterator[str]:
-        """The documents of one split, without those of white space alone; what is no UTF-8 in them becomes U+FFFD."""
-        for document in self.split(name).tobytes().split(b"\0"):
+    def documents(self, split: Split) -> Iterator[str]:
+        """All but those of white space alone; what is no UTF-8 in them becomes U+FFFD."""
+        for document in self.split(split).tobytes().split(b"\0"):
             if document.strip():
                 yield document.decode(errors="replace")
 
-    def require(self, name: Split, context: int) -> np.ndarray:
-        """The bytes of a split that holds at least one sequence of `context` bytes; DataError if it does not.
 
-        Outside records a sequence needs one byte more: the byte before the first one predicted.
-        """
-        data = self.split(name)
-        needed = context + (self.record_length is None)
-        if len(data) < needed:
-            raise DataError(
-                f"data: the {name} split of {self.name} has {len(data):,} bytes, a sequence of context {context:,} "
-                f"needs {needed:,}; give more data or a shorter context"
-            )
-        return data
+class Bytes(Modality):
+    """Bytes as they are: text and anything else. With `record_length` a file holds records of so many bytes."""
+
+    name, unit = "bytes", "bytes"
+
+    def __init__(self, record_length: int | None = None) -> None:
+        if record_length is not None and (not isinstance(record_length, int) or record_length < 1):
+            raise ConfigurationError(f"modality: bytes: record_length={record_length!r} must be at least 1")
+        self.record_length = self.sequence_length = record_length
+
+    def splits(self, path: str | None) -> ByteSplits:
+        """As `load_corpus`."""
+        return load_corpus(path, record_length=self.record_length)
+
+    def texts(self, path: str | None) -> ByteSplits:
+        """As `load_documents`."""
+        return load_documents(path)
+
+    def baselines(self, splits: Splits, split: Split, first: int, stop: int) -> dict[str, float]:
+        """What zlib, bz2 and lzma need, each at its strongest standard setting (9)."""
+        return compressed(splits.pieces(split).read(first, stop).tobytes())
+
+    def read_prompt(self, path: Path) -> np.ndarray:
+        try:
+            return np.frombuffer(path.read_bytes(), dtype=np.uint8)
+        except OSError as error:
+            raise DataError(f"prompt: cannot read {path}: {error.strerror}") from error
+
+    def write(self, sequences: Sequence[np.ndarray], output: Path) -> list[Path]:
+        """One after the other, as they are."""
+        from asterism.files import replacing_file  # with torch, which the names of modalities do not need
+
+        with replacing_file(output) as unfinished:
+            unfinished.write_bytes(b"".join(one.tobytes() for one in sequences))
+        return [output]
+
+
+def compressed(data: bytes) -> dict[str, float]:
+    """Bits per byte that zlib, bz2 and lzma need for `data`, each at its strongest standard setting (9)."""
+    sizes = {
+        "zlib": len(zlib.compress(data, 9)),
+        "bz2": len(bz2.compress(data, 9)),
+        "lzma": len(lzma.compress(data, preset=9)),
+    }
+    return {name: 8 * size / len(data) for name, size in sizes.items()}
 
 
 def load_corpus(path: str | Path | None = None, *, record_length: int | None = None) -> ByteSplits:

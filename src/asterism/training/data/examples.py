@@ -15,9 +15,9 @@ from transformers import PreTrainedTokenizerFast
 from asterism.errors import DataError
 from asterism.randomness import derive
 from asterism.training.data.contract import Corpus
-from asterism.training.data.corpus import Split
 from asterism.training.data.packing import Epochs, EpochsByLength
 from asterism.training.data.records import pair_of
+from asterism.training.data.splits import Split
 from asterism.training.run.configuration import FineTuneConfig
 from asterism.training.tasks.task import Feature, Task
 

@@ -13,14 +13,14 @@ if TYPE_CHECKING:
 _HERE = "asterism.training.objectives"
 
 OBJECTIVES: "Registry[Objective[Any]]" = Registry(
-    causal=Entry(f"{_HERE}.causal:CausalBytes", settings=("record_length",), recipe="bytes-small"),
+    causal=Entry(f"{_HERE}.causal:CausalBytes", settings=("modality", "record_length"), recipe="bytes-small"),
     mlm=Entry(
         f"{_HERE}.masked:MaskedTokens",
-        settings=("tokenizer", "next_sentence"),
+        settings=("modality", "tokenizer", "next_sentence"),
         shortest_context=16,
         recipe="bigbird-tiny",
     ),
-    prefix_lm=Entry(f"{_HERE}.prefix:PrefixBytes", settings=("record_length",), recipe="bytes-small"),
+    prefix_lm=Entry(f"{_HERE}.prefix:PrefixBytes", settings=("modality", "record_length"), recipe="bytes-small"),
     span_corruption=Entry(
         f"{_HERE}.span_corruption:SpanCorruption",
         settings=("tokenizer",),

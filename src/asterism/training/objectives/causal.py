@@ -1,9 +1,9 @@
-"""Predicting the next byte: bits per byte, and what general compressors need for the same bytes."""
+"""Predicting the next value: bits per byte, and what simple models and compressors need for the same bytes.
 
-import bz2
-import lzma
+A byte is one value of the data's modality: a byte of text, one channel of a pixel, a sample, a base.
+"""
+
 import math
-import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,11 +14,12 @@ import torch
 import torch.nn.functional as F
 from transformers import PreTrainedModel
 
-from asterism.errors import ConfigurationError
+from asterism.errors import ConfigurationError, DataError
 from asterism.models import AsterismForCausalLM
-from asterism.training.data.corpus import load_corpus
+from asterism.training.data.contract import IGNORED
+from asterism.training.data.splits import Pieces, Split, Splits
 from asterism.training.data.tokenization import Vocabulary
-from asterism.training.data.windows import ByteWindows, ScoringPlan, plan_records, plan_stream, read_windows
+from asterism.training.data.windows import ScoringPlan, Windows, plan_pieces, read_windows
 from asterism.training.objectives.objective import Evaluation, Metric, Outcome, Question, Report, refuse_reader
 from asterism.training.objectives.pretraining import Pretraining
 from asterism.training.run.arithmetic import arithmetic
@@ -72,7 +73,7 @@ class ByteEvaluation(Evaluation):
         )
 
 
-class CausalBytes(Pretraining[ByteWindows]):
+class CausalBytes(Pretraining[Windows]):
     """Every position of a random window predicts the next byte."""
 
     metric = Metric("bits_per_byte", "bits/byte")
@@ -82,8 +83,8 @@ class CausalBytes(Pretraining[ByteWindows]):
 
     @classmethod
     def vocabulary(cls, config: RunConfig, source: Path | None) -> Vocabulary:
-        """The 256 bytes; none of them pads."""
-        return Vocabulary(256, None)
+        """The 256 values, and the classes that a modality tells apart; none of them pads."""
+        return Vocabulary(config.reads().vocabulary_size, None)
 
     @classmethod
     def model_class(cls, config: RunConfig) -> type[PreTrainedModel]:
@@ -103,17 +104,20 @@ class CausalBytes(Pretraining[ByteWindows]):
             )
 
     @classmethod
-    def prepare(cls, config: RunConfig, vocabulary: Vocabulary) -> tuple["CausalBytes", ByteWindows]:
-        """Raises DataError if the training or validation split of the corpus is shorter than a window."""
-        splits = load_corpus(config.data, record_length=config.record_length)
-        return cls(config), ByteWindows(splits, config.context, config.seed)
+    def prepare(cls, config: RunConfig, vocabulary: Vocabulary) -> tuple["CausalBytes", Windows]:
+        """Raises DataError also for a stream whose training or validation split is shorter than a window."""
+        modality = config.reads()
+        windows = Windows(modality.splits(config.data), config.context, config.seed)
+        for pieces in (windows.train, windows.validation):
+            refuse_labels(windows.name, pieces, modality.classes)
+        return cls(config), windows
 
     @classmethod
     def restore(cls, config: RunConfig, folder: Path, decided: Mapping[str, Any]) -> "CausalBytes":
         """Nothing but the configuration is needed."""
         return cls(config)
 
-    def batch(self, corpus: ByteWindows, step: int) -> dict[str, torch.Tensor]:
+    def batch(self, corpus: Windows, step: int) -> dict[str, torch.Tensor]:
         """Random windows of the training split: input_ids and shift_labels, int64 [batch_size, context] each."""
         return _arguments(corpus.draw(step, self.config.batch_size))
 
@@ -121,21 +125,20 @@ class CausalBytes(Pretraining[ByteWindows]):
         """Bits instead of nats."""
         return {"bits_per_byte": loss / math.log(2)}
 
-    def evaluate(self, model: PreTrainedModel, corpus: ByteWindows, *, sample: bool = False) -> Outcome:
+    def evaluate(self, model: PreTrainedModel, corpus: Windows, *, sample: bool = False) -> Outcome:
         """Bits per byte of the validation split, or of about `evaluation_bytes` bytes spread evenly over it."""
-        plan = plan_split(self.config, len(corpus.validation))
+        plan = _plan(self.config, corpus.validation)
         if sample:
             plan = plan.thin(self.config.evaluation_bytes)
         return Outcome({"bits_per_byte": bits_per_byte(model, corpus.validation, plan, self.config)})
 
-    def results(self, corpus: ByteWindows, metrics: Mapping[str, float], steps: int) -> dict[str, Any]:
+    def results(self, corpus: Windows, metrics: Mapping[str, float], steps: int) -> dict[str, Any]:
         """The fields of ByteReport."""
-        scored = plan_split(self.config, len(corpus.validation)).bytes_scored
         return {
             "bytes_trained": steps * self.units_per_step,
-            "validation_bytes": scored,
+            "validation_bytes": _plan(self.config, corpus.validation).bytes_scored,
             "validation_bits_per_byte": metrics["bits_per_byte"],
-            "baselines": baselines(corpus.validation[-scored:].tobytes()),
+            "baselines": self._baselines(corpus.splits, "validation", 0, len(corpus.validation)),
         }
 
     def answer(self, model: PreTrainedModel, question: Question, trained_on: str) -> ByteEvaluation:
@@ -148,45 +151,68 @@ class CausalBytes(Pretraining[ByteWindows]):
         refuse_reader(question)
         config, asked = self.config, question.minimum_context
         _check_minimum_context(config, asked)
-        corpus = load_corpus(question.data or config.data, record_length=config.record_length)
+        splits = config.reads().splits(question.data or config.data)
         split = question.split or "validation"
-        bytes_ = corpus.require(split, config.context)
-        first, stop = _scored_range(config, len(bytes_), asked, question.limit)
+        pieces, lead = splits.require(split, config.context), max(asked)
+        refuse_labels(splits.name, pieces, config.reads().classes)
+        stop = _last_scored(config, pieces, lead, question.limit)
+        plans = {minimum: plan_pieces(pieces, config.context, minimum, lead, stop) for minimum in asked}
+        if not (scored := plans[lead].bytes_scored):
+            raise ConfigurationError(f"minimum context {lead}: no piece of the {split} split is so long")
         return ByteEvaluation(
-            corpus=corpus.name,
-            corpus_sha256=corpus.sha256,
-            is_training_corpus=corpus.sha256 == trained_on,
+            corpus=splits.name,
+            corpus_sha256=splits.sha256,
+            is_training_corpus=splits.sha256 == trained_on,
             split=split,
-            bytes_scored=stop - first,
+            bytes_scored=scored,
             scores=tuple(
-                Score(
-                    minimum_context=minimum,
-                    bits_per_byte=bits_per_byte(model, bytes_, plan_range(config, minimum, first, stop), config),
-                )
-                for minimum in asked
+                Score(minimum_context=minimum, bits_per_byte=bits_per_byte(model, pieces, plan, config))
+                for minimum, plan in plans.items()
             ),
-            baselines=baselines(bytes_[first:stop].tobytes()),
+            baselines=self._baselines(splits, split, lead, stop),
         )
+
+    def _baselines(self, splits: Splits, split: Split, lead: int, stop: int) -> dict[str, float]:
+        """On the values that are scored, or on those of whole pieces: what begins a piece is compressed with it."""
+        first = max(lead, 1) if splits.pieces(split).is_stream else 0
+        return self.config.reads().baselines(splits, split, first, stop)
 
     def generate(self, model: PreTrainedModel, prompt: bytes, sampling: Mapping[str, Any]) -> bytes:
         """Where training put a NUL byte (between files, before a record) so does this: an empty prompt starts after
         one, and so does every record."""
-        start = b"\0" + prompt if self.config.record_length is not None or not prompt else prompt
+        is_piece = self.config.reads().sequence_length is not None
+        start = b"\0" + prompt if is_piece or not prompt else prompt
         tokens = torch.tensor([list(start)], device=model.device)
         with arithmetic(self.config.dtype, model.device):
             output = cast(Any, model).generate(tokens, **sampling)
         return bytes(output[0, len(start) :].tolist())
 
 
+def refuse_labels(name: str, pieces: Pieces, classes: int | None) -> None:
+    """Raises DataError if a model of so many classes is given pieces without labels, or with others."""
+    if classes is None or pieces.labels is None:
+        if classes is not None:
+            raise DataError(f"data: {name} has no classes; the model tells {classes} apart")
+        return
+    if not 0 <= pieces.labels.min() <= pieces.labels.max() < classes:
+        raise DataError(
+            f"data: {name} has labels from {pieces.labels.min()} to {pieces.labels.max()}; the model tells {classes}"
+            " apart, from 0 on"
+        )
+
+
 def _arguments(rows: torch.Tensor) -> dict[str, torch.Tensor]:
-    """What the model reads of rows, int64 [B, context + 1], and what each column is to predict: the byte after it."""
-    return {"input_ids": rows[:, :-1], "shift_labels": rows[:, 1:].contiguous()}
+    """What the model reads of rows, int64 [B, context + 1], and what each column is to predict: the value after it.
+
+    Padding is read as 0, behind all that is predicted.
+    """
+    return {"input_ids": rows[:, :-1].clamp(min=0), "shift_labels": rows[:, 1:].contiguous()}
 
 
 def _check_minimum_context(config: RunConfig, asked: Sequence[int]) -> None:
     if not asked:
         raise ConfigurationError("minimum context: at least one value is needed")
-    if config.record_length is not None and any(asked):
+    if config.reads().sequence_length is not None and any(asked):
         raise ConfigurationError("minimum context: this model reads records, and a record has no bytes before it")
     for minimum in asked:
         if not 0 <= minimum <= config.context:
@@ -195,32 +221,28 @@ def _check_minimum_context(config: RunConfig, asked: Sequence[int]) -> None:
             )
 
 
-def _scored_range(config: RunConfig, size: int, asked: Sequence[int], limit: int | None) -> tuple[int, int]:
-    """The first byte that is scored, and the one after the last."""
-    if config.record_length is not None:
-        stop = size if limit is None else min(size, max(limit, config.context))
-        return 0, stop - stop % config.context
-    first = max(1, *asked)
-    return first, size if limit is None else min(size, max(first + limit, config.context + 1))
+def _last_scored(config: RunConfig, pieces: Pieces, lead: int, limit: int | None) -> int:
+    """The place after the last one that is scored: a piece is scored whole if it is not longer than a window."""
+    size = len(pieces)
+    if limit is None or limit >= size:
+        return size
+    if pieces.is_stream:
+        return min(size, max(max(1, lead) + limit, config.context + 1))
+    at = int(np.searchsorted(pieces.bounds, limit, side="right")) - 1
+    begin, end = int(pieces.bounds[at]), int(pieces.bounds[at + 1])
+    if end - begin <= config.context:
+        return begin if at else end
+    return max(limit, begin + config.context)
 
 
-def plan_range(config: RunConfig, minimum_context: int, first: int, stop: int) -> ScoringPlan:
-    """The windows of a run's context that score the bytes first .. stop - 1 of a split."""
-    if config.record_length is not None:
-        return plan_records(config.context, stop=stop)
-    return plan_stream(config.context, minimum_context, first=first, stop=stop)
-
-
-def plan_split(config: RunConfig, size: int) -> ScoringPlan:
-    """The windows that score a whole split of `size` bytes, next to each other: minimum context 0."""
-    if config.record_length is not None:
-        return plan_range(config, 0, 0, size - size % config.context)
-    return plan_range(config, 0, 1, size)
+def _plan(config: RunConfig, pieces: Pieces) -> ScoringPlan:
+    """The windows that score a whole split, next to each other: minimum context 0."""
+    return plan_pieces(pieces, config.context, 0, 0, len(pieces))
 
 
 @torch.no_grad()
-def bits_per_byte(model: PreTrainedModel, data: np.ndarray, plan: ScoringPlan, config: RunConfig) -> float:
-    """The mean of -log2 p(byte) over the bytes that `plan` scores in `data` (uint8), in the run's arithmetic.
+def bits_per_byte(model: PreTrainedModel, pieces: Pieces, plan: ScoringPlan, config: RunConfig) -> float:
+    """The mean of -log2 p(value) over the values that `plan` scores in a split, in the run's arithmetic.
 
     The model is left in evaluation mode. Sums are in float64, so that the result does not depend on the number of
     windows; batches have the size of one slice of the run's batches.
@@ -230,22 +252,14 @@ def bits_per_byte(model: PreTrainedModel, data: np.ndarray, plan: ScoringPlan, c
     positions = torch.arange(config.context, device=model.device)
     nats = 0.0
     for at in range(0, len(plan.starts), size):
-        rows = read_windows(
-            data, plan.starts[at : at + size], config.context, records=config.record_length is not None
-        ).to(model.device)
+        chosen = slice(at, at + size)
+        arguments = _arguments(read_windows(pieces, plan.starts[chosen], config.context))
+        inputs, labels = (tensor.to(model.device) for tensor in arguments.values())
+        firsts, stops = (torch.from_numpy(ends[chosen])[:, None].to(model.device) for ends in (plan.firsts, plan.stops))
+        labels[(positions < firsts) | (positions >= stops)] = IGNORED
         with arithmetic(config.dtype, model.device):
-            logits = model(input_ids=rows[:, :-1]).logits
-        losses = F.cross_entropy(logits.flatten(0, 1).float(), rows[:, 1:].flatten(), reduction="none")
-        firsts = torch.from_numpy(plan.firsts[at : at + size]).to(model.device)
-        nats += losses[(positions >= firsts[:, None]).flatten()].cpu().double().sum().item()
+            logits = model(input_ids=inputs).logits
+        wanted = labels.flatten()
+        losses = F.cross_entropy(logits.flatten(0, 1).float(), wanted, reduction="none", ignore_index=IGNORED)
+        nats += losses.cpu().double().sum().item()
     return nats / math.log(2) / plan.bytes_scored
-
-
-def baselines(data: bytes) -> dict[str, float]:
-    """Bits per byte that zlib, bz2 and lzma need for `data`, each at its strongest standard setting (9)."""
-    compressed = {
-        "zlib": zlib.compress(data, 9),
-        "bz2": bz2.compress(data, 9),
-        "lzma": lzma.compress(data, preset=9),
-    }
-    return {name: 8 * len(small) / len(data) for name, small in compressed.items()}

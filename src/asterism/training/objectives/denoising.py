@@ -19,11 +19,11 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from asterism.errors import ConfigurationError, DataError
 from asterism.models import AsterismConfig, AsterismForConditionalGeneration
 from asterism.randomness import of_row
-from asterism.training.data.contract import Corpus
-from asterism.training.data.corpus import ByteSplits, Split, load_documents
+from asterism.training.data.contract import IGNORED, Corpus
+from asterism.training.data.corpus import load_documents
 from asterism.training.data.packing import Epochs
+from asterism.training.data.splits import Split, Splits
 from asterism.training.data.tokenization import Needs, Vocabulary, end_of, load_tokenizer, vocabulary
-from asterism.training.objectives.masking import IGNORED
 from asterism.training.objectives.objective import Evaluation, Metric, Outcome, Question, Report, refuse_reader
 from asterism.training.objectives.pretraining import Pretraining
 from asterism.training.run.arithmetic import arithmetic
@@ -99,7 +99,7 @@ class PairCorpus(Corpus[np.ndarray]):
 
     unit: ClassVar[str] = "tokens"
 
-    def __init__(self, corpus: ByteSplits, train: Pairs, validation: Pairs, seed: int) -> None:
+    def __init__(self, corpus: Splits, train: Pairs, validation: Pairs, seed: int) -> None:
         self.corpus = corpus
         self.name, self.sha256 = corpus.name, corpus.sha256
         self.train, self.validation = train, validation
@@ -117,7 +117,7 @@ class PairCorpus(Corpus[np.ndarray]):
         splits: dict[Split, Pairs] = {"train": self.train, "validation": self.validation}
         sizes: dict[str, Any] = {
             name: {
-                "bytes": len(self.corpus.split(name)),
+                "bytes": self.corpus.length(name),
                 "tokens": pairs.tokens,
                 "documents": pairs.documents,
                 "pairs": pairs.count,
@@ -155,7 +155,7 @@ class Denoising(Pretraining[PairCorpus]):
         """How long inputs and targets may be."""
 
     @abstractmethod
-    def pairs(self, corpus: ByteSplits, split: Split) -> Pairs:
+    def pairs(self, corpus: Splits, split: Split) -> Pairs:
         """The pairs of a split. Raises DataError if there is none."""
 
     # --- what is the same for all -----------------------------------------------------------------------------------
@@ -236,7 +236,7 @@ class Denoising(Pretraining[PairCorpus]):
         """Metrics of all pairs of the validation split, or of pairs spread evenly over `evaluation_bytes` of it."""
         numbers = np.arange(corpus.validation.count)
         if sample:
-            numbers = numbers[:: max(1, -(-len(corpus.corpus.validation) // self.config.evaluation_bytes))]
+            numbers = numbers[:: max(1, -(-corpus.corpus.length("validation") // self.config.evaluation_bytes))]
         return Outcome(self._metrics(model, corpus.validation, numbers))
 
     def results(self, corpus: PairCorpus, metrics: Mapping[str, float], steps: int) -> dict[str, Any]:
@@ -290,6 +290,6 @@ class Denoising(Pretraining[PairCorpus]):
         return {"target_loss": nats / tokens, "target_accuracy": right / tokens, "target_tokens": tokens}
 
 
-def none_left(split: Split, corpus: ByteSplits, why: str) -> DataError:
+def none_left(split: Split, corpus: Splits, why: str) -> DataError:
     """What is raised for a split of which no pair can be made."""
     return DataError(f"data: of the {split} split of {corpus.name} no pair can be made: {why}")

@@ -20,7 +20,7 @@ from itertools import pairwise
 import numpy as np
 from transformers import PreTrainedTokenizerBase
 
-from asterism.training.data.corpus import ByteSplits, Split
+from asterism.training.data.splits import Split, Splits
 from asterism.training.data.tokenization import Needs
 from asterism.training.objectives.denoising import Denoising, Pairs, Room, none_left
 from asterism.training.run.configuration import RunConfig
@@ -80,7 +80,7 @@ class GapPairs(Pairs):
 
     def __init__(
         self,
-        corpus: ByteSplits,
+        corpus: Splits,
         split: Split,
         tokenizer: PreTrainedTokenizerBase,
         mask: int,
@@ -152,7 +152,7 @@ class GapSentences(Denoising):
     def room_of(cls, config: RunConfig) -> Room:
         return Room(config.context, config.target_length or config.context // 2)
 
-    def pairs(self, corpus: ByteSplits, split: Split) -> GapPairs:
+    def pairs(self, corpus: Splits, split: Split) -> GapPairs:
         kept = self.config.kept_sentences
         return GapPairs(corpus, split, self.tokenizer, _mask(self.tokenizer), self.room, kept)
 

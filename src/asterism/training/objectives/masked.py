@@ -20,11 +20,11 @@ from asterism.errors import CheckpointError, ConfigurationError, DataError
 from asterism.files import read_tensors
 from asterism.models import AsterismForMaskedLM, AsterismForPreTraining
 from asterism.randomness import of_row
-from asterism.training.data.contract import Corpus
-from asterism.training.data.corpus import ByteSplits, Split, load_documents
+from asterism.training.data.contract import IGNORED, Corpus
 from asterism.training.data.packing import Epochs, TokenStream
+from asterism.training.data.splits import Split, Splits
 from asterism.training.data.tokenization import Vocabulary, load_tokenizer, vocabulary
-from asterism.training.objectives.masking import IGNORED, MASK_SHARE, Masking
+from asterism.training.objectives.masking import MASK_SHARE, Masking
 from asterism.training.objectives.objective import Evaluation, Metric, Outcome, Question, Report, refuse_reader
 from asterism.training.objectives.pretraining import Pretraining
 from asterism.training.run.arithmetic import arithmetic
@@ -101,7 +101,7 @@ class MaskedRows(Corpus[np.ndarray]):
 
     unit: ClassVar[str] = "tokens"
 
-    def __init__(self, config: RunConfig, corpus: ByteSplits, tokenizer: PreTrainedTokenizerBase) -> None:
+    def __init__(self, config: RunConfig, corpus: Splits, tokenizer: PreTrainedTokenizerBase) -> None:
         self.corpus = corpus
         self.name, self.sha256 = corpus.name, corpus.sha256
         self.train = Rows(config, corpus, "train", tokenizer)
@@ -120,7 +120,7 @@ class MaskedRows(Corpus[np.ndarray]):
         splits: dict[Split, Rows] = {"train": self.train, "validation": self.validation}
         sizes: dict[str, Any] = {
             name: {
-                "bytes": len(self.corpus.split(name)),
+                "bytes": self.corpus.length(name),
                 "tokens": len(rows.stream.tokens),
                 "documents": rows.stream.documents,
                 "empty_documents": rows.stream.empty,
@@ -175,7 +175,7 @@ class MaskedTokens(Pretraining[MaskedRows]):
 
         Raises DataError also for splits that are too small.
         """
-        corpus = load_documents(config.data)
+        corpus = config.reads().texts(config.data)
         tokenizer = vocabulary.made(corpus.documents("train"), config.context)
         rows = MaskedRows(config, corpus, tokenizer)
         return cls(config, tokenizer, np.bincount(rows.train.stream.tokens, minlength=len(tokenizer))), rows
@@ -205,7 +205,7 @@ class MaskedTokens(Pretraining[MaskedRows]):
         """Metrics of all rows of the validation split, or of rows spread evenly that hold about `evaluation_bytes`."""
         rows = np.arange(len(corpus.validation.starts))
         if sample:
-            rows = rows[:: max(1, -(-len(corpus.corpus.validation) // self.config.evaluation_bytes))]
+            rows = rows[:: max(1, -(-corpus.corpus.length("validation") // self.config.evaluation_bytes))]
         return Outcome(masked_metrics(model, corpus.validation, rows, self.frequencies))
 
     def results(self, corpus: MaskedRows, metrics: Mapping[str, float], steps: int) -> dict[str, Any]:
@@ -226,12 +226,12 @@ class MaskedTokens(Pretraining[MaskedRows]):
             raise ConfigurationError(
                 "minimum context: this model predicts masked tokens, and all of a row is their context"
             )
-        corpus = load_documents(question.data or self.config.data)
+        corpus = self.config.reads().texts(question.data or self.config.data)
         split = question.split or "validation"
         rows = Rows(self.config, corpus, split, self.tokenizer)
         wanted = len(rows.starts)
         if question.limit is not None:
-            size = len(corpus.split(split))
+            size = corpus.length(split)
             wanted = max(1, wanted * min(question.limit, size) // size)
         metrics = masked_metrics(model, rows, np.arange(wanted), self.frequencies)
         return MaskedEvaluation(
@@ -253,7 +253,7 @@ class Rows:
     Raises DataError for a split with too few tokens and, with pairs, with fewer than two documents.
     """
 
-    def __init__(self, config: RunConfig, corpus: ByteSplits, split: Split, tokenizer: PreTrainedTokenizerBase) -> None:
+    def __init__(self, config: RunConfig, corpus: Splits, split: Split, tokenizer: PreTrainedTokenizerBase) -> None:
         what = f"the {split} split of {corpus.name}"
         self.config = config
         self.stream = TokenStream.of(corpus.documents(split), tokenizer)

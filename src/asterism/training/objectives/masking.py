@@ -10,10 +10,10 @@ from dataclasses import dataclass
 import numpy as np
 from transformers import PreTrainedTokenizerBase
 
+from asterism.training.data.contract import IGNORED
+
 MASK_SHARE = 0.15
 REPLACED_BY_MASK, REPLACED_BY_TOKEN = 0.8, 0.1
-IGNORED = -100
-"""The label of a place that is not predicted."""
 
 
 @dataclass(frozen=True, eq=False)

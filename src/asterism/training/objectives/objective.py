@@ -17,7 +17,7 @@ from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerB
 
 from asterism.errors import ConfigurationError
 from asterism.training.data.contract import Corpus
-from asterism.training.data.corpus import Split
+from asterism.training.data.splits import Split
 from asterism.training.run.configuration import AnyConfig
 
 if TYPE_CHECKING:

@@ -7,15 +7,15 @@ directions. What is measured is what the objective "causal" measures, over all b
 import torch
 
 from asterism.randomness import of_row
-from asterism.training.data.windows import ByteWindows
+from asterism.training.data.contract import IGNORED
+from asterism.training.data.windows import Windows
 from asterism.training.objectives.causal import CausalBytes
-from asterism.training.objectives.masking import IGNORED
 
 
 class PrefixBytes(CausalBytes):
     """Every position of a random window behind a prefix predicts the next byte."""
 
-    def batch(self, corpus: ByteWindows, step: int) -> dict[str, torch.Tensor]:
+    def batch(self, corpus: Windows, step: int) -> dict[str, torch.Tensor]:
         """Random windows as those of `CausalBytes`; shift_labels are IGNORED within the prefix of each.
 
         A window of context + 1 bytes has a prefix of 1 to context of them, uniformly.

@@ -15,8 +15,8 @@ from functools import lru_cache
 import numpy as np
 from transformers import PreTrainedTokenizerBase
 
-from asterism.training.data.corpus import ByteSplits, Split
 from asterism.training.data.packing import TokenStream
+from asterism.training.data.splits import Split, Splits
 from asterism.training.data.tokenization import Needs, sentinel_ids
 from asterism.training.objectives.denoising import Denoising, Pairs, Room
 from asterism.training.run.configuration import RunConfig
@@ -96,7 +96,7 @@ class SpanPairs(Pairs):
     Raises DataError for a split with too few tokens.
     """
 
-    def __init__(self, corpus: ByteSplits, split: Split, tokenizer: PreTrainedTokenizerBase, sizes: SpanSizes) -> None:
+    def __init__(self, corpus: Splits, split: Split, tokenizer: PreTrainedTokenizerBase, sizes: SpanSizes) -> None:
         self.stream = TokenStream.of(corpus.documents(split), tokenizer)
         self.stream.require(sizes.tokens, f"the {split} split of {corpus.name}")
         self.starts = self.stream.row_starts(sizes.tokens)
@@ -122,5 +122,5 @@ class SpanCorruption(Denoising):
     def room_of(cls, config: RunConfig) -> Room:
         return Room(config.context, SpanSizes.fitting(config.context - 1).target_tokens + 1)
 
-    def pairs(self, corpus: ByteSplits, split: Split) -> SpanPairs:
+    def pairs(self, corpus: Splits, split: Split) -> SpanPairs:
         return SpanPairs(corpus, split, self.tokenizer, SpanSizes.fitting(self.room.inputs - 1))

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from functools import lru_cache
 from typing import Any
 
-from asterism.calls import call, expression, quoted
+from asterism.calls import argument, call, expression, quoted
 from asterism.errors import ConfigurationError, nearest, shown
 from asterism.training.readers.direct import Cut, Whole
 from asterism.training.readers.reader import Reader
@@ -31,8 +31,9 @@ def parse_reader(text: str) -> Reader:
     """
     match expression(text):
         case ast.Call(func=ast.Name(id=name), args=positional, keywords=keywords):
-            named = [(one.arg, _value(one.value, text)) for one in keywords]
-            return call(f"reader: {name}", _known(name), [_value(one, text) for one in positional], named, _Error)
+            named = [(one.arg, argument(one.value, _refused(text))) for one in keywords]
+            given = [argument(one, _refused(text)) for one in positional]
+            return call(f"reader: {name}", _known(name), given, named, ConfigurationError)
         case ast.Name(id=name):
             _known(name)
             raise ConfigurationError(f"reader: {name} is a reader's name and needs its parentheses: write {name}()")
@@ -52,26 +53,11 @@ def with_reader(record: Mapping[str, Any]) -> dict[str, Any]:
     return {**rest, "reader": "cut()" if stride is None else f"windows(stride={stride})"}
 
 
-_Error = ConfigurationError
-
-
 def _known(name: str) -> type[Reader]:
     if name not in VOCABULARY:
         hint = f"{nearest(name[:60], VOCABULARY)} Known: {', '.join(VOCABULARY)}"
         raise ConfigurationError(f"reader: unknown reader {shown(name)}.{hint}")
     return VOCABULARY[name]
-
-
-def _value(tree: ast.expr, text: str) -> object:
-    match tree:
-        case ast.Constant(value=bool() | int() | float() | str() | None as literal):
-            return literal
-        case ast.UnaryOp(op=ast.USub(), operand=ast.Constant(value=int() | float() as literal)):
-            return -literal
-        case ast.Name(id=word):
-            return word
-        case _:
-            raise _refused(text)
 
 
 def _refused(text: str) -> ConfigurationError:

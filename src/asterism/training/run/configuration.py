@@ -14,6 +14,8 @@ from typing import Any, ClassVar, Literal, get_args
 
 from asterism.errors import ConfigurationError, nearest
 from asterism.shape import ModelConfig, Pooling
+from asterism.training.data.modality import MEANING as MODALITIES
+from asterism.training.data.modality import Modality, parse_modality
 from asterism.training.objectives import OBJECTIVES
 from asterism.training.readers.text import MEANING, parse_reader, with_reader
 from asterism.training.registry import Registry
@@ -184,6 +186,7 @@ class RunConfig(TrainingConfig):
         "the share of the sentences that gap_sentences wants which stays in the input, to be copied", 0.0
     )
     data: str | None = _setting("a file or a folder; by default the sources of Python's standard library", None)
+    modality: str = _setting(MODALITIES, "bytes()")
     tokenizer: str = _setting(
         '"bytes", "bpe:SIZE" or "unigram:SIZE", trained on the data, or the folder of a tokenizer', "bytes"
     )
@@ -201,6 +204,12 @@ class RunConfig(TrainingConfig):
         """The recipe."""
         return self.recipe
 
+    def reads(self) -> Modality:
+        """What the files of the data are."""
+        if self.record_length is not None:
+            return parse_modality(f"bytes(record_length={self.record_length})")
+        return parse_modality(self.modality)
+
     def __post_init__(self) -> None:
         super().__post_init__()
         self._require_positive("context")
@@ -210,6 +219,7 @@ class RunConfig(TrainingConfig):
         is_sequence = self.record_length in (None, self.context)
         self._require("record_length", is_sequence, f"must equal context={self.context}: a record is one sequence")
         self._require_entry("objective", OBJECTIVES)
+        self._require_modality()
         shortest = OBJECTIVES[self.objective].shortest_context
         self._require(
             "context", self.context >= shortest, f"must be at least {shortest} for objective {self.objective}"
@@ -223,6 +233,14 @@ class RunConfig(TrainingConfig):
             self._require(
                 "init_from", not given, f"brings its own {' and '.join(default)}; leave {', '.join(given)} out"
             )
+
+    def _require_modality(self) -> None:
+        """Bytes are not asked: their class, and what it imports, is for those who read data."""
+        if self.modality == RunConfig.modality:
+            return
+        self._require("record_length", self.record_length is None, f"is for bytes, not modality {self.modality}")
+        length = parse_modality(self.modality).sequence_length
+        self._require("context", length in (None, self.context), f"must be {length}, a piece of {self.modality}")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -16,13 +16,14 @@ import torch
 from transformers import PreTrainedTokenizerFast
 
 from asterism.errors import DataError
+from asterism.training.data.contract import IGNORED
 from asterism.training.data.formats import read_records
 from asterism.training.data.records import Record
 from asterism.training.readers.reader import Row
 from asterism.training.tasks.classification import in_order, label_fields, refuse_unknown_label
 from asterism.training.tasks.encoding import Encoded, encode
 from asterism.training.tasks.scores import accuracy, are_bio, bio_spans, count, macro_f1
-from asterism.training.tasks.task import IGNORED, Feature, Labelling, Logits, pad, shown
+from asterism.training.tasks.task import Feature, Labelling, Logits, pad, shown
 
 
 @dataclass(frozen=True)

@@ -32,9 +32,6 @@ from asterism.training.tasks.encoding import Encoded
 
 Example = TypeVar("Example")
 
-IGNORED = -100
-"""The target of a token that has none: the losses of transformers leave it out."""
-
 
 @dataclass(frozen=True, eq=False)
 class Feature:

@@ -29,6 +29,7 @@ from transformers import (
 )
 
 from asterism.errors import ConfigurationError
+from asterism.training.data.contract import IGNORED
 from asterism.training.data.formats import Format, Lines, format_of, read_all
 from asterism.training.data.records import Record
 from asterism.training.data.tokenization import end_of
@@ -36,7 +37,7 @@ from asterism.training.readers.reader import Row
 from asterism.training.run.configuration import FineTuneConfig
 from asterism.training.tasks.encoder import ends, longest_target
 from asterism.training.tasks.encoding import ENCODED_TOGETHER, Encoded, encode
-from asterism.training.tasks.task import IGNORED, Feature, Studied, Task, not_finite, pad
+from asterism.training.tasks.task import Feature, Studied, Task, not_finite, pad
 
 SHOWN = 5
 """How many examples there are to read."""

@@ -1,0 +1,133 @@
+"""What the files of a corpus are: bytes, pictures, sounds or genomes, each of them read as sequences of 8-bit values.
+
+A modality knows the way from files to values and back. It has a text, as patterns and readers have:
+`parse_modality("images(width=32, height=32)")`, one call of the vocabulary, with numbers and text as arguments; nothing
+is ever evaluated. The classes are imported when they are first asked for, and the libraries that they need when they
+first read.
+"""
+
+import ast
+import inspect
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from functools import lru_cache
+from importlib import import_module
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+
+from asterism.calls import argument, call, expression, quoted
+from asterism.errors import ConfigurationError, nearest, shown
+from asterism.training.data.splits import Split, Splits
+
+VOCABULARY: dict[str, str] = {
+    "bytes": "asterism.training.data.corpus:Bytes",
+    "images": "asterism.training.data.images:Images",
+    "audio": "asterism.training.data.audio:Audio",
+    "genome": "asterism.training.data.genomes:Genome",
+}
+"""Module and class of every modality, by the name that a text calls."""
+
+MEANING = 'what the files of `data` are: "bytes()", "images(width=32, height=32)", "audio(rate=12000)" or "genome()"'
+"""What the flag is for."""
+
+
+class Modality(ABC):
+    """How files become sequences of 8-bit values, and values files. Its settings are the arguments of its text.
+
+    name             what a text calls it
+    unit             what one value is, in the plural
+    sequence_length  how many values every piece has; None where pieces differ
+    classes          how many classes the first token of a sequence tells apart; None for models that know of none
+
+    A sequence begins with a token that is no value: 0, as between files, or 256 + the class of the piece.
+    """
+
+    name: ClassVar[str]
+    unit: ClassVar[str]
+    sequence_length: int | None = None
+    classes: int | None = None
+
+    @property
+    def vocabulary_size(self) -> int:
+        """The 256 values, and the classes behind them."""
+        return 256 + (self.classes or 0)
+
+    @abstractmethod
+    def splits(self, path: str | None) -> Splits:
+        """The corpus at a path. Raises DataError for what is missing, malformed, or larger than the stated limits."""
+
+    def texts(self, path: str | None) -> Splits:
+        """The corpus at a path, for those who ask for its documents."""
+        return self.splits(path)
+
+    @abstractmethod
+    def baselines(self, splits: Splits, split: Split, first: int, stop: int) -> dict[str, float]:
+        """Bits per value that simple models and compressors need for the values first .. stop - 1 of a split.
+
+        Models are counted on the training split.
+        """
+
+    @abstractmethod
+    def read_prompt(self, path: Path) -> np.ndarray:
+        """The values of one file that is to be continued: uint8 [values]. Raises DataError."""
+
+    @abstractmethod
+    def write(self, sequences: Sequence[np.ndarray], output: Path) -> list[Path]:
+        """Write sequences, uint8 [values] each, as a file for people, whole or not at all; all files written.
+
+        Raises DataError or ConfigurationError for what cannot be written.
+        """
+
+    def __str__(self) -> str:
+        """The text that means this modality; settings that are at their defaults are left out."""
+        parameters = inspect.signature(type(self)).parameters
+        given = {name: getattr(self, name) for name, one in parameters.items() if getattr(self, name) != one.default}
+        return f"{self.name}({', '.join(f'{name}={value!r}' for name, value in given.items())})"
+
+
+def require(package: str, module: str, extra: str, purpose: str) -> None:
+    """Raises ConfigurationError if an optional package is not there, naming the extra that brings it."""
+    if find_spec(module) is None:
+        raise ConfigurationError(
+            f"{purpose} needs {package}, which is not installed: pip install 'asterism-attention[{extra}]'"
+        )
+
+
+@lru_cache(maxsize=256)
+def parse_modality(text: str) -> Modality:
+    """The modality that a text means; `parse_modality(str(modality))` is equal to it.
+
+    Raises ConfigurationError, in one line, for unknown names (with the nearest known one), wrong arguments, and
+    anything that is no such call.
+    """
+    match expression(text):
+        case ast.Call(func=ast.Name(id=name), args=positional, keywords=keywords):
+            named = [(one.arg, argument(one.value, _refused(text))) for one in keywords]
+            return call(
+                f"modality: {name}",
+                _known(name),
+                [argument(one, _refused(text)) for one in positional],
+                named,
+                ConfigurationError,
+            )
+        case ast.Name(id=name):
+            return _known(name)()
+        case _:
+            raise _refused(text)
+
+
+def _known(name: str) -> type[Any]:
+    if name not in VOCABULARY:
+        hint = f"{nearest(name[:60], VOCABULARY)} Known: {', '.join(VOCABULARY)}"
+        raise ConfigurationError(f"modality: unknown modality {shown(name)}.{hint}")
+    module, _, attribute = VOCABULARY[name].partition(":")
+    return getattr(import_module(module), attribute)
+
+
+def _refused(text: str) -> ConfigurationError:
+    return ConfigurationError(
+        f'modality: {quoted(text)} is no modality: write a call of one, such as "images(width=32, height=32)"'
+    )

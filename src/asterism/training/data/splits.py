@@ -1,0 +1,106 @@
+"""What a corpus is made of, whatever its files hold: three splits of pieces, and each piece a row of 8-bit values.
+
+A piece is what is read as one: a picture, a clip, a block of a chromosome; all of a split where bytes have no parts. A
+value is a byte of text, one channel of a pixel, a sample in mu-law, a base. Pieces lie one after the other, so a value
+has one place in its split, and they are decoded when they are read, not before.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from typing import Any, Literal
+
+import numpy as np
+
+from asterism.errors import DataError
+
+Split = Literal["train", "validation", "test"]
+SPLITS: tuple[Split, ...] = ("train", "validation", "test")
+
+
+class Pieces(ABC):
+    """One split.
+
+    bounds     int64 [pieces + 1]: piece p holds the places bounds[p] .. bounds[p + 1] - 1, and none is empty
+    labels     int64 [pieces], the class of each; None where the modality is not asked to tell classes apart
+    is_stream  whether the split is one piece that begins in the middle of things, so that its first value is read and
+               not predicted
+    """
+
+    bounds: np.ndarray
+    labels: np.ndarray | None = None
+    is_stream: bool = False
+
+    def __len__(self) -> int:
+        """How many values the split has."""
+        return int(self.bounds[-1])
+
+    @abstractmethod
+    def read(self, start: int, stop: int) -> np.ndarray:
+        """The values at the places start .. stop - 1, all of one piece: uint8 [stop - start]."""
+
+    def turned(self, values: np.ndarray, random: np.random.Generator) -> np.ndarray:
+        """The values of a window as training reads it: as they are, or turned into others that are as good.
+
+        The generator belongs to this window of this step.
+        """
+        return values
+
+
+class ArrayPieces(Pieces):
+    """Pieces that lie in one array, uint8 [values], which may be a memory map."""
+
+    def __init__(
+        self,
+        values: np.ndarray,
+        bounds: np.ndarray | None = None,
+        *,
+        labels: np.ndarray | None = None,
+        is_stream: bool = False,
+    ) -> None:
+        self.values, self.labels, self.is_stream = values, labels, is_stream
+        self.bounds = np.array([0, len(values)], dtype=np.int64) if bounds is None else bounds
+
+    def read(self, start: int, stop: int) -> np.ndarray:
+        return self.values[start:stop]
+
+
+class Splits(ABC):
+    """A corpus: three disjoint splits.
+
+    name    what people call it: a path
+    sha256  its identity: of the data, and of the settings by which they are read
+    unit    what one value is, in the plural: "bytes", "values", "samples", "bases"
+    notes   what a user should know about the data, one line each
+    """
+
+    name: str
+    sha256: str
+    unit: str
+    notes: tuple[str, ...] = ()
+
+    @abstractmethod
+    def pieces(self, split: Split) -> Pieces:
+        """One split, by name."""
+
+    def documents(self, split: Split) -> Iterator[str]:
+        """The documents of one split, as text. Raises DataError for data that are no text."""
+        raise DataError(f"data: {self.name} holds {self.unit}, no text to make tokens of")
+
+    def length(self, split: Split) -> int:
+        """How many values a split has."""
+        return len(self.pieces(split))
+
+    def require(self, split: Split, context: int) -> Pieces:
+        """A split that is not empty; of a stream, one that holds a sequence of `context` values. DataError if not."""
+        pieces = self.pieces(split)
+        needed = context + 1 if pieces.is_stream else 1
+        if len(pieces) < needed:
+            raise DataError(
+                f"data: the {split} split of {self.name} has {len(pieces):,} {self.unit}, a sequence of context"
+                f" {context:,} needs {needed:,}; give more data or a shorter context"
+            )
+        return pieces
+
+    def record(self) -> dict[str, Any]:
+        """Name, hash, and the values of each split."""
+        return {"name": self.name, "sha256": self.sha256, self.unit: {split: self.length(split) for split in SPLITS}}

@@ -1,0 +1,75 @@
+"""Modalities: their text, what a run makes of them, and every refusal in one line."""
+
+import numpy as np
+import pytest
+
+from asterism.errors import ConfigurationError, DataError
+from asterism.training.data.corpus import Bytes
+from asterism.training.data.modality import VOCABULARY, parse_modality, require
+from asterism.training.data.splits import ArrayPieces
+from asterism.training.objectives.causal import refuse_labels
+from asterism.training.run.configuration import RunConfig, config_from_dict
+
+
+def test_a_modality_is_its_text():
+    assert str(parse_modality("bytes")) == str(parse_modality(" bytes() ")) == "bytes()"
+    records = parse_modality("bytes(record_length=12)")
+    assert isinstance(records, Bytes) and records.sequence_length == 12
+    assert str(records) == "bytes(record_length=12)"
+    assert RunConfig().reads().vocabulary_size == 256
+    assert RunConfig(record_length=64, context=64).reads().sequence_length == 64
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("byte()", r"unknown modality 'byte'\. Did you mean 'bytes'\? Known: bytes, images, audio, genome"),
+        ("bytes(records=3)", r"bytes has no argument 'records'\. Did you mean 'record_length'\?"),
+        ("bytes(3, 4)", "too many positional arguments"),
+        ("bytes(record_length=0)", "record_length=0 must be at least 1"),
+        ("bytes(record_length='3')", "record_length='3' must be at least 1"),
+        ("bytes(record_length=open('x'))", "is no modality: write a call of one"),
+        ("__import__('os')", "unknown modality '__import__'"),
+        ("bytes() + bytes()", "is no modality"),
+        ("", "is no modality"),
+        ("(" * 5000, "is no modality"),
+    ],
+)
+def test_what_is_no_modality_is_refused_in_one_line(text, message):
+    with pytest.raises(ConfigurationError, match=message) as caught:
+        parse_modality(text)
+    assert "\n" not in str(caught.value) and len(str(caught.value)) < 400
+
+
+def test_a_run_refuses_what_does_not_fit_its_modality():
+    with pytest.raises(ConfigurationError, match=r"context=1024 must be 12, a piece of bytes\(record_length=12\)"):
+        RunConfig(modality="bytes(record_length=12)")
+    with pytest.raises(ConfigurationError, match="record_length=12 is for bytes, not modality"):
+        RunConfig(modality="bytes(record_length=12)", record_length=12, context=12)
+    with pytest.raises(ConfigurationError, match="modality='bytes.record_length=12.' is for objective 'causal'"):
+        RunConfig(modality="bytes(record_length=12)", objective="gap_sentences")
+
+
+def test_runs_recorded_before_there_were_modalities_read_bytes():
+    assert config_from_dict("train", {"steps": 3}).reads().name == "bytes"
+
+
+def test_a_library_that_is_not_there_is_named_with_its_extra():
+    require("NumPy", "numpy", "none", "counting")
+    with pytest.raises(ConfigurationError, match=r"reading pictures needs Pillow, .*'asterism-attention\[images\]'"):
+        require("Pillow", "no_such_module", "images", "reading pictures")
+
+
+def test_labels_must_be_those_of_the_model():
+    values, bounds = np.zeros(6, dtype=np.uint8), np.array([0, 3, 6])
+    refuse_labels("data", ArrayPieces(values, bounds), None)
+    refuse_labels("data", ArrayPieces(values, bounds, labels=np.array([0, 1])), 2)
+    with pytest.raises(DataError, match="data has no classes; the model tells 2 apart"):
+        refuse_labels("data", ArrayPieces(values, bounds), 2)
+    with pytest.raises(DataError, match="data has labels from 0 to 2; the model tells 2 apart, from 0 on"):
+        refuse_labels("data", ArrayPieces(values, bounds, labels=np.array([0, 2])), 2)
+
+
+def test_every_name_has_its_module():
+    for name, place in VOCABULARY.items():
+        assert place.startswith("asterism.training.data.") and ":" in place, name
