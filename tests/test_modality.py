@@ -1,14 +1,20 @@
 """Modalities: their text, what a run makes of them, and every refusal in one line."""
 
+import math
+from dataclasses import asdict
+
 import numpy as np
 import pytest
+import torch
 
 from asterism.errors import ConfigurationError, DataError
+from asterism.models import AsterismConfig, AsterismForCausalLM
 from asterism.training.data.corpus import Bytes
 from asterism.training.data.modality import VOCABULARY, parse_modality, require
 from asterism.training.data.splits import ArrayPieces
-from asterism.training.objectives.causal import refuse_labels
-from asterism.training.run.configuration import RunConfig, config_from_dict
+from asterism.training.data.windows import plan_pieces
+from asterism.training.objectives.causal import bits_per_byte, refuse_labels
+from asterism.training.run.configuration import ModelConfig, RunConfig, config_from_dict
 
 
 def test_a_modality_is_its_text():
@@ -73,3 +79,28 @@ def test_labels_must_be_those_of_the_model():
 def test_every_name_has_its_module():
     for name, place in VOCABULARY.items():
         assert place.startswith("asterism.training.data.") and ":" in place, name
+
+
+@pytest.mark.model
+def test_bits_per_byte_are_the_mean_over_all_values_of_all_pieces():
+    """Each value from what precedes it in its window, worked out one by one; classes come first, padding counts not."""
+    shape = ModelConfig(hidden_size=16, num_hidden_layers=1, num_attention_heads=2, vocab_size=258)
+    config = RunConfig(context=8, batch_size=3, model=shape, dtype="float32")
+    torch.manual_seed(0)
+    model = AsterismForCausalLM(AsterismConfig(**{**asdict(shape), "max_position_embeddings": 8}))
+    torch.nn.init.normal_(model.lm_head.weight)
+    values = np.arange(31, dtype=np.uint8)
+    bounds, labels = [0, 5, 6, 25, 31], [1, 0, 0, 1]
+    pieces = ArrayPieces(values, np.array(bounds), labels=np.array(labels))
+    bits = 0.0
+    for begin, end, label in zip(bounds, bounds[1:], labels, strict=False):
+        piece = [256 + label, *values[begin:end].tolist()]
+        for place in range(1, len(piece)):
+            # Windows of 8 lie next to each other; the last one of a piece ends with it.
+            window = (place - 1) // 8 * 8
+            start = max(0, min(window, len(piece) - 1 - 8))
+            with torch.no_grad():
+                logits = model(input_ids=torch.tensor([piece[start:place]])).logits[0, -1]
+            bits -= float(logits.double().log_softmax(0)[piece[place]]) / math.log(2)
+    plan = plan_pieces(pieces, 8, 0, 0, 31)
+    assert bits_per_byte(model, pieces, plan, config) == pytest.approx(bits / 31, abs=1e-5)
