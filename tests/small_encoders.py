@@ -9,7 +9,9 @@ import torch
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors
 from transformers import BertConfig, BertForMaskedLM, PreTrainedTokenizerFast
 
+from asterism.models import AsterismConfig, AsterismForMaskedLM
 from asterism.randomness import isolated
+from asterism.training.run.loop import quiet_transformers
 
 SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 WORDS = (
@@ -82,3 +84,35 @@ def save_tiny_bert(folder: Path, *, positions: int = 32) -> Path:
 def write_lines(path: Path, records: Iterable[Any]) -> Path:
     path.write_text("".join(json.dumps(record) + "\n" for record in records))
     return path
+
+
+def base_tokenizer() -> PreTrainedTokenizerFast:
+    """One token per base, with BERT's special tokens."""
+    vocabulary = {token: number for number, token in enumerate([*SPECIAL, *"ACGTN"])}
+    tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="[UNK]"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Split("", "isolated")
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single="[CLS] $A [SEP]", special_tokens=[(token, vocabulary[token]) for token in ("[CLS]", "[SEP]")]
+    )
+    names = {"pad_token": "[PAD]", "unk_token": "[UNK]", "cls_token": "[CLS]", "sep_token": "[SEP]"}
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, mask_token="[MASK]", **names)
+
+
+def save_bases_model(folder: Path, *, positions: int = 64) -> Path:
+    """One of our encoders of bases, in a folder: random weights, two layers of width 32, a window of 4 on each side."""
+    tokenizer = base_tokenizer()
+    config = AsterismConfig(
+        vocab_size=len(tokenizer),
+        hidden_size=32,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        max_position_embeddings=positions,
+        mixers="window(left=4, right=4)",
+        position_type="rotary",
+        initializer_gain=0.5,
+        pad_token_id=0,
+    )
+    with isolated(1), quiet_transformers():
+        AsterismForMaskedLM(config).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return folder

@@ -1,19 +1,21 @@
 """Labelled examples of a task: those to train on and those to score, as features, and a hash of the files they are of.
 
+Where an example is one row (`Task.on_demand`), features are made whenever they are drawn or asked for, and examples
+that are read from a file as they are needed are never all in memory.
+
 Invariant: features come in a new order on each pass, a function of (seed, pass), and of their lengths and the size of
 batches if these are to hold features of like length; a batch may span two passes.
 """
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, overload
 
 import numpy as np
 from transformers import PreTrainedTokenizerFast
 
-from asterism.errors import DataError
-from asterism.randomness import derive
+from asterism.randomness import of_row
 from asterism.training.data.contract import Corpus
 from asterism.training.data.packing import Epochs, EpochsByLength
 from asterism.training.data.records import pair_of
@@ -21,15 +23,35 @@ from asterism.training.data.splits import Split
 from asterism.training.run.configuration import FineTuneConfig
 from asterism.training.tasks.task import Feature, Task
 
-HOLD_OUT = 2**32
-"""Keys the order in which examples are held out: no pass over the examples has this number."""
+
+class Asked(Sequence[list[Feature]]):
+    """The features of each example, to be asked about, made when they are taken."""
+
+    def __init__(self, task: Task[Any], examples: Sequence[Any], tokenizer: PreTrainedTokenizerFast) -> None:
+        self.task, self.examples, self.tokenizer = task, examples, tokenizer
+
+    def __len__(self) -> int:
+        return len(self.examples)
+
+    @overload
+    def __getitem__(self, number: int) -> list[Feature]: ...
+    @overload
+    def __getitem__(self, number: slice) -> Sequence[list[Feature]]: ...
+    def __getitem__(self, number: int | slice) -> list[Feature] | Sequence[list[Feature]]:
+        if isinstance(number, slice):
+            return Asked(self.task, self.examples[number], self.tokenizer)
+        (features,) = self.task.features([self.examples[number]], self.tokenizer)
+        return features
+
+    def __iter__(self) -> Iterator[list[Feature]]:
+        yield from self.task.features(self.examples, self.tokenizer)
 
 
 class Examples(Corpus[list[Feature]]):
     """The data of a fine-tuning run.
 
-    `training` are features; `validation` examples, and `validation_features` those of each. Raises DataError for an
-    example that the task cannot use.
+    `training_features` is how many rows there are to learn from; `validation` are examples, and `validation_features`
+    those of each. Raises DataError for an example that the task cannot use, here or when it is read.
     """
 
     unit: ClassVar[str] = "examples"
@@ -42,24 +64,43 @@ class Examples(Corpus[list[Feature]]):
         task: Task[Any],
         tokenizer: PreTrainedTokenizerFast,
     ) -> None:
-        self.name, self.sha256 = config.data, identity(config.data, config.validation)
-        self.training_examples = len(training)
-        features = list(task.training_features(training, tokenizer))
-        self.training: list[Feature] = [one for some in features for one in some]
-        self.notes = task.notes(training, features)
-        self.validation = validation
-        self.validation_features = list(task.features(validation, tokenizer))
-        self.epochs = Epochs(len(self.training), config.seed)
+        self.name, self.sha256 = config.data, identity(*task.files(config))
+        self.task, self.tokenizer, self.seed = task, tokenizer, config.seed
+        self.examples, self.validation = training, validation
+        self.training: list[Feature] = []
+        self.validation_features: Sequence[list[Feature]] = Asked(task, validation, tokenizer)
+        self.notes: list[str] = []
+        if not task.on_demand:
+            features = list(task.training_features(training, tokenizer))
+            self.training = [one for some in features for one in some]
+            self.notes = task.notes(training, features)
+            self.validation_features = list(task.features(validation, tokenizer))
+        self.training_features = len(training) if task.on_demand else len(self.training)
+        self.epochs = Epochs(self.training_features, config.seed)
         if config.group_by_length:
-            lengths = np.array([task.tokens(one) for one in self.training])
+            lengths = np.array([task.tokens(self._feature(number, 0, 0)) for number in range(self.training_features)])
             self.epochs = EpochsByLength(lengths, config.batch_size, config.seed)
 
+    @property
+    def asked_features(self) -> int:
+        """How many rows the validation examples have."""
+        if not self.task.on_demand:
+            return sum(map(len, self.validation_features))
+        return len(self.validation) * len(self.validation_features[0]) if self.validation else 0
+
     def length(self, split: Split) -> int:
-        return {"train": self.training_examples, "validation": len(self.validation)}[split]
+        return {"train": len(self.examples), "validation": len(self.validation)}[split]
 
     def draw(self, step: int, count: int) -> list[Feature]:
         """The training features of one step."""
-        return [self.training[number] for number in self.epochs.draw(step * count, count)]
+        numbers = self.epochs.draw(step * count, count).tolist()
+        return [self._feature(number, step, place) for place, number in enumerate(numbers)]
+
+    def _feature(self, number: int, step: int, place: int) -> Feature:
+        """A training feature as it is drawn at a place of a step."""
+        if not self.task.on_demand:
+            return self.training[number]
+        return self.task.drawn(self.examples[number], self.tokenizer, of_row(self.seed, step, place))
 
 
 def identity(*paths: str | None) -> str:
@@ -67,20 +108,6 @@ def identity(*paths: str | None) -> str:
     digest = hashlib.sha256()
     for path in paths:
         for one in () if path is None else pair_of(path) or (path,):
-            digest.update(hashlib.sha256(Path(one).read_bytes()).digest())
+            with Path(one).open("rb") as file:
+                digest.update(hashlib.file_digest(file, "sha256").digest())
     return digest.hexdigest()
-
-
-def read_examples(config: FineTuneConfig, task: type[Task[Any]]) -> tuple[Sequence[Any], Sequence[Any]]:
-    """Training and validation examples. Raises DataError if a single file is too short to hold some out."""
-    examples = task.read(Path(config.data))
-    if config.validation is not None:
-        return examples, task.read(Path(config.validation))
-    held_out = round(len(examples) * config.validation_fraction)
-    if held_out < 1:
-        raise DataError(
-            f"data: {config.data} has {len(examples):,} examples, too few to hold {config.validation_fraction:g} of"
-            " them out; give more, or a validation file"
-        )
-    order = np.random.Generator(np.random.Philox(derive(config.seed, HOLD_OUT))).permutation(len(examples)).tolist()
-    return [examples[at] for at in sorted(order[held_out:])], [examples[at] for at in sorted(order[:held_out])]

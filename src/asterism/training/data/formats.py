@@ -6,6 +6,8 @@
     json    SQuAD's JSON, a document of questions         comes out as JSONL, an object per question
     text    a text per line; two files, SOURCE,TARGET,    a prediction adds a column, behind a tab
             whose lines belong together
+    fasta   sequences behind headers                      comes out as JSONL
+    sequences  a sequence per line                        comes out as JSONL
 
 What was read is written as it stood, to the byte; only what is added is made here. So a row that was written can be
 recognised by the row that it was made from.
@@ -97,7 +99,21 @@ class JsonLines(Format):
         return written.raw.startswith(_opened(record))
 
 
-class Squad(Format):
+class WrittenAsJson(Format):
+    """A format whose records come out as JSONL."""
+
+    def body(self, record: Record, prediction: Prediction) -> str:
+        return f"{_json({**record.fields, **prediction})}\n"
+
+    def is_made_of(self, written: Record, record: Record) -> bool:
+        return written.raw.startswith(_json(record.fields)[:-1])
+
+    @property
+    def written_format(self) -> Format:
+        return JsonLines()
+
+
+class Squad(WrittenAsJson):
     """One JSON document: articles (`data`) of `paragraphs`, each a `context` with questions (`qas`).
 
     A record is a question with its context. A question that `is_impossible` has no answers, whatever stands there.
@@ -116,16 +132,6 @@ class Squad(Format):
                     if fields.get("is_impossible"):
                         fields["answers"] = []
                     yield Record(question.place, fields)
-
-    def body(self, record: Record, prediction: Prediction) -> str:
-        return f"{_json({**record.fields, **prediction})}\n"
-
-    def is_made_of(self, written: Record, record: Record) -> bool:
-        return written.raw.startswith(_json(record.fields)[:-1])
-
-    @property
-    def written_format(self) -> Format:
-        return JsonLines()
 
 
 class Csv(Format):
@@ -164,6 +170,8 @@ class Csv(Format):
         return written.raw.startswith(f"{_line(record.raw)},")
 
     def written_value(self, written: Record, name: str, like: Any) -> Any:
+        if isinstance(like, Mapping):
+            return {key: float(written.fields[f"{_singular(name)}_{key}"]) for key in like}
         value = written.fields.get(name, "")
         return [one for one in value.split(LIST_SEPARATOR) if one] if isinstance(like, list) else value
 
@@ -268,7 +276,56 @@ class Lines(Format):
         return " ".join(value.split())
 
 
-FORMATS: dict[str, Format] = {one.name: one for one in (JsonLines(), Csv(), Conll(), Squad(), Lines())}
+class Fasta(WrittenAsJson):
+    """Sequences behind headers. A record has `id`, the first word of the header, and `sequence`.
+
+    Raises DataError for letters before the first header, a header without a name, and one without a sequence.
+    """
+
+    name: ClassVar[str] = "fasta"
+    suffixes: ClassVar[tuple[str, ...]] = (".fa", ".fasta", ".fna")
+
+    def read(self, source: Source) -> Iterator[Record]:
+        header, place, parts = "", "", list[str]()
+        for number, line in enumerate(source.lines(), start=1):
+            text = line.strip()
+            if text.startswith(">"):
+                if header:
+                    yield self._record(place, header, parts)
+                place, parts = f"{source.name}, line {number}", []
+                header = text[1:].strip()
+                if not header:
+                    raise DataError(f"{place}: the header has no name behind '>'")
+            elif text and not header:
+                raise DataError(
+                    f"{source.name}, line {number}: must be a header that begins with '>', got {text[:40]!r}"
+                )
+            elif text:
+                parts.append(text)
+        if header:
+            yield self._record(place, header, parts)
+
+    def _record(self, place: str, header: str, parts: Sequence[str]) -> Record:
+        if not parts:
+            raise DataError(f"{place}: {header.split()[0]!r} has no sequence")
+        return Record(place, {"id": header.split()[0], "sequence": "".join(parts)})
+
+
+class SequenceLines(WrittenAsJson):
+    """A sequence per line; blank lines are passed over."""
+
+    name: ClassVar[str] = "sequences"
+    suffixes: ClassVar[tuple[str, ...]] = (".txt",)
+
+    def read(self, source: Source) -> Iterator[Record]:
+        for number, line in enumerate(source.lines(), start=1):
+            if line.strip():
+                yield Record(f"{source.name}, line {number}", {"sequence": line.strip()})
+
+
+FORMATS: dict[str, Format] = {
+    one.name: one for one in (JsonLines(), Csv(), Conll(), Squad(), Lines(), Fasta(), SequenceLines())
+}
 """By the name that `--format` gives them."""
 
 
@@ -355,10 +412,13 @@ def _cells(prediction: Prediction) -> Iterator[tuple[str, Any]]:
     """Names and values of columns: `probabilities` of labels become a column `probability_LABEL` each."""
     for name, value in prediction.items():
         if isinstance(value, Mapping):
-            singular = re.sub(r"ies$", "y", name)
-            yield from ((f"{singular}_{key}", one) for key, one in value.items())
+            yield from ((f"{_singular(name)}_{key}", one) for key, one in value.items())
         else:
             yield name, LIST_SEPARATOR.join(value) if isinstance(value, list) else value
+
+
+def _singular(name: str) -> str:
+    return re.sub(r"ies$", "y", name)
 
 
 def _children(record: Record, field: str) -> Iterator[Record]:

@@ -16,7 +16,7 @@ from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerF
 
 from asterism.errors import ConfigurationError
 from asterism.randomness import derive
-from asterism.training.data.examples import Examples, identity, read_examples
+from asterism.training.data.examples import Asked, Examples, identity
 from asterism.training.data.records import Record
 from asterism.training.objectives.objective import Evaluation, Metric, Objective, Outcome, Question, Report
 from asterism.training.readers.text import parse_reader, with_reader
@@ -102,6 +102,7 @@ class Labelled(Objective[Examples]):
         self.notes = notes
         self.units_per_step = config.batch_size
         self.label_smoothing = config.label_smoothing
+        self.positive_weight = task.weight_of_positives
 
     @classmethod
     def resolve(cls, config: FineTuneConfig, own: Path | None) -> Setup:
@@ -113,7 +114,7 @@ class Labelled(Objective[Examples]):
         tokenizer.model_max_length = length
         kind = TASKS.load(config.task)
         choices = kind.choices(config, encoder, tokenizer)
-        training, validation = read_examples(config, kind)
+        training, validation = kind.divided(config)
         task = kind.of(training, length=length, known=labels_of(encoder), **choices)
         notes = []
         if task.reading.learns:
@@ -124,7 +125,7 @@ class Labelled(Objective[Examples]):
                 scorer = load_scorer(own)
             task = replace(task, scorer=scorer)
         examples = Examples(config, training, validation, task, tokenizer)
-        steps = min(config.steps, math.ceil(config.epochs * len(examples.training) / config.batch_size))
+        steps = min(config.steps, math.ceil(config.epochs * examples.training_features / config.batch_size))
         known = replace(config, steps=steps, length=length, reader=task.reader)
         return Setup(
             asked=config,
@@ -201,10 +202,10 @@ class Labelled(Objective[Examples]):
     def results(self, corpus: Examples, metrics: Mapping[str, float], steps: int) -> dict[str, Any]:
         """The fields of LabelledReport."""
         return {
-            "training_examples": corpus.training_examples,
+            "training_examples": corpus.length("train"),
             "validation_examples": len(corpus.validation),
-            "training_features": len(corpus.training),
-            "validation_features": sum(map(len, corpus.validation_features)),
+            "training_features": corpus.training_features,
+            "validation_features": corpus.asked_features,
             "metric": self.metric.name,
             "scores": dict(metrics),
         }
@@ -217,15 +218,14 @@ class Labelled(Objective[Examples]):
                 raise ConfigurationError(f"{name}: a fine-tuned model is scored on examples, and they have none")
         self.task.require_scorer()
         if question.data is None:
-            examples = read_examples(self.config, type(self.task))[1]
-            name, sha256 = self.config.data, identity(self.config.data, self.config.validation)
+            examples = self.task.divided(self.config)[1]
+            name, sha256 = self.config.data, identity(*self.task.files(self.config))
         else:
-            examples = self.task.read(Path(question.data))
+            examples = self.task.read_for(Path(question.data), self.config)
             name, sha256 = question.data, identity(question.data)
         examples = examples[: question.limit]
         predictor = self.predictor(model, reader=question.reader)
-        features = list(predictor.task.features(examples, self.tokenizer))
-        predictions = list(predictor.predict(examples, features))
+        predictions = list(predictor.predict(examples, Asked(predictor.task, examples, self.tokenizer)))
         return LabelledEvaluation(
             corpus=name,
             corpus_sha256=sha256,

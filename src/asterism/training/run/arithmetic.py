@@ -40,17 +40,27 @@ def arithmetic(dtype: Dtype, device: torch.device) -> torch.autocast:
 
 
 def loss_of(
-    model: nn.Module, batch: Mapping[str, torch.Tensor], dtype: Dtype, seed: int | None, label_smoothing: float = 0.0
+    model: nn.Module,
+    batch: Mapping[str, torch.Tensor],
+    dtype: Dtype,
+    seed: int | None,
+    *,
+    label_smoothing: float = 0.0,
+    positive_weight: float = 1.0,
 ) -> torch.Tensor:
     """The mean loss of a batch or slice, in nats, as the model itself computes it: a float32 scalar to differentiate.
 
     A batch holds the arguments of the model, labels among them; `seed` decides what the attention of a model of ours
     drops, and is None for others. With `label_smoothing` (Szegedy 2016, section 7) that share of the wanted probability
-    is spread over all tokens. No loss is computed anywhere else.
+    is spread over all tokens. Where labels are float [B, columns] of 0 and 1, a 1 counts `positive_weight` times as
+    much as a 0 (Zaheer 2020, appendix F). No loss is computed anywhere else.
     """
     with arithmetic(dtype, batch["input_ids"].device):
         found = model(**batch, **({} if seed is None else {"dropout_seed": seed % 2**48}))
     loss: torch.Tensor = found.loss.float()
+    if positive_weight != 1:
+        # The model's mean has each 1 once; the rest of its weight is added.
+        loss = loss + (positive_weight - 1) * (batch["labels"] * nn.functional.softplus(-found.logits.float())).mean()
     if not label_smoothing:
         return loss
     known = batch["labels"] >= 0

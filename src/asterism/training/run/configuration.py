@@ -254,8 +254,9 @@ class FineTuneConfig(TrainingConfig):
     objective: ClassVar[str] = "labelled"
 
     task: str = _setting(
-        """"classify" (documents), "tag" (tokens), "qa" (spans that answer questions); or, for encoder-decoders,
-        "summarize" (documents), "translate", or "generate" (any text from another)""",
+        """"classify" (documents), "tag" (tokens), "qa" (spans that answer questions), "multilabel" (sequences with
+        columns of 0 and 1), "promoter" (bases: yes or no); or, for encoder-decoders, "summarize" (documents),
+        "translate", or "generate" (any text from another)""",
     )
     model: str = _setting("a folder with a model and its tokenizer, or of a run")
     data: str = _setting(
@@ -271,10 +272,17 @@ class FineTuneConfig(TrainingConfig):
     length: int | None = _setting("tokens of a row; by default as many as the model takes", None)
     reader: str = _setting(MEANING, "cut()")
     pooling: Pooling | None = _setting(
-        """"classify" labels a document by its first token ("cls") or by the mean of all ("mean"); by default as
-        the model says""",
+        """"classify" and tasks of sequences label by the first token ("cls") or by the mean of all ("mean"); by
+        default as the model says""",
         None,
     )
+    label_table: str | None = _setting("a table (JSONL or CSV) of the labels of sequences, found by `id`", None)
+    column_groups: str | None = _setting(
+        "a table (JSONL or CSV) that says the `group` of each `column`: scores are given for each group, too", None
+    )
+    positive_weight: float | None = _setting("how many times as much as a 0 a 1 counts in training; by default 1", None)
+    augment_strands: bool = _setting("training draws either strand of a sequence of bases", False)
+    average_strands: bool = _setting("an answer is the mean of the probabilities for both strands", False)
     max_answer_length: int = _setting('"qa" allows answers of so many tokens', 30)
     target_length: int | None = _setting(
         """texts are generated of at most so many tokens, by default as many as the decoder takes; training targets
@@ -310,6 +318,8 @@ class FineTuneConfig(TrainingConfig):
         is_whole = not any("\ud800" <= one <= "\udfff" for one in self.source_prefix)
         self._require("source_prefix", is_whole, "has half of a surrogate pair without the other")
         self._require("label_smoothing", 0 <= self.label_smoothing < 1, "must be in [0, 1)")
+        weighs = self.positive_weight is None or self.positive_weight > 0
+        self._require("positive_weight", weighs, "must be positive, or None for the task's")
         if self.pooling is not None:
             self._require_one_of("pooling", Pooling)
         self._require("epochs", self.epochs > 0, "must be positive")

@@ -66,8 +66,15 @@ class Loop(Trainer):
     ) -> torch.Tensor:
         """The loss of one slice, which is a mean over its labels, by their share in those of the step."""
         is_ours = isinstance(self.session.model.config, AsterismConfig)
-        seed, smoothing = self._seed() if is_ours else None, self.session.objective.label_smoothing
-        loss = loss_of(model, inputs, self.session.config.dtype, seed, smoothing)
+        objective = self.session.objective
+        loss = loss_of(
+            model,
+            inputs,
+            self.session.config.dtype,
+            self._seed() if is_ours else None,
+            label_smoothing=objective.label_smoothing,
+            positive_weight=objective.positive_weight,
+        )
         return self.weights[len(self.losses)] * loss
 
     def _seed(self) -> int:

@@ -77,7 +77,8 @@ class Predictor:
         return examples, None
 
     def _buffer(self, examples: Sequence[Any], features: Sequence[Sequence[Feature]]) -> list[dict[str, Any]]:
-        read, said = list(features), self._said(features)
+        read = list(features)
+        said = self._said(read)
         while True:
             each = list(zip(examples, read, said, strict=True))
             again = [self.task.again(*one, self.tokenizer) for one in each]

@@ -21,6 +21,7 @@ import torch
 from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerFast
 
 from asterism.errors import AsterismError, ConfigurationError, DataError
+from asterism.training.data.division import held_out
 from asterism.training.data.formats import Format, format_of
 from asterism.training.data.records import Record
 from asterism.training.readers.learned import Scorer
@@ -87,6 +88,9 @@ class Task(ABC, Generic[Example]):
     """Batches of examples that are collected before the model is asked; more saves little padding."""
     unrecorded: ClassVar[frozenset[str]] = frozenset({"scorer"})
     """The fields that JSON cannot hold."""
+    on_demand: ClassVar[bool] = False
+    """Whether an example is one row to learn from, made by `drawn` whenever a step draws it. Such examples may be read
+    as they are needed, and need not fit into memory."""
     pools: ClassVar[tuple[str, ...]] = ()
     """How it can make one answer of several windows, the usual way first."""
 
@@ -115,6 +119,24 @@ class Task(ABC, Generic[Example]):
     @abstractmethod
     def read(cls, path: Path) -> Sequence[Any]:
         """The labelled examples of a file. Raises DataError for anything in it that is not one."""
+
+    @classmethod
+    def read_for(cls, path: Path, config: FineTuneConfig) -> Sequence[Any]:
+        """The labelled examples at a path, where settings of the run say how they are read. Raises as `read` does."""
+        return cls.read(path)
+
+    @classmethod
+    def divided(cls, config: FineTuneConfig) -> tuple[Sequence[Any], Sequence[Any]]:
+        """The examples to train on and those that score the model. Raises DataError if there are too few for both."""
+        examples = cls.read_for(Path(config.data), config)
+        if config.validation is not None:
+            return examples, cls.read_for(Path(config.validation), config)
+        return held_out(examples, config.validation_fraction, config.seed, config.data)
+
+    @classmethod
+    def files(cls, config: FineTuneConfig) -> tuple[str | None, ...]:
+        """The files that the examples are of: their bytes are the identity of the data."""
+        return config.data, config.validation
 
     @classmethod
     def choices(
@@ -163,6 +185,11 @@ class Task(ABC, Generic[Example]):
     @abstractmethod
     def answer(self) -> str:
         """The field of a prediction that is scored."""
+
+    @property
+    def weight_of_positives(self) -> float:
+        """How many times as much as a 0 a 1 of the targets counts in the loss, where targets are 0 and 1."""
+        return 1.0
 
     @abstractmethod
     def example(self, record: Record, *, labelled: bool) -> Example:
@@ -223,6 +250,10 @@ class Task(ABC, Generic[Example]):
         for example, encoded in zip(examples, self.encoded(examples, tokenizer), strict=True):
             rows = self.reading.training_rows(self.document(example, encoded))
             yield [self.feature(example, encoded, row) for row in rows]
+
+    def drawn(self, example: Example, tokenizer: PreTrainedTokenizerFast, random: np.random.Generator) -> Feature:
+        """The one feature of an example that a step learns from. Raises as `features` does."""
+        raise NotImplementedError(f"{type(self).__name__} makes its features before the first step")
 
     def again(
         self,

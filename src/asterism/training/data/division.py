@@ -1,0 +1,46 @@
+"""Examples in two parts: those to train on and those that are held out, chosen by the seed. Nothing is read for it."""
+
+from collections.abc import Sequence
+from typing import Any, overload
+
+import numpy as np
+
+from asterism.errors import DataError
+from asterism.randomness import derive
+
+HOLD_OUT = 2**32
+"""Keys the order in which examples are held out: no pass over the examples has this number."""
+
+
+class Chosen(Sequence[Any]):
+    """Some elements of a sequence, each taken from it when it is asked for."""
+
+    def __init__(self, whole: Sequence[Any], numbers: Sequence[int]) -> None:
+        self.whole, self.numbers = whole, numbers
+
+    def __len__(self) -> int:
+        return len(self.numbers)
+
+    @overload
+    def __getitem__(self, number: int) -> Any: ...
+    @overload
+    def __getitem__(self, number: slice) -> "Chosen": ...
+    def __getitem__(self, number: int | slice) -> Any:
+        if isinstance(number, slice):
+            return Chosen(self.whole, self.numbers[number])
+        return self.whole[self.numbers[number]]
+
+
+def held_out(examples: Sequence[Any], fraction: float, seed: int, name: str) -> tuple[Chosen, Chosen]:
+    """The examples to train on, and this fraction of all that is held out; both in their order.
+
+    Raises DataError if there are too few to hold some out; `name` says what they are of.
+    """
+    count = round(len(examples) * fraction)
+    if count < 1:
+        raise DataError(
+            f"data: {name} has {len(examples):,} examples, too few to hold {fraction:g} of them out; give more, or a"
+            " validation file"
+        )
+    order = np.random.Generator(np.random.Philox(derive(seed, HOLD_OUT))).permutation(len(examples)).tolist()
+    return Chosen(examples, sorted(order[count:])), Chosen(examples, sorted(order[:count]))

@@ -1,0 +1,128 @@
+"""Sequences of bases with labels of 0 and 1: what a record says of them.
+
+A record has a `sequence` of bases, or a `text` of anything; its labels are its other fields, a list `labels`, or the
+row of its `id` in a table. Letters of bases are made capitals, U becomes T, and those of IUPAC that stand for several
+bases become N; any other is refused.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from asterism.errors import DataError
+from asterism.training.data.formats import LIST_SEPARATOR, read_records
+from asterism.training.data.records import Record
+
+COMPLEMENTS = str.maketrans("ACGTN", "TGCAN")
+_BASES = {ord(one): one for one in "ACGTN"} | {ord("U"): "T"} | {ord(one): "N" for one in "RYSWKMBDHV"}
+_KNOWN = _BASES | {code + 32: letter for code, letter in _BASES.items()}
+
+NOT_LABELS = ("id", "sequence", "text", "labels")
+"""The fields of a record that are no column of labels."""
+
+
+@dataclass(frozen=True, eq=False)
+class LabelledSequence:
+    """A sequence, and what is known of it.
+
+    record   where it stands, and its fields
+    letters  capitals of A, C, G, T, N; or a text as it stands, if it is not `of_bases`
+    columns  the names of the labels
+    labels   uint8 [columns] of 0 and 1; None if they are not known
+    """
+
+    record: Record
+    letters: str
+    of_bases: bool = True
+    columns: tuple[str, ...] = ()
+    labels: np.ndarray | None = None
+
+
+def bases(text: str, place: str) -> str:
+    """The letters of a sequence in capitals of A, C, G, T, N. Raises DataError at the first that is no base."""
+    made = text.translate(_KNOWN)
+    if not frozenset(made) <= frozenset("ACGTN"):
+        at = next(number for number, letter in enumerate(text) if ord(letter) not in _KNOWN)
+        raise DataError(f"{place}: letter {at + 1:,} of the sequence is {text[at]!r}, which stands for no base")
+    return made
+
+
+def reverse_complement(letters: str) -> str:
+    """The other strand of A, C, G, T, N, read in its own direction."""
+    return letters.translate(COMPLEMENTS)[::-1]
+
+
+def letters_of(record: Record) -> tuple[str, bool]:
+    """The sequence of a record, or its text; and whether it is one of bases. Raises DataError."""
+    if "sequence" not in record.fields and "text" in record.fields:
+        return record.text("text"), False
+    return bases(record.text("sequence").strip(), f"{record.place}: field 'sequence'"), True
+
+
+def columns_of(record: Record) -> tuple[str, ...]:
+    """The names of a record's columns of labels: its other fields, or the numbers of those in `labels`.
+
+    Raises DataError if there is none.
+    """
+    if "labels" in record.fields:
+        return tuple(map(str, range(len(_listed(record)))))
+    names = tuple(str(name) for name in record.fields if name not in NOT_LABELS)
+    if not names:
+        raise DataError(f"{record.place}: there is no label: give columns of 0 and 1, or a list of them as 'labels'")
+    return names
+
+
+def labels_of(record: Record, columns: Sequence[str]) -> np.ndarray:
+    """The labels of a record in these columns: uint8 of 0 and 1. Raises DataError."""
+    if "labels" in record.fields:
+        values = _listed(record)
+        if len(values) != len(columns):
+            raise record.error("labels", f"has {len(values):,} entries, the others have {len(columns):,}")
+        return np.array([_bit(record, "labels", value) for value in values], dtype=np.uint8)
+    return np.array([_bit(record, name, record.get(name)) for name in columns], dtype=np.uint8)
+
+
+def _listed(record: Record) -> list[Any]:
+    value = record.get("labels")
+    if isinstance(value, str):
+        value = [one.strip() for one in value.split(LIST_SEPARATOR)]
+    if not isinstance(value, list):
+        raise record.error("labels", f"must be a list of 0 and 1, got {value!r:.40}")
+    return value
+
+
+def _bit(record: Record, field: str, value: Any) -> int:
+    if value not in (0, 1, "0", "1"):
+        raise record.error(field, f"must be 0 or 1, got {value!r:.40}")
+    return int(value)
+
+
+class LabelTable:
+    """A table of labels (JSONL or CSV), found by `id`. Raises DataError for an id that stands there twice."""
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+        self.rows: dict[str, Record] = {}
+        for record in read_records(path, ("jsonl", "csv")):
+            name = str(record.get("id"))
+            if name in self.rows:
+                raise record.error("id", f"{name!r} stands in the table twice")
+            self.rows[name] = record
+
+    def of(self, record: Record) -> Record:
+        """The record with the labels of its `id`. Raises DataError for an id that the table does not have."""
+        name = str(record.get("id"))
+        if name not in self.rows:
+            raise record.error("id", f"{name!r} has no row in {self.path}")
+        row: Mapping[str, Any] = self.rows[name].fields
+        return Record(record.place, {**record.fields, **row}, record.raw, record.head)
+
+
+def read_sequences(path: Path, formats: Sequence[str], table: str | None) -> Iterator[Record]:
+    """The records of a file, with the labels of a table if there is one. Raises DataError."""
+    labels = None if table is None else LabelTable(table)
+    for record in read_records(path, formats):
+        yield record if labels is None else labels.of(record)

@@ -1,0 +1,268 @@
+"""Sequences with columns of labels that are 0 or 1 each, such as which proteins bind to a stretch of DNA.
+
+Files: JSONL or CSV with a `sequence` of bases (or a `text`), and a column for each label, or a list `labels`; or FASTA
+with a table of labels (JSONL or CSV) by `id`. Columns may be in groups, by a table (JSONL or CSV) with the fields
+`column` and `group`, whose scores are given apart.
+
+DNA has two strands, and what is said of one is mostly said of both: training may draw either (`augment_strands`), and
+an answer may be the mean of the probabilities for both (`average_strands`).
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, ClassVar, Self
+
+import numpy as np
+import torch
+from transformers import PreTrainedConfig, PreTrainedTokenizerFast
+
+from asterism.errors import DataError
+from asterism.training.data.formats import read_records
+from asterism.training.data.records import Record
+from asterism.training.data.sequences import (
+    LabelledSequence,
+    columns_of,
+    labels_of,
+    letters_of,
+    read_sequences,
+    reverse_complement,
+)
+from asterism.training.readers.reader import Row
+from asterism.training.run.configuration import FineTuneConfig
+from asterism.training.tasks.classification import label_fields
+from asterism.training.tasks.curves import aucs, known_mean
+from asterism.training.tasks.encoding import Encoded, encode
+from asterism.training.tasks.scores import Counts
+from asterism.training.tasks.task import Feature, Labelling, Logits, shown
+
+
+@dataclass(frozen=True, kw_only=True)
+class MultiLabel(Labelling[LabelledSequence]):
+    """Which of its columns' labels a sequence has.
+
+    columns          the names of the labels, in the order of the model's outputs
+    groups           the group of each column; () for none
+    pooling          which token the model answers by, "cls" or "mean"; None leaves it to the model
+    positive_weight  how many times as much as a 0 a 1 counts in training
+    augment_strands  whether training draws either strand of a sequence of bases
+    average_strands  whether an answer is the mean of the probabilities for both strands
+    """
+
+    architecture: ClassVar[str] = "AutoModelForSequenceClassification"
+    formats: ClassVar[tuple[str, ...]] = ("jsonl", "csv", "fasta")
+    readers: ClassVar[tuple[str, ...]] = ("whole", "cut")
+    on_demand: ClassVar[bool] = True
+    usual_weight: ClassVar[float] = 1.0
+    """The weight of positives, if the run does not say otherwise."""
+
+    columns: tuple[str, ...]
+    groups: tuple[str, ...] = ()
+    pooling: str | None = None
+    positive_weight: float = 1.0
+    augment_strands: bool = False
+    average_strands: bool = False
+
+    # --- examples ---------------------------------------------------------------------------------------------------
+
+    @classmethod
+    def read(cls, path: Path) -> Sequence[LabelledSequence]:
+        """As `read_for` without a table."""
+        return cls._labelled(read_sequences(path, cls.formats, None))
+
+    @classmethod
+    def read_for(cls, path: Path, config: FineTuneConfig) -> Sequence[LabelledSequence]:
+        """The sequences of a file, with the labels of `label_table` if there is one."""
+        return cls._labelled(read_sequences(path, cls.formats, config.label_table))
+
+    @classmethod
+    def _labelled(cls, records: Iterator[Record]) -> list[LabelledSequence]:
+        examples: list[LabelledSequence] = []
+        for record in records:
+            columns = examples[0].columns if examples else columns_of(record)
+            examples.append(LabelledSequence(record, *letters_of(record), columns, labels_of(record, columns)))
+        return examples
+
+    @classmethod
+    def files(cls, config: FineTuneConfig) -> tuple[str | None, ...]:
+        return *super().files(config), config.label_table, config.column_groups
+
+    @classmethod
+    def choices(
+        cls, config: FineTuneConfig, model: PreTrainedConfig, tokenizer: PreTrainedTokenizerFast
+    ) -> dict[str, Any]:
+        """The settings that are its fields, and the table of groups."""
+        weight = cls.usual_weight if config.positive_weight is None else config.positive_weight
+        named = {} if config.column_groups is None else read_groups(Path(config.column_groups))
+        return {**super().choices(config, model, tokenizer), "positive_weight": weight, "named_groups": named}
+
+    @classmethod
+    def of(
+        cls,
+        examples: Sequence[LabelledSequence],
+        *,
+        length: int,
+        known: Sequence[str] = (),
+        named_groups: Mapping[str, str] | None = None,
+        **choices: Any,
+    ) -> Self:
+        """With the columns of the first example, and the group of each. Raises DataError for one without a group."""
+        columns = examples[0].columns
+        if named_groups and (lacking := [name for name in columns if name not in named_groups]):
+            raise DataError(f"column_groups: {len(lacking):,} columns have no group, such as {lacking[0]!r}")
+        groups = tuple(named_groups[name] for name in columns) if named_groups else cls.usual_groups(columns)
+        return cls(columns=columns, groups=groups, length=length, **choices)
+
+    @classmethod
+    def usual_groups(cls, columns: Sequence[str]) -> tuple[str, ...]:
+        """The groups of columns that no table puts into one."""
+        return ()
+
+    def example(self, record: Record, *, labelled: bool) -> LabelledSequence:
+        """Its sequence, and if `labelled` its columns."""
+        labels = labels_of(record, self.columns) if labelled else None
+        return LabelledSequence(record, *letters_of(record), self.columns, labels)
+
+    def gold(self, example: LabelledSequence) -> Any:
+        """The label of each column, by its name."""
+        return dict(zip(self.columns, self._known(example).tolist(), strict=True))
+
+    def _known(self, example: LabelledSequence) -> np.ndarray:
+        if example.columns != self.columns or example.labels is None:
+            odd = sorted(set(example.columns) ^ set(self.columns))[:1] or ["their order"]
+            raise DataError(
+                f"{example.record.place}: has {len(example.columns):,} columns of labels, the training data"
+                f" {len(self.columns):,}; they differ in {odd[0]}"
+            )
+        return example.labels
+
+    # --- rows -------------------------------------------------------------------------------------------------------
+
+    def model_fields(self) -> dict[str, Any]:
+        """The columns, which loss, and which token they are read from."""
+        pooling = {} if self.pooling is None else {"classifier_pooling": self.pooling}
+        return {**label_fields(self.columns), "problem_type": "multi_label_classification", **pooling}
+
+    @property
+    def weight_of_positives(self) -> float:
+        return self.positive_weight
+
+    def encoded(self, examples: Sequence[LabelledSequence], tokenizer: PreTrainedTokenizerFast) -> Iterator[Encoded]:
+        """The letters of each."""
+        return encode([one.letters for one in examples], tokenizer, most=self.length if self.reading.cuts else None)
+
+    def feature(self, example: LabelledSequence, encoded: Encoded, row: Row) -> Feature:
+        """The target is a list of 0.0 and 1.0, one per column."""
+        target = None if example.labels is None else self._known(example).astype(np.float32)
+        return Feature(encoded.row(row), target, row=row)
+
+    def features(
+        self, examples: Sequence[LabelledSequence], tokenizer: PreTrainedTokenizerFast
+    ) -> Iterator[list[Feature]]:
+        """One row of each, or one of each strand."""
+        for example in examples:
+            strands = [example, self._reversed(example)] if self.average_strands else [example]
+            yield [feature for (feature,) in super().features(strands, tokenizer)]
+
+    def drawn(
+        self, example: LabelledSequence, tokenizer: PreTrainedTokenizerFast, random: np.random.Generator
+    ) -> Feature:
+        """Of either strand, where training draws them."""
+        if self.augment_strands and random.integers(2):
+            example = self._reversed(example)
+        ((feature,),) = super().features([example], tokenizer)
+        return feature
+
+    @staticmethod
+    def _reversed(example: LabelledSequence) -> LabelledSequence:
+        if not example.of_bases:
+            raise DataError(
+                f"{example.record.place}: a text has no other strand: leave augment_strands and"
+                " average_strands out, or give a `sequence` of bases"
+            )
+        return replace(example, letters=reverse_complement(example.letters))
+
+    def targets(self, features: Sequence[Feature], length: int) -> dict[str, torch.Tensor]:
+        """`labels`: float32 [B, columns]."""
+        return {"labels": torch.from_numpy(np.stack([feature.target for feature in features]))}
+
+    # --- answers ----------------------------------------------------------------------------------------------------
+
+    @property
+    def metric(self) -> str:
+        return "auc"
+
+    @property
+    def answer(self) -> str:
+        return "probabilities"
+
+    def predict(self, example: LabelledSequence, features: Sequence[Feature], said: Sequence[Logits]) -> dict[str, Any]:
+        """`labels`, the columns more likely than not; `probabilities` of all."""
+        probabilities = dict(zip(self.columns, map(shown, self._probabilities(said)), strict=True))
+        return {"labels": [name for name, one in probabilities.items() if one > 0.5], "probabilities": probabilities}
+
+    @staticmethod
+    def _probabilities(said: Sequence[Logits]) -> list[float]:
+        """Of each column, the mean over the strands."""
+        logits = torch.from_numpy(np.stack([one[0] for one in said])).double()
+        probabilities: list[float] = logits.sigmoid().mean(0).tolist()
+        return probabilities
+
+    def score(self, predicted: Sequence[Any], there: Sequence[Any]) -> dict[str, float]:
+        """`auc`, the mean over the columns; `auc_GROUP` of each group; `micro_f1`; and the share of columns scored.
+
+        A column without a 0, or without a 1, has no area, and is left out. Raises DataError if all are.
+        """
+        scores, labels = self._matrix(predicted), self._matrix(there) > 0
+        each = aucs(scores, labels)
+        mean = known_mean(each)
+        if mean is None:
+            raise DataError(
+                f"none of the {len(self.columns):,} columns has both a 0 and a 1 among the {len(there):,} examples that"
+                " are scored: there is no area under a curve; score more of them"
+            )
+        by_group = {group: self._of_group(each, group) for group in dict.fromkeys(self.groups)}
+        found = Counts(int((scores > 0.5).sum()), int(labels.sum()), int(((scores > 0.5) & labels).sum()))
+        return {
+            "auc": mean,
+            **{f"auc_{group}": one for group, one in by_group.items() if one is not None},
+            "micro_f1": found.f1,
+            "columns_scored": sum(one is not None for one in each) / len(each),
+        }
+
+    def _of_group(self, each: Sequence[float | None], group: str) -> float | None:
+        return known_mean([one for one, own in zip(each, self.groups, strict=True) if own == group])
+
+    def _matrix(self, rows: Sequence[Mapping[str, float]]) -> np.ndarray:
+        """float64 [n, columns]."""
+        return np.array([[row[name] for name in self.columns] for row in rows], dtype=np.float64)
+
+    def page(
+        self,
+        scores: Mapping[str, float],
+        examples: Sequence[LabelledSequence],
+        predictions: Sequence[Mapping[str, Any]],
+    ) -> str | None:
+        """The scores, and the area of each column; those that are left out are named. None for a single column."""
+        if len(self.columns) == 1:
+            return None
+        labels = np.stack([self._known(one) for one in examples]) > 0
+        each = aucs(self._matrix([one[self.answer] for one in predictions]), labels)
+        lines = [f"# {len(examples):,} examples, {len(self.columns):,} columns", ""]
+        lines += [f"- {name}: {value:.4f}" for name, value in scores.items()]
+        lines += ["", "| column | group | positives | AUC |", "|---|---|---|---|"]
+        groups = self.groups or ("",) * len(self.columns)
+        for name, group, positives, area in zip(self.columns, groups, labels.sum(0).tolist(), each, strict=True):
+            lines.append(f"| {name} | {group} | {positives:,} | {'left out' if area is None else f'{area:.4f}'} |")
+        return "\n".join([*lines, ""])
+
+
+def read_groups(path: Path) -> dict[str, str]:
+    """The group of each column. Raises DataError for a column that stands there twice."""
+    groups: dict[str, str] = {}
+    for record in read_records(path, ("jsonl", "csv")):
+        column = record.text("column")
+        if column in groups:
+            raise record.error("column", f"{column!r} has a group already")
+        groups[column] = record.text("group")
+    return groups

@@ -1,0 +1,152 @@
+"""Promoters: whether a sequence of bases is one, yes or no.
+
+Files: FASTA, or lines, of promoters alone, for which negatives are made; or sequences with a label, yes or no: FASTA
+with a table of `id` and `label`, JSONL or CSV with `sequence` and `label`.
+
+Negatives are made as DeePromoter (Oubounyt 2019) and BigBird (Zaheer 2020, appendix F) make them: a promoter is cut
+into 20 pieces of like length, 12 of them, chosen at random, become random bases, and 8 stay where they are. So a
+negative keeps two fifths of the promoter, and what tells them apart is not which bases are frequent. It is a function
+of the seed and the promoter's letters, and stands on the same side as the promoter: files are divided before negatives
+are made. A promoter that stands in a file twice counts once.
+"""
+
+import hashlib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+
+from asterism.errors import DataError
+from asterism.randomness import derive
+from asterism.training.data.division import held_out
+from asterism.training.data.records import Record
+from asterism.training.data.sequences import LabelledSequence, letters_of, read_sequences
+from asterism.training.run.configuration import FineTuneConfig
+from asterism.training.tasks.curves import auc
+from asterism.training.tasks.multilabel import MultiLabel
+from asterism.training.tasks.scores import Counts
+from asterism.training.tasks.task import Feature, Logits, shown
+
+PIECES, REPLACED = 20, 12
+COLUMN = "promoter"
+WORDS = {"yes": 1, "no": 0, "1": 1, "0": 0, "true": 1, "false": 0}
+"""What a label can be, in any case of letters; a number or a truth value of JSON stands for its word."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Promoter(MultiLabel):
+    """Whether a sequence is a promoter: one column, so one output of the model."""
+
+    formats: ClassVar[tuple[str, ...]] = ("jsonl", "csv", "fasta", "sequences")
+
+    @classmethod
+    def read_for(cls, path: Path, config: FineTuneConfig) -> Sequence[LabelledSequence]:
+        """Labelled sequences as they are; promoters, each with its negative behind it."""
+        return with_negatives(cls._read(path, config), config.seed)
+
+    @classmethod
+    def divided(cls, config: FineTuneConfig) -> tuple[Sequence[Any], Sequence[Any]]:
+        """A promoter and its negative are on one side."""
+        if config.validation is not None:
+            return super().divided(config)
+        sides = held_out(cls._read(Path(config.data), config), config.validation_fraction, config.seed, config.data)
+        training, validation = (with_negatives(list(side), config.seed) for side in sides)
+        return training, validation
+
+    @classmethod
+    def _read(cls, path: Path, config: FineTuneConfig) -> list[LabelledSequence]:
+        """Sequences with their labels; promoters alone with none, each once."""
+        labelled = config.label_table is not None or cls.format(path).name in ("jsonl", "csv")
+        examples: dict[str, LabelledSequence] = {}
+        for number, record in enumerate(read_sequences(path, cls.formats, config.label_table)):
+            one = _example(record, labelled=labelled)
+            examples[f"{number}" if labelled else one.letters] = one
+        return list(examples.values())
+
+    def example(self, record: Record, *, labelled: bool) -> LabelledSequence:
+        """Its sequence, and if `labelled` its `label`."""
+        return _example(record, labelled=labelled)
+
+    def gold(self, example: LabelledSequence) -> Any:
+        """ "yes" or "no"."""
+        return _word(bool(self._known(example)[0]))
+
+    @property
+    def metric(self) -> str:
+        return "f1"
+
+    @property
+    def answer(self) -> str:
+        return "probability"
+
+    def predict(self, example: LabelledSequence, features: Sequence[Feature], said: Sequence[Logits]) -> dict[str, Any]:
+        """`label`, yes if that is more likely than not; `probability` of yes."""
+        (probability,) = map(shown, self._probabilities(said))
+        return {"label": _word(probability > 0.5), "probability": probability}
+
+    def score(self, predicted: Sequence[Any], there: Sequence[Any]) -> dict[str, float]:
+        """F1, precision and recall of yes; the share of right answers; the area under the curve if there are both."""
+        scores = np.array([float(one) for one in predicted])
+        right = np.array([one == "yes" for one in there])
+        said = scores > 0.5
+        found = Counts(int(said.sum()), int(right.sum()), int((said & right).sum()))
+        area = auc(scores, right)
+        return {
+            "f1": found.f1,
+            "precision": found.precision,
+            "recall": found.recall,
+            "accuracy": float((said == right).mean()),
+            **({} if area is None else {"auc": area}),
+        }
+
+
+def with_negatives(examples: Sequence[LabelledSequence], seed: int) -> list[LabelledSequence]:
+    """Labelled examples as they are; behind each promoter without a label its negative."""
+    return [one for example in examples for one in _pair(example, seed)]
+
+
+def _pair(example: LabelledSequence, seed: int) -> Iterator[LabelledSequence]:
+    if example.labels is not None:
+        yield example
+        return
+    if len(example.letters) < PIECES:
+        raise DataError(
+            f"{example.record.place}: has {len(example.letters)} bases; a negative is made of {PIECES} pieces of a"
+            " promoter, so it needs as many"
+        )
+    yield replace(example, labels=np.ones(1, dtype=np.uint8))
+    yield replace(example, letters=negative(example.letters, seed), labels=np.zeros(1, dtype=np.uint8))
+
+
+def negative(letters: str, seed: int) -> str:
+    """What is no promoter but like this one: 12 of its 20 pieces replaced by random bases, 8 as they were.
+
+    A function of the letters and the seed. Pieces differ in length by one base at most.
+    """
+    key = int.from_bytes(hashlib.sha256(letters.encode()).digest()[:8], "little")
+    random = np.random.Generator(np.random.Philox(derive(seed, key)))
+    made = np.frombuffer(letters.encode(), dtype=np.uint8).copy()
+    bounds = np.linspace(0, len(made), PIECES + 1).round().astype(np.int64)
+    for piece in random.choice(PIECES, REPLACED, replace=False):
+        begin, end = bounds[piece : piece + 2]
+        made[begin:end] = np.frombuffer(b"ACGT", dtype=np.uint8)[random.integers(4, size=end - begin)]
+    return made.tobytes().decode()
+
+
+def _example(record: Record, *, labelled: bool) -> LabelledSequence:
+    letters, of_bases = letters_of(record)
+    if not of_bases:
+        raise record.error("sequence", "is missing: promoters are sequences of bases")
+    labels = None
+    if labelled:
+        value = str(record.get("label")).strip().lower()
+        if value not in WORDS:
+            raise record.error("label", f"must be yes or no, got {record.get('label')!r:.40}")
+        labels = np.array([WORDS[value]], dtype=np.uint8)
+    return LabelledSequence(record, letters, True, (COLUMN,), labels)
+
+
+def _word(is_one: bool) -> str:
+    return "yes" if is_one else "no"
