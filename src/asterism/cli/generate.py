@@ -1,15 +1,36 @@
-"""asterism generate: continue a prompt with a trained model. Written raw to a file or pipe, readable to a terminal."""
+"""asterism generate: continue a prompt with a trained model, or write pictures, sounds or sequences to a file.
+
+Without --output the prompt is text, and what follows it is written raw to a file or pipe, readable to a terminal. With
+--output the prompt is a file, and the model of pictures (.png), sounds (.wav), genomes (.fasta) or bytes writes one:
+new sequences, a file that goes on, or held-out pieces beside what the model makes of their first half.
+"""
 
 import os
 import sys
 from collections.abc import Sequence
+from dataclasses import asdict
+from typing import Any
 
 from asterism import training
-from asterism.cli.parser import Parser, print_json, whole_number
+from asterism.cli.parser import Parser, UsageError, print_json, whole_number
 
 
 def run(argv: Sequence[str]) -> None:
     options, as_json = _parser().options(argv)
+    if options["output"] is not None:
+        _write_file(options, as_json)
+        return
+    for name in ("complete", "keep", "count", "label", "data"):
+        if options.pop(name) not in (None, []):
+            raise UsageError(f"--{name} needs --output: what is made is written to a file")
+    if options["prompt"] is None:
+        raise UsageError("the following arguments are required: --prompt, or --output for models of files")
+    options["length"] = options["length"] or 500
+    del options["output"]
+    _write_text(options, as_json)
+
+
+def _write_text(options: dict[str, Any], as_json: bool) -> None:
     continuation = training.generate(**options)
     written = options["prompt"] + continuation
     text = written.decode(errors="replace")
@@ -21,15 +42,54 @@ def run(argv: Sequence[str]) -> None:
         sys.stdout.buffer.write(written)
 
 
+def _write_file(options: dict[str, Any], as_json: bool) -> None:
+    from asterism.training.run.generation import Sampling
+    from asterism.training.run.samples import Wanted  # takes seconds to import
+
+    prompt = options["prompt"]
+    wanted = Wanted(
+        prompt=None if prompt is None else os.fsdecode(prompt),
+        complete=options["complete"],
+        keep=options["keep"],
+        count=options["count"] or 1,
+        length=options["length"],
+        labels=options["label"],
+        data=options["data"],
+    )
+    how = Sampling(**{name: options[name] for name in ("temperature", "top_k", "top_p", "seed")})
+    report = training.generate_file(options["run"], options["output"], wanted, how)
+    if as_json:
+        print_json(asdict(report))
+    else:
+        print(report)
+
+
 def _parser() -> Parser:
     parser = Parser("generate", __doc__ or "", 'asterism generate runs/bytes-small --prompt "def " --length 300')
     parser.add_argument("run", metavar="RUN", help="the folder of a run")
-    parser.add_argument("--prompt", type=os.fsencode, required=True, metavar="TEXT", help="what to continue")
-    parser.add_argument("--length", type=whole_number(1), default=500, help="how many bytes to add (default 500)")
-    parser.add_argument("--temperature", type=float, default=1.0, help="0 takes the likeliest byte (default 1)")
-    parser.add_argument("--top-k", type=whole_number(1), metavar="K", help="draw among the K likeliest bytes only")
+    parser.add_argument("--prompt", type=os.fsencode, metavar="TEXT", help="what to continue; a file, with --output")
+    parser.add_argument("--output", metavar="FILE", help="a file that is not there yet, for what is made")
     parser.add_argument(
-        "--top-p", type=float, metavar="P", help="draw among the likeliest bytes that have probability P"
+        "--complete",
+        type=whole_number(1),
+        metavar="N",
+        help="complete N pieces of the test split, beside the originals",
+    )
+    parser.add_argument(
+        "--keep", type=float, metavar="SHARE", help="how much of a prompt or piece is given (default: half a picture)"
+    )
+    parser.add_argument(
+        "--count", type=whole_number(1), metavar="N", help="sequences for each prompt, piece or label (default 1)"
+    )
+    parser.add_argument("--label", nargs="+", default=[], metavar="L", help="classes, by name or number")
+    parser.add_argument("--data", metavar="PATH", help="where the test split is (default: the run's data)")
+    parser.add_argument(
+        "--length", type=whole_number(1), metavar="N", help="values to add (default 500 bytes; a file: the context)"
+    )
+    parser.add_argument("--temperature", type=float, default=1.0, help="0 takes the likeliest value (default 1)")
+    parser.add_argument("--top-k", type=whole_number(1), metavar="K", help="draw among the K likeliest values only")
+    parser.add_argument(
+        "--top-p", type=float, metavar="P", help="draw among the likeliest values that have probability P"
     )
     parser.add_argument("--seed", type=whole_number(0), default=0, help="what the draws depend on (default 0)")
     return parser

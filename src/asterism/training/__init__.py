@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from asterism.training.data.corpus import load_corpus
     from asterism.training.pipeline import Run, evaluate, generate, open_run, report, train
     from asterism.training.run.prediction import predict, predict_file
+    from asterism.training.run.samples import generate_file
 
 __all__ = [
     "RECIPES",
@@ -27,6 +28,7 @@ __all__ = [
     "RunConfig",
     "evaluate",
     "generate",
+    "generate_file",
     "load_corpus",
     "open_run",
     "predict",
@@ -38,6 +40,7 @@ __all__ = [
 
 _LAZY = {name: "asterism.training.pipeline" for name in ("Run", "evaluate", "generate", "open_run", "report", "train")}
 _LAZY |= {name: "asterism.training.run.prediction" for name in ("predict", "predict_file")}
+_LAZY["generate_file"] = "asterism.training.run.samples"
 _LAZY["load_corpus"] = "asterism.training.data.corpus"
 
 

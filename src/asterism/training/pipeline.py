@@ -25,7 +25,7 @@ from asterism.training.run.checkpoint import load_weights
 from asterism.training.run.configuration import AnyConfig
 from asterism.training.run.fitting import fit
 from asterism.training.run.folder import RunFolder
-from asterism.training.run.generation import sampling
+from asterism.training.run.generation import Sampling
 from asterism.training.run.loop import quiet_transformers
 from asterism.training.run.setup import Setup, read_shape
 
@@ -147,7 +147,7 @@ def generate(
     probability. Raises CheckpointError, and ConfigurationError for settings that cannot work, for a run that continues
     nothing, and for a prompt and length beyond the positions of the model.
     """
-    settings = sampling(length, temperature=temperature, top_k=top_k, top_p=top_p)
+    settings = Sampling(temperature=temperature, top_k=top_k, top_p=top_p, seed=seed).arguments(length)
     opened = run if isinstance(run, Run) else open_run(run)
     with isolated(seed):
         return opened.objective.generate(opened.model, prompt, settings)

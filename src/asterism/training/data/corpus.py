@@ -74,6 +74,7 @@ class Bytes(Modality):
         if record_length is not None and (not isinstance(record_length, int) or record_length < 1):
             raise ConfigurationError(f"modality: bytes: record_length={record_length!r} must be at least 1")
         self.record_length = self.sequence_length = record_length
+        self.is_stream = record_length is None
 
     def splits(self, path: str | None) -> ByteSplits:
         """As `load_corpus`."""

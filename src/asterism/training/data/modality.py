@@ -41,6 +41,8 @@ class Modality(ABC):
     unit             what one value is, in the plural
     sequence_length  how many values every piece has; None where pieces differ
     classes          how many classes the first token of a sequence tells apart; None for models that know of none
+    outputs          how the names of files may end that `write` makes; any, if there are none
+    is_stream        whether data are one sequence that begins in the middle of things (see Pieces)
 
     A sequence begins with a token that is no value: 0, as between files, or 256 + the class of the piece.
     """
@@ -49,6 +51,8 @@ class Modality(ABC):
     unit: ClassVar[str]
     sequence_length: int | None = None
     classes: int | None = None
+    outputs: ClassVar[tuple[str, ...]] = ()
+    is_stream: bool = False
 
     @property
     def vocabulary_size(self) -> int:
@@ -81,11 +85,41 @@ class Modality(ABC):
         Raises DataError or ConfigurationError for what cannot be written.
         """
 
+    def write_completions(
+        self,
+        originals: Sequence[np.ndarray],
+        kept: Sequence[int],
+        completions: Sequence[Sequence[np.ndarray]],
+        output: Path,
+    ) -> list[Path]:
+        """Write sequences that were completed beside what was made of them; as `write` does.
+
+        Of originals[i] the model read the first kept[i] values, and completions[i] are whole sequences made of them. By
+        default each original is followed by its completions.
+        """
+        rows = zip(originals, completions, strict=True)
+        return self.write([one for original, made in rows for one in (original, *made)], output)
+
+    def refuse_output(self, output: Path) -> None:
+        """Raises ConfigurationError, before any work, if `write` could not write a file of this name."""
+        if self.outputs and output.suffix.lower() not in self.outputs:
+            raise ConfigurationError(
+                f"output: {output}: the name of a file of {self.unit} ends in {_either(self.outputs)}"
+            )
+
+    def kept(self, values: int, share: float | None) -> int:
+        """How many of the values of a sequence that is to be continued the model is given: a share, by default all."""
+        return values if share is None else round(share * values)
+
     def __str__(self) -> str:
         """The text that means this modality; settings that are at their defaults are left out."""
         parameters = inspect.signature(type(self)).parameters
         given = {name: getattr(self, name) for name, one in parameters.items() if getattr(self, name) != one.default}
         return f"{self.name}({', '.join(f'{name}={value!r}' for name, value in given.items())})"
+
+
+def _either(suffixes: Sequence[str]) -> str:
+    return " or ".join((", ".join(suffixes[:-1]), suffixes[-1]) if len(suffixes) > 1 else suffixes)
 
 
 def require(package: str, module: str, extra: str, purpose: str) -> None:

@@ -19,7 +19,7 @@ from asterism.models import AsterismForCausalLM
 from asterism.training.data.contract import IGNORED
 from asterism.training.data.splits import Pieces, Split, Splits
 from asterism.training.data.tokenization import Vocabulary
-from asterism.training.data.windows import ScoringPlan, Windows, plan_pieces, read_windows
+from asterism.training.data.windows import FIRST_CLASS, ScoringPlan, Windows, plan_pieces, read_windows
 from asterism.training.objectives.objective import Evaluation, Metric, Outcome, Question, Report, refuse_reader
 from asterism.training.objectives.pretraining import Pretraining
 from asterism.training.run.arithmetic import arithmetic
@@ -180,12 +180,20 @@ class CausalBytes(Pretraining[Windows]):
     def generate(self, model: PreTrainedModel, prompt: bytes, sampling: Mapping[str, Any]) -> bytes:
         """Where training put a NUL byte (between files, before a record) so does this: an empty prompt starts after
         one, and so does every record."""
-        is_piece = self.config.reads().sequence_length is not None
-        start = b"\0" + prompt if is_piece or not prompt else prompt
-        tokens = torch.tensor([list(start)], device=model.device)
+        modality = self.config.reads()
+        if modality.outputs:
+            raise ConfigurationError(f"generate: this model makes files: name one, --output FILE{modality.outputs[0]}")
+        start = prompt if prompt and modality.is_stream else b"\0" + prompt
+        return bytes(self.continued(model, torch.tensor([list(start)]), sampling)[0].tolist())
+
+    def continued(self, model: PreTrainedModel, starts: torch.Tensor, sampling: Mapping[str, Any]) -> torch.Tensor:
+        """The tokens of classes stand at the beginning of sequences and are never drawn."""
+        classes = range(FIRST_CLASS, self.config.reads().vocabulary_size)
+        suppressed = {"suppress_tokens": list(classes)} if classes else {}
         with arithmetic(self.config.dtype, model.device):
-            output = cast(Any, model).generate(tokens, **sampling)
-        return bytes(output[0, len(start) :].tolist())
+            output = cast(Any, model).generate(starts.to(model.device), **sampling, **suppressed)
+        values: torch.Tensor = output[:, starts.shape[1] :].cpu()
+        return values
 
 
 def refuse_labels(name: str, pieces: Pieces, classes: int | None) -> None:

@@ -195,7 +195,14 @@ class Objective(ABC, Generic[Data]):
 
         Raises ConfigurationError if the model continues nothing: naming the verb that does take it.
         """
-        raise ConfigurationError(
+        raise self._continues_nothing()
+
+    def continued(self, model: PreTrainedModel, starts: torch.Tensor, sampling: Mapping[str, Any]) -> torch.Tensor:
+        """What follows the tokens `starts`, int64 [B, N]: values, int64 [B, length]; as `generate` does."""
+        raise self._continues_nothing()
+
+    def _continues_nothing(self) -> ConfigurationError:
+        return ConfigurationError(
             f"generate: a model trained with objective {self.config.objective} continues nothing; {self.instead}"
         )
 

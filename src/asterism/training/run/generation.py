@@ -1,21 +1,43 @@
 """How a model draws what follows a prompt: the settings of sampling, checked."""
 
+from dataclasses import dataclass
 from typing import Any
 
 from asterism.errors import ConfigurationError
 
 
-def sampling(length: int, *, temperature: float, top_k: int | None, top_p: float | None) -> dict[str, Any]:
-    """Arguments for `generate` of transformers. Raises ConfigurationError for settings that cannot work."""
-    for name, value, holds, rule in (
-        ("length", length, length >= 1, "must be at least 1"),
-        ("temperature", temperature, temperature >= 0, "must not be negative"),
-        ("top_k", top_k, top_k is None or top_k >= 1, "must be at least 1"),
-        ("top_p", top_p, top_p is None or 0 < top_p <= 1, "must be above 0 and at most 1"),
-    ):
-        if not holds:
-            raise ConfigurationError(f"generation: {name}={value!r} {rule}")
-    if temperature == 0:
-        return {"max_new_tokens": length, "do_sample": False}
-    drawn = {"temperature": temperature, "top_k": top_k or 0, "top_p": 1.0 if top_p is None else top_p}
-    return {"max_new_tokens": length, "do_sample": True, **drawn}
+@dataclass(frozen=True, kw_only=True)
+class Sampling:
+    """How values are drawn.
+
+    Temperature 0 takes the likeliest; `top_k` keeps the k likeliest, `top_p` the fewest that together have that
+    probability; the draws are a function of `seed`. Raises ConfigurationError for settings that cannot work.
+    """
+
+    temperature: float = 1.0
+    top_k: int | None = None
+    top_p: float | None = None
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        for name, holds, rule in (
+            ("temperature", self.temperature >= 0, "must not be negative"),
+            ("top_k", self.top_k is None or self.top_k >= 1, "must be at least 1"),
+            ("top_p", self.top_p is None or 0 < self.top_p <= 1, "must be above 0 and at most 1"),
+        ):
+            if not holds:
+                raise ConfigurationError(f"generation: {name}={getattr(self, name)!r} {rule}")
+
+    def arguments(self, length: int) -> dict[str, Any]:
+        """Arguments for `generate` of transformers, to draw so many values. Raises ConfigurationError below 1."""
+        if length < 1:
+            raise ConfigurationError(f"generation: length={length!r} must be at least 1")
+        if self.temperature == 0:
+            return {"max_new_tokens": length, "do_sample": False}
+        drawn = {"temperature": self.temperature, "top_k": self.top_k or 0}
+        return {
+            "max_new_tokens": length,
+            "do_sample": True,
+            **drawn,
+            "top_p": 1.0 if self.top_p is None else self.top_p,
+        }

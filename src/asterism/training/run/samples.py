@@ -1,0 +1,332 @@
+"""Files that a model makes: sequences that are new, that continue a file, or that complete held-out pieces.
+
+    from asterism.training import generate_file
+    generate_file("runs/cifar", "sheet.png", Wanted(complete=16))
+
+How values become a file is their modality's to say; which token stands before them, and how they are drawn, the
+objective's. Nothing is written before all is there.
+"""
+
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import closing
+from dataclasses import dataclass
+from itertools import groupby
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from transformers import StoppingCriteria, StoppingCriteriaList
+
+from asterism.errors import ConfigurationError, nearest, shown
+from asterism.randomness import derive, isolated
+from asterism.training.data.modality import Modality
+from asterism.training.data.windows import FIRST_CLASS
+from asterism.training.objectives.causal import refuse_labels
+from asterism.training.pipeline import Run, open_run
+from asterism.training.run.configuration import RunConfig
+from asterism.training.run.generation import Sampling
+from asterism.training.run.loop import quiet_transformers
+from asterism.training.run.prediction_output import output_path, refuse_existing
+from asterism.training.run.progress import Display, clock, make_display, rate
+
+AT_ONCE = 16
+"""How many sequences are drawn together: a constant, so that the seed alone decides what is drawn."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Wanted:
+    """What is to be generated.
+
+    prompt    a file that is continued; None for sequences that are new
+    complete  how many pieces of the test split are completed, evenly spread over it
+    keep      the share of a file or piece that the model is given; by default as the modality has it, or half of a
+              piece
+    count     how many sequences are made for each prompt, piece or label
+    length    how many values are added, where sequences may have any length; by default as many as the context holds
+    labels    classes, as numbers or names, of models that know of some; by default those of the pieces, or one after
+              the other
+    data      where the test split is; by default where the run's data are
+    """
+
+    prompt: str | None = None
+    complete: int | None = None
+    keep: float | None = None
+    count: int = 1
+    length: int | None = None
+    labels: Sequence[str] = ()
+    data: str | None = None
+
+    def __post_init__(self) -> None:
+        for name, value in (("count", self.count), ("complete", self.complete), ("length", self.length)):
+            if value is not None and value < 1:
+                raise ConfigurationError(f"generation: {name}={value!r} must be at least 1")
+        if self.keep is not None and not 0 <= self.keep <= 1:
+            raise ConfigurationError(f"generation: keep={self.keep!r} must be from 0 to 1")
+        if self.prompt is not None and self.complete is not None:
+            raise ConfigurationError("generation: continue a file or complete held-out pieces, one of the two")
+        if self.keep is not None and self.prompt is None and self.complete is None:
+            raise ConfigurationError("generation: keep is for what is continued: give a prompt, or say complete")
+        if self.data is not None and self.complete is None:
+            raise ConfigurationError("generation: data are where the pieces are that are completed: say complete")
+
+
+@dataclass(frozen=True, kw_only=True)
+class GenerationReport:
+    """What was made: the files, how many sequences, how many values were drawn for them, and how long that took.
+
+    `unit` is what a value is; `milliseconds_per_value` is the time divided by the values that were drawn, of up to
+    AT_ONCE sequences together. `is_training_corpus`: whether completed pieces are of the data of the run; None where
+    none were.
+    """
+
+    run: str
+    files: tuple[str, ...]
+    sequences: int
+    values: int
+    unit: str
+    seconds: float
+    milliseconds_per_value: float
+    seed: int
+    is_training_corpus: bool | None
+
+    def __str__(self) -> str:
+        other = "\nthe data are not those that the run was trained on" if self.is_training_corpus is False else ""
+        return (
+            f"{self.values:,} {self.unit} of {self.sequences:,} sequence{'s' * (self.sequences != 1)} in"
+            f" {clock(self.seconds)} ({self.milliseconds_per_value:.3g} ms each)\n"
+            f"saved in {', '.join(self.files)}{other}"
+        )
+
+
+@dataclass(frozen=True, eq=False)
+class _Job:
+    """One sequence to draw: the values that are given, the class, how many values follow, and of what it is made."""
+
+    given: np.ndarray
+    label: int | None
+    length: int
+    original: np.ndarray | None = None
+
+
+def generate_file(
+    run: Run | str | Path, output: str | Path, wanted: Wanted, how: Sampling | None = None, *, progress: bool = True
+) -> GenerationReport:
+    """Draw sequences from a run, or the run in a folder, and write them as their modality does.
+
+    Raises CheckpointError for an output that exists or cannot be written, ConfigurationError for settings that cannot
+    work and for a run that continues nothing, DataError for a prompt or pieces that cannot be read.
+    """
+    how = how or Sampling()
+    path = output_path(output)
+    refuse_existing(path)
+    opened = run if isinstance(run, Run) else open_run(run)
+    config, objective = opened.config, opened.objective
+    if not isinstance(config, RunConfig):
+        raise ConfigurationError(f"generate: a model fine-tuned for a task makes no files; {objective.instead}")
+    modality = config.reads()
+    modality.refuse_output(path)
+    jobs, is_training_corpus = _Request(config, opened.record, wanted).jobs()
+    began = time.monotonic()
+    with closing(make_display(progress)) as display, quiet_transformers():
+        drawn = list(_drawn(opened, modality, jobs, how, display))
+    seconds = time.monotonic() - began
+    values = sum(job.length for job in jobs)
+    return GenerationReport(
+        run=str(opened.folder.path),
+        files=tuple(str(file) for file in _written(modality, jobs, drawn, wanted.count, path)),
+        sequences=len(jobs),
+        values=values,
+        unit=modality.unit,
+        seconds=round(seconds, 3),
+        milliseconds_per_value=round(1000 * seconds / values, 4),
+        seed=how.seed,
+        is_training_corpus=is_training_corpus,
+    )
+
+
+# --- what is drawn ---------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class _Request:
+    """What is wanted of a run of this configuration, whose run.json says `record`."""
+
+    config: RunConfig
+    record: dict[str, Any]
+    wanted: Wanted
+
+    @property
+    def modality(self) -> Modality:
+        return self.config.reads()
+
+    def jobs(self) -> tuple[list[_Job], bool | None]:
+        """The sequences to draw, `count` of each kind together; whether their originals are of the run's data."""
+        wanted, modality = self.wanted, self.modality
+        if modality.sequence_length is not None and wanted.length is not None:
+            raise ConfigurationError(
+                f"generation: length={wanted.length}: a sequence of {modality} has {modality.sequence_length:,}"
+                f" {modality.unit}, all of which are drawn"
+            )
+        labels = self.labels()
+        each: list[int | None] = [*labels] or [None]
+        if wanted.complete is not None:
+            return self.completions(wanted.complete, labels)
+        if wanted.prompt is not None:
+            if modality.classes is not None and not labels:
+                raise ConfigurationError("generation: this model knows classes: say of which the prompt is, by label")
+            original = modality.read_prompt(Path(wanted.prompt))
+            one_each = [self.continued(original, label, wanted.keep) for label in each]
+            return [job for job in one_each for _ in range(wanted.count)], None
+        new, length = np.zeros(0, dtype=np.uint8), self.length(0)
+        if modality.classes is not None and not labels:
+            return [_Job(new, number % modality.classes, length) for number in range(wanted.count)], None
+        return [_Job(new, label, length) for label in each for _ in range(wanted.count)], None
+
+    def completions(self, asked: int, labels: Sequence[int]) -> tuple[list[_Job], bool]:
+        """Pieces of the test split, evenly spread over it."""
+        if len(labels) > 1:
+            raise ConfigurationError("generation: one label for all pieces, or that of each: give one at most")
+        splits = self.modality.splits(self.wanted.data or self.config.data)
+        pieces = splits.require("test", self.config.context)
+        if not labels:
+            refuse_labels(splits.name, pieces, self.modality.classes)
+        there = len(pieces.bounds) - 1
+        if asked > there:
+            raise ConfigurationError(
+                f"generation: complete={asked}: the test split of {splits.name} has {there:,} pieces"
+            )
+        keep = 0.5 if self.wanted.keep is None else self.wanted.keep
+        jobs = []
+        for piece in np.linspace(0, there - 1, asked).astype(np.int64).tolist():
+            own = None if pieces.labels is None else int(pieces.labels[piece])
+            begin, end = pieces.bounds[piece : piece + 2].tolist()
+            original = pieces.read(begin, min(end, begin + self.config.context))
+            jobs += [self.continued(original, labels[0] if labels else own, keep)] * self.wanted.count
+        return jobs, splits.sha256 == self.record["corpus"]["sha256"]
+
+    def continued(self, original: np.ndarray, label: int | None, keep: float | None) -> _Job:
+        """A sequence that begins as another does; one that is not given whole is completed."""
+        kept = self.modality.kept(len(original), keep)
+        if kept == len(original):
+            return _Job(original, label, self.length(kept))
+        return _Job(original[:kept], label, self.wanted.length or len(original) - kept, original)
+
+    def length(self, given: int) -> int:
+        """How many values are added to so many."""
+        if self.wanted.length is not None:
+            return self.wanted.length
+        length = (self.modality.sequence_length or self.config.context) - given
+        if length < 1:
+            raise ConfigurationError(
+                f"generation: {given:,} {self.modality.unit} are given, and the context of the run has"
+                f" {self.config.context:,}: keep less of them, or say the length of what is added"
+            )
+        return length
+
+    def labels(self) -> list[int]:
+        """The numbers of classes, which are given as numbers or by the names that the run's data have for them."""
+        if not self.wanted.labels:
+            return []
+        if self.modality.classes is None:
+            raise ConfigurationError(f"generation: labels: the model of {self.modality} knows no classes")
+        names = self.record["corpus"].get("classes", [])
+        return [_class(one, names, self.modality.classes) for one in self.wanted.labels]
+
+
+def _class(label: str, names: Sequence[str], classes: int) -> int:
+    """The number of a class."""
+    is_number = label.isdecimal() and len(label) < 10
+    number = names.index(label) if label in names else int(label) if is_number else -1
+    if not 0 <= number < classes:
+        known = f"names are {', '.join(names[:20])}" if names else "this run's data have no names for them"
+        raise ConfigurationError(
+            f"generation: label {shown(label)} is no class: numbers are 0 to {classes - 1}, {known}."
+            f"{nearest(label, names)}"
+        )
+    return number
+
+
+# --- drawing ---------------------------------------------------------------------------------------------------------
+
+
+def _drawn(run: Run, modality: Modality, jobs: Sequence[_Job], how: Sampling, display: Display) -> Iterator[np.ndarray]:
+    """The sequences, whole: those that are equally long are drawn together."""
+    watch = _Watch(display, sum(job.length for job in jobs), modality.unit)
+    for number, batch in enumerate(_batches(jobs)):
+        starts = torch.tensor(np.stack([_start(modality, job) for job in batch]))
+        watch.expect(len(batch))
+        with isolated(derive(how.seed, number)):
+            arguments = how.arguments(batch[0].length) | {"stopping_criteria": StoppingCriteriaList([watch])}
+            values = run.objective.continued(run.model, starts, arguments).numpy().astype(np.uint8)
+        for job, row in zip(batch, values, strict=True):
+            yield np.concatenate([job.given, row])
+
+
+def _batches(jobs: Sequence[_Job]) -> Iterator[list[_Job]]:
+    """Runs of jobs of one shape, at most AT_ONCE each."""
+    for _, same in groupby(jobs, key=lambda job: (len(job.given), job.length)):
+        run = list(same)
+        yield from (run[at : at + AT_ONCE] for at in range(0, len(run), AT_ONCE))
+
+
+def _start(modality: Modality, job: _Job) -> np.ndarray:
+    """What the model reads first: int64. A stream that is given goes on where it is; all else has a beginning."""
+    first = [] if modality.is_stream and len(job.given) else [0 if job.label is None else FIRST_CLASS + job.label]
+    return np.concatenate([np.array(first, dtype=np.int64), job.given.astype(np.int64)])
+
+
+class _Watch(StoppingCriteria):
+    """Shows how far the drawing is; stops nothing."""
+
+    def __init__(self, display: Display, values: int, unit: str) -> None:
+        self.display, self.values, self.unit = display, values, unit
+        self.rows, self.drawn, self.began = 0, 0, time.monotonic()
+
+    def expect(self, rows: int) -> None:
+        """So many sequences are drawn from now on."""
+        self.rows = rows
+
+    def __call__(self, input_ids: torch.LongTensor, scores: torch.FloatTensor, **kwargs: Any) -> torch.BoolTensor:
+        self.drawn += self.rows
+        seconds = time.monotonic() - self.began
+        self.display.show(_Moment(self.drawn, self.values, self.unit, seconds))
+        return torch.zeros(len(input_ids), dtype=torch.bool, device=input_ids.device)  # type: ignore[return-value]
+
+
+@dataclass(frozen=True)
+class _Moment:
+    """How far the drawing is: `drawn` of `values` in so many seconds."""
+
+    drawn: int
+    values: int
+    unit: str
+    seconds: float
+
+    @property
+    def fraction(self) -> float:
+        return self.drawn / self.values
+
+    def __str__(self) -> str:
+        left = self.seconds * (self.values - self.drawn) / self.drawn
+        speed = rate(self.drawn / max(self.seconds, 1e-9))
+        return f"{self.drawn:,} of {self.values:,} {self.unit}  {speed} {self.unit}/s  {clock(left)} left"
+
+
+# --- writing ---------------------------------------------------------------------------------------------------------
+
+
+def _written(
+    modality: Modality, jobs: Sequence[_Job], drawn: Sequence[np.ndarray], count: int, path: Path
+) -> list[Path]:
+    """What was drawn as files; completions beside what they were made of."""
+    originals = [job.original for job in jobs[::count]]
+    if any(original is None for original in originals):
+        return modality.write(drawn, path)
+    return modality.write_completions(
+        [original for original in originals if original is not None],
+        [len(job.given) for job in jobs[::count]],
+        [drawn[at : at + count] for at in range(0, len(drawn), count)],
+        path,
+    )
