@@ -121,6 +121,26 @@ def columns(q, k, n, head, period, first=0, count=1):
     return k % period in range(first, first + count)
 
 
+def grid(q, k, n, head, width, radius, dilation=1, channels=1):
+    return k in neighbours(q, width, radius, dilation, channels)
+
+
+@cache
+def neighbours(q: int, width: int, radius: int | tuple[int, int], dilation: int, channels: int) -> frozenset[int]:
+    """Every value of the pixels around the one of q, from row to row and column to column, none beyond an end."""
+    rows, columns = radius if isinstance(radius, tuple) else (radius, radius)
+    pixel = q // channels
+    row, column = pixel // width, pixel % width
+    found = set()
+    for down in range(-rows, rows + 1):
+        for right in range(-columns, columns + 1):
+            other_row, other_column = row + down * dilation, column + right * dilation
+            if other_row >= 0 and 0 <= other_column < width:
+                for channel in range(channels):
+                    found.add((other_row * width + other_column) * channels + channel)
+    return frozenset(found)
+
+
 def global_keys(q, k, n, head, positions, block=1):
     return k // block in resolve(positions, blocks_in(n, block))
 
@@ -233,6 +253,7 @@ PREDICATES: dict[str, Callable[..., bool]] = {
             stride,
             blocks,
             columns,
+            grid,
             global_keys,
             global_queries,
             global_tokens,

@@ -99,6 +99,10 @@ def _fixed(draw, heads: int) -> Rule:
     return rule("fixed", stride=stride, summary=draw(st.integers(1, stride)), heads=draw(st.sampled_from((1, heads))))
 
 
+radii = st.one_of(st.integers(0, 3), st.tuples(st.integers(0, 9), st.integers(0, 3)))
+grids = _calls("grid", width=sizes, radius=radii, dilation=st.integers(1, 4), channels=st.integers(1, 4))
+
+
 def leaves(size: int) -> st.SearchStrategy[Rule]:
     """Primitives without randomness; `size` is the largest length that will be asked for."""
     return st.one_of(
@@ -107,6 +111,7 @@ def leaves(size: int) -> st.SearchStrategy[Rule]:
         _calls("stride", period=sizes),
         _calls("blocks", size=sizes, left=st.integers(0, 2), right=st.integers(0, 2)),
         _columns(),
+        grids,
         _calls("global_keys", positions=positions, block=sizes),
         _calls("global_queries", positions=positions, block=sizes),
         _calls("global_tokens", positions=positions, block=sizes),

@@ -19,6 +19,7 @@ CAUSAL = {
     "stride": "stride(7) & causal()",
     "blocks": "blocks(30, left=1) & causal()",
     "columns": "columns(16, first=3, count=2) & causal() | window()",
+    "grid": "grid(9, radius=2, channels=3) & causal() | grid(9, radius=(3, 0), dilation=2, channels=3) & causal()",
     "global_tokens": "global_tokens((0, 9), block=4) & causal() | window(left=3)",
     "global_keys": "global_keys((1, 5)) & causal() | window(left=20)",
     "global_queries": "global_queries((3,), block=20) & causal() | window(left=20)",

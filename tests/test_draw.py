@@ -22,6 +22,8 @@ RULES = [
     "stride(period=4) & ~stride(period=2)",
     "blocks(size=10) & ~blocks(size=10)",
     "columns(period=16, first=14, count=2)",
+    "grid(7, radius=2, channels=3)",
+    "grid(5, radius=(30, 1), dilation=2) & causal()",
     "global_tokens((0, -1))",
     "random_blocks(block=1, count=3)",
     "random_blocks(block=8, count=2, earlier=True)",

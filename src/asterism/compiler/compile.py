@@ -17,7 +17,7 @@ import numpy as np
 
 from asterism.compiler.cost import TILE_SIZES, tile_cost
 from asterism.compiler.join import join
-from asterism.compiler.layout import KeySubset, Layout, Natural, QuerySubset, Reordered, Residues, Tiles
+from asterism.compiler.layout import Bands, KeySubset, Layout, Natural, QuerySubset, Reordered, Residues, Tiles
 from asterism.compiler.memo import remembering
 from asterism.compiler.plan import Indices, Integers, Pass, Plan
 from asterism.compiler.tables import Masks, offsets
@@ -25,6 +25,7 @@ from asterism.errors import PatternError
 from asterism.patterns.across import Across
 from asterism.patterns.documents import Documents
 from asterism.patterns.explicit import Explicit
+from asterism.patterns.grid import Grid
 from asterism.patterns.pattern import (
     And,
     Moved,
@@ -229,9 +230,19 @@ def _layouts(term: Pattern) -> list[Layout]:
                 found.append(QuerySubset(literal))
             case Explicit():
                 found.append(Reordered(literal))
+            case Grid():
+                found += _bands(literal)
             case _:
                 pass
     return found
+
+
+def _bands(around: Grid) -> list[Layout]:
+    """Bands of which a query needs three, its own in the middle, or two; of single rows; a whole column in one."""
+    reach, columns = around.radii
+    heights = [(1, 0), (reach, 0), (2 * reach, reach)] if columns else [(1, 0), (reach + 1, 0)]
+    # Bands of one row are the natural order, unless dilation sets every second or third pixel aside.
+    return [Bands(around, *each) for each in dict.fromkeys(heights) if each[0] > (around.dilation == 1)]
 
 
 @lru_cache(maxsize=256)

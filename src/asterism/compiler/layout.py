@@ -1,19 +1,21 @@
 """Token orders that make a sparse rule block-dense.
 
 `stride(128)` in natural order touches every tile; with the tokens sorted by residue modulo 128 it is block-diagonal.
-The summary cells of `fixed`, gathered, turn its second half into a staircase of full tiles. A layout says in which
-order queries and keys stand, which part of a rule it implies, and which tiles a rule can touch in that order.
+The summary cells of `fixed`, gathered, turn its second half into a staircase of full tiles; neighbours in a picture are
+near each other where a few rows of pixels are walked column by column. A layout says in which order queries and keys
+stand, which part of a rule it implies, and which tiles a rule can touch in that order.
 """
 
 import math
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from fractions import Fraction
-from typing import ClassVar, cast
+from typing import Any, ClassVar, NamedTuple, cast
 
 import numpy as np
 
 from asterism.patterns.explicit import Explicit
+from asterism.patterns.grid import Grid
 from asterism.patterns.intervals import Integers, Intervals
 from asterism.patterns.pattern import Booleans, Moved, Pattern, Tokens
 from asterism.patterns.primitives import Dense, OneSided
@@ -237,6 +239,91 @@ class Reordered(Layout):
         known = (tile_of_query >= 0) & (rows[np.minimum(row, len(rows) - 1)] == tile_of_query)
         codes = np.unique(row[known] * len(keys) + _tile_of_position(keys, length)[read[known]])
         return codes // len(keys), codes % len(keys)
+
+
+@dataclass(frozen=True)
+class Bands(Layout):
+    """Pixels of a grid in bands of `height` rows, column by column; with dilation, one residue class after another.
+
+    The rows of a class are those `dilation` apart, and so are its columns: there the neighbours are the pixels around.
+    The keys' bands begin `shift` rows before the queries', so that a band of queries may need fewer of them.
+    """
+
+    around: Grid
+    height: int
+    shift: int = 0
+
+    @property
+    def text(self) -> str:
+        apart = "" if self.around.dilation == 1 else f", pixels {self.around.dilation} apart"
+        keys = f", keys {self.shift} rows earlier" if self.shift else ""
+        rows = "row" if self.height == 1 else "rows"
+        return f"bands of {self.height} {rows} of {self.around.width} pixels{apart}{keys}"
+
+    def orders(self, query_offset: int, n_queries: int, n_keys: int, tile: int) -> tuple[Tiles, Tiles]:
+        queries, keys = np.arange(query_offset, query_offset + n_queries), np.arange(n_keys)
+        queries = queries[np.argsort(self._codes(self._fields(queries, 0), n_keys), kind="stable")]
+        keys = keys[np.argsort(self._codes(self._fields(keys, self.shift), n_keys), kind="stable")]
+        return Tiles.cut(queries, tile, 0), Tiles.cut(keys, tile, 0)
+
+    def candidates(
+        self, rule: Pattern, queries: Tiles, keys: Tiles, rows: Integers, length: int, head: int
+    ) -> tuple[Integers, Integers]:
+        place = (rows[:, None] * queries.tile + np.arange(queries.tile)).ravel()
+        place = place[place < len(queries.positions)]
+        asked, row = self._fields(queries.positions[place], 0), np.searchsorted(rows, place // queries.tile)
+        # A tile may hold the end of one band and the start of the next: each piece is asked about by itself.
+        turns = [np.diff(value, prepend=-1) != 0 for value in (asked.row_class, asked.column_class, asked.band, row)]
+        opens = np.flatnonzero(np.logical_or.reduce(turns))
+        closes = np.append(opens[1:], len(place)) - 1
+        (rows_reach, columns_reach), begin = self.around.radii, asked.band[opens] * self.height + self.shift
+        first_band = np.maximum(begin - rows_reach, 0) // self.height
+        last_band = (begin + self.height - 1 + rows_reach) // self.height
+        last_band = np.minimum(last_band, self._sizes(length).band - 1)
+        piece, band = Intervals.one_each(first_band, last_band + 1, self._sizes(length).band).points()
+        own = opens[piece]
+        at = _Fields(asked.row_class[own], asked.column_class[own], band, asked.column[own] - columns_reach, 0, 0)
+        past = at._replace(column=asked.column[closes[piece]] + columns_reach + 1)
+        begins = self._codes(self._fields(keys.positions[:: keys.tile], self.shift), length)
+        first = np.searchsorted(begins, self._codes(at, length), side="right") - 1
+        stop = np.searchsorted(begins, self._codes(past, length), side="left")
+        return Intervals.build(row[own], first, stop, len(rows), len(keys)).points()
+
+    def _fields(self, positions: Integers, shift: int) -> "_Fields":
+        row, column = self.around.place(positions)
+        apart = self.around.dilation
+        band, in_band = np.divmod(row // apart + shift, self.height)
+        channel = positions % self.around.channels
+        return _Fields(row % apart, column % apart, band, column // apart, in_band, channel)
+
+    def _sizes(self, length: int) -> "_Fields":
+        """How many values each field has among the keys, for keys of this length."""
+        n_rows, apart = -(-length // self.around.values_per_row), self.around.dilation
+        rows, columns = -(-n_rows // apart), -(-self.around.width // apart)
+        row_classes, column_classes = min(apart, n_rows), min(apart, self.around.width)
+        height = min(self.height, rows + self.shift)
+        bands = -(-(rows + self.shift) // self.height)
+        return _Fields(row_classes, column_classes, bands, columns, height, self.around.channels)
+
+    def _codes(self, fields: "_Fields", length: int) -> Integers:
+        """Numbers in the order of the fields. A column outside the picture counts as the end that it is beyond."""
+        sizes = self._sizes(length)
+        fields = fields._replace(column=np.clip(fields.column, 0, sizes.column))
+        code: Integers = np.zeros(1, np.int64)
+        for value, size in zip(fields, sizes, strict=True):
+            code = code * size + value
+        return code
+
+
+class _Fields(NamedTuple):
+    """What tokens in bands are sorted by, first things first: numbers of one type, or arrays of one shape."""
+
+    row_class: Any
+    column_class: Any
+    band: Any
+    column: Any
+    row: Any
+    channel: Any
 
 
 def _tile_of_position(tiles: Tiles, length: int) -> Integers:

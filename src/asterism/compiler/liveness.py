@@ -13,6 +13,7 @@ from numpy.typing import ArrayLike
 from asterism.patterns.across import Across
 from asterism.patterns.documents import Documents
 from asterism.patterns.explicit import Explicit
+from asterism.patterns.grid import Grid
 from asterism.patterns.intervals import Integers
 from asterism.patterns.pattern import And, Named, Not, Or, Pattern, PerHead, Shifted
 from asterism.patterns.primitives import Blocks, GlobalKeys, GlobalQueries, KeySet, Window
@@ -58,6 +59,8 @@ def _last_reader(pattern: Pattern, keys: Integers) -> Integers:
             return keys + left
         case Blocks(size=size, left=left):
             return (keys // size + left + 1) * size - 1
+        case Grid():
+            return pattern.last_reader(keys)
         case GlobalQueries(positions=positions, block=block):
             return np.full(keys.shape, (max(positions, default=-1) + 1) * block - 1)
         case GlobalKeys(positions=positions) if min(positions, default=0) < 0:
@@ -129,6 +132,8 @@ def _bound(pattern: Pattern) -> _Bound | None:
             return _Bound((), max(left, 0))
         case Blocks(size=size, left=left):
             return _Bound((), (left + 1) * size - 1)
+        case Grid(life=life):
+            return _Bound((), life)
         case GlobalQueries(positions=positions, block=block) if min(positions, default=0) >= 0:
             return _Bound((), (max(positions, default=-1) + 1) * block)
         case GlobalKeys(positions=positions, block=block) if min(positions, default=0) >= 0:

@@ -9,6 +9,7 @@ from asterism.patterns.causality import (
 )
 from asterism.patterns.documents import documents
 from asterism.patterns.explicit import explicit
+from asterism.patterns.grid import grid
 from asterism.patterns.pattern import Named, Pattern, Verdict
 from asterism.patterns.primitives import (
     blocks,
@@ -65,6 +66,7 @@ __all__ = [
     "global_keys",
     "global_queries",
     "global_tokens",
+    "grid",
     "interleave",
     "layer_mixers",
     "longformer",

@@ -19,6 +19,7 @@ from asterism.patterns import primitives, published
 from asterism.patterns.across import across
 from asterism.patterns.documents import documents
 from asterism.patterns.explicit import explicit
+from asterism.patterns.grid import grid
 from asterism.patterns.pattern import Pattern
 from asterism.patterns.random_blocks import random_blocks
 from asterism.patterns.schedule import Fourier, Mixer, Schedule, interleave, merge, split_heads
@@ -32,6 +33,7 @@ VOCABULARY: dict[str, Callable[..., Pattern]] = {
         primitives.stride,
         primitives.blocks,
         primitives.columns,
+        grid,
         primitives.global_keys,
         primitives.global_queries,
         primitives.global_tokens,
