@@ -17,6 +17,7 @@ from transformers import PreTrainedTokenizerFast
 
 from asterism.randomness import of_row
 from asterism.training.data.contract import Corpus
+from asterism.training.data.folders import list_folder
 from asterism.training.data.packing import Epochs, EpochsByLength
 from asterism.training.data.records import pair_of
 from asterism.training.data.splits import Split
@@ -104,10 +105,18 @@ class Examples(Corpus[list[Feature]]):
 
 
 def identity(*paths: str | None) -> str:
-    """The hash of the bytes of files, one after the other, two for a pair; None is the file that there is not."""
+    """The hash of the bytes of files, one after the other, two for a pair; None is the file that there is not.
+
+    Of a folder, the names and bytes of all files in it.
+    """
     digest = hashlib.sha256()
     for path in paths:
-        for one in () if path is None else pair_of(path) or (path,):
+        names = [] if path is None else list(pair_of(path) or (path,))
+        if path is not None and Path(path).is_dir():
+            below = list_folder(Path(path))
+            digest.update("\0".join(below).encode(errors="surrogateescape"))
+            names = [f"{path}/{name}" for name in below]
+        for one in names:
             with Path(one).open("rb") as file:
                 digest.update(hashlib.file_digest(file, "sha256").digest())
     return digest.hexdigest()

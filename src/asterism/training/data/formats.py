@@ -8,6 +8,7 @@
             whose lines belong together
     fasta   sequences behind headers                      comes out as JSONL
     sequences  a sequence per line                        comes out as JSONL
+    files   a folder of files                             comes out as JSONL, an object per file
 
 What was read is written as it stood, to the byte; only what is added is made here. So a row that was written can be
 recognised by the row that it was made from.
@@ -25,6 +26,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from asterism.errors import ConfigurationError, DataError
+from asterism.training.data.folders import list_folder
 from asterism.training.data.records import STDIN, Record, Source, json_object, pair_of, source_of
 
 LARGEST_FIELD = 2**31 - 1
@@ -90,7 +92,7 @@ class JsonLines(Format):
         for number, line in enumerate(source.lines(), start=1):
             if line.strip():
                 place = f"{source.name}, line {number}"
-                yield Record(place, json_object(place, line), line)
+                yield Record(place, json_object(place, line), line, folder=source.folder)
 
     def body(self, record: Record, prediction: Prediction) -> str:
         return f"{_opened(record)}{_json(prediction)[1:]}\n"
@@ -155,7 +157,7 @@ class Csv(Format):
             place = f"{source.name}, line {number}"
             if len(row) != len(names):
                 raise DataError(f"{place}: the row does not have the {len(names)} fields of line 1")
-            yield Record(place, dict(zip(names, row, strict=True)), raw, head)
+            yield Record(place, dict(zip(names, row, strict=True)), raw, head, source.folder)
 
     def head(self, record: Record, prediction: Prediction) -> str:
         columns = dict(_cells(prediction))
@@ -323,8 +325,19 @@ class SequenceLines(WrittenAsJson):
                 yield Record(f"{source.name}, line {number}", {"sequence": line.strip()})
 
 
+class FileNames(WrittenAsJson):
+    """The files of a folder, by their names below it: a record has `file`. What begins with a dot is skipped."""
+
+    name: ClassVar[str] = "files"
+    suffixes: ClassVar[tuple[str, ...]] = ()
+
+    def read(self, source: Source) -> Iterator[Record]:
+        for name in list_folder(Path(source.path)):
+            yield Record(f"{source.name}/{name}", {"file": name}, folder=str(source.path))
+
+
 FORMATS: dict[str, Format] = {
-    one.name: one for one in (JsonLines(), Csv(), Conll(), Squad(), Lines(), Fasta(), SequenceLines())
+    one.name: one for one in (JsonLines(), Csv(), Conll(), Squad(), Lines(), Fasta(), SequenceLines(), FileNames())
 }
 """By the name that `--format` gives them."""
 
@@ -340,6 +353,8 @@ def format_of(path: str | Path, allowed: Sequence[str], asked: str | None = None
         if Lines.name not in allowed or asked not in (None, Lines.name):
             raise ConfigurationError(f"data: {path} is a pair of files with lines of text, which is not read here")
         return FORMATS[Lines.name]
+    if asked is None and FileNames.name in allowed and Path(path).is_dir():
+        return FORMATS[FileNames.name]
     if asked is not None:
         if asked not in allowed:
             raise ConfigurationError(f"format: {asked!r} was asked for; this task reads {', '.join(allowed)}")

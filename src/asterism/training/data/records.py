@@ -24,14 +24,16 @@ STDIN = "-"
 class Record:
     """The fields of one record, and where it stands, such as "train.jsonl, line 3".
 
-    raw   the text it was read from, with its end of line; empty if it was not read from a text of its own
-    head  what stands above the first record of its file, such as the names of the columns
+    raw     the text it was read from, with its end of line; empty if it was not read from a text of its own
+    head    what stands above the first record of its file, such as the names of the columns
+    folder  where paths in its fields begin
     """
 
     place: str
     fields: dict[str, Any]
     raw: str = ""
     head: str = ""
+    folder: str = ""
 
     def error(self, field: str, message: str) -> DataError:
         """A DataError about one field, ready to be raised."""
@@ -92,6 +94,11 @@ class Source:
         self.whole_lines = whole_lines
         self.name = "stdin" if path == STDIN else str(path)
         self.position = 0
+
+    @property
+    def folder(self) -> str:
+        """Where it stands: "" for standard input."""
+        return "" if self.path == STDIN else os.path.dirname(self.path)
 
     def rows(self) -> Iterator[tuple[str, ...]]:
         """The lines that belong together: of one file each alone. Raises what `lines` raises."""

@@ -30,6 +30,7 @@ from asterism.training.tasks.encoder import (
     labels_of,
     load_encoder,
     load_tokenizer,
+    load_values,
     longest,
     new_encoder,
     refuse_tokens,
@@ -108,11 +109,11 @@ class Labelled(Objective[Examples]):
     def resolve(cls, config: FineTuneConfig, own: Path | None) -> Setup:
         """Steps and length are filled in, which the examples and the model decide."""
         source = own or model_folder(config.model, "model")
-        tokenizer, encoder = load_tokenizer(source)
+        tokenizer, encoder = load_tokenizer(source) if config.modality is None else load_values(source)
         reader = parse_reader(config.reader)
         length = _row_length(reader.length or config.length, encoder, config.model)
         tokenizer.model_max_length = length
-        kind = TASKS.load(config.task)
+        kind = TASKS.load(config.task).for_config(config)
         choices = kind.choices(config, encoder, tokenizer)
         training, validation = kind.divided(config)
         task = kind.of(training, length=length, known=labels_of(encoder), **choices)
@@ -140,7 +141,7 @@ class Labelled(Objective[Examples]):
     @classmethod
     def restore(cls, config: FineTuneConfig, folder: Path, decided: Mapping[str, Any]) -> "Labelled":
         """The task stands in run.json, the tokenizer, and the scorer of a reader that learns, in the model folder."""
-        task = TASKS.load(config.task).from_record(with_reader(decided))
+        task = TASKS.load(config.task).for_config(config).from_record(with_reader(decided))
         if task.reading.learns:
             task = replace(task, scorer=load_scorer(folder))
         return cls(config, task, load_tokenizer(folder)[0])

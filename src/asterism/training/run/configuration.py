@@ -271,6 +271,11 @@ class FineTuneConfig(TrainingConfig):
     from_scratch: bool = _setting("take the shape of the model, and new weights", False)
     length: int | None = _setting("tokens of a row; by default as many as the model takes", None)
     reader: str = _setting(MEANING, "cut()")
+    modality: str | None = _setting(
+        """"classify" reads files as "images(width=32, height=32)" or "audio(rate=12000)" does: `data` is a folder with
+        a folder of files for each class, or a table with `file` and `label`""",
+        None,
+    )
     pooling: Pooling | None = _setting(
         """"classify" and tasks of sequences label by the first token ("cls") or by the mean of all ("mean"); by
         default as the model says""",
@@ -318,6 +323,8 @@ class FineTuneConfig(TrainingConfig):
         is_whole = not any("\ud800" <= one <= "\udfff" for one in self.source_prefix)
         self._require("source_prefix", is_whole, "has half of a surrogate pair without the other")
         self._require("label_smoothing", 0 <= self.label_smoothing < 1, "must be in [0, 1)")
+        if self.modality is not None:
+            parse_modality(self.modality)
         weighs = self.positive_weight is None or self.positive_weight > 0
         self._require("positive_weight", weighs, "must be positive, or None for the task's")
         if self.pooling is not None:

@@ -22,7 +22,7 @@ _WRITING = (
 _SEQUENCES = ("pooling", "label_table", "augment_strands", "average_strands", "positive_weight")
 
 TASKS: "Registry[Task[Any]]" = Registry(
-    classify=Entry(f"{_HERE}.classification:Classification", settings=("pooling",), kind="finetune"),
+    classify=Entry(f"{_HERE}.classification:Classification", settings=("pooling", "modality"), kind="finetune"),
     tag=Entry(f"{_HERE}.tagging:Tagging", kind="finetune"),
     qa=Entry(f"{_HERE}.spans:Answering", settings=("max_answer_length",), kind="finetune"),
     multilabel=Entry(f"{_HERE}.multilabel:MultiLabel", settings=(*_SEQUENCES, "column_groups"), kind="finetune"),

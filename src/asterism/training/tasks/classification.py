@@ -20,6 +20,7 @@ from asterism.errors import DataError, nearest
 from asterism.training.data.formats import LIST_SEPARATOR, read_records
 from asterism.training.data.records import Record
 from asterism.training.readers.reader import Row
+from asterism.training.run.configuration import FineTuneConfig
 from asterism.training.tasks.encoding import Encoded, encode
 from asterism.training.tasks.scores import accuracy, macro_f1, micro_f1
 from asterism.training.tasks.task import Feature, Labelling, Logits, Studied, shown
@@ -27,7 +28,10 @@ from asterism.training.tasks.task import Feature, Labelling, Logits, Studied, sh
 
 @dataclass(frozen=True)
 class Document:
-    """A document and its labels: exactly one of them unless `several` may apply; None if they are not known."""
+    """A document and its labels: exactly one of them unless `several` may apply; None if they are not known.
+
+    `text` is the document, or the path of the file that holds it as values.
+    """
 
     record: Record
     text: str
@@ -39,7 +43,7 @@ def read_documents(path: Path) -> list[Document]:
     """All documents of a JSONL or CSV file. Raises DataError for anything that is not as in the module docstring."""
     records = read_records(path, Classification.formats)
     several = "labels" in records[0].fields
-    return [Document(record, record.text("text"), _labels(record, several), several) for record in records]
+    return [Document(record, record.text("text"), labels_in(record, several), several) for record in records]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,6 +66,15 @@ class Classification(Labelling[Document]):
     labels: tuple[str, ...]
     several: bool
     pooling: str | None = None
+
+    @classmethod
+    def for_config(cls, config: FineTuneConfig) -> "type[Classification]":
+        """Of files, where a modality says how they are read."""
+        if config.modality is None:
+            return cls
+        from asterism.training.tasks.files import FileClassification  # which is a classification
+
+        return FileClassification
 
     @classmethod
     def read(cls, path: Path) -> list[Document]:
@@ -91,7 +104,7 @@ class Classification(Labelling[Document]):
 
     def example(self, record: Record, *, labelled: bool) -> Document:
         """`text`, and if `labelled` its `label` or `labels`."""
-        labels = _labels(record, self.several) if labelled else None
+        labels = labels_in(record, self.several) if labelled else None
         return Document(record, record.text("text"), labels, self.several)
 
     def gold(self, example: Document) -> Any:
@@ -215,7 +228,8 @@ def refuse_unknown_label(record: Record, field: str, label: str, known: Sequence
         raise record.error(field, f"is {label!r}, which is no label of the training data ({listed}).{hint}")
 
 
-def _labels(record: Record, several: bool) -> tuple[str, ...]:
+def labels_in(record: Record, several: bool) -> tuple[str, ...]:
+    """The `label` of a record, or its `labels`. Raises DataError for what is not as in the module docstring."""
     other, field = ("label", "labels") if several else ("labels", "label")
     if other in record.fields:
         raise record.error(other, f"cannot be mixed with {field!r}: all documents have one label, or all have lists")

@@ -18,6 +18,7 @@ from transformers import AutoConfig, AutoTokenizer, PreTrainedConfig, PreTrained
 from asterism.errors import AsterismError, CheckpointError, ConfigurationError
 from asterism.files import DAMAGED, LOCAL, why_unread
 from asterism.models import AsterismConfig  # registers our models with the Auto classes
+from asterism.training.data.value_tokens import is_of_values, value_tokenizer
 from asterism.training.tasks.task import Task
 
 TOKENIZER_FILES = ("tokenizer.json", "vocab.txt", "vocab.json", "tokenizer.model", "spiece.model", "spm.model")
@@ -45,6 +46,25 @@ def load_tokenizer(folder: Path) -> tuple[PreTrainedTokenizerFast, PreTrainedCon
     if getattr(config, "type_vocab_size", 0) < 2:
         tokenizer.model_input_names = [name for name in tokenizer.model_input_names if name != "token_type_ids"]
     return tokenizer, config
+
+
+def load_values(folder: Path) -> tuple[PreTrainedTokenizerFast, PreTrainedConfig]:
+    """The tokens of 8-bit values, and the configuration of the model in a folder, which is to read them.
+
+    Raises CheckpointError for a model that cannot be read, ConfigurationError for one that reads a text's tokens, or
+    has too few embeddings.
+    """
+    if any((folder / name).exists() for name in TOKENIZER_FILES):
+        tokenizer, config = load_tokenizer(folder)
+        if not is_of_values(tokenizer):
+            raise ConfigurationError(
+                f"model: {folder} has a tokenizer of its own, so its tokens are not the values of a modality; leave"
+                " modality out, or give a model of values"
+            )
+        return tokenizer, config
+    with _readable(folder):
+        config = AutoConfig.from_pretrained(folder, **LOCAL)
+    return value_tokenizer(), config
 
 
 def encoder_shape(folder: Path, task: Task[Any]) -> PreTrainedConfig:

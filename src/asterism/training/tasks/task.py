@@ -111,6 +111,11 @@ class Task(ABC, Generic[Example]):
         return parse_reader(self.reader)
 
     @classmethod
+    def for_config(cls, config: FineTuneConfig) -> "type[Task[Any]]":
+        """The task that asks what the settings of a run say: this one, or a kind of it."""
+        return cls
+
+    @classmethod
     def format(cls, path: str | Path, asked: str | None = None) -> Format:
         """The format of a file, as `format_of` finds it among those of the task."""
         return format_of(path, cls.formats, asked)

@@ -1,0 +1,161 @@
+"""Classification of files: pictures, sounds, or whatever a modality reads as a sequence of 8-bit values.
+
+Data: a folder in which the folder of a file is its class, in splits by the rule of `data/folders.py`; or a table (JSONL
+or CSV) with the fields `file`, a path that starts at the table's folder, and `label` or `labels`. Files are decoded
+whenever they are drawn or asked for. Value v is token v, so a model that has learned their density can be the start.
+"""
+
+import hashlib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+from transformers import PreTrainedConfig, PreTrainedTokenizerFast
+
+from asterism.errors import DataError
+from asterism.models import AsterismConfig
+from asterism.training.data.folders import Files, SplitFolder, list_folder, split_folder
+from asterism.training.data.formats import read_records
+from asterism.training.data.modality import Modality, parse_modality
+from asterism.training.data.records import Record
+from asterism.training.data.splits import SPLITS
+from asterism.training.run.configuration import FineTuneConfig
+from asterism.training.tasks.classification import Classification, Document, labels_in
+from asterism.training.tasks.encoding import Encoded
+from asterism.training.tasks.task import Feature
+
+
+@dataclass(frozen=True, kw_only=True)
+class FileClassification(Classification):
+    """Which label a file has, or which labels.
+
+    modality  the text of what reads files as values
+    """
+
+    formats: ClassVar[tuple[str, ...]] = ("jsonl", "csv", "files")
+    readers: ClassVar[tuple[str, ...]] = ("whole", "cut")
+    on_demand: ClassVar[bool] = True
+
+    modality: str
+
+    @property
+    def reads(self) -> Modality:
+        """What reads files as values."""
+        return parse_modality(self.modality)
+
+    @classmethod
+    def read(cls, path: Path) -> list[Document]:
+        """All files of a folder, or of a table."""
+        if path.is_dir():
+            folder = _folder(path)
+            return [one for split in SPLITS for one in _of_split(folder, folder.splits[split])]
+        records = read_records(path, cls.formats)
+        several = "labels" in records[0].fields
+        return [_labelled(record, labels_in(record, several), several) for record in records]
+
+    @classmethod
+    def read_for(cls, path: Path, config: FineTuneConfig) -> list[Document]:
+        """The same, each of them decoded once, so that none of them stops a run that has begun."""
+        examples, modality = cls.read(path), parse_modality(config.modality or "")
+        for one in examples:
+            _values(one, modality)
+        return examples
+
+    @classmethod
+    def divided(cls, config: FineTuneConfig) -> tuple[Sequence[Any], Sequence[Any]]:
+        """Of a folder, the splits that it has; a validation file or folder takes the place of one."""
+        data = Path(config.data)
+        if not data.is_dir():
+            return super().divided(config)
+        folder, modality = _folder(data), parse_modality(config.modality or "")
+        training, validation = (_of_split(folder, folder.splits[split]) for split in SPLITS[:2])
+        if config.validation is not None:
+            validation = cls.read_for(Path(config.validation), config)
+        for name, part in (("train", training), ("validation", validation)):
+            if not part:
+                raise DataError(f"data: the {name} split of {data} has no file; give more, or a validation folder")
+            for one in part:
+                _values(one, modality)
+        return training, validation
+
+    @classmethod
+    def choices(
+        cls, config: FineTuneConfig, model: PreTrainedConfig, tokenizer: PreTrainedTokenizerFast
+    ) -> dict[str, Any]:
+        """One of our models answers by the mean of all tokens, unless it is told otherwise: none is a special one."""
+        chosen = super().choices(config, model, tokenizer)
+        usual = "mean" if isinstance(model, AsterismConfig) else None
+        return {**chosen, "pooling": config.pooling or usual, "modality": str(parse_modality(config.modality or ""))}
+
+    def example(self, record: Record, *, labelled: bool) -> Document:
+        """`file`, and if `labelled` its `label` or `labels`."""
+        return _labelled(record, labels_in(record, self.several) if labelled else None, self.several)
+
+    def encoded(self, examples: Sequence[Document], tokenizer: PreTrainedTokenizerFast) -> Iterator[Encoded]:
+        """The values of each file."""
+        modality = self.reads
+        for example in examples:
+            yield _encoded(_values(example, modality), self.length if self.reading.cuts else None)
+
+    def drawn(self, example: Document, tokenizer: PreTrainedTokenizerFast, random: np.random.Generator) -> Feature:
+        """Its one row."""
+        ((feature,),) = self.features([example], tokenizer)
+        return feature
+
+
+def _encoded(values: np.ndarray, most: int | None) -> Encoded:
+    """Values as tokens; no more of them than are read."""
+    tokens = values[:most].astype(np.int32)
+    places = np.arange(len(tokens) + 1, dtype=np.int32)
+    return Encoded(
+        {"input_ids": tokens},
+        first=0,
+        end=len(tokens),
+        characters=np.stack([places[:-1], places[1:]], axis=1),
+        words=np.full(len(tokens), -1, dtype=np.int32),
+        text="",
+        question=None,
+    )
+
+
+def _values(example: Document, modality: Modality) -> np.ndarray:
+    """uint8 [values], one at least. Raises DataError, as the modality does."""
+    values = modality.read_prompt(Path(example.text))
+    if not len(values):
+        raise DataError(f"data: {example.text} holds no value")
+    return values
+
+
+def _folder(path: Path) -> SplitFolder:
+    """Raises DataError for a folder without classes."""
+    names = list_folder(path)
+    if not names:
+        raise DataError(f"data: {path} holds no file")
+    folder = split_folder(path, names, _digest)
+    if not folder.classes:
+        raise DataError(f"data: {path} must hold two folders or more, one for each class, with the files of the class")
+    return folder
+
+
+def _of_split(folder: SplitFolder, files: Files) -> list[Document]:
+    labels = [] if files.labels is None else files.labels.tolist()
+    return [
+        Document(
+            Record(str(folder.root / name), {"file": name}), str(folder.root / name), (folder.classes[label],), False
+        )
+        for name, label in zip(files.names, labels, strict=True)
+    ]
+
+
+def _labelled(record: Record, labels: tuple[str, ...] | None, several: bool) -> Document:
+    path = Path(record.folder) / record.text("file")
+    if not path.is_file():
+        raise record.error("file", f"names {path}, where there is no file")
+    return Document(record, str(path), labels, several)
+
+
+def _digest(path: Path) -> bytes:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").digest()
