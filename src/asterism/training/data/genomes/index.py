@@ -1,0 +1,233 @@
+"""What reading a file of sequences once found, kept in the user's cache so that it need not be read again.
+
+An entry holds an index as samtools makes it (`sequences.fai`), what was counted and hashed (`contents.json`), and, for
+files that are compressed, irregular or no FASTA, their letters as regular FASTA (`sequences.fasta`). Invariant: an
+entry belongs to one state of one file (path, size, time of change), appears whole and is never changed.
+"""
+
+import hashlib
+import json
+import os
+import shutil
+import time
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import IO, Any
+
+from asterism.errors import CheckpointError, DataError, shown
+from asterism.files import replacing, write_json
+from asterism.kernels.cpu.cache import places, require_private
+from asterism.training.data.genomes.fasta import Layout, Sink, read_fasta, read_fastq
+from asterism.training.data.genomes.genbank import read_genbank_sequences
+from asterism.training.data.genomes.letters import BASES, SEVERAL, translation
+from asterism.training.data.genomes.unpacking import blocks, compression_of
+
+GRID = 1 << 17
+"""Letters of a block: the grid on which letters are hashed, for splits."""
+
+MOST_SEQUENCES = 1_000_000
+"""Sequences of a file; their names and places are held in memory."""
+
+_VERSION = 1
+_UPPER = translation("upper")
+_REFUSED_BY_NAME = (".bz2", ".zip")
+"""pyfaidx takes files of such names for compressed ones, whatever they hold."""
+
+
+@dataclass(frozen=True)
+class Contents:
+    """What a file of sequences holds, but for the letters.
+
+    sha256   of names and letters as they stand, whatever the lines and the compression
+    buckets  for each block of `GRID` letters of each sequence a number from 0 to 99, by the hash of its bases
+    unknown  for each block how many of its letters are none of A, C, G, T
+    lower, several, uracil   how many letters are in lower case, stand for several bases, are U
+    """
+
+    sha256: str
+    buckets: list[int]
+    unknown: list[int]
+    lower: int
+    several: int
+    uracil: int
+
+
+@dataclass(frozen=True)
+class Indexed:
+    """A regular FASTA file, its index, and its contents."""
+
+    fasta: Path
+    index: Path
+    contents: Contents
+
+
+def index_of(path: str | Path) -> Indexed:
+    """The entry of a file, which is made if it is not there.
+
+    Raises DataError for what is no FASTA, FASTQ or GenBank, for more than `MOST_SEQUENCES`, and if there is no room.
+    """
+    path = Path(path)
+    compression_of(path)  # what is no file at all is refused before anything is made
+    try:
+        before, folder = _state(path), _folder(path)
+        if (found := _kept(path, folder)) is not None:
+            return found
+        _make(path, folder)
+        if _state(path) != before:
+            shutil.rmtree(folder, ignore_errors=True)
+            raise DataError(f"{path} changed while it was read; start again when it is whole")
+        _forget_earlier(folder)
+    except OSError as error:
+        raise DataError(
+            f"data: the index of {path} cannot be kept: {error.strerror or error}; set ASTERISM_CACHE to a folder of"
+            " your own"
+        ) from None
+    except CheckpointError as error:
+        raise DataError(f"{error} (ASTERISM_CACHE says where the index is kept)") from None
+    if (found := _kept(path, folder)) is None:
+        raise DataError(f"data: the index of {path} in {folder} was removed while it was opened")
+    return found
+
+
+def _make(path: Path, folder: Path) -> None:
+    """Read the file once, or twice if its lines turn out to be irregular, and write its entry."""
+    with replacing(folder) as temporary:
+        head = next(blocks(path))[:5]
+        recorder = None
+        if head.startswith(b">") and not compression_of(path) and not path.name.lower().endswith(_REFUSED_BY_NAME):
+            recorder = _Recorder()
+            recorder.layouts = read_fasta(path, blocks(path), recorder)
+        if recorder is None or not all(layout.is_regular for layout in recorder.layouts):
+            with (temporary / "sequences.fasta").open("wb") as copy:
+                recorder = _Recorder(copy)
+                if head.startswith(b"@"):
+                    read_fastq(path, recorder)
+                elif head == b"LOCUS":
+                    read_genbank_sequences(path, recorder)
+                else:
+                    read_fasta(path, blocks(path), recorder)
+        rows = zip(recorder.names, recorder.layouts, strict=True)
+        index = temporary / "sequences.fai"
+        index.write_text("".join(f"{n}\t{at.length}\t{at.offset}\t{at.bases}\t{at.width}\n" for n, at in rows))
+        write_json(temporary / "contents.json", {"version": _VERSION, **asdict(recorder.contents())})
+        changed = max(time.time_ns(), path.stat().st_mtime_ns)  # pyfaidx takes an index older than its file for stale
+        os.utime(index, ns=(changed, changed))
+
+
+def _kept(path: Path, folder: Path) -> Indexed | None:
+    """The entry in a folder; None if there is none, or one of another version."""
+    try:
+        record: dict[str, Any] = json.loads((folder / "contents.json").read_text())
+        if record.pop("version") != _VERSION:
+            return None
+        contents = Contents(**record)
+    except (OSError, ValueError, TypeError, KeyError, AttributeError):
+        return None
+    copy, index = folder / "sequences.fasta", folder / "sequences.fai"
+    return Indexed(copy if copy.exists() else path, index, contents) if index.exists() else None
+
+
+def _state(path: Path) -> tuple[int, ...]:
+    seen = path.stat()
+    return seen.st_ino, seen.st_size, seen.st_mtime_ns
+
+
+def _folder(path: Path) -> Path:
+    """Where the entry of a file in its present state is kept: the first place that can be written."""
+    names = (os.fsencode(os.path.realpath(path)), repr(_state(path)).encode())
+    name = "-".join(hashlib.sha256(one).hexdigest()[:24] for one in names)
+    refusals: list[OSError] = []
+    for place in places():
+        try:
+            folder = place / "genomes"
+            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            folder = Path(os.path.realpath(folder))
+            require_private(folder)
+            return folder / name
+        except OSError as error:
+            refusals.append(error)
+    raise refusals[0] if refusals else OSError("there is no folder for it")
+
+
+def _forget_earlier(folder: Path) -> None:
+    """Remove what is kept of earlier states of the same file."""
+    file = folder.name.partition("-")[0]
+    for other in folder.parent.glob(f"{file}-*"):
+        if other.name != folder.name:
+            shutil.rmtree(other, ignore_errors=True)
+
+
+@dataclass
+class _Recorder(Sink):
+    """Counts and hashes what a file holds, and writes it out as regular FASTA if there is a file to write to."""
+
+    copy: IO[bytes] | None = None
+    names: dict[str, str] = field(default_factory=dict)
+    layouts: list[Layout] = field(default_factory=list)
+    buckets: list[int] = field(default_factory=list)
+    unknown: list[int] = field(default_factory=list)
+    lower: int = 0
+    several: int = 0
+    uracil: int = 0
+
+    def __post_init__(self) -> None:
+        self._whole, self._block = hashlib.sha256(), hashlib.sha256()
+        self._place, self._name, self._length, self._known = "", "", 0, 0
+
+    def contents(self) -> Contents:
+        """What was found."""
+        digest = self._whole.hexdigest()
+        return Contents(digest, self.buckets, self.unknown, self.lower, self.several, self.uracil)
+
+    def begin(self, place: str, name: str) -> None:
+        if name in self.names:
+            raise DataError(f"{place}: the name {shown(name)} was given before, in {self.names[name]}")
+        if len(self.names) == MOST_SEQUENCES:
+            raise DataError(f"{place}: a file may hold {MOST_SEQUENCES:,} sequences here; divide it")
+        self.names[name] = place.rpartition(", ")[2]
+        self._place, self._name, self._length, self._known = place, name, 0, 0
+        header = f">{name}\n".encode()
+        self._whole.update(header)
+        if self.copy is not None:
+            self.copy.write(header)
+            self.layouts.append(Layout(self.copy.tell()))
+
+    def add(self, letters: bytes) -> None:
+        self._whole.update(letters)
+        self._count(letters)
+        upper = letters.translate(_UPPER)
+        done = 0
+        while done < len(upper):
+            part = upper[done : done + GRID - self._length % GRID]
+            self._block.update(part)
+            self._known += len(part) - part.count(b"N")
+            self._length += len(part)
+            done += len(part)
+            if self._length % GRID == 0:
+                self._close_block(GRID)
+        if self.copy is not None:
+            self.copy.write(letters)
+            self.layouts[-1].add(letters)
+
+    def end(self) -> None:
+        if not self._length:
+            raise DataError(f"{self._place}: the sequence {shown(self._name)} has no letters")
+        if self._length % GRID:
+            self._close_block(self._length % GRID)
+        self._whole.update(b"\n")
+        if self.copy is not None:
+            self.copy.write(b"\n")
+            self.layouts[-1].add(b"\n")
+            self.layouts[-1].finish()
+
+    def _count(self, letters: bytes) -> None:
+        if others := letters.translate(None, BASES + b"N"):
+            upper = others.upper()
+            self.lower += len(others) - len(others.translate(None, bytes(range(ord("a"), ord("z") + 1))))
+            self.several += len(upper) - len(upper.translate(None, SEVERAL))
+            self.uracil += upper.count(b"U")
+
+    def _close_block(self, size: int) -> None:
+        self.buckets.append(int.from_bytes(self._block.digest()[:8], "big") % 100)
+        self.unknown.append(size - self._known)
+        self._block, self._known = hashlib.sha256(), 0

@@ -1,0 +1,125 @@
+"""Stretches of sequences, as annotation names them: one type for all formats.
+
+Places are 0-based and half-open, as in BED and Python; readers of formats that count otherwise turn theirs into these.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from typing import Literal, Protocol
+
+import numpy as np
+
+from asterism.errors import DataError, shown
+
+Strand = Literal["+", "-", "."]
+"""Read as the file has it, as the other strand, or neither, which is read as "+"."""
+
+Anchor = Literal["start", "centre", "end"]
+"""A letter of an interval: the first that its strand reads, the one in the middle, the last."""
+
+FURTHEST = 1 << 40
+"""No place may be as far: a terabase, hundreds of times the longest genome known."""
+
+_OFFSETS: dict[str, Callable[[int], int]] = {
+    "start": lambda length: 0,
+    "centre": lambda length: length // 2,
+    "end": lambda length: length - 1,
+}
+
+
+class Letters(Protocol):
+    """Sequences as intervals need them; `Sequences` are such."""
+
+    def length(self, name: str) -> int:
+        """How many letters a sequence has. Raises DataError for a name that is not there."""
+
+    def read_padded(self, name: str, start: int, stop: int, strand: str = "+") -> np.ndarray:
+        """Letters of a strand, with N beyond the ends."""
+
+
+@dataclass(frozen=True, slots=True)
+class Interval:
+    """The letters start .. end - 1 of a sequence.
+
+    name   what it is called, such as a gene's symbol; may be empty
+    kind   what it is, such as "gene" or "CDS"; may be empty
+    place  the file and line that it was read from; two intervals are equal without it
+    """
+
+    sequence: str
+    start: int
+    end: int
+    strand: Strand = "."
+    name: str = ""
+    kind: str = ""
+    place: str = field(default="", compare=False)
+
+    def __len__(self) -> int:
+        return self.end - self.start
+
+    def around(self, before: int, after: int, anchor: Anchor = "start") -> "Interval":
+        """The `before` letters ahead of the anchor and the `after` from it on, as this interval's strand reads.
+
+        What is found may begin before its sequence or end behind it.
+        """
+        offset = _OFFSETS[anchor](len(self))
+        if self.strand == "-":
+            behind = self.end - offset
+            return replace(self, start=behind - after, end=behind + before)
+        return replace(self, start=self.start + offset - before, end=self.start + offset + after)
+
+    def letters(self, sequences: Letters) -> np.ndarray:
+        """Its letters as its strand reads them: uint8 [end - start].
+
+        Raises DataError if it is not within its sequence; `Sequences.read_padded` has N for what is not.
+        """
+        self.require_within(sequences)
+        return sequences.read_padded(self.sequence, self.start, self.end, self.strand)
+
+    def require_within(self, sequences: Letters) -> None:
+        """Raises DataError, naming the line it was read from, if its sequence is not there or does not hold it."""
+        where = f"{self.place}: " if self.place else ""
+        try:
+            length = sequences.length(self.sequence)
+        except DataError as error:
+            raise DataError(f"{where}{error}") from None
+        if not 0 <= self.start <= self.end <= length:
+            raise DataError(
+                f"{where}{self.sequence}:{self.start:,}-{self.end:,} (0-based, half-open) is not within the sequence's"
+                f" {length:,} letters"
+            )
+
+
+def interval(
+    place: str, sequence: str, start: str, end: str, strand: str, name: str, kind: str, *, first: int
+) -> Interval:
+    """An interval from the texts of a line. `first` is the number that the format gives to the first letter: 0 for
+    half-open intervals, 1 for those whose end is within.
+
+    Raises DataError for what is no number, lies before the first letter or beyond `FURTHEST`, ends before it begins, or
+    has no sequence or a strand that there is not.
+    """
+    if not sequence:
+        raise DataError(f"{place}: the sequence has no name")
+    begin, stop = (number(place, text, which) for text, which in ((start, "start"), (end, "end")))
+    if begin < first:
+        raise DataError(
+            f"{place}: start {begin:,} lies before the first letter, which is number {first} in this format"
+        )
+    if begin > stop:
+        raise DataError(
+            f"{place}: start {begin:,} lies behind end {stop:,}; on either strand the smaller number comes first"
+        )
+    if strand not in ("+", "-", "."):
+        raise DataError(f"{place}: strand {shown(strand)} is none of '+', '-' and '.'")
+    return Interval(sequence, begin - first, stop, strand, name, kind, place)  # type: ignore[arg-type]
+
+
+def number(place: str, text: str, which: str) -> int:
+    """A place as the digits of a text say it. Raises DataError."""
+    digits = text.removeprefix("-")
+    if not (digits.isascii() and digits.isdigit()):
+        raise DataError(f"{place}: {which} {shown(text[:40])} is no whole number")
+    if len(digits) > len(str(FURTHEST)) or int(digits) >= FURTHEST:
+        raise DataError(f"{place}: {which} {text[:20]} is beyond {FURTHEST:,}, the furthest place that is known here")
+    return int(text)

@@ -1,0 +1,167 @@
+"""Sequences of a file or a folder with random access: any stretch of any of them, without the others.
+
+`index.py` has read each file once, so that every letter is known to be one; pyfaidx then finds a stretch by arithmetic,
+in the file itself or in what was unpacked of it. Places are 0-based and half-open, whatever the formats count.
+"""
+
+import os
+import weakref
+from collections.abc import Mapping, Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from asterism.errors import DataError, nearest, shown
+from asterism.training.data.folders import list_folder
+from asterism.training.data.genomes.index import Contents, Indexed, index_of
+from asterism.training.data.genomes.letters import UNKNOWN, Masked, reverse_complement, translation
+from asterism.training.data.modality import require
+
+SUFFIXES = (".fa", ".fasta", ".fna", ".ffn", ".frn", ".fas", ".mpfa", ".fq", ".fastq", ".gb", ".gbk", ".gbff")
+"""What names of sequences in a folder end with, perhaps before .gz, .bgz or .xz; other files are left alone."""
+
+
+class SequenceFile:
+    """The sequences of one FASTA, FASTQ or GenBank file.
+
+    lengths   how many letters each sequence has, by name, in the order of the file
+    contents  what was counted and hashed
+    """
+
+    def __init__(self, path: str | Path, masked: Masked = "upper") -> None:
+        """Raises DataError for a file that cannot be read as sequences; ConfigurationError without pyfaidx."""
+        self.path = Path(path)
+        self._table = translation(masked)
+        self._indexed: Indexed = index_of(self.path)
+        self.contents: Contents = self._indexed.contents
+        self._opened: tuple[int, Any] = (-1, None)
+        self.lengths: Mapping[str, int] = {name: record.rlen for name, record in self._reader.index.items()}
+
+    @property
+    def _reader(self) -> Any:
+        """pyfaidx's reader, of this process: a forked one shares the place in the file with its parent."""
+        if self._opened[0] != os.getpid():
+            reader = _open(self._indexed)
+            self._opened = (os.getpid(), reader)
+            weakref.finalize(self, reader.close)
+        return self._opened[1]
+
+    @property
+    def notes(self) -> list[str]:
+        """What became of letters other than A, C, G, T and N, in words; empty if there are none."""
+        said = []
+        if self.contents.several:
+            said.append(f"{self.path}: {self.contents.several:,} letters stand for several bases (IUPAC) and become N")
+        if self.contents.uracil:
+            said.append(f"{self.path}: {self.contents.uracil:,} letters are U and become T")
+        return said
+
+    def read(self, name: str, start: int, stop: int) -> np.ndarray:
+        """The letters start .. stop - 1 of a sequence, A, C, G, T, N: uint8 [stop - start].
+
+        Raises DataError for a name that is not there and a stretch that is not within the sequence.
+        """
+        length = self.length(name)
+        if not 0 <= start <= stop <= length:
+            raise DataError(f"{self.path}: {name}:{start:,}-{stop:,} is not within the sequence's {length:,} letters")
+        if start == stop:
+            return np.zeros(0, dtype=np.uint8)
+        letters = self._reader.fetch(name, start + 1, stop).encode().translate(self._table)
+        if len(letters) != stop - start:
+            raise DataError(f"{self.path} has changed since it was opened; start again")
+        return np.frombuffer(bytearray(letters), dtype=np.uint8)
+
+    def length(self, name: str) -> int:
+        """How many letters a sequence has. Raises DataError for a name that is not there, with the nearest."""
+        if name not in self.lengths:
+            raise DataError(f"{self.path} has no sequence {shown(name)}.{nearest(name, self.lengths)}")
+        return self.lengths[name]
+
+
+class Sequences:
+    """The sequences of one or several files, each name once: what readers of genomes share."""
+
+    def __init__(self, files: Sequence[SequenceFile]) -> None:
+        """Raises DataError for a name that two files have."""
+        self.files = tuple(files)
+        self._file_of: dict[str, SequenceFile] = {}
+        for file in self.files:
+            for name in file.lengths:
+                if name in self._file_of:
+                    raise DataError(f"{file.path}: the name {shown(name)} is also one of {self._file_of[name].path}")
+                self._file_of[name] = file
+
+    @cached_property
+    def names(self) -> tuple[str, ...]:
+        """All names, in the order of the files."""
+        return tuple(self._file_of)
+
+    @property
+    def notes(self) -> list[str]:
+        """What became of letters other than A, C, G, T and N, file by file."""
+        return [note for file in self.files for note in file.notes]
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._file_of
+
+    def length(self, name: str) -> int:
+        """How many letters a sequence has. Raises DataError for a name that is not there, with the nearest."""
+        return self._file(name).length(name)
+
+    def read(self, name: str, start: int, stop: int) -> np.ndarray:
+        """The letters start .. stop - 1 of a sequence, A, C, G, T, N: uint8 [stop - start]. Raises DataError."""
+        return self._file(name).read(name, start, stop)
+
+    def read_padded(self, name: str, start: int, stop: int, strand: str = "+") -> np.ndarray:
+        """As `read`, but what lies before or behind the sequence is N, and strand "-" is the other strand."""
+        if start > stop:
+            raise DataError(f"{name}:{start:,}-{stop:,} ends before it begins")
+        first, last = max(0, min(start, stop)), min(stop, self.length(name))
+        letters = np.full(stop - start, UNKNOWN, dtype=np.uint8)
+        if first < last:
+            letters[first - start : last - start] = self.read(name, first, last)
+        return reverse_complement(letters) if strand == "-" else letters
+
+    def _file(self, name: str) -> SequenceFile:
+        if name not in self._file_of:
+            where = self.files[0].path if len(self.files) == 1 else self.files[0].path.parent
+            raise DataError(f"{where} has no sequence {shown(name)}.{nearest(name, self._file_of)}")
+        return self._file_of[name]
+
+
+def open_sequences(path: str | Path, masked: Masked = "upper") -> Sequences:
+    """The sequences of a FASTA, FASTQ or GenBank file, or of all of a folder; plain, gzip, bgzip or xz.
+
+    `masked` says what lower case becomes: the base itself ("upper"), or N. Raises DataError for a file that is none,
+    and a folder without any; ConfigurationError without pyfaidx.
+    """
+    path = Path(path)
+    if not path.is_dir():
+        return Sequences([SequenceFile(path, masked)])
+    return Sequences([SequenceFile(file, masked) for file in files_below(path)])
+
+
+def files_below(folder: Path) -> list[Path]:
+    """The files of sequences below a folder, by name, in the order of their paths; names with a dot are passed over.
+
+    Raises DataError if there are none.
+    """
+    found = []
+    for name in list_folder(folder):
+        if name.lower().removesuffix(".gz").removesuffix(".bgz").removesuffix(".xz").endswith(SUFFIXES):
+            found.append(folder / name)
+    if not found:
+        raise DataError(f"data: {folder} holds no sequences: files whose names end in {', '.join(SUFFIXES)}")
+    return found
+
+
+def _open(indexed: Indexed) -> Any:
+    require("pyfaidx", "pyfaidx", "genomics", "reading genomes")
+    from pyfaidx import Faidx
+
+    try:
+        return Faidx(str(indexed.fasta), indexname=str(indexed.index), as_raw=True, build_index=False, rebuild=False)
+    except OSError as error:
+        raise DataError(f"data: cannot read {indexed.fasta}: {error}") from None

@@ -1,0 +1,222 @@
+"""The bytes of a file, plain or compressed by gzip (bgzip, too) or xz, a block at a time; bombs are refused.
+
+What a file is, its first bytes say, not its name. No more than a block is held, whatever the file claims to unfold to.
+Invariant: what these functions give to the end is the whole file; one that breaks off is refused.
+"""
+
+import lzma
+import os
+import zlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import IO, Protocol
+
+from asterism.errors import DataError
+
+BLOCK = 1 << 20
+"""Bytes that are read, and at most given, at a time."""
+
+LARGEST_UNPACKED = 1 << 36
+"""Bytes that a compressed file may unfold to: 64 GiB, twenty times the human genome."""
+
+LARGEST_RATIO = 200
+"""How many times as long as its file the unfolded text may be, beyond `FREE_OF_RATIO`. DNA unfolds to four or five
+times its file; gzip can claim a thousand times, xz ten thousand."""
+
+FREE_OF_RATIO = 1 << 26
+"""Bytes that any compressed file may unfold to: 64 MiB."""
+
+XZ_MEMORY = 1 << 28
+"""Bytes that unpacking xz may take: 256 MiB; `xz -9` takes 65 MiB."""
+
+GZIP, XZ = b"\x1f\x8b", b"\xfd7zXZ\0"
+_REFUSED = {b"PK\x03\x04": "a zip archive", b"BZh": "compressed by bzip2", b"\x28\xb5\x2f\xfd": "compressed by zstd"}
+_SUFFIXES = {".gz": GZIP, ".bgz": GZIP, ".xz": XZ}
+_BGZIP_END = bytes.fromhex("1f8b08040000000000ff0600424302001b0003000000000000000000")
+"""The empty block that ends what bgzip wrote (SAM specification, 4.1.2)."""
+
+
+def compression_of(path: str | Path) -> bytes:
+    """The magic number by which a file is compressed: GZIP, XZ, or none, which is b"".
+
+    Raises DataError for what is no file, cannot be read, is empty, or is not what its name promises.
+    """
+    path = Path(path)
+    try:
+        if not path.exists():
+            raise DataError(f"data: there is no file {path}")
+        if not path.is_file():
+            raise DataError(f"data: {path} is no file")
+        with path.open("rb") as file:
+            head = file.read(8)
+    except OSError as error:
+        raise DataError(f"data: cannot read {path}: {error.strerror}") from None
+    except ValueError:  # a NUL in the name
+        raise DataError(f"data: {str(path)!r} cannot be the name of a file") from None
+    if not head:
+        raise DataError(f"{path} is empty")
+    for magic, what in _REFUSED.items():
+        if head.startswith(magic):
+            raise DataError(f"{path} is {what}; unpack it, or compress it by gzip, bgzip or xz")
+    found = next((magic for magic in (GZIP, XZ) if head.startswith(magic)), b"")
+    promised = _SUFFIXES.get(path.suffix.lower(), found)
+    if promised != found:
+        raise DataError(f"{path} is not compressed as its name says: it begins with {head.hex(' ')}")
+    return found
+
+
+def blocks(path: str | Path) -> Iterator[bytes]:
+    """What a file holds, unpacked: blocks of 1 to `BLOCK` bytes.
+
+    Raises DataError for a file that `compression_of` refuses, that breaks off or is damaged, and that unfolds to more
+    than `LARGEST_UNPACKED` or, beyond `FREE_OF_RATIO`, to `LARGEST_RATIO` times its size.
+    """
+    magic = compression_of(path)
+    try:
+        with Path(path).open("rb") as file:
+            if not magic:
+                yield from iter(lambda: file.read(BLOCK), b"")
+                return
+            if magic == GZIP:
+                _refuse_cut_bgzip(path, file)
+            yield from _bounded(path, _members(path, file, magic), os.fstat(file.fileno()).st_size)
+    except OSError as error:
+        raise DataError(f"data: cannot read {path}: {error.strerror}") from None
+
+
+def lines(path: str | Path, longest: int) -> Iterator[tuple[int, str]]:
+    """The lines of a text file with their numbers from 1, without their ends (LF or CRLF).
+
+    Raises DataError for what `blocks` refuses, for a line of more than `longest` bytes, one that is not UTF-8, and one
+    with a NUL, as binary files have.
+    """
+    number, rest = 0, b""
+    for block in blocks(path):
+        *whole, rest = (rest + block).split(b"\n")
+        for line in whole:
+            number += 1
+            yield number, _text(path, number, line, longest)
+        _require_length(path, number + 1, rest, longest)
+    if rest:
+        yield number + 1, _text(path, number + 1, rest, longest)
+
+
+def _text(path: str | Path, number: int, line: bytes, longest: int) -> str:
+    _require_length(path, number, line, longest)
+    line = line.removeprefix(b"\xef\xbb\xbf") if number == 1 else line
+    if b"\0" in line:
+        raise DataError(f"{path}, line {number}: has a NUL byte at {line.index(0) + 1:,}; this is no text file")
+    try:
+        return line.removesuffix(b"\r").decode()
+    except UnicodeDecodeError as error:
+        raise DataError(
+            f"{path}, line {number}: is not UTF-8 text: byte {error.start + 1:,} of the line cannot be read"
+        ) from None
+
+
+def _require_length(path: str | Path, number: int, line: bytes, longest: int) -> None:
+    if len(line) > longest:
+        raise DataError(f"{path}, line {number}: has more than {longest:,} bytes, the most that a line may have here")
+
+
+def _members(path: str | Path, file: IO[bytes], magic: bytes) -> Iterator[bytes]:
+    """What the members of a gzip file, or the streams of an xz file, unfold to, one after another."""
+    start = data = file.read(BLOCK)
+    offset = 0
+    while start:
+        unpacker: _Unpacker = _Gzip() if magic == GZIP else _Xz()
+        while not unpacker.eof:
+            try:
+                block, data = unpacker.take(data)
+            except (zlib.error, lzma.LZMAError) as error:
+                raise DataError(f"{path} is damaged near byte {offset:,}: {_one_line(error)}") from None
+            if block:
+                yield block
+            elif not unpacker.eof and not data:
+                offset = file.tell()
+                if not (data := file.read(BLOCK)):
+                    raise DataError(f"{path} breaks off at byte {offset:,}; is the download complete?")
+        data = unpacker.left
+        while not data.strip(b"\0") and (more := file.read(BLOCK)):  # zeros may fill the last block of a tape or disk
+            data = more
+        start = data = data.lstrip(b"\0")
+        if start and len(start) < len(magic):
+            start = data = start + file.read(BLOCK)
+        if start and not start.startswith(magic):
+            raise DataError(f"{path} has bytes behind its end, {start[:4].hex(' ')}, that are not compressed")
+
+
+class _Unpacker(Protocol):
+    """What zlib and lzma have in common."""
+
+    @property
+    def eof(self) -> bool:
+        """Whether the member has ended."""
+
+    @property
+    def left(self) -> bytes:
+        """What stood behind its end."""
+
+    def take(self, data: bytes) -> tuple[bytes, bytes]:
+        """At most `BLOCK` bytes, and what of the data is to be given again."""
+
+
+class _Gzip:
+    def __init__(self) -> None:
+        self._inner = zlib.decompressobj(wbits=31)
+
+    @property
+    def eof(self) -> bool:
+        return self._inner.eof
+
+    @property
+    def left(self) -> bytes:
+        return self._inner.unused_data
+
+    def take(self, data: bytes) -> tuple[bytes, bytes]:
+        block = self._inner.decompress(data, BLOCK)
+        return block, self._inner.unconsumed_tail
+
+
+class _Xz:
+    def __init__(self) -> None:
+        self._inner = lzma.LZMADecompressor(format=lzma.FORMAT_XZ, memlimit=XZ_MEMORY)
+
+    @property
+    def eof(self) -> bool:
+        return self._inner.eof
+
+    @property
+    def left(self) -> bytes:
+        return self._inner.unused_data
+
+    def take(self, data: bytes) -> tuple[bytes, bytes]:
+        return self._inner.decompress(data, BLOCK), b""  # the library keeps what it did not take
+
+
+def _bounded(path: str | Path, unfolded: Iterator[bytes], size: int) -> Iterator[bytes]:
+    total = 0
+    for block in unfolded:
+        total += len(block)
+        if total > LARGEST_UNPACKED:
+            raise DataError(f"{path} unfolds to more than {LARGEST_UNPACKED:,} bytes, the most that is unpacked here")
+        if total > max(FREE_OF_RATIO, LARGEST_RATIO * size):
+            raise DataError(
+                f"{path} has {size:,} bytes and unfolds to more than {total - 1:,}; beyond {FREE_OF_RATIO:,} bytes no"
+                f" more than {LARGEST_RATIO} times the file is unpacked"
+            )
+        yield block
+
+
+def _refuse_cut_bgzip(path: str | Path, file: IO[bytes]) -> None:
+    """bgzip writes whole members of 64 KiB, so a file that was cut between two of them looks whole but for its end."""
+    head = file.read(18)
+    if len(head) == 18 and head[3] & 4 and head[12:14] == b"BC":
+        file.seek(-min(len(_BGZIP_END), os.fstat(file.fileno()).st_size), os.SEEK_END)
+        if file.read() != _BGZIP_END:
+            raise DataError(f"{path} was written by bgzip and lacks the block that ends it; is the download complete?")
+    file.seek(0)
+
+
+def _one_line(error: Exception) -> str:
+    return " ".join(str(error).split())
