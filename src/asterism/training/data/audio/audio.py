@@ -1,0 +1,77 @@
+"""Recordings of any length, rate and number of channels, as sequences of samples in 8-bit mu-law."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+
+from asterism.errors import ConfigurationError
+from asterism.training.data.audio.baselines import flac_bits, order2_bits
+from asterism.training.data.audio.clips import AudioSplits, refused
+from asterism.training.data.audio.decoding import RATES, inspect, read_codes, require_soundfile
+from asterism.training.data.audio.writing import Sound, write_sounds
+from asterism.training.data.modality import Modality
+from asterism.training.data.splits import Split, Splits
+
+LONGEST_PROMPT = 2**22
+"""Samples of a file that is continued: six minutes at 12,000 per second."""
+
+MOST_CLASSES = 65_536
+
+
+class Audio(Modality):
+    """Recordings (WAV, FLAC, Ogg) in one channel at `rate` samples per second; with `classes`, folders are classes."""
+
+    name, unit = "audio", "samples"
+    outputs = (".wav",)
+
+    def __init__(self, rate: int = 12_000, classes: int | None = None) -> None:
+        if type(rate) is not int or not RATES[0] <= rate <= RATES[1]:
+            raise ConfigurationError(
+                f"modality: audio: rate={rate!r} must be a whole number from {RATES[0]:,} to {RATES[1]:,}"
+            )
+        if classes is not None and (type(classes) is not int or not 1 <= classes <= MOST_CLASSES):
+            raise ConfigurationError(f"modality: audio: classes={classes!r} must be from 1 to {MOST_CLASSES:,}")
+        self.rate, self.classes = rate, classes
+
+    def splits(self, path: str | None) -> AudioSplits:
+        """The recordings of a folder, each a piece. Every file is opened and hashed; samples are decoded later."""
+        require_soundfile()
+        return AudioSplits(path, self.rate, self.classes, str(self))
+
+    def baselines(self, splits: Splits, split: Split, first: int, stop: int) -> dict[str, float]:
+        """FLAC of the same codes, and counts of what follows two samples in the training clips."""
+        pieces = splits.pieces(split)
+        return {
+            "flac": flac_bits(pieces, first, stop, self.rate),
+            "order-2": order2_bits(splits.pieces("train"), pieces, first, stop),
+        }
+
+    def read_prompt(self, path: Path) -> np.ndarray:
+        """A recording as training reads it. Raises DataError."""
+        require_soundfile()
+        try:
+            recording = inspect(path)
+            if (length := recording.length(self.rate)) > LONGEST_PROMPT:
+                raise ValueError(f"has {length:,} samples; at most {LONGEST_PROMPT:,} are continued: cut it")
+            return read_codes(recording, self.rate, 0, length)
+        except (ValueError, OSError) as error:
+            raise refused(path, error, what="prompt") from None
+
+    def write(self, sequences: Sequence[np.ndarray], output: Path) -> list[Path]:
+        """A WAV file for each, and the spectrograms of all in a picture beside."""
+        return write_sounds([Sound(codes, str(number)) for number, codes in enumerate(sequences)], self.rate, output)
+
+    def write_completions(
+        self,
+        originals: Sequence[np.ndarray],
+        kept: Sequence[int],
+        completions: Sequence[Sequence[np.ndarray]],
+        output: Path,
+    ) -> list[Path]:
+        """Each original, followed by what was made of its beginning; the picture has a line where it goes on."""
+        sounds: list[Sound] = []
+        for original, given, made in zip(originals, kept, completions, strict=True):
+            sounds.append(Sound(original, f"{len(sounds)}: original"))
+            sounds += [Sound(codes, f"{len(sounds) + number}: continued", given) for number, codes in enumerate(made)]
+        return write_sounds(sounds, self.rate, output)
