@@ -386,3 +386,14 @@ def test_a_prompt_that_is_too_long_is_refused(tmp_path, monkeypatch):
         Audio(12_000).read_prompt(tmp_path / "a.wav")
     with pytest.raises(DataError, match=r"prompt: .*b\.wav cannot be read: No such file or directory"):
         Audio(12_000).read_prompt(tmp_path / "b.wav")
+
+
+def test_what_would_be_in_the_way_is_refused_before_any_work(tmp_path):
+    for name in ("all-00.wav", "all-0.wav", "all.png"):
+        (tmp_path / name).write_bytes(b"kept")
+        with pytest.raises(CheckpointError, match=rf"{name} exists, and would be written beside .*all\.wav"):
+            Audio().refuse_output(tmp_path / "all.wav")
+        (tmp_path / name).unlink()
+    Audio().refuse_output(tmp_path / "all.wav")
+    with pytest.raises(ConfigurationError, match=r"the name of a file of samples ends in \.wav"):
+        Audio().refuse_output(tmp_path / "all.mp3")

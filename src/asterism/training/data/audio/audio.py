@@ -5,11 +5,11 @@ from pathlib import Path
 
 import numpy as np
 
-from asterism.errors import ConfigurationError
+from asterism.errors import CheckpointError, ConfigurationError
 from asterism.training.data.audio.baselines import flac_bits, order2_bits
 from asterism.training.data.audio.clips import AudioSplits, refused
 from asterism.training.data.audio.decoding import RATES, inspect, read_codes, require_soundfile
-from asterism.training.data.audio.writing import Sound, write_sounds
+from asterism.training.data.audio.writing import Sound, numbered, picture_of, require_matplotlib, write_sounds
 from asterism.training.data.modality import Modality
 from asterism.training.data.splits import Split, Splits
 
@@ -75,3 +75,15 @@ class Audio(Modality):
             sounds.append(Sound(original, f"{len(sounds)}: original"))
             sounds += [Sound(codes, f"{len(sounds) + number}: continued", given) for number, codes in enumerate(made)]
         return write_sounds(sounds, self.rate, output)
+
+    def refuse_output(self, output: Path) -> None:
+        """Also where a picture, or the first of several files, is in the way."""
+        super().refuse_output(output)
+        require_soundfile()
+        require_matplotlib()
+        first = [numbered(output, 0, count) for count in (2, 11, 101, 1001)]
+        for path in (picture_of(output), *first):
+            if path.exists():
+                raise CheckpointError(
+                    f"output: {path} exists, and would be written beside {output}; choose another name"
+                )
