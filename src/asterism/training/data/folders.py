@@ -77,7 +77,7 @@ def split_folder(folder: Path, names: Sequence[str], digest: Callable[[Path], by
 
     `digest` may refuse a file. Raises DataError also where splits contradict each other.
     """
-    homes = _homes(folder, names)
+    homes = split_homes(folder, names)
     missing = {split for split in SPLITS[1:] if split not in homes.values()}
     parts: dict[Split, list[tuple[str, bytes]]] = {split: [] for split in SPLITS}
     for name in names:
@@ -127,7 +127,7 @@ def _refuse(error: OSError) -> None:
     raise DataError(f"data: cannot read {error.filename}: {error.strerror}")
 
 
-def _homes(folder: Path, names: Sequence[str]) -> dict[str, Split]:
+def split_homes(folder: Path, names: Sequence[str]) -> dict[str, Split]:
     """The folders directly below that are splits."""
     tops = sorted({name.split("/", 1)[0] for name in names if "/" in name})
     homes = {top: NAMES[top.lower()] for top in tops if top.lower() in NAMES}

@@ -15,8 +15,6 @@ from pathlib import Path
 from typing import IO, Any
 
 from asterism.errors import CheckpointError, DataError, shown
-from asterism.files import replacing, write_json
-from asterism.kernels.cpu.cache import places, require_private
 from asterism.training.data.genomes.fasta import Layout, Sink, read_fasta, read_fastq
 from asterism.training.data.genomes.genbank import read_genbank_sequences
 from asterism.training.data.genomes.letters import BASES, SEVERAL, translation
@@ -91,6 +89,8 @@ def index_of(path: str | Path) -> Indexed:
 
 def _make(path: Path, folder: Path) -> None:
     """Read the file once, or twice if its lines turn out to be irregular, and write its entry."""
+    from asterism.files import replacing, write_json  # with torch, which the names of modalities do not need
+
     with replacing(folder) as temporary:
         head = next(blocks(path))[:5]
         recorder = None
@@ -134,6 +134,8 @@ def _state(path: Path) -> tuple[int, ...]:
 
 def _folder(path: Path) -> Path:
     """Where the entry of a file in its present state is kept: the first place that can be written."""
+    from asterism.kernels.cpu.cache import places, require_private  # with torch
+
     names = (os.fsencode(os.path.realpath(path)), repr(_state(path)).encode())
     name = "-".join(hashlib.sha256(one).hexdigest()[:24] for one in names)
     refusals: list[OSError] = []

@@ -1,0 +1,207 @@
+"""Genomes to train on: blocks of their sequences as pieces, whose values are the letters A, C, G, T and N.
+
+A letter is a byte, so bits per byte are bits per base. In training a window is read from either strand with equal
+probability, unless that is turned off; what is scored is read as the file has it.
+"""
+
+import hashlib
+import lzma
+import zlib
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import get_args
+
+import numpy as np
+
+from asterism.errors import ConfigurationError, DataError, shown
+from asterism.training.data.folders import split_homes
+from asterism.training.data.genomes import letters
+from asterism.training.data.genomes.letters import BASES, UNKNOWN, Masked
+from asterism.training.data.genomes.regions import Parts, divide, parse_regions
+from asterism.training.data.genomes.sequences import SequenceFile, Sequences, files_below, open_sequences
+from asterism.training.data.modality import Modality
+from asterism.training.data.splits import SPLITS, Pieces, Split, Splits
+
+LONGEST_PROMPT = 1 << 24
+"""Bases of a sequence that is to be continued."""
+
+MOST_COMPARED = 1 << 22
+"""Bases on which compressors are tried, and that simple models count and score; of more, the first or evenly many."""
+
+COLUMNS = 60
+"""Letters of a line that is written."""
+
+WRITTEN = (".fa", ".fasta", ".fna", ".fas", ".txt")
+"""What the name of a file that is written may end with."""
+
+
+class GenomePieces(Pieces):
+    """One split: blocks of sequences, read when they are asked for."""
+
+    def __init__(self, sequences: Sequences, parts: Parts, both_strands: bool) -> None:
+        self.sequences, self.parts, self.both_strands = sequences, parts, both_strands
+        self.bounds = np.concatenate([[0], np.cumsum(parts.sizes)]).astype(np.int64)
+
+    def read(self, start: int, stop: int) -> np.ndarray:
+        piece = int(np.searchsorted(self.bounds, start, side="right")) - 1
+        begin = int(self.parts.starts[piece]) - int(self.bounds[piece])
+        return self.sequences.read(self.sequences.names[self.parts.owners[piece]], begin + start, begin + stop)
+
+    def turned(self, values: np.ndarray, random: np.random.Generator) -> np.ndarray:
+        """As the other strand reads them, for every second window."""
+        return letters.reverse_complement(values) if self.both_strands and random.random() < 0.5 else values
+
+    def stretches(self, first: int, stop: int) -> Iterator[np.ndarray]:
+        """The letters of the places first .. stop - 1, piece by piece: uint8 [letters] each."""
+        for begin, end in zip(self.bounds[:-1].tolist(), self.bounds[1:].tolist(), strict=True):
+            if max(first, begin) < min(stop, end):
+                yield self.read(max(first, begin), min(stop, end))
+
+
+class GenomeSplits(Splits):
+    """The sequences of a corpus, divided."""
+
+    unit = "bases"
+
+    def __init__(self, name: str, sha256: str, sequences: Sequences, parts: dict[Split, Parts], strands: bool) -> None:
+        self.name, self.sha256, self.sequences, self.parts = name, sha256, sequences, parts
+        self._pieces = {split: GenomePieces(sequences, parts[split], strands and split == "train") for split in SPLITS}
+
+    def pieces(self, split: Split) -> GenomePieces:
+        return self._pieces[split]
+
+
+class Genome(Modality):
+    """Sequences as FASTA, FASTQ or GenBank: a file, or a folder of them, perhaps with train/, validation/ and test/.
+
+    validation, test    regions: "chr8 chr9", "chr7:30,508,751-35,296,850"; else blocks of 2^17 bases, chosen by hash
+    masked              what lower case becomes: "upper" for the base itself, "N"
+    most_unknown        a block of which a larger share is N is left out
+    reverse_complement  whether training reads every second window from the other strand
+    """
+
+    name, unit = "genome", "bases"
+
+    def __init__(
+        self,
+        validation: str | None = None,
+        test: str | None = None,
+        masked: str = "upper",
+        most_unknown: float = 0.5,
+        reverse_complement: bool = True,
+    ) -> None:
+        for argument, value in (("validation", validation), ("test", test)):
+            if value is not None and (not isinstance(value, str) or not value.split()):
+                raise ConfigurationError(
+                    f"modality: genome: {argument}={shown(value)} must name regions, such as 'chr8'"
+                )
+        if masked not in get_args(Masked):
+            raise ConfigurationError(f"modality: genome: masked={shown(masked)} must be 'upper' or 'N'")
+        if isinstance(most_unknown, bool) or not isinstance(most_unknown, int | float) or not 0 <= most_unknown <= 1:
+            raise ConfigurationError(f"modality: genome: most_unknown={shown(most_unknown)} must be from 0 to 1")
+        if not isinstance(reverse_complement, bool):
+            raise ConfigurationError(
+                f"modality: genome: reverse_complement={shown(reverse_complement)} must be True or False"
+            )
+        self.validation, self.test, self.masked = validation, test, masked
+        self.most_unknown, self.reverse_complement = most_unknown, reverse_complement
+
+    def splits(self, path: str | None) -> GenomeSplits:
+        if path is None:
+            raise DataError("data: a genome needs a file or folder of sequences; give its path")
+        sequences, homes = self._open(Path(path))
+        regions = {
+            split: parse_regions(text, sequences)
+            for split, text in zip(SPLITS[1:], (self.validation, self.test), strict=True)
+            if text is not None
+        }
+        if regions and homes:
+            raise DataError(f"data: {path} has folders that are splits, and regions are named; do one or the other")
+        parts, left_out = divide(sequences, regions, homes, self.most_unknown)
+        splits = GenomeSplits(path, self._identity(sequences, homes), sequences, parts, self.reverse_complement)
+        notes = sequences.notes
+        if left_out:
+            notes = [*notes, f"{path}: {left_out:,} bases in blocks that are mostly N are left out (most_unknown)"]
+        splits.notes = tuple(notes)
+        if not len(splits.pieces("train")) or not len(splits.pieces("validation")):
+            raise DataError(
+                f"data: {path} is too small to be split by blocks of 131,072 bases: a split is empty; name regions, as"
+                ' in genome(validation="chr1:1-50000", test="chr2")'
+            )
+        return splits
+
+    def baselines(self, splits: Splits, split: Split, first: int, stop: int) -> dict[str, float]:
+        """What zlib and xz need."""
+        assert isinstance(splits, GenomeSplits)
+        last = min(stop, first + MOST_COMPARED)
+        bases = np.concatenate([*splits.pieces(split).stretches(first, last)])
+        cut = "" if last == stop else f", first {MOST_COMPARED:,}"
+        return {f"{name}{cut}": bits for name, bits in compressed(bases).items()}
+
+    def read_prompt(self, path: Path) -> np.ndarray:
+        """The letters of a file that holds one sequence."""
+        sequences = open_sequences(path, self.masked)  # type: ignore[arg-type]
+        if len(sequences.names) > 1:
+            raise DataError(f"prompt: {path} holds {len(sequences.names):,} sequences; one is continued")
+        name = sequences.names[0]
+        if sequences.length(name) > LONGEST_PROMPT:
+            raise DataError(
+                f"prompt: {path} has {sequences.length(name):,} bases; at most {LONGEST_PROMPT:,} are continued"
+            )
+        return sequences.read(name, 0, sequences.length(name))
+
+    def write(self, sequences: Sequence[np.ndarray], output: Path) -> list[Path]:
+        """FASTA with lines of 60 letters; the sequences are called sample1, sample2, ...
+
+        What is no letter becomes N, and the line of the name says how often that was so.
+        """
+        from asterism.files import replacing_file  # with torch, which the names of modalities do not need
+
+        if not output.name.lower().endswith(WRITTEN):
+            raise ConfigurationError(f"output: {output} is to be FASTA: its name must end in {', '.join(WRITTEN)}")
+        with replacing_file(output) as unfinished, unfinished.open("wb") as file:
+            for number, values in enumerate(sequences, start=1):
+                known = letters.indices(values) < len(BASES)
+                strange = int((~known & (values != UNKNOWN)).sum())
+                note = f" {strange:,} values that are no letters became N" if strange else ""
+                file.write(f">sample{number} {len(values):,} bases{note}\n".encode())
+                text = np.where(known, values, UNKNOWN).astype(np.uint8).tobytes()
+                file.writelines(text[at : at + COLUMNS] + b"\n" for at in range(0, len(text), COLUMNS))
+        return [output]
+
+    def _open(self, path: Path) -> tuple[Sequences, dict[str, Split]]:
+        """The sequences, and the splits of those that folders say."""
+        if not path.is_dir():
+            return open_sequences(path, self.masked), {}  # type: ignore[arg-type]
+        found = files_below(path)
+        homes = split_homes(path, [file.relative_to(path).as_posix() for file in found])
+        files = [SequenceFile(file, self.masked) for file in found]  # type: ignore[arg-type]
+        of_name = {
+            name: homes[file.path.relative_to(path).parts[0]] for file in files if homes for name in file.lengths
+        }
+        return Sequences(files), of_name
+
+    def _identity(self, sequences: Sequences, homes: dict[str, Split]) -> str:
+        """Of what is read and how it is divided; how training turns it is no part of it."""
+        how = (self.validation, self.test, self.masked, float(self.most_unknown))
+        digest = hashlib.sha256(repr(how).encode())
+        for file in sequences.files:
+            digest.update(file.contents.sha256.encode())
+            digest.update(homes.get(next(iter(file.lengths)), "").encode())
+        return digest.hexdigest()
+
+
+def compressed(bases: np.ndarray) -> dict[str, float]:
+    """Bits per base that zlib and xz need, at their strongest settings: of letters, or for xz of two bits a base (with
+    the runs of N beside them, 8 bytes each) if that is less."""
+    text, numbers = bases.tobytes(), letters.indices(bases)
+    unknown = (numbers == 4).astype(np.int8)
+    runs = int((np.diff(unknown, prepend=np.int8(0)) == 1).sum())
+    known = np.resize(numbers[numbers < 4], -(-int((numbers < 4).sum()) // 4) * 4).reshape(-1, 4)
+    packed = (known << np.array([6, 4, 2, 0], dtype=np.uint8)).sum(axis=1, dtype=np.uint8).tobytes()
+    sizes = {
+        "xz of letters": len(lzma.compress(text, preset=9 | lzma.PRESET_EXTREME)),
+        "xz of 2 bits a base": len(lzma.compress(packed, preset=9 | lzma.PRESET_EXTREME)) + 8 * runs,
+    }
+    best = min(sizes, key=lambda name: sizes[name])
+    return {"zlib": 8 * len(zlib.compress(text, 9)) / len(text), best: 8 * sizes[best] / len(text)}

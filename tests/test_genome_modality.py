@@ -1,0 +1,237 @@
+"""Genomes to train on: every base in one split, blocks and regions, both strands, and what is written."""
+
+import lzma
+import zlib
+
+import numpy as np
+import pytest
+from genome_files import fasta, random_genome, write
+
+from asterism.errors import ConfigurationError, DataError
+from asterism.training.data.genomes import index, regions
+from asterism.training.data.genomes.genome import GenomeSplits, compressed
+from asterism.training.data.genomes.letters import reverse_complement
+from asterism.training.data.modality import parse_modality
+from asterism.training.data.splits import SPLITS
+from asterism.training.data.windows import Windows
+
+BLOCK = 256
+
+
+@pytest.fixture(scope="module", autouse=True)
+def small_blocks(tmp_path_factory):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("ASTERISM_CACHE", str(tmp_path_factory.mktemp("cache")))
+        for module in (index, regions):
+            patch.setattr(module, "GRID", BLOCK)
+        yield
+
+
+@pytest.fixture(scope="module")
+def genome():
+    return random_genome(5, {"chr1": 40_000, "chr2": 10_100, "chr3": 5_000})
+
+
+@pytest.fixture(scope="module")
+def path(genome, tmp_path_factory):
+    return str(write(tmp_path_factory.mktemp("genome"), "genome.fa.gz", fasta(genome)))
+
+
+def places(splits: GenomeSplits, split: str) -> dict[str, np.ndarray]:
+    """How often each letter of each sequence is in a split; that its letters are those of the genome is checked."""
+    pieces, counts = splits.pieces(split), {}
+    for owner, start, size in zip(*(vars(pieces.parts)[name] for name in ("owners", "starts", "sizes")), strict=True):
+        name = splits.sequences.names[owner]
+        counts.setdefault(name, np.zeros(splits.sequences.length(name), dtype=int))[start : start + size] += 1
+    return counts
+
+
+def test_every_base_is_in_one_split_and_a_block_is_in_it_whole(genome, path):
+    splits = parse_modality("genome()").splits(path)
+    for name, letters in genome.items():
+        zero = np.zeros(len(letters), dtype=int)
+        counts = [places(splits, split).get(name, zero) for split in SPLITS]
+        assert (sum(counts) == 1).all()
+        for at in range(0, len(letters), BLOCK):
+            assert sum(count[at] for count in counts) == 1
+            assert all(len(set(count[at : at + BLOCK])) == 1 for count in counts)
+    lengths = {split: splits.length(split) for split in SPLITS}
+    assert sum(lengths.values()) == 55_100
+    assert 0.85 < lengths["train"] / 55_100 < 0.95 and lengths["test"] and lengths["validation"]
+
+
+def test_pieces_read_the_letters_of_their_places(genome, path):
+    splits = parse_modality("genome()").splits(path)
+    pieces = splits.pieces("train")
+    assert len(pieces) == pieces.bounds[-1] and (np.diff(pieces.bounds) <= BLOCK).all()
+    for piece in (0, 7, len(pieces.bounds) - 2):
+        begin, end = pieces.bounds[piece : piece + 2].tolist()
+        name, start = splits.sequences.names[pieces.parts.owners[piece]], pieces.parts.starts[piece]
+        letters = genome[name][start : start + end - begin]
+        assert pieces.read(begin, end).tobytes().decode() == letters
+        assert pieces.read(begin + 3, end - 1).tobytes().decode() == letters[3:-1]
+
+
+def test_copies_of_a_block_are_in_one_split(tmp_path):
+    unit = random_genome(6, {"u": BLOCK})["u"]
+    genome = random_genome(7, {"a": 60 * BLOCK})
+    genome["b"], genome["c"] = unit * 20, unit.lower() * 20
+    splits = parse_modality("genome()").splits(str(write(tmp_path, "g.fa", fasta(genome))))
+    assert sum({"b", "c"} <= set(places(splits, split)) for split in SPLITS) == 1
+
+
+def test_regions_are_their_splits_and_the_rest_is_divided(genome, path):
+    modality = parse_modality('genome(validation="chr1:1,001-3000 chr3", test="chr2")')
+    splits = modality.splits(path)
+    found = places(splits, "validation")
+    assert set(found) == {"chr1", "chr3"} and found["chr3"].all()
+    assert np.flatnonzero(found["chr1"]).tolist() == list(range(1000, 3000))
+    assert set(places(splits, "test")) == {"chr2"} and places(splits, "test")["chr2"].all()
+    assert np.flatnonzero(places(splits, "train")["chr1"] == 0).tolist() == list(range(1000, 3000))
+    only = parse_modality('genome(test="chr2:1-5")').splits(path)
+    assert only.length("test") == 5 and 0.02 < only.length("validation") / 55_100 < 0.09
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ('genome(test="chr4")', r"has no sequence 'chr4'\. Did you mean 'chr"),
+        ('genome(test="chr1:0-5")', r"region 'chr1:0-5' is not within chr1:1-40,000"),
+        ('genome(test="chr1:9-5")', "is not within"),
+        ('genome(test="chr1:1-40001")', "is not within"),
+        ('genome(test="chr2", validation="chr2:5-9")', r"regions that are named overlap at chr2:5"),
+        ('genome(test="chr1 chr2 chr3")', "a split is empty; name regions"),
+    ],
+)
+def test_regions_that_cannot_be_are_refused(path, text, message):
+    with pytest.raises(DataError, match=message):
+        parse_modality(text).splits(path)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("genome(test=3)", "test=3 must name regions"),
+        ('genome(validation=" ")', "must name regions"),
+        ("genome(masked=lower)", "masked='lower' must be 'upper' or 'N'"),
+        ("genome(most_unknown=2)", "most_unknown=2 must be from 0 to 1"),
+        ("genome(most_unknown=True)", "must be from 0 to 1"),
+        ("genome(reverse_complement=0.5)", "must be True or False"),
+        ("genome(width=3)", "no argument 'width'"),
+    ],
+)
+def test_settings_that_cannot_be_are_refused(text, message):
+    with pytest.raises(ConfigurationError, match=message):
+        parse_modality(text)
+
+
+def test_a_modality_of_genomes_is_its_text():
+    text = "genome(test='chr8 chr9', masked='N')"
+    assert str(parse_modality(text)) == text
+    assert str(parse_modality("genome(masked=N)")) == "genome(masked='N')"
+
+
+def test_folders_are_splits(tmp_path):
+    genome = random_genome(8, {"a": 30 * BLOCK, "b": 300, "c": 400})
+    for folder, names in (("train", "a"), ("val", "b"), ("test", "c")):
+        (tmp_path / folder).mkdir()
+        write(tmp_path / folder, "one.fa", fasta({name: genome[name] for name in names}))
+    splits = parse_modality("genome()").splits(str(tmp_path))
+    assert {split: set(places(splits, split)) for split in SPLITS} == {
+        "train": {"a"},
+        "validation": {"b"},
+        "test": {"c"},
+    }
+    with pytest.raises(DataError, match="has folders that are splits, and regions are named"):
+        parse_modality('genome(test="a")').splits(str(tmp_path))
+    (tmp_path / "train" / "one.fa").rename(tmp_path / "val" / "two.fa")
+    (tmp_path / "test" / "one.fa").rename(tmp_path / "train" / "one.fa")
+    assert parse_modality("genome()").splits(str(tmp_path)).sha256 != splits.sha256
+
+
+def test_blocks_that_are_mostly_unknown_are_left_out_and_said(tmp_path):
+    genome = random_genome(9, {"a": 40 * BLOCK})
+    letters = genome["a"]
+    half = BLOCK // 2
+    genome["a"] = (
+        "N" * (BLOCK + half + 1) + letters[BLOCK + half + 1 : 3 * BLOCK - half] + "N" * half + letters[3 * BLOCK :]
+    )
+    path = write(tmp_path, "g.fa", fasta(genome))
+    splits = parse_modality("genome()").splits(str(path))
+    used = sum(places(splits, split).get("a", 0) for split in SPLITS)
+    # The third block is half N, no more.
+    assert np.flatnonzero(used == 0).tolist() == list(range(2 * BLOCK))
+    assert splits.notes == (f"{path}: {2 * BLOCK} bases in blocks that are mostly N are left out (most_unknown)",)
+    assert sum(map(parse_modality("genome(most_unknown=1)").splits(str(path)).length, SPLITS)) == 40 * BLOCK
+    # Where a region cuts a block, each part is counted for itself.
+    cut = parse_modality(f'genome(test="a:1-{BLOCK + half}")').splits(str(path))
+    used = sum(places(cut, split).get("a", 0) for split in SPLITS)
+    assert np.flatnonzero(used == 0).tolist() == list(range(BLOCK + half))
+
+
+def test_training_reads_both_strands_and_scoring_one(path):
+    splits = parse_modality("genome()").splits(path)
+    turned = Windows(splits, 64, seed=3)
+    plain = Windows(parse_modality("genome(reverse_complement=False)").splits(path), 64, seed=3)
+    assert splits.sha256 == plain.sha256
+    seen = []
+    for ours, theirs in zip(turned.draw(4, 200), plain.draw(4, 200), strict=True):
+        values, letters = (row[int(row[0] == 0) :].clamp(min=0).numpy().astype(np.uint8) for row in (ours, theirs))
+        values, letters = values[values > 0], letters[letters > 0]
+        seen.append(not np.array_equal(values, letters))
+        assert np.array_equal(values, reverse_complement(letters) if seen[-1] else letters)
+    assert 70 < sum(seen) < 130
+    assert np.array_equal(turned.draw(4, 200), turned.draw(4, 200))
+    assert not splits.pieces("validation").both_strands and not splits.pieces("test").both_strands
+
+
+def test_identity_is_of_letters_and_of_how_they_are_read(genome, tmp_path):
+    def identity(text: str, contents: str) -> str:
+        return parse_modality(text).splits(str(write(tmp_path, "g.fa", contents))).sha256
+
+    same = identity("genome()", fasta(genome))
+    assert same == identity("genome()", fasta(genome, 30, "\r\n"))
+    others = [identity(text, fasta(genome)) for text in ("genome(masked=N)", 'genome(test="chr2")')]
+    others.append(identity("genome()", fasta({**genome, "chr3": genome["chr3"][:-1]})))
+    assert len({same, *others}) == 4
+
+
+def test_what_is_written_is_read_again(tmp_path):
+    genome = parse_modality("genome()")
+    first = np.frombuffer(b"ACGTN" * 25, dtype=np.uint8)
+    second = np.frombuffer(b"AC\0gT", dtype=np.uint8)
+    path = tmp_path / "new.fa"
+    assert genome.write([first, second], path) == [path]
+    rows = path.read_text().splitlines()
+    assert rows[0] == ">sample1 125 bases" and [len(row) for row in rows[1:4]] == [60, 60, 5]
+    assert rows[4:] == [">sample2 5 bases 2 values that are no letters became N", "ACNNT"]
+    with pytest.raises(DataError, match="holds 2 sequences; one is continued"):
+        genome.read_prompt(path)
+    genome.write([first], path)
+    assert np.array_equal(genome.read_prompt(path), first)
+    with pytest.raises(ConfigurationError, match=r"is to be FASTA: its name must end in \.fa"):
+        genome.write([first], tmp_path / "new.png")
+
+
+def test_compressors_score_the_same_bases():
+    bases = np.frombuffer(random_genome(10, {"a": 20_000})["a"].encode(), dtype=np.uint8)
+    bits = compressed(bases)
+    assert 2 <= bits["xz of 2 bits a base"] < 2.1 and 2 < bits["zlib"] < 2.6
+    assert bits["zlib"] == 8 * len(zlib.compress(bases.tobytes(), 9)) / 20_000
+    repeated = np.tile(bases[:100], 200)
+    letters = 8 * len(lzma.compress(repeated.tobytes(), preset=9 | lzma.PRESET_EXTREME)) / 20_000
+    assert compressed(repeated).get("xz of letters", letters) == letters
+
+
+def test_baselines_are_of_the_places_that_are_scored(path):
+    genome = parse_modality("genome()")
+    splits = genome.splits(path)
+    pieces = splits.pieces("validation")
+    bases = np.concatenate([pieces.read(*pieces.bounds[at : at + 2].tolist()) for at in range(len(pieces.bounds) - 1)])
+    assert np.array_equal(np.concatenate([*pieces.stretches(10, 700)]), bases[10:700])
+    assert compressed(bases[10:700]).items() <= genome.baselines(splits, "validation", 10, 700).items()
+
+
+def test_text_of_a_genome_needs_a_path():
+    with pytest.raises(DataError, match="needs a file or folder of sequences"):
+        parse_modality("genome()").splits(None)
