@@ -21,6 +21,7 @@ from test_compiler import assert_plan_is
 from asterism import compile_pattern, patterns
 from asterism.compiler.liveness import last_reader, most_living
 from asterism.patterns import Verdict
+from asterism.patterns.pattern import Tokens
 
 PAGE = (Path(__file__).parent.parent / "docs" / "patterns.md").read_text()
 
@@ -176,6 +177,24 @@ def test_picture_spans_and_verdicts_of_any_grid(count):
         assert (last_reader(pattern, np.arange(length)) >= readers).all()
 
     hold(law, _grids(), count)
+
+
+@pytest.mark.parametrize("text", ("grid(24, radius=2)", "grid(24, radius=(1, 3), dilation=2)", "grid(2, radius=2)"))
+@pytest.mark.parametrize("step", (0, 1, 2, 3, 5))
+def test_verdicts_on_progressions(text, step):
+    """Tiles of other layouts hold every step-th token of a range, or (0) nobody says which."""
+    pattern, length = patterns.parse(text), 96
+    (picture,) = pattern.dense(length)
+    for first in range(0, 40):
+        for other in range(first % 3, length, 3):
+            queries, keys = (
+                np.arange(start, min(start + 7 * (step or 2), length), step or 2) for start in (first, other)
+            )
+            asked = [Tokens(tokens[:1], tokens[-1:], step) for tokens in (queries, keys)]
+            verdict = Verdict(int(pattern.judge(*asked, length, 0)[0]))
+            cells = picture[np.ix_(queries, keys)]
+            truth = {Verdict.EMPTY: not cells.any(), Verdict.FULL: cells.all(), Verdict.UNKNOWN: True}
+            assert truth.get(verdict, cells.any() and not cells.all()), (queries, keys, verdict)
 
 
 # --- plans -----------------------------------------------------------------------------------------------------------

@@ -51,6 +51,7 @@ class Settings:
         "window(left=511)",
         "strided(stride=128)",
         "fixed(stride=128, summary=8)",
+        "grid(width=64, radius=2, channels=3) & causal()",
     )
     lengths: tuple[int, ...] = (1024, 4096, 16384)
     dtypes: tuple[str, ...] = ("float32", "bfloat16")
