@@ -11,6 +11,7 @@ from asterism.errors import ConfigurationError, DataError
 from asterism.training.data.genomes import index, regions
 from asterism.training.data.genomes.genome import GenomeSplits, compressed
 from asterism.training.data.genomes.letters import reverse_complement
+from asterism.training.data.genomes.ngram import yardsticks
 from asterism.training.data.modality import parse_modality
 from asterism.training.data.splits import SPLITS
 from asterism.training.data.windows import Windows
@@ -229,7 +230,13 @@ def test_baselines_are_of_the_places_that_are_scored(path):
     pieces = splits.pieces("validation")
     bases = np.concatenate([pieces.read(*pieces.bounds[at : at + 2].tolist()) for at in range(len(pieces.bounds) - 1)])
     assert np.array_equal(np.concatenate([*pieces.stretches(10, 700)]), bases[10:700])
-    assert compressed(bases[10:700]).items() <= genome.baselines(splits, "validation", 10, 700).items()
+    found = genome.baselines(splits, "validation", 10, 700)
+    assert compressed(bases[10:700]).items() <= found.items()
+    train = splits.pieces("train")
+    counted = [train.read(*train.bounds[at : at + 2].tolist()) for at in range(len(train.bounds) - 1)]
+    assert found["order 11"] == pytest.approx(yardsticks(counted, [bases[10:700]])["order 11"], rel=0.01)
+    few = [*train.sampled(len(train) // 4)]
+    assert 0.2 < sum(map(len, few)) / len(train) < 0.3 and np.array_equal(few[0], counted[0])
 
 
 def test_text_of_a_genome_needs_a_path():

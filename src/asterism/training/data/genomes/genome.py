@@ -17,6 +17,7 @@ from asterism.errors import ConfigurationError, DataError, shown
 from asterism.training.data.folders import split_homes
 from asterism.training.data.genomes import letters
 from asterism.training.data.genomes.letters import BASES, UNKNOWN, Masked
+from asterism.training.data.genomes.ngram import yardsticks
 from asterism.training.data.genomes.regions import Parts, divide, parse_regions
 from asterism.training.data.genomes.sequences import SequenceFile, Sequences, files_below, open_sequences
 from asterism.training.data.modality import Modality
@@ -26,7 +27,10 @@ LONGEST_PROMPT = 1 << 24
 """Bases of a sequence that is to be continued."""
 
 MOST_COMPARED = 1 << 22
-"""Bases on which compressors are tried, and that simple models count and score; of more, the first or evenly many."""
+"""Bases on which compressors and simple models are tried: the first ones of more."""
+
+MOST_COUNTED = 1 << 23
+"""Bases that simple models count: pieces from all over the training split, if that has more."""
 
 COLUMNS = 60
 """Letters of a line that is written."""
@@ -56,6 +60,12 @@ class GenomePieces(Pieces):
         for begin, end in zip(self.bounds[:-1].tolist(), self.bounds[1:].tolist(), strict=True):
             if max(first, begin) < min(stop, end):
                 yield self.read(max(first, begin), min(stop, end))
+
+    def sampled(self, most: int) -> Iterator[np.ndarray]:
+        """Whole pieces, spread evenly over the split, of about `most` letters; all of them if there are not more."""
+        every = -(-len(self) // most)
+        for begin, end in zip(self.bounds[:-1:every].tolist(), self.bounds[1::every].tolist(), strict=True):
+            yield self.read(begin, end)
 
 
 class GenomeSplits(Splits):
@@ -131,12 +141,16 @@ class Genome(Modality):
         return splits
 
     def baselines(self, splits: Splits, split: Split, first: int, stop: int) -> dict[str, float]:
-        """What zlib and xz need."""
+        """What zlib, xz and models of several orders need; the models count both strands of the training split."""
         assert isinstance(splits, GenomeSplits)
         last = min(stop, first + MOST_COMPARED)
-        bases = np.concatenate([*splits.pieces(split).stretches(first, last)])
+        scored = [*splits.pieces(split).stretches(first, last)]
+        found = {
+            **compressed(np.concatenate(scored)),
+            **yardsticks(splits.pieces("train").sampled(MOST_COUNTED), scored),
+        }
         cut = "" if last == stop else f", first {MOST_COMPARED:,}"
-        return {f"{name}{cut}": bits for name, bits in compressed(bases).items()}
+        return {f"{name}{cut}": bits for name, bits in found.items()}
 
     def read_prompt(self, path: Path) -> np.ndarray:
         """The letters of a file that holds one sequence."""
