@@ -35,14 +35,16 @@ GOLDEN = {
         recipe=sparse-transformer-cifar10 mixers=strided(stride=96) num_hidden_layers=128 num_attention_heads=2
         query_key_dim=128 intermediate_size=512 position_type=factorised position_shape=(32, 32, 3) dropout=0.25
         batch_size=32 gradient_checkpointing=True steps=180000 learning_rate=0.00035 warmup_steps=5000 beta2=0.999
-        log_every=50 evaluation_every=1000 checkpoint_every=1000 record_length=3072 context=3072
+        log_every=50 evaluation_every=1000 checkpoint_every=1000
+        modality=images(width=32, height=32) context=3072
         evaluation_bytes=1000000
     """,
     "sparse-transformer-imagenet64": """
         recipe=sparse-transformer-imagenet64 mixers=strided(stride=128) hidden_size=512 num_hidden_layers=48
         num_attention_heads=16 position_type=factorised position_shape=(64, 64, 3) dropout=0.01 batch_size=64
         gradient_accumulation_steps=4 gradient_checkpointing=True steps=1401276 learning_rate=0.00035 warmup_steps=5000
-        beta2=0.999 log_every=50 evaluation_every=1000 checkpoint_every=1000 record_length=12288 context=12288
+        beta2=0.999 log_every=50 evaluation_every=1000 checkpoint_every=1000
+        modality=images(width=64, height=64) context=12288
         evaluation_bytes=1000000
     """,
     "sparse-transformer-music": """

@@ -63,8 +63,8 @@ def sparse_transformer_cifar10() -> RunConfig:
     Published: context 3,072 (one image), 128 layers, 2 heads, width 256, queries, keys and feed-forward layers of half
     size, a strided pattern, positions by row, column and channel, dropout 0.25, learning rate 3.5e-4, 120 epochs over
     48,000 images. Inferred: the stride of 96 (one row of pixels; it is in the authors' later code, not in the paper)
-    and that the two parts of the pattern are merged. Data: raw records of 3,072 bytes, split 90/5/5 where the paper
-    held out 2,000 images.
+    and that the two parts of the pattern are merged. Data: the binary batches, or folders of pictures; 95/5 of the
+    training pictures where the paper held out 2,000.
     """
     context, batch_size = 3_072, 32
     return _child_2019(
@@ -80,7 +80,7 @@ def sparse_transformer_cifar10() -> RunConfig:
             position_shape=(32, 32, 3),
             dropout=0.25,
         ),
-        record_length=context,
+        modality="images(width=32, height=32)",
         context=context,
         batch_size=batch_size,
         steps=120 * 48_000 // batch_size,
@@ -92,7 +92,8 @@ def sparse_transformer_imagenet64() -> RunConfig:
 
     Published: context 12,288 (one image), 48 layers, 16 heads, width 512, the strided pattern with stride 128,
     positions by row, column and channel, dropout 0.01, 70 epochs (over 1,281,167 images). Inferred: the learning rate
-    (that of CIFAR-10) and that the two parts of the pattern are merged. Data: raw records of 12,288 bytes.
+    (that of CIFAR-10) and that the two parts of the pattern are merged. Data: the .npz files of the downsampled
+    ImageNet, or folders of pictures.
     """
     context, batch_size = 12_288, 64
     return _child_2019(
@@ -106,7 +107,7 @@ def sparse_transformer_imagenet64() -> RunConfig:
             position_shape=(64, 64, 3),
             dropout=0.01,
         ),
-        record_length=context,
+        modality="images(width=64, height=64)",
         context=context,
         batch_size=batch_size,
         gradient_accumulation_steps=4,

@@ -1,0 +1,114 @@
+"""Pictures as a modality: `images(width=32, height=32)`."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import cast
+
+import numpy as np
+
+from asterism.errors import ConfigurationError, nearest, shown
+from asterism.training.data.images.compression import compressed
+from asterism.training.data.images.corpus import ImagePieces, ImageSplits, open_images, read_picture
+from asterism.training.data.images.decoding import BACKGROUNDS, RESIZE, Fitting, require_pillow
+from asterism.training.data.images.sheet import given, in_rows, write_sheet
+from asterism.training.data.modality import Modality
+from asterism.training.data.splits import Split, Splits
+
+MOST_VALUES = 2**24
+"""Larger pictures are no sequence that a model reads."""
+
+MOST_CLASSES = 100_000
+
+
+class Images(Modality):
+    """Pictures of `height` x `width` pixels with 3 channels of 8 bits, or 1.
+
+    Each is a sequence of height * width * channels values: row by row, pixel by pixel, red, green, blue. The model
+    knows these places by position_type="factorised" and position_shape=(height, width, channels).
+
+    resize      what happens to pictures of another size: "crop" scales and cuts them, "squash" scales only, "exact"
+                refuses them
+    background  "white" or "black" behind transparent pixels, which are refused otherwise
+    classes     how many classes the data tell apart, for models that are told which one they are to draw
+    """
+
+    name, unit = "images", "values"
+    outputs = (".png",)
+
+    def __init__(
+        self,
+        width: int,
+        height: int,
+        channels: int = 3,
+        resize: str = "crop",
+        background: str | None = None,
+        classes: int | None = None,
+    ) -> None:
+        for name, number, most in (("width", width, MOST_VALUES), ("height", height, MOST_VALUES)):
+            _require(name, number, _whole(number, 1, most), "must be a whole number above 0")
+        _require("channels", channels, channels in (1, 3) and _whole(channels, 1, 3), "must be 1 or 3")
+        _require("width", width, width * height * channels <= MOST_VALUES, f"gives more than {MOST_VALUES:,} values")
+        _require("classes", classes, classes is None or _whole(classes, 1, MOST_CLASSES), "must be at least 1")
+        for name, word, known in (("resize", resize, RESIZE), ("background", background, (None, *BACKGROUNDS))):
+            hint = nearest(word, [one for one in known if one]) if isinstance(word, str) else ""
+            _require(name, word, word in known, f"must be one of {', '.join(str(one) for one in known)}.{hint}")
+        self.width, self.height, self.channels = width, height, channels
+        self.resize, self.background, self.classes = resize, background, classes
+        self.fitting = Fitting(width, height, channels, resize, background)
+        self.sequence_length = self.fitting.values
+
+    def splits(self, path: str | None) -> ImageSplits:
+        """As `open_images`."""
+        require_pillow()
+        return open_images(path, self.fitting, self.classes, str(self))
+
+    def baselines(self, splits: Splits, split: Split, first: int, stop: int) -> dict[str, float]:
+        """PNG and WebP without loss, a file for each picture, of which what it says about itself is not counted."""
+        chosen = range(first // self.fitting.values, stop // self.fitting.values)
+        return compressed(cast(ImagePieces, splits.pieces(split)), chosen)
+
+    def read_prompt(self, path: Path) -> np.ndarray:
+        """A whole picture, in the size that the model reads."""
+        return read_picture(path, self.fitting).reshape(-1)
+
+    def kept(self, values: int, share: float | None) -> int:
+        """Whole rows: by default the upper half."""
+        row = self.width * self.channels
+        return round((0.5 if share is None else share) * values / row) * row
+
+    def write(self, sequences: Sequence[np.ndarray], output: Path) -> list[Path]:
+        """A grid of pictures, as one PNG."""
+        write_sheet(in_rows([self._picture(one) for one in sequences]), output)
+        return [output]
+
+    def write_completions(
+        self,
+        originals: Sequence[np.ndarray],
+        kept: Sequence[int],
+        completions: Sequence[Sequence[np.ndarray]],
+        output: Path,
+    ) -> list[Path]:
+        """A row for each picture: what was given of it, what was made of that, the original; many stand in pairs."""
+        rows = [
+            [given(self._picture(original), count), *map(self._picture, made), self._picture(original)]
+            for original, count, made in zip(originals, kept, completions, strict=True)
+        ]
+        abreast = 1 if len(rows) < 8 else 2
+        write_sheet([sum(rows[at : at + abreast], []) for at in range(0, len(rows), abreast)], output)
+        return [output]
+
+    def refuse_output(self, output: Path) -> None:
+        require_pillow()
+        super().refuse_output(output)
+
+    def _picture(self, values: np.ndarray) -> np.ndarray:
+        return values.reshape(self.height, self.width, self.channels)
+
+
+def _whole(value: object, least: int, most: int) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and least <= value <= most
+
+
+def _require(name: str, value: object, holds: bool, rule: str) -> None:
+    if not holds:
+        raise ConfigurationError(f"modality: images: {name}={shown(value)} {rule}")
