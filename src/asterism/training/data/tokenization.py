@@ -3,10 +3,11 @@
     bytes         a token for each byte
     bpe:8000      byte-level BPE with 8,000 tokens, trained on the training split
     unigram:8000  a unigram model over bytes, likewise
+    bases         tokens of DNA, as are kmer:6 and dna-bpe:8000: see `dna_tokens.py`
     PATH          a folder with a Hugging Face tokenizer that has the special tokens which the objective `Needs`
 
-Those made here know the special tokens of BERT, have a token for every byte, so that no text is unknown to them, and
-are functions of the training split.
+Those made here know the special tokens of BERT, and are functions of the training split. Those of text have a token for
+every byte, so that no text is unknown to them.
 """
 
 import json
@@ -21,6 +22,7 @@ from transformers import AutoTokenizer, PreTrainedTokenizerBase, PreTrainedToken
 
 from asterism.errors import ConfigurationError, DataError
 from asterism.files import DAMAGED, LOCAL, why_unread
+from asterism.training.data.dna_tokens import Maker, dna_tokenizer
 
 SPECIAL_TOKENS = {
     "pad_token": "[PAD]",
@@ -78,11 +80,10 @@ def vocabulary(name: str, needs: Needs = MASKING) -> Vocabulary:
     Raises ConfigurationError for a size below that of the byte vocabulary, DataError for a folder without a tokenizer,
     or with one that lacks what is needed.
     """
-    kind, size = _kind_and_size(name)
-    if kind is not None:
+    if (found := _found(name)) is not None:
         padding, end, start = (list(SPECIAL_TOKENS).index(token) for token in ("pad_token", "sep_token", "cls_token"))
         more = needs.sentinels
-        return Vocabulary(size + more, padding, name, end=end, start=start, sentinels=more)
+        return Vocabulary(found[0] + more, padding, name, end=end, start=start, sentinels=more)
     tokenizer = load_tokenizer(name, needs)
     padding = tokenizer.pad_token_id
     start = padding if tokenizer.cls_token_id is None else tokenizer.cls_token_id
@@ -111,7 +112,25 @@ def make_tokenizer(name: str, documents: Iterable[str], context: int) -> PreTrai
 
 
 def _make_tokenizer(name: str, documents: Iterable[str], context: int, sentinels: int) -> PreTrainedTokenizerBase:
-    kind, size = _kind_and_size(name)
+    found = _found(name)
+    assert found is not None  # `vocabulary` has loaded what is in a folder
+    tokenizer, special = found[1](documents), list(SPECIAL_TOKENS.values())
+    numbers = [(token, tokenizer.token_to_id(token)) for token in ("[CLS]", "[SEP]")]
+    # A token carries the space before it, so a mask takes that of its place along; a byte or a base stands alone.
+    mask = AddedToken(SPECIAL_TOKENS["mask_token"], lstrip=name.startswith(("bpe:", "unigram:")), special=True)
+    tokenizer.add_special_tokens([*special[:-1], mask, *map(sentinel, range(sentinels))])
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single="[CLS] $A [SEP]", pair="[CLS] $A [SEP] $B:1 [SEP]:1", special_tokens=numbers
+    )
+    return PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer,
+        model_max_length=context,
+        clean_up_tokenization_spaces=False,
+        **SPECIAL_TOKENS | {"mask_token": mask},
+    )
+
+
+def _of_bytes(kind: str, size: int, documents: Iterable[str]) -> Tokenizer:
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     special = list(SPECIAL_TOKENS.values())
     settings: dict[str, Any] = {
@@ -133,19 +152,7 @@ def _make_tokenizer(name: str, documents: Iterable[str], context: int, sentinels
         tokenizer.train_from_iterator(pieces(documents), trainer)
     if kind == "unigram":
         tokenizer.model = _settled(tokenizer)
-    numbers = [(token, tokenizer.token_to_id(token)) for token in ("[CLS]", "[SEP]")]
-    # A token carries the space before it, so a mask takes that of its place along; a byte stands alone.
-    mask = AddedToken(SPECIAL_TOKENS["mask_token"], lstrip=kind != "bytes", special=True)
-    tokenizer.add_special_tokens([*special[:-1], mask, *map(sentinel, range(sentinels))])
-    tokenizer.post_processor = processors.TemplateProcessing(
-        single="[CLS] $A [SEP]", pair="[CLS] $A [SEP] $B:1 [SEP]:1", special_tokens=numbers
-    )
-    return PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer,
-        model_max_length=context,
-        clean_up_tokenization_spaces=False,
-        **SPECIAL_TOKENS | {"mask_token": mask},
-    )
+    return tokenizer
 
 
 def _settled(tokenizer: Tokenizer) -> models.Unigram:
@@ -167,7 +174,8 @@ def load_tokenizer(folder: str | Path, needs: Needs = MASKING) -> PreTrainedToke
     """The Hugging Face tokenizer in a folder. Raises DataError if there is none, or one that lacks what is needed."""
     if not Path(folder).is_dir():
         raise DataError(
-            f"tokenizer: there is no folder {folder}; give the folder of a tokenizer, bytes, bpe:SIZE or unigram:SIZE"
+            f"tokenizer: there is no folder {folder}; give the folder of a tokenizer, bytes, bpe:SIZE or unigram:SIZE,"
+            " or for DNA bases, kmer:LENGTH or dna-bpe:SIZE"
         )
     try:
         tokenizer = AutoTokenizer.from_pretrained(folder, **LOCAL)
@@ -209,16 +217,16 @@ def pieces(documents: Iterable[str]) -> Iterator[str]:
         yield document[start:]
 
 
-def _kind_and_size(name: str) -> tuple[str | None, int]:
-    """("bytes", "bpe" or "unigram", vocabulary); (None, 0) for the name of a folder."""
+def _found(name: str) -> tuple[int, Maker] | None:
+    """How many tokens the tokenizer called `name` has at most, and its maker; None for the name of a folder."""
     kind, colon, size = name.partition(":")
     if name == "bytes":
-        return kind, _SMALLEST
+        return _SMALLEST, lambda documents: _of_bytes(kind, _SMALLEST, documents)
     if kind not in ("bpe", "unigram") or not colon:
-        return None, 0
+        return dna_tokenizer(name, list(SPECIAL_TOKENS.values()))
     if not size.isdecimal() or int(size) < _SMALLEST:
         raise ConfigurationError(
             f"tokenizer {name!r}: the size must be a whole number of at least {_SMALLEST},"
             f" a token for every byte and {len(SPECIAL_TOKENS)} special ones"
         )
-    return kind, int(size)
+    return int(size), lambda documents: _of_bytes(kind, int(size), documents)
