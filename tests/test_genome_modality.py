@@ -73,6 +73,24 @@ def test_pieces_read_the_letters_of_their_places(genome, path):
         assert pieces.read(begin + 3, end - 1).tobytes().decode() == letters[3:-1]
 
 
+def test_documents_hold_every_letter_of_their_split_and_none_of_another(path):
+    """What is scored stands in documents once; training passes over its own so often that nothing is missed."""
+    splits = parse_modality("genome(reverse_complement=False)").splits(path)
+    held_out = {split: list(splits.pieces(split).stretches(0, splits.length(split))) for split in SPLITS}
+    for split in ("validation", "test"):
+        letters = "".join(splits.documents(split)).replace("\n", "")
+        assert letters == b"".join(one.tobytes() for one in held_out[split]).decode()
+    training = "\n".join(splits.documents("train"))
+    blocks = {split: [one.tobytes().decode() for one in held_out[split]] for split in SPLITS}
+    words = {split: {one[at : at + 32] for one in blocks[split] for at in range(len(one) - 31)} for split in SPLITS}
+    read = {one[at : at + 32] for one in training.split("\n") for at in range(len(one) - 31)}
+    assert not read & (words["validation"] | words["test"])
+    assert len(read & words["train"]) > 0.95 * len(words["train"])
+    assert list(splits.documents("train")) == list(splits.documents("train"))
+    fewer = parse_modality("genome(reverse_complement=False, passes=2)").splits(path)
+    assert sum(map(len, fewer.documents("train"))) < 0.3 * len(training)
+
+
 def test_copies_of_a_block_are_in_one_split(tmp_path):
     unit = random_genome(6, {"u": BLOCK})["u"]
     genome = random_genome(7, {"a": 60 * BLOCK})
@@ -114,6 +132,7 @@ def test_regions_that_cannot_be_are_refused(path, text, message):
     [
         ("genome(test=3)", "test=3 must name regions"),
         ('genome(validation=" ")', "must name regions"),
+        ("genome(passes=0)", "passes=0 must be from 1 to 1000"),
         ("genome(masked=lower)", "masked='lower' must be 'upper' or 'N'"),
         ("genome(most_unknown=2)", "most_unknown=2 must be from 0 to 1"),
         ("genome(most_unknown=True)", "must be from 0 to 1"),

@@ -1,21 +1,22 @@
 """Documents of a genome, as BigBird reads them (Zaheer 2020, appendix F.1).
 
-A pass over a stretch begins at a random base among its first 5,001, and cuts what follows into documents of 50 to 100
-sentences of 500 to 1,000 bases each, until the stretch ends; what is left at the end is a shorter document, perhaps
-with a shorter last sentence. Training takes ten passes, so that the same bases stand at other places of other
-sentences. What is scored is passed over once, from its first base, so that every base is scored and none twice.
+A pass over a stretch begins at a random base among its first 5,001 (or its first tenth, where that is less) and cuts
+what follows into documents of 50 to 100 sentences of 500 to 1,000 bases each, until the stretch ends; what is left at
+the end is a shorter document, perhaps with a shorter last sentence. Training takes ten passes, so that the same bases
+stand at other places of other sentences. What is scored is passed over once, from its first base, so that every base is
+scored and none twice.
 
 A stretch is of one split, as long as its blocks lie next to each other. A document has a sentence in each line.
 Invariant: documents are a function of the stretches and the seed, and no letter of a document lies outside them.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
 
 from asterism.training.data.genomes.letters import reverse_complement
+from asterism.training.data.genomes.regions import Region
 
 PASSES = 10
 LATEST_START = 5_000
@@ -30,43 +31,35 @@ class Letters(Protocol):
         """The letters start .. stop - 1 of a sequence: uint8 [stop - start]."""
 
 
-@dataclass(frozen=True)
-class Stretch:
-    """The places start .. stop - 1 of a sequence."""
-
-    sequence: str
-    start: int
-    stop: int
-
-
-def joined(stretches: Iterable[Stretch]) -> list[Stretch]:
-    """The same places, where one stretch begins at the end of the one before as one stretch."""
-    found: list[Stretch] = []
-    for one in stretches:
-        if found and (found[-1].sequence, found[-1].stop) == (one.sequence, one.start):
-            one = Stretch(one.sequence, found.pop().start, one.stop)
+def joined(regions: Iterable[Region]) -> list[Region]:
+    """The same places: a region that begins at the end of the one before is part of it."""
+    found: list[Region] = []
+    for one in regions:
+        if found and (found[-1].name, found[-1].stop) == (one.name, one.start):
+            one = Region(one.name, found.pop().start, one.stop)
         found.append(one)
     return found
 
 
 def training_documents(
-    letters: Letters, stretches: Sequence[Stretch], seed: int, *, passes: int = PASSES, both_strands: bool = False
+    letters: Letters, stretches: Sequence[Region], seed: int, *, passes: int = PASSES, both_strands: bool = False
 ) -> Iterator[str]:
     """The documents of so many passes, one pass after the other; with `both_strands` every second one, as chance has
     it, is read from the other strand."""
     for number in range(passes):
         for place, stretch in enumerate(stretches):
             random = _generator(seed, number + 1, place)
-            first = stretch.start + int(random.integers(LATEST_START, endpoint=True))
+            latest = min(LATEST_START, (stretch.stop - stretch.start) // 10)
+            first = stretch.start + int(random.integers(latest, endpoint=True))
             for bounds in _cut(first, stretch.stop, random):
-                yield _text(letters, stretch.sequence, bounds, turned=both_strands and random.random() < 0.5)
+                yield _text(letters, stretch.name, bounds, turned=both_strands and random.random() < 0.5)
 
 
-def scored_documents(letters: Letters, stretches: Sequence[Stretch], seed: int) -> Iterator[str]:
+def scored_documents(letters: Letters, stretches: Sequence[Region], seed: int) -> Iterator[str]:
     """Documents that hold every base of the stretches once."""
     for place, stretch in enumerate(stretches):
         for bounds in _cut(stretch.start, stretch.stop, _generator(seed, 0, place)):
-            yield _text(letters, stretch.sequence, bounds, turned=False)
+            yield _text(letters, stretch.name, bounds, turned=False)
 
 
 def _generator(seed: int, number: int, place: int) -> np.random.Generator:
@@ -83,9 +76,9 @@ def _cut(first: int, stop: int, random: np.random.Generator) -> Iterator[np.ndar
         first = int(bounds[-1])
 
 
-def _text(letters: Letters, sequence: str, bounds: np.ndarray, *, turned: bool) -> str:
+def _text(letters: Letters, name: str, bounds: np.ndarray, *, turned: bool) -> str:
     first, last = int(bounds[0]), int(bounds[-1])
-    read, cuts = letters.read(sequence, first, last), bounds - first
+    read, cuts = letters.read(name, first, last), bounds - first
     if turned:
         read, cuts = reverse_complement(read), (last - bounds)[::-1]
     text = read.tobytes().decode("ascii")

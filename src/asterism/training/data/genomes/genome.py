@@ -15,10 +15,10 @@ import numpy as np
 
 from asterism.errors import ConfigurationError, DataError, shown
 from asterism.training.data.folders import split_homes
-from asterism.training.data.genomes import letters
+from asterism.training.data.genomes import documents, letters
 from asterism.training.data.genomes.letters import BASES, UNKNOWN, Masked
 from asterism.training.data.genomes.ngram import yardsticks
-from asterism.training.data.genomes.regions import Parts, divide, parse_regions
+from asterism.training.data.genomes.regions import Parts, Region, divide, parse_regions
 from asterism.training.data.genomes.sequences import SequenceFile, Sequences, files_below, open_sequences
 from asterism.training.data.modality import Modality
 from asterism.training.data.splits import SPLITS, Pieces, Split, Splits
@@ -31,6 +31,8 @@ MOST_COMPARED = 1 << 22
 
 MOST_COUNTED = 1 << 23
 """Bases that simple models count: pieces from all over the training split, if that has more."""
+
+MOST_PASSES = 1_000
 
 COLUMNS = 60
 """Letters of a line that is written."""
@@ -69,16 +71,39 @@ class GenomePieces(Pieces):
 
 
 class GenomeSplits(Splits):
-    """The sequences of a corpus, divided."""
+    """The sequences of a corpus, divided; training passes over them so many times to make documents."""
 
     unit = "bases"
 
-    def __init__(self, name: str, sha256: str, sequences: Sequences, parts: dict[Split, Parts], strands: bool) -> None:
-        self.name, self.sha256, self.sequences, self.parts = name, sha256, sequences, parts
+    def __init__(
+        self,
+        name: str,
+        sha256: str,
+        sequences: Sequences,
+        parts: dict[Split, Parts],
+        *,
+        strands: bool,
+        passes: int = documents.PASSES,
+    ) -> None:
+        self.name, self.sha256, self.sequences, self.parts, self.passes = name, sha256, sequences, parts, passes
         self._pieces = {split: GenomePieces(sequences, parts[split], strands and split == "train") for split in SPLITS}
 
     def pieces(self, split: Split) -> GenomePieces:
         return self._pieces[split]
+
+    def documents(self, split: Split) -> Iterator[str]:
+        """As `documents.py` makes them, a sentence in each line: always the same ones."""
+        parts = self.parts[split]
+        regions = documents.joined(
+            Region(self.sequences.names[owner], start, start + size)
+            for owner, start, size in zip(
+                parts.owners.tolist(), parts.starts.tolist(), parts.sizes.tolist(), strict=True
+            )
+        )
+        if split != "train":
+            return documents.scored_documents(self.sequences, regions, seed=0)
+        both = self._pieces[split].both_strands
+        return documents.training_documents(self.sequences, regions, seed=0, passes=self.passes, both_strands=both)
 
 
 class Genome(Modality):
@@ -87,7 +112,8 @@ class Genome(Modality):
     validation, test    regions: "chr8 chr9", "chr7:30,508,751-35,296,850"; else blocks of 2^17 bases, chosen by hash
     masked              what lower case becomes: "upper" for the base itself, "N"
     most_unknown        a block of which a larger share is N is left out
-    reverse_complement  whether training reads every second window from the other strand
+    reverse_complement  whether training reads every second window, or document, from the other strand
+    passes              how often training passes over a sequence to make documents for tokens (`documents.py`)
     """
 
     name, unit = "genome", "bases"
@@ -99,6 +125,7 @@ class Genome(Modality):
         masked: str = "upper",
         most_unknown: float = 0.5,
         reverse_complement: bool = True,
+        passes: int = documents.PASSES,
     ) -> None:
         for argument, value in (("validation", validation), ("test", test)):
             if value is not None and (not isinstance(value, str) or not value.split()):
@@ -113,8 +140,10 @@ class Genome(Modality):
             raise ConfigurationError(
                 f"modality: genome: reverse_complement={shown(reverse_complement)} must be True or False"
             )
+        if isinstance(passes, bool) or not isinstance(passes, int) or not 1 <= passes <= MOST_PASSES:
+            raise ConfigurationError(f"modality: genome: passes={shown(passes)} must be from 1 to {MOST_PASSES}")
         self.validation, self.test, self.masked = validation, test, masked
-        self.most_unknown, self.reverse_complement = most_unknown, reverse_complement
+        self.most_unknown, self.reverse_complement, self.passes = most_unknown, reverse_complement, passes
 
     def splits(self, path: str | None) -> GenomeSplits:
         if path is None:
@@ -128,7 +157,14 @@ class Genome(Modality):
         if regions and homes:
             raise DataError(f"data: {path} has folders that are splits, and regions are named; do one or the other")
         parts, left_out = divide(sequences, regions, homes, self.most_unknown)
-        splits = GenomeSplits(path, self._identity(sequences, homes), sequences, parts, self.reverse_complement)
+        splits = GenomeSplits(
+            path,
+            self._identity(sequences, homes),
+            sequences,
+            parts,
+            strands=self.reverse_complement,
+            passes=self.passes,
+        )
         notes = sequences.notes
         if left_out:
             notes = [*notes, f"{path}: {left_out:,} bases in blocks that are mostly N are left out (most_unknown)"]
