@@ -112,9 +112,9 @@ def interpreted(monkeypatch):
         k, v = (x.repeat_interleave(q.shape[1] // x.shape[1], dim=1) for x in (k, v))
         places = torch.meshgrid(*map(torch.arange, mask.shape), indexing="ij")
         scores = score(scale * (q @ k.mT), *places).masked_fill(~mask, -math.inf)
-        lse = scores.logsumexp(-1)
-        empty = lse == -math.inf
-        weights = (scores - lse.masked_fill(empty, 0)[..., None]).exp()
+        empty = (scores == -math.inf).all(-1)
+        lse = scores.masked_fill(empty[..., None], 0).logsumexp(-1)  # has no gradient where all scores are -inf
+        weights = (scores - lse[..., None]).exp()
         return weights @ v, lse.masked_fill(empty, -math.inf)
 
     monkeypatch.setattr(flex, "_compiled", compute)
