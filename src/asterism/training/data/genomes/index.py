@@ -92,7 +92,7 @@ def _make(path: Path, folder: Path) -> None:
     from asterism.files import replacing, write_json  # with torch, which the names of modalities do not need
 
     with replacing(folder) as temporary:
-        head = next(blocks(path))[:5]
+        head = next(blocks(path), b"")[:5]
         recorder = None
         if head.startswith(b">") and not compression_of(path) and not path.name.lower().endswith(_REFUSED_BY_NAME):
             recorder = _Recorder()

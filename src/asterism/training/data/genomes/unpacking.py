@@ -23,8 +23,8 @@ LARGEST_RATIO = 200
 """How many times as long as its file the unfolded text may be, beyond `FREE_OF_RATIO`. DNA unfolds to four or five
 times its file; gzip can claim a thousand times, xz ten thousand."""
 
-FREE_OF_RATIO = 1 << 26
-"""Bytes that any compressed file may unfold to: 64 MiB."""
+FREE_OF_RATIO = 1 << 24
+"""Bytes that any compressed file may unfold to: 16 MiB."""
 
 XZ_MEMORY = 1 << 28
 """Bytes that unpacking xz may take: 256 MiB; `xz -9` takes 65 MiB."""
@@ -42,6 +42,8 @@ def compression_of(path: str | Path) -> bytes:
     Raises DataError for what is no file, cannot be read, is empty, or is not what its name promises.
     """
     path = Path(path)
+    if "\0" in str(path):
+        raise DataError(f"data: {str(path)!r} cannot be the name of a file")
     try:
         if not path.exists():
             raise DataError(f"data: there is no file {path}")
@@ -51,8 +53,6 @@ def compression_of(path: str | Path) -> bytes:
             head = file.read(8)
     except OSError as error:
         raise DataError(f"data: cannot read {path}: {error.strerror}") from None
-    except ValueError:  # a NUL in the name
-        raise DataError(f"data: {str(path)!r} cannot be the name of a file") from None
     if not head:
         raise DataError(f"{path} is empty")
     for magic, what in _REFUSED.items():
@@ -129,7 +129,7 @@ def _members(path: str | Path, file: IO[bytes], magic: bytes) -> Iterator[bytes]
             try:
                 block, data = unpacker.take(data)
             except (zlib.error, lzma.LZMAError) as error:
-                raise DataError(f"{path} is damaged near byte {offset:,}: {_one_line(error)}") from None
+                raise DataError(f"{path} cannot be unpacked near byte {offset:,}: {_one_line(error)}") from None
             if block:
                 yield block
             elif not unpacker.eof and not data:
