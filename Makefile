@@ -14,7 +14,7 @@ MODELS := models encoders import import_seq2seq use_pattern huggingface training
 LOWEST := 5.17.0
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/pytest --numprocesses logical --maxprocesses 8
 
-.PHONY: help train test quick test-slow test-lowest bench long-range readers qmsum rfc-summaries translation copying gpu-check wheel test-wheel real-weights lint install clean
+.PHONY: help train test quick test-slow test-lowest bench long-range readers qmsum rfc-summaries translation copying cifar gpu-check wheel test-wheel real-weights lint install clean
 .DEFAULT_GOAL := help
 
 help:  ## List the targets
@@ -63,6 +63,9 @@ translation: $(STAMP)  ## English to German by eight encoders, from ENGLISH=Tran
 
 copying: $(STAMP)  ## Copy and reverse, learned to the last letter, into benchmarks/results (six minutes)
 	$(BIN)/python benchmarks/copying.py runs/copying benchmarks/results/copying.json
+
+cifar: $(STAMP)  ## Pictures value by value, DATA=folder with train/ and test/, into benchmarks/results (90 minutes on one core)
+	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/cifar.py $(DATA) runs/cifar benchmarks/results/cifar.json
 
 gpu-check:  ## With a Python that has a GPU (PYTHON=...): its tests and figures, into benchmarks/results
 	@$(PYTHON) -c 'import sys, torch; sys.exit(None if torch.cuda.is_available() else "make gpu-check needs a GPU that PyTorch finds; PYTHON=... names the Python to use")'

@@ -25,6 +25,17 @@ GOLDEN = {
         learning_rate=0.006 warmup_steps=50 optimizer=muon weight_decay=0.1 log_every=20 evaluation_every=400
         checkpoint_every=400 evaluation_bytes=65536
     """,
+    "cifar-tiny": """
+        recipe=cifar-tiny mixers=per_head([window(left=1) & ~window(left=0), window(left=2) & ~window(left=1),
+        window(left=3) & ~window(left=2), window(left=4) & ~window(left=3), window(left=5) & ~window(left=4),
+        window(left=8) & ~window(left=7), window(left=92) & ~window(left=91), window(left=95) & ~window(left=94),
+        window(left=96) & ~window(left=95), window(left=97) & ~window(left=96), window(left=98) & ~window(left=97),
+        window(left=191) & ~window(left=190), window(left=8), window(left=104) & ~window(left=86), window(left=99),
+        strided(stride=96)]) hidden_size=192 num_attention_heads=16 query_key_dim=128 value_dim=256
+        position_type=factorised position_shape=(32, 32, 3) initializer_gain=0.354 tie_word_embeddings=True batch_size=1
+        steps=50000 minutes=30.0 learning_rate=0.008 optimizer=muon weight_decay=0.1 log_every=50 evaluation_every=1000
+        checkpoint_every=1000 modality=images(width=32, height=32) context=3072 evaluation_bytes=196608
+    """,
     "sparse-transformer-enwik8": """
         recipe=sparse-transformer-enwik8 mixers=fixed(stride=128, summary=32, heads=8) hidden_size=512
         num_hidden_layers=30 num_attention_heads=8 position_type=factorised position_shape=(96, 128) dropout=0.4
