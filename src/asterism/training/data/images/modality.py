@@ -1,6 +1,6 @@
 """Pictures as a modality: `images(width=32, height=32)`."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import cast
 
@@ -8,6 +8,7 @@ import numpy as np
 
 from asterism.errors import ConfigurationError, nearest, shown
 from asterism.training.data.images.compression import compressed
+from asterism.training.data.images.context_model import MOST_COUNTED, PixelModel
 from asterism.training.data.images.corpus import ImagePieces, ImageSplits, open_images, read_picture
 from asterism.training.data.images.decoding import BACKGROUNDS, RESIZE, Fitting, require_pillow
 from asterism.training.data.images.sheet import given, in_rows, write_sheet
@@ -63,9 +64,16 @@ class Images(Modality):
         return open_images(path, self.fitting, self.classes, str(self))
 
     def baselines(self, splits: Splits, split: Split, first: int, stop: int) -> dict[str, float]:
-        """PNG and WebP without loss, a file for each picture, of which what it says about itself is not counted."""
-        chosen = range(first // self.fitting.values, stop // self.fitting.values)
-        return compressed(cast(ImagePieces, splits.pieces(split)), chosen)
+        """PNG and WebP without loss, and a model of pixels by their neighbours, counted on training pictures.
+
+        Of compressed files, what they say about themselves is not counted.
+        """
+        scored, train = (cast(ImagePieces, splits.pieces(one)) for one in (split, "train"))
+        pictures = range(first // self.fitting.values, stop // self.fitting.values)
+        counted = np.linspace(0, len(train.pictures) - 1, min(len(train.pictures), _most_counted(self.fitting)))
+        model = PixelModel(np.stack(list(_read(train, counted.astype(np.int64).tolist()))))
+        bits = sum(model.bits(picture[None]).sum() for picture in _read(scored, pictures))
+        return {**compressed(_read(scored, pictures)), "context model": bits / (len(pictures) * self.fitting.values)}
 
     def read_prompt(self, path: Path) -> np.ndarray:
         """A whole picture, in the size that the model reads."""
@@ -103,6 +111,15 @@ class Images(Modality):
 
     def _picture(self, values: np.ndarray) -> np.ndarray:
         return values.reshape(self.height, self.width, self.channels)
+
+
+def _most_counted(fitting: Fitting) -> int:
+    return max(1, MOST_COUNTED // fitting.values)
+
+
+def _read(pieces: ImagePieces, numbers: Iterable[int]) -> Iterator[np.ndarray]:
+    for number in numbers:
+        yield pieces.pictures.read(number, pieces.fitting)
 
 
 def _whole(value: object, least: int, most: int) -> bool:
