@@ -1,5 +1,6 @@
 """Genomes to train on: every base in one split, blocks and regions, both strands, and what is written."""
 
+import json
 import lzma
 import zlib
 
@@ -7,14 +8,18 @@ import numpy as np
 import pytest
 from genome_files import fasta, random_genome, write
 
+from asterism.cli.main import main
 from asterism.errors import ConfigurationError, DataError
 from asterism.training.data.genomes import index, regions
 from asterism.training.data.genomes.genome import GenomeSplits, compressed
 from asterism.training.data.genomes.letters import reverse_complement
 from asterism.training.data.genomes.ngram import yardsticks
+from asterism.training.data.genomes.sequences import open_sequences
 from asterism.training.data.modality import parse_modality
 from asterism.training.data.splits import SPLITS
 from asterism.training.data.windows import Windows
+from asterism.training.pipeline import evaluate, train
+from asterism.training.run.configuration import ModelConfig, RunConfig
 
 BLOCK = 256
 
@@ -22,7 +27,8 @@ BLOCK = 256
 @pytest.fixture(scope="module", autouse=True)
 def small_blocks(tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("ASTERISM_CACHE", str(tmp_path_factory.mktemp("cache")))
+        kept = tmp_path_factory.mktemp("cache")
+        patch.setattr(index, "_place", lambda: kept)  # ASTERISM_CACHE would have kernels built anew, too
         for module in (index, regions):
             patch.setattr(module, "GRID", BLOCK)
         yield
@@ -224,13 +230,47 @@ def test_what_is_written_is_read_again(tmp_path):
     assert genome.write([first, second], path) == [path]
     rows = path.read_text().splitlines()
     assert rows[0] == ">sample1 125 bases" and [len(row) for row in rows[1:4]] == [60, 60, 5]
-    assert rows[4:] == [">sample2 5 bases 2 values that are no letters became N", "ACNNT"]
+    assert rows[4:] == [">sample2 5 bases of which 2 were no letters and became N", "ACNNT"]
     with pytest.raises(DataError, match="holds 2 sequences; one is continued"):
         genome.read_prompt(path)
     genome.write([first], path)
     assert np.array_equal(genome.read_prompt(path), first)
-    with pytest.raises(ConfigurationError, match=r"is to be FASTA: its name must end in \.fa"):
+    with pytest.raises(ConfigurationError, match=r"the name of a file of bases ends in \.fa, .* or \.txt"):
         genome.write([first], tmp_path / "new.png")
+
+
+def test_completions_are_written_beside_their_originals(tmp_path):
+    first, second = (np.frombuffer(text, dtype=np.uint8) for text in (b"ACGT", b"ACTT"))
+    path = tmp_path / "new.fa"
+    parse_modality("genome()").write_completions([first, second], [2, 3], [[second, second], [first]], path)
+    named = ["original1", "completion1.1 given=2", "completion1.2 given=2", "original2", "completion2.1 given=3"]
+    letters = ["ACGT", "ACTT", "ACTT", "ACTT", "ACGT"]
+    rows = [f">{name} 4 bases\n{text}\n" for name, text in zip(named, letters, strict=True)]
+    assert path.read_text() == "".join(rows)
+
+
+@pytest.mark.model
+def test_a_run_trains_on_a_genome_and_writes_sequences(genome, path, tmp_path, capsys):
+    run, prompt = tmp_path / "run", write(tmp_path, "prompt.fa", ">a\n" + genome["chr1"][:40] + "\n")
+    model = ModelConfig(mixers="fixed(stride=8)", hidden_size=16, num_hidden_layers=1, num_attention_heads=2)
+    config = RunConfig(model=model, data=path, modality="genome()", context=64, batch_size=4, steps=3, warmup_steps=1)
+    report = train(config, run, progress=False)
+    assert {"zlib", "order 2", "order 16"} <= report.baselines.keys()
+    assert "bases" in json.loads((run / "run.json").read_text())["corpus"]
+    assert evaluate(run, split="test").bytes_scored == parse_modality("genome()").splits(path).length("test")
+    for number, extra in enumerate(
+        (["--count", "2"], ["--prompt", str(prompt), "--length", "24"], ["--complete", "2"])
+    ):
+        output = tmp_path / f"{number}.fasta"
+        assert main(["generate", str(run), "--output", str(output), *extra]) == 0
+        assert "bases of" in capsys.readouterr().out
+        made = open_sequences(output)
+        assert len(made.names) == (2, 1, 4)[number]
+    assert made.names == ("original1", "completion1.1", "original2", "completion2.1")
+    continued = open_sequences(tmp_path / "1.fasta")
+    assert continued.read("sample1", 0, 40).tobytes().decode() == genome["chr1"][:40]
+    assert continued.length("sample1") == 64
+    assert main(["generate", str(run), "--output", str(tmp_path / "x.png")]) == 2
 
 
 def test_compressors_score_the_same_bases():

@@ -37,9 +37,6 @@ MOST_PASSES = 1_000
 COLUMNS = 60
 """Letters of a line that is written."""
 
-WRITTEN = (".fa", ".fasta", ".fna", ".fas", ".txt")
-"""What the name of a file that is written may end with."""
-
 
 class GenomePieces(Pieces):
     """One split: blocks of sequences, read when they are asked for."""
@@ -117,6 +114,7 @@ class Genome(Modality):
     """
 
     name, unit = "genome", "bases"
+    outputs = (".fa", ".fasta", ".fna", ".fas", ".txt")
 
     def __init__(
         self,
@@ -205,16 +203,32 @@ class Genome(Modality):
 
         What is no letter becomes N, and the line of the name says how often that was so.
         """
+        return self._write([(f"sample{number}", one) for number, one in enumerate(sequences, start=1)], output)
+
+    def write_completions(
+        self,
+        originals: Sequence[np.ndarray],
+        kept: Sequence[int],
+        completions: Sequence[Sequence[np.ndarray]],
+        output: Path,
+    ) -> list[Path]:
+        """As `write`: original1, then completion1.1, completion1.2, ... with how many of their bases were given."""
+        named: list[tuple[str, np.ndarray]] = []
+        for number, (original, given, made) in enumerate(zip(originals, kept, completions, strict=True), start=1):
+            named.append((f"original{number}", original))
+            named += [(f"completion{number}.{row} given={given}", one) for row, one in enumerate(made, start=1)]
+        return self._write(named, output)
+
+    def _write(self, named: Sequence[tuple[str, np.ndarray]], output: Path) -> list[Path]:
         from asterism.files import replacing_file  # with torch, which the names of modalities do not need
 
-        if not output.name.lower().endswith(WRITTEN):
-            raise ConfigurationError(f"output: {output} is to be FASTA: its name must end in {', '.join(WRITTEN)}")
+        self.refuse_output(output)
         with replacing_file(output) as unfinished, unfinished.open("wb") as file:
-            for number, values in enumerate(sequences, start=1):
+            for name, values in named:
                 known = letters.indices(values) < len(BASES)
                 strange = int((~known & (values != UNKNOWN)).sum())
-                note = f" {strange:,} values that are no letters became N" if strange else ""
-                file.write(f">sample{number} {len(values):,} bases{note}\n".encode())
+                note = f" of which {strange:,} were no letters and became N" if strange else ""
+                file.write(f">{name} {len(values):,} bases{note}\n".encode())
                 text = np.where(known, values, UNKNOWN).astype(np.uint8).tobytes()
                 file.writelines(text[at : at + COLUMNS] + b"\n" for at in range(0, len(text), COLUMNS))
         return [output]

@@ -133,11 +133,15 @@ def _state(path: Path) -> tuple[int, ...]:
 
 
 def _folder(path: Path) -> Path:
-    """Where the entry of a file in its present state is kept: the first place that can be written."""
+    """Where the entry of a file in its present state is kept."""
+    names = (os.fsencode(os.path.realpath(path)), repr(_state(path)).encode())
+    return _place() / "-".join(hashlib.sha256(one).hexdigest()[:24] for one in names)
+
+
+def _place() -> Path:
+    """The folder of all entries, at the first of the user's caches that can be written. Raises OSError."""
     from asterism.kernels.cpu.cache import places, require_private  # with torch
 
-    names = (os.fsencode(os.path.realpath(path)), repr(_state(path)).encode())
-    name = "-".join(hashlib.sha256(one).hexdigest()[:24] for one in names)
     refusals: list[OSError] = []
     for place in places():
         try:
@@ -145,7 +149,7 @@ def _folder(path: Path) -> Path:
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             folder = Path(os.path.realpath(folder))
             require_private(folder)
-            return folder / name
+            return folder
         except OSError as error:
             refusals.append(error)
     raise refusals[0] if refusals else OSError("there is no folder for it")
