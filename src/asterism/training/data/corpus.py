@@ -24,6 +24,7 @@ from pathlib import Path
 import numpy as np
 
 from asterism.errors import ConfigurationError, DataError
+from asterism.training.data.folders import regular
 from asterism.training.data.modality import Modality
 from asterism.training.data.splits import SPLITS, ArrayPieces, Split, Splits
 
@@ -65,13 +66,17 @@ class ByteSplits(Splits):
                 yield document.decode(errors="replace")
 
 
+LONGEST_PROMPT = 2**24
+"""Bytes of a file that is continued."""
+
+
 class Bytes(Modality):
     """Bytes as they are: text and anything else. With `record_length` a file holds records of so many bytes."""
 
     name, unit = "bytes", "bytes"
 
     def __init__(self, record_length: int | None = None) -> None:
-        if record_length is not None and (not isinstance(record_length, int) or record_length < 1):
+        if record_length is not None and (type(record_length) is not int or record_length < 1):
             raise ConfigurationError(f"modality: bytes: record_length={record_length!r} must be at least 1")
         self.record_length = self.sequence_length = record_length
         self.is_stream = record_length is None
@@ -90,6 +95,8 @@ class Bytes(Modality):
 
     def read_prompt(self, path: Path) -> np.ndarray:
         try:
+            if (size := regular(path, what="prompt").stat().st_size) > LONGEST_PROMPT:
+                raise DataError(f"prompt: {path} has {size:,} bytes; at most {LONGEST_PROMPT:,} are continued: cut it")
             return np.frombuffer(path.read_bytes(), dtype=np.uint8)
         except OSError as error:
             raise DataError(f"prompt: cannot read {path}: {error.strerror}") from error

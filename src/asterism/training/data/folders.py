@@ -60,16 +60,31 @@ class SplitFolder:
 def list_folder(folder: Path) -> list[str]:
     """All files below a folder, by their paths below it, sorted; names that begin with a dot are skipped.
 
-    Raises DataError for what is no folder, cannot be read, or holds what is neither file nor folder.
+    Links to folders are followed. Raises DataError for what is no folder or cannot be read, for a folder that is met
+    twice, as links can have it, and for names that are not UTF-8.
     """
-    if not folder.is_dir():
+    if not os.path.isdir(folder):
         raise DataError(f"data: there is no folder {folder}")
     found: list[str] = []
-    for place, folders, files in os.walk(folder, onerror=_refuse):
+    met: dict[tuple[int, int], str] = {}
+    for place, folders, files in os.walk(folder, onerror=_refuse, followlinks=True):
+        seen = os.stat(place)
+        if (first := met.setdefault((seen.st_dev, seen.st_ino), place)) != place:
+            raise DataError(f"data: {place} is the same folder as {first}, by a link; remove one of them")
         folders[:] = [name for name in folders if not name.startswith(".")]
+        files = [name for name in files if not name.startswith(".")]
+        for name in (*folders, *files):
+            _require_utf8(place, name)
         below = os.path.relpath(place, folder)
-        found += [name if below == "." else f"{below}/{name}" for name in files if not name.startswith(".")]
+        found += [name if below == "." else f"{below}/{name}" for name in files]
     return sorted(found)
+
+
+def _require_utf8(place: str, name: str) -> None:
+    try:
+        name.encode()
+    except UnicodeEncodeError:
+        raise DataError(f"data: {place} holds the name {os.fsencode(name)!r}, which is not UTF-8: rename it") from None
 
 
 def split_folder(folder: Path, names: Sequence[str], digest: Callable[[Path], bytes]) -> SplitFolder:
@@ -112,14 +127,17 @@ def split_of(digest: bytes, missing: Iterable[Split]) -> Split:
     return "train" if bucket < first else absent[(bucket - first) // 5]
 
 
-def regular(path: Path) -> Path:
-    """The path, of a file that can be read. Raises DataError: reading a pipe or a device may never end."""
+def regular(path: Path, *, what: str = "data") -> Path:
+    """The path, of a file that can be read. Raises DataError, of `what`: reading a pipe or a device may never end."""
     try:
         mode = path.stat().st_mode
     except OSError as error:
-        raise DataError(f"data: cannot read {path}: {error.strerror}") from None
+        raise DataError(f"{what}: cannot read {path}: {error.strerror}") from None
+    except ValueError:  # a NUL in the name
+        raise DataError(f"{what}: {str(path)!r} cannot be the name of a file") from None
     if not stat.S_ISREG(mode):
-        raise DataError(f"data: {path} is neither a file nor a folder; move it elsewhere")
+        seen = "a folder; name a file" if stat.S_ISDIR(mode) else "neither a file nor a folder; move it elsewhere"
+        raise DataError(f"{what}: {path} is {seen}")
     return path
 
 

@@ -148,7 +148,7 @@ def parse_modality(text: str) -> Modality:
                 ConfigurationError,
             )
         case ast.Name(id=name):
-            return _known(name)()
+            return call(f"modality: {name}", _known(name), [], [], ConfigurationError)
         case _:
             raise _refused(text)
 

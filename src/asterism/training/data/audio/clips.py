@@ -1,6 +1,7 @@
 """A folder of recordings as a corpus: every file is a piece, and is decoded when it is read, not before."""
 
 import hashlib
+import os
 from collections.abc import Sequence
 from functools import lru_cache
 from pathlib import Path
@@ -57,7 +58,7 @@ class AudioSplits(Splits):
     def __init__(self, path: str | None, rate: int, classes: int | None, settings: str) -> None:
         if path is None:
             raise DataError("data: a folder of recordings is needed")
-        if Path(path).is_file():
+        if os.path.isfile(path):
             raise DataError(f"data: {path} is a file; recordings are read from the files of a folder")
         self.name = path
         there = list_folder(Path(path))

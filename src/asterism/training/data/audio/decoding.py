@@ -34,12 +34,16 @@ _REACH = 10
 
 @dataclass(frozen=True)
 class Recording:
-    """A file that can be decoded: its length in frames (samples of all channels), its rate, its channels."""
+    """A file that can be decoded: its length in frames (samples of all channels), its rate, its channels.
+
+    `state` is that of the file when it was looked into: who reads it later must find it as it was.
+    """
 
     path: Path
     frames: int
     rate: int
     channels: int
+    state: tuple[int, ...]
 
     def length(self, rate: int) -> int:
         """How many samples it has at another rate."""
@@ -57,13 +61,14 @@ def inspect(path: Path) -> Recording:
 
     Samples are decoded only where they may be no numbers, in files of floating-point samples.
     """
+    state = _state(path)
     check_whole(path)
     require_soundfile()
     import soundfile
 
     try:
         with soundfile.SoundFile(path) as file:
-            recording = Recording(path, file.frames, file.samplerate, file.channels)
+            recording = Recording(path, file.frames, file.samplerate, file.channels, state)
             is_float = file.subtype in ("FLOAT", "DOUBLE")
             _check(recording)
             file.seek(recording.frames - 1)
@@ -129,12 +134,19 @@ def _mono(recording: Recording, first: int, stop: int) -> np.ndarray:
                     raise ValueError(f"is cut off: frame {first + at:,} is missing, of {recording.frames:,}")
                 mono[at : at + len(read)] = read.mean(axis=1)
                 at += len(read)
+        if _state(recording.path) != recording.state:
+            raise ValueError("has changed since it was first read; start again")
     except (soundfile.SoundFileError, OSError) as error:
         raise ValueError(f"cannot be decoded from frame {first + at:,} on: {_reason(error)}") from None
     if not (finite := np.isfinite(mono)).all():
         place = first + int(np.argmin(finite))
         raise ValueError(f"frame {place:,} ({place / recording.rate:.3f} s) is no finite number")
     return mono
+
+
+def _state(path: Path) -> tuple[int, ...]:
+    seen = path.stat()
+    return seen.st_ino, seen.st_size, seen.st_mtime_ns
 
 
 def _frames_at_once(recording: Recording) -> int:

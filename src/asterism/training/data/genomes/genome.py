@@ -6,6 +6,7 @@ probability, unless that is turned off; what is scored is read as the file has i
 
 import hashlib
 import lzma
+import os
 import zlib
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -235,7 +236,7 @@ class Genome(Modality):
 
     def _open(self, path: Path) -> tuple[Sequences, dict[str, Split]]:
         """The sequences, and the splits of those that folders say."""
-        if not path.is_dir():
+        if not os.path.isdir(path):
             return open_sequences(path, self.masked), {}  # type: ignore[arg-type]
         found = files_below(path)
         homes = split_homes(path, [file.relative_to(path).as_posix() for file in found])

@@ -18,7 +18,7 @@ from asterism.training.data.genomes.letters import UNKNOWN
 from asterism.training.data.genomes.sequences import Sequences
 from asterism.training.data.splits import SPLITS, Split
 
-_REGION = re.compile(r"(.+):([\d,]+)-([\d,]+)")
+_REGION = re.compile(r"(.+):([0-9][0-9,]*)-([0-9][0-9,]*)")
 
 
 @dataclass(frozen=True)

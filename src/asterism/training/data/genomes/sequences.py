@@ -37,6 +37,7 @@ class SequenceFile:
         self._indexed: Indexed = index_of(self.path)
         self.contents: Contents = self._indexed.contents
         self._opened: tuple[int, Any] = (-1, None)
+        self._state = _state(self._reader)
         self.lengths: Mapping[str, int] = {name: record.rlen for name, record in self._reader.index.items()}
 
     @property
@@ -69,7 +70,7 @@ class SequenceFile:
         if start == stop:
             return np.zeros(0, dtype=np.uint8)
         letters = self._reader.fetch(name, start + 1, stop).encode().translate(self._table)
-        if len(letters) != stop - start:
+        if len(letters) != stop - start or _state(self._reader) != self._state:
             raise DataError(f"{self.path} has changed since it was opened; start again")
         return np.frombuffer(bytearray(letters), dtype=np.uint8)
 
@@ -138,7 +139,7 @@ def open_sequences(path: str | Path, masked: Masked = "upper") -> Sequences:
     and a folder without any; ConfigurationError without pyfaidx.
     """
     path = Path(path)
-    if not path.is_dir():
+    if not os.path.isdir(path):
         return Sequences([SequenceFile(path, masked)])
     return Sequences([SequenceFile(file, masked) for file in files_below(path)])
 
@@ -155,6 +156,12 @@ def files_below(folder: Path) -> list[Path]:
     if not found:
         raise DataError(f"data: {folder} holds no sequences: files whose names end in {', '.join(SUFFIXES)}")
     return found
+
+
+def _state(reader: Any) -> tuple[int, ...]:
+    """What changes when somebody writes to the file that is open."""
+    seen = os.fstat(reader.file.fileno())
+    return seen.st_ino, seen.st_size, seen.st_mtime_ns
 
 
 def _open(indexed: Indexed) -> Any:

@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from tokenize import TokenError
 from typing import Any, Literal
 
 import numpy as np
@@ -28,6 +29,8 @@ CIFAR_BATCH = re.compile(r"(?:.*/)?(?:data_batch_\d+|test_batch)\.bin")
 
 _CIFAR_RECORD = np.dtype([("label", "u1"), ("planes", "u1", (3, 32, 32))])
 _CHUNK = 2**20
+_OF_NUMPY = (ValueError, TypeError, SyntaxError, EOFError, OverflowError, TokenError)
+"""What reading the header of an array raises, which is a text in Python's grammar."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -53,7 +56,7 @@ def _told(path: Path) -> Iterator[None]:
         yield
     except OSError as error:
         raise DataError(f"data: cannot read {path}: {error.strerror or ' '.join(str(error).split())}") from None
-    except (ValueError, TypeError, SyntaxError, EOFError, OverflowError, MemoryError, KeyError, RuntimeError) as error:
+    except (*_OF_NUMPY, KeyError, MemoryError, RuntimeError) as error:
         raise DataError(f"data: {path}: {' '.join(str(error).split())[:200]}") from None
     except (zipfile.BadZipFile, NotImplementedError, zipfile.LargeZipFile) as error:
         raise DataError(f"data: {path}: is damaged: {' '.join(str(error).split())[:200]}") from None

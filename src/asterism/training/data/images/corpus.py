@@ -9,9 +9,11 @@ pictures under equal names and settings have the same identity, whatever they ar
 
 import bisect
 import hashlib
+import os
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from itertools import accumulate
 from pathlib import Path
 from typing import Any
@@ -41,16 +43,21 @@ class Pictures(ABC):
 
 
 class PictureFiles(Pictures):
-    """Files below a folder."""
+    """Files below a folder, and uint8 [files, 32] the SHA-256 of their contents."""
 
-    def __init__(self, root: Path, names: Sequence[str]) -> None:
-        self.root, self.names = root, names
+    def __init__(self, root: Path, names: Sequence[str], digests: np.ndarray) -> None:
+        self.root, self.names, self.digests = root, names, digests
 
     def __len__(self) -> int:
         return len(self.names)
 
     def read(self, number: int, fitting: Fitting) -> np.ndarray:
-        return read_picture(self.root / self.names[number], fitting)
+        path = self.root / self.names[number]
+        with _told(path):
+            content = _content(path)
+            if hashlib.sha256(content).digest() != self.digests[number].tobytes():
+                raise Unreadable("has changed since it was first read; start again")
+            return decode(content, fitting)
 
 
 class PictureArrays(Pictures):
@@ -112,7 +119,7 @@ def open_images(path: str | None, fitting: Fitting, classes: int | None, setting
     if path is None:
         raise DataError("data: pictures need a folder or a file of your own; give its path")
     place = Path(path)
-    if place.is_dir():
+    if os.path.isdir(place):
         names = list_folder(place)
         arrays = [name for name in names if _is_array(name)]
         pictures = [name for name in names if name.lower().endswith(PICTURES)]
@@ -132,13 +139,21 @@ def open_images(path: str | None, fitting: Fitting, classes: int | None, setting
 
 def read_picture(path: Path, fitting: Fitting) -> np.ndarray:
     """The picture in a file: uint8 [height, width, channels]. Raises DataError with its path."""
-    try:
+    with _told(path):
         return decode(_content(path), fitting)
+
+
+@contextmanager
+def _told(path: Path) -> Iterator[None]:
+    """What is wrong with a file of a picture, with its path."""
+    try:
+        yield
     except Unreadable as error:
         raise DataError(f"data: {path} {error}") from None
 
 
 def _content(path: Path) -> bytes:
+    regular(path)
     try:
         if (size := path.stat().st_size) > MOST_BYTES:
             raise Unreadable(f"has {size:,} bytes; pictures of at most {MOST_BYTES:,} are read: make it smaller")
@@ -166,11 +181,9 @@ def _of_files(
     root: Path, names: list[str], notes: tuple[str, ...], fitting: Fitting, classes: int | None, settings: str
 ) -> ImageSplits:
     def digest(path: Path) -> bytes:
-        try:
+        with _told(path):
             content = _content(path)
             check_header(content)
-        except Unreadable as error:
-            raise DataError(f"data: {path} {error}") from None
         return hashlib.sha256(content).digest()
 
     found = split_folder(root, names, digest)
@@ -179,7 +192,9 @@ def _of_files(
             f"data: {root} has pictures in {len(found.classes)} folders of classes; the model tells {classes} apart"
         )
     parts = {
-        split: ImagePieces(PictureFiles(root, files.names), fitting, None if classes is None else files.labels)
+        split: ImagePieces(
+            PictureFiles(root, files.names, files.digests), fitting, None if classes is None else files.labels
+        )
         for split, files in found.splits.items()
     }
     return ImageSplits(str(root), found.identity(settings), parts, found.classes, notes)

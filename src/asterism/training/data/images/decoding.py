@@ -57,7 +57,7 @@ def decode(content: bytes, fitting: Fitting) -> np.ndarray:
     """
     header = check_header(content)
     require_pillow()
-    from PIL import Image
+    from PIL import Image, UnidentifiedImageError
 
     try:
         with warnings.catch_warnings():
@@ -69,6 +69,8 @@ def decode(content: bytes, fitting: Fitting) -> np.ndarray:
                 return fit(_seen(picture, fitting), fitting)
     except Unreadable:
         raise
+    except UnidentifiedImageError:  # whose message names our buffer
+        raise Unreadable(f"cannot be decoded: what a {header.format} file says of itself is damaged") from None
     except Exception as error:  # Pillow's decoders raise almost any class for a damaged file
         raise Unreadable(f"cannot be decoded: {' '.join(str(error).split())[:200]}") from None
 
