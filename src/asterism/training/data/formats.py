@@ -8,6 +8,7 @@
             whose lines belong together
     fasta   sequences behind headers                      comes out as JSONL
     sequences  a sequence per line                        comes out as JSONL
+    intervals  BED, GFF, GTF, GenBank, or a table of genes   comes out as JSONL, an object per interval
     files   a folder of files                             comes out as JSONL, an object per file
 
 What was read is written as it stood, to the byte; only what is added is made here. So a row that was written can be
@@ -27,10 +28,17 @@ from typing import Any, ClassVar
 
 from asterism.errors import ConfigurationError, DataError
 from asterism.training.data.folders import list_folder
+from asterism.training.data.genomes.annotation import read_annotation
+from asterism.training.data.genomes.unpacking import lines
 from asterism.training.data.records import STDIN, Record, Source, json_object, pair_of, source_of
 
 LARGEST_FIELD = 2**31 - 1
 """Characters in a field of a CSV file; the csv module's own limit, 131,072, is less than a long document."""
+
+LONGEST_LINE = 1 << 24
+"""Bytes of a line of FASTA that is read a record at a time."""
+
+COMPRESSED = (".gz", ".bgz", ".xz")
 
 LIST_SEPARATOR = ";"
 """What stands between the members of a list in a cell of a CSV file."""
@@ -47,6 +55,8 @@ class Format(ABC):
 
     name: ClassVar[str]
     suffixes: ClassVar[tuple[str, ...]]
+    unpacks: ClassVar[bool] = False
+    """Whether a file may be compressed, which its suffix then says behind the format's."""
 
     @abstractmethod
     def read(self, source: Source) -> Iterator[Record]:
@@ -278,6 +288,23 @@ class Lines(Format):
         return " ".join(value.split())
 
 
+class Intervals(WrittenAsJson):
+    """Stretches of a genome: BED, GFF, GTF or GenBank, or a table of genes, as `genomes/annotation.py` reads them.
+
+    A record has `id`, `chromosome`, `start`, `end` and `strand`; places are 0-based and half-open, whatever the file
+    counts.
+    """
+
+    name: ClassVar[str] = "intervals"
+    suffixes: ClassVar[tuple[str, ...]] = (".bed", ".gff", ".gff3", ".gtf", ".gb", ".gbk", ".gbff", ".tsv")
+    unpacks: ClassVar[bool] = True
+
+    def read(self, source: Source) -> Iterator[Record]:
+        for one in read_annotation(source.path):
+            fields = {"id": one.name, "chromosome": one.sequence, "start": one.start, "end": one.end}
+            yield Record(one.place, {**fields, "strand": one.strand})
+
+
 class Fasta(WrittenAsJson):
     """Sequences behind headers. A record has `id`, the first word of the header, and `sequence`.
 
@@ -286,10 +313,12 @@ class Fasta(WrittenAsJson):
 
     name: ClassVar[str] = "fasta"
     suffixes: ClassVar[tuple[str, ...]] = (".fa", ".fasta", ".fna")
+    unpacks: ClassVar[bool] = True
 
     def read(self, source: Source) -> Iterator[Record]:
         header, place, parts = "", "", list[str]()
-        for number, line in enumerate(source.lines(), start=1):
+        packed = enumerate(source.lines(), start=1) if source.path == STDIN else lines(source.path, LONGEST_LINE)
+        for number, line in packed:
             text = line.strip()
             if text.startswith(">"):
                 if header:
@@ -337,7 +366,8 @@ class FileNames(WrittenAsJson):
 
 
 FORMATS: dict[str, Format] = {
-    one.name: one for one in (JsonLines(), Csv(), Conll(), Squad(), Lines(), Fasta(), SequenceLines(), FileNames())
+    one.name: one
+    for one in (JsonLines(), Csv(), Conll(), Squad(), Lines(), Fasta(), SequenceLines(), FileNames(), Intervals())
 }
 """By the name that `--format` gives them."""
 
@@ -362,7 +392,11 @@ def format_of(path: str | Path, allowed: Sequence[str], asked: str | None = None
     if path == STDIN:
         raise ConfigurationError(f"format: what stdin holds must be said, one of: {', '.join(allowed)}")
     suffixes = {suffix: FORMATS[name] for name in allowed for suffix in FORMATS[name].suffixes}
-    if (suffix := Path(path).suffix.lower()) not in suffixes:
+    suffix = Path(path).suffix.lower()
+    if suffix in COMPRESSED:
+        inner = Path(Path(path).stem).suffix.lower()
+        suffix = inner if inner in suffixes and suffixes[inner].unpacks else suffix
+    if suffix not in suffixes:
         raise DataError(f"data: {path} must be a file of one of the kinds {', '.join(suffixes)}, by its name")
     return suffixes[suffix]
 

@@ -5,7 +5,7 @@ row of its `id` in a table. Letters of bases are made capitals, U becomes T, and
 bases become N; any other is refused.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,11 +14,10 @@ import numpy as np
 
 from asterism.errors import DataError
 from asterism.training.data.formats import LIST_SEPARATOR, read_records
+from asterism.training.data.genomes import letters
 from asterism.training.data.records import Record
 
-COMPLEMENTS = str.maketrans("ACGTN", "TGCAN")
-_BASES = {ord(one): one for one in "ACGTN"} | {ord("U"): "T"} | {ord(one): "N" for one in "RYSWKMBDHV"}
-_KNOWN = _BASES | {code + 32: letter for code, letter in _BASES.items()}
+_CAPITALS = letters.translation("upper")
 
 NOT_LABELS = ("id", "sequence", "text", "labels")
 """The fields of a record that are no column of labels."""
@@ -43,16 +42,16 @@ class LabelledSequence:
 
 def bases(text: str, place: str) -> str:
     """The letters of a sequence in capitals of A, C, G, T, N. Raises DataError at the first that is no base."""
-    made = text.translate(_KNOWN)
-    if not frozenset(made) <= frozenset("ACGTN"):
-        at = next(number for number, letter in enumerate(text) if ord(letter) not in _KNOWN)
+    raw = text.encode("ascii", "replace")
+    if odd := raw.translate(None, delete=letters.ALLOWED):
+        at = raw.index(odd[:1])
         raise DataError(f"{place}: letter {at + 1:,} of the sequence is {text[at]!r}, which stands for no base")
-    return made
+    return raw.translate(_CAPITALS).decode()
 
 
-def reverse_complement(letters: str) -> str:
+def reverse_complement(text: str) -> str:
     """The other strand of A, C, G, T, N, read in its own direction."""
-    return letters.translate(COMPLEMENTS)[::-1]
+    return letters.reverse_complement(np.frombuffer(text.encode(), dtype=np.uint8)).tobytes().decode()
 
 
 def letters_of(record: Record) -> tuple[str, bool]:
@@ -112,13 +111,16 @@ class LabelTable:
                 raise record.error("id", f"{name!r} stands in the table twice")
             self.rows[name] = record
 
-    def of(self, record: Record) -> Record:
-        """The record with the labels of its `id`. Raises DataError for an id that the table does not have."""
+    def row(self, record: Record) -> Record:
+        """The row of a record's `id`. Raises DataError for an id that the table does not have."""
         name = str(record.get("id"))
         if name not in self.rows:
             raise record.error("id", f"{name!r} has no row in {self.path}")
-        row: Mapping[str, Any] = self.rows[name].fields
-        return Record(record.place, {**record.fields, **row}, record.raw, record.head)
+        return self.rows[name]
+
+    def of(self, record: Record) -> Record:
+        """The record with the labels of its `id`. Raises as `row` does."""
+        return Record(record.place, {**record.fields, **self.row(record).fields}, record.raw, record.head)
 
 
 def read_sequences(path: Path, formats: Sequence[str], table: str | None) -> Iterator[Record]:

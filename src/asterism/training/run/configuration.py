@@ -255,7 +255,8 @@ class FineTuneConfig(TrainingConfig):
 
     task: str = _setting(
         """"classify" (documents), "tag" (tokens), "qa" (spans that answer questions), "multilabel" (sequences with
-        columns of 0 and 1), "promoter" (bases: yes or no); or, for encoder-decoders, "summarize" (documents),
+        columns of 0 and 1), "promoter" (bases: yes or no), "chromatin" (919 columns, as DeepSEA); or, for
+        encoder-decoders, "summarize" (documents),
         "translate", or "generate" (any text from another)""",
     )
     model: str = _setting("a folder with a model and its tokenizer, or of a run")
@@ -282,10 +283,18 @@ class FineTuneConfig(TrainingConfig):
         None,
     )
     label_table: str | None = _setting("a table (JSONL or CSV) of the labels of sequences, found by `id`", None)
+    genome: str | None = _setting(
+        """a file or folder of sequences: `data` are then intervals of it (BED, GFF, GTF, GenBank, or a table of
+        genes), with the labels of `label_table`; "promoter" takes "yes" and "no" for their names, too""",
+        None,
+    )
+    window: int = _setting("bases of the genome around the middle of each interval", 8000)
     column_groups: str | None = _setting(
         "a table (JSONL or CSV) that says the `group` of each `column`: scores are given for each group, too", None
     )
-    positive_weight: float | None = _setting("how many times as much as a 0 a 1 counts in training; by default 1", None)
+    positive_weight: float | None = _setting(
+        "how many times as much as a 0 a 1 counts in training; by default 1, chromatin 8", None
+    )
     augment_strands: bool = _setting("training draws either strand of a sequence of bases", False)
     average_strands: bool = _setting("an answer is the mean of the probabilities for both strands", False)
     max_answer_length: int = _setting('"qa" allows answers of so many tokens', 30)
@@ -312,7 +321,7 @@ class FineTuneConfig(TrainingConfig):
     def __post_init__(self) -> None:
         super().__post_init__()
         self._require_entry("task", TASKS)
-        for name in ("max_answer_length", "evaluation_examples", "num_beams"):
+        for name in ("max_answer_length", "evaluation_examples", "num_beams", "window"):
             self._require_positive(name)
         for name in ("length", "target_length"):
             value = getattr(self, name)

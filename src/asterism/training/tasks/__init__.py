@@ -19,7 +19,7 @@ _WRITING = (
     "label_smoothing",
     "source_prefix",
 )
-_SEQUENCES = ("pooling", "label_table", "augment_strands", "average_strands", "positive_weight")
+_SEQUENCES = ("pooling", "label_table", "augment_strands", "average_strands", "positive_weight", "genome", "window")
 
 TASKS: "Registry[Task[Any]]" = Registry(
     classify=Entry(f"{_HERE}.classification:Classification", settings=("pooling", "modality"), kind="finetune"),
@@ -27,6 +27,7 @@ TASKS: "Registry[Task[Any]]" = Registry(
     qa=Entry(f"{_HERE}.spans:Answering", settings=("max_answer_length",), kind="finetune"),
     multilabel=Entry(f"{_HERE}.multilabel:MultiLabel", settings=(*_SEQUENCES, "column_groups"), kind="finetune"),
     promoter=Entry(f"{_HERE}.promoter:Promoter", settings=_SEQUENCES, kind="finetune"),
+    chromatin=Entry(f"{_HERE}.chromatin:Chromatin", settings=(*_SEQUENCES, "column_groups"), kind="finetune"),
     summarize=Entry(f"{_HERE}.texts:Summarization", settings=_WRITING, kind="finetune"),
     translate=Entry(f"{_HERE}.texts:Translation", settings=_WRITING, kind="finetune"),
     generate=Entry(f"{_HERE}.texts:Generation", settings=_WRITING, kind="finetune"),

@@ -1,7 +1,8 @@
 """Sequences with columns of labels that are 0 or 1 each, such as which proteins bind to a stretch of DNA.
 
 Files: JSONL or CSV with a `sequence` of bases (or a `text`), and a column for each label, or a list `labels`; or FASTA
-with a table of labels (JSONL or CSV) by `id`. Columns may be in groups, by a table (JSONL or CSV) with the fields
+with a table of labels (JSONL or CSV) by `id`; or intervals of a genome with such a table, of which windows are read
+(`genomes/windows.py`). Columns may be in groups, by a table (JSONL or CSV) with the fields
 `column` and `group`, whose scores are given apart.
 
 DNA has two strands, and what is said of one is mostly said of both: training may draw either (`augment_strands`), and
@@ -10,6 +11,7 @@ an answer may be the mean of the probabilities for both (`average_strands`).
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
@@ -18,10 +20,14 @@ import torch
 from transformers import PreTrainedConfig, PreTrainedTokenizerFast
 
 from asterism.errors import DataError
-from asterism.training.data.formats import read_records
+from asterism.training.data.formats import Intervals, read_all, read_records
+from asterism.training.data.genomes.sequences import Sequences, open_sequences
+from asterism.training.data.genomes.windows import FIELDS, GenomeWindows, interval_of, require_all, window_letters
 from asterism.training.data.records import Record
 from asterism.training.data.sequences import (
+    NOT_LABELS,
     LabelledSequence,
+    LabelTable,
     columns_of,
     labels_of,
     letters_of,
@@ -47,10 +53,12 @@ class MultiLabel(Labelling[LabelledSequence]):
     positive_weight  how many times as much as a 0 a 1 counts in training
     augment_strands  whether training draws either strand of a sequence of bases
     average_strands  whether an answer is the mean of the probabilities for both strands
+    genome           the file or folder whose windows are read, if data are intervals
+    window           bases of a window
     """
 
     architecture: ClassVar[str] = "AutoModelForSequenceClassification"
-    formats: ClassVar[tuple[str, ...]] = ("jsonl", "csv", "fasta")
+    formats: ClassVar[tuple[str, ...]] = ("jsonl", "csv", "fasta", "intervals")
     readers: ClassVar[tuple[str, ...]] = ("whole", "cut")
     on_demand: ClassVar[bool] = True
     usual_weight: ClassVar[float] = 1.0
@@ -62,6 +70,8 @@ class MultiLabel(Labelling[LabelledSequence]):
     positive_weight: float = 1.0
     augment_strands: bool = False
     average_strands: bool = False
+    genome: str | None = None
+    window: int = 8000
 
     # --- examples ---------------------------------------------------------------------------------------------------
 
@@ -72,7 +82,9 @@ class MultiLabel(Labelling[LabelledSequence]):
 
     @classmethod
     def read_for(cls, path: Path, config: FineTuneConfig) -> Sequence[LabelledSequence]:
-        """The sequences of a file, with the labels of `label_table` if there is one."""
+        """The sequences of a file, or of windows of the genome, with the labels of `label_table` if there is one."""
+        if config.genome is not None:
+            return cls._windows(path, config)
         return cls._labelled(read_sequences(path, cls.formats, config.label_table))
 
     @classmethod
@@ -84,8 +96,48 @@ class MultiLabel(Labelling[LabelledSequence]):
         return examples
 
     @classmethod
+    def _windows(cls, path: Path, config: FineTuneConfig) -> GenomeWindows:
+        """Raises DataError for intervals without labels, and for those that are not within their sequences."""
+        kind = cls.format(path)
+        if kind.name != Intervals.name:
+            raise DataError(f"data: {path} must hold intervals of the genome, as {', '.join(Intervals.suffixes)} do")
+        sequences = open_sequences(config.genome or "")
+        records = read_all(kind, path)
+        require_all(sequences, records)
+        table = None if config.label_table is None else LabelTable(config.label_table)
+        labelled = records if table is None else [table.row(record) for record in records]
+        columns = cls.columns_of(labelled[0])
+        labels = np.stack([cls.labels_of(record, columns) for record in labelled])
+        return GenomeWindows(sequences, records, config.window, columns, labels)
+
+    @classmethod
+    def columns_of(cls, record: Record) -> tuple[str, ...]:
+        """The names of the columns that a labelled record has."""
+        if not set(record.fields) - {*FIELDS, *NOT_LABELS}:
+            raise DataError(f"{record.place}: an interval has no labels of its own; give a label_table")
+        return columns_of(record)
+
+    @classmethod
+    def labels_of(cls, record: Record, columns: Sequence[str]) -> np.ndarray:
+        """The labels of a record in these columns: uint8 of 0 and 1."""
+        return labels_of(record, columns)
+
+    @cached_property
+    def sequences(self) -> Sequences:
+        """Those of the genome. Raises DataError if there is none."""
+        if self.genome is None:
+            raise DataError("data: intervals need a genome, and this run has none; give sequences")
+        return open_sequences(self.genome)
+
+    def letters(self, record: Record) -> tuple[str, bool]:
+        """The sequence of a record, its window, or its text; and whether it is one of bases. Raises DataError."""
+        if "chromosome" in record.fields and "sequence" not in record.fields:
+            return window_letters(self.sequences, interval_of(record), self.window), True
+        return letters_of(record)
+
+    @classmethod
     def files(cls, config: FineTuneConfig) -> tuple[str | None, ...]:
-        return *super().files(config), config.label_table, config.column_groups
+        return *super().files(config), config.label_table, config.column_groups, config.genome
 
     @classmethod
     def choices(
@@ -120,8 +172,8 @@ class MultiLabel(Labelling[LabelledSequence]):
 
     def example(self, record: Record, *, labelled: bool) -> LabelledSequence:
         """Its sequence, and if `labelled` its columns."""
-        labels = labels_of(record, self.columns) if labelled else None
-        return LabelledSequence(record, *letters_of(record), self.columns, labels)
+        labels = self.labels_of(record, self.columns) if labelled else None
+        return LabelledSequence(record, *self.letters(record), self.columns, labels)
 
     def gold(self, example: LabelledSequence) -> Any:
         """The label of each column, by its name."""

@@ -1,13 +1,14 @@
 """Promoters: whether a sequence of bases is one, yes or no.
 
 Files: FASTA, or lines, of promoters alone, for which negatives are made; or sequences with a label, yes or no: FASTA
-with a table of `id` and `label`, JSONL or CSV with `sequence` and `label`.
+with a table of `id` and `label`, JSONL or CSV with `sequence` and `label`; or intervals of a genome whose names are yes
+or no, or that a table labels by their names.
 
 Negatives are made as DeePromoter (Oubounyt 2019) and BigBird (Zaheer 2020, appendix F) make them: a promoter is cut
 into 20 pieces of like length, 12 of them, chosen at random, become random bases, and 8 stay where they are. So a
-negative keeps two fifths of the promoter, and what tells them apart is not which bases are frequent. It is a function
-of the seed and the promoter's letters, and stands on the same side as the promoter: files are divided before negatives
-are made. A promoter that stands in a file twice counts once.
+negative keeps two fifths of the promoter; what replaces the rest has all bases equally often, which promoters have not,
+so counts of short words alone tell many of them apart. It is a function of the seed and the promoter's letters, and
+stands on the same side as the promoter: files are divided before negatives are made. A promoter that stands in a file twice counts once.
 """
 
 import hashlib
@@ -39,17 +40,19 @@ WORDS = {"yes": 1, "no": 0, "1": 1, "0": 0, "true": 1, "false": 0}
 class Promoter(MultiLabel):
     """Whether a sequence is a promoter: one column, so one output of the model."""
 
-    formats: ClassVar[tuple[str, ...]] = ("jsonl", "csv", "fasta", "sequences")
+    formats: ClassVar[tuple[str, ...]] = ("jsonl", "csv", "fasta", "sequences", "intervals")
 
     @classmethod
     def read_for(cls, path: Path, config: FineTuneConfig) -> Sequence[LabelledSequence]:
         """Labelled sequences as they are; promoters, each with its negative behind it."""
+        if config.genome is not None:
+            return super().read_for(path, config)
         return with_negatives(cls._read(path, config), config.seed)
 
     @classmethod
     def divided(cls, config: FineTuneConfig) -> tuple[Sequence[Any], Sequence[Any]]:
         """A promoter and its negative are on one side."""
-        if config.validation is not None:
+        if config.validation is not None or config.genome is not None:
             return super().divided(config)
         sides = held_out(cls._read(Path(config.data), config), config.validation_fraction, config.seed, config.data)
         training, validation = (with_negatives(list(side), config.seed) for side in sides)
@@ -61,13 +64,27 @@ class Promoter(MultiLabel):
         labelled = config.label_table is not None or cls.format(path).name in ("jsonl", "csv")
         examples: dict[str, LabelledSequence] = {}
         for number, record in enumerate(read_sequences(path, cls.formats, config.label_table)):
-            one = _example(record, labelled=labelled)
+            labels = cls.labels_of(record, (COLUMN,)) if labelled else None
+            letters, of_bases = letters_of(record)
+            if not of_bases:
+                raise record.error("sequence", "is missing: promoters are sequences of bases")
+            one = LabelledSequence(record, letters, True, (COLUMN,), labels)
             examples[f"{number}" if labelled else one.letters] = one
         return list(examples.values())
 
-    def example(self, record: Record, *, labelled: bool) -> LabelledSequence:
-        """Its sequence, and if `labelled` its `label`."""
-        return _example(record, labelled=labelled)
+    @classmethod
+    def columns_of(cls, record: Record) -> tuple[str, ...]:
+        """The one column."""
+        return (COLUMN,)
+
+    @classmethod
+    def labels_of(cls, record: Record, columns: Sequence[str]) -> np.ndarray:
+        """The `label` of a record, or the name of an interval: uint8 [1]."""
+        field = "id" if "chromosome" in record.fields and "label" not in record.fields else "label"
+        value = str(record.get(field)).strip().lower()
+        if value not in WORDS:
+            raise record.error(field, f"must be yes or no, got {record.get(field)!r:.40}")
+        return np.array([WORDS[value]], dtype=np.uint8)
 
     def gold(self, example: LabelledSequence) -> Any:
         """ "yes" or "no"."""
@@ -133,19 +150,6 @@ def negative(letters: str, seed: int) -> str:
         begin, end = bounds[piece : piece + 2]
         made[begin:end] = np.frombuffer(b"ACGT", dtype=np.uint8)[random.integers(4, size=end - begin)]
     return made.tobytes().decode()
-
-
-def _example(record: Record, *, labelled: bool) -> LabelledSequence:
-    letters, of_bases = letters_of(record)
-    if not of_bases:
-        raise record.error("sequence", "is missing: promoters are sequences of bases")
-    labels = None
-    if labelled:
-        value = str(record.get("label")).strip().lower()
-        if value not in WORDS:
-            raise record.error("label", f"must be yes or no, got {record.get('label')!r:.40}")
-        labels = np.array([WORDS[value]], dtype=np.uint8)
-    return LabelledSequence(record, letters, True, (COLUMN,), labels)
 
 
 def _word(is_one: bool) -> str:

@@ -1,0 +1,40 @@
+"""Chromatin profiles: which of hundreds of experiments found something at a place of the genome.
+
+As in DeepSEA (Zhou and Troyanskaya 2015) and BigBird (Zaheer 2020, section 5 and appendix F): 919 columns, 690 of them
+transcription factors (TF), 125 DNase I sites (DHS) and 104 marks of histones (HM), whose areas under the curve are also
+given for each group; a 1 counts 8 times as much as a 0.
+
+Data: arrays in DeepSEA's layout (`genomes/deepsea.py`); or whatever `multilabel` reads, such as bins in BED, a genome,
+of which 8,000 bases around each bin are read, and a table of labels.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import ClassVar
+
+from asterism.training.data.genomes.deepsea import GROUPS, SUFFIXES, read_deepsea
+from asterism.training.data.sequences import LabelledSequence
+from asterism.training.run.configuration import FineTuneConfig
+from asterism.training.tasks.multilabel import MultiLabel
+
+
+@dataclass(frozen=True, kw_only=True)
+class Chromatin(MultiLabel):
+    """Columns in DeepSEA's groups, if there are as many; positives weigh 8."""
+
+    usual_weight: ClassVar[float] = 8.0
+
+    @classmethod
+    def read_for(cls, path: Path, config: FineTuneConfig) -> Sequence[LabelledSequence]:
+        """Arrays are read an example at a time."""
+        if path.suffix.lower() in SUFFIXES:
+            return read_deepsea(path)
+        return super().read_for(path, config)
+
+    @classmethod
+    def usual_groups(cls, columns: Sequence[str]) -> tuple[str, ...]:
+        """Those of DeepSEA for 919 columns, which stand in its order."""
+        if len(columns) != sum(GROUPS.values()):
+            return ()
+        return tuple(group for group, size in GROUPS.items() for _ in range(size))
