@@ -8,7 +8,8 @@ Negatives are made as DeePromoter (Oubounyt 2019) and BigBird (Zaheer 2020, appe
 into 20 pieces of like length, 12 of them, chosen at random, become random bases, and 8 stay where they are. So a
 negative keeps two fifths of the promoter; what replaces the rest has all bases equally often, which promoters have not,
 so counts of short words alone tell many of them apart. It is a function of the seed and the promoter's letters, and
-stands on the same side as the promoter: files are divided before negatives are made. A promoter that stands in a file twice counts once.
+stands on the same side as the promoter: files are divided before negatives are made. A promoter that stands in a file
+twice counts once.
 """
 
 import hashlib
