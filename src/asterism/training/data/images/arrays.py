@@ -123,7 +123,10 @@ def _npy_header(file: Any) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
     read = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}.get(version)
     if read is None:
         raise ValueError(f"is an .npy array of version {version}; 1.0 and 2.0 are read")
-    shape, fortran_order, dtype = read(file)
+    try:
+        shape, fortran_order, dtype = read(file)
+    except Exception as error:  # of the parser of Python's literals, which NumPy reads the header by
+        raise ValueError(f"is damaged: its header cannot be read: {str(error).split(' at 0x')[0]}") from None
     if dtype.hasobject:
         raise ValueError("holds Python objects, which are never read: save it as uint8")
     if any(one < 0 for one in shape):
@@ -144,8 +147,9 @@ def _member(path: Path, archive: zipfile.ZipFile, name: str) -> np.ndarray:
         while chunk := packed.read(_CHUNK):
             unpacked.write(chunk)
         unpacked.flush()
+        size = unpacked.tell()  # which may be less than the archive says; to touch what is not there would be fatal
         unpacked.seek(0)
-        return _mapped(unpacked, info.file_size)  # which outlives the file's descriptor
+        return _mapped(unpacked, size)  # which outlives the file's descriptor
 
 
 def _pictures(array: np.ndarray, what: str) -> np.ndarray:
