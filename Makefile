@@ -14,7 +14,7 @@ MODELS := models encoders import import_seq2seq use_pattern huggingface training
 LOWEST := 5.17.0
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/pytest --numprocesses logical --maxprocesses 8
 
-.PHONY: help train test quick test-slow test-lowest bench long-range readers qmsum rfc-summaries translation copying cifar gpu-check wheel test-wheel real-weights lint install clean
+.PHONY: help train test quick test-slow test-lowest bench long-range readers qmsum rfc-summaries digits translation copying cifar gpu-check wheel test-wheel real-weights lint install clean
 .DEFAULT_GOAL := help
 
 help:  ## List the targets
@@ -56,6 +56,9 @@ qmsum: $(STAMP)  ## Questions about meetings by each reader, DATA=qmsum.jsonl.xz
 
 rfc-summaries: $(STAMP)  ## Abstracts of RFCs by small models, DATA=rfc-sample.jsonl.xz, into benchmarks/results (25 minutes on one core)
 	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/rfc_summaries.py $(DATA) runs/rfc-summaries benchmarks/results/rfc-summaries.json
+
+digits: $(STAMP)  ## Spoken digits by small models, DATA=spoken-digits.tar.xz, into benchmarks/results (a quarter of an hour on one core)
+	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/digits.py $(DATA) runs/digits benchmarks/results/digits.json
 
 translation: $(STAMP)  ## English to German by eight encoders, from ENGLISH=Translation-en.xz and GERMAN=Translation-de.bz2 (40 minutes)
 	$(BIN)/python benchmarks/translation.py runs/translation benchmarks/results/translation.json \

@@ -1,9 +1,6 @@
 """Recordings as samples: against soundfile and scipy used directly, the formula of mu-law, and every refusal."""
 
 import math
-import os
-import subprocess
-import sys
 import tracemalloc
 
 import numpy as np
@@ -20,21 +17,6 @@ from asterism.training.data.audio.decoding import inspect, read_codes, read_samp
 from asterism.training.data.audio.mulaw import SILENCE, decode, encode
 from asterism.training.data.modality import parse_modality
 from asterism.training.data.splits import ArrayPieces
-
-
-def train(folder, *words):
-    """`asterism train` on the recordings of a folder."""
-    command = [
-        sys.executable,
-        "-m",
-        "asterism.cli.main",
-        "train",
-        "--data",
-        str(folder),
-        "--modality",
-        "audio(rate=8000)",
-    ]
-    return subprocess.run([*command, *words], capture_output=True, text=True, check=False, env=dict(os.environ))
 
 
 def direct(path, rate):
@@ -196,17 +178,6 @@ def test_malformed_files_are_refused_in_one_line(tmp_path, case):
     with pytest.raises(DataError, match=reason) as caught:
         Audio().read_prompt(path)
     assert str(caught.value).startswith(f"prompt: {path} ")
-
-
-def test_a_malformed_file_ends_the_verb_with_its_name_and_exit_code_3(tmp_path):
-    folder = write_folder(tmp_path / "sounds")
-    bad = folder / "train" / "1" / "0.wav"
-    bad.write_bytes(MALFORMED["wav cut at 1000"][0])
-    ended = train(folder, "--folder", str(tmp_path / "run"), "--context", "64", "--steps", "1")
-    assert ended.returncode == 3 and not (tmp_path / "run").exists()
-    assert ended.stderr.splitlines()[-1].endswith(
-        f"data: {bad} is cut off: its header promises 4,000 bytes of samples, 956 are there"
-    )
 
 
 def test_what_is_damaged_inside_is_named_with_its_place_when_it_is_read(tmp_path):

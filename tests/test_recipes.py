@@ -36,6 +36,17 @@ GOLDEN = {
         steps=50000 minutes=30.0 learning_rate=0.008 optimizer=muon weight_decay=0.1 log_every=50 evaluation_every=1000
         checkpoint_every=1000 modality=images(width=32, height=32) context=3072 evaluation_bytes=196608
     """,
+    "sound-tiny": """
+        recipe=sound-tiny mixers=per_head([window(left=1) & ~window(left=0), window(left=2) & ~window(left=1),
+        window(left=3) & ~window(left=2), window(left=4) & ~window(left=3), window(left=5) & ~window(left=4),
+        window(left=6) & ~window(left=5), window(left=7) & ~window(left=6), window(left=8) & ~window(left=7),
+        window(left=9) & ~window(left=8), window(left=10) & ~window(left=9), window(left=11) & ~window(left=10),
+        window(left=12) & ~window(left=11), window(left=15), window(left=63), window(left=255), window(left=255)
+        | global_keys(0) & causal()]) hidden_size=192 num_attention_heads=16 query_key_dim=128 value_dim=256
+        position_type=rotary initializer_gain=0.354 batch_size=1 steps=50000 minutes=20.0 learning_rate=0.006
+        warmup_steps=50 optimizer=muon weight_decay=0.1 log_every=20 evaluation_every=500 checkpoint_every=500
+        modality=audio(rate=8000) context=4096
+    """,
     "sparse-transformer-enwik8": """
         recipe=sparse-transformer-enwik8 mixers=fixed(stride=128, summary=32, heads=8) hidden_size=512
         num_hidden_layers=30 num_attention_heads=8 position_type=factorised position_shape=(96, 128) dropout=0.4
@@ -62,8 +73,8 @@ GOLDEN = {
         recipe=sparse-transformer-music mixers=strided(stride=256) hidden_size=512 num_hidden_layers=48
         num_attention_heads=16 position_type=factorised position_shape=(256, 256) batch_size=8
         gradient_accumulation_steps=4 gradient_checkpointing=True steps=100000 learning_rate=0.00035 warmup_steps=5000
-        beta2=0.999 log_every=50 evaluation_every=1000 checkpoint_every=1000 record_length=65536 context=65536
-        evaluation_bytes=1000000
+        beta2=0.999 log_every=50 evaluation_every=1000 checkpoint_every=1000 modality=audio(rate=12000)
+        context=65536 evaluation_bytes=1000000
     """,
     "all-attention-tiny": """
         recipe=all-attention-tiny mixers=window(left=256) & ~window() block=all_attention vocab_size=256 hidden_size=192

@@ -12,6 +12,7 @@ __all__ = ["FINE_TUNING", "RECIPES", "fine_tuning", "recipe"]
 RECIPES: dict[str, Callable[[], RunConfig]] = {
     "bytes-small": sparse_transformer.bytes_small,
     "cifar-tiny": sparse_transformer.cifar_tiny,
+    "sound-tiny": sparse_transformer.sound_tiny,
     "sparse-transformer-enwik8": sparse_transformer.sparse_transformer_enwik8,
     "sparse-transformer-cifar10": sparse_transformer.sparse_transformer_cifar10,
     "sparse-transformer-imagenet64": sparse_transformer.sparse_transformer_imagenet64,
