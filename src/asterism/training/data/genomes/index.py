@@ -92,7 +92,7 @@ def _make(path: Path, folder: Path) -> None:
     from asterism.files import replacing, write_json  # with torch, which the names of modalities do not need
 
     with replacing(folder) as temporary:
-        head = next(blocks(path), b"")[:5]
+        head = _head(path)
         recorder = None
         if head.startswith(b">") and not compression_of(path) and not path.name.lower().endswith(_REFUSED_BY_NAME):
             recorder = _Recorder()
@@ -102,7 +102,7 @@ def _make(path: Path, folder: Path) -> None:
                 recorder = _Recorder(copy)
                 if head.startswith(b"@"):
                     read_fastq(path, recorder)
-                elif head == b"LOCUS":
+                elif head.startswith(b"LOCUS"):
                     read_genbank_sequences(path, recorder)
                 else:
                     read_fasta(path, blocks(path), recorder)
@@ -112,6 +112,16 @@ def _make(path: Path, folder: Path) -> None:
         write_json(temporary / "contents.json", {"version": _VERSION, **asdict(recorder.contents())})
         changed = max(time.time_ns(), path.stat().st_mtime_ns)  # pyfaidx takes an index older than its file for stale
         os.utime(index, ns=(changed, changed))
+
+
+def _head(path: Path) -> bytes:
+    """The first bytes that a file unpacks to, as many as say what it is; a block may have fewer."""
+    head = b""
+    for block in blocks(path):
+        head += block[:8]
+        if len(head) >= 8:
+            break
+    return head
 
 
 def _kept(path: Path, folder: Path) -> Indexed | None:
