@@ -347,15 +347,21 @@ def test_evaluation_agrees_with_the_report_and_with_a_count_by_hand(finished, ti
     rows = Rows(config, load_documents(config.data), "validation", tokenizer)
     train_rows = Rows(config, load_documents(config.data), "train", tokenizer)
     counts = np.bincount(train_rows.stream.tokens, minlength=len(tokenizer))[5:] + 1
-    losses, entropies = [], []
+    losses, entropies, text = [], [], b""
     for number in range(len(rows.starts)):
         batch = rows.read(np.array([number]), [of_row(0, 0, number)])
         with torch.no_grad():
             logits = model(input_ids=batch["input_ids"]).logits[0, batch["places"][0]].double().log_softmax(-1)
         losses += (-logits.gather(1, batch["labels"].T)).flatten().tolist()
         entropies += [-math.log(counts[label - 5] / counts.sum()) for label in batch["labels"][0].tolist()]
+        text += b"".join(tokenizer.decode(label).encode() for label in batch["labels"][0].tolist())
     assert evaluation.masked_loss == pytest.approx(np.mean(losses), abs=1e-5)
     assert evaluation.unigram_entropy == pytest.approx(np.mean(entropies), abs=1e-9)
+    assert evaluation.bytes_masked == report.bytes_masked == len(text)
+    bits = len(text) * math.log(2)
+    assert evaluation.bits_per_byte == report.validation_bits_per_byte == pytest.approx(sum(losses) / bits, abs=1e-5)
+    assert evaluation.unigram_bits_per_byte == report.unigram_bits_per_byte == pytest.approx(sum(entropies) / bits)
+    assert f"{evaluation.bits_per_byte:.4f} bits per byte of them" in str(evaluation)
     assert evaluate(folder, limit=1).tokens_masked == rows.masked_per_row
     other = evaluate(folder, split="test")
     assert other.split == "test" and other.masked_loss != evaluation.masked_loss

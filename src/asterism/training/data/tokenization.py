@@ -22,7 +22,7 @@ from transformers import AutoTokenizer, PreTrainedTokenizerBase, PreTrainedToken
 
 from asterism.errors import ConfigurationError, DataError
 from asterism.files import DAMAGED, LOCAL, why_unread
-from asterism.training.data.dna_tokens import Maker, dna_tokenizer
+from asterism.training.data.dna_tokens import LETTERS, Maker, dna_tokenizer
 
 SPECIAL_TOKENS = {
     "pad_token": "[PAD]",
@@ -187,6 +187,23 @@ def load_tokenizer(folder: str | Path, needs: Needs = MASKING) -> PreTrainedToke
     if lacking:
         raise DataError(f"tokenizer: that in {folder} has no {', no '.join(lacking)}, which {needs.what} needs")
     return tokenizer
+
+
+def bytes_of_tokens(tokenizer: PreTrainedTokenizerBase) -> np.ndarray | None:
+    """How many bytes of text each token stands for, int64 [tokens]; special ones for none.
+
+    None for tokenizers whose tokens do not say: those that are neither byte-level nor of DNA, where a base is a byte.
+    """
+    known = tokenizer.get_vocab()
+    special = set(tokenizer.all_special_tokens)
+    ordinary = {token: number for token, number in known.items() if token not in special}
+    backend = getattr(tokenizer, "backend_tokenizer", None)
+    is_of_bytes = backend is not None and isinstance(backend.decoder, decoders.ByteLevel)
+    if not is_of_bytes and any(token.strip(LETTERS) for token in ordinary):
+        return None
+    sizes = np.zeros(max(known.values()) + 1, dtype=np.int64)
+    sizes[list(ordinary.values())] = [len(token) for token in ordinary]
+    return sizes
 
 
 def encode(tokenizer: PreTrainedTokenizerBase, documents: Iterable[str]) -> list[np.ndarray]:

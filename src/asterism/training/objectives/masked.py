@@ -2,9 +2,13 @@
 
 Metrics are in nats per masked token, of masks that are the same in every run: those of row r of a split are a function
 of r. Beside them stands the baseline "unigram entropy": the cross-entropy of the same tokens under the frequencies of
-the training split, which is what a model reaches that knows tokens but reads none.
+the training split, which is what a model reaches that knows tokens but reads none. Where each token stands for so many
+bytes (or bases, which are the bytes of a genome), both are also given in bits per byte of the masked tokens, as in
+tables 5 and 10 of Zaheer 2020: so runs with different tokens can be compared. They are no rates of compression, since a
+masked token is predicted from both sides.
 """
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,7 +27,7 @@ from asterism.randomness import of_row
 from asterism.training.data.contract import IGNORED, Corpus
 from asterism.training.data.packing import Epochs, TokenStream
 from asterism.training.data.splits import Split, Splits
-from asterism.training.data.tokenization import Vocabulary, load_tokenizer, vocabulary
+from asterism.training.data.tokenization import Vocabulary, bytes_of_tokens, load_tokenizer, vocabulary
 from asterism.training.objectives.masking import MASK_SHARE, Masking
 from asterism.training.objectives.objective import Evaluation, Metric, Outcome, Question, Report, refuse_reader
 from asterism.training.objectives.pretraining import Pretraining
@@ -38,7 +42,8 @@ _EVALUATION_SEED = 0
 class MaskedReport(Report):
     """What a finished run on masked tokens came to, on `tokens_masked` tokens of the validation split.
 
-    Loss and entropy are in nats per masked token; `next_sentence_accuracy` is None without pairs.
+    Loss and entropy are in nats per masked token; `next_sentence_accuracy` is None without pairs, and what is in bits
+    per byte where it is not known how many bytes a token stands for.
     """
 
     tokens_trained: int
@@ -47,6 +52,9 @@ class MaskedReport(Report):
     validation_masked_accuracy: float
     unigram_entropy: float
     next_sentence_accuracy: float | None
+    bytes_masked: int | None = None
+    validation_bits_per_byte: float | None = None
+    unigram_bits_per_byte: float | None = None
 
     def __str__(self) -> str:
         return describe(
@@ -55,14 +63,23 @@ class MaskedReport(Report):
             self.validation_masked_accuracy,
             self.unigram_entropy,
             self.next_sentence_accuracy,
+            (self.validation_bits_per_byte, self.unigram_bits_per_byte),
         )
 
 
-def describe(what: str, loss: float, accuracy: float, entropy: float, next_sentence: float | None) -> str:
-    """Metrics of masked tokens for people."""
+def describe(
+    what: str,
+    loss: float,
+    accuracy: float,
+    entropy: float,
+    next_sentence: float | None,
+    bits: tuple[float | None, float | None],
+) -> str:
+    """Metrics of masked tokens for people; `bits` per byte are those of the loss and of the entropy."""
+    of_loss, of_entropy = ("" if one is None else f", {one:.4f} bits per byte of them" for one in bits)
     lines = [
-        f"{what}, {loss:.4f} nats each, {accuracy:.1%} right",
-        f"the same tokens under the frequencies of the training split: {entropy:.4f} nats",
+        f"{what}, {loss:.4f} nats each{of_loss}, {accuracy:.1%} right",
+        f"the same tokens under the frequencies of the training split: {entropy:.4f} nats{of_entropy}",
     ]
     if next_sentence is not None:
         lines.append(f"next sentence: {next_sentence:.1%} right")
@@ -71,9 +88,10 @@ def describe(what: str, loss: float, accuracy: float, entropy: float, next_sente
 
 @dataclass(frozen=True, kw_only=True)
 class MaskedEvaluation(Evaluation):
-    """Metrics of a model on the same `tokens_masked` tokens, in nats per token and as shares.
+    """Metrics of a model on the same `tokens_masked` tokens, in nats per token, in bits per byte, and as shares.
 
-    `next_sentence_accuracy` is None for a model without pairs.
+    `next_sentence_accuracy` is None for a model without pairs, and what is in bits per byte where it is not known how
+    many bytes a token stands for.
     """
 
     split: str
@@ -82,6 +100,9 @@ class MaskedEvaluation(Evaluation):
     masked_accuracy: float
     unigram_entropy: float
     next_sentence_accuracy: float | None
+    bytes_masked: int | None = None
+    bits_per_byte: float | None = None
+    unigram_bits_per_byte: float | None = None
 
     def __str__(self) -> str:
         return describe(
@@ -90,6 +111,7 @@ class MaskedEvaluation(Evaluation):
             self.masked_accuracy,
             self.unigram_entropy,
             self.next_sentence_accuracy,
+            (self.bits_per_byte, self.unigram_bits_per_byte),
         )
 
 
@@ -217,6 +239,9 @@ class MaskedTokens(Pretraining[MaskedRows]):
             "validation_masked_accuracy": metrics["masked_accuracy"],
             "unigram_entropy": metrics["unigram_entropy"],
             "next_sentence_accuracy": metrics.get("next_sentence_accuracy"),
+            "bytes_masked": int(metrics["bytes_masked"]) if "bytes_masked" in metrics else None,
+            "validation_bits_per_byte": metrics.get("bits_per_byte"),
+            "unigram_bits_per_byte": metrics.get("unigram_bits_per_byte"),
         }
 
     def answer(self, model: PreTrainedModel, question: Question, trained_on: str) -> MaskedEvaluation:
@@ -244,13 +269,17 @@ class MaskedTokens(Pretraining[MaskedRows]):
             masked_accuracy=metrics["masked_accuracy"],
             unigram_entropy=metrics["unigram_entropy"],
             next_sentence_accuracy=metrics.get("next_sentence_accuracy"),
+            bytes_masked=int(metrics["bytes_masked"]) if "bytes_masked" in metrics else None,
+            bits_per_byte=metrics.get("bits_per_byte"),
+            unigram_bits_per_byte=metrics.get("unigram_bits_per_byte"),
         )
 
 
 class Rows:
     """The packed rows of one split, masked, and with pairs also paired. `starts`, int64 [rows], are those of its rows.
 
-    Raises DataError for a split with too few tokens and, with pairs, with fewer than two documents.
+    Raises DataError for a split with too few tokens, with letters that tokens of DNA do not know and, with pairs, with
+    fewer than two documents.
     """
 
     def __init__(self, config: RunConfig, corpus: Splits, split: Split, tokenizer: PreTrainedTokenizerBase) -> None:
@@ -263,6 +292,13 @@ class Rows:
             raise DataError(f"data: {what} has one document; next_sentence draws second parts from other documents")
         self.starts = self.stream.row_starts(self.content)
         self.masking = Masking.of(tokenizer)
+        self.bytes_of_tokens = bytes_of_tokens(tokenizer)
+        unknown = int((self.stream.tokens == tokenizer.unk_token_id).sum())
+        if unknown and self.bytes_of_tokens is not None:
+            raise DataError(
+                f"data: {what} has {unknown:,} letters that are none of A, C, G, T and N, the tokens of this tokenizer;"
+                ' files of genomes are read with modality="genome()"'
+            )
         self.masked_per_row = masked_per_row(config)
         self._first, self._separator = tokenizer.cls_token_id, tokenizer.sep_token_id
 
@@ -318,7 +354,7 @@ def masked_metrics(
     model: PreTrainedModel, rows: Rows, numbers: np.ndarray, frequencies: np.ndarray
 ) -> dict[str, float]:
     """Metrics of the rows of these numbers: masked_loss and unigram_entropy in nats per token, masked_accuracy,
-    tokens_masked, and with pairs next_sentence_accuracy.
+    tokens_masked, with pairs next_sentence_accuracy, and where tokens stand for bytes those of `_per_byte`.
 
     The masks, and the second parts of pairs, are the same for every model. `frequencies`, int64 [tokens], count the
     tokens of the training split. The model is left in evaluation mode.
@@ -329,6 +365,7 @@ def masked_metrics(
     unigram = np.full(len(frequencies), np.nan)
     unigram[rows.masking.ordinary] = np.log(ordinary.sum()) - np.log(ordinary)
     nats = entropy = tokens = right = pairs_right = 0.0
+    sizes, letters = rows.bytes_of_tokens, 0
     for at in range(0, len(numbers), size):
         part = numbers[at : at + size]
         batch = rows.read(part, [of_row(_EVALUATION_SEED, 0, number) for number in part.tolist()])
@@ -338,8 +375,10 @@ def masked_metrics(
         known = labels != IGNORED
         nats += F.cross_entropy(logits, labels, reduction="none", ignore_index=IGNORED).double().sum().item()
         right += (logits.argmax(-1) == labels).sum().item()
-        entropy += unigram[labels[known].cpu().numpy()].sum()
-        tokens += known.sum().item()
+        masked = labels[known].cpu().numpy()
+        entropy += unigram[masked].sum()
+        tokens += len(masked)
+        letters += 0 if sizes is None else int(sizes[masked].sum())
         if answers is not None:
             pairs_right += (answers.argmax(-1) == batch["next_sentence_label"]).sum().item()
     pairs = {"next_sentence_accuracy": pairs_right / len(numbers)} if rows.config.next_sentence else {}
@@ -349,7 +388,14 @@ def masked_metrics(
         "unigram_entropy": entropy / tokens,
         "tokens_masked": tokens,
         **pairs,
+        **({} if sizes is None else _per_byte(nats, entropy, letters)),
     }
+
+
+def _per_byte(nats: float, entropy: float, letters: int) -> dict[str, float]:
+    """Of the tokens that are masked: their bytes, and in bits for each of these what the model and frequencies give."""
+    bits = letters * math.log(2)
+    return {"bytes_masked": letters, "bits_per_byte": nats / bits, "unigram_bits_per_byte": entropy / bits}
 
 
 def read_frequencies(folder: Path) -> np.ndarray:
