@@ -14,7 +14,7 @@ MODELS := models encoders import import_seq2seq use_pattern huggingface training
 LOWEST := 5.17.0
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/pytest --numprocesses logical --maxprocesses 8
 
-.PHONY: help train test quick test-slow test-lowest bench long-range readers qmsum rfc-summaries digits translation copying cifar gpu-check wheel test-wheel real-weights lint install clean
+.PHONY: help train test quick test-slow test-lowest bench long-range readers qmsum rfc-summaries digits translation copying cifar genomes gpu-check wheel test-wheel real-weights lint install clean
 .DEFAULT_GOAL := help
 
 help:  ## List the targets
@@ -63,6 +63,9 @@ digits: $(STAMP)  ## Spoken digits by small models, DATA=spoken-digits.tar.xz, i
 translation: $(STAMP)  ## English to German by eight encoders, from ENGLISH=Translation-en.xz and GERMAN=Translation-de.bz2 (40 minutes)
 	$(BIN)/python benchmarks/translation.py runs/translation benchmarks/results/translation.json \
 		--english $(ENGLISH) --german $(GERMAN)
+
+genomes: $(STAMP)  ## Bits per base at 512 and 4,096 tokens, GENOMES="NAME=FILE NAME=FILE", into benchmarks/results (ten minutes on one core)
+	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/genomes.py runs/genomes benchmarks/results/genomes.json $(GENOMES:%=--genome %)
 
 copying: $(STAMP)  ## Copy and reverse, learned to the last letter, into benchmarks/results (six minutes)
 	$(BIN)/python benchmarks/copying.py runs/copying benchmarks/results/copying.json

@@ -41,7 +41,12 @@ SIZES = {
 }
 """Parameters, as papers and released checkpoints count them (docstrings of `asterism.models.published`)."""
 
-UNPUBLISHED = {"bigbird-etc-base": 128e6, "star-base": 112e6, "bigbird-roberta-base-summarization": 155e6}
+UNPUBLISHED = {
+    "bigbird-etc-base": 128e6,
+    "bigbird-genomics-base": 114e6,
+    "star-base": 112e6,
+    "bigbird-roberta-base-summarization": 155e6,
+}
 """Sizes that follow from those of their relatives."""
 
 

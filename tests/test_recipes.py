@@ -141,6 +141,27 @@ GOLDEN = {
         schedule=linear beta2=0.999 log_every=50 evaluation_every=1000 checkpoint_every=1000 objective=mlm
         tokenizer=bpe:50358 context=4096 evaluation_bytes=1000000
     """,
+    "bigbird-genomics-base": """
+        recipe=bigbird-genomics-base mixers=('bigbird(block=64, random=3, seed=0, heads=12)', 'bigbird(block=64,
+        random=3, seed=1, heads=12)', 'bigbird(block=64, random=3, seed=2, heads=12)', 'bigbird(block=64,
+        random=3, seed=3, heads=12)', 'bigbird(block=64, random=3, seed=4, heads=12)', 'bigbird(block=64,
+        random=3, seed=5, heads=12)', 'bigbird(block=64, random=3, seed=6, heads=12)', 'bigbird(block=64,
+        random=3, seed=7, heads=12)', 'bigbird(block=64, random=3, seed=8, heads=12)', 'bigbird(block=64,
+        random=3, seed=9, heads=12)', 'bigbird(block=64, random=3, seed=10, heads=12)', 'bigbird(block=64,
+        random=3, seed=11, heads=12)') block=post_norm vocab_size=32000 hidden_size=768 num_hidden_layers=12
+        num_attention_heads=12 max_position_embeddings=4096 type_vocab_size=2 embedding_norm=True
+        hidden_act=gelu_new dropout=0.1 attention_dropout=0.1 layer_norm_eps=1e-12 initializer_range=0.02
+        tie_word_embeddings=True batch_size=256 gradient_accumulation_steps=128 gradient_checkpointing=True
+        steps=1000000 learning_rate=0.0001 warmup_steps=10000 schedule=linear beta2=0.999 log_every=50
+        evaluation_every=1000 checkpoint_every=1000 objective=mlm next_sentence=True
+        modality=genome(reverse_complement=False) tokenizer=dna-bpe:32000 context=4096 evaluation_bytes=1000000
+    """,
+    "dna-tiny": """
+        recipe=dna-tiny mixers=strided(stride=64) hidden_size=128 num_hidden_layers=3 num_attention_heads=2
+        position_type=rotary initializer_gain=0.354 batch_size=1 steps=20000 minutes=10.0 learning_rate=0.006
+        warmup_steps=50 optimizer=muon weight_decay=0.1 log_every=20 evaluation_every=400 checkpoint_every=400
+        modality=genome() context=4096 evaluation_bytes=65536
+    """,
     "bigbird-etc-base": """
         recipe=bigbird-etc-base mixers=bigbird_etc(block=84, globals=256) block=post_norm vocab_size=50358
         hidden_size=768 num_hidden_layers=12 num_attention_heads=12 max_position_embeddings=4096 type_vocab_size=2

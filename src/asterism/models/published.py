@@ -61,6 +61,14 @@ def bigbird_itc_large() -> AsterismConfig:
     return _bigbird(_bigbird_layers(24, heads=16), **LARGE)
 
 
+def bigbird_genomics_base() -> AsterismConfig:
+    """BigBird for DNA: bigbird-itc-base with a vocabulary of 32,000 (Zaheer 2020, appendix F, table 21).
+
+    Published: all but the size, which follows from that of bigbird-itc-base: 114M parameters.
+    """
+    return _bigbird(_bigbird_layers(12, heads=12), **BASE, vocab_size=32000)
+
+
 def bigbird_tiny() -> AsterismConfig:
     """The twin of bigbird-itc-base: blocks of 32, a window of 3 blocks, 1 random block and 2 global ones."""
     return _bigbird(_bigbird_layers(4, heads=3, block=32, random=1), **TINY)
@@ -351,6 +359,7 @@ PUBLISHED: dict[str, Callable[[], AsterismConfig]] = {
     "bert-tiny": bert_tiny,
     "bigbird-itc-base": bigbird_itc_base,
     "bigbird-itc-large": bigbird_itc_large,
+    "bigbird-genomics-base": bigbird_genomics_base,
     "bigbird-tiny": bigbird_tiny,
     "bigbird-etc-base": bigbird_etc_base,
     "bigbird-etc-tiny": bigbird_etc_tiny,

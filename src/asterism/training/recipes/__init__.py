@@ -3,7 +3,7 @@
 from collections.abc import Callable
 
 from asterism.errors import ConfigurationError, nearest
-from asterism.training.recipes import all_attention, denoising, encoder_decoders, encoders, sparse_transformer
+from asterism.training.recipes import all_attention, denoising, encoder_decoders, encoders, genomes, sparse_transformer
 from asterism.training.recipes.fine_tuning import FINE_TUNING, fine_tuning
 from asterism.training.run.configuration import RunConfig
 
@@ -27,6 +27,8 @@ RECIPES: dict[str, Callable[[], RunConfig]] = {
     "bigbird-itc-base": encoders.bigbird_itc_base,
     "bigbird-etc-base": encoders.bigbird_etc_base,
     "bigbird-itc-large": encoders.bigbird_itc_large,
+    "bigbird-genomics-base": genomes.bigbird_genomics_base,
+    "dna-tiny": genomes.dna_tiny,
     "longformer-tiny": encoders.longformer_tiny,
     "longformer-base": encoders.longformer_base,
     "star-tiny": encoders.star_tiny,

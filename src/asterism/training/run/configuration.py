@@ -188,7 +188,9 @@ class RunConfig(TrainingConfig):
     data: str | None = _setting("a file or a folder; by default the sources of Python's standard library", None)
     modality: str = _setting(MODALITIES, "bytes()")
     tokenizer: str = _setting(
-        '"bytes", "bpe:SIZE" or "unigram:SIZE", trained on the data, or the folder of a tokenizer', "bytes"
+        """"bytes", "bpe:SIZE" or "unigram:SIZE", trained on the data; for genomes "bases", "kmer:LENGTH" or
+        "dna-bpe:SIZE"; or the folder of a tokenizer""",
+        "bytes",
     )
     record_length: int | None = _setting("the file holds records of so many bytes, each of them a sequence", None)
     context: int = _setting("bytes or tokens of a sequence", 1024)

@@ -1,0 +1,57 @@
+"""Models of genomes: BigBird's at its published size, and one that predicts each base and trains in minutes.
+
+Both want `data`, a file or folder of sequences (docs/genomes.md).
+"""
+
+from dataclasses import replace
+
+from asterism.shape import ModelConfig
+from asterism.training.recipes.shape import full_size, published_shape, ten_minutes
+from asterism.training.run.configuration import RunConfig
+
+
+def bigbird_genomics_base() -> RunConfig:
+    """BigBird on DNA: 1,000,000 steps of 256 pairs of 4,096 tokens, 1.12 bits per base (Zaheer 2020, appendix F).
+
+    Published: 32,000 pieces learned from the genome, documents of ten passes, masked tokens and whether the second part
+    of a row follows, Adam at 1e-4, a warm-up of 10,000 steps, linear decay, dropout 0.1. Inferred: slices of two rows,
+    and what bigbird-itc-base takes from BERT. A row is parted between two tokens, not between two sentences: where a
+    sentence ends is chance.
+    """
+    return full_size(
+        "bigbird-genomics-base",
+        published_shape("bigbird-genomics-base"),
+        objective="mlm",
+        next_sentence=True,
+        modality="genome(reverse_complement=False)",
+        tokenizer="dna-bpe:32000",
+        context=4096,
+        batch_size=256,
+        gradient_accumulation_steps=128,
+        steps=1_000_000,
+        learning_rate=1e-4,
+        warmup_steps=10_000,
+        schedule="linear",
+    )
+
+
+def dna_tiny() -> RunConfig:
+    """Each base from those before it, for two CPU cores and ten minutes: the last 64, and every 64th of 4,096.
+
+    Our own: three layers of width 128, so that a genome of millions of bases is read through several times. Its bits
+    per base are those of a compressor, and it writes sequences (`asterism generate`).
+    """
+    shape = ModelConfig(
+        mixers="strided(stride=64)",
+        hidden_size=128,
+        num_hidden_layers=3,
+        num_attention_heads=2,
+        position_type="rotary",
+        initializer_gain=0.354,
+    )
+    return replace(
+        ten_minutes("dna-tiny", shape, every=400, learning_rate=6e-3, evaluation_bytes=65_536),
+        modality="genome()",
+        context=4096,
+        batch_size=1,
+    )
