@@ -394,7 +394,9 @@ def test_pillow_is_asked_for_by_the_extra_that_brings_it(monkeypatch, tmp_path):
 def test_a_run_trains_on_pictures_and_completes_them(folder, tmp_path, capsys):
     from asterism.training.pipeline import evaluate, train
     from asterism.training.run.configuration import ModelConfig, RunConfig
+    from asterism.training.run.folder import RunFolder
 
+    (folder / "train" / "dog" / "labels.txt").write_text("dog")
     model = ModelConfig(
         mixers="strided(stride=15)",
         hidden_size=32,
@@ -406,6 +408,8 @@ def test_a_run_trains_on_pictures_and_completes_them(folder, tmp_path, capsys):
     config = RunConfig(model=model, data=str(folder), modality="images(width=5, height=6, classes=2)", context=90)
     config = replace(config, batch_size=4, steps=3, warmup_steps=1, dtype="float32")
     report = train(config, tmp_path / "run", progress=False)
+    notes = RunFolder(tmp_path / "run").read_record()["notes"]
+    assert [note for note in notes if note.endswith("are left out, such as train/dog/labels.txt")]
     assert report.validation_bits_per_byte == pytest.approx(8, abs=1)
     assert {"png", "webp lossless"} <= report.baselines.keys()
     assert evaluate(tmp_path / "run", split="test").bytes_scored == 12 * 90

@@ -4,6 +4,7 @@ Invariant: which sequences a step reads is a function of (seed, step), and two c
 """
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from typing import Any, ClassVar, Generic, TypeVar
 
 from asterism.training.data.splits import Split
@@ -20,11 +21,13 @@ class Corpus(ABC, Generic[Sequences]):
     name    what people call them: a path
     sha256  their identity, by which a resumed run knows them again
     unit    what `length` counts, in the plural: "bytes", "tokens", "examples"
+    notes   what a user should know about them, one line each
     """
 
     name: str
     sha256: str
     unit: ClassVar[str]
+    notes: Sequence[str] = ()
 
     @abstractmethod
     def length(self, split: Split) -> int:

@@ -30,7 +30,7 @@ class Windows(Corpus[torch.Tensor]):
     unit: ClassVar[str] = "bytes"
 
     def __init__(self, splits: Splits, context: int, seed: int) -> None:
-        self.name, self.sha256 = splits.name, splits.sha256
+        self.name, self.sha256, self.notes = splits.name, splits.sha256, splits.notes
         self.splits, self.context, self.seed = splits, context, seed
         self.train, self.validation = (splits.require(split, context) for split in ("train", "validation"))
 

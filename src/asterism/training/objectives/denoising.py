@@ -101,7 +101,7 @@ class PairCorpus(Corpus[np.ndarray]):
 
     def __init__(self, corpus: Splits, train: Pairs, validation: Pairs, seed: int) -> None:
         self.corpus = corpus
-        self.name, self.sha256 = corpus.name, corpus.sha256
+        self.name, self.sha256, self.notes = corpus.name, corpus.sha256, corpus.notes
         self.train, self.validation = train, validation
         self.epochs = Epochs(train.count, seed)
 

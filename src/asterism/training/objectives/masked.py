@@ -125,7 +125,7 @@ class MaskedRows(Corpus[np.ndarray]):
 
     def __init__(self, config: RunConfig, corpus: Splits, tokenizer: PreTrainedTokenizerBase) -> None:
         self.corpus = corpus
-        self.name, self.sha256 = corpus.name, corpus.sha256
+        self.name, self.sha256, self.notes = corpus.name, corpus.sha256, corpus.notes
         self.train = Rows(config, corpus, "train", tokenizer)
         self.validation = Rows(config, corpus, "validation", tokenizer)
         self.epochs = Epochs(len(self.train.starts), config.seed)

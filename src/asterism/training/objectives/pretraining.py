@@ -74,6 +74,7 @@ class Pretraining(Objective[Data]):
         """Shape and tokenizer are known, and what cannot work is refused, before data are read."""
         source, vocabulary, shape = cls.foundations(config, own)
         objective, corpus = cls.prepare(config, vocabulary)
+        objective.notes = (*objective.notes, *corpus.notes)
         return Setup(
             asked=config,
             config=config,
