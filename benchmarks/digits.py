@@ -56,7 +56,7 @@ def main() -> None:
     do(_arguments(), _all, _stage, report)
 
 
-def unpack(archive: Path, folder: Path) -> dict[str, int]:
+def unpack(archive: Path, folder: Path) -> dict[Split, int]:
     """Write the recordings of an archive as SPLIT/DIGIT/NAME.wav, and count them. Other members are left out."""
     counts = dict.fromkeys(SPLITS, 0)
     with tarfile.open(archive) as members:

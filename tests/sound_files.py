@@ -150,6 +150,7 @@ def malformed() -> dict[str, tuple[bytes, str]]:
         "ogg without its last flag": (_without_last_flag(ogg), "is cut off: its last page is missing"),
         "ogg header zeroed": (patched(ogg, 28, bytes(30)), "cannot be decoded"),
         "floats cut": (floats[:-4], "is cut off"),
+        "gsm, which has no places": (encoded(samples, subtype="GSM610"), "cannot be decoded"),
     }
     return cases
 
