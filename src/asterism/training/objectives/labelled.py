@@ -7,6 +7,7 @@ of transformers want them.
 
 import math
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar
@@ -21,7 +22,6 @@ from asterism.training.data.records import Record
 from asterism.training.objectives.objective import Evaluation, Metric, Objective, Outcome, Question, Report
 from asterism.training.readers.text import parse_reader, with_reader
 from asterism.training.run.configuration import FineTuneConfig
-from asterism.training.run.folder import model_folder
 from asterism.training.run.setup import Setup
 from asterism.training.tasks import TASKS
 from asterism.training.tasks.encoder import (
@@ -37,6 +37,7 @@ from asterism.training.tasks.encoder import (
 )
 from asterism.training.tasks.predictor import Predictor, as_fields, model_inputs
 from asterism.training.tasks.ranking import learned_scorer, load_scorer, require_scorer, save_scorer
+from asterism.training.tasks.start import start_of
 from asterism.training.tasks.task import Task
 
 RANKING = 2**33
@@ -108,7 +109,11 @@ class Labelled(Objective[Examples]):
     @classmethod
     def resolve(cls, config: FineTuneConfig, own: Path | None) -> Setup:
         """Steps and length are filled in, which the examples and the model decide."""
-        source = own or model_folder(config.model, "model")
+        with nullcontext(own) if own is not None else start_of(config) as source:
+            return cls._resolved(config, own, source)
+
+    @classmethod
+    def _resolved(cls, config: FineTuneConfig, own: Path | None, source: Path) -> Setup:
         tokenizer, encoder = load_tokenizer(source) if config.modality is None else load_values(source)
         reader = parse_reader(config.reader)
         length = _row_length(reader.length or config.length, encoder, config.model)

@@ -261,7 +261,9 @@ class FineTuneConfig(TrainingConfig):
         encoder-decoders, "summarize" (documents),
         "translate", or "generate" (any text from another)""",
     )
-    model: str = _setting("a folder with a model and its tokenizer, or of a run")
+    model: str = _setting(
+        "a folder with a model and its tokenizer, or of a run; with from_scratch also a recipe of the verb train"
+    )
     data: str = _setting(
         'a file of examples to train on (JSONL or CSV); "SOURCE,TARGET" are two files whose lines belong together'
     )
@@ -272,6 +274,9 @@ class FineTuneConfig(TrainingConfig):
         "share of the examples that is held out where no file is given, chosen by the seed", 0.1
     )
     from_scratch: bool = _setting("take the shape of the model, and new weights", False)
+    tokenizer: str | None = _setting(
+        """where `model` is a recipe: "bytes", "bases", "kmer:6" or a folder, by default as the recipe says""", None
+    )
     length: int | None = _setting("tokens of a row; by default as many as the model takes", None)
     reader: str = _setting(MEANING, "cut()")
     modality: str | None = _setting(

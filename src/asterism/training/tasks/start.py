@@ -1,0 +1,66 @@
+"""What a fine-tuning run begins with: the folder of a model, or the shape of a recipe, for those who have no model yet.
+
+A recipe gives the shape of the model that it pretrains, for as many tokens as are asked for; weights are new. Tokens
+are the values of a modality, or those of a tokenizer that needs no text to learn from.
+"""
+
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+
+from asterism.errors import ConfigurationError
+from asterism.training.objectives import OBJECTIVES
+from asterism.training.recipes import RECIPES, recipe
+from asterism.training.run.configuration import FineTuneConfig, RunConfig
+from asterism.training.run.folder import model_folder
+
+LEARNED = ("bpe", "unigram", "dna-bpe")
+"""The tokenizers that are trained on text."""
+
+
+@contextmanager
+def start_of(config: FineTuneConfig) -> Iterator[Path]:
+    """The folder with configuration and tokenizer of the model that a run begins with; of a recipe, while it is needed.
+
+    Raises ConfigurationError for a recipe without `from_scratch` or whose tokenizer would have to be learned,
+    CheckpointError for what is no folder of a model.
+    """
+    if config.model not in RECIPES or Path(config.model).exists():
+        if config.tokenizer is not None:
+            raise ConfigurationError(f"tokenizer: {config.model} brings its own; {config.tokenizer!r} is for recipes")
+        yield model_folder(config.model, "model")
+        return
+    if not config.from_scratch:
+        raise ConfigurationError(
+            f"model: {config.model} is a recipe: pretrain it with `asterism train --recipe {config.model}`, or give"
+            " from_scratch to take its shape, with new weights"
+        )
+    with tempfile.TemporaryDirectory() as folder:
+        _save_shape(config, Path(folder))
+        yield Path(folder)
+
+
+def _save_shape(config: FineTuneConfig, folder: Path) -> None:
+    pretraining = recipe(config.model)
+    pretraining = replace(
+        pretraining,
+        context=config.length or pretraining.context,
+        tokenizer=config.tokenizer or pretraining.tokenizer,
+        modality=RunConfig.modality,
+        record_length=None,
+        objective="causal" if config.modality is not None else pretraining.objective,
+    )
+    if config.modality is None and pretraining.tokenizer.partition(":")[0] in LEARNED:
+        raise ConfigurationError(
+            f"model: the tokenizer of {config.model}, {pretraining.tokenizer}, is learned from text: pretrain it with"
+            f" `asterism train --recipe {config.model}`, or give a tokenizer that is not, such as bases or kmer:6"
+        )
+    _, vocabulary, shape = OBJECTIVES.load(pretraining.objective).foundations(pretraining)
+    shape.save_pretrained(folder)
+    if config.modality is not None:
+        return
+    if pretraining.objective == "causal":
+        raise ConfigurationError(f"model: {config.model} reads bytes, not tokens: give a recipe of an encoder")
+    vocabulary.made([], pretraining.context).save_pretrained(folder)
