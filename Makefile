@@ -14,7 +14,7 @@ MODELS := models encoders import import_seq2seq use_pattern huggingface training
 LOWEST := 5.17.0
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/pytest --numprocesses logical --maxprocesses 8
 
-.PHONY: help train test quick test-slow test-lowest bench long-range readers qmsum rfc-summaries digits translation copying cifar genomes gpu-check wheel test-wheel real-weights lint install clean
+.PHONY: help train test quick test-slow test-lowest bench long-range readers qmsum rfc-summaries promoters digits translation copying cifar genomes gpu-check wheel test-wheel real-weights lint install clean
 .DEFAULT_GOAL := help
 
 help:  ## List the targets
@@ -53,6 +53,10 @@ readers: $(STAMP)  ## The same tasks by each reader, one after the other, into b
 
 qmsum: $(STAMP)  ## Questions about meetings by each reader, DATA=qmsum.jsonl.xz, into benchmarks/results (40 minutes on one core)
 	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/qmsum.py $(DATA) runs/qmsum benchmarks/results/qmsum.json
+
+promoters: $(STAMP)  ## Promoters and gene starts by ours and a convolutional net, DATA=FOLDER, into benchmarks/results (20 minutes on one core)
+	$(BIN)/pip install --quiet --constraint constraints.txt --editable ".[genomics]"
+	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/promoters.py $(DATA) runs/promoters benchmarks/results/promoters.json
 
 rfc-summaries: $(STAMP)  ## Abstracts of RFCs by small models, DATA=rfc-sample.jsonl.xz, into benchmarks/results (25 minutes on one core)
 	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/rfc_summaries.py $(DATA) runs/rfc-summaries benchmarks/results/rfc-summaries.json

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from asterism.errors import ConfigurationError
 from asterism.training.objectives import OBJECTIVES
@@ -57,7 +58,8 @@ def _save_shape(config: FineTuneConfig, folder: Path) -> None:
             f"model: the tokenizer of {config.model}, {pretraining.tokenizer}, is learned from text: pretrain it with"
             f" `asterism train --recipe {config.model}`, or give a tokenizer that is not, such as bases or kmer:6"
         )
-    _, vocabulary, shape = OBJECTIVES.load(pretraining.objective).foundations(pretraining)
+    objective: Any = OBJECTIVES.load(pretraining.objective)
+    _, vocabulary, shape = objective.foundations(pretraining)
     shape.save_pretrained(folder)
     if config.modality is not None:
         return

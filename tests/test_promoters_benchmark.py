@@ -1,0 +1,82 @@
+"""The data that benchmarks/promoters.py makes, and the nets that ours is compared with."""
+
+import lzma
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from asterism.training.data.genomes.sequences import open_sequences
+from asterism.training.data.sequences import reverse_complement
+from asterism.training.tasks.promoter import negative
+
+sys.path.insert(0, str(Path(__file__).parent.parent / "benchmarks"))
+convolution = pytest.importorskip("convolution")
+promoters = pytest.importorskip("promoters")
+pytest.importorskip("pyfaidx")
+
+
+def test_each_promoter_is_in_one_split_of_each_seed(tmp_path):
+    random = np.random.default_rng(0)
+    lines = ["".join(random.choice(list("ACGT"), 40)) for _ in range(50)]
+    (tmp_path / promoters.FILES["promoters"]).write_text("\n".join([*lines, lines[0]]) + "\n")
+    assert promoters.write_promoters(tmp_path, tmp_path / "data") == {"promoters": 50, "bases": 40}
+    splits = []
+    for seed in range(promoters.SEEDS):
+        parts = [(tmp_path / "data" / str(seed) / f"{one}.txt").read_text().split() for one in promoters.SPLITS]
+        assert [len(one) for one in parts] == [40, 5, 5] and sorted(sum(parts, [])) == sorted(lines)
+        splits.append(tuple(parts[2]))
+    assert len(set(splits)) == promoters.SEEDS
+
+
+def test_starts_of_genes_and_what_they_are_told_from(tmp_path, monkeypatch):
+    """Both have the same codons equally often; windows lie within their split; no negative is a start."""
+    monkeypatch.setattr(promoters, "WINDOW", 100)
+    random = np.random.default_rng(1)
+    letters = random.choice(list("ACGT"), 20_000)
+    genes = []
+    for number in range(66):
+        start, end, strand = 300 * number + 150, 300 * number + 300, "+-"[number % 2]
+        codon = promoters.CODONS[number % 3]
+        place = start if strand == "+" else end - 3
+        letters[place : place + 3] = list(codon if strand == "+" else reverse_complement(codon))
+        genes.append("\t".join(["a protein", str(start + 1), str(end), strand, *["x"] * 7]))
+    with lzma.open(tmp_path / promoters.FILES["genome"], "wt") as file:
+        file.write(">chr\n" + "".join(letters) + "\n")
+    with lzma.open(tmp_path / promoters.FILES["genes"], "wt") as file:
+        file.write("\n".join(genes) + "\n")
+    said = promoters.write_genes(tmp_path, tmp_path / "data")
+    assert said["genes"] == 66 and sum(said["positives"].values()) > 50
+    sequences = open_sequences(tmp_path / promoters.FILES["genome"])
+    starts = {300 * n + (150 if n % 2 == 0 else 297) for n in range(66)}
+    for split, (begin, end) in zip(promoters.SPLITS, [(0, 16_000), (16_000, 18_000), (18_000, 20_000)], strict=True):
+        codons = {"yes": [], "no": []}
+        for line in (tmp_path / "data" / "0" / f"{split}.bed").read_text().splitlines():
+            name, first, last, label, _, strand = line.split("\t")
+            place = int(first)
+            assert begin + 50 <= place < end - 50 and int(last) == place + 3 and (place in starts) == (label == "yes")
+            codons[label].append(sequences.read_padded(name, place, place + 3, strand).tobytes().decode())
+        assert codons["yes"] and set(codons["yes"]) <= set(promoters.CODONS)
+        assert sorted(codons["yes"]) == sorted(codons["no"])
+
+
+def test_what_ours_is_compared_with_learns():
+    """Both tell promoters that are rich in G from their negatives."""
+    random = np.random.default_rng(2)
+    parts = []
+    for count in (120, 40, 40):
+        positive = ["".join(random.choice(list("ACGT"), 60, p=(0.1, 0.1, 0.7, 0.1))) for _ in range(count)]
+        letters = [one for text in positive for one in (text, negative(text, 0))]
+        parts.append((letters, np.array([1, 0] * count)))
+    words = convolution.learn_kmers(*parts)
+    assert words["scores"]["f1"] > 0.9 and words["parameters"] == 4 + 16 + 64 + 256 + 1024 + 4096 + 1
+    net = convolution.learn_convolution(*parts, seed=0, seconds=2)
+    assert net["scores"]["auc"] > 0.9 and net["steps"] > 5 and net["examples"] == 80
+
+
+def test_words_are_counted_as_shares():
+    counted = convolution._words("AACGN")
+    assert counted[:4].tolist() == [0.5, 0.25, 0.25, 0.0]
+    pairs = counted[4:20]
+    assert pairs.sum() == pytest.approx(1) and np.count_nonzero(pairs) == 3  # AA, AC, CG
