@@ -155,21 +155,21 @@ def report(record: Mapping[str, Any]) -> None:
         orders = found["orders"]["both"]
         print(f"\n**{name}**: {bases['train']:,} bases counted or trained on, {held_out:,} scored\n")
         print("| predicted by | bits per base |\n|---|---|")
-        for order in SHOWN_ORDERS:
+        for order in (one for one in SHOWN_ORDERS if one < len(orders)):
             print(f"| order {order} | {orders[order]:.4f} |")
         best = int(np.argmin(orders))
-        print(f"| best of all orders to {len(orders) - 1}, {best} | {orders[best]:.4f} |")
+        print(f"| best of all orders to {len(orders) - 1}: {best} | {orders[best]:.4f} |")
         one = found["orders_one_strand"]
-        print(f"| best of those that count one strand, {int(np.argmin(one))} | {min(one):.4f} |")
+        print(f"| best of those that count one strand: {int(np.argmin(one))} | {min(one):.4f} |")
         for how, bits in found["compressed"].items():
             print(f"| {how} | {bits:.4f} |")
         for row in record["rows"]:
             if row["genome"] == name:
                 print(f"| {row['objective']}, {row['context']:,} tokens | {_bits(row)} |")
-    print("\n| run | steps | parameters | processor, minutes | MiB |\n|---|---|---|---|---|")
+    print("\n| run | steps | processor, minutes | MiB |\n|---|---|---|---|")
     for row in record["rows"]:
         costs = f"{row['training_seconds'] / 60:.1f} | {row['training_peak_bytes'] / 2**20:,.0f}"
-        print(f"| {row['objective']} {row['genome']} {row['context']:,} | {row['steps']:,} | | {costs} |")
+        print(f"| {row['objective']} {row['genome']} {row['context']:,} | {row['steps']:,} | {costs} |")
     print(f"\n{record['date']}, {record['settings']}")
 
 
