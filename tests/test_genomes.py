@@ -98,6 +98,18 @@ def test_layouts_are_those_that_allow_arithmetic(data):
             assert layout.is_regular == regular
 
 
+@pytest.mark.parametrize("size", [1, 2, 3, 7])
+def test_blocks_may_end_anywhere(tmp_path, monkeypatch, size):
+    """Within a name, between CR and LF, before a '>': what a block holds changes nothing."""
+    genome = random_genome(11, {"one": 50, "two": 21}, "ACGTN")
+    monkeypatch.setattr(unpacking, "BLOCK", size)
+    for name in ("a.fa", "a.fa.gz"):
+        sequences = open_sequences(write(tmp_path, name, fasta(genome, 10, "\r\n")))
+        read = {name: sequences.read(name, 0, sequences.length(name)).tobytes().decode() for name in sequences.names}
+        assert read == genome
+    assert sequences.files[0].contents == open_sequences(tmp_path / "a.fa").files[0].contents
+
+
 def test_both_strands():
     letters = np.frombuffer(b"ACGTNA", dtype=np.uint8)
     assert reverse_complement(letters).tobytes() == b"TNACGT"
