@@ -1,6 +1,7 @@
 """Data that change, loop, hang, or have names that no program likes: whatever reads them says so in one line."""
 
 import os
+import resource
 import shutil
 import signal
 from contextlib import contextmanager
@@ -11,7 +12,7 @@ import pytest
 import soundfile
 from PIL import Image
 
-from asterism.errors import AsterismError, ConfigurationError, DataError
+from asterism.errors import AsterismError, CheckpointError, ConfigurationError, DataError
 from asterism.training.data.folders import list_folder
 from asterism.training.data.modality import parse_modality
 
@@ -162,6 +163,26 @@ def test_a_recording_that_gets_another_rate(tmp_path):
     write(tmp_path / "0.wav", rate=16_000)
     with refused(DataError, "has changed since it was first read; start again"):
         pieces.read(first, first + 50)
+
+
+# --- what is written -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("text", READERS)
+def test_a_disk_that_takes_no_more_leaves_nothing_and_is_one_line(tmp_path, text, capfd):
+    """libsndfile printed a traceback for every call that failed."""
+    modality, output = parse_modality(text), tmp_path / f"out{READERS[text]}"
+    random = np.random.Generator(np.random.Philox(0))
+    sequences = [random.choice(np.frombuffer(b"ACGT", dtype=np.uint8), 192) for _ in range(40)]
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (200, limits[1]))
+    try:
+        with refused(CheckpointError, "cannot be written: File too large; see to it"):
+            modality.write(sequences, output)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert list(tmp_path.iterdir()) == []
+    assert capfd.readouterr().err == ""
 
 
 # --- texts and headers -----------------------------------------------------------------------------------------------

@@ -4,6 +4,7 @@ import math
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
+from io import BytesIO
 from pathlib import Path
 
 import numpy as np
@@ -29,7 +30,9 @@ class Sound:
 
 
 def write_sounds(sounds: Sequence[Sound], rate: int, output: Path) -> list[Path]:
-    """Write each sound as a WAV file of 16 bits, and a picture of all beside them; all, or none.
+    """Write each sound as a WAV file of 16 bits, and a picture of all beside them; whole files, and all or none.
+
+    (Who is killed between two of their names leaves some.)
 
     One sound is called OUTPUT; several are OUTPUT with -0, -1, ... before its ending. The picture is OUTPUT.png.
     """
@@ -41,9 +44,10 @@ def write_sounds(sounds: Sequence[Sound], rate: int, output: Path) -> list[Path]
     names = [output] if len(sounds) == 1 else [numbered(output, number, len(sounds)) for number in range(len(sounds))]
     with ExitStack() as unfinished:
         for sound, name in zip(sounds, names, strict=True):
-            with unfinished.enter_context(replacing_file(name)).open("wb") as file:
-                samples = np.round(decode(sound.codes) * 32767).astype(np.int16)
-                soundfile.write(file, samples, rate, subtype="PCM_16", format="WAV")
+            # In memory first: what a disk refuses, libsndfile prints as tracebacks of its callbacks.
+            encoded, samples = BytesIO(), np.round(decode(sound.codes) * 32767).astype(np.int16)
+            soundfile.write(encoded, samples, rate, subtype="PCM_16", format="WAV")
+            unfinished.enter_context(replacing_file(name)).write_bytes(encoded.getbuffer())
         picture = picture_of(output)
         _draw(sounds[:MOST_DRAWN], rate, unfinished.enter_context(replacing_file(picture)))
     return [*names, picture]
