@@ -1,6 +1,7 @@
 """Files that a model makes: what is given and what is drawn, of which class, in which order, and every refusal."""
 
 import json
+import os
 from dataclasses import replace
 from pathlib import Path
 
@@ -99,6 +100,24 @@ def stream(data, tmp_path_factory):
 
 def read(path: Path) -> np.ndarray:
     return np.frombuffer(path.read_bytes(), dtype=np.uint8).reshape(-1, SIZE)
+
+
+def test_what_cannot_be_written_is_refused_before_any_work(records, tmp_path, monkeypatch):
+    """It was drawn first, which may take hours; a pipe was replaced by a file."""
+    monkeypatch.setattr("asterism.training.run.samples._drawn", lambda *_: pytest.fail("values were drawn"))
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "link").symlink_to("nowhere")
+    (tmp_path / "full").write_bytes(b"x")
+    for name, message in (
+        ("pipe", "pipe exists; choose another name"),
+        ("link", "link exists; choose another name"),
+        ("full", "full exists; choose another name"),
+        ("none/new", "none is no folder; name a file in a folder of your own"),
+        ("full/new", "full is no folder; name a file in a folder of your own"),
+    ):
+        with pytest.raises(CheckpointError, match=message):
+            generate_file(records, tmp_path / name, Wanted(), progress=False)
+    assert (tmp_path / "pipe").is_fifo() and (tmp_path / "link").is_symlink()
 
 
 def test_new_sequences_are_whole_and_a_function_of_the_seed(records, tmp_path):

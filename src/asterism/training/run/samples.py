@@ -7,6 +7,7 @@ How values become a file is their modality's to say; which token stands before t
 objective's. Nothing is written before all is there.
 """
 
+import os
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import closing
@@ -19,7 +20,7 @@ import numpy as np
 import torch
 from transformers import StoppingCriteria, StoppingCriteriaList
 
-from asterism.errors import ConfigurationError, nearest, shown
+from asterism.errors import CheckpointError, ConfigurationError, nearest, shown
 from asterism.randomness import derive, isolated
 from asterism.training.data.modality import Modality
 from asterism.training.data.windows import FIRST_CLASS
@@ -28,7 +29,7 @@ from asterism.training.pipeline import Run, open_run
 from asterism.training.run.configuration import RunConfig
 from asterism.training.run.generation import Sampling
 from asterism.training.run.loop import quiet_transformers
-from asterism.training.run.prediction_output import output_path, refuse_existing
+from asterism.training.run.prediction_output import output_path
 from asterism.training.run.progress import Display, clock, make_display, rate
 
 AT_ONCE = 16
@@ -120,7 +121,7 @@ def generate_file(
     """
     how = how or Sampling()
     path = output_path(output)
-    refuse_existing(path)
+    _require_new(path)
     opened = run if isinstance(run, Run) else open_run(run)
     config, objective = opened.config, opened.objective
     if not isinstance(config, RunConfig):
@@ -144,6 +145,16 @@ def generate_file(
         seed=how.seed,
         is_training_corpus=is_training_corpus,
     )
+
+
+def _require_new(path: Path) -> None:
+    """Raises CheckpointError for a name that something has, but for an empty file, and a folder that is not there."""
+    empty = path.is_file() and not path.is_symlink() and not path.stat().st_size
+    if os.path.lexists(path) and not empty:
+        raise CheckpointError(f"output: {path} exists; choose another name")
+    if not os.access(path.parent, os.W_OK | os.X_OK):
+        reason = "cannot be written to" if path.parent.is_dir() else "is no folder"
+        raise CheckpointError(f"output: {path.parent} {reason}; name a file in a folder of your own")
 
 
 # --- what is drawn ---------------------------------------------------------------------------------------------------
