@@ -10,7 +10,8 @@ read samples in 8-bit mu-law:
 - `density`: the recipe sound-tiny, told the digit, in bits per sample beside FLAC and counts of order 2;
 - `generated`: for each digit what it says, as WAV, and their spectrograms; which digit M5 hears in them;
 - `attention`: the density model, asked which digit a clip of up to 8,000 samples is; all its weights are trained on;
-- `m5`: convolutions over the same samples, with as many weights, from scratch, for as many seconds.
+- `probe`: a logistic regression on the states of the density model, none of whose weights change;
+- `m5`: convolutions over the same samples, with as many weights, from scratch, for as many seconds as `attention`.
 
 What is finished in the folder is not done again, and what was stopped goes on. Runs are counted in steps, so equal
 commands give equal models; costs are seconds of the processor.
@@ -29,6 +30,7 @@ from typing import Any
 
 import m5
 import numpy as np
+import probe
 import torch
 from stages import do, peak, spent, stage, train_counted
 
@@ -177,9 +179,9 @@ def _attention(arguments: argparse.Namespace) -> dict[str, Any]:
 def _m5(arguments: argparse.Namespace) -> dict[str, Any]:
     with isolated(arguments.seed):
         model = m5.of_weights(DIGITS, _weights())
-    seconds = m5.learn(model, *_clips(arguments, "train"), steps=arguments.m5_steps, seed=arguments.seed)
+    seconds = m5.learn(model, *_padded(arguments, "train"), steps=arguments.m5_steps, seed=arguments.seed)
     torch.save(model.state_dict(), arguments.folder / "m5.pt")
-    clips, labels = _clips(arguments, "test")
+    clips, labels = _padded(arguments, "test")
     began = time.process_time()
     right = m5.answers(model, clips) == labels
     return {
@@ -210,13 +212,40 @@ def _generated(arguments: argparse.Namespace) -> dict[str, Any]:
     return {**asdict(made), "processor_seconds": seconds, "heard_by_m5": heard}
 
 
-def _clips(arguments: argparse.Namespace, split: Split) -> tuple[np.ndarray, np.ndarray]:
-    """The samples of a split, out of the same codes that the others read, and its labels."""
+def _probe(arguments: argparse.Namespace) -> dict[str, Any]:
+    run, parts = open_run(arguments.folder / "density"), {}
+    began = time.process_time()
+    for split in SPLITS:
+        clips, labels = _clips(arguments, split)
+        parts[split] = (probe.states(run, clips), torch.from_numpy(labels))
+    seconds = (time.process_time() - began) / sum(len(labels) for _, labels in parts.values())
+    mean, spread = parts["train"][0].mean(0), parts["train"][0].std(0) + 1e-6
+    parts = {split: ((states - mean) / spread, labels) for split, (states, labels) in parts.items()}
+    layer, penalty = probe.regress(parts["train"], parts["validation"])
+    asked, wanted = parts["test"]
+    return {
+        "training_seconds": time.process_time() - began - seconds * len(wanted),
+        "weights": sum(one.numel() for one in layer.parameters()),
+        "penalty": penalty,
+        "accuracy": float((layer(asked).argmax(1) == wanted).float().mean()),
+        "seconds_per_clip": seconds,
+        "peak_bytes": peak(),
+    }
+
+
+def _clips(arguments: argparse.Namespace, split: Split) -> tuple[list[np.ndarray], np.ndarray]:
+    """The codes of a split's clips, no more of each than LONGEST, and their labels."""
     pieces = parse_modality(TOLD).splits(str(arguments.folder / "data")).pieces(split)
     bounds = pieces.bounds.tolist()
-    clips = [decode(pieces.read(begin, end)) for begin, end in zip(bounds[:-1], bounds[1:], strict=True)]
     assert pieces.labels is not None
-    return m5.padded(clips, LONGEST), pieces.labels
+    places = zip(bounds[:-1], bounds[1:], strict=True)
+    return [pieces.read(begin, min(end, begin + LONGEST)) for begin, end in places], pieces.labels
+
+
+def _padded(arguments: argparse.Namespace, split: Split) -> tuple[np.ndarray, np.ndarray]:
+    """The samples that these codes mean, as M5 reads them."""
+    clips, labels = _clips(arguments, split)
+    return m5.padded([decode(clip) for clip in clips], LONGEST), labels
 
 
 def _weights() -> int:
@@ -227,7 +256,7 @@ def _weights() -> int:
     return sum(one.numel() for one in model.parameters())
 
 
-_STAGES = {"density": _density, "attention": _attention, "m5": _m5, "generated": _generated}
+_STAGES = {"density": _density, "attention": _attention, "probe": _probe, "m5": _m5, "generated": _generated}
 
 
 # --- the table ------------------------------------------------------------------------------------------------------
@@ -242,10 +271,10 @@ def report(record: Mapping[str, Any]) -> None:
     minutes = density["training_seconds"] / 60
     print(f"| `sound-tiny`, {density['steps']:,} steps, {minutes:.1f} min | {density['bits_per_sample']:.3f} |")
     print("\n| digits by | weights | steps | processor, minutes | accuracy | ms per clip |\n|---|---|---|---|---|---|")
-    for name in ("attention", "m5"):
+    for name in ("attention", "probe", "m5"):
         if row := record.get(name):
             costs = f"{row['training_seconds'] / 60:.1f} | {row['accuracy']:.3f} | {1000 * row['seconds_per_clip']:.1f}"
-            print(f"| {name} | {row['weights']:,} | {row['steps']:,} | {costs} |")
+            print(f"| {name} | {row['weights']:,} | {row.get('steps', '')} | {costs} |")
     if spoken := record.get("generated"):
         heard = spoken["heard_by_m5"]
         right = sum(digit == one for digit, one in enumerate(heard))

@@ -7,10 +7,14 @@ import sys
 import tarfile
 from io import BytesIO
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
+import torch
 from sound_files import encoded, tone
+
+from asterism.models import AsterismConfig, AsterismForCausalLM
 
 BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
 
@@ -64,6 +68,44 @@ def test_m5_is_as_wide_as_it_may_be_and_learns_tones(script):
     before = (m5.answers(model, rows) == labels).mean()
     m5.learn(model, rows, labels, steps=60, seed=0)
     assert (m5.answers(model, rows) == labels).mean() > max(0.9, before)
+
+
+def test_a_regression_tells_classes_apart_and_is_the_same_each_time(script):
+    probe = script("probe")
+    random = torch.Generator().manual_seed(0)
+    labels = torch.arange(60) % 3
+    features = torch.randn(60, 8, generator=random)
+    features[:, :3] += 4 * torch.nn.functional.one_hot(labels, 3)
+    part = (features, labels)
+    layer, penalty = probe.regress(part, part)
+    assert (layer(features).argmax(1) == labels).float().mean() > 0.95 and penalty in probe.PENALTIES
+    torch.testing.assert_close(probe.regress(part, part)[0].weight, layer.weight, rtol=0, atol=0)
+
+
+@pytest.mark.model
+def test_states_of_a_clip_know_nothing_of_the_others(script):
+    """Alone or padded in a batch, of any length; and they are the means and deviations of what the model says."""
+    probe = script("probe")
+    config = AsterismConfig(
+        vocab_size=256,
+        hidden_size=16,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        mixers="window(left=3)",
+        position_type="rotary",
+        max_position_embeddings=64,
+    )
+    torch.manual_seed(0)
+    model = AsterismForCausalLM(config).eval()
+    run = SimpleNamespace(model=model, config=SimpleNamespace(dtype="float32"))
+    clips = [np.random.default_rng(size).integers(0, 256, size).astype(np.uint8) for size in (9, 30, 4)]
+    together = probe.states(run, clips)
+    assert together.shape == (3, 2 * 3 * 16)
+    torch.testing.assert_close(torch.cat([probe.states(run, [clip]) for clip in clips]), together)
+    with torch.no_grad():
+        hidden = model(torch.tensor([[0, *clips[0].tolist()]]), output_hidden_states=True).hidden_states
+    torch.testing.assert_close(together[0, :16], hidden[0][0, 1:].mean(0))
+    torch.testing.assert_close(together[0, -16:], hidden[2][0, 1:].std(0, correction=0))
 
 
 @pytest.mark.slow
