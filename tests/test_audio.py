@@ -15,6 +15,7 @@ from asterism.training.data.audio.baselines import Order2, flac_bits, order2_bit
 from asterism.training.data.audio.clips import Clips
 from asterism.training.data.audio.decoding import inspect, read_codes, read_samples
 from asterism.training.data.audio.mulaw import SILENCE, decode, encode
+from asterism.training.data.audio.writing import MOST_COLUMNS, _spectrogram
 from asterism.training.data.modality import parse_modality
 from asterism.training.data.splits import ArrayPieces
 
@@ -331,6 +332,13 @@ def test_a_spectrogram_shows_a_tone_where_it_is(tmp_path):
     panel = np.flatnonzero(column < 1.0)  # magma is dark but for the tone; around the panel all is white
     brightest = panel[0] + np.argmax(column[panel[0] : panel[-1]])
     assert (panel[-1] - brightest) / (panel[-1] - panel[0]) == pytest.approx(0.25, abs=0.03)
+
+
+def test_the_picture_of_a_long_sound_is_not_larger():
+    for size in (300, 8_000, 4_000_000):
+        seconds, hertz, power = _spectrogram(np.ones(size), 8000)
+        assert power.shape == (len(hertz), len(seconds)) == (129, len(seconds)) and len(seconds) < MOST_COLUMNS + 10
+        assert seconds[-1] >= (size - 1000) / 8000
 
 
 def test_completions_stand_behind_their_originals(tmp_path):

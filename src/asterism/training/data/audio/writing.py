@@ -16,6 +16,9 @@ from asterism.training.data.modality import require
 MOST_DRAWN = 40
 """More sounds than these are written, but not drawn."""
 
+MOST_COLUMNS = 4_000
+"""Of a long sound so many windows are drawn, further apart."""
+
 _FLOOR = -90.0
 """Decibels below the loudest sound of all below which nothing is told apart."""
 
@@ -86,7 +89,9 @@ def _draw(sounds: Sequence[Sound], rate: int, path: Path) -> None:
     colours = ScalarMappable(Normalize(_FLOOR, 0), "magma")
     for axes, sound, (seconds, hertz, power) in zip(grid.flat, sounds, spectrograms, strict=False):
         decibels = 10 * np.log10(np.maximum(power / loudest, 10 ** (_FLOOR / 10)))
-        axes.pcolormesh(seconds, hertz, decibels, norm=colours.norm, cmap=colours.cmap, shading="nearest")
+        half = (seconds[1] - seconds[0]) / 2 if len(seconds) > 1 else 1 / rate
+        extent = (seconds[0] - half, seconds[-1] + half, float(hertz[0]), float(hertz[-1]))
+        axes.imshow(decibels, norm=colours.norm, cmap=colours.cmap, extent=extent, origin="lower", aspect="auto")
         if sound.given:
             axes.axvline(sound.given / rate, color="white", linestyle="--", linewidth=1)
         axes.set_title(sound.title, fontsize=9)
@@ -101,11 +106,12 @@ def _draw(sounds: Sequence[Sound], rate: int, path: Path) -> None:
 
 
 def _spectrogram(samples: np.ndarray, rate: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Seconds [n], frequencies [m] in Hz, and power [m, n] in Hann windows of about 32 ms, a quarter apart."""
+    """Seconds [n], frequencies [m] in Hz, and power [m, n] in Hann windows of about 32 ms, a quarter or more apart."""
     from scipy.signal import ShortTimeFFT
     from scipy.signal.windows import hann
 
     width = 2 ** round(math.log2(max(16, 0.032 * rate)))
-    analysis = ShortTimeFFT(hann(width, sym=False), width // 4, rate)
+    apart = max(width // 4, math.ceil(len(samples) / MOST_COLUMNS))
+    analysis = ShortTimeFFT(hann(width, sym=False), apart, rate)
     padded = np.pad(samples, (0, max(0, width - len(samples))))
     return analysis.t(len(padded)), analysis.f, analysis.spectrogram(padded)
