@@ -67,12 +67,14 @@ def _all(arguments: argparse.Namespace) -> dict[str, Any]:
     record: dict[str, Any] = {
         "machine": describe("cpu"),
         "date": date.today().isoformat(),
-        "settings": {name: getattr(arguments, name) for name in ("steps", "gene_steps", "seconds", "gene_seconds")},
+        "settings": {
+            name: getattr(arguments, name) for name in ("steps", "gene_steps", "seconds", "gene_seconds", "seeds")
+        },
         "data": {problem: json.loads(stage("write", problem, "0")) for problem in PROBLEMS},
         "rows": [],
     }
     for problem in PROBLEMS:
-        for seed in range(SEEDS if problem == "promoters" else 1):
+        for seed in range(arguments.seeds if problem == "promoters" else 1):
             for name in CONTENDERS:
                 found = json.loads(stage(name, problem, str(seed)))
                 record["rows"].append({"problem": problem, "seed": seed, "name": name, **found})
@@ -275,9 +277,10 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("output", type=Path, nargs="?", help="a JSON file for the results")
     parser.add_argument("--report", type=Path, metavar="JSON", help="print the table of a file of results, and no more")
     parser.add_argument("--steps", type=int, default=600, help="of ours on promoters (default 600)")
-    parser.add_argument("--gene-steps", type=int, default=400, help="of ours on genes (default 400)")
+    parser.add_argument("--gene-steps", type=int, default=200, help="of ours on genes (default 200)")
     parser.add_argument("--seconds", type=float, default=60, help="of the convolution on promoters (default 60)")
-    parser.add_argument("--gene-seconds", type=float, default=220, help="of the convolution on genes (default 220)")
+    parser.add_argument("--gene-seconds", type=float, default=120, help="of the convolution on genes (default 120)")
+    parser.add_argument("--seeds", type=int, default=SEEDS, help=f"of the promoters (default and most: {SEEDS})")
     parser.add_argument("--stage", nargs=3, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.folder is None and arguments.report is None:

@@ -136,6 +136,10 @@ def test_what_is_in_a_folder_is_its_identity(settings, data, tmp_path):
     (copy / "train" / "quiet" / "001.raw").rename(copy / "train" / "loud" / "x.raw")
     hashes.add(Labelled.resolve(settings(data=str(copy)), None).corpus.sha256)
     assert len(hashes) == 3
+    for split in ("train", "val", "test"):  # the same bytes in the same order, under another name of a class
+        (copy / split / "quiet").rename(copy / split / "silent")
+    hashes.add(Labelled.resolve(settings(data=str(copy)), None).corpus.sha256)
+    assert len(hashes) == 4
 
 
 def test_a_table_names_files_from_where_it_stands(learned, settings, data, tmp_path):

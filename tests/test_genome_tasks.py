@@ -13,6 +13,9 @@ from asterism.errors import ConfigurationError, DataError
 from asterism.training import FineTuneConfig, evaluate, train
 from asterism.training.data.genomes import deepsea
 from asterism.training.data.genomes.deepsea import read_deepsea, usual_columns
+from asterism.training.data.genomes.sequences import open_sequences
+from asterism.training.data.genomes.windows import interval_of, window_letters
+from asterism.training.data.records import Record
 from asterism.training.data.sequences import reverse_complement
 from asterism.training.tasks.chromatin import Chromatin
 from asterism.training.tasks.multilabel import MultiLabel
@@ -103,6 +106,14 @@ def test_a_codon_stands_in_the_middle_whatever_its_strand(settings, genome, tmp_
         letters["one"][50:53]
     )
     assert (plus.labels.tolist(), minus.labels.tolist()) == ([1], [0])
+
+
+def test_a_window_is_of_an_interval_that_is_there(genome):
+    """Also of one that comes from no file, as rows of Python do."""
+    sequences = open_sequences(genome[0])
+    row = Record("rows[3]", {"chromosome": "one", "start": 198, "end": 201})
+    with pytest.raises(DataError, match=r"rows\[3\]: one:198-201 .* is not within the sequence's 200 letters"):
+        window_letters(sequences, interval_of(row), 8)
 
 
 @pytest.mark.parametrize(

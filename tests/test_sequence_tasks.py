@@ -1,6 +1,7 @@
 """Tasks of sequences: columns of labels, promoters and their negatives, strands; from their files to their scores."""
 
 import csv
+import gzip
 import json
 import math
 
@@ -344,7 +345,9 @@ def test_files_of_all_formats_are_predicted_alike(learned, tmp_path, capsys):
     fasta.write_text("".join(f">{row['id']}\n{row['sequence']}\n" for row in rows))
     table = tmp_path / "new.csv"
     table.write_text("id,sequence,tata,gc\n" + "".join(",".join(map(str, row.values())) + "\n" for row in rows))
-    for path in (fasta, lines):
+    packed = tmp_path / "packed.fa.gz"
+    packed.write_bytes(gzip.compress(fasta.read_bytes()))
+    for path in (fasta, packed, lines):
         main(["predict", str(folder), "--data", str(path), "--output", str(tmp_path / f"{path.name}.out")])
         written = [json.loads(line) for line in (tmp_path / f"{path.name}.out").read_text().splitlines()]
         assert [one["predicted_probabilities"] for one in written] == wanted
@@ -463,6 +466,22 @@ def test_a_group_for_every_column_is_asked_for(settings, tmp_path):
         groups.write_text(content)
         with pytest.raises(DataError, match=message):
             Labelled.resolve(settings("multilabel", data, column_groups=str(groups)), None)
+
+
+def test_the_verb_refuses_in_one_line(model, tmp_path, capsys):
+    """Exit 3 for data, 2 for settings; no run folder is begun."""
+    (tmp_path / "x.fa").write_text(">a\nACXT\n")
+    words = ["finetune", "--model", str(model), "--data", str(tmp_path / "x.fa"), "--folder", str(tmp_path / "run")]
+    for more, code in (
+        (["--task", "promoter"], 3),
+        (["--task", "multilabel"], 3),
+        (["--task", "chromatin", "--data", str(tmp_path / "no.mat")], 3),
+        (["--task", "promoter", "--genome", str(tmp_path / "none.fa"), "--data", str(tmp_path / "none.bed")], 3),
+        (["--task", "promoter", "--modality", "bytes()"], 2),
+        (["--task", "promoter", "--positive-weight", "-1"], 2),
+    ):
+        assert main([*words, *more]) == code
+        assert len(capsys.readouterr().err.strip().splitlines()) == 1 and not (tmp_path / "run").exists()
 
 
 def test_other_columns_than_those_of_the_training_data_are_refused(learned, tmp_path):

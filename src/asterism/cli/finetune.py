@@ -1,11 +1,12 @@
 """asterism finetune: teach a pretrained model a task from a file of examples, and score it.
 
-Tasks of encoders: classify (JSONL or CSV: text, and label or labels), tag (JSONL: tokens, tags; or CoNLL), qa (SQuAD's
-JSON; or JSONL: context, question, answers). Tasks of encoder-decoders, which write texts: summarize (JSONL or CSV:
-document, summary), translate (source, target), generate (input, output); or all three: two files of lines that belong
-together, --data SOURCES,TARGETS. A --recipe has the settings that encoder-decoders were published with; a file and
-flags override them. The run folder gets the model with its tokenizer, the predictions for the validation examples and
-the curve of the loss.
+Tasks of encoders: classify (JSONL or CSV: text, and label or labels; with a --modality, pictures or sounds: a folder
+for each class), tag (JSONL: tokens, tags; or CoNLL), qa (SQuAD's JSON; or JSONL: context, question, answers); of bases,
+promoter, multilabel and chromatin (FASTA, JSONL, CSV, or intervals of a --genome). Tasks of encoder-decoders, which
+write texts: summarize (JSONL or CSV: document, summary), translate (source, target), generate (input, output); or all
+three: two files of lines that belong together, --data SOURCES,TARGETS. A --recipe has the settings that encoder-
+decoders were published with; a file and flags override them. The run folder gets the model with its tokenizer, the
+predictions for the validation examples and the curve of the loss.
 """
 
 import argparse

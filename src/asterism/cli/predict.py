@@ -1,9 +1,10 @@
 """asterism predict: what a fine-tuned model says about examples, the same lines with predictions behind.
 
-In, by the run's task: documents (JSONL or CSV: text), words to tag (JSONL: tokens; or CoNLL), questions (JSONL:
-context, question; or SQuAD's JSON), texts to write others for (JSONL or CSV: document, source or input; or lines of
-text). Out, in order: every line as it was, with fields or columns added, whose names begin with "predicted_"; CoNLL and
-lines of text with the answer as the last column; SQuAD's JSON as JSONL. Labels may be there.
+In, by the run's task: documents (JSONL or CSV: text), sequences (FASTA; JSONL or CSV: sequence; intervals), files (a
+folder; JSONL or CSV: file), words to tag (JSONL: tokens; or CoNLL), questions (JSONL: context, question; or SQuAD's
+JSON), texts to write others for (JSONL or CSV: document, source or input; or lines of text). Out, in order: every line
+as it was, with fields or columns added, whose names begin with "predicted_"; CoNLL and lines of text with the answer as
+the last column; SQuAD's JSON, FASTA, intervals and folders as JSONL. Labels may be there.
 """
 
 import shlex
