@@ -1,5 +1,6 @@
 """Pictures: the same values as Pillow and NumPy read, in splits and classes, decoded when they are read; sheets."""
 
+import hashlib
 import json
 import os
 import zipfile
@@ -205,7 +206,9 @@ def test_arrays_of_another_size_are_fitted_as_files_are(tmp_path):
 
 def write_cifar(root: Path, batches: int = 2) -> tuple[np.ndarray, np.ndarray]:
     """Batches as their authors describe them: a byte of label, 1024 of red, of green, of blue."""
-    labels, planes = RANDOM.integers(0, 10, (batches + 1, 40)).astype(np.uint8), noise(batches + 1, 40, 3, 32, 32)
+    random = np.random.default_rng(1)
+    labels = random.integers(0, 10, (batches + 1, 40), dtype=np.uint8)
+    planes = random.integers(0, 256, (batches + 1, 40, 3, 32, 32), dtype=np.uint8)
     for number in range(batches + 1):
         name = f"data_batch_{number + 1}.bin" if number < batches else "test_batch.bin"
         rows = [bytes([label]) + one.tobytes() for label, one in zip(labels[number], planes[number], strict=True)]
@@ -220,6 +223,8 @@ def test_cifar_batches(tmp_path):
     pixels = np.moveaxis(planes, 2, 4)
     assert whole(splits, "test") == [one.tobytes() for one in pixels[2]]
     assert splits.pieces("test").labels.tolist() == labels[2].tolist()
+    hashes = [int.from_bytes(hashlib.sha256(one.tobytes()).digest()[:8], "big") for one in pixels[:2].reshape(80, -1)]
+    assert len(whole(splits, "validation")) == sum(one % 100 >= 95 for one in hashes) > 0
     train = whole(splits, "train") + whole(splits, "validation")
     assert sorted(train) == sorted(one.tobytes() for one in pixels[:2].reshape(80, 32, 32, 3))
     homes = dict(zip(train, [*splits.pieces("train").labels, *splits.pieces("validation").labels], strict=True))

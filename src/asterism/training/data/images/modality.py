@@ -20,6 +20,9 @@ MOST_VALUES = 2**24
 
 MOST_CLASSES = 100_000
 
+_AT_ONCE = 64
+"""How many pictures the model of pixels is asked about together."""
+
 
 class Images(Modality):
     """Pictures of `height` x `width` pixels with 3 channels of 8 bits, or 1.
@@ -72,7 +75,10 @@ class Images(Modality):
         pictures = range(first // self.fitting.values, stop // self.fitting.values)
         counted = np.linspace(0, len(train.pictures) - 1, min(len(train.pictures), _most_counted(self.fitting)))
         model = PixelModel(np.stack(list(_read(train, counted.astype(np.int64).tolist()))))
-        bits = sum(model.bits(picture[None]).sum() for picture in _read(scored, pictures))
+        bits = sum(
+            float(model.bits(np.stack(list(_read(scored, some)))).sum())
+            for some in (pictures[at : at + _AT_ONCE] for at in range(0, len(pictures), _AT_ONCE))
+        )
         return {**compressed(_read(scored, pictures)), "context model": bits / (len(pictures) * self.fitting.values)}
 
     def read_prompt(self, path: Path) -> np.ndarray:
