@@ -14,6 +14,7 @@ from PIL import Image
 
 from asterism.errors import AsterismError, CheckpointError, ConfigurationError, DataError
 from asterism.training.data.folders import list_folder
+from asterism.training.data.genomes.index import index_of
 from asterism.training.data.modality import parse_modality
 
 READERS = {"images(width=8, height=8)": ".png", "audio(rate=8000)": ".wav", "genome()": ".fa", "bytes()": ".raw"}
@@ -163,6 +164,15 @@ def test_a_recording_that_gets_another_rate(tmp_path):
     write(tmp_path / "0.wav", rate=16_000)
     with refused(DataError, "has changed since it was first read; start again"):
         pieces.read(first, first + 50)
+
+
+@pytest.mark.parametrize("content", (b"", b"one\tx\ty\n", b"one\t1000000000\t5\t60\t61\n"), ids=repr)
+def test_a_damaged_index_of_a_genome_is_made_again(tmp_path, content):
+    """In the cache, which outlives the program that wrote it."""
+    path = write(tmp_path / "a.fa")
+    expected = parse_modality("genome()").read_prompt(path)
+    index_of(path).index.write_bytes(content)
+    np.testing.assert_array_equal(parse_modality("genome()").read_prompt(path), expected)
 
 
 # --- what is written -------------------------------------------------------------------------------------------------

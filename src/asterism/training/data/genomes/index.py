@@ -26,7 +26,7 @@ GRID = 1 << 17
 MOST_SEQUENCES = 1_000_000
 """Sequences of a file; their names and places are held in memory."""
 
-_VERSION = 1
+_VERSION = 2
 _UPPER = translation("upper")
 _REFUSED_BY_NAME = (".bz2", ".zip")
 """pyfaidx takes files of such names for compressed ones, whatever they hold."""
@@ -109,7 +109,8 @@ def _make(path: Path, folder: Path) -> None:
         rows = zip(recorder.names, recorder.layouts, strict=True)
         index = temporary / "sequences.fai"
         index.write_text("".join(f"{n}\t{at.length}\t{at.offset}\t{at.bases}\t{at.width}\n" for n, at in rows))
-        write_json(temporary / "contents.json", {"version": _VERSION, **asdict(recorder.contents())})
+        record = {"version": _VERSION, "index_sha256": _sha256(index), **asdict(recorder.contents())}
+        write_json(temporary / "contents.json", record)
         changed = max(time.time_ns(), path.stat().st_mtime_ns)  # pyfaidx takes an index older than its file for stale
         os.utime(index, ns=(changed, changed))
 
@@ -125,16 +126,20 @@ def _head(path: Path) -> bytes:
 
 
 def _kept(path: Path, folder: Path) -> Indexed | None:
-    """The entry in a folder; None if there is none, or one of another version."""
+    """The entry in a folder; None if there is none, one whose index is damaged, or one of another version."""
     try:
         record: dict[str, Any] = json.loads((folder / "contents.json").read_text())
-        if record.pop("version") != _VERSION:
+        if record.pop("version") != _VERSION or record.pop("index_sha256") != _sha256(folder / "sequences.fai"):
             return None
         contents = Contents(**record)
     except (OSError, ValueError, TypeError, KeyError, AttributeError):
         return None
     copy, index = folder / "sequences.fasta", folder / "sequences.fai"
     return Indexed(copy if copy.exists() else path, index, contents) if index.exists() else None
+
+
+def _sha256(path: Path) -> str:
+    return hashlib.sha256(path.read_bytes()).hexdigest()
 
 
 def _state(path: Path) -> tuple[int, ...]:
