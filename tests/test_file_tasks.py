@@ -3,6 +3,7 @@
 import csv
 import json
 import shutil
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -253,3 +254,26 @@ def test_tables_that_cannot_be_used_are_refused_in_one_line(settings, tmp_path):
         settings(modality="image(width=3)")
     with pytest.raises(ConfigurationError, match=r"modality='bytes\(\)' is for task 'classify', not 'tag'"):
         FineTuneConfig(task="tag", model="x", data="x", modality="bytes()")
+
+
+def test_pictures_and_sounds_are_values_as_their_modalities_read_them(tmp_path):
+    """A class of dark pictures and one of light ones; of low tones and of noise."""
+    image, soundfile = pytest.importorskip("PIL.Image"), pytest.importorskip("soundfile")
+    random = np.random.default_rng(0)
+    for name, level in (("dark", 20), ("light", 220)):
+        (tmp_path / "pictures" / name).mkdir(parents=True)
+        (tmp_path / "sounds" / name).mkdir(parents=True)
+        for number in range(3):
+            pixels = (level + random.integers(-9, 10, (4, 4, 3))).astype(np.uint8)
+            image.fromarray(pixels).save(tmp_path / "pictures" / name / f"{number}.png")
+            tone = level / 255 * np.sin(np.arange(40) / 3 + number)
+            soundfile.write(tmp_path / "sounds" / name / f"{number}.wav", tone, 8000)
+    for folder, modality, length in (("pictures", "images(width=4, height=4)", 48), ("sounds", "audio(rate=8000)", 40)):
+        task = FileClassification(labels=("dark", "light"), several=False, length=64, modality=modality)
+        examples = FileClassification.read(tmp_path / folder)
+        assert len(examples) == 6
+        for example, features in zip(examples, task.features(examples, value_tokenizer()), strict=True):
+            (feature,) = features
+            assert feature.inputs["input_ids"].tolist() == task.reads.read_prompt(Path(example.text)).tolist()
+            assert len(feature.inputs["input_ids"]) == length
+            assert task.labels[feature.target] == Path(example.text).parent.name

@@ -426,7 +426,10 @@ def test_a_loss_that_is_not_finite_stops_the_run(settings, tmp_path):
         ({"length": 0}, "length=0 must be at least 1"),
         ({"task": "rank"}, "task='rank' must be one of: classify, tag, qa"),
         ({"pooling": "max"}, "pooling='max' must be one of: cls, mean"),
-        ({"task": "tag", "pooling": "mean"}, "pooling='mean' is for task 'classify', not 'tag'"),
+        (
+            {"task": "tag", "pooling": "mean"},
+            "pooling='mean' is for task 'classify' or 'multilabel' or 'promoter' or 'chromatin', not 'tag'",
+        ),
     ],
 )
 def test_settings_that_cannot_work(settings, changes, message):

@@ -646,7 +646,10 @@ def test_a_scorer_that_is_not_installed(settings, finished, task, package, tmp_p
         ({"label_smoothing": 1.0}, r"label_smoothing=1.0 must be in \[0, 1\)"),
         ({"length_penalty": float("nan")}, "length_penalty=nan must be finite"),
         ({"source_prefix": "a\ud800"}, r"source_prefix='a\\ud800' has half of a surrogate pair without the other$"),
-        ({"pooling": "mean"}, "pooling='mean' is for task 'classify', not 'generate'"),
+        (
+            {"pooling": "mean"},
+            "pooling='mean' is for task 'classify' or 'multilabel' or 'promoter' or 'chromatin', not",
+        ),
         ({"task": "tag", "num_beams": 2}, "num_beams=2 is for task 'summarize' or 'translate' or 'generate', not"),
     ],
 )
