@@ -170,9 +170,22 @@ def test_folders_are_splits(tmp_path):
     }
     with pytest.raises(DataError, match="has folders that are splits, and regions are named"):
         parse_modality('genome(test="a")').splits(str(tmp_path))
-    (tmp_path / "train" / "one.fa").rename(tmp_path / "val" / "two.fa")
-    (tmp_path / "test" / "one.fa").rename(tmp_path / "train" / "one.fa")
-    assert parse_modality("genome()").splits(str(tmp_path)).sha256 != splits.sha256
+
+
+def test_identity_says_which_folder_is_which_split(tmp_path):
+    """The same files in the same order, once as train and val, once as test and train."""
+    genome = random_genome(12, {"a": 30 * BLOCK, "b": 150 * BLOCK})
+    found = []
+    for folders in (("train", "val"), ("test", "train")):
+        root = tmp_path / folders[0]
+        for folder, name in zip(folders, genome, strict=True):
+            (root / folder).mkdir(parents=True)
+            write(root / folder, "one.fa", fasta({name: genome[name]}))
+        found.append(parse_modality("genome()").splits(str(root)))
+    assert [file.contents.sha256 for file in found[0].sequences.files] == [
+        file.contents.sha256 for file in found[1].sequences.files
+    ]
+    assert found[0].sha256 != found[1].sha256
 
 
 def test_blocks_that_are_mostly_unknown_are_left_out_and_said(tmp_path):
