@@ -28,10 +28,11 @@ from asterism.shape import ModelConfig
 from asterism.training import RunConfig, evaluate, open_run, recipe
 from asterism.training.data.genomes.genome import Genome, compressed
 from asterism.training.data.genomes.ngram import count
+from asterism.training.data.splits import SPLITS, Split
 
 CONTEXTS = (512, 4096)
 TOKENS_PER_STEP = 4096
-HELD_OUT = ("validation", "test")
+HELD_OUT: tuple[Split, ...] = ("validation", "test")
 HIGHEST_ORDER = 16
 SHOWN_ORDERS = (0, 2, 4, 8, 11, 12, 16)
 
@@ -133,7 +134,7 @@ def trained(config: RunConfig, run: Path) -> dict[str, Any]:
 def counted(path: str) -> dict[str, Any]:
     """Bits per base of both held-out splits together: by models of all orders, and compressed."""
     splits = Genome().splits(path)
-    blocks = {split: list(splits.pieces(split).sampled(splits.length(split))) for split in ("train", *HELD_OUT)}
+    blocks = {split: list(splits.pieces(split).sampled(splits.length(split))) for split in SPLITS}
     held_out = {split: blocks[split] for split in HELD_OUT} | {"both": blocks["validation"] + blocks["test"]}
     models = {both: count(blocks["train"], HIGHEST_ORDER, both_strands=both) for both in (True, False)}
     return {

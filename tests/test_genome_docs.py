@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 from genome_files import fasta, random_genome, write
 
-from asterism.training.data.genomes import annotation, genome, index, intervals, signal, unpacking
+from asterism.training.data import dna_tokens
+from asterism.training.data.genomes import annotation, genome, index, intervals, ngram, signal, unpacking
 from asterism.training.data.genomes import fasta as sequences
 from asterism.training.data.modality import parse_modality
 
@@ -34,7 +35,7 @@ def test_the_limits_are_those_of_the_code():
     rows = re.findall(r"^\| (.*?) \| (.*?) \|$", PAGE.split("## Limits")[1], re.MULTILINE)
     assert {name: numbers(text) for name, text in rows if name in LIMITS} == LIMITS
     assert len(rows) == len(LIMITS) + 1 and signal.MOST_SEQUENCES == index.MOST_SEQUENCES
-    for number in (genome.MOST_COMPARED, genome.MOST_COUNTED, index.GRID):
+    for number in (genome.MOST_COMPARED, genome.MOST_COUNTED, index.GRID, ngram.MOST_BASES, dna_tokens.LEARNED_FROM):
         assert f"{number:,}" in PAGE
 
 
