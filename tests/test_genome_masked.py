@@ -9,7 +9,7 @@ from genome_files import fasta, random_genome, write
 from tokenizers import Tokenizer, models
 from transformers import PreTrainedTokenizerFast
 
-from asterism.errors import DataError
+from asterism.errors import ConfigurationError, DataError
 from asterism.shape import ModelConfig
 from asterism.training import RunConfig, evaluate, open_run, train
 from asterism.training.data.tokenization import bytes_of_tokens, make_tokenizer
@@ -63,6 +63,12 @@ def test_letters_that_are_no_bases_are_refused(config, tmp_path):
     asked = replace(config, modality="bytes()", tokenizer="bases", data=str(text))
     with pytest.raises(DataError, match="the train split of .*text has 1 letters that are none of A, C, G, T and N"):
         train(asked, tmp_path / "run", progress=False)
+
+
+@pytest.mark.parametrize("tokenizer", ["bytes", "bpe:300"])
+def test_tokens_of_bytes_are_refused(config, tokenizer, tmp_path):
+    with pytest.raises(ConfigurationError, match="tokens of bytes would read the ends of lines .* give bases, kmer"):
+        train(replace(config, tokenizer=tokenizer), tmp_path / "run", progress=False)
 
 
 def test_tokens_stand_for_bytes_or_do_not_say():

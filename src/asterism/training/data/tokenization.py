@@ -189,6 +189,12 @@ def load_tokenizer(folder: str | Path, needs: Needs = MASKING) -> PreTrainedToke
     return tokenizer
 
 
+def is_byte_level(tokenizer: PreTrainedTokenizerBase) -> bool:
+    """Whether a token is a row of bytes, those of white space included."""
+    backend = getattr(tokenizer, "backend_tokenizer", None)
+    return backend is not None and isinstance(backend.decoder, decoders.ByteLevel)
+
+
 def bytes_of_tokens(tokenizer: PreTrainedTokenizerBase) -> np.ndarray | None:
     """How many bytes of text each token stands for, int64 [tokens]; special ones for none.
 
@@ -197,9 +203,7 @@ def bytes_of_tokens(tokenizer: PreTrainedTokenizerBase) -> np.ndarray | None:
     known = tokenizer.get_vocab()
     special = set(tokenizer.all_special_tokens)
     ordinary = {token: number for token, number in known.items() if token not in special}
-    backend = getattr(tokenizer, "backend_tokenizer", None)
-    is_of_bytes = backend is not None and isinstance(backend.decoder, decoders.ByteLevel)
-    if not is_of_bytes and any(token.strip(LETTERS) for token in ordinary):
+    if not is_byte_level(tokenizer) and any(token.strip(LETTERS) for token in ordinary):
         return None
     sizes = np.zeros(max(known.values()) + 1, dtype=np.int64)
     sizes[list(ordinary.values())] = [len(token) for token in ordinary]

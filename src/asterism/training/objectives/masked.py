@@ -27,7 +27,7 @@ from asterism.randomness import of_row
 from asterism.training.data.contract import IGNORED, Corpus
 from asterism.training.data.packing import Epochs, TokenStream
 from asterism.training.data.splits import Split, Splits
-from asterism.training.data.tokenization import Vocabulary, bytes_of_tokens, load_tokenizer, vocabulary
+from asterism.training.data.tokenization import Vocabulary, bytes_of_tokens, is_byte_level, load_tokenizer, vocabulary
 from asterism.training.objectives.masking import MASK_SHARE, Masking
 from asterism.training.objectives.objective import Evaluation, Metric, Outcome, Question, Report, refuse_reader
 from asterism.training.objectives.pretraining import Pretraining
@@ -279,11 +279,16 @@ class Rows:
     """The packed rows of one split, masked, and with pairs also paired. `starts`, int64 [rows], are those of its rows.
 
     Raises DataError for a split with too few tokens, with letters that tokens of DNA do not know and, with pairs, with
-    fewer than two documents.
+    fewer than two documents; ConfigurationError for tokens of bytes where bases are read.
     """
 
     def __init__(self, config: RunConfig, corpus: Splits, split: Split, tokenizer: PreTrainedTokenizerBase) -> None:
         what = f"the {split} split of {corpus.name}"
+        if corpus.unit == "bases" and is_byte_level(tokenizer):
+            raise ConfigurationError(
+                "tokenizer: tokens of bytes would read the ends of lines between sentences of a genome; give bases,"
+                " kmer:LENGTH, dna-bpe:SIZE, or the folder of a tokenizer of DNA"
+            )
         self.config = config
         self.stream = TokenStream.of(corpus.documents(split), tokenizer)
         self.content = content_per_row(config)
