@@ -264,7 +264,7 @@ def test_label_smoothing_is_that_of_transformers(models, model):
     batch |= {"attention_mask": torch.ones(3, 7, dtype=torch.int64), "labels": labels}
     plain = loss_of(network, batch, "float32", None)
     assert torch.equal(plain, network(**batch).loss)
-    smooth = loss_of(network, batch, "float32", None, 0.2)
+    smooth = loss_of(network, batch, "float32", None, label_smoothing=0.2)
     expected = LabelSmoother(epsilon=0.2)(network(**batch), labels)
     torch.testing.assert_close(smooth, expected)
     logits = network(**batch).logits
