@@ -89,6 +89,7 @@ def test_patterns_read_what_is_said_and_models_are_of_one_size(cifar, arguments)
     for name in ("cifar-tiny", *cifar.PATTERNS):
         config = cifar.configuration(name, arguments, steps=7)
         assert (config.steps, config.minutes, config.seed, config.dtype) == (7, None, 3, "bfloat16")
+        assert config.model.num_attention_heads == (16 if name == "cifar-tiny" else 6)
         with torch.device("meta"):
             model = AsterismForCausalLM(AsterismConfig(**vars(config.model) | {"max_position_embeddings": 3072}))
         sizes.add(round(sum(one.numel() for one in model.parameters()), -3))
