@@ -2,6 +2,7 @@
 
 import argparse
 import importlib
+import json
 from dataclasses import replace
 from pathlib import Path
 
@@ -108,3 +109,11 @@ def test_equal_time_is_divided_by_the_time_of_a_step(cifar, arguments, monkeypat
         with pytest.raises(FileNotFoundError):  # there is no run
             cifar._trained(name, arguments)
     assert asked == [1200, 30]
+
+
+def test_the_page_has_the_figures_of_the_results(cifar, capsys):
+    cifar.report(json.loads((ROOT / "benchmarks" / "results" / "cifar.json").read_text()))
+    first, second, rest = capsys.readouterr().out.split("\n\n")
+    page = (ROOT / "docs" / "pictures.md").read_text()
+    assert first in page and second in page and len(first.splitlines()) == 2 + 4
+    assert rest.split(" times")[0].split()[-1] + " times as long" in page
