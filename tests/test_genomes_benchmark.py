@@ -1,6 +1,7 @@
 """benchmarks/genomes.py: what is counted, that its runs are possible, and that bases weigh equally in its table."""
 
 import argparse
+import json
 import sys
 from pathlib import Path
 
@@ -45,7 +46,7 @@ def test_runs_read_equally_many_bases_a_step(genomes):
         causal, masked = (make("file", context, arguments) for make in (genomes.causal, genomes.masked))
         assert causal.context * causal.batch_size == masked.context * masked.batch_size == 4096
         assert (causal.steps, masked.steps, masked.tokenizer) == (7, 5, "dna-bpe:64")
-        assert causal.modality == masked.modality == "genome()"
+        assert causal.modality == "genome()" and masked.modality == "genome(passes=2)"
 
 
 def test_bases_weigh_equally(genomes, capsys):
@@ -77,3 +78,12 @@ def test_bases_weigh_equally(genomes, capsys):
     assert "| best of all orders to 2: 1 | 1.5000 |" in printed
     assert "| best of those that count one strand: 1 | 1.9000 |" in printed
     assert "| causal made 512 | 4 | 1.5 | 1 |" in printed
+
+
+def test_the_page_shows_the_results(genomes, capsys):
+    record = json.loads((BENCHMARKS / "results" / "genomes.json").read_text())
+    genomes.report(record)
+    printed = capsys.readouterr().out.strip().split("\n\n")
+    page = (BENCHMARKS.parent / "docs" / "genomes.md").read_text()
+    assert all(part in page for part in printed[:-1]) and len(printed) == 6
+    assert record["date"] in page
