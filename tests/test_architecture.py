@@ -13,7 +13,7 @@ import asterism
 SOURCE = Path(asterism.__file__).parent
 FILES = sorted(SOURCE.rglob("*.py"))
 
-ORDER = ("errors", "patterns", "compiler", "kernels", "layers", "models", "training", "cli")
+ORDER = ("errors", "patterns", "compiler", "kernels", "parallel", "layers", "models", "training", "cli")
 ALLOWED = {folder: set(ORDER[: number + 1]) for number, folder in enumerate(ORDER)} | {
     "theory": {"errors", "patterns", "compiler", "layers", "theory"}
 }

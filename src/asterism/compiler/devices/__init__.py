@@ -1,0 +1,11 @@
+"""What moves between devices that share a sequence: shards, who needs whose rows, and how many bytes that takes.
+
+Nothing here needs a device: a communication plan is as much data as a plan of tiles, and `asterism.parallel` executes
+it.
+"""
+
+from asterism.compiler.devices.communication import Communication, Heads, Residues, Ring, Rows, Share
+from asterism.compiler.devices.shards import Shards
+from asterism.compiler.devices.traffic import RowShape, Traffic, Transfers
+
+__all__ = ["Communication", "Heads", "Residues", "Ring", "RowShape", "Rows", "Shards", "Share", "Traffic", "Transfers"]

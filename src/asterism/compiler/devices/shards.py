@@ -1,0 +1,56 @@
+"""Which tokens of a sequence each rank holds."""
+
+from dataclasses import dataclass
+from typing import Self
+
+import numpy as np
+
+from asterism.errors import PatternError
+from asterism.patterns.intervals import Integers
+
+
+@dataclass(frozen=True)
+class Shards:
+    """Stretches of a sequence, one after another: rank r holds the tokens bounds[r] .. bounds[r + 1] - 1.
+
+    Shards may have any sizes, 0 included. Raises PatternError for bounds that do not begin at 0 or that fall.
+    """
+
+    bounds: tuple[int, ...]
+
+    def __post_init__(self) -> None:
+        falls = any(past < first for first, past in zip(self.bounds, self.bounds[1:], strict=False))
+        if len(self.bounds) < 2 or self.bounds[0] != 0 or falls:
+            raise PatternError(f"shards: bounds must begin at 0 and not fall, got {list(self.bounds)[:8]}")
+
+    @classmethod
+    def even(cls, length: int, ranks: int) -> Self:
+        """As equal as can be: the first length % ranks shards have one token more."""
+        share, more = divmod(length, ranks)
+        return cls(tuple(rank * share + min(rank, more) for rank in range(ranks + 1)))
+
+    @classmethod
+    def of_sizes(cls, sizes: tuple[int, ...]) -> Self:
+        """Shards of these sizes, in the order of the ranks."""
+        return cls(tuple(int(bound) for bound in np.cumsum([0, *sizes])))
+
+    @property
+    def ranks(self) -> int:
+        return len(self.bounds) - 1
+
+    @property
+    def length(self) -> int:
+        """Tokens of all shards together."""
+        return self.bounds[-1]
+
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        return tuple(past - first for first, past in zip(self.bounds, self.bounds[1:], strict=False))
+
+    def range(self, rank: int) -> tuple[int, int]:
+        """The first token of a rank, and one past its last."""
+        return self.bounds[rank], self.bounds[rank + 1]
+
+    def owners(self, positions: Integers) -> Integers:
+        """The rank that holds each position."""
+        return np.searchsorted(np.array(self.bounds[1:]), positions, side="right")
