@@ -7,6 +7,9 @@ as in the literature); a file of fixed-length records is split between records. 
 of their paths, each followed by one NUL byte. Invariant: every byte of the corpus is in exactly one split, and equal
 files give equal splits on every machine.
 
+Up to IN_MEMORY bytes of documents are held in memory; more stay where they are, and are read when they are asked for
+(`stored.py`). Of a tar archive, by itself or in a folder, every member counts as a file.
+
 What reads documents finds them between NUL bytes: the files of a folder, the lines of a JSONL file, or else one
 document in each split of a file.
 """
@@ -24,32 +27,35 @@ from pathlib import Path
 import numpy as np
 
 from asterism.errors import ConfigurationError, DataError
-from asterism.training.data.folders import regular
+from asterism.training.data.folders import regular, split_of
 from asterism.training.data.modality import Modality
 from asterism.training.data.splits import SPLITS, ArrayPieces, Split, Splits
+from asterism.training.data.stored import ARCHIVE, COMPRESSED, Stored, StoredValues, documents_in
 
 STANDARD_LIBRARY = "python standard library"
 _LIBRARY_SUFFIXES = {".py", ".txt", ".rst"}
 _LIBRARY_EXCLUDED = {"site-packages", "dist-packages", "test", "tests", "idle_test", "__pycache__"}
+IN_MEMORY = 2**30
+"""Bytes of documents that are held in memory at most."""
 _HUTTER_BYTES = {"enwik8": 100_000_000, "text8": 100_000_000}
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class ByteSplits(Splits):
-    """Three splits, each a uint8 array [bytes]; `sha256` is of train, validation and test, one after the other.
+    """Three splits, each of uint8 [bytes]; `sha256` is of train, validation and test, one after the other.
 
     With `record_length` every split is a whole number of records; each record is a sequence of its own.
     """
 
     name: str
     sha256: str
-    train: np.ndarray
-    validation: np.ndarray
-    test: np.ndarray
+    train: np.ndarray | StoredValues
+    validation: np.ndarray | StoredValues
+    test: np.ndarray | StoredValues
     record_length: int | None = None
     unit = "bytes"
 
-    def split(self, name: Split) -> np.ndarray:
+    def split(self, name: Split) -> np.ndarray | StoredValues:
         """The bytes of one split, by name."""
         return {"train": self.train, "validation": self.validation, "test": self.test}[name]
 
@@ -61,7 +67,9 @@ class ByteSplits(Splits):
 
     def documents(self, split: Split) -> Iterator[str]:
         """All but those of white space alone; what is no UTF-8 in them becomes U+FFFD."""
-        for document in self.split(split).tobytes().split(b"\0"):
+        values = self.split(split)
+        wholes = [values.tobytes()] if isinstance(values, np.ndarray) else map(bytes, values.documents)
+        for document in (part for whole in wholes for part in whole.split(b"\0")):
             if document.strip():
                 yield document.decode(errors="replace")
 
@@ -136,6 +144,10 @@ def load_corpus(path: str | Path | None = None, *, record_length: int | None = N
             if record_length is not None:
                 raise DataError(f"data: {path} is a folder; records are read from a single file")
             return _from_files(str(path), path, _folder_files(path))
+        if path.name.lower().endswith((ARCHIVE, *COMPRESSED)) and path.is_file():
+            if record_length is not None:
+                raise DataError(f"data: {path} is an archive; records are read from a single file")
+            return _from_files(str(path), path.parent, [path])
         return _from_file(path, record_length)
     except OSError as error:
         raise DataError(f"data: cannot read {error.filename or path}: {error.strerror}") from error
@@ -194,25 +206,37 @@ def _from_file(path: Path, record_length: int | None) -> ByteSplits:
 def _from_files(name: str, folder: Path, files: Iterable[Path]) -> ByteSplits:
     if not (paths := sorted(files, key=lambda one: one.relative_to(folder).as_posix())):
         raise DataError(f"data: {name} holds no files")
-    return _from_documents(name, (path.read_bytes() for path in paths))
+    documents = list(documents_in(paths))
+    if sum(document.size for document in documents) <= IN_MEMORY:
+        return _from_documents(name, map(bytes, documents))
+    homes: dict[Split, list[Stored]] = {split: [] for split in SPLITS}
+    for document in documents:
+        homes[split_of(document.digest(), SPLITS)].append(document)
+    train, validation, test = (StoredValues(homes[split]) for split in SPLITS)
+    return _corpus(name, train, validation, test, None)
 
 
 def _from_documents(name: str, documents: Iterable[bytes]) -> ByteSplits:
     parts: dict[Split, list[bytes]] = {split: [] for split in SPLITS}
     for content in documents:
-        parts[_split_of(content)].append(content + b"\0")
+        parts[split_of(hashlib.sha256(content).digest(), SPLITS)].append(content + b"\0")
     train, validation, test = (np.frombuffer(b"".join(parts[split]), dtype=np.uint8) for split in SPLITS)
     return _corpus(name, train, validation, test, None)
 
 
 def _corpus(
-    name: str, train: np.ndarray, validation: np.ndarray, test: np.ndarray, record_length: int | None
+    name: str,
+    train: np.ndarray | StoredValues,
+    validation: np.ndarray | StoredValues,
+    test: np.ndarray | StoredValues,
+    record_length: int | None,
 ) -> ByteSplits:
     digest = hashlib.sha256()
     for split, data in zip(SPLITS, (train, validation, test), strict=True):
         if not len(data):
             raise DataError(f"data: {name} is too small to split: its {split} split is empty; give more data")
-        digest.update(data.data)
+        for block in [data.data] if isinstance(data, np.ndarray) else data.blocks():
+            digest.update(block)
     return ByteSplits(
         name=name,
         sha256=digest.hexdigest(),
@@ -221,12 +245,6 @@ def _corpus(
         test=test,
         record_length=record_length,
     )
-
-
-def _split_of(content: bytes) -> Split:
-    """Train for 90 of 100 values of the content's hash, validation and test for 5 each."""
-    bucket = int.from_bytes(hashlib.sha256(content).digest()[:8], "big") % 100
-    return "train" if bucket < 90 else "validation" if bucket < 95 else "test"
 
 
 def _folder_files(folder: Path) -> list[Path]:

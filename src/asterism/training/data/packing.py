@@ -16,16 +16,21 @@ from transformers import PreTrainedTokenizerBase
 
 from asterism.errors import DataError
 from asterism.randomness import derive
+from asterism.training.data.appended import Appended
 from asterism.training.data.tokenization import encode, end_of
 
 SORTED_TOGETHER = 50
 """Of how many batches rows are sorted by length, at most; of no more than a quarter of a pass, so that no two passes
 have the same batches. More saves little padding."""
 
+_COUNTED = 2**24
+"""Tokens that are counted at a time."""
+
 
 @dataclass(frozen=True, eq=False)
 class TokenStream:
-    """The documents of a split: `tokens` int32 [tokens], each document with its separator behind it.
+    """The documents of a split: `tokens` int32 [tokens], each document with its separator behind it; a memory map where
+    they are many.
 
     Document d is tokens[starts[d] : starts[d + 1]], `starts` int64 [documents + 1]. Documents that a tokenizer leaves
     nothing of are left out; `empty` counts them.
@@ -38,21 +43,28 @@ class TokenStream:
     @classmethod
     def of(cls, documents: Iterable[str], tokenizer: PreTrainedTokenizerBase) -> "TokenStream":
         """The documents as tokens."""
-        encoded = encode(tokenizer, documents)
-        kept = [document for document in encoded if len(document)]
         separates = end_of(tokenizer) if tokenizer.sep_token_id is None else tokenizer.sep_token_id
         separator = np.array([separates], dtype=np.int32)
-        lengths = [len(document) + 1 for document in kept]
-        return cls(
-            np.concatenate([part for document in kept for part in (document, separator)] or [separator[:0]]),
-            np.concatenate([[0], np.cumsum(lengths, dtype=np.int64)]),
-            len(encoded) - len(kept),
-        )
+        tokens, lengths, empty = Appended(), [0], 0
+        for document in encode(tokenizer, documents):
+            if len(document):
+                tokens.append(np.concatenate([document, separator]))
+                lengths.append(len(document) + 1)
+            else:
+                empty += 1
+        return cls(tokens.array(), np.cumsum(lengths, dtype=np.int64), empty)
 
     @property
     def documents(self) -> int:
         """How many documents there are."""
         return len(self.starts) - 1
+
+    def counts(self, vocabulary: int) -> np.ndarray:
+        """How often each token stands there: int64 [vocabulary]."""
+        counts = np.zeros(vocabulary, dtype=np.int64)
+        for at in range(0, len(self.tokens), _COUNTED):
+            counts += np.bincount(self.tokens[at : at + _COUNTED], minlength=vocabulary)
+        return counts
 
     def row_starts(self, content: int) -> np.ndarray:
         """Where rows of `content` tokens begin, so that together they hold every token: int64 [rows]."""

@@ -7,7 +7,7 @@ has one place in its split, and they are decoded when they are read, not before.
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
-from typing import Any, Literal
+from typing import Any, Literal, Protocol
 
 import numpy as np
 
@@ -15,6 +15,14 @@ from asterism.errors import DataError
 
 Split = Literal["train", "validation", "test"]
 SPLITS: tuple[Split, ...] = ("train", "validation", "test")
+
+
+class Values(Protocol):
+    """Values one after the other: an array, a memory map, or what reads them where they lie."""
+
+    def __len__(self) -> int: ...
+
+    def __getitem__(self, places: slice, /) -> np.ndarray: ...
 
 
 class Pieces(ABC):
@@ -47,11 +55,11 @@ class Pieces(ABC):
 
 
 class ArrayPieces(Pieces):
-    """Pieces that lie in one array, uint8 [values], which may be a memory map."""
+    """Pieces that lie one after the other in `values`, uint8 [values]."""
 
     def __init__(
         self,
-        values: np.ndarray,
+        values: Values,
         bounds: np.ndarray | None = None,
         *,
         labels: np.ndarray | None = None,

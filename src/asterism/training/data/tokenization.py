@@ -210,9 +210,8 @@ def bytes_of_tokens(tokenizer: PreTrainedTokenizerBase) -> np.ndarray | None:
     return sizes
 
 
-def encode(tokenizer: PreTrainedTokenizerBase, documents: Iterable[str]) -> list[np.ndarray]:
+def encode(tokenizer: PreTrainedTokenizerBase, documents: Iterable[str]) -> Iterator[np.ndarray]:
     """The tokens of each document, int32 [tokens], none of them special: "[MASK]" in a text is six characters."""
-    encoded = []
     for document in documents:
         parts = tokenizer(
             list(pieces([document])),
@@ -222,8 +221,7 @@ def encode(tokenizer: PreTrainedTokenizerBase, documents: Iterable[str]) -> list
             split_special_tokens=True,
             verbose=False,
         )["input_ids"]
-        encoded.append(np.array([token for part in parts for token in part], dtype=np.int32))
-    return encoded
+        yield np.array([token for part in parts for token in part], dtype=np.int32)
 
 
 def pieces(documents: Iterable[str]) -> Iterator[str]:

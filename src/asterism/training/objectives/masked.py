@@ -200,7 +200,7 @@ class MaskedTokens(Pretraining[MaskedRows]):
         corpus = config.reads().texts(config.data)
         tokenizer = vocabulary.made(corpus.documents("train"), config.context)
         rows = MaskedRows(config, corpus, tokenizer)
-        return cls(config, tokenizer, np.bincount(rows.train.stream.tokens, minlength=len(tokenizer))), rows
+        return cls(config, tokenizer, rows.train.stream.counts(len(tokenizer))), rows
 
     @classmethod
     def restore(cls, config: RunConfig, folder: Path, decided: Mapping[str, Any]) -> "MaskedTokens":
@@ -298,8 +298,8 @@ class Rows:
         self.starts = self.stream.row_starts(self.content)
         self.masking = Masking.of(tokenizer)
         self.bytes_of_tokens = bytes_of_tokens(tokenizer)
-        unknown = int((self.stream.tokens == tokenizer.unk_token_id).sum())
-        if unknown and self.bytes_of_tokens is not None:
+        known = self.bytes_of_tokens is None or tokenizer.unk_token_id is None
+        if unknown := 0 if known else int(self.stream.counts(len(tokenizer))[tokenizer.unk_token_id]):
             raise DataError(
                 f"data: {what} has {unknown:,} letters that are none of A, C, G, T and N, the tokens of this tokenizer;"
                 ' files of genomes are read with modality="genome()"'
