@@ -60,11 +60,11 @@ def test_variables_of_launchers_change_nothing(config, finished, tmp_path, monke
     assert os.environ[name] == value
 
 
-def test_one_of_several_processes_is_refused_at_once(config, tmp_path, monkeypatch):
+def test_one_of_several_processes_that_cannot_meet_is_refused_at_once(config, tmp_path, monkeypatch):
     for name, value in {"WORLD_SIZE": "2", "RANK": "0", "LOCAL_RANK": "0", "MASTER_ADDR": "127.0.0.1"}.items():
         monkeypatch.setenv(name, value)
     monkeypatch.delenv("MASTER_PORT", raising=False)
-    with pytest.raises(ConfigurationError, match="one of 2; start it without torchrun"):
+    with pytest.raises(ConfigurationError, match="one of 2 processes, and MASTER_PORT is not set"):
         train(config, tmp_path / "run", progress=False)
     assert not (tmp_path / "run").exists()
 

@@ -18,6 +18,7 @@ from typing import TextIO
 
 from asterism import __version__
 from asterism.cli.parser import UsageError
+from asterism.cli.told import may_speak
 from asterism.errors import AsterismError, nearest
 
 VERBS = {
@@ -178,6 +179,8 @@ def _discard(stream: TextIO) -> None:
 
 
 def _fail(message: str, code: int) -> int:
+    if not may_speak():
+        return code
     try:
         print(f"asterism: {message.splitlines()[0]}", file=sys.stderr, flush=True)
     except OSError:  # nobody reads stderr, or its disk is full: the exit code says it all

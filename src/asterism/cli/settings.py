@@ -16,6 +16,7 @@ from jsonargparse import ArgumentParser, DefaultHelpFormatter
 
 from asterism import training
 from asterism.cli.parser import UsageError, print_json, refuse_unknown
+from asterism.cli.told import is_follower
 from asterism.errors import ConfigurationError, nearest
 from asterism.training.run.configuration import AnyConfig, TrainingConfig
 
@@ -27,9 +28,11 @@ def train_and_tell(config: AnyConfig, folder: str, *, resume: bool, as_json: boo
     try:
         report = training.train(config, folder, resume=resume)
     except KeyboardInterrupt:
-        if Path(folder, "run.json").exists():
+        if Path(folder, "run.json").exists() and not is_follower():
             print(f"resume with: asterism {config.kind} --folder {folder} --resume", file=sys.stderr)
         raise
+    if is_follower():
+        return
     if as_json:
         print_json(asdict(report))
         return

@@ -8,6 +8,7 @@ learn, and how, is their objective's to say. Nothing below knows one by name.
 """
 
 from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
@@ -20,13 +21,14 @@ from asterism.randomness import isolated
 from asterism.training.data.splits import Split
 from asterism.training.objectives import OBJECTIVES
 from asterism.training.objectives.objective import Evaluation, Objective, Question, Report
-from asterism.training.run.arithmetic import settled
+from asterism.training.run.arithmetic import settled, weights_dtype
 from asterism.training.run.checkpoint import load_weights
 from asterism.training.run.configuration import AnyConfig
 from asterism.training.run.fitting import fit
 from asterism.training.run.folder import RunFolder
 from asterism.training.run.generation import Sampling
 from asterism.training.run.loop import quiet_transformers
+from asterism.training.run.processes import joined
 from asterism.training.run.setup import Setup, read_shape
 
 
@@ -58,17 +60,26 @@ def train(config: AnyConfig, folder: str | Path, *, resume: bool = False, progre
     damaged, NonFiniteLossError when training diverges; the last checkpoint stays.
     """
     run = RunFolder(folder)
-    if resume:
-        _refuse_other_settings(run.read_config(), config)
-        if run.read_record()["result"] is not None:
-            run.tidy()
+    with quiet_transformers(), joined(config) as processes, ExitStack() as stack:
+        if processes.decided(lambda: _is_finished(run, config) if resume else run.refuse_existing()):
             return report(folder)
-    else:
-        run.refuse_existing()
-    with quiet_transformers(), run.held():
-        own = run.latest_checkpoint() if resume else None
-        known = replace(config, dtype=run.read_settled().dtype) if resume else config
-        return fit(resolve(known, own), run, resume=resume, progress=progress)
+        with processes.agreed():
+            if processes.leads:
+                stack.enter_context(run.held())
+        own = processes.decided(lambda: str(run.latest_checkpoint() or "") if resume else "")
+        dtype = processes.decided(lambda: (run.read_settled() if resume else settled(config)).dtype)
+        with processes.agreed():
+            setup = resolve(replace(config, dtype=dtype), Path(own) if own else None)
+        return fit(replace(setup, asked=config), run, processes, resume=resume, progress=progress)
+
+
+def _is_finished(run: RunFolder, config: AnyConfig) -> bool:
+    """Whether a run that is to go on with these settings has its result. Raises ConfigurationError for others."""
+    _refuse_other_settings(run.read_config(), config)
+    finished = run.read_record()["result"] is not None
+    if finished:
+        run.tidy()
+    return finished
 
 
 def resolve(config: AnyConfig, own: Path | None = None) -> Setup:
@@ -89,7 +100,7 @@ def open_run(folder: str | Path) -> Run:
     record, config, weights = run.read_record(), run.read_settled(), run.weights()
     with quiet_transformers(), isolated(0):  # weights are drawn, and then replaced by those that there are
         objective = OBJECTIVES.load(config.objective).restore(config, weights, record["decided"])
-        model = objective.new_model(read_shape(weights))
+        model = objective.new_model(read_shape(weights)).to(weights_dtype(config.dtype))
     load_weights(weights, model)
     model.to(torch.device("cuda" if torch.cuda.is_available() else "cpu"))  # type: ignore[arg-type]  # transformers hides self
     model.eval()
@@ -165,8 +176,13 @@ def report(run: Run | str | Path) -> Report:
         raise CheckpointError(f"{folder.run_file} is damaged: result: {error}") from error
 
 
+_MAY_CHANGE = ("data", "validation", "parallel", "process_timeout")
+"""Settings that decide no number of a run."""
+
+
 def _refuse_other_settings(recorded: AnyConfig, asked: AnyConfig) -> None:
-    """Raises ConfigurationError if a run that is to go on began with other settings; only data may have moved."""
+    """Raises ConfigurationError if a run that is to go on began with other settings; data may have moved, and
+    there may be more processes, or fewer."""
     if recorded.kind != asked.kind:
         raise ConfigurationError(
             f"resume: this run began with `asterism {recorded.kind}`, not {asked.kind}: go on with"
@@ -174,5 +190,5 @@ def _refuse_other_settings(recorded: AnyConfig, asked: AnyConfig) -> None:
         )
     for field in fields(recorded):
         old, new = getattr(recorded, field.name), getattr(asked, field.name)
-        if field.name not in ("data", "validation") and old != new:
+        if field.name not in _MAY_CHANGE and old != new:
             raise ConfigurationError(f"resume: {field.name} is {new!r}, but the run began with {old!r}")

@@ -15,7 +15,7 @@ Config = TypeVar("Config", bound=TrainingConfig)
 _WORTH_IT = 1.2
 """How many times as fast as float32 bfloat16 must be: it also casts every weight, and rounds."""
 
-_IS_CAST = {"float32": False, "bfloat16": True}
+_IS_CAST = {"float32": False, "bfloat16": True, "float64": False}
 
 
 def settled(config: Config) -> Config:
@@ -34,8 +34,13 @@ def _prefers_bfloat16() -> bool:
     return device.type == "cuda" and torch.cuda.is_bf16_supported(including_emulation=False)
 
 
+def weights_dtype(dtype: Dtype) -> torch.dtype:
+    """What weights, gradients and moments are kept in."""
+    return torch.float64 if dtype == "float64" else torch.float32
+
+
 def arithmetic(dtype: Dtype, device: torch.device) -> torch.autocast:
-    """The context in which a model computes: as it is for float32, autocast for bfloat16. "auto" must be settled."""
+    """The context in which a model computes: as it is, but autocast for bfloat16. "auto" must be settled."""
     return torch.autocast(device.type, torch.bfloat16, enabled=_IS_CAST[dtype])
 
 
@@ -48,7 +53,8 @@ def loss_of(
     label_smoothing: float = 0.0,
     positive_weight: float = 1.0,
 ) -> torch.Tensor:
-    """The mean loss of a batch or slice, in nats, as the model itself computes it: a float32 scalar to differentiate.
+    """The mean loss of a batch or slice, in nats, as the model itself computes it: a scalar to differentiate, of the
+    type of the weights.
 
     A batch holds the arguments of the model, labels among them; `seed` decides what the attention of a model of ours
     drops, and is None for others. With `label_smoothing` (Szegedy 2016, section 7) that share of the wanted probability
@@ -57,7 +63,7 @@ def loss_of(
     """
     with arithmetic(dtype, batch["input_ids"].device):
         found = model(**batch, **({} if seed is None else {"dropout_seed": seed % 2**48}))
-    loss: torch.Tensor = found.loss.float()
+    loss: torch.Tensor = found.loss.to(weights_dtype(dtype))
     if positive_weight != 1:
         # The model's mean has each 1 once; the rest of its weight is added.
         loss = loss + (positive_weight - 1) * (batch["labels"] * nn.functional.softplus(-found.logits.float())).mean()

@@ -18,6 +18,8 @@ from asterism.files import read_tensors, replacing
 from asterism.training.run.folder import STATE
 from asterism.training.run.integrity import SEAL, read_sealed, seal, sums_of
 from asterism.training.run.optimizer import MOMENTS, moment_shape
+from asterism.training.run.processes import Processes
+from asterism.training.run.sharding import like, reshard, whole
 
 WEIGHTS = "model.safetensors"
 OPTIMIZER = "optimizer.safetensors"
@@ -37,10 +39,47 @@ class TrainingState:
     loss_steps: int = 0
 
 
+@dataclass(frozen=True, eq=False)
+class Tensors:
+    """What a checkpoint keeps, whole: the weights by their names in the model, and the optimiser's moments."""
+
+    weights: dict[str, torch.Tensor]
+    moments: dict[str, torch.Tensor]
+
+
+def gathered(model: PreTrainedModel, optimizer: torch.optim.Optimizer, processes: Processes) -> Tensors | None:
+    """The tensors of a checkpoint, in the process that leads; all have to ask, and None is what the others get.
+
+    Tensors that are shared out come together one after the other, in the leader's memory outside of its device: it
+    needs room there for all weights and moments, the others for the largest one.
+    """
+    weights = gathered_weights(model, processes)
+    moments = _gathered(_optimizer_tensors(model, optimizer), processes)
+    return Tensors(weights, moments) if processes.leads else None
+
+
+def gathered_weights(model: PreTrainedModel, processes: Processes) -> dict[str, torch.Tensor]:
+    """The weights by their names in the model, whole in the process that leads; all have to ask."""
+    reshard(model)
+    return _gathered(model.state_dict(keep_vars=True), processes)
+
+
+def _gathered(tensors: Mapping[str, torch.Tensor], processes: Processes) -> dict[str, torch.Tensor]:
+    """Tensors that have two names stay one."""
+    if processes.shape.fsdp == 1:
+        return {name: tensor.detach() for name, tensor in tensors.items()}
+    kept: dict[int, torch.Tensor] = {}
+    for tensor in tensors.values():
+        if id(tensor) not in kept:
+            one = whole(tensor.detach())
+            kept[id(tensor)] = one.cpu() if processes.leads else one.new_empty(0)
+    return {name: kept[id(tensor)] for name, tensor in tensors.items()}
+
+
 def save_checkpoint(
     folder: Path,
     model: PreTrainedModel,
-    optimizer: torch.optim.Optimizer,
+    tensors: Tensors,
     state: TrainingState,
     save_files: Callable[[Path], None],
 ) -> None:
@@ -49,17 +88,17 @@ def save_checkpoint(
     `save_files` writes what belongs to the model besides, such as a tokenizer. state.json has the SHA-256 of every
     file. Raises NonFiniteLossError, before anything is written, for a tensor that is not finite.
     """
-    moments = _optimizer_tensors(model, optimizer)
-    for what, tensors in (("the weight", dict(model.named_parameters())), ("the optimiser's", moments)):
-        if name := first_not_finite(tensors):
+    parameters = {name: tensors.weights[name] for name, _ in model.named_parameters()}
+    for what, kept in (("the weight", parameters), ("the optimiser's", tensors.moments)):
+        if name := first_not_finite(kept):
             raise NonFiniteLossError(
                 f"step {state.step}: {what} {name} is not finite; no checkpoint was written, the one before it stays."
                 " Use a lower learning rate or a longer warm-up"
             )
     with replacing(folder) as temporary:
-        model.save_pretrained(temporary)
+        model.save_pretrained(temporary, state_dict=tensors.weights)
         save_files(temporary)
-        save_file(moments, temporary / OPTIMIZER)
+        save_file(tensors.moments, temporary / OPTIMIZER)
         record = asdict(state) | {"files": sums_of(temporary)}
         (temporary / STATE).write_text(json.dumps(seal(record)))
 
@@ -77,7 +116,10 @@ def load_checkpoint(folder: Path, model: PreTrainedModel, optimizer: torch.optim
     _compare(folder / OPTIMIZER, tensors, expected if state.step else {})
     load_weights(folder, model)
     if state.step:
-        values = [{moment: tensors[f"{moment}.{name}"] for moment in kept} for name, kept in moments]
+        parameters = dict(model.named_parameters())
+        values = [
+            {moment: like(parameters[name], tensors[f"{moment}.{name}"]) for moment in kept} for name, kept in moments
+        ]
         groups = optimizer.state_dict()["param_groups"]
         optimizer.load_state_dict({"state": dict(enumerate(values)), "param_groups": groups})
     return state
@@ -88,14 +130,14 @@ def load_weights(folder: Path, model: PreTrainedModel, unused: tuple[str, ...] =
 
     Tensors that the model does not know may be there if their names begin with one of `unused`.
     """
-    tensors, state = read_tensors(folder / WEIGHTS), model.state_dict()
+    tensors, state = read_tensors(folder / WEIGHTS), model.state_dict(keep_vars=True)
     tensors = {name: tensor for name, tensor in tensors.items() if name in state or not name.startswith(unused)}
-    written = {state[name].data_ptr(): name for name in tensors.keys() & state.keys()}
+    written = {id(state[name]): name for name in tensors.keys() & state.keys()}
     for name in state.keys() - tensors.keys():  # a tensor that has two names in the model is written under one
-        if twin := written.get(state[name].data_ptr()):
+        if twin := written.get(id(state[name])):
             tensors[name] = tensors[twin]
     _compare(folder / WEIGHTS, tensors, {name: list(value.shape) for name, value in state.items()})
-    model.load_state_dict(tensors)
+    model.load_state_dict({name: like(state[name], tensor) for name, tensor in tensors.items()})
 
 
 def read_state(folder: Path) -> TrainingState:

@@ -19,9 +19,11 @@ from asterism.training.data.modality import Modality, parse_modality
 from asterism.training.objectives import OBJECTIVES
 from asterism.training.readers.text import MEANING, parse_reader, with_reader
 from asterism.training.registry import Registry
+from asterism.training.run.mesh import MEANING as MESH
+from asterism.training.run.mesh import mesh_sizes
 from asterism.training.tasks import TASKS
 
-Dtype = Literal["auto", "float32", "bfloat16"]
+Dtype = Literal["auto", "float32", "bfloat16", "float64"]
 Optimizer = Literal["adamw", "muon", "adafactor"]
 Schedule = Literal["cosine", "linear", "inverse_sqrt"]
 
@@ -74,14 +76,17 @@ class TrainingConfig:
     )
     gradient_clip: float = _setting("longer gradients are cut to this norm", 1.0)
     dtype: Dtype = _setting(
-        """of products and attention; weights and sums are float32 in any case. "auto" is whichever this machine
-        multiplies faster, decided when a run begins, for ever after""",
+        """of products and attention; weights and sums are float32, in "float64", which is slow and there to compare
+        runs, float64 as well. "auto" is the one of "float32" and "bfloat16" that this machine multiplies faster,
+        decided when a run begins, for ever after""",
         "auto",
     )
     seed: int = _setting("of weights, batches, masks and dropout", 0)
     log_every: int = _setting("steps between two lines of progress", 10)
     evaluation_every: int = _setting("steps between two evaluations", 250)
     checkpoint_every: int = _setting("steps between two checkpoints", 250)
+    parallel: str = _setting(MESH, "")
+    process_timeout: int = _setting("seconds after which processes no longer wait for one that is silent", 300)
 
     def __post_init__(self) -> None:
         self._refuse_other_types()
@@ -93,6 +98,7 @@ class TrainingConfig:
             "log_every",
             "evaluation_every",
             "checkpoint_every",
+            "process_timeout",
         ):
             self._require_positive(name)
         for name in ("warmup_steps", "weight_decay", "seed"):
@@ -105,6 +111,7 @@ class TrainingConfig:
         self._require_one_of("optimizer", Optimizer)
         self._require_one_of("dtype", Dtype)
         self._require_one_of("schedule", Schedule)
+        mesh_sizes(self.parallel)
         divides = self.batch_size % self.gradient_accumulation_steps == 0
         self._require("gradient_accumulation_steps", divides, f"must divide batch_size={self.batch_size}")
 

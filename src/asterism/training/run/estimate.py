@@ -22,7 +22,7 @@ from asterism.models import AsterismConfig
 from asterism.patterns import Mixer, Pattern
 from asterism.training.objectives import OBJECTIVES
 from asterism.training.objectives.pretraining import Pretraining
-from asterism.training.run.arithmetic import loss_of, settled
+from asterism.training.run.arithmetic import loss_of, settled, weights_dtype
 from asterism.training.run.configuration import RunConfig
 from asterism.training.run.optimizer import moment_bytes, parameter_groups
 
@@ -80,12 +80,18 @@ def estimate(config: RunConfig, own: Path | None = None) -> Estimate:
     objective, shape = _foundations(config, own)
     with torch.device("meta"):
         model = objective.model_class(config)(shape)
+        model.to(weights_dtype(config.dtype))  # type: ignore[arg-type]  # transformers hides self
+    size = weights_dtype(config.dtype).itemsize
     parameters = model.num_parameters()
     products, activations = _products_and_activations(config, objective, shape)
     mixing, plan_memory = _mixing(config, objective, shape)
     # Each product with weights takes two more in the backward pass, and one again when it is recomputed.
     flops = (4 if config.gradient_checkpointing else 3) * products + mixing
-    rate = None if torch.accelerator.is_available() else matrix_rates()[config.dtype]
+    rate = (
+        None
+        if torch.accelerator.is_available()
+        else matrix_rates()["bfloat16" if config.dtype == "bfloat16" else "float32"]
+    )
     return Estimate(
         mixers=shape.mixers,
         dtype=config.dtype,
@@ -96,8 +102,8 @@ def estimate(config: RunConfig, own: Path | None = None) -> Estimate:
         flops_per_step=flops,
         mixing_flops_per_step=mixing,
         seconds_per_step=None if rate is None else flops / rate,
-        weight_memory=4 * parameters,
-        gradient_memory=4 * parameters,
+        weight_memory=size * parameters,
+        gradient_memory=size * parameters,
         optimizer_memory=moment_bytes(parameter_groups(model, config)),
         activation_memory=activations,
         plan_memory=plan_memory,
@@ -182,7 +188,7 @@ def _products_and_activations(
         largest = max(largest, layer[1])
         between += model.num_decoder_layers * _target(config, objective)
     if config.gradient_checkpointing:
-        activations = 4 * sequences * between * model.hidden_size + largest
+        activations = weights_dtype(config.dtype).itemsize * sequences * between * model.hidden_size + largest
     return config.gradient_accumulation_steps * int(products + rest[0]), int(activations + rest[1])
 
 
@@ -212,6 +218,8 @@ def _run(
 
     with FakeTensorMode():
         network = objective.model_class(config)(shallow)
+        for parameter in network.parameters():  # fake tensors cannot be exchanged by `to`
+            parameter.data = parameter.data.to(weights_dtype(config.dtype))
         batch = objective.blank_batch(config, config.micro_batch_size)
         with FlopCounterMode(display=False) as counter, torch.autograd.graph.saved_tensors_hooks(keep, lambda x: x):
             loss_of(network, batch, config.dtype, seed=0)

@@ -12,9 +12,11 @@ from collections.abc import Mapping
 from contextlib import ExitStack, closing
 from dataclasses import asdict
 from importlib.metadata import version
-from typing import Any
+from pathlib import Path
+from typing import Any, cast
 
 import torch
+from torch.distributed.device_mesh import DeviceMesh
 from transformers import PreTrainedModel
 
 from asterism import __version__
@@ -23,47 +25,51 @@ from asterism.files import replacing, write_text
 from asterism.kernels import cpu as cpu_kernel
 from asterism.kernels.calibration import pinned, prices_for
 from asterism.randomness import derive, isolated
-from asterism.training.objectives.objective import Report
-from asterism.training.run.checkpoint import TrainingState, first_not_finite, load_checkpoint
+from asterism.training.objectives.objective import Outcome, Report
+from asterism.training.run.checkpoint import TrainingState, first_not_finite, gathered_weights, load_checkpoint
 from asterism.training.run.folder import RunFolder
 from asterism.training.run.heap import kept_memory
 from asterism.training.run.loop import Loop, loop_arguments, undisturbed
 from asterism.training.run.optimizer import make_optimizer
 from asterism.training.run.picture import draw_history
+from asterism.training.run.processes import Processes
 from asterism.training.run.progress import Display, make_display
 from asterism.training.run.session import Session, validation_metrics
 from asterism.training.run.setup import Setup
+from asterism.training.run.sharding import shard_weights
 from asterism.training.run.signals import held_back
 
 
-def fit(setup: Setup, run: RunFolder, *, resume: bool, progress: bool) -> Report:
+def fit(setup: Setup, run: RunFolder, processes: Processes, *, resume: bool, progress: bool) -> Report:
     """Train what a setup gives in a run folder; with `resume` the folder holds an unfinished run of the same setup.
 
-    Raises DataError if its data were others, and what `train` raises.
+    All processes of the run call it together. Raises DataError if its data were others, and what `train` raises.
     """
     config = setup.config
     with undisturbed(), kept_memory(), isolated(derive(config.seed)), ExitStack() as stack:
-        display = stack.enter_context(closing(make_display(progress)))
-        arguments = loop_arguments(config, run)
-        prices = run.read_prices() if resume else _prices(setup, arguments.device)
+        display = stack.enter_context(closing(make_display(progress and processes.leads)))
+        arguments = loop_arguments(config, run, processes)
+        prices = processes.decided(lambda: dict(run.read_prices() if resume else _prices(setup, arguments.device)))
         stack.enter_context(pinned(prices))
-        model, notes = setup.build(arguments.device)
-        if config.gradient_checkpointing:
-            # The old name warns where there is the new one; transformers 5.17 has only the old one.
-            getattr(model, "activation_checkpointing_enable", model.gradient_checkpointing_enable)()
+        with processes.agreed():
+            model, notes = _first_model(setup, arguments.device)
+        processes.broadcast([*model.parameters(), *model.buffers()])
+        if processes.shape.fsdp > 1:
+            shard_weights(model, cast(DeviceMesh, processes.mesh), config)
         optimizer = make_optimizer(model, config)
         if resume:
-            state = _restore(setup, run, model, optimizer)
+            state = _restore(setup, run, model, optimizer, processes)
         else:
-            if weight := first_not_finite(dict(model.named_parameters())):
-                raise CheckpointError(f"the model to begin with is damaged: its weight {weight} is not finite")
-            run.create(_record(setup, notes, prices))
+            with processes.agreed():
+                if processes.leads:
+                    run.create(_record(setup, notes, prices))
             state = TrainingState()
-        for note in run.read_record()["notes"]:
-            display.say(f"note: {note}")
+        if processes.leads:
+            for note in run.read_record()["notes"]:
+                display.say(f"note: {note}")
         with (
             held_back() as interrupts,
-            closing(Session(setup, run, model, optimizer, state, display, interrupts)) as session,
+            closing(Session(setup, run, model, optimizer, state, display, interrupts, processes)) as session,
         ):
             if setup.init_from is not None:
                 session.save()  # from here on the run no longer needs the model it began with
@@ -71,22 +77,46 @@ def fit(setup: Setup, run: RunFolder, *, resume: bool, progress: bool) -> Report
                 if arguments.device.type == "cpu":
                     cpu_kernel.is_available()  # builds the kernel, if need be, before the run's clock starts
                 Loop(session, arguments).train()
-            session.save()
-        return _finish(setup, run, model, state, display)
+            session.end()
+        return _finish(setup, run, model, state, display, processes)
 
 
-def _restore(setup: Setup, run: RunFolder, model: PreTrainedModel, optimizer: torch.optim.Optimizer) -> TrainingState:
-    """Go back to the newest checkpoint, or to the beginning if there is none yet."""
+def _first_model(setup: Setup, device: torch.device) -> tuple[PreTrainedModel, list[str]]:
+    """The model of the first step, and notes on it. Raises CheckpointError for one that is damaged."""
+    model, notes = setup.build(device)
+    if setup.config.gradient_checkpointing:
+        # The old name warns where there is the new one; transformers 5.17 has only the old one.
+        getattr(model, "activation_checkpointing_enable", model.gradient_checkpointing_enable)()
+    if weight := first_not_finite(dict(model.named_parameters())):
+        raise CheckpointError(f"the model to begin with is damaged: its weight {weight} is not finite")
+    return model, notes
+
+
+def _restore(
+    setup: Setup, run: RunFolder, model: PreTrainedModel, optimizer: torch.optim.Optimizer, processes: Processes
+) -> TrainingState:
+    """Go back to the newest checkpoint, or to the beginning if there is none yet.
+
+    The leader looks for it and checks it; every process reads it, for which all must see the run folder.
+    """
+    found = processes.decided(lambda: str(_newest(setup, run) or ""))
+    with processes.agreed():
+        state = load_checkpoint(Path(found), model, optimizer) if found else TrainingState()
+    with processes.agreed():
+        if processes.leads:
+            run.keep_only(Path(found) if found else None)
+            run.cut_history(state.step)
+    return state
+
+
+def _newest(setup: Setup, run: RunFolder) -> Path | None:
+    """The newest checkpoint, if there is one, of a run that can go on."""
     record, corpus = run.read_record(), setup.corpus.record()
     if record["result"] is not None:
         raise CheckpointError(f"{run.path} was finished by another process just now; resume it again for its report")
     if record["corpus"]["sha256"] != corpus["sha256"]:
         raise DataError(f"data: {corpus['name']} is not what the run in {run.path} began with: its hash differs")
-    checkpoint = run.latest_checkpoint()
-    state = TrainingState() if checkpoint is None else load_checkpoint(checkpoint, model, optimizer)
-    run.keep_only(checkpoint)
-    run.cut_history(state.step)
-    return state
+    return run.latest_checkpoint()
 
 
 def _prices(setup: Setup, device: torch.device) -> Mapping[str, Any]:
@@ -116,13 +146,29 @@ def _choices(setup: Setup) -> list[str]:
     return [] if setup.asked.dtype == setup.config.dtype else [f"dtype: auto chose {setup.config.dtype}"]
 
 
-def _finish(setup: Setup, run: RunFolder, model: PreTrainedModel, state: TrainingState, display: Display) -> Report:
+def _finish(
+    setup: Setup,
+    run: RunFolder,
+    model: PreTrainedModel,
+    state: TrainingState,
+    display: Display,
+    processes: Processes,
+) -> Report:
     """Save the model, score the whole validation split, and write the result down."""
     display.say("evaluating on the whole validation split")
-    with replacing(run.model) as folder:
-        model.save_pretrained(folder)
-        setup.objective.save_files(folder)
+    weights = gathered_weights(model, processes)
+    with processes.agreed():
+        if processes.leads:
+            with replacing(run.model) as folder:
+                model.save_pretrained(folder, state_dict=weights)
+                setup.objective.save_files(folder)
     outcome = setup.objective.evaluate(model, setup.corpus)
+    report = processes.decided(lambda: asdict(_written(setup, run, model, state, outcome)))
+    return setup.objective.report_type(**report)
+
+
+def _written(setup: Setup, run: RunFolder, model: PreTrainedModel, state: TrainingState, outcome: Outcome) -> Report:
+    """The result, when all of the run folder is written."""
     if outcome.predictions is not None:
         lines = [json.dumps(one, ensure_ascii=False, allow_nan=False) for one in outcome.predictions]
         write_text(run.predictions, "\n".join(lines) + "\n")

@@ -15,13 +15,17 @@ from torch.optim.lr_scheduler import LambdaLR
 from transformers import PrinterCallback, Trainer, TrainingArguments
 from transformers.utils import logging
 
-from asterism.errors import ConfigurationError
 from asterism.models import AsterismConfig
 from asterism.randomness import derive
 from asterism.training.run.arithmetic import loss_of
 from asterism.training.run.configuration import TrainingConfig
 from asterism.training.run.folder import RunFolder
+from asterism.training.run.processes import Processes
 from asterism.training.run.session import Session
+from asterism.training.run.sharding import whole
+
+_LAUNCHERS = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "PMI_SIZE", "OMPI_COMM_WORLD_SIZE", "MV2_COMM_WORLD_SIZE")
+"""Variables by which accelerate finds that there are other processes."""
 
 
 class Loop(Trainer):
@@ -46,13 +50,15 @@ class Loop(Trainer):
         self.weights: list[float] = []
 
     def get_train_dataloader(self) -> Iterator[dict[str, torch.Tensor]]:  # type: ignore[override]  # the Trainer iterates
-        """Slices of batches without end: of every tensor, micro_batch_size sequences."""
+        """Slices of batches without end: of every tensor, this process's part of micro_batch_size sequences."""
+        processes = self.session.processes
         for step in count(self.session.state.step):
             batch = self.session.objective.batch(self.session.setup.corpus, step)
             parts = self.session.config.gradient_accumulation_steps
             slices = zip(*(tensor.chunk(parts) for tensor in batch.values()), strict=True)
-            self.weights = slice_weights(batch, parts)
-            yield from (dict(zip(batch, part, strict=True)) for part in slices)
+            self.weights = slice_weights(batch, parts, processes.shape.readers)[processes.reader]
+            for part in slices:
+                yield {name: processes.rows(tensor) for name, tensor in zip(batch, part, strict=True)}
 
     def training_step(self, model: nn.Module, inputs: dict[str, Any], num_items_in_batch: Any = None) -> torch.Tensor:
         """One slice, forward and backward, with dropout keyed by (seed, step, slice)."""
@@ -67,6 +73,7 @@ class Loop(Trainer):
         """The loss of one slice, which is a mean over its labels, by their share in those of the step."""
         is_ours = isinstance(self.session.model.config, AsterismConfig)
         objective = self.session.objective
+        weight = self.weights[len(self.losses)]
         loss = loss_of(
             model,
             inputs,
@@ -75,18 +82,23 @@ class Loop(Trainer):
             label_smoothing=objective.label_smoothing,
             positive_weight=objective.positive_weight,
         )
-        return self.weights[len(self.losses)] * loss
+        # The mean of a slice without labels is not a number; its gradient is 0 all the same, and no process lacks it.
+        return weight * loss if weight else loss.nan_to_num() * 0
 
     def _seed(self) -> int:
         """Of this slice of this step."""
-        return derive(self.session.config.seed, self.session.state.step, len(self.losses))
+        processes = self.session.processes
+        own = (processes.reader,) if processes.shape.readers > 1 else ()
+        return derive(self.session.config.seed, self.session.state.step, len(self.losses), *own)
 
     def _clip_grad_norm(self, model: nn.Module) -> torch.Tensor:
         """Clip, and show loss and norm to the session, which raises if they are not finite: before the optimiser steps.
 
-        Both numbers are read at once, the only time a step waits for the device.
+        Gradients are those of all processes. Alone, both numbers are read at once, the only time a step waits for the
+        device.
         """
-        norm = torch.as_tensor(super()._clip_grad_norm(model))
+        self.session.processes.sum_gradients(model.parameters())
+        norm = whole(torch.as_tensor(super()._clip_grad_norm(model)))
         loss, norm_value = torch.stack([torch.stack(self.losses).sum(), norm]).tolist()
         self.losses.clear()
         self.session.observe(loss, norm_value)
@@ -97,20 +109,23 @@ class Loop(Trainer):
         return 0
 
 
-def slice_weights(batch: Mapping[str, torch.Tensor], slices: int) -> list[float]:
-    """What the mean losses of slices are multiplied by, so that their mean is that of the whole batch.
+def slice_weights(batch: Mapping[str, torch.Tensor], slices: int, readers: int = 1) -> list[list[float]]:
+    """What the mean losses of the slices of each reader are multiplied by: float [readers][slices].
 
-    They differ where each column of the labels has one and some are left out, as behind the ends of texts.
+    The sum over the readers of their means over the slices is then the mean of the whole batch. Weights differ where
+    each column of the labels has one and some are left out, as behind the ends of texts, and where readers have more
+    rows than others.
     """
     labels = batch.get("labels", batch.get("shift_labels"))
     if labels is None or labels.ndim < 2 or labels.is_floating_point():
-        return [1.0] * slices
-    known = [int((part >= 0).sum()) for part in labels.chunk(slices)]
-    return [slices * one / max(1, sum(known)) for one in known]
+        labels = torch.zeros(len(next(iter(batch.values()))), 1)
+    parts = [part.tensor_split(readers) for part in labels.chunk(slices)]
+    known = torch.tensor([[(part[reader] >= 0).sum() for part in parts] for reader in range(readers)])
+    return (slices * known.double() / known.sum().clamp(min=1)).tolist()
 
 
-def loop_arguments(config: TrainingConfig, folder: RunFolder) -> TrainingArguments:
-    """The Trainer's arguments for a run."""
+def loop_arguments(config: TrainingConfig, folder: RunFolder, processes: Processes) -> TrainingArguments:
+    """The Trainer's arguments for a run: it believes itself alone."""
     arguments = TrainingArguments(
         output_dir=str(folder.path),
         max_steps=config.steps,
@@ -128,6 +143,8 @@ def loop_arguments(config: TrainingConfig, folder: RunFolder) -> TrainingArgumen
     )
     # One process drives one device: with more, the Trainer would split every batch over all it sees.
     arguments._n_gpu = min(1, arguments.n_gpu)
+    if not processes.alone and arguments.device.type == "cuda":
+        vars(arguments)["_setup_devices"] = torch.device("cuda", torch.cuda.current_device())
     return arguments
 
 
@@ -138,12 +155,7 @@ def undisturbed() -> Iterator[None]:
     accelerate reads its settings, the arithmetic among them, from variables of the environment, and joins a group of
     processes, which it waits for, if a launcher has left its own. They are hidden, and put back at the end. The
     caller's autocast, which the backward pass would see, and its `no_grad` do not hold.
-
-    Raises ConfigurationError when this is one of several processes.
     """
-    processes = os.environ.get("WORLD_SIZE", "")
-    if processes.isdecimal() and int(processes) > 1:
-        raise ConfigurationError(f"training runs in one process, this is one of {processes}; start it without torchrun")
     before = {name: value for name, value in os.environ.items() if _is_a_launchers(name)}
     _put_in_environment({})
     try:
@@ -158,7 +170,7 @@ def undisturbed() -> Iterator[None]:
 
 
 def _is_a_launchers(name: str) -> bool:
-    return name.startswith("ACCELERATE_") or name in ("RANK", "LOCAL_RANK", "WORLD_SIZE")
+    return name.startswith("ACCELERATE_") or name in _LAUNCHERS
 
 
 def _put_in_environment(variables: dict[str, str]) -> None:

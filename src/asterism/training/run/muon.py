@@ -48,7 +48,7 @@ class Muon(torch.optim.Optimizer):
         updates = torch._foreach_lerp(gradients, momenta, MOMENTUM)
         torch._foreach_mul_(parameters, 1 - rate * weight_decay)
         for places in _of_one_shape(parameters):
-            wide = orthogonal(torch.stack([_wide(updates[place]).bfloat16() for place in places]))
+            wide = orthogonal(torch.stack([_wide(updates[place]).to(_precision(updates[place])) for place in places]))
             for place, update in zip(places, wide, strict=True):
                 parameter = parameters[place]
                 update = update if parameter.shape == update.shape else update.T
@@ -63,7 +63,7 @@ class Muon(torch.optim.Optimizer):
 
 
 def orthogonal(matrices: Tensor, epsilon: float = 1e-7) -> Tensor:
-    """bfloat16 [count, rows, columns], rows <= columns, each with its singular values brought near 1.
+    """bfloat16 or float64 [count, rows, columns], rows <= columns, each with its singular values brought near 1.
 
     By iterations of Newton and Schulz: they end between 0.5 and 1.5, which serves as well as 1 (Jordan 2024).
     """
@@ -84,6 +84,11 @@ def _of_one_shape(parameters: list[Tensor]) -> Iterator[list[int]]:
     for (rows, columns), places in by_shape.items():
         count = max(1, _AT_ONCE // (rows * columns))
         yield from (places[at : at + count] for at in range(0, len(places), count))
+
+
+def _precision(matrix: Tensor) -> torch.dtype:
+    """bfloat16 is enough for an update, but runs in float64 are there to be compared to the last digits."""
+    return torch.float64 if matrix.dtype == torch.float64 else torch.bfloat16
 
 
 def _wide(matrix: Tensor) -> Tensor:

@@ -96,9 +96,9 @@ def parameter_groups(model: nn.Module, config: TrainingConfig) -> list[dict[str,
 
 
 def moment_bytes(groups: list[dict[str, Any]]) -> int:
-    """Bytes of float32 that an optimiser keeps for these groups, counters not counted."""
+    """Bytes that an optimiser keeps for these groups, in the type of the weights, counters not counted."""
     return sum(
-        4 * math.prod(moment_shape(moment, parameter.shape))
+        parameter.element_size() * math.prod(moment_shape(moment, parameter.shape))
         for group in groups
         for parameter in group["params"]
         for moment in MOMENTS[group["kind"]]

@@ -9,14 +9,15 @@ import torch
 from transformers import PreTrainedModel, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
 from asterism.errors import NonFiniteLossError
-from asterism.training.run.checkpoint import TrainingState, save_checkpoint
+from asterism.training.run.checkpoint import TrainingState, gathered, save_checkpoint
 from asterism.training.run.events import EventFile
 from asterism.training.run.folder import RunFolder
 from asterism.training.run.picture import draw_history
+from asterism.training.run.processes import Processes
 from asterism.training.run.progress import Display, Status
 from asterism.training.run.schedule import learning_rate_factor, progress
 from asterism.training.run.setup import Setup
-from asterism.training.run.signals import Interrupts
+from asterism.training.run.signals import SIGNALS, Interrupts
 
 
 class Session(TrainerCallback):
@@ -31,6 +32,7 @@ class Session(TrainerCallback):
         state: TrainingState,
         display: Display,
         interrupts: Interrupts,
+        processes: Processes,
     ) -> None:
         self.setup = setup
         self.config = setup.config
@@ -41,9 +43,11 @@ class Session(TrainerCallback):
         self.state = state
         self.display = display
         self.interrupts = interrupts
-        self.events = EventFile(folder.tensorboard, first_step=state.step + 1)
+        self.processes = processes
+        self.events = EventFile(folder.tensorboard, first_step=state.step + 1) if processes.leads else None
         self.first_step = state.step
         self.started = time.monotonic() - state.seconds
+        self.agreed_seconds = state.seconds
         self.step_began = self.started
         self.busy_seconds, self.busy_steps = 0.0, 0
         self.gradient_norm = 0.0
@@ -52,7 +56,11 @@ class Session(TrainerCallback):
 
     def learning_rate_factor(self, steps: int) -> float:
         """For torch's LambdaLR: the schedule after `steps` more steps than this sitting began with, now."""
-        return learning_rate_factor(self.config, self.first_step + steps, time.monotonic() - self.started)
+        return learning_rate_factor(self.config, self.first_step + steps, self.elapsed())
+
+    def elapsed(self) -> float:
+        """Seconds of training until now; of several processes, until the leader's last step."""
+        return time.monotonic() - self.started if self.processes.alone else self.agreed_seconds
 
     def is_over(self) -> bool:
         """Whether the run is finished."""
@@ -61,19 +69,30 @@ class Session(TrainerCallback):
     def observe(self, loss: float, gradient_norm: float) -> None:
         """Take note of a step that is about to change the weights.
 
-        `loss` is in nats, the norm is that before clipping. Raises NonFiniteLossError if either is not finite.
+        `loss` is this process's part, in nats, the norm is that before clipping. Raises NonFiniteLossError, in all
+        processes, if either is not finite.
         """
+        if not self.processes.alone:
+            loss = self._agree(loss)
         if not (math.isfinite(loss) and math.isfinite(gradient_norm)):
             what = f"the loss is {loss}" if not math.isfinite(loss) else f"the gradient's norm is {gradient_norm}"
             raise NonFiniteLossError(
                 f"step {self.state.step + 1}: {what}; training stopped before the weights changed. "
                 f"Use a lower learning rate (now {self.config.learning_rate:g}) or a longer warm-up"
-                f"{'' if self.config.dtype == 'float32' else ', or dtype float32'}"
+                f"{', or dtype float32' if self.config.dtype == 'bfloat16' else ''}"
             )
         self.state.loss_sum += loss
         self.state.loss_steps += 1
         self.gradient_norm = gradient_norm
         self.learning_rate = self.optimizer.param_groups[0]["lr"]
+
+    def _agree(self, loss: float = 0.0) -> float:
+        """The loss of all processes; all note a signal that one of them got, and the leader's clock is theirs."""
+        seconds = time.monotonic() - self.started if self.processes.leads else 0.0
+        got = [self.interrupts.received == number for number in SIGNALS]
+        loss, self.agreed_seconds, *noted = self.processes.total([loss, seconds, *got])
+        self.interrupts.agreed = next((number for number, count in zip(SIGNALS, noted, strict=True) if count), None)
+        return loss
 
     def on_step_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
@@ -87,7 +106,7 @@ class Session(TrainerCallback):
         self.busy_seconds += now - self.step_began
         self.busy_steps += 1
         self.state.step += 1
-        self.state.seconds = now - self.started
+        self.state.seconds = now - self.started if self.processes.alone else self.agreed_seconds
         over = self.is_over()
         if over or self.state.step % self.config.log_every == 0:
             self.log()
@@ -95,7 +114,8 @@ class Session(TrainerCallback):
             self.evaluate()
         if not over and self.state.step % self.config.checkpoint_every == 0:
             self.save()
-        control.should_training_stop = over or self.interrupts.received is not None
+        interrupted = self.interrupts.received if self.processes.alone else self.interrupts.agreed
+        control.should_training_stop = over or interrupted is not None
 
     def log(self) -> None:
         """Record the mean of the steps since the last record, and show it."""
@@ -131,25 +151,41 @@ class Session(TrainerCallback):
         metrics = self.objective.evaluate(self.model, self.setup.corpus, sample=True).metrics
         self.validation = metrics[self.objective.metric.name]
         self.record(**validation_metrics(metrics))
-        draw_history(self.folder.read_history(), self.objective.metric, self.folder.picture)
+        with self.processes.agreed():
+            if self.processes.leads:
+                draw_history(self.folder.read_history(), self.objective.metric, self.folder.picture)
 
     def record(self, **figures: float) -> None:
         """Add figures of this step to the history and to TensorBoard."""
-        self.folder.append_history({"step": self.state.step, "seconds": round(self.state.seconds, 3), **figures})
-        self.events.add(self.state.step, figures)
+        with self.processes.agreed():
+            if self.events is not None:
+                line = {"step": self.state.step, "seconds": round(self.state.seconds, 3), **figures}
+                self.folder.append_history(line)
+                self.events.add(self.state.step, figures)
 
     def save(self) -> None:
         """Write a checkpoint of this step, unless there is one, and remove those before it."""
         checkpoint = self.folder.checkpoint(self.state.step)
-        if checkpoint.exists():  # it is whole, and could be lost while it is written anew
+        if self.processes.decided(checkpoint.exists):  # it is whole, and could be lost while it is written anew
             return
-        self.folder.flush_history()
-        save_checkpoint(checkpoint, self.model, self.optimizer, self.state, self.objective.save_files)
-        self.folder.keep_only(checkpoint)
+        tensors = gathered(self.model, self.optimizer, self.processes)
+        with self.processes.agreed():
+            if tensors is not None:
+                self.folder.flush_history()
+                save_checkpoint(checkpoint, self.model, tensors, self.state, self.objective.save_files)
+                self.folder.keep_only(checkpoint)
+
+    def end(self) -> None:
+        """The last checkpoint; a signal that only some processes got is raised in all."""
+        self.save()
+        if not self.processes.alone:
+            self._agree()
+            self.interrupts.received = self.interrupts.agreed
 
     def close(self) -> None:
         """The sitting is over."""
-        self.events.close()
+        if self.events is not None:
+            self.events.close()
 
 
 def validation_metrics(metrics: Mapping[str, float]) -> dict[str, float]:

@@ -14,6 +14,7 @@ from asterism.errors import CheckpointError
 from asterism.files import DAMAGED, LOCAL, read_json, why_unread
 from asterism.models import AsterismConfig  # registers our models with the Auto classes
 from asterism.randomness import derive, isolated
+from asterism.training.run.arithmetic import weights_dtype
 from asterism.training.run.configuration import AnyConfig
 
 if TYPE_CHECKING:
@@ -42,14 +43,15 @@ class Setup:
     objective: "Objective[Any]"
 
     def build(self, device: torch.device) -> tuple[PreTrainedModel, list[str]]:
-        """The model of the first step, in float32, and notes on it; no global generator is touched.
+        """The model of the first step, and notes on it; no global generator is touched.
 
-        New weights are drawn on the CPU from the run's seed. Raises ConfigurationError or PatternError for a shape or
-        pattern that cannot work, CheckpointError for weights that do not fit.
+        New weights are drawn on the CPU, in float32, from the run's seed. Raises ConfigurationError or PatternError for
+        a shape or pattern that cannot work, CheckpointError for weights that do not fit.
         """
         with isolated(derive(self.config.seed)):
             model, notes = self.objective.initial_model(self.shape, self.init_from)
-        return model.to(device), notes  # type: ignore[arg-type]  # transformers hides self
+        model.to(device, weights_dtype(self.config.dtype))  # type: ignore[arg-type]  # transformers hides self
+        return model, notes
 
 
 def read_shape(folder: Path, what: str = "") -> Any:

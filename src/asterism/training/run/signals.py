@@ -10,10 +10,11 @@ SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
 class Interrupts:
-    """Which signal has arrived, if any."""
+    """Which signal has arrived here, if any, and which at any process of the run, as all of them have agreed."""
 
     def __init__(self) -> None:
         self.received: int | None = None
+        self.agreed: int | None = None
 
 
 @contextmanager

@@ -1,0 +1,57 @@
+"""Of several processes, one speaks: what all of them see is told once.
+
+The launcher's store, which every process of a run reaches, keeps who was first. Process 0 is given time to be.
+"""
+
+import os
+import time
+from datetime import timedelta
+
+_LEADERS_TURN = 5.0
+"""Seconds for which the others wait for process 0 to speak. A launcher ends them earlier."""
+
+
+def is_follower() -> bool:
+    """Whether a launcher started this process beside a process 0."""
+    rank = os.environ.get("RANK", "")
+    return rank.isdecimal() and int(rank) > 0 and os.environ.get("WORLD_SIZE", "1") != "1"
+
+
+def may_speak() -> bool:
+    """Whether this process is to tell what ended it: one alone, process 0, or the first when process 0 is silent."""
+    if os.environ.get("WORLD_SIZE", "1") in ("", "1"):
+        return True
+    until = time.monotonic() + _LEADERS_TURN
+    claims = _Claims()
+    if not is_follower():
+        return claims.claim()
+    while time.monotonic() < until:
+        if claims.taken():
+            return False
+        time.sleep(0.05)
+    return claims.claim()
+
+
+class _Claims:
+    """Who has spoken; where there is no store, everybody may."""
+
+    def __init__(self) -> None:
+        import torch.distributed as dist  # takes a second, and is there where processes have joined
+
+        host, port = os.environ.get("MASTER_ADDR", ""), os.environ.get("MASTER_PORT", "")
+        self.key = f"asterism/told/{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}"
+        self.store = None
+        if host and port.isdecimal() and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
+            try:
+                patience = timedelta(seconds=_LEADERS_TURN)
+                self.store = dist.TCPStore(host, int(port), None, False, patience, wait_for_workers=False)
+            except RuntimeError:  # the launcher has gone
+                pass
+
+    def taken(self) -> bool:
+        """Whether somebody has spoken."""
+        return self.store is not None and bool(self.store.check([self.key]))
+
+    def claim(self) -> bool:
+        """Whether nobody has before this call."""
+        return self.store is None or self.store.add(self.key, 1) == 1

@@ -1,0 +1,61 @@
+"""How the processes of a run divide its work: sizes of the mesh, as `parallel` says them. Needs no torch."""
+
+from dataclasses import dataclass
+from math import prod
+
+from asterism.errors import ConfigurationError
+
+AXES = ("dp", "fsdp", "cp")
+"""The axes of the mesh, the slowest first: neighbours, who share a machine, share a sequence."""
+
+MEANING = """how several processes divide the work, such as "dp=2,fsdp=2,cp=2", whose product is their number: dp copies
+of the model read rows of their own, fsdp as well, and share weights and moments out among them, cp share the tokens
+of a row; by default all are dp"""
+
+
+@dataclass(frozen=True)
+class MeshShape:
+    """How many processes share what: dp x fsdp of them the rows of a batch, cp the tokens of a row."""
+
+    dp: int = 1
+    fsdp: int = 1
+    cp: int = 1
+
+    @property
+    def processes(self) -> int:
+        """All of them."""
+        return self.dp * self.fsdp * self.cp
+
+    @property
+    def readers(self) -> int:
+        """How many parts the rows of a batch have."""
+        return self.dp * self.fsdp
+
+
+def mesh_sizes(text: str) -> dict[str, int]:
+    """The axes that a text such as "dp=2,cp=4" names, and their sizes. Raises ConfigurationError."""
+    found: dict[str, int] = {}
+    for part in filter(None, text.split(",")):
+        name, _, size = (word.strip() for word in part.partition("="))
+        if name not in AXES or not (size.isascii() and size.isdecimal() and 1 <= int(size) <= 2**20):
+            raise ConfigurationError(f"parallel: {part!r} is not one of {', '.join(f'{axis}=N' for axis in AXES)}")
+        if name in found:
+            raise ConfigurationError(f"parallel: {name} is given twice in {text!r}")
+        found[name] = int(size)
+    return found
+
+
+def mesh_shape(text: str, processes: int) -> MeshShape:
+    """The mesh of so many processes; "" gives all of them to dp.
+
+    Raises ConfigurationError for a mesh that is not of so many.
+    """
+    sizes = mesh_sizes(text) or {"dp": processes}
+    if (needed := prod(sizes.values())) != processes:
+        there = "this is one alone" if processes == 1 else f"there are {processes}"
+        start = f"; start it with `torchrun --nproc-per-node {needed}`" if processes == 1 else ""
+        raise ConfigurationError(
+            f"parallel: a mesh {text} has {needed} processes, {there}{start}, or say another mesh,"
+            f" such as --parallel dp={processes}"
+        )
+    return MeshShape(**sizes)

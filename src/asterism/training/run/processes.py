@@ -1,0 +1,305 @@
+"""The processes of a run: who they are, what they agree on, and what happens when one of them fails.
+
+A launcher (torchrun, accelerate launch, SLURM) starts them and says in the environment how many there are. Every one
+of them computes the same batch from (seed, step) and reads its own rows or tokens of it; process 0 leads: it alone
+writes into the run folder, shows progress, and decides what a machine or a clock decides (dtype, prices, elapsed time).
+
+Gradients are summed over the processes once a step, before they are clipped, by all-reduces of flat buckets in the
+order of the parameters, and not by DistributedDataParallel: a parameter that some process has no gradient of is no
+special case, several slices of a step cost one sum, and transformers' Trainer goes on as if it were alone. What this
+gives up is that sums overlap with the backward pass. Weights that are shared out (fsdp) are FSDP2's, `fully_shard`,
+whose sums do overlap; only what each process keeps is summed over dp and cp.
+
+Invariant: whether a process makes a collective call never depends on what it alone has seen. Where one of them can fail
+alone (files, memory), the body stands in `agreed`, so that all fail together.
+"""
+
+import json
+import os
+import socket
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import timedelta
+from importlib.metadata import version
+from typing import Any, cast
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.distributed_c10d import PrefixStore
+from torch.distributed.rendezvous import rendezvous
+from torch.distributed.tensor import DTensor
+
+from asterism import __version__
+from asterism.errors import AsterismError, ConfigurationError
+from asterism.training.run.configuration import TrainingConfig
+from asterism.training.run.mesh import AXES, MeshShape, mesh_shape
+
+_BUCKET = 2**22
+"""Elements that are summed at once: large enough to fill a link, small enough for their copy not to matter."""
+
+_LOST = ("gloo", "Connection closed", "Connection reset", "NCCL", "Timed out", "Broken pipe", "heartbeat")
+"""What torch says when a process of a group has gone or is silent."""
+
+
+class OtherProcessError(AsterismError):
+    """Another process of the run failed; this one ends with it, and with the same exit code."""
+
+    def __init__(self, message: str, exit_code: int) -> None:
+        super().__init__(message)
+        self.exit_code = exit_code
+
+
+class LostProcessError(AsterismError):
+    """Another process of the run has gone, or has been silent for longer than is waited for."""
+
+
+@dataclass(frozen=True, eq=False)
+class Processes:
+    """All processes of a run, and which this one is. Alone, nothing below communicates.
+
+    mesh  its axes are those of AXES, in their order; None where a process is alone
+    """
+
+    shape: MeshShape = MeshShape()
+    rank: int = 0
+    mesh: DeviceMesh | None = None
+
+    @property
+    def leads(self) -> bool:
+        """Whether this process writes, shows and decides."""
+        return self.rank == 0
+
+    @property
+    def alone(self) -> bool:
+        """Whether there is no other."""
+        return self.mesh is None
+
+    @property
+    def reader(self) -> int:
+        """Which part of a batch's rows this process reads."""
+        return self.rank // self.shape.cp
+
+    @property
+    def shard(self) -> int:
+        """Which part of a row's tokens this process holds."""
+        return self.rank % self.shape.cp
+
+    def gather(self, own: Any) -> list[Any]:
+        """What every process gives, JSON, in order of their ranks."""
+        if self.alone:
+            return [own]
+        text = torch.frombuffer(bytearray(json.dumps(own).encode()), dtype=torch.uint8)
+        sizes = [torch.empty(1, dtype=torch.int64) for _ in range(self.shape.processes)]
+        dist.all_gather(sizes, torch.tensor([len(text)]))
+        largest = int(max(sizes))
+        texts = [torch.empty(largest, dtype=torch.uint8) for _ in sizes]
+        dist.all_gather(texts, nn.functional.pad(text, (0, largest - len(text))))
+        return [json.loads(bytes(one[: int(size)].tolist()).decode()) for one, size in zip(texts, sizes, strict=True)]
+
+    def decided(self, decide: Callable[[], Any]) -> Any:
+        """What the leader decides, as JSON holds it; the others wait for it. Raises everywhere what it raises."""
+        decision = None
+        with self.agreed():
+            if self.leads:
+                decision = decide()
+        return decision if self.alone else self.gather(decision)[0]
+
+    @contextmanager
+    def agreed(self) -> Iterator[None]:
+        """Behind the body all processes go on, or none does.
+
+        Raises what the body raises, and OtherProcessError where only another's did.
+        """
+        failure: Exception | None = None
+        try:
+            yield
+        except Exception as error:
+            if self.alone or _is_loss(error):
+                raise
+            failure = error
+        if self.alone:
+            return
+        codes = getattr(failure, "exit_code", 1)
+        own = None if failure is None else {"code": codes, "text": f"{failure or type(failure).__name__}"}
+        failures = self.gather(own)
+        if failure is not None:
+            raise failure
+        for rank, other in enumerate(failures):
+            if other is not None:
+                raise OtherProcessError(f"process {rank}: {other['text']}", other["code"])
+
+    def total(self, numbers: Sequence[float]) -> list[float]:
+        """Sums over all processes, in float64, the same bits everywhere."""
+        if self.alone:
+            return list(numbers)
+        sums = torch.tensor(numbers, dtype=torch.float64)
+        dist.all_reduce(sums)
+        return cast(list[float], sums.tolist())
+
+    def rows(self, tensor: Tensor) -> Tensor:
+        """The rows of this process's part."""
+        return tensor.tensor_split(self.shape.readers)[self.reader]
+
+    def broadcast(self, tensors: Iterable[Tensor]) -> None:
+        """Overwrite what every process holds with what the leader does."""
+        if not self.alone:
+            for tensor in tensors:
+                dist.broadcast(tensor.data, src=0)
+
+    def sum_gradients(self, parameters: Iterable[nn.Parameter]) -> None:
+        """Add up the gradients of all processes; parameters that nobody has a gradient of are left without."""
+        if self.alone:
+            return
+        trained = [parameter for parameter in parameters if parameter.requires_grad]
+        known = self.total([parameter.grad is not None for parameter in trained])
+        gradients = []
+        for parameter, count in zip(trained, known, strict=True):
+            if count:
+                if parameter.grad is None:
+                    parameter.grad = torch.zeros_like(parameter)
+                gradients.append(_local(parameter.grad))
+        for bucket in _buckets(gradients):
+            flat = torch.cat([gradient.flatten() for gradient in bucket])
+            for group in self._replicas():
+                dist.all_reduce(flat, group=group)
+            parts = flat.split([gradient.numel() for gradient in bucket])
+            for gradient, part in zip(bucket, parts, strict=True):
+                gradient.copy_(part.view_as(gradient))
+
+    def _replicas(self) -> list[dist.ProcessGroup | None]:
+        """The groups, one after the other, of the processes that hold the same parameters as this one."""
+        if self.shape.fsdp == 1:
+            return [None]
+        mesh = cast(DeviceMesh, self.mesh)
+        return [mesh.get_group(axis) for axis in ("dp", "cp") if getattr(self.shape, axis) > 1]
+
+
+def _local(tensor: Tensor) -> Tensor:
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+
+
+def _buckets(tensors: Iterable[Tensor]) -> Iterator[list[Tensor]]:
+    """The tensors in order, as many of one type together as are summed at once."""
+    bucket: list[Tensor] = []
+    size = 0
+    for tensor in tensors:
+        if bucket and (size + tensor.numel() > _BUCKET or tensor.dtype != bucket[0].dtype):
+            yield bucket
+            bucket, size = [], 0
+        bucket.append(tensor)
+        size += tensor.numel()
+    if bucket:
+        yield bucket
+
+
+# --- joining ---------------------------------------------------------------------------------------------------------
+
+
+def launched() -> int:
+    """How many processes a launcher, or the caller's process group, says there are."""
+    if dist.is_available() and dist.is_initialized():
+        return dist.get_world_size()
+    count = os.environ.get("WORLD_SIZE", "")
+    return int(count) if count.isdecimal() else 1
+
+
+@contextmanager
+def joined(config: TrainingConfig) -> Iterator[Processes]:
+    """Within the body, this process belongs to those of the run.
+
+    A process group that is there is used, and stays; otherwise one is made from the launcher's environment, and ends
+    with the body. Raises ConfigurationError for a mesh that does not fit the processes, and where they differ in what
+    they are asked or in their versions; LostProcessError when one of them goes.
+    """
+    count = launched()
+    shape = mesh_shape(config.parallel, count)
+    if count == 1:
+        yield Processes()
+        return
+    is_ours = not dist.is_initialized()
+    try:
+        with _loopback():
+            if is_ours:
+                _make_group(config)
+            device = "cuda" if torch.cuda.is_available() else "cpu"
+            mesh = init_device_mesh(device, tuple(getattr(shape, axis) for axis in AXES), mesh_dim_names=AXES)
+        processes = Processes(shape, dist.get_rank(), mesh)
+        _refuse_differences(processes, config)
+        yield processes
+    except RuntimeError as error:
+        if not _is_loss(error):
+            raise
+        raise LostProcessError(
+            "a process of this run has ended, or was silent for"
+            f" {config.process_timeout} seconds, so all of them end; the newest checkpoint is whole: --resume goes on"
+        ) from error
+    finally:
+        if is_ours and dist.is_initialized():
+            dist.destroy_process_group()
+
+
+def _make_group(config: TrainingConfig) -> None:
+    """Records go over gloo, tensors of a GPU over nccl."""
+    if torch.cuda.is_available():
+        torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")) % torch.cuda.device_count())
+    backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
+    for name in ("RANK", "MASTER_ADDR", "MASTER_PORT"):
+        if not os.environ.get(name):
+            raise ConfigurationError(
+                f"WORLD_SIZE says that this is one of {os.environ['WORLD_SIZE']} processes, and {name} is not set: start"
+                " them with torchrun, or unset WORLD_SIZE"
+            )
+    patience = timedelta(seconds=config.process_timeout)
+    store, rank, count = next(rendezvous("env://", timeout=patience))
+    # The launcher's store outlives a group, and a second group must not find what the first has left there.
+    time = store.add(f"asterism/joined/{rank}", 1)
+    store = PrefixStore(f"asterism/{time}", store)
+    dist.init_process_group(backend, store=store, rank=rank, world_size=count, timeout=patience)
+
+
+@contextmanager
+def _loopback() -> Iterator[None]:
+    """Where all processes are on this machine, none of their sockets is reachable from another."""
+    here, count = os.environ.get("LOCAL_WORLD_SIZE"), os.environ.get("WORLD_SIZE")
+    names = [name for _, name in socket.if_nameindex() if name in ("lo", "lo0")]
+    added = []
+    for variable in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"):
+        if here is not None and here == count and names and variable not in os.environ:
+            os.environ[variable] = names[0]
+            added.append(variable)
+    try:
+        yield
+    finally:
+        for variable in added:
+            del os.environ[variable]
+
+
+def _refuse_differences(processes: Processes, config: TrainingConfig) -> None:
+    """Raises ConfigurationError unless all processes are asked the same, with the same versions of libraries."""
+    packages = ("torch", "transformers", "accelerate", "numpy")
+    own = {"asterism": __version__, **{name: version(name) for name in packages}}
+    settings = {name: repr(value) for name, value in vars(config).items()}
+    compare(processes, "the version of", own)
+    compare(processes, "the setting", settings)
+
+
+def compare(processes: Processes, what: str, own: Mapping[str, str]) -> None:
+    """Raises ConfigurationError, which names the first that differs, unless all processes give the same."""
+    everyone = processes.gather(dict(own))
+    for rank, other in enumerate(everyone):
+        for name, value in everyone[0].items():
+            if other.get(name) != value:
+                raise ConfigurationError(
+                    f"the processes of a run must be alike: {what} {name} is {value} in process 0,"
+                    f" {other.get(name)} in process {rank}"
+                )
+
+
+def _is_loss(error: Exception) -> bool:
+    """Whether a collective call failed, and not the computation."""
+    return isinstance(error, dist.DistError) or (
+        isinstance(error, RuntimeError) and any(word in str(error) for word in _LOST)
+    )

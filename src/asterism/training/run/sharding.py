@@ -1,0 +1,64 @@
+"""Weights and moments that are shared out among processes: FSDP2 (`fully_shard`), and the way to whole tensors.
+
+Every block is gathered just before it is computed, and its gradient summed and shared out just after; all else is one
+group more, the model's own. Gradients are summed, not averaged: the loss of a process is its part of the mean.
+"""
+
+from collections import Counter
+from collections.abc import Iterator
+
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import FSDPModule, fully_shard
+from torch.distributed.tensor import DTensor, distribute_tensor
+
+from asterism.errors import ConfigurationError
+from asterism.training.run.configuration import TrainingConfig
+
+
+def shard_weights(model: nn.Module, mesh: DeviceMesh, config: TrainingConfig) -> None:
+    """Share the parameters of a model out over the axis `fsdp` of a mesh, by rows.
+
+    Raises ConfigurationError for an optimiser that takes whole matrices only.
+    """
+    if config.optimizer == "adafactor":
+        raise ConfigurationError(
+            "parallel: fsdp shares out the rows of matrices, and adafactor needs their means: use adamw or muon, or dp"
+        )
+    # The penalty of adaptive spans is read behind the blocks: all is one group then, which stays until the end.
+    blocks = [] if getattr(getattr(model, "config", None), "adaptive_span", False) else list(_blocks(model))
+    for module in (*blocks, model):
+        made = fully_shard(module, mesh=mesh["fsdp"])
+        made.set_gradient_divide_factor(1.0)
+
+
+def reshard(model: nn.Module) -> None:
+    """Let the parameters be the shards again: behind an evaluation, some are still gathered."""
+    for module in model.modules():
+        if isinstance(module, FSDPModule):
+            module.reshard()
+
+
+def whole(tensor: Tensor) -> Tensor:
+    """The tensor itself, or what all processes hold of one that is shared out: all of them must ask."""
+    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+
+
+def like(tensor: Tensor, values: Tensor) -> Tensor:
+    """Whole values, shared out as `tensor` is: this process keeps its own, and nothing is sent."""
+    if not isinstance(tensor, DTensor) or values.ndim == 0:
+        return values
+    return distribute_tensor(values.to(tensor.device), tensor.device_mesh, tensor.placements, src_data_rank=None)
+
+
+def _blocks(model: nn.Module) -> Iterator[nn.Module]:
+    """The blocks of a model's stacks, but for those whose parameters are used elsewhere, too."""
+    uses = Counter(id(one) for module in model.modules() for one in module.parameters(recurse=False))
+    named = Counter(id(parameter) for _, parameter in model.named_parameters(remove_duplicate=False))
+    inside: set[nn.Module] = set()
+    for module in model.modules():
+        if isinstance(module, nn.ModuleList) and module not in inside:
+            inside.update(part for block in module for part in block.modules())
+            for block in module:
+                if all(uses[id(one)] == named[id(one)] == 1 for one in block.parameters()):
+                    yield block

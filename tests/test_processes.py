@@ -1,0 +1,177 @@
+"""A run that several processes share is the run of one: its curve, its folder, its end."""
+
+import json
+import os
+import subprocess
+import sys
+from dataclasses import asdict
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from asterism.cli.told import is_follower
+from asterism.errors import ConfigurationError
+from asterism.training import ModelConfig, RunConfig, open_run, train
+from asterism.training.run.estimate import estimate
+from asterism.training.run.loop import slice_weights
+from asterism.training.run.mesh import MeshShape, mesh_shape
+
+pytestmark = pytest.mark.model
+
+EXACT = 3e-6
+"""How far apart the figures of two runs in float64 may be: sums are in another order."""
+
+
+def settings(folder: Path, **changes) -> RunConfig:
+    """A run of a tiny model in float64, on a text in the folder."""
+    text = folder / "text.txt"
+    if not text.exists():
+        text.write_text("".join(f"{number} is not {number * number}, and {number % 7} is.\n" for number in range(900)))
+    shape = ModelConfig(
+        mixers="window(left=7) | columns(period=8, first=7, count=1) & causal()",
+        num_hidden_layers=2,
+        hidden_size=32,
+        num_attention_heads=2,
+        position_type="rotary",
+    )
+    given = {"context": 48, "batch_size": 6, "steps": 6, "optimizer": "muon", "learning_rate": 3e-3, "warmup_steps": 2}
+    every = {"log_every": 1, "evaluation_every": 3, "checkpoint_every": 2, "evaluation_bytes": 1000}
+    more = {"data": str(text), "dtype": "float64", "process_timeout": 60}
+    return RunConfig(recipe="bytes-small", model=shape, **(given | every | more | changes))
+
+
+def flags(config: RunConfig, folder: Path) -> list[str]:
+    """The configuration for a command line, by a file."""
+    folder.mkdir(exist_ok=True)
+    file = folder / f"{config.kind}.json"
+    file.write_text(json.dumps(asdict(config)))
+    return [config.kind, "--config", str(file)]
+
+
+def environment() -> dict[str, str]:
+    own = {"OMP_NUM_THREADS": "1", "ASTERISM_CALIBRATE": "0", "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    return {**os.environ, **own}
+
+
+def launched(processes: int, words: list[str], **options) -> subprocess.Popen:
+    """`torchrun --standalone` of the command line, with its lines of the launcher itself left out of stderr."""
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(processes)]
+    command += ["-m", "asterism.cli.main", *words]
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    return subprocess.Popen(command, env=environment(), **pipes, **options)
+
+
+def history(folder: Path) -> list[dict]:
+    return [json.loads(line) for line in (folder / "history.jsonl").read_text().splitlines()]
+
+
+def assert_same_curve(found: Path, wanted: Path) -> None:
+    """Every figure of two histories, but for those that a clock decides."""
+    one, other = history(found), history(wanted)
+    assert [line["step"] for line in one] == [line["step"] for line in other]
+    for mine, theirs in zip(one, other, strict=True):
+        assert mine.keys() == theirs.keys()
+        timeless = [name for name in mine if name != "seconds" and "per_second" not in name]
+        assert {name: mine[name] for name in timeless} == pytest.approx(
+            {name: theirs[name] for name in timeless}, abs=EXACT
+        )
+
+
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory):
+    """The run of one process."""
+    folder = tmp_path_factory.mktemp("alone")
+    train(settings(folder), folder / "run", progress=False)
+    return folder
+
+
+def test_two_processes_have_the_curve_of_one(alone, tmp_path):
+    config = settings(alone)
+    process = launched(2, [*flags(config, tmp_path), "--folder", str(tmp_path / "run")])
+    out, errors = process.communicate(timeout=120)
+    assert process.returncode == 0, errors
+    assert_same_curve(tmp_path / "run", alone / "run")
+    assert out.count("validation:") == 1
+    assert errors.count("evaluating on the whole validation split") == 1
+    assert sorted(path.name for path in (tmp_path / "run").iterdir()) == sorted(
+        path.name for path in (alone / "run").iterdir()
+    )
+
+
+@pytest.mark.parametrize(
+    ("text", "processes", "wanted"),
+    [
+        ("", 1, MeshShape()),
+        ("", 4, MeshShape(dp=4)),
+        ("dp=2,cp=4", 8, MeshShape(dp=2, cp=4)),
+        (" cp=2 , fsdp=3", 6, MeshShape(fsdp=3, cp=2)),
+        ("dp=1", 1, MeshShape()),
+    ],
+)
+def test_a_mesh_says_who_shares_what(text, processes, wanted):
+    assert mesh_shape(text, processes) == wanted
+    assert wanted.processes == processes
+
+
+@pytest.mark.parametrize(
+    ("text", "processes", "message"),
+    [
+        ("dp=2", 1, "a mesh dp=2 has 2 processes, this is one alone; start it with `torchrun --nproc-per-node 2`"),
+        ("dp=2,cp=2", 3, "a mesh dp=2,cp=2 has 4 processes, there are 3, or say another mesh, such as --parallel dp=3"),
+        ("tp=2", 2, "'tp=2' is not one of dp=N, fsdp=N, cp=N"),
+        ("dp=0", 1, "'dp=0' is not one of"),
+        ("dp=-1", 1, "'dp=-1' is not one of"),
+        ("dp=two", 2, "'dp=two' is not one of"),
+        ("dp=99999999999", 2, "is not one of"),
+        ("dp=2,dp=2", 4, "dp is given twice"),
+    ],
+)
+def test_a_mesh_that_does_not_fit_is_refused(text, processes, message):
+    with pytest.raises(ConfigurationError, match=message):
+        mesh_shape(text, processes)
+
+
+def test_the_configuration_refuses_a_mesh_that_is_none():
+    with pytest.raises(ConfigurationError, match="parallel: 'many' is not one of"):
+        RunConfig(parallel="many")
+
+
+@pytest.mark.parametrize("readers", [1, 2, 3, 4])
+@pytest.mark.parametrize("slices", [1, 2])
+def test_the_weighted_means_of_all_parts_add_up_to_the_mean(readers, slices):
+    generator = torch.Generator().manual_seed(readers)
+    labels = torch.randint(-3, 5, (8, 7), generator=generator).clamp(min=-1)
+    losses = torch.rand(8, 7, generator=generator, dtype=torch.float64)
+    weights = slice_weights({"labels": labels}, slices, readers)
+    total = 0.0
+    for one in range(slices):
+        rows = zip(losses.chunk(slices)[one].tensor_split(readers), labels.chunk(slices)[one].tensor_split(readers))
+        for reader, (loss, label) in enumerate(rows):
+            if (label >= 0).any():
+                total += weights[reader][one] * loss[label >= 0].mean().item() / slices
+    assert total == pytest.approx(losses[labels >= 0].mean().item(), abs=1e-12)
+
+
+def test_a_process_without_labels_weighs_nothing():
+    labels = torch.tensor([[1, 2], [-100, -100]])
+    assert slice_weights({"labels": labels}, 1, 2) == [[1.0], [0.0]]
+
+
+def test_a_run_in_float64_is_kept_and_estimated_in_float64(alone):
+    weights = load_file(alone / "run" / "model" / "model.safetensors")
+    assert {tensor.dtype for tensor in weights.values()} == {torch.float64}
+    opened = open_run(alone / "run")
+    assert all(torch.equal(weights[name], one) for name, one in opened.model.named_parameters())
+    wide, narrow = estimate(settings(alone)), estimate(settings(alone, dtype="float32"))
+    assert wide.weight_memory == 2 * narrow.weight_memory == 8 * wide.parameters
+    assert wide.optimizer_memory == 2 * narrow.optimizer_memory
+    assert 1.5 < wide.activation_memory / narrow.activation_memory <= 2
+
+
+def test_followers_know_themselves(monkeypatch):
+    for rank, size, follows in (("1", "2", True), ("0", "2", False), ("1", "1", False), ("", "2", False)):
+        monkeypatch.setenv("RANK", rank)
+        monkeypatch.setenv("WORLD_SIZE", size)
+        assert is_follower() == follows
