@@ -103,7 +103,7 @@ def _compile(pattern: Pattern, n_queries: int, n_keys: int, offset: int, tile: i
     if isinstance(pattern, Documents) and offset == 0 and n_queries == n_keys >= pattern.end:
         return _compile_documents(pattern, n_keys, tile)
     extent = max(n_keys, offset + n_queries)
-    rules = [_concrete(pattern, head, extent) for head in range(pattern.heads)]
+    rules = [concrete(pattern, head, extent) for head in range(pattern.heads)]
     lengths = _Lengths(n_queries, n_keys, offset, tile or _best_tile(rules[0], n_queries, n_keys, offset))
     return _arrange(pattern, lengths, [_assign(rule, lengths)[0] for rule in rules])
 
@@ -137,7 +137,7 @@ def _compile_documents(pattern: Documents, length: int, tile: int | None) -> Pla
         pattern.pattern.verdict((0, 1), (0, 1), longest, head)  # what is refused at this length is refused in its name
     if tile is None:
         typical = int(np.square(stops - starts).sum() // max(1, (stops - starts).sum()))  # where most tokens stand
-        rule = _concrete(pattern.pattern, 0, max(typical, 1))
+        rule = concrete(pattern.pattern, 0, max(typical, 1))
         tile = _best_tile(rule, *[_similar(typical)] * 2, 0)
         # Larger tiles are a little cheaper where they are full, and tails fill few of them.
         tile = min(tile, 64) if typical < _LONG_DOCUMENT else tile
@@ -152,7 +152,7 @@ def _compile_document(pattern: Pattern, length: int, tile: int) -> Plan:
         return _compile(pattern, length, length, 0, tile)
     lengths = _Lengths(length, length, 0, tile)
     similar = replace(lengths, n_queries=_similar(length), n_keys=_similar(length))
-    rules = [_concrete(pattern, head, length) for head in range(pattern.heads)]
+    rules = [concrete(pattern, head, length) for head in range(pattern.heads)]
     return _arrange(pattern, lengths, [_assign_once(rule, similar)[0] for rule in rules])
 
 
@@ -164,25 +164,25 @@ def _similar(length: int) -> int:
 # --- rules, terms and layouts ----------------------------------------------------------------------------------------
 
 
-def _concrete(rule: Pattern, head: int, extent: int) -> Pattern:
+def concrete(rule: Pattern, head: int, extent: int) -> Pattern:
     """The rule of one head, without names; a stride that never comes round is the token itself.
 
     All queries and keys stand before the position `extent`.
     """
     match rule:
         case PerHead(patterns=parts):
-            return _concrete(parts[head], head, extent)
+            return concrete(parts[head], head, extent)
         case Named(body=body):
-            return _concrete(body, head, extent)
+            return concrete(body, head, extent)
         case Stride(period=period) if period >= extent:
             return Window()  # sorting by residue would be another pass, for one diagonal
         case Shifted(pattern=inner, by=by):
-            return Shifted(_concrete(inner, head, max(extent - by, 1)), by)  # 1: rules are not asked about no tokens
+            return Shifted(concrete(inner, head, max(extent - by, 1)), by)  # 1: rules are not asked about no tokens
         case Across(inner=inner):
             furthest = int(rule.places(np.array(max(extent, 1) - 1)))
-            return _across(rule, _concrete(inner, head, max(extent, furthest + 1)))
+            return _across(rule, concrete(inner, head, max(extent, furthest + 1)))
         case _ if rule.children:
-            return rule.rebuild(tuple(_concrete(child, head, extent) for child in rule.children))
+            return rule.rebuild(tuple(concrete(child, head, extent) for child in rule.children))
         case _:
             return rule
 
@@ -198,19 +198,19 @@ def _across(around: Across, inner: Pattern) -> Pattern:
             return around.rebuild((inner,))
 
 
-def _terms(rule: Pattern) -> list[Pattern]:
+def terms_of(rule: Pattern) -> list[Pattern]:
     """Conjunctions whose union is the rule."""
     match rule:
         case Or(parts=parts):
-            return [term for part in parts for term in _terms(part)]
+            return [term for part in parts for term in terms_of(part)]
         case And(parts=parts):
-            factors = [_terms(part) for part in parts]
+            factors = [terms_of(part) for part in parts]
             # (a | b) & (c | d) has 4 terms and ten such factors 1024: then one layout for all is the lesser evil.
             if np.prod([len(factor) for factor in factors]) > _MOST_TERMS:
                 return [rule]
             return [reduce(lambda a, b: a & b, choice) for choice in product(*factors)]
         case Not(part=And(parts=parts)):  # ~(a & b) is ~a | ~b
-            return [term for part in parts for term in _terms(~part)]
+            return [term for part in parts for term in terms_of(~part)]
         case _:
             return [rule]
 
@@ -255,7 +255,7 @@ def _best_tile(rule: Pattern, n_queries: int, n_keys: int, offset: int) -> int:
 
 def _assign(rule: Pattern, lengths: _Lengths) -> tuple[_Shares, float]:
     """A layout for every term of the rule, terms of equal layout joined, and the estimated cost."""
-    terms, natural = _terms(rule), Natural()
+    terms, natural = terms_of(rule), Natural()
     groups: dict[Layout, list[Pattern]] = {natural: [term for term in terms if not _layouts(term)]}
     spent: dict[Layout, float] = {natural: _estimate(natural, groups[natural], lengths)}
     # One term after another goes where it adds least to what is there. Terms that share tiles, such as a window and

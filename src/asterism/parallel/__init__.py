@@ -1,6 +1,7 @@
 """Attention over a sequence whose tokens lie on several devices, by torch.distributed."""
 
+from asterism.compiler.devices import needed_keys
 from asterism.parallel.attention import attend
 from asterism.parallel.context import SequenceParallel, sequence_parallel, sharding
 
-__all__ = ["SequenceParallel", "attend", "sequence_parallel", "sharding"]
+__all__ = ["SequenceParallel", "attend", "needed_keys", "sequence_parallel", "sharding"]

@@ -4,8 +4,23 @@ Nothing here needs a device: a communication plan is as much data as a plan of t
 it.
 """
 
+from asterism.compiler.devices.communicate import communicate
 from asterism.compiler.devices.communication import Communication, Heads, Residues, Ring, Rows, Share
+from asterism.compiler.devices.needs import needed_keys
 from asterism.compiler.devices.shards import Shards
 from asterism.compiler.devices.traffic import RowShape, Traffic, Transfers
 
-__all__ = ["Communication", "Heads", "Residues", "Ring", "RowShape", "Rows", "Shards", "Share", "Traffic", "Transfers"]
+__all__ = [
+    "Communication",
+    "Heads",
+    "Residues",
+    "Ring",
+    "RowShape",
+    "Rows",
+    "Shards",
+    "Share",
+    "Traffic",
+    "Transfers",
+    "communicate",
+    "needed_keys",
+]

@@ -63,12 +63,16 @@ Share = Rows | Residues | Heads | Ring
 
 @dataclass(frozen=True, eq=False)
 class Communication:
-    """What all ranks do to attend by a pattern: `queries` and `keys` say who holds which (equal in self-attention)."""
+    """What all ranks do to attend by a pattern: `queries` and `keys` say who holds which (equal in self-attention).
+
+    The rule is that of a sequence of keys.length tokens, in which query i stands at position query_offset + i.
+    """
 
     pattern: Pattern
     queries: Shards
     keys: Shards
     shares: tuple[Share, ...]
+    query_offset: int = 0
 
 
 def gathered(pattern: Pattern, queries: Shards, keys: Shards) -> Communication:

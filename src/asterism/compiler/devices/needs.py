@@ -1,0 +1,160 @@
+"""Which keys some queries can read: intervals that hold all of them, found from spans.
+
+A rule is looked at term by term and block of queries by block, since the spans of a small block are tight. Keys that a
+term names by themselves, such as the summary cells of `fixed`, are all that it needs, whatever its spans say.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import reduce
+from operator import or_
+from typing import NamedTuple
+
+import numpy as np
+
+from asterism.compiler.compile import concrete, terms_of
+from asterism.patterns.documents import Documents
+from asterism.patterns.intervals import Integers, Intervals
+from asterism.patterns.pattern import And, Not, Or, Pattern, Shifted, Tokens
+from asterism.patterns.primitives import KeySet, OneSided
+
+_MOST_BLOCKS = 2**13
+"""How many blocks all queries together are cut into, at most: of so few, each may be a single query."""
+
+
+class Term(NamedTuple):
+    """A conjunction in the rule of one head."""
+
+    head: int
+    rule: Pattern
+
+
+def terms(pattern: Pattern, extent: int) -> tuple[Term, ...]:
+    """The conjunctions whose union is the pattern, of all heads; all positions are below `extent`.
+
+    Where heads share one, it is head 0's.
+    """
+    found: dict[Term, None] = {}
+    for head in range(pattern.heads):
+        for term in terms_of(_spread(concrete(pattern, head, max(extent, 1)))):
+            found[Term(head if term.heads > 1 else 0, term)] = None
+    return tuple(found)
+
+
+def _spread(rule: Pattern) -> Pattern:
+    """The same rule, with unions and intersections brought out of shifts and documents: then they are terms."""
+    rule = rule.rebuild(tuple(_spread(child) for child in rule.children)) if rule.children else rule
+    match rule:
+        case Shifted(pattern=Or() | And() as inner, by=by):
+            return inner.rebuild(tuple(_spread(Shifted(part, by)) for part in inner.parts))
+        case Documents(pattern=Or() | And() as inner, sizes=sizes):
+            return inner.rebuild(tuple(_spread(Documents(part, sizes)) for part in inner.parts))
+        case _:
+            return rule
+
+
+@dataclass(frozen=True, eq=False)
+class Blocks:
+    """Runs of queries, by position: the positions start[i] .. stop[i] - 1 belong to group[i] of so many groups."""
+
+    start: Integers
+    stop: Integers
+    group: Integers
+    groups: int
+
+    @classmethod
+    def cut(cls, start: Integers, stop: Integers, group: Integers, groups: int) -> "Blocks":
+        """Blocks of equal size from any runs, as small as their number allows; empty runs have none."""
+        size = max(1, -(-int((stop - start).sum()) // _MOST_BLOCKS))
+        counts = np.maximum(-(-(stop - start) // size), 0)
+        within = np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)
+        first = np.repeat(start, counts) + within * size
+        return cls(first, np.minimum(first + size, np.repeat(stop, counts)), np.repeat(group, counts), groups)
+
+    def __len__(self) -> int:
+        return len(self.start)
+
+    @property
+    def tokens(self) -> Tokens:
+        return Tokens(self.start, self.stop - 1, 1)
+
+
+def needed(found: Sequence[Term], blocks: Blocks, length: int) -> Intervals:
+    """Per group of blocks, intervals that hold every key that its queries can read."""
+    nothing = Intervals.nothing(blocks.groups, length)
+    if not len(blocks) or not length:
+        return nothing
+    return reduce(or_, (_needed_by_term(term, blocks, length) for term in found), nothing)
+
+
+def _needed_by_term(term: Term, blocks: Blocks, length: int) -> Intervals:
+    row, start, stop = term.rule.find_spans(blocks.tokens, length, term.head).triples()
+    reached = Intervals.build(blocks.group[row], start, stop, blocks.groups, length)
+    for starts, stops in named_keys(term.rule, length):
+        reached = reached & everywhere(starts, stops, blocks.groups, length)
+    return reached
+
+
+def everywhere(starts: Integers, stops: Integers, rows: int, width: int) -> Intervals:
+    """The same intervals in every row."""
+    row = np.repeat(np.arange(rows), len(starts))
+    return Intervals.build(row, np.tile(starts, rows), np.tile(stops, rows), rows, width)
+
+
+def named_keys(term: Pattern, length: int) -> Iterator[tuple[Integers, Integers]]:
+    """For every part of a conjunction that looks at keys alone, the runs (starts, stops) of keys that it allows."""
+    for literal in term.parts if isinstance(term, And) else (term,):
+        if (found := _runs_of(literal, length)) is not None:
+            yield found
+
+
+def _runs_of(literal: Pattern, length: int) -> tuple[Integers, Integers] | None:
+    match literal:
+        case KeySet():
+            return runs(literal.members(length))
+        case Not(part=KeySet() as part):
+            starts, stops = runs(part.members(length))
+            return np.append(0, stops), np.append(starts, length)
+        case Shifted(pattern=inner, by=by) if length > by:
+            moved = _runs_of(inner, length - by)
+            return None if moved is None else (moved[0] + by, moved[1] + by)
+        case Documents(pattern=OneSided() | Not() as inner):
+            return _runs_in_documents(literal, inner)
+        case _:
+            return None
+
+
+def _runs_in_documents(around: Documents, inner: Pattern) -> tuple[Integers, Integers] | None:
+    starts, stops = around.bounds
+    begins, ends = [np.zeros(0, np.int64)], [np.zeros(0, np.int64)]
+    for size in np.unique(stops - starts):
+        own = _runs_of(inner, int(size))
+        if own is None:
+            return None
+        at = starts[stops - starts == size][:, None]
+        begins.append((at + own[0]).ravel())
+        ends.append((at + own[1]).ravel())
+    begin, end = np.concatenate(begins), np.concatenate(ends)
+    order = np.argsort(begin, kind="stable")
+    return begin[order], end[order]
+
+
+def runs(members: Integers) -> tuple[Integers, Integers]:
+    """Starts and stops of the runs of ascending positions."""
+    if not len(members):
+        return members, members
+    opens = np.flatnonzero(np.diff(members, prepend=members[0] - 2) > 1)
+    closes = np.append(opens[1:], len(members)) - 1
+    return members[opens], members[closes] + 1
+
+
+def needed_keys(pattern: Pattern, query_range: tuple[int, int], length: int) -> Integers:
+    """Key intervals int64 [m, 2], half-open, sorted and disjoint, that hold every key which the queries at positions
+    query_range[0] .. query_range[1] - 1 may read in a sequence of `length` keys, whatever the head.
+
+    A superset of what the rule allows, from spans of small blocks of queries: tight where spans are.
+    """
+    start, stop = query_range
+    blocks = Blocks.cut(np.array([start]), np.array([stop]), np.zeros(1, np.int64), 1)
+    _, starts, stops = needed(terms(pattern, max(length, stop)), blocks, length).triples()
+    return np.stack([starts, stops], axis=1)
