@@ -1,4 +1,4 @@
-"""What models of bases are compared with: a convolutional net in the manner of DeePromoter, and counts of words.
+"""What models of bases are compared with: a convolutional net in the manner of DeePromoter, and logistic regressions.
 
 DeePromoter (Oubounyt 2019): parallel convolutions of widths 27, 14 and 7 over one-hot bases, max-pooling, a
 bidirectional LSTM, dense layers. Windows of thousands of bases are pooled as much as leaves about 100 places to the
@@ -6,7 +6,7 @@ LSTM. Of the weights that a run passes through, those are kept that do best on t
 """
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -22,6 +22,7 @@ Part = tuple[list[str], np.ndarray]
 WIDTHS, CHANNELS, PLACES = (27, 14, 7), 32, 100
 BATCH, CHECKS = 32, 8
 LONGEST_WORD = 6
+MIDDLE = 800
 
 
 class Convolution(nn.Module):
@@ -79,8 +80,21 @@ def learn_convolution(train: Part, validation: Part, test: Part, *, seed: int, s
 
 def learn_kmers(train: Part, validation: Part, test: Part) -> dict[str, Any]:
     """Logistic regression of how often each word of 1 to 6 bases occurs; decay by the validation examples."""
+    return _learn_regression(lambda letters: np.stack([_words(one) for one in letters]), (train, validation, test))
+
+
+def learn_places(train: Part, validation: Part, test: Part) -> dict[str, Any]:
+    """Logistic regression of which base stands at each place, of the 800 in the middle; decay as for words."""
+    return _learn_regression(_middle, (train, validation, test))
+
+
+def _learn_regression(
+    features: Callable[[Sequence[str]], np.ndarray], parts: tuple[Part, Part, Part]
+) -> dict[str, Any]:
+    """`features` of letters are float32 [sequences, features]."""
     began = time.process_time()
-    counts = [torch.from_numpy(np.stack([_words(one) for one in letters])) for letters, _ in (train, validation, test)]
+    train, validation, test = parts
+    counts = [torch.from_numpy(features(letters)) for letters, _ in parts]
     mean, spread = counts[0].mean(0), counts[0].std(0) + 1e-6
     inputs = [(one - mean) / spread for one in counts]
     labels = torch.from_numpy(train[1]).float()
@@ -135,6 +149,13 @@ def _words(letters: str) -> np.ndarray:
         codes = (places * 4 ** np.arange(size)[:, None]).sum(0)[(places < 4).all(0)]
         parts.append(np.bincount(codes, minlength=4**size) / max(1, len(codes)))
     return np.concatenate(parts).astype(np.float32)
+
+
+def _middle(letters: Sequence[str]) -> np.ndarray:
+    """Four numbers for each of the `MIDDLE` places in the middle, 1 for the base that stands there: float32."""
+    first = max(0, (len(letters[0]) - MIDDLE) // 2)
+    numbers = _numbers([one[first : first + MIDDLE] for one in letters]).numpy()
+    return np.eye(5, dtype=np.float32)[numbers][..., :4].reshape(len(letters), -1)
 
 
 @torch.no_grad()

@@ -136,9 +136,10 @@ def attention(arguments: argparse.Namespace) -> FineTuneConfig:
         steps=arguments.attention_steps,
         epochs=1000.0,  # the steps decide
         optimizer="muon",
-        learning_rate=2e-3,
+        learning_rate=4e-3,
         weight_decay=0.1,
-        warmup_steps=10,
+        warmup_steps=20,
+        group_by_length=True,
         log_every=10,
         evaluation_every=1000,
         checkpoint_every=50,
@@ -290,9 +291,9 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--report", type=Path, metavar="JSON", help="print the table of a file of results, and no more")
     parser.add_argument("--steps", type=int, default=700, help="of the density model (default 700)")
     parser.add_argument(
-        "--attention-steps", type=int, default=100, help="of the density model as a classifier (default 100)"
+        "--attention-steps", type=int, default=600, help="of the density model as a classifier (default 600)"
     )
-    parser.add_argument("--m5-steps", type=int, default=250, help="of the convolutions (default 250)")
+    parser.add_argument("--m5-steps", type=int, default=1000, help="of the convolutions (default 1,000)")
     parser.add_argument("--temperature", type=float, default=0.9, help="of what is generated (default 0.9)")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--stage", nargs=1, help=argparse.SUPPRESS)

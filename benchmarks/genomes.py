@@ -6,10 +6,10 @@
 Every genome is split by blocks of 2^17 bases, and the held-out blocks of both splits are scored together. `causal` are
 small models that predict each base from those before it, in windows of 512 or 4,096, for equally many steps of equally
 many bases: their bits per base are those of a compressor, and can be compared with models of order k that counted the
-same training blocks, and with xz. `mlm` fill in masked tokens of merged pairs, of the first genome alone: their bits
-are per base of the masked tokens, of which both sides are seen, and can be compared with each other and with what the
-frequencies of tokens give, not with the rest. Runs are counted in steps, so equal commands give equal models; what is
-finished in the folder is not done again, and what was stopped goes on.
+same training blocks, and with xz. `mlm` fill in masked tokens of merged pairs: their bits are per base of the masked
+tokens, of which both sides are seen, and can be compared with each other and with what the frequencies of tokens give,
+not with the rest. Runs are counted in steps, so equal commands give equal models; what is finished in the folder is not
+done again, and what was stopped goes on.
 """
 
 import argparse
@@ -56,7 +56,7 @@ def _all(arguments: argparse.Namespace) -> dict[str, Any]:
     }
     names = [name for name, _ in arguments.genome]
     asked = [("causal", name, context) for name in names for context in CONTEXTS]
-    asked += [("mlm", names[0], context) for context in CONTEXTS]
+    asked += [("mlm", name, context) for name in names for context in CONTEXTS]
     for name in names:
         record["counted"][name] = json.loads(stage("count", name, ""))
     for objective, name, context in asked:

@@ -15,7 +15,11 @@ by position: the first eight tenths train, the ninth validates, the last tests; 
 
 Contenders (`convolution.py` has the other two): `ours`, an encoder trained from new weights by `asterism finetune`;
 `convolution`, parallel convolutions, a bidirectional LSTM and dense layers; `kmers`, logistic regression of counts of
-words. The nets have the same processor time, counted in steps. What is finished in the folder is not done again.
+words; `places`, of which base stands where, in the middle 800 places. The nets have about the same processor time. What
+is finished in the folder is not done again.
+
+Of windows around codons, ours reads tokens of three bases in phase with the codon, and a head of its pattern reads the
+codon's token from everywhere: which token is in question is told, as in Longformer, not learned.
 """
 
 import argparse
@@ -27,7 +31,7 @@ from statistics import fmean, stdev
 from typing import Any
 
 import numpy as np
-from convolution import learn_convolution, learn_kmers
+from convolution import learn_convolution, learn_kmers, learn_places
 from stages import do, spent, stage, train_counted
 
 from asterism.bench.machine import describe
@@ -40,7 +44,7 @@ from asterism.training.tasks.promoter import Promoter
 
 SEEDS = 5
 SPLITS = {"train": 0.8, "validation": 0.1, "test": 0.1}
-CONTENDERS = ("ours", "convolution", "kmers")
+CONTENDERS = ("ours", "convolution", "kmers", "places")
 PROBLEMS = ("promoters", "genes")
 WINDOW = 8000
 CODONS = ("ATG", "GTG", "TTG")
@@ -50,9 +54,24 @@ FILES = {
     "genome": "genome-m-tuberculosis-h37rv.fna.xz",
     "genes": "genome-m-tuberculosis-h37rv.genes.tsv.xz",
 }
+CODON_TOKEN = 1 + (WINDOW - 1) // 2 // 3
+"""The token of three bases that is the codon in question: behind the first special one, and in phase with it."""
+READS = (
+    *(f"window(left={before}) & ~window(left={before - 1})" for before in (2, 3, 4)),
+    *("window(left=8)", "window(right=8)", "window(left=127)", "window(right=127)"),
+    f"global_keys({CODON_TOKEN})",
+)
+"""What each head reads of a window of 8,000 bases: three a single token each, 4 to 12 bases ahead, where ribosomes bind
+ahead of a gene; four what stands near on either side; and one the codon in question, from wherever it is read."""
 SHAPES: Mapping[str, Mapping[str, Any]] = {
-    "promoters": {"tokenizer": "kmer:3", "mixers": "dense()", "positions": 104, "pooling": "mean"},
-    "genes": {"tokenizer": "kmer:4", "mixers": "bigbird(block=64, random=1)", "positions": 2048, "pooling": "cls"},
+    "promoters": {"mixers": "dense()", "positions": 104, "position_type": "learned", "heads": 4, "pooling": "mean"},
+    "genes": {
+        "mixers": f"per_head([{', '.join(READS)}])",
+        "positions": 2688,
+        "position_type": "rotary",
+        "heads": len(READS),
+        "pooling": "cls",
+    },
 }
 
 
@@ -93,7 +112,7 @@ def _stage(name: str, problem: str, seed: str, arguments: argparse.Namespace) ->
         return
     kept = arguments.folder / f"{problem}.{name}.{seed}.json"
     if not kept.exists():
-        contend = {"ours": _ours, "convolution": _convolution, "kmers": _kmers}[name]
+        contend = {"ours": _ours, "convolution": _convolution, "kmers": _kmers, "places": _places}[name]
         kept.write_text(json.dumps(contend(problem, int(seed), arguments)))
     print(kept.read_text())
 
@@ -113,6 +132,10 @@ def _convolution(problem: str, seed: int, arguments: argparse.Namespace) -> dict
 
 def _kmers(problem: str, seed: int, arguments: argparse.Namespace) -> dict[str, Any]:
     return learn_kmers(*_examples(problem, seed, arguments))
+
+
+def _places(problem: str, seed: int, arguments: argparse.Namespace) -> dict[str, Any]:
+    return learn_places(*_examples(problem, seed, arguments))
 
 
 def _seconds(problem: str, arguments: argparse.Namespace) -> float:
@@ -140,14 +163,14 @@ def settings(problem: str, seed: int, arguments: argparse.Namespace) -> FineTune
     shape, paths, of_genes = SHAPES[problem], _paths(problem, seed, arguments), problem == "genes"
     model = arguments.folder / f"shape.{problem}"
     if not model.exists():
-        tokenizer = make_tokenizer(shape["tokenizer"], [], shape["positions"])
+        tokenizer = make_tokenizer("kmer:3", [], shape["positions"])
         AsterismConfig(
             vocab_size=len(tokenizer),
             hidden_size=128,
             num_hidden_layers=2,
-            num_attention_heads=4,
+            num_attention_heads=shape["heads"],
             max_position_embeddings=shape["positions"],
-            position_type="learned",
+            position_type=shape["position_type"],
             mixers=shape["mixers"],
             initializer_gain=0.354,
             dropout=0.1,
@@ -277,9 +300,9 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("output", type=Path, nargs="?", help="a JSON file for the results")
     parser.add_argument("--report", type=Path, metavar="JSON", help="print the table of a file of results, and no more")
     parser.add_argument("--steps", type=int, default=600, help="of ours on promoters (default 600)")
-    parser.add_argument("--gene-steps", type=int, default=200, help="of ours on genes (default 200)")
+    parser.add_argument("--gene-steps", type=int, default=540, help="of ours on genes (default 540)")
     parser.add_argument("--seconds", type=float, default=60, help="of the convolution on promoters (default 60)")
-    parser.add_argument("--gene-seconds", type=float, default=120, help="of the convolution on genes (default 120)")
+    parser.add_argument("--gene-seconds", type=float, default=300, help="of the convolution on genes (default 300)")
     parser.add_argument("--seeds", type=int, default=SEEDS, help=f"of the promoters (default and most: {SEEDS})")
     parser.add_argument("--stage", nargs=3, help=argparse.SUPPRESS)
     arguments = parser.parse_args()

@@ -7,8 +7,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from asterism.training.data.genomes.intervals import interval
 from asterism.training.data.genomes.sequences import open_sequences
+from asterism.training.data.genomes.windows import window_letters
 from asterism.training.data.sequences import reverse_complement
+from asterism.training.data.tokenization import make_tokenizer
 from asterism.training.tasks.promoter import negative
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "benchmarks"))
@@ -73,6 +76,37 @@ def test_what_ours_is_compared_with_learns():
     assert words["scores"]["f1"] > 0.9 and words["parameters"] == 4 + 16 + 64 + 256 + 1024 + 4096 + 1
     net = convolution.learn_convolution(*parts, seed=0, seconds=2)
     assert net["scores"]["auc"] > 0.9 and net["steps"] > 5 and net["examples"] == 80
+
+
+def test_places_tell_what_stands_where():
+    """One base decides, in the middle of 801: the last place that is read, and beyond it the last that is not."""
+    random = np.random.default_rng(3)
+    found = []
+    for place in (799, 800):
+        parts = []
+        for count in (400, 200, 200):
+            letters = np.full((count, 801), "C")
+            letters[:, :400] = random.choice(list("CG"), (count, 400))
+            labels = np.arange(count) % 2
+            letters[:, place] = np.where(labels, "A", "T")
+            parts.append((["".join(one) for one in letters], labels))
+        found.append(convolution.learn_places(*parts)["scores"]["auc"])
+    assert found[0] > 0.9 and found[1] < 0.7
+
+
+@pytest.mark.parametrize("strand", ["+", "-"])
+def test_the_token_in_question_is_the_codon(tmp_path, strand):
+    """Whichever strand a window is read from, its middle token of three bases is the codon."""
+    random = np.random.default_rng(4)
+    codon = "ATG" if strand == "+" else reverse_complement("ATG")
+    letters = random.choice(list("CG"), 20_000)
+    letters[9_000:9_003] = list(codon)
+    (tmp_path / "genome.fa").write_text(">chr\n" + "".join(letters) + "\n")
+    codon_there = interval("file", "chr", "9000", "9003", strand, "yes", "", first=0)
+    window = window_letters(open_sequences(tmp_path / "genome.fa"), codon_there, promoters.WINDOW)
+    tokenizer = make_tokenizer("kmer:3", [], promoters.SHAPES["genes"]["positions"])
+    tokens = tokenizer.convert_ids_to_tokens(tokenizer(window)["input_ids"])
+    assert tokens[promoters.CODON_TOKEN] == "ATG" and len(tokens) <= promoters.SHAPES["genes"]["positions"]
 
 
 def test_words_are_counted_as_shares():
