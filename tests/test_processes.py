@@ -147,8 +147,8 @@ def test_the_weighted_means_of_all_parts_add_up_to_the_mean(readers, slices):
     weights = slice_weights({"labels": labels}, slices, readers)
     total = 0.0
     for one in range(slices):
-        rows = zip(losses.chunk(slices)[one].tensor_split(readers), labels.chunk(slices)[one].tensor_split(readers))
-        for reader, (loss, label) in enumerate(rows):
+        rows = [part.chunk(slices)[one].tensor_split(readers) for part in (losses, labels)]
+        for reader, (loss, label) in enumerate(zip(*rows, strict=True)):
             if (label >= 0).any():
                 total += weights[reader][one] * loss[label >= 0].mean().item() / slices
     assert total == pytest.approx(losses[labels >= 0].mean().item(), abs=1e-12)

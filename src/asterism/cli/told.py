@@ -4,11 +4,13 @@ The launcher's store, which every process of a run reaches, keeps who was first.
 """
 
 import os
+import signal
+import threading
 import time
 from datetime import timedelta
 
 _LEADERS_TURN = 5.0
-"""Seconds for which the others wait for process 0 to speak. A launcher ends them earlier."""
+"""Seconds for which the others wait for process 0 to speak; launchers give them more before they kill."""
 
 
 def is_follower() -> bool:
@@ -18,14 +20,16 @@ def is_follower() -> bool:
 
 
 def may_speak() -> bool:
-    """Whether this process is to tell what ended it: one alone, process 0, or the first when process 0 is silent."""
+    """Whether this process, which ends, is to tell why: one alone, process 0, or the first when process 0 is silent.
+
+    From then on SIGTERM does not end it.
+    """
     if os.environ.get("WORLD_SIZE", "1") in ("", "1"):
         return True
-    until = time.monotonic() + _LEADERS_TURN
-    claims = _Claims()
-    if not is_follower():
-        return claims.claim()
-    while time.monotonic() < until:
+    if threading.current_thread() is threading.main_thread():  # the launcher ends everybody when process 0 has gone
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    claims, until = _Claims(), time.monotonic() + _LEADERS_TURN
+    while is_follower() and time.monotonic() < until:
         if claims.taken():
             return False
         time.sleep(0.05)

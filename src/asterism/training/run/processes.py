@@ -249,8 +249,8 @@ def _make_group(config: TrainingConfig) -> None:
     for name in ("RANK", "MASTER_ADDR", "MASTER_PORT"):
         if not os.environ.get(name):
             raise ConfigurationError(
-                f"WORLD_SIZE says that this is one of {os.environ['WORLD_SIZE']} processes, and {name} is not set: start"
-                " them with torchrun, or unset WORLD_SIZE"
+                f"WORLD_SIZE says that this is one of {os.environ['WORLD_SIZE']} processes, and {name} is not set:"
+                " start them with torchrun, or unset WORLD_SIZE"
             )
     patience = timedelta(seconds=config.process_timeout)
     store, rank, count = next(rendezvous("env://", timeout=patience))
