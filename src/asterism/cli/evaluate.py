@@ -8,6 +8,7 @@ from dataclasses import asdict
 
 from asterism import training
 from asterism.cli.parser import Parser, print_json, whole_number
+from asterism.cli.told import is_follower
 from asterism.training.data.splits import SPLITS
 from asterism.training.readers.text import MEANING
 
@@ -15,6 +16,8 @@ from asterism.training.readers.text import MEANING
 def run(argv: Sequence[str]) -> None:
     options, as_json = _parser().options(argv)
     result = training.evaluate(**options)
+    if is_follower():
+        return
     if as_json:
         print_json({"run": options["run"], **asdict(result)})
     else:

@@ -126,9 +126,10 @@ def evaluate(
     before it in its window, one score for each value. `reader` is for tasks: how long documents are read, by default as
     in training.
 
+    Processes that a launcher started take turns, whatever those of training were.
+
     Raises CheckpointError, DataError, and ConfigurationError for what this kind of run has no use for.
     """
-    opened = run if isinstance(run, Run) else open_run(run)
     question = Question(
         data=None if data is None else str(data),
         split=split,
@@ -138,8 +139,12 @@ def evaluate(
     )
     if limit is not None and limit < 1:
         raise ConfigurationError(f"limit {limit}: at least one byte or example must be scored")
-    with quiet_transformers():
-        return opened.objective.answer(opened.model, question, opened.record["corpus"]["sha256"])
+    folder = run.folder if isinstance(run, Run) else RunFolder(run)
+    with quiet_transformers(), joined(replace(folder.read_config(), parallel="")) as processes:
+        with processes.agreed():
+            opened = run if isinstance(run, Run) else open_run(run)
+        trained_on = opened.record["corpus"]["sha256"]
+        return opened.objective.answer(opened.model, question, trained_on, processes)
 
 
 def generate(

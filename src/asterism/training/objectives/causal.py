@@ -24,6 +24,7 @@ from asterism.training.objectives.objective import Evaluation, Metric, Outcome, 
 from asterism.training.objectives.pretraining import Pretraining
 from asterism.training.run.arithmetic import arithmetic
 from asterism.training.run.configuration import RunConfig
+from asterism.training.run.processes import ALONE, Processes
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -125,12 +126,14 @@ class CausalBytes(Pretraining[Windows]):
         """Bits instead of nats."""
         return {"bits_per_byte": loss / math.log(2)}
 
-    def evaluate(self, model: PreTrainedModel, corpus: Windows, *, sample: bool = False) -> Outcome:
+    def evaluate(
+        self, model: PreTrainedModel, corpus: Windows, *, sample: bool = False, processes: Processes = ALONE
+    ) -> Outcome:
         """Bits per byte of the validation split, or of about `evaluation_bytes` bytes spread evenly over it."""
         plan = _plan(self.config, corpus.validation)
         if sample:
             plan = plan.thin(self.config.evaluation_bytes)
-        return Outcome({"bits_per_byte": bits_per_byte(model, corpus.validation, plan, self.config)})
+        return Outcome({"bits_per_byte": bits_per_byte(model, corpus.validation, plan, self.config, processes)})
 
     def results(self, corpus: Windows, metrics: Mapping[str, float], steps: int) -> dict[str, Any]:
         """The fields of ByteReport."""
@@ -141,7 +144,9 @@ class CausalBytes(Pretraining[Windows]):
             "baselines": self._baselines(corpus.splits, "validation", 0, len(corpus.validation)),
         }
 
-    def answer(self, model: PreTrainedModel, question: Question, trained_on: str) -> ByteEvaluation:
+    def answer(
+        self, model: PreTrainedModel, question: Question, trained_on: str, processes: Processes = ALONE
+    ) -> ByteEvaluation:
         """Bits per byte, and what general compressors need for the same bytes.
 
         With a minimum context M, every scored byte has at least M bytes before it in its window (the protocol of Child
@@ -166,7 +171,7 @@ class CausalBytes(Pretraining[Windows]):
             split=split,
             bytes_scored=scored,
             scores=tuple(
-                Score(minimum_context=minimum, bits_per_byte=bits_per_byte(model, pieces, plan, config))
+                Score(minimum_context=minimum, bits_per_byte=bits_per_byte(model, pieces, plan, config, processes))
                 for minimum, plan in plans.items()
             ),
             baselines=self._baselines(splits, split, lead, stop),
@@ -249,18 +254,20 @@ def _plan(config: RunConfig, pieces: Pieces) -> ScoringPlan:
 
 
 @torch.no_grad()
-def bits_per_byte(model: PreTrainedModel, pieces: Pieces, plan: ScoringPlan, config: RunConfig) -> float:
+def bits_per_byte(
+    model: PreTrainedModel, pieces: Pieces, plan: ScoringPlan, config: RunConfig, processes: Processes = ALONE
+) -> float:
     """The mean of -log2 p(value) over the values that `plan` scores in a split, in the run's arithmetic.
 
     The model is left in evaluation mode. Sums are in float64, so that the result does not depend on the number of
-    windows; batches have the size of one slice of the run's batches.
+    windows; batches have the size of one slice of the run's batches, and processes take turns.
     """
     model.eval()
     size = config.micro_batch_size
     positions = torch.arange(config.context, device=model.device)
     nats = 0.0
-    for at in range(0, len(plan.starts), size):
-        chosen = slice(at, at + size)
+    for number, counts in processes.share(-(-len(plan.starts) // size)):
+        chosen = slice(number * size, (number + 1) * size)
         arguments = _arguments(read_windows(pieces, plan.starts[chosen], config.context))
         inputs, labels = (tensor.to(model.device) for tensor in arguments.values())
         firsts, stops = (torch.from_numpy(ends[chosen])[:, None].to(model.device) for ends in (plan.firsts, plan.stops))
@@ -269,5 +276,5 @@ def bits_per_byte(model: PreTrainedModel, pieces: Pieces, plan: ScoringPlan, con
             logits = model(input_ids=inputs).logits
         wanted = labels.flatten()
         losses = F.cross_entropy(logits.flatten(0, 1).float(), wanted, reduction="none", ignore_index=IGNORED)
-        nats += losses.cpu().double().sum().item()
-    return nats / math.log(2) / plan.bytes_scored
+        nats += losses.cpu().double().sum().item() if counts else 0.0
+    return processes.total([nats])[0] / math.log(2) / plan.bytes_scored

@@ -28,6 +28,7 @@ from asterism.training.objectives.objective import Evaluation, Metric, Outcome, 
 from asterism.training.objectives.pretraining import Pretraining
 from asterism.training.run.arithmetic import arithmetic
 from asterism.training.run.configuration import RunConfig
+from asterism.training.run.processes import ALONE, Processes
 
 _EVALUATION_SEED = 0
 
@@ -232,12 +233,14 @@ class Denoising(Pretraining[PairCorpus]):
         """The loss is that of the tokens that were left out."""
         return {"target_loss": loss}
 
-    def evaluate(self, model: PreTrainedModel, corpus: PairCorpus, *, sample: bool = False) -> Outcome:
+    def evaluate(
+        self, model: PreTrainedModel, corpus: PairCorpus, *, sample: bool = False, processes: Processes = ALONE
+    ) -> Outcome:
         """Metrics of all pairs of the validation split, or of pairs spread evenly over `evaluation_bytes` of it."""
         numbers = np.arange(corpus.validation.count)
         if sample:
             numbers = numbers[:: max(1, -(-corpus.corpus.length("validation") // self.config.evaluation_bytes))]
-        return Outcome(self._metrics(model, corpus.validation, numbers))
+        return Outcome(self._metrics(model, corpus.validation, numbers, processes))
 
     def results(self, corpus: PairCorpus, metrics: Mapping[str, float], steps: int) -> dict[str, Any]:
         """The fields of DenoisingReport."""
@@ -248,7 +251,9 @@ class Denoising(Pretraining[PairCorpus]):
             "validation_target_accuracy": metrics["target_accuracy"],
         }
 
-    def answer(self, model: PreTrainedModel, question: Question, trained_on: str) -> DenoisingEvaluation:
+    def answer(
+        self, model: PreTrainedModel, question: Question, trained_on: str, processes: Processes = ALONE
+    ) -> DenoisingEvaluation:
         """Nats per token that was left out."""
         refuse_reader(question)
         if any(question.minimum_context):
@@ -260,7 +265,7 @@ class Denoising(Pretraining[PairCorpus]):
         if question.limit is not None:
             size = len(corpus.split(split))
             wanted = max(1, wanted * min(question.limit, size) // size)
-        metrics = self._metrics(model, pairs, np.arange(wanted))
+        metrics = self._metrics(model, pairs, np.arange(wanted), processes)
         return DenoisingEvaluation(
             corpus=corpus.name,
             corpus_sha256=corpus.sha256,
@@ -272,21 +277,27 @@ class Denoising(Pretraining[PairCorpus]):
         )
 
     @torch.no_grad()
-    def _metrics(self, model: PreTrainedModel, pairs: Pairs, numbers: np.ndarray) -> dict[str, float]:
+    def _metrics(
+        self, model: PreTrainedModel, pairs: Pairs, numbers: np.ndarray, processes: Processes
+    ) -> dict[str, float]:
         """target_loss in nats per token, target_accuracy, target_tokens. The model is left in evaluation mode."""
         model.eval()
         nats = right = tokens = 0.0
-        for at in range(0, len(numbers), self.config.micro_batch_size):
-            part = numbers[at : at + self.config.micro_batch_size]
+        size = self.config.micro_batch_size
+        for turn, counts in processes.share(-(-len(numbers) // size)):
+            part = numbers[turn * size : (turn + 1) * size]
             batch = self.read(pairs, part, [of_row(_EVALUATION_SEED, 0, number) for number in part.tolist()])
             batch = {name: tensor.to(model.device) for name, tensor in batch.items()}
             with arithmetic(self.config.dtype, batch["input_ids"].device):
                 logits = model(**batch).logits.flatten(0, 1).float()
+            if not counts:
+                continue
             labels = batch["labels"].flatten()
             losses = F.cross_entropy(logits, labels, reduction="none", ignore_index=IGNORED)
             nats += losses.double().sum().item()
             right += (logits.argmax(-1) == labels).sum().item()
             tokens += (labels != IGNORED).sum().item()
+        nats, right, tokens = processes.total([nats, right, tokens])
         return {"target_loss": nats / tokens, "target_accuracy": right / tokens, "target_tokens": tokens}
 
 

@@ -22,6 +22,7 @@ from asterism.training.data.records import Record
 from asterism.training.objectives.objective import Evaluation, Metric, Objective, Outcome, Question, Report
 from asterism.training.readers.text import parse_reader, with_reader
 from asterism.training.run.configuration import FineTuneConfig
+from asterism.training.run.processes import ALONE, Processes
 from asterism.training.run.setup import Setup
 from asterism.training.tasks import TASKS
 from asterism.training.tasks.encoder import (
@@ -187,10 +188,12 @@ class Labelled(Objective[Examples]):
         """Nothing: a loss is no score."""
         return {}
 
-    def evaluate(self, model: PreTrainedModel, corpus: Examples, *, sample: bool = False) -> Outcome:
+    def evaluate(
+        self, model: PreTrainedModel, corpus: Examples, *, sample: bool = False, processes: Processes = ALONE
+    ) -> Outcome:
         """The task's scores of the validation examples, or of `evaluation_examples` of them, spread evenly.
 
-        Predictions carry place and id of their record.
+        Predictions carry place and id of their record. Every process asks about all examples.
         """
         every = max(1, -(-len(corpus.validation) // self.config.evaluation_examples)) if sample else 1
         examples = corpus.validation[::every]
@@ -216,8 +219,11 @@ class Labelled(Objective[Examples]):
             "scores": dict(metrics),
         }
 
-    def answer(self, model: PreTrainedModel, question: Question, trained_on: str) -> LabelledEvaluation:
-        """The task's scores, of a file of examples, or of the run's validation examples."""
+    def answer(
+        self, model: PreTrainedModel, question: Question, trained_on: str, processes: Processes = ALONE
+    ) -> LabelledEvaluation:
+        """The task's scores, of a file of examples, or of the run's validation examples. Every process asks about all
+        of them."""
         unused = {"split": question.split is None, "minimum context": not any(question.minimum_context)}
         for name, is_default in unused.items():
             if not is_default:

@@ -33,6 +33,7 @@ from asterism.training.objectives.objective import Evaluation, Metric, Outcome, 
 from asterism.training.objectives.pretraining import Pretraining
 from asterism.training.run.arithmetic import arithmetic
 from asterism.training.run.configuration import RunConfig
+from asterism.training.run.processes import ALONE, Processes
 
 FREQUENCIES = "unigram.safetensors"
 _EVALUATION_SEED = 0
@@ -223,12 +224,14 @@ class MaskedTokens(Pretraining[MaskedRows]):
         """Without pairs the loss is that of masked tokens."""
         return {} if self.config.next_sentence else {"masked_loss": loss}
 
-    def evaluate(self, model: PreTrainedModel, corpus: MaskedRows, *, sample: bool = False) -> Outcome:
+    def evaluate(
+        self, model: PreTrainedModel, corpus: MaskedRows, *, sample: bool = False, processes: Processes = ALONE
+    ) -> Outcome:
         """Metrics of all rows of the validation split, or of rows spread evenly that hold about `evaluation_bytes`."""
         rows = np.arange(len(corpus.validation.starts))
         if sample:
             rows = rows[:: max(1, -(-corpus.corpus.length("validation") // self.config.evaluation_bytes))]
-        return Outcome(masked_metrics(model, corpus.validation, rows, self.frequencies))
+        return Outcome(masked_metrics(model, corpus.validation, rows, self.frequencies, processes))
 
     def results(self, corpus: MaskedRows, metrics: Mapping[str, float], steps: int) -> dict[str, Any]:
         """The fields of MaskedReport."""
@@ -244,7 +247,9 @@ class MaskedTokens(Pretraining[MaskedRows]):
             "unigram_bits_per_byte": metrics.get("unigram_bits_per_byte"),
         }
 
-    def answer(self, model: PreTrainedModel, question: Question, trained_on: str) -> MaskedEvaluation:
+    def answer(
+        self, model: PreTrainedModel, question: Question, trained_on: str, processes: Processes = ALONE
+    ) -> MaskedEvaluation:
         """Nats per masked token, and what the frequencies of the training split give for the same tokens."""
         refuse_reader(question)
         if any(question.minimum_context):
@@ -258,7 +263,7 @@ class MaskedTokens(Pretraining[MaskedRows]):
         if question.limit is not None:
             size = corpus.length(split)
             wanted = max(1, wanted * min(question.limit, size) // size)
-        metrics = masked_metrics(model, rows, np.arange(wanted), self.frequencies)
+        metrics = masked_metrics(model, rows, np.arange(wanted), self.frequencies, processes)
         return MaskedEvaluation(
             corpus=corpus.name,
             corpus_sha256=corpus.sha256,
@@ -356,26 +361,32 @@ def masked_per_row(config: RunConfig) -> int:
 
 @torch.no_grad()
 def masked_metrics(
-    model: PreTrainedModel, rows: Rows, numbers: np.ndarray, frequencies: np.ndarray
+    model: PreTrainedModel,
+    rows: Rows,
+    numbers: np.ndarray,
+    frequencies: np.ndarray,
+    processes: Processes = ALONE,
 ) -> dict[str, float]:
     """Metrics of the rows of these numbers: masked_loss and unigram_entropy in nats per token, masked_accuracy,
     tokens_masked, with pairs next_sentence_accuracy, and where tokens stand for bytes those of `_per_byte`.
 
     The masks, and the second parts of pairs, are the same for every model. `frequencies`, int64 [tokens], count the
-    tokens of the training split. The model is left in evaluation mode.
+    tokens of the training split. Processes take turns. The model is left in evaluation mode.
     """
     model.eval()
     size = rows.config.micro_batch_size
     ordinary = frequencies[rows.masking.ordinary] + 1.0  # every token might have come once more
     unigram = np.full(len(frequencies), np.nan)
     unigram[rows.masking.ordinary] = np.log(ordinary.sum()) - np.log(ordinary)
-    nats = entropy = tokens = right = pairs_right = 0.0
-    sizes, letters = rows.bytes_of_tokens, 0
-    for at in range(0, len(numbers), size):
-        part = numbers[at : at + size]
+    nats = entropy = tokens = right = pairs_right = letters = 0.0
+    sizes = rows.bytes_of_tokens
+    for turn, counts in processes.share(-(-len(numbers) // size)):
+        part = numbers[turn * size : (turn + 1) * size]
         batch = rows.read(part, [of_row(_EVALUATION_SEED, 0, number) for number in part.tolist()])
         batch = {name: tensor.to(model.device) for name, tensor in batch.items()}
         logits, answers = _predict(model, batch, rows.config)
+        if not counts:
+            continue
         labels = batch["labels"].flatten()
         known = labels != IGNORED
         nats += F.cross_entropy(logits, labels, reduction="none", ignore_index=IGNORED).double().sum().item()
@@ -383,9 +394,11 @@ def masked_metrics(
         masked = labels[known].cpu().numpy()
         entropy += unigram[masked].sum()
         tokens += len(masked)
-        letters += 0 if sizes is None else int(sizes[masked].sum())
+        letters += 0 if sizes is None else sizes[masked].sum()
         if answers is not None:
             pairs_right += (answers.argmax(-1) == batch["next_sentence_label"]).sum().item()
+    sums = [nats, entropy, tokens, right, pairs_right, letters]
+    nats, entropy, tokens, right, pairs_right, letters = processes.total(sums)
     pairs = {"next_sentence_accuracy": pairs_right / len(numbers)} if rows.config.next_sentence else {}
     return {
         "masked_loss": nats / tokens,
@@ -393,7 +406,7 @@ def masked_metrics(
         "unigram_entropy": entropy / tokens,
         "tokens_masked": tokens,
         **pairs,
-        **({} if sizes is None else _per_byte(nats, entropy, letters)),
+        **({} if sizes is None else _per_byte(nats, entropy, int(letters))),
     }
 
 

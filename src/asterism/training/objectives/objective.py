@@ -19,6 +19,7 @@ from asterism.errors import ConfigurationError
 from asterism.training.data.contract import Corpus
 from asterism.training.data.splits import Split
 from asterism.training.run.configuration import AnyConfig
+from asterism.training.run.processes import ALONE, Processes
 
 if TYPE_CHECKING:
     from asterism.training.run.setup import Setup
@@ -171,10 +172,12 @@ class Objective(ABC, Generic[Data]):
         """What a mean training loss says in terms of the metrics of `evaluate`; empty if it says nothing."""
 
     @abstractmethod
-    def evaluate(self, model: PreTrainedModel, corpus: Data, *, sample: bool = False) -> Outcome:
+    def evaluate(
+        self, model: PreTrainedModel, corpus: Data, *, sample: bool = False, processes: Processes = ALONE
+    ) -> Outcome:
         """Metrics on the validation split, `metric` among them, or on a fixed sample of the split.
 
-        The model is left in evaluation mode.
+        All processes of the run call it together, and get the same. The model is left in evaluation mode.
         """
 
     @abstractmethod
@@ -184,8 +187,10 @@ class Objective(ABC, Generic[Data]):
     # --- questions to a finished run --------------------------------------------------------------------------------
 
     @abstractmethod
-    def answer(self, model: PreTrainedModel, question: Question, trained_on: str) -> Evaluation:
-        """Score a finished model; `trained_on` is the hash of the data of its run.
+    def answer(
+        self, model: PreTrainedModel, question: Question, trained_on: str, processes: Processes = ALONE
+    ) -> Evaluation:
+        """Score a finished model; `trained_on` is the hash of the data of its run. All processes call it together.
 
         Raises ConfigurationError for a question that makes no sense here, DataError for data that cannot be used.
         """

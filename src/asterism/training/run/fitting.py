@@ -6,6 +6,7 @@ stopped and resumed gives the same bits as one that was not, on a CPU and withou
 is part of the schedule). Invariant: weights change, and checkpoints are written, only after finite losses.
 """
 
+import hashlib
 import json
 import platform
 from collections.abc import Mapping
@@ -20,10 +21,11 @@ from torch.distributed.device_mesh import DeviceMesh
 from transformers import PreTrainedModel
 
 from asterism import __version__
-from asterism.errors import CheckpointError, DataError
+from asterism.errors import CheckpointError, ConfigurationError, DataError
 from asterism.files import replacing, write_text
 from asterism.kernels import cpu as cpu_kernel
 from asterism.kernels.calibration import pinned, prices_for
+from asterism.models import AsterismConfig
 from asterism.randomness import derive, isolated
 from asterism.training.objectives.objective import Outcome, Report
 from asterism.training.run.checkpoint import TrainingState, first_not_finite, gathered_weights, load_checkpoint
@@ -32,7 +34,7 @@ from asterism.training.run.heap import kept_memory
 from asterism.training.run.loop import Loop, loop_arguments, undisturbed
 from asterism.training.run.optimizer import make_optimizer
 from asterism.training.run.picture import draw_history
-from asterism.training.run.processes import Processes
+from asterism.training.run.processes import Processes, compare
 from asterism.training.run.progress import Display, make_display
 from asterism.training.run.session import Session, validation_metrics
 from asterism.training.run.setup import Setup
@@ -46,6 +48,7 @@ def fit(setup: Setup, run: RunFolder, processes: Processes, *, resume: bool, pro
     All processes of the run call it together. Raises DataError if its data were others, and what `train` raises.
     """
     config = setup.config
+    _refuse_what_cannot_be_shared(setup, processes)
     with undisturbed(), kept_memory(), isolated(derive(config.seed)), ExitStack() as stack:
         display = stack.enter_context(closing(make_display(progress and processes.leads)))
         arguments = loop_arguments(config, run, processes)
@@ -79,6 +82,30 @@ def fit(setup: Setup, run: RunFolder, processes: Processes, *, resume: bool, pro
                 Loop(session, arguments).train()
             session.end()
         return _finish(setup, run, model, state, display, processes)
+
+
+def _refuse_what_cannot_be_shared(setup: Setup, processes: Processes) -> None:
+    """Raises ConfigurationError for a run that so many processes cannot divide, and where they read different data."""
+    if processes.alone:
+        return
+    readers, rows = processes.shape.readers, setup.config.micro_batch_size
+    if rows < readers:
+        raise ConfigurationError(
+            f"parallel: dp and fsdp make {readers} readers, and a slice of a batch has {rows} sequences: batch_size ="
+            f" {setup.config.batch_size} / gradient_accumulation_steps = {setup.config.gradient_accumulation_steps};"
+            " have at least one for each, or give processes to cp"
+        )
+    if processes.shape.cp > 1 and not isinstance(setup.shape, AsterismConfig):
+        raise ConfigurationError(
+            f"parallel: cp shares out the tokens of models of ours, not of {setup.shape.model_type}; use dp or fsdp, or"
+            " import the model"
+        )
+    with processes.agreed():
+        digest = hashlib.sha256()
+        for name, tensor in sorted(setup.objective.batch(setup.corpus, 0).items()):
+            digest.update(name.encode() + tensor.numpy().tobytes())
+    own = {"the corpus": setup.corpus.record()["sha256"], "the first batch": digest.hexdigest()}
+    compare(processes, "the SHA-256 of", own)
 
 
 def _first_model(setup: Setup, device: torch.device) -> tuple[PreTrainedModel, list[str]]:
@@ -162,7 +189,7 @@ def _finish(
             with replacing(run.model) as folder:
                 model.save_pretrained(folder, state_dict=weights)
                 setup.objective.save_files(folder)
-    outcome = setup.objective.evaluate(model, setup.corpus)
+    outcome = setup.objective.evaluate(model, setup.corpus, processes=processes)
     report = processes.decided(lambda: asdict(_written(setup, run, model, state, outcome)))
     return setup.objective.report_type(**report)
 

@@ -139,6 +139,16 @@ class Processes:
         dist.all_reduce(sums)
         return cast(list[float], sums.tolist())
 
+    def share(self, count: int) -> Iterator[tuple[int, bool]]:
+        """This process's part of the numbers 0 .. count - 1, and whether each counts.
+
+        All processes get equally many, because a model whose weights are shared out is computed by all at a time: who
+        has none left gets the last one, which does not count.
+        """
+        for first in range(0, count, self.shape.processes):
+            number = first + self.rank
+            yield min(number, count - 1), number < count
+
     def rows(self, tensor: Tensor) -> Tensor:
         """The rows of this process's part."""
         return tensor.tensor_split(self.shape.readers)[self.reader]
@@ -175,6 +185,10 @@ class Processes:
             return [None]
         mesh = cast(DeviceMesh, self.mesh)
         return [mesh.get_group(axis) for axis in ("dp", "cp") if getattr(self.shape, axis) > 1]
+
+
+ALONE = Processes()
+"""A run of one process."""
 
 
 def _local(tensor: Tensor) -> Tensor:

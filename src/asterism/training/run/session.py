@@ -148,7 +148,8 @@ class Session(TrainerCallback):
 
     def evaluate(self) -> None:
         """Score the fixed sample of the validation split, record it, and draw the curve."""
-        metrics = self.objective.evaluate(self.model, self.setup.corpus, sample=True).metrics
+        outcome = self.objective.evaluate(self.model, self.setup.corpus, sample=True, processes=self.processes)
+        metrics = outcome.metrics
         self.validation = metrics[self.objective.metric.name]
         self.record(**validation_metrics(metrics))
         with self.processes.agreed():
