@@ -6,7 +6,20 @@ from hypothesis import strategies as st
 from strategies import build, hold, questions, tiers
 
 from asterism import patterns
-from asterism.compiler.devices import Communication, Rows, RowShape, Shards, communicate, needed_keys
+from asterism.compiler.devices import (
+    Communication,
+    Heads,
+    Residues,
+    Ring,
+    Rows,
+    RowShape,
+    Shards,
+    Share,
+    communicate,
+    gathered,
+    needed_keys,
+)
+from asterism.compiler.devices.communicate import candidates
 
 SHAPE = RowShape(heads=4, key_heads=2, key_dim=8, value_dim=8, itemsize=4)
 
@@ -25,25 +38,103 @@ def available(plan: Communication, share: Rows, rank: int) -> np.ndarray:
     return has
 
 
-def computed(plan: Communication) -> np.ndarray:
-    """How often each pair [heads, queries, keys] is computed, by all ranks and shares together."""
-    counts = np.zeros((plan.pattern.heads, plan.queries.length, plan.keys.length), np.int64)
-    for share in plan.shares:
-        allowed = share.pattern.dense(*counts.shape[1:], query_offset=plan.query_offset)
-        asking = np.zeros(plan.queries.length, bool)
-        asking[list(members(share.asking))] = True
-        for rank in range(plan.keys.ranks):
-            own_queries, own = np.zeros(plan.queries.length, bool), np.zeros(plan.keys.length, bool)
-            own_queries[slice(*plan.queries.range(rank))] = True
-            own[slice(*plan.keys.range(rank))] = True
-            pairs = (own_queries & ~asking)[:, None] & available(plan, share, rank) | asking[:, None] & own
-            counts += allowed & pairs
-    return counts
+def pairs_of(plan: Communication, share: Share, rank: int) -> np.ndarray:
+    """Whether the rank brings each query and key of a share together, bool [queries, keys], by the share's docstring;
+    for Heads, where it has some heads of all pairs, the pairs of rank 0."""
+    n_queries, n_keys = plan.queries.length, plan.keys.length
+    own_queries, own_keys = np.zeros(n_queries, bool), np.zeros(n_keys, bool)
+    own_queries[slice(*plan.queries.range(rank))] = True
+    own_keys[slice(*plan.keys.range(rank))] = True
+    match share:
+        case Rows():
+            asking = np.zeros(n_queries, bool)
+            asking[list(members(share.asking))] = True
+            return (own_queries & ~asking)[:, None] & available(plan, share, rank) | asking[:, None] & own_keys
+        case Residues(period=period):
+            assert plan.queries == plan.keys
+            first, past = Shards.even(period, plan.ranks).range(rank)
+            residue = np.arange(n_keys) % period
+            mine = (residue >= first) & (residue < past)
+            return mine[:, None] & mine
+        case Heads():
+            assert SHAPE.heads % plan.ranks == SHAPE.key_heads % plan.ranks == 0
+            return np.full((n_queries, n_keys), rank == 0)
+        case Ring():
+            return own_queries[:, None] & np.ones(n_keys, bool)
 
 
 def check(plan: Communication) -> None:
+    """Every allowed pair is computed by one rank in one share, and no other pair is."""
     allowed = plan.pattern.dense(plan.queries.length, plan.keys.length, query_offset=plan.query_offset)
-    np.testing.assert_array_equal(computed(plan), allowed)
+    counts = np.zeros(allowed.shape, np.int64)
+    for share in plan.shares:
+        own = share.pattern.dense(*allowed.shape[1:], query_offset=plan.query_offset)
+        for rank in range(plan.ranks):
+            counts += own & pairs_of(plan, share, rank)
+    np.testing.assert_array_equal(counts, allowed)
+
+
+def even_parts(intervals: np.ndarray, ranks: int) -> list[list[int]]:
+    rows = sorted(members(intervals))
+    return [rows[slice(*Shards.even(len(rows), ranks).range(rank))] for rank in range(ranks)]
+
+
+def rows_travelling(plan: Communication, share: Share) -> list[tuple[int, np.ndarray]]:
+    """Row by row, by the docstrings: (bytes of a row, how many go from each rank to each) of every all-to-all."""
+    ranks, found = plan.ranks, []
+
+    def note(row: int, goes) -> None:
+        counts = np.array([[0 if a == b else goes(a, b) for b in range(ranks)] for a in range(ranks)]).reshape(
+            ranks, -1
+        )
+        found.append((row, counts))
+
+    def owner(shards: Shards, row: int) -> int:
+        return next(rank for rank in range(ranks) if row in range(*shards.range(rank)))
+
+    match share:
+        case Rows(direct=direct):
+            keys = even_parts(share.shared, ranks)
+            asked = even_parts(share.asking, ranks)
+            key_owner = {row: owner(plan.keys, row) for part in keys for row in part}
+            asker = {row: owner(plan.queries, row) for part in asked for row in part}
+            first = [[sum(key_owner[row] == a for row in keys[b]) for b in range(ranks)] for a in range(ranks)]
+            note(SHAPE.key, lambda a, b: first[a][b] + len(direct.positions(a, b)))
+            note(SHAPE.key, lambda a, b: sum(key_owner[row] != b for row in keys[a]))
+            note(SHAPE.query, lambda a, b: sum(asker[row] == a for row in asked[b]))
+            note(SHAPE.query, lambda a, b: sum(asker[row] != b for row in asked[a]))
+            note(SHAPE.result, lambda a, b: len(asked[b]))
+            note(SHAPE.result, lambda a, b: sum(asker[row] == b for row in asked[a]))
+        case Residues(period=period):
+            lives = Shards.even(period, ranks).owners(np.arange(plan.keys.length) % period)
+            goes = [[int((lives[slice(*plan.keys.range(a))] == b).sum()) for b in range(ranks)] for a in range(ranks)]
+            note(SHAPE.key + SHAPE.query, lambda a, b: goes[a][b])
+            note(SHAPE.result, lambda a, b: goes[b][a])
+        case Heads():
+            note(SHAPE.query // ranks, lambda a, b: plan.queries.sizes[a])
+            note(SHAPE.key // ranks, lambda a, b: plan.keys.sizes[a])
+            note(SHAPE.result // ranks, lambda a, b: plan.queries.sizes[b])
+        case Ring():
+            for step in range(ranks - 1):
+                held = [plan.keys.sizes[(rank - step) % ranks] for rank in range(ranks)]
+                note(SHAPE.key, lambda a, b, held=held: held[a] if b == (a + 1) % ranks else 0)
+    return found
+
+
+def check_travel(plan: Communication) -> None:
+    """Bytes and messages in closed form are those of rows counted one by one, there and back."""
+    travelling = [entry for share in plan.shares for entry in rows_travelling(plan, share)]
+    forward, backward = plan.traffic(SHAPE), plan.backward(SHAPE)
+    zero = np.zeros(plan.ranks, int)
+    sent = sum((row * counts.sum(axis=1) for row, counts in travelling), zero)
+    received = sum((row * counts.sum(axis=0) for row, counts in travelling), zero)
+    assert (forward.sent.tolist(), forward.received.tolist()) == (sent.tolist(), received.tolist())
+    assert (backward.received.tolist(), backward.sent.tolist()) == (sent.tolist(), received.tolist())
+    if not any(isinstance(share, Heads) for share in plan.shares):  # queries, keys and values are one collective there
+        targets = sum(((counts > 0).sum(axis=1) for _, counts in travelling), zero)
+        sources = sum(((counts > 0).sum(axis=0) for _, counts in travelling), zero)
+        assert forward.messages.tolist() == targets.tolist()
+        assert backward.messages.tolist() == sources.tolist()
 
 
 @st.composite
@@ -67,7 +158,100 @@ def exchanges(draw):
 
 @pytest.mark.parametrize("count", tiers(60, 5000))
 def test_every_pair_is_computed_once(count):
-    hold(lambda case: check(communicate(*case, SHAPE)), exchanges(), count)
+    def law(case):
+        for plan in candidates(*case, SHAPE):
+            check(plan)
+            check_travel(plan)
+
+    hold(law, exchanges(), count)
+
+
+DEVICES = RowShape(heads=8, key_heads=8, key_dim=64, value_dim=64, itemsize=2)
+
+
+def on_eight(text: str, length: int = 131072) -> Communication:
+    return communicate(text, Shards.even(length, 8), Shards.even(length, 8), DEVICES)
+
+
+def test_a_window_and_globals_move_a_hundredth():
+    """131,072 tokens on 8 devices: 1.3 MB come to a rank, where all-gather brings 234.9 MB.
+
+    A halo of 512 keys of 2,048 bytes, 64 keys that all read, 64 queries of 1,024 bytes that read all, and 8 results of
+    1,056 bytes from each of 7 ranks. Merged results come to rank 0 alone, which has no halo; with these for all ranks
+    the sum would be 1.4 MB.
+    """
+    plan = on_eight("window(left=512) | global_tokens((0,), block=64)")
+    (share,) = plan.shares
+    assert share.shared.tolist() == share.asking.tolist() == [[0, 64]]
+    assert DEVICES.key == 2048 and DEVICES.query == 1024 and DEVICES.result == 1056
+    received = plan.traffic(DEVICES).received
+    assert received[1:].tolist() == [512 * 2048 + 64 * 2048 + 64 * 1024 + 7 * 8 * 1056] * 7 == [1_304_320] * 7
+    assert received[0] == 7 * 8 * 1056 + 56 * 1056
+    gathered_bytes = gathered(plan.pattern, plan.queries, plan.keys).traffic(DEVICES)
+    assert gathered_bytes.received.tolist() == [131072 * 7 // 8 * 2048] * 8 == [234_881_024] * 8
+
+
+def test_a_million_tokens_on_64_devices():
+    """Window 4,096, 128 globals, 32 query heads and 8 key heads of 128 in bfloat16: 19.4 MB come to a rank, and 20.9 MB
+    leave the one that sends most; all-gather brings 4,228 MB, and Ulysses would bring 332, if 64 divided the heads.
+
+    A halo of 4,096 keys and 128 shared ones of 4,096 bytes each, 128 queries of 8,192 bytes, and 2 results of 8,320
+    bytes from each of 63 ranks. With partial results in float32 (16,512 bytes a row) and merged ones for every rank it
+    would be 21.5 MB; but merged results come to their owner only, rank 0, which has no halo.
+    """
+    shape = RowShape(heads=32, key_heads=8, key_dim=128, value_dim=128, itemsize=2)
+    shards = Shards.even(2**20, 64)
+    plan = communicate("window(left=4096) | global_tokens((0,), block=128)", shards, shards, shape)
+    moved = plan.traffic(shape)
+    assert moved.received.max() == 4096 * 4096 + 128 * 4096 + 128 * 8192 + 63 * 2 * 8320 == 19_398_400
+    assert moved.sent.max() == 20_922_112
+    assert not plan.is_dense
+
+
+@pytest.mark.parametrize(
+    ("text", "heads", "kinds", "dense"),
+    [
+        ("window(left=512)", 8, [Rows], False),
+        ("fixed(stride=128, summary=8)", 8, [Rows], False),
+        ("strided(stride=4096)", 12, [Rows, Residues], False),
+        ("strided(stride=4096)", 8, [Heads], False),
+        ("bigbird(block=64)", 8, [Heads], False),
+        ("bigbird(block=64)", 12, [Rows], False),
+        ("stride(64)", 12, [Residues], False),
+        ("blocks(16384)", 8, [Rows], False),
+        ("dense()", 8, [Heads], True),
+        ("dense()", 12, [Ring], True),
+        ("causal()", 12, [Ring], True),
+    ],
+)
+def test_the_cheapest_way_is_taken(text, heads, kinds, dense):
+    """On 8 devices; with 8 heads Ulysses moves 59.2 MB a rank, and the ring 234.9; 8 divides 12 heads in no way."""
+    shape = RowShape(heads=heads, key_heads=heads, key_dim=64, value_dim=64, itemsize=2)
+    plan = communicate(text, Shards.even(131072, 8), Shards.even(131072, 8), shape)
+    assert [type(share) for share in plan.shares] == kinds
+    assert plan.is_dense == dense
+
+
+def test_one_rank_moves_nothing():
+    plan = communicate("dense()", Shards.even(100, 1), Shards.even(100, 1), SHAPE)
+    assert [type(share) for share in plan.shares] == [Rows] and not plan.is_dense
+    assert plan.traffic(SHAPE).most == plan.backward(SHAPE).most == 0
+
+
+def test_a_query_of_a_long_cache_asks():
+    """One query, the last of 4,096 positions, whose keys lie on 4 ranks."""
+    keys = Shards.even(4096, 4)
+    plan = communicate("causal()", Shards((0, 0, 0, 0, 1)), keys, SHAPE, 4095)
+    check(plan)
+    assert plan.shares[0].asking.tolist() == [[0, 1]] and not plan.is_dense
+
+
+def test_memory_is_the_shard_and_what_comes():
+    plan = on_eight("window(left=512) | global_tokens((0,), block=64)")
+    own = 131072 // 8
+    assert plan.memory(DEVICES).tolist() == [own * 2048] + [(own + 512 + 64) * 2048] * 7
+    ring = on_eight("dense()")
+    assert ring.memory(DEVICES).tolist() == [own * 2048 + 131072 * 2048 // 8] * 8
 
 
 def test_keys_that_are_needed():

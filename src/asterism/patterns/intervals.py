@@ -80,3 +80,11 @@ class Intervals:
         counts = stop - start
         within = np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)
         return np.repeat(row, counts), np.repeat(start, counts) + within
+
+
+def covered_below(starts: Integers, stops: Integers, places: Integers) -> Integers:
+    """How many of the positions below each place lie in intervals that are sorted and disjoint."""
+    before = np.append(0, np.cumsum(stops - starts))
+    at = np.searchsorted(starts, places) - 1
+    within = np.minimum(places, np.append(stops, 0)[at]) - np.append(starts, 0)[at]
+    return np.where(at >= 0, before[at] + within, 0)

@@ -5,7 +5,7 @@ it.
 """
 
 from asterism.compiler.devices.communicate import communicate
-from asterism.compiler.devices.communication import Communication, Heads, Residues, Ring, Rows, Share
+from asterism.compiler.devices.communication import Communication, Heads, Residues, Ring, Rows, Share, gathered
 from asterism.compiler.devices.needs import needed_keys
 from asterism.compiler.devices.shards import Shards
 from asterism.compiler.devices.traffic import RowShape, Traffic, Transfers
@@ -22,5 +22,6 @@ __all__ = [
     "Traffic",
     "Transfers",
     "communicate",
+    "gathered",
     "needed_keys",
 ]

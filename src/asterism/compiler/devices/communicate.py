@@ -1,15 +1,31 @@
 """From a rule to a communication plan: which way to bring queries and keys together moves fewest bytes."""
 
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+
 import numpy as np
 
-from asterism.compiler.devices.communication import Communication, Rows
-from asterism.compiler.devices.needs import Blocks, Term, everywhere, needed, terms
+from asterism.compiler.devices.communication import Communication, Heads, Residues, Ring, Rows, Share
+from asterism.compiler.devices.needs import Blocks, Term, everywhere, needed, readable, runs, strides, terms, union
 from asterism.compiler.devices.shards import Shards
 from asterism.compiler.devices.traffic import RowShape, Transfers
 from asterism.compiler.memo import remembering
+from asterism.errors import PatternError
 from asterism.patterns.intervals import Integers, Intervals
 from asterism.patterns.pattern import Pattern
 from asterism.patterns.text import parse
+
+_PARTS_READ = (2, 8, 32)
+"""Queries may ask everyone that read more than one in so many keys."""
+
+_FEW = 8
+"""Queries that ask are at most one for so many keys: more would be dense attention in another guise."""
+
+_MOST_ASKERS = 2**16
+"""Above so many queries that may ask everyone, none are looked at one by one, and none ask."""
+
+_MOST_PERIODS = 4
+"""How many periods of strides are weighed."""
 
 _PLAN_BYTES = 2**26
 """What plans may take that are kept beyond the latest 64."""
@@ -34,23 +50,126 @@ def _size(plan: Communication) -> int:
 
 @remembering(64, _size, _PLAN_BYTES)
 def _communicate(pattern: Pattern, queries: Shards, keys: Shards, shape: RowShape, query_offset: int) -> Communication:
-    found = terms(pattern, max(keys.length, query_offset + queries.length))
-    nothing = np.zeros((0, 2), np.int64)
-    direct = transfers(remote(found, query_runs(queries, nothing, query_offset), keys), keys)
-    return Communication(pattern, queries, keys, (Rows(pattern, direct, nothing, nothing),), query_offset)
+    plans = list(candidates(pattern, queries, keys, shape, query_offset))
+    moved = [plan.traffic(shape).most for plan in plans]
+    by_pattern = [cost for plan, cost in zip(plans, moved, strict=True) if not plan.ignores_the_pattern]
+    # Where nothing need move, no rank has another's work to do. Else the ring comes first, as it needs least memory.
+    first = len(plans) - len(by_pattern) if min(by_pattern) == 0 else 0
+    everything = plans[0].traffic(shape).most
+    return replace(plans[moved.index(min(moved), first)], is_dense=0 < everything <= min(by_pattern))
+
+
+def candidates(
+    pattern: Pattern, queries: Shards, keys: Shards, shape: RowShape, query_offset: int = 0
+) -> Iterator[Communication]:
+    """All plans that are weighed, those first that ignore the pattern.
+
+    Raises PatternError where queries and keys lie on different numbers of ranks.
+    """
+    if queries.ranks != keys.ranks:
+        raise PatternError(f"queries lie on {queries.ranks} ranks and keys on {keys.ranks}: they must be the same")
+    place = _Place(queries, keys, query_offset, shape)
+    found = terms(pattern, place.extent)
+    yield place.plan(pattern, Ring(pattern))
+    if shape.heads % keys.ranks == shape.key_heads % keys.ranks == 0:
+        yield place.plan(pattern, Heads(pattern))
+    for rows in place.rows(pattern, found):
+        yield place.plan(pattern, rows)
+    for shares in place.residues(pattern, found):
+        yield place.plan(pattern, *shares)
+
+
+@dataclass(frozen=True)
+class _Place:
+    """Where tokens lie, and what their rows take."""
+
+    queries: Shards
+    keys: Shards
+    query_offset: int
+    shape: RowShape
+
+    @property
+    def extent(self) -> int:
+        """One past the last position of a query or key."""
+        return max(self.keys.length, self.query_offset + self.queries.length)
+
+    def plan(self, pattern: Pattern, *shares: Share) -> Communication:
+        return Communication(pattern, self.queries, self.keys, shares, self.query_offset)
+
+    def rows(self, pattern: Pattern, found: Sequence[Term]) -> Iterator[Rows]:
+        """Ways to share by moving rows, the simplest first: which queries ask, and which keys all get."""
+        for asking in self._askers(found):
+            wanted = remote(found, query_runs(self.queries, asking, self.query_offset), self.keys)
+            for shared in _shared(wanted):
+                kept = _complement(shared, self.keys.length)
+                left = wanted & everywhere(kept[:, 0], kept[:, 1], self.keys.ranks, self.keys.length)
+                yield Rows(pattern, transfers(left, self.keys), shared, asking)
+
+    def _askers(self, found: Sequence[Term]) -> Iterator[Integers]:
+        """Sets of queries that may ask everyone, as intervals: none, and those that read more and more keys."""
+        yield np.zeros((0, 2), np.int64)
+        if self.queries.ranks == 1:
+            return
+        everyone = query_runs(self.queries, np.zeros((0, 2), np.int64), self.query_offset)
+        reading = readable(found, everyone, self.keys.length)
+        # A query that asks takes its own row and two of results; below that, keys are cheaper.
+        least = (self.shape.query + 2 * self.shape.result) / max(1, self.shape.key)
+        seen = 0
+        for part in _PARTS_READ:
+            many = reading > max(self.keys.length / part, least)
+            if int(everyone.sizes[many].sum()) > _MOST_ASKERS:
+                return
+            singles = everyone.singles(many)
+            asked = singles.start[readable(found, singles, self.keys.length) > max(self.keys.length / part, least)]
+            if seen < len(asked) <= self.keys.length // _FEW:
+                seen = len(asked)
+                yield np.stack(runs(asked - self.query_offset), axis=1)
+
+    def residues(self, pattern: Pattern, found: Sequence[Term]) -> Iterator[tuple[Share, ...]]:
+        """Ways in which terms with a stride go where their residues live, and the others by rows."""
+        if self.queries != self.keys or self.query_offset:
+            return
+        periods = sorted({period for term in found for period in strides(term.rule)})
+        for period in periods[:_MOST_PERIODS]:
+            strided = [term for term in found if any(own % period == 0 for own in strides(term.rule))]
+            others = [term for term in found if term not in strided]
+            rest = union(others, pattern.heads)
+            if rest is None:
+                yield (Residues(pattern, period),)
+            elif (own := union(strided, pattern.heads)) is not None:
+                by_rows = min(self.rows(rest, others), key=lambda rows: self.plan(rest, rows).traffic(self.shape).most)
+                yield by_rows, Residues(own & ~rest, period)
+
+
+def _shared(wanted: Intervals) -> Iterator[Integers]:
+    """Sets of keys that all may get in two hops, as intervals: none, those that all ranks but the owner need, and those
+    that more than half of them need."""
+    yield np.zeros((0, 2), np.int64)
+    _, start, stop = wanted.triples()
+    places, at = np.unique(np.concatenate([start, stop]), return_inverse=True)
+    change = np.zeros(len(places), np.int64)
+    np.add.at(change, at, np.repeat([1, -1], len(start)))
+    needing = np.cumsum(change)
+    others = wanted.rows - 1
+    for least in sorted({others, others // 2 + 1}, reverse=True) if others > 1 else ():
+        # Owners cut what all need into stretches with equal counts, so neighbours are joined again.
+        many = np.flatnonzero(needing >= least)
+        joined = Intervals.build(np.zeros_like(many), places[many], places[many + 1], 1, wanted.width)
+        if len(many):
+            yield np.stack([joined.starts, joined.stops], axis=1)
 
 
 def query_runs(queries: Shards, asking: Integers, query_offset: int) -> Blocks:
     """Blocks of the queries that every rank computes itself: all of its own but those that ask everyone."""
     bounds = np.array(queries.bounds)
     own = Intervals.one_each(bounds[:-1], bounds[1:], queries.length)
-    free = _without(asking, queries.length)
+    free = _complement(asking, queries.length)
     kept = own & everywhere(free[:, 0], free[:, 1], queries.ranks, queries.length)
     rank, start, stop = kept.triples()
     return Blocks.cut(start + query_offset, stop + query_offset, rank, queries.ranks)
 
 
-def remote(found: tuple[Term, ...], blocks: Blocks, keys: Shards) -> Intervals:
+def remote(found: Sequence[Term], blocks: Blocks, keys: Shards) -> Intervals:
     """Per rank, the keys that its queries need and other ranks hold."""
     bounds, ranks = np.array(keys.bounds), np.arange(keys.ranks)
     starts = np.stack([np.zeros_like(ranks), bounds[1:]], axis=1).ravel()
@@ -73,6 +192,6 @@ def transfers(wanted: Intervals, keys: Shards) -> Transfers:
     return Transfers(source[order], target[order], start[order], stop[order], keys.ranks)
 
 
-def _without(intervals: Integers, length: int) -> Integers:
+def _complement(intervals: Integers, length: int) -> Integers:
     """The intervals between these, which are sorted and disjoint."""
     return np.stack([np.append(0, intervals[:, 1]), np.append(intervals[:, 0], length)], axis=1)

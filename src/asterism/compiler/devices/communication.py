@@ -9,8 +9,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from asterism.compiler.devices.collectives import Collective, Hops, of_heads, of_residues, of_ring, of_rows
 from asterism.compiler.devices.shards import Shards
-from asterism.compiler.devices.traffic import Transfers
+from asterism.compiler.devices.traffic import RowShape, Traffic, Transfers
 from asterism.patterns.intervals import Integers
 from asterism.patterns.pattern import Pattern
 
@@ -66,6 +67,7 @@ class Communication:
     """What all ranks do to attend by a pattern: `queries` and `keys` say who holds which (equal in self-attention).
 
     The rule is that of a sequence of keys.length tokens, in which query i stands at position query_offset + i.
+    `is_dense`: no way that uses the pattern moves less than bringing every key to every rank.
     """
 
     pattern: Pattern
@@ -73,6 +75,64 @@ class Communication:
     keys: Shards
     shares: tuple[Share, ...]
     query_offset: int = 0
+    is_dense: bool = False
+
+    @property
+    def ranks(self) -> int:
+        return self.keys.ranks
+
+    @property
+    def ignores_the_pattern(self) -> bool:
+        """Whether it moves what any pattern would: some share goes round the ring or by heads."""
+        return any(isinstance(share, Heads | Ring) for share in self.shares)
+
+    def collectives(self, share: Share, shape: RowShape) -> tuple[Collective, ...]:
+        """The all-to-alls of a share, in order, for rows of this shape; empty ones among them."""
+        bytes_of = shape.key, shape.query, shape.result
+        match share:
+            case Rows(direct=direct, shared=shared, asking=asking):
+                hops = Hops.of(shared, self.keys), Hops.of(asking, self.queries)
+                return tuple(of_rows(direct, *hops, bytes_of, self.ranks))
+            case Residues(period=period):
+                return tuple(of_residues(self.keys, period, shape.key + shape.query, shape.result))
+            case Heads():
+                return tuple(of_heads(self.queries, self.keys, bytes_of))
+            case Ring():
+                return tuple(of_ring(self.keys, shape.key))
+
+    def traffic(self, shape: RowShape) -> Traffic:
+        """What each rank sends and receives forward."""
+        moved = [each.forward for share in self.shares for each in self.collectives(share, shape)]
+        return sum(moved, Traffic.none(self.ranks))
+
+    def backward(self, shape: RowShape) -> Traffic:
+        """What each rank sends and receives backward: the gradients of the same rows, the other way."""
+        moved = [each.backward for share in self.shares for each in self.collectives(share, shape)]
+        return sum(moved, Traffic.none(self.ranks))
+
+    def memory(self, shape: RowShape) -> Integers:
+        """Bytes of keys and values that each rank holds at most at one time, int64 [ranks]: its shard, and what comes
+        to it from others for the share that needs most."""
+        own = np.array(self.keys.sizes) * shape.key
+        return own + np.max([self._held(share, shape) for share in self.shares] or [np.zeros_like(own)], axis=0)
+
+    def _held(self, share: Share, shape: RowShape) -> Integers:
+        """Bytes of keys and values that a share brings to each rank, beside those of its shard."""
+        sizes = np.array(self.keys.sizes)
+        match share:
+            case Rows(direct=direct, shared=shared):
+                rows = np.zeros(self.ranks, np.int64)
+                np.add.at(rows, direct.target, direct.stop - direct.start)
+                hops = Hops.of(shared, self.keys)
+                return (rows + hops.rows - hops.owned()) * shape.key
+            case Residues(period=period):
+                parts = np.array(Shards.even(period, self.ranks).bounds)
+                length = self.keys.length
+                return np.diff(length // period * parts + np.clip(length % period, 0, parts)) * shape.key
+            case Heads():
+                return np.full(self.ranks, self.keys.length * shape.key // self.ranks)
+            case Ring():  # the shard that is computed with, and the next one, which comes meanwhile
+                return np.minimum(2 * sizes.max(initial=0), sizes.sum() - sizes) * shape.key
 
 
 def gathered(pattern: Pattern, queries: Shards, keys: Shards) -> Communication:

@@ -14,31 +14,28 @@ import numpy as np
 
 from asterism.compiler.compile import concrete, terms_of
 from asterism.patterns.documents import Documents
-from asterism.patterns.intervals import Integers, Intervals
-from asterism.patterns.pattern import And, Not, Or, Pattern, Shifted, Tokens
-from asterism.patterns.primitives import KeySet, OneSided
+from asterism.patterns.intervals import Integers, Intervals, covered_below
+from asterism.patterns.pattern import And, Booleans, Not, Or, Pattern, PerHead, Shifted, Tokens
+from asterism.patterns.primitives import Dense, KeySet, OneSided, Stride
 
 _MOST_BLOCKS = 2**13
 """How many blocks all queries together are cut into, at most: of so few, each may be a single query."""
 
 
 class Term(NamedTuple):
-    """A conjunction in the rule of one head."""
+    """A conjunction in the rule of some heads. Its spans are those of the first."""
 
-    head: int
     rule: Pattern
+    heads: tuple[int, ...]
 
 
 def terms(pattern: Pattern, extent: int) -> tuple[Term, ...]:
-    """The conjunctions whose union is the pattern, of all heads; all positions are below `extent`.
-
-    Where heads share one, it is head 0's.
-    """
-    found: dict[Term, None] = {}
+    """The conjunctions whose union is the pattern, of all heads; all positions are below `extent`."""
+    serves: dict[tuple[Pattern, int], list[int]] = {}
     for head in range(pattern.heads):
         for term in terms_of(_spread(concrete(pattern, head, max(extent, 1)))):
-            found[Term(head if term.heads > 1 else 0, term)] = None
-    return tuple(found)
+            serves.setdefault((term, head if term.heads > 1 else 0), []).append(head)
+    return tuple(Term(rule, tuple(heads)) for (rule, _), heads in serves.items())
 
 
 def _spread(rule: Pattern) -> Pattern:
@@ -75,6 +72,17 @@ class Blocks:
         return len(self.start)
 
     @property
+    def sizes(self) -> Integers:
+        return self.stop - self.start
+
+    def singles(self, chosen: Booleans) -> "Blocks":
+        """Each query of the chosen blocks by itself."""
+        sizes = self.sizes[chosen]
+        within = np.arange(sizes.sum()) - np.repeat(np.cumsum(sizes) - sizes, sizes)
+        at = np.repeat(self.start[chosen], sizes) + within
+        return Blocks(at, at + 1, np.repeat(self.group[chosen], sizes), self.groups)
+
+    @property
     def tokens(self) -> Tokens:
         return Tokens(self.start, self.stop - 1, 1)
 
@@ -88,11 +96,38 @@ def needed(found: Sequence[Term], blocks: Blocks, length: int) -> Intervals:
 
 
 def _needed_by_term(term: Term, blocks: Blocks, length: int) -> Intervals:
-    row, start, stop = term.rule.find_spans(blocks.tokens, length, term.head).triples()
+    row, start, stop = term.rule.find_spans(blocks.tokens, length, term.heads[0]).triples()
     reached = Intervals.build(blocks.group[row], start, stop, blocks.groups, length)
     for starts, stops in named_keys(term.rule, length):
         reached = reached & everywhere(starts, stops, blocks.groups, length)
     return reached
+
+
+def readable(found: Sequence[Term], blocks: Blocks, length: int) -> Integers:
+    """Per block, at least as many keys as its queries can read, and at most all."""
+    count = np.zeros(len(blocks), np.int64)
+    for term in found if len(blocks) and length else ():
+        row, start, stop = term.rule.find_spans(blocks.tokens, length, term.heads[0]).triples()
+        read = stop - start
+        for starts, stops in named_keys(term.rule, length):
+            read = np.minimum(read, covered_below(starts, stops, stop) - covered_below(starts, stops, start))
+        np.add.at(count, row, read)
+    return np.minimum(count, length)
+
+
+def strides(term: Pattern) -> set[int]:
+    """The periods of a conjunction all of whose pairs have equal residues."""
+    literals = term.parts if isinstance(term, And) else (term,)
+    return {literal.period for literal in literals if isinstance(literal, Stride) and literal.period > 1}
+
+
+def union(found: Sequence[Term], heads: int) -> Pattern | None:
+    """The rule of these terms for so many heads; None where there are none."""
+    if not found:
+        return None
+    own = [[term.rule for term in found if head in term.heads] for head in range(heads)]
+    rules = [reduce(or_, parts) if parts else ~Dense() for parts in own]
+    return rules[0] if len(set(rules)) == 1 else PerHead(tuple(rules))
 
 
 def everywhere(starts: Integers, stops: Integers, rows: int, width: int) -> Intervals:

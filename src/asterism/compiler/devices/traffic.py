@@ -90,6 +90,10 @@ class Traffic:
         return int(np.maximum(self.sent, self.received).max(initial=0))
 
     @classmethod
+    def none(cls, ranks: int) -> Self:
+        return cls(*np.zeros((3, ranks), np.int64))
+
+    @classmethod
     def of(cls, bytes_between: Integers) -> Self:
         """From the bytes of one all-to-all, int64 [ranks, ranks]; what stands on the diagonal does not travel."""
         moved = bytes_between * (1 - np.eye(len(bytes_between), dtype=np.int64))
