@@ -43,8 +43,8 @@ CAUSAL = {
 NOT_PREFIX_STABLE = {"bigbird", "bigbird_etc", "star_transformer", "yun_random", "yun_star"}
 PACKED = {"documents"}
 """Several sequences in one row have an end, and no cache."""
-CROSSES = {"across"}
-"""Its keys are those of a source: tests/test_seq2seq_across.py has the cache that keeps them."""
+CROSSES = {"across", "part"}
+"""Keys of a source, which tests/test_seq2seq_across.py keeps in a cache; and some queries and keys, without a next."""
 
 FEW = 160
 MANY = pytest.param(2000, marks=pytest.mark.slow)

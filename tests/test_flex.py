@@ -28,6 +28,7 @@ from kernel_cases import (
 from oracle import rule
 from strategies import hold, tiers
 from term_cases import check_terms, term_cases
+from test_part import part_cases
 from torch._dynamo.exc import BackendCompilerFailed
 
 from asterism import Alibi, Dropout, SoftSpan, Terms, attend, compile_pattern, patterns
@@ -138,6 +139,11 @@ class TestAroundTheKernel:
         monkeypatch.setattr(flex, "_CPU_TILE", 16)
         measurable = cross_cases(HALF_AND_SINGLE).filter(lambda case: case.dtype == torch.float32 or case.n_queries > 8)
         hold(lambda case: check(case, "flex"), measurable, count)
+
+    @pytest.mark.parametrize("count", tiers(20, 500))
+    def test_parts_of_sequences(self, count, monkeypatch):
+        monkeypatch.setattr(flex, "_CPU_TILE", 16)
+        hold(lambda case: check(case, "flex"), part_cases((torch.float32,)), count)
 
     @pytest.mark.parametrize("count", tiers(25, 500))
     def test_generated_terms(self, count, monkeypatch):

@@ -19,6 +19,7 @@ from asterism.compiler.cost import TILE_SIZES, tile_cost
 from asterism.compiler.join import join
 from asterism.compiler.layout import Bands, KeySubset, Layout, Natural, QuerySubset, Reordered, Residues, Tiles
 from asterism.compiler.memo import remembering
+from asterism.compiler.parts import asked_of
 from asterism.compiler.plan import Indices, Integers, Pass, Plan
 from asterism.compiler.tables import Masks, offsets
 from asterism.errors import PatternError
@@ -26,6 +27,7 @@ from asterism.patterns.across import Across
 from asterism.patterns.documents import Documents
 from asterism.patterns.explicit import Explicit
 from asterism.patterns.grid import Grid
+from asterism.patterns.part import Part
 from asterism.patterns.pattern import (
     And,
     Moved,
@@ -39,7 +41,7 @@ from asterism.patterns.pattern import (
     Verdicts,
     resolve_lengths,
 )
-from asterism.patterns.primitives import Dense, GlobalQueries, KeySet, Stride, Window
+from asterism.patterns.primitives import Dense, GlobalQueries, KeySet, QuerySet, Stride, Window
 from asterism.patterns.text import parse
 
 _CHUNK = 2**19
@@ -181,6 +183,8 @@ def concrete(rule: Pattern, head: int, extent: int) -> Pattern:
         case Across(inner=inner):
             furthest = int(rule.places(np.array(max(extent, 1) - 1)))
             return _across(rule, concrete(inner, head, max(extent, furthest + 1)))
+        case Part(inner=inner, length=length, queries=queries):
+            return asked_of(rule, concrete(inner, head, max(length, queries.past, 1)))
         case _ if rule.children:
             return rule.rebuild(tuple(concrete(child, head, extent) for child in rule.children))
         case _:
@@ -226,7 +230,7 @@ def _layouts(term: Pattern) -> list[Layout]:
                 found.append(Residues(period, step))
             case KeySet():
                 found.append(KeySubset(literal))
-            case GlobalQueries():
+            case QuerySet():
                 found.append(QuerySubset(literal))
             case Explicit():
                 found.append(Reordered(literal))
@@ -308,7 +312,7 @@ def _rows_of_global_queries(tiles: "_Tiling") -> Integers:
     wanted = np.zeros(len(tiles.queries.positions), bool)
     for leaf in _leaves(tiles.rule):
         match leaf:
-            case GlobalQueries():
+            case QuerySet():
                 wanted |= leaf.contains(tiles.queries.positions, tiles.length)
             case Across(inner=GlobalQueries() as inner):
                 wanted |= inner.contains(leaf.places(tiles.queries.positions), tiles.length)
@@ -399,11 +403,12 @@ class _Tiling:
         A tile's mask follows from its shape and, for each leaf of the rule, from the verdict where that is final, else
         from the leaf's own signature. Leaves without a signature make the tile one of its kind.
         """
-        q_first, k_first = self.queries.first[row], self.keys.first[column]
+        regular = bool(self.queries.regular[row].all() and self.keys.regular[column].all())
+        q, k = self.queries.tokens(row, regular), self.keys.tokens(column, regular)
         result = _pair(self.queries.shape[row], self.keys.shape[column])
         for leaf in _leaves(self.rule):
             verdict = replace(self, rule=leaf).judge(row, column)
-            own = leaf.signature(q_first, k_first)
+            own = leaf.signature_of(q, k)
             own = np.arange(len(row)) if own is None else own
             final = (verdict == Verdict.FULL) | (verdict == Verdict.EMPTY)
             result = _pair(result, _pair(np.where(final, verdict, Verdict.UNKNOWN), np.where(final, 0, own)))

@@ -261,7 +261,7 @@ def _check_distances(terms: Terms | None, text: str) -> None:
     if by_distance and not crossing(text).by_ones:
         raise KernelError(
             "a bias and relative positions are tables of the distances between tokens one apart, and across(...) has"
-            " another step than 1: leave them out of terms"
+            " another step than 1, or part(...) leaves out tokens: leave them out of terms"
         )
 
 

@@ -10,6 +10,7 @@ from torch import Tensor
 from asterism.errors import KernelError, shown
 from asterism.patterns.across import steps
 from asterism.patterns.by_text import by_text
+from asterism.patterns.part import counts_positions
 from asterism.patterns.pattern import default_offset, resolve_lengths
 
 DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
@@ -60,7 +61,7 @@ def check_offset(query_offset: int | None, q: Tensor, k: Tensor, text: str) -> i
 
 
 class Crossing(NamedTuple):
-    """Whether a pattern's queries are of another sequence than the keys, and stand there one token apart."""
+    """Whether a pattern's queries are no tokens of the keys, and distances between numbers those between positions."""
 
     crosses: bool
     by_ones: bool
@@ -69,7 +70,7 @@ class Crossing(NamedTuple):
 def crossing(text: str) -> Crossing:
     """What the text of a pattern says of that; a graph keeps the answer."""
     pattern = by_text(text)
-    return Crossing(pattern.crosses, set(steps(pattern)) <= {1})
+    return Crossing(pattern.crosses, set(steps(pattern)) <= {1} and counts_positions(pattern))
 
 
 # What torch.compiler.assume_constant_result does, without its second of imports.

@@ -10,6 +10,7 @@ from asterism.patterns.causality import (
 from asterism.patterns.documents import documents
 from asterism.patterns.explicit import explicit
 from asterism.patterns.grid import grid
+from asterism.patterns.part import part
 from asterism.patterns.pattern import Named, Pattern, Verdict
 from asterism.patterns.primitives import (
     blocks,
@@ -73,6 +74,7 @@ __all__ = [
     "merge",
     "parse",
     "parse_schedule",
+    "part",
     "per_head",
     "random_blocks",
     "require_causal",

@@ -12,7 +12,7 @@ from typing import ClassVar, NamedTuple
 import numpy as np
 
 from asterism.errors import PatternError, shown
-from asterism.patterns.intervals import Integers, Intervals
+from asterism.patterns.intervals import Integers, Intervals, once
 from asterism.patterns.pattern import GREATEST, Booleans, Pattern, Tokens, Verdict, Verdicts, check_integer, verdicts
 
 _MOST_VALUES = 2**30
@@ -74,7 +74,7 @@ class Grid(Pattern):
     def _allows(self, q: Integers, k: Integers, length: int, head: int) -> Booleans:
         # Queries and keys come repeated against each other; each is divided into rows and columns once.
         result: Booleans = np.ones((), bool)
-        for at, other, radius in zip(self.place(_once(q)), self.place(_once(k)), self.radii, strict=True):
+        for at, other, radius in zip(self.place(once(q)), self.place(once(k)), self.radii, strict=True):
             distance = at - other
             result = result & (distance <= radius * self.dilation) & (distance >= -radius * self.dilation)
             if self.dilation > 1:
@@ -180,11 +180,6 @@ def grid(width: int, radius: int | Sequence[int], dilation: int = 1, channels: i
             f" dilation={dilation} for rows of {width * channels:,} values"
         )
     return Grid(width, rows if rows == columns else radii, dilation, channels)
-
-
-def _once(repeated: Integers) -> Integers:
-    """An array without the repetitions of broadcasting, against which it broadcasts."""
-    return repeated[tuple(slice(None) if stride else slice(1) for stride in repeated.strides)]
 
 
 def _radii(radius: object) -> tuple[int, int]:

@@ -88,3 +88,8 @@ def covered_below(starts: Integers, stops: Integers, places: Integers) -> Intege
     at = np.searchsorted(starts, places) - 1
     within = np.minimum(places, np.append(stops, 0)[at]) - np.append(starts, 0)[at]
     return np.where(at >= 0, before[at] + within, 0)
+
+
+def once(repeated: Integers) -> Integers:
+    """An array without the repetitions of broadcasting, against which it broadcasts."""
+    return repeated[tuple(slice(None) if stride else slice(1) for stride in repeated.strides)]

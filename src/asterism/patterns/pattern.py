@@ -157,6 +157,10 @@ class Pattern(ABC):
         """A number per pair of tiles: tiles of one shape with one number have equal masks. None: there is no such."""
         return None
 
+    def signature_of(self, q: Tokens, k: Tokens) -> Integers | None:
+        """As `signature`, for rules that must know where tiles end. Of tiles without a step, the numbers hold too."""
+        return self.signature(q.first, k.first)
+
     @property
     def children(self) -> tuple["Pattern", ...]:
         """The patterns that this one is made of."""

@@ -245,6 +245,25 @@ class KeySet(OneSided):
         return np.broadcast_to(verdict, np.broadcast_shapes(q.first.shape, verdict.shape))
 
 
+class QuerySet(OneSided):
+    """Queries that read every key."""
+
+    def _allows(self, q: Integers, k: Integers, length: int, head: int) -> Booleans:
+        return self.contains(q, length)
+
+    def judge(self, q: Tokens, k: Tokens, length: int, head: int) -> Verdicts:
+        verdict = self.judge_side(q, length)
+        return np.broadcast_to(verdict, np.broadcast_shapes(verdict.shape, k.first.shape))
+
+    def find_spans(self, q: Tokens, length: int, head: int) -> Intervals:
+        some = self.count_below(q.last + 1, length) > self.count_below(q.first, length)
+        return Intervals.one_each(np.zeros_like(q.first), np.where(some, length, 0), length)
+
+    def find_complement_spans(self, q: Tokens, length: int, head: int) -> Intervals:
+        inside = self.count_below(q.last + 1, length) - self.count_below(q.first, length)
+        return Intervals.one_each(np.zeros_like(q.first), np.where(inside <= q.last - q.first, length, 0), length)
+
+
 @dataclass(frozen=True, eq=False, repr=False)
 class Columns(KeySet):
     keyword: ClassVar[str] = "columns"
@@ -327,25 +346,10 @@ class GlobalKeys(TokenSet, KeySet):
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class GlobalQueries(TokenSet):
+class GlobalQueries(TokenSet, QuerySet):
     keyword: ClassVar[str] = "global_queries"
     positions: tuple[int, ...]
     block: int = 1
-
-    def _allows(self, q: Integers, k: Integers, length: int, head: int) -> Booleans:
-        return self.contains(q, length)
-
-    def judge(self, q: Tokens, k: Tokens, length: int, head: int) -> Verdicts:
-        verdict = self.judge_side(q, length)
-        return np.broadcast_to(verdict, np.broadcast_shapes(verdict.shape, k.first.shape))
-
-    def find_spans(self, q: Tokens, length: int, head: int) -> Intervals:
-        some = self.count_below(q.last + 1, length) > self.count_below(q.first, length)
-        return Intervals.one_each(np.zeros_like(q.first), np.where(some, length, 0), length)
-
-    def find_complement_spans(self, q: Tokens, length: int, head: int) -> Intervals:
-        inside = self.count_below(q.last + 1, length) - self.count_below(q.first, length)
-        return Intervals.one_each(np.zeros_like(q.first), np.where(inside <= q.last - q.first, length, 0), length)
 
 
 def columns(period: int, first: int = 0, count: int = 1) -> Pattern:

@@ -20,6 +20,7 @@ from asterism.patterns.across import across
 from asterism.patterns.documents import documents
 from asterism.patterns.explicit import explicit
 from asterism.patterns.grid import grid
+from asterism.patterns.part import part
 from asterism.patterns.pattern import Pattern
 from asterism.patterns.random_blocks import random_blocks
 from asterism.patterns.schedule import Fourier, Mixer, Schedule, interleave, merge, split_heads
@@ -43,6 +44,7 @@ VOCABULARY: dict[str, Callable[..., Pattern]] = {
         primitives.shifted,
         documents,
         across,
+        part,
         published.strided,
         published.fixed,
         published.bigbird,

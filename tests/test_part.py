@@ -1,0 +1,259 @@
+"""Parts of sequences: some queries and some keys, compared with the rows and columns of the whole."""
+
+import time
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import strategies
+import torch
+from hypothesis import strategies as st
+from kernel_cases import DTYPES_OF, Case, cases, check, check_unread, implementations
+from oracle import Rule, rule
+from strategies import LENGTHS, TILES, build, hold, tiers
+from test_algebra import check_spans, check_verdict
+from test_compiler import assert_plan_is
+
+from asterism import Alibi, Terms, attend, compile_pattern, patterns
+from asterism.errors import KernelError, PatternError
+from asterism.patterns.part import offset_of
+from asterism.patterns.runs import Runs
+
+ALL = implementations(torch.float32)
+
+
+# --- sets of positions -----------------------------------------------------------------------------------------------
+
+
+def positions(runs) -> np.ndarray:
+    parts = [np.arange(*run) for run in runs]
+    return np.concatenate([np.zeros(0, np.int64), *parts])
+
+
+@st.composite
+def sets(draw, length: int):
+    """Ascending runs: none, a stretch, a token, a progression, residues, or stretches and progressions."""
+    kind = draw(st.sampled_from(("none", "range", "token", "progression", "residues", "many", "many")))
+    if kind == "none":
+        return ()
+    first = draw(st.integers(0, length - 1))
+    match kind:
+        case "token":
+            return ((first, first + 1),)
+        case "progression":
+            return ((first, length, draw(st.integers(1, 9))),)
+        case "residues":
+            period = draw(st.integers(1, 17))
+            residue = draw(st.integers(0, min(period, length) - 1))
+            past = draw(st.integers(residue + 1, period))
+            return tuple((at + residue, min(at + past, length)) for at in range(0, length - residue, period))
+        case "many":
+            cuts = draw(st.lists(st.integers(0, length), min_size=2, max_size=12, unique=True).map(sorted))
+            return tuple(
+                (a, b, draw(st.sampled_from((1, 1, 2, 3)))) for a, b in zip(cuts[::2], cuts[1::2], strict=False)
+            )
+    return ((first, draw(st.integers(first + 1, length))),)
+
+
+@st.composite
+def parts(draw, heads: int = 2, depth: int = 3) -> Rule:
+    length = draw(st.sampled_from(LENGTHS))
+    inner = draw(strategies.rules(length, heads=heads, depth=depth))
+    queries = draw(sets(length))
+    keys = draw(st.one_of(st.just(queries), sets(length)))
+    return Rule("part", (("length", length), ("queries", queries), ("keys", keys)), (inner,))
+
+
+def sizes(drawn: Rule) -> tuple[int, int]:
+    given = dict(drawn.arguments)
+    return len(positions(given["queries"])), len(positions(given["keys"]))
+
+
+def rows_of_whole(drawn: Rule) -> np.ndarray:
+    """bool [heads, queries, keys]: what the inner pattern says of the whole sequence."""
+    given = dict(drawn.arguments)
+    whole = build(drawn.parts[0]).dense(given["length"], given["length"], 0)
+    return whole[:, positions(given["queries"])][:, :, positions(given["keys"])]
+
+
+# --- the rule --------------------------------------------------------------------------------------------------------
+
+
+def test_tokens_stand_at_their_places():
+    part = patterns.part(patterns.window(left=2), 10, ((2, 4), (8, 10)), ((0, 9, 3), (9, 10)))
+    keys = [np.flatnonzero(row).tolist() for row in part.dense(4, 4)[0]]  # keys 0, 3, 6, 9
+    assert keys == [[0], [1], [2], [3]]
+    assert str(part) == "part(window(left=2), 10, '2:4,8:10', '0:7:3,9')"
+    assert not part.is_causal
+    assert patterns.part(patterns.causal(), 10, ((2, 9, 3),), ((2, 9, 3),)).is_causal
+
+
+@pytest.mark.parametrize("count", tiers(60, 2000))
+def test_rows_and_columns_of_the_whole(count):
+    """The rule, its text, its plans of every tile size, and what verdicts and spans say of ranges."""
+
+    def law(case):
+        drawn, tile, data = case
+        part, expected, (n_queries, n_keys) = build(drawn), rows_of_whole(drawn), sizes(drawn)
+        assert patterns.parse(str(part)) == part and patterns.parse(str(part)).inner == part.inner
+        np.testing.assert_array_equal(part.dense(n_queries, n_keys), expected)
+        assert_plan_is(part, n_queries, n_keys, tile=tile)
+        if n_queries and n_keys:
+            queries, keys = data(strategies.ranges(n_queries)), data(strategies.ranges(n_keys))
+            for head, picture in enumerate(expected):
+                check_verdict(part, picture, queries, keys, n_keys, head)
+                for rule, own in ((part, picture), (~part, ~picture)):
+                    check_spans(rule, own, queries, n_keys, head)
+
+    @st.composite
+    def questions(draw):
+        return draw(parts()), draw(st.sampled_from((*TILES, 128, None))), draw
+
+    hold(law, questions(), count)
+
+
+@pytest.mark.parametrize("count", tiers(20, 500))
+def test_some_of_the_queries(count):
+    """Rows from an offset on are those of all."""
+
+    def law(case):
+        drawn, first = case
+        n_queries, n_keys = sizes(drawn)
+        first = min(first, n_queries)
+        assert_plan_is(build(drawn), n_queries - first, n_keys, query_offset=first)
+        some = build(drawn).dense(n_queries - first, n_keys, first)
+        np.testing.assert_array_equal(some, rows_of_whole(drawn)[:, first:])
+
+    hold(law, st.tuples(parts(), st.integers(0, 50)), count)
+
+
+def test_runs_are_written_in_one_way():
+    """Runs that touch are one, empty ones none, stops are one past the last member."""
+    given = ((0, 3), (3, 5), (7, 7), (8, 9, 5), (10, 19, 4))
+    runs = Runs.read("part", "keys", given)
+    assert runs.text == "0:5,8,10:19:4" and len(runs) == 9
+    rows = np.array([(*run, 1)[:3] for run in given])
+    assert Runs.read("part", "keys", runs.text) == runs == Runs.read("part", "keys", rows)
+    assert Runs.read("part", "keys", ((10, 21, 4),)).text == "10:19:4"
+    assert Runs.read("part", "keys", "").text == "" == Runs.read("part", "keys", ()).text
+    every = positions(((0, 5), (8, 9), (10, 19, 4)))
+    np.testing.assert_array_equal(runs.places(np.arange(9)), every)
+    np.testing.assert_array_equal(runs.count_below(np.arange(25)), [(every < p).sum() for p in range(25)])
+
+
+def test_thousands_of_runs():
+    """Random blocks of a long sequence: the text is read, written and compiled in little time."""
+    random = np.random.Generator(np.random.Philox(1))
+    blocks = np.sort(random.choice(16384, 4000, replace=False)) * 64
+    keys = np.stack([blocks, blocks + 64], axis=1)
+    start = time.process_time()
+    part = patterns.part(patterns.parse("bigbird(block=64, random=3)"), 2**20, ((2**19, 2**19 + 4096),), keys)
+    assert patterns.parse(str(part)) == part
+    compile_pattern(part, 4096, 4000 * 64)
+    assert time.process_time() - start < 3
+
+
+REFUSED = {
+    "no pattern": (lambda: patterns.part(3, 10, (), ()), "pattern"),
+    "length": (lambda: patterns.part(patterns.dense(), -1, (), ()), "length"),
+    "keys beyond": (lambda: patterns.part(patterns.dense(), 10, (), ((5, 11),)), "keys must stand before position 10"),
+    "queries beyond": (lambda: patterns.part(patterns.causal(), 10, ((5, 11),), ()), "queries must stand before"),
+    "not ascending": (lambda: patterns.part(patterns.dense(), 10, ((5, 8), (2, 4)), ()), "ascend.* 2 follows 7"),
+    "overlap": (lambda: patterns.part(patterns.dense(), 10, (), ((0, 5), (4, 8))), "ascend"),
+    "negative": (lambda: patterns.part(patterns.dense(), 10, (), ((-3, 5),)), "from 0 on"),
+    "step": (lambda: patterns.part(patterns.dense(), 10, (), ((0, 5, 0),)), "steps from 1 on"),
+    "no runs": (lambda: patterns.part(patterns.dense(), 10, 5, ()), "runs"),
+    "numbers": (lambda: patterns.part(patterns.dense(), 10, (1, 2), ()), "runs"),
+    "fractions": (lambda: patterns.part(patterns.dense(), 10, ((0.5, 2),), ()), "runs"),
+    "floats": (lambda: patterns.part(patterns.dense(), 10, np.zeros((2, 2)), ()), "runs"),
+    "text": (lambda: patterns.parse("part(dense(), 10, '0:a', '')"), "start:stop:step"),
+    "long text": (lambda: patterns.parse("part(dense(), 10, '1:2:3:4', '')"), "start:stop:step"),
+    "large": (lambda: patterns.parse(f"part(dense(), 10, '{10**18 * 9}', '')"), "at most"),
+    "across": (lambda: patterns.across(patterns.part(patterns.dense(), 9, (), ())), "across"),
+    "more queries": (lambda: patterns.part(patterns.causal(), 9, ((0, 3),), ((0, 5),)).dense(4, 5), "3 queries"),
+    "other keys": (lambda: patterns.part(patterns.causal(), 9, ((0, 3),), ((0, 5),)).dense(3, 6), "5 keys"),
+    "in documents": (lambda: patterns.parse("documents(part(causal(), 9, '0:3', '0:5'), 4)").dense(3, 4, 0), "5 keys"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_refusals(name):
+    ask, words = REFUSED[name]
+    with pytest.raises(PatternError, match=words) as refused:
+        ask()
+    assert "\n" not in str(refused.value)
+
+
+# --- attention -------------------------------------------------------------------------------------------------------
+
+
+@st.composite
+def part_cases(draw, dtypes) -> Case:
+    case = draw(cases(dtypes))
+    drawn = draw(parts(heads=case.heads))
+    n_queries, n_keys = sizes(drawn)
+    memory = "contiguous" if case.memory == "expanded" else case.memory
+    changes = dict(rule=drawn, n_queries=n_queries, n_keys=n_keys, offset=None, segments=False, memory=memory)
+    return replace(case, **changes)
+
+
+@pytest.mark.usefixtures("poison")
+class TestAttention:
+    @pytest.mark.parametrize("count", tiers(20, 1000))
+    @pytest.mark.parametrize("implementation", ALL)
+    def test_generated_cases(self, implementation, count):
+        hold(lambda case: check(case, implementation), part_cases(DTYPES_OF[implementation][:2]), count)
+
+    @pytest.mark.parametrize("count", tiers(4, 200))
+    @pytest.mark.parametrize("implementation", ALL)
+    def test_what_nobody_reads_changes_no_bit(self, implementation, count):
+        sparse = part_cases(DTYPES_OF[implementation][:2]).map(
+            lambda case: replace(case, rule=case.rule & rule("columns", period=3, count=2))
+        )
+        hold(lambda case: check_unread(case, implementation), sparse, count)
+
+
+# --- terms by distance -----------------------------------------------------------------------------------------------
+
+
+def qkv(n_queries, n_keys, heads=2):
+    generator = torch.Generator().manual_seed(7)
+    shapes = (1, heads, n_queries, 8), (1, heads, n_keys, 8), (1, heads, n_keys, 8)
+    return [torch.randn(shape, generator=generator, dtype=torch.float64) for shape in shapes]
+
+
+@pytest.mark.parametrize("implementation", ("eager", "dense", "reference"))
+@pytest.mark.parametrize(("queries", "keys"), [((40, 60), (25, 70)), ((40, 60), (40, 60)), ((12, 13), (0, 90))])
+def test_distances_of_neighbours_are_those_of_the_whole(implementation, queries, keys):
+    """Called with the query_offset of `offset_of`, a part of neighbours has the rows of the whole, biases included."""
+    q, k, v = qkv(90, 90)
+    inner, terms = patterns.parse("window(left=15, right=10) | blocks(16)"), Terms(bias=Alibi(torch.tensor([0.1, 0.5])))
+    inside = torch.zeros(1, 90, dtype=torch.bool)
+    inside[:, slice(*keys)] = True
+    whole = attend(q, k, v, inner, terms=terms, key_mask=inside, implementation="reference")
+    pattern, offset = offset_of(patterns.part(inner, 90, (queries,), (keys,)))
+    assert offset == queries[0] - keys[0]
+    own = q[:, :, slice(*queries)], k[:, :, slice(*keys)], v[:, :, slice(*keys)]
+    found = attend(*own, pattern, terms=terms, query_offset=offset, implementation=implementation)
+    torch.testing.assert_close(found, whole[:, :, slice(*queries)])
+
+
+@pytest.mark.parametrize(
+    ("queries", "keys"), [("40:60", "0:5,30:70"), ("40:60:2", "30:70"), ("10:20", "12:40"), ("3,7", "3:9")]
+)
+def test_distances_that_numbers_do_not_have(queries, keys):
+    """They have no offset; and terms by distance are refused where numbers are not as far apart as positions."""
+    pattern = patterns.part(patterns.dense(), 90, queries, keys)
+    assert offset_of(pattern) is None
+    tensors = qkv(len(pattern.queries), len(pattern.keys))
+    with pytest.raises(KernelError, match="part.*leave them out") as refused:
+        attend(*tensors, pattern, terms=Terms(bias=Alibi(torch.ones(2))))
+    assert "\n" not in str(refused.value)
+    attend(*tensors, pattern, terms=Terms(softcap=2.0))
+
+
+def test_a_shifted_part_is_refused_too():
+    """Queries 5 positions after the keys: with query_offset 0 the distances would be wrong by 5."""
+    pattern = patterns.part(patterns.dense(), 90, ((10, 20),), ((5, 20),))
+    with pytest.raises(KernelError, match="part"):
+        attend(*qkv(10, 15), pattern, terms=Terms(bias=Alibi(torch.ones(2))))
