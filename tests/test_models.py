@@ -321,7 +321,7 @@ def test_loss_is_the_mean_over_predicted_tokens() -> None:
     labels = tokens.clone()
     labels[0, 5:9] = -100
     out = model(tokens, labels=labels)
-    losses = F.cross_entropy(out.logits[:, :-1].flatten(0, 1).float(), labels[:, 1:].flatten(), reduction="sum")
+    losses = F.cross_entropy(out.logits[:, :-1].flatten(0, 1), labels[:, 1:].flatten(), reduction="sum")
     torch.testing.assert_close(out.loss, losses / 34)
     torch.testing.assert_close(model(tokens, labels=labels, num_items_in_batch=100).loss, losses / 100)
 

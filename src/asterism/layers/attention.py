@@ -9,17 +9,27 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, Protocol
 
+import numpy as np
 import torch
 from torch import nn
 
+from asterism.compiler.devices import Shards
 from asterism.errors import ConfigurationError
-from asterism.kernels import Bias, Dropout, Terms, attend
+from asterism.kernels import Bias, Dropout, Terms
 from asterism.kernels.checks import autocast
 from asterism.layers.initialisation import ResidualLinear
 from asterism.layers.kept import Kept, NewTokens, read
 from asterism.layers.linear import Linear
-from asterism.layers.padding import cut_into_rows, documents_of_rows, in_documents, lay_end_to_end
+from asterism.layers.padding import (
+    cut_into_rows,
+    documents_by_row,
+    documents_of_rows,
+    in_documents,
+    lay_end_to_end,
+)
 from asterism.layers.positions import Rotary, turn
+from asterism.parallel import attend
+from asterism.parallel.context import own_range, shards_of
 from asterism.patterns import Pattern, parse, require_self_attention
 
 SECOND_READING = 2**62
@@ -51,10 +61,27 @@ class Heads(NamedTuple):
 
 
 class Masks(NamedTuple):
-    """What a call says of its tokens, as in `attend`: key_mask bool [B, N] and segments int [B, N], or None."""
+    """What a call says of its tokens, as in `attend`: key_mask bool [B, N] and segments int [B, N], or None; and who
+    holds the others of a sequence that lies on several devices."""
 
     key_mask: torch.Tensor | None
     segments: torch.Tensor | None
+    shards: Shards | None = None
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """As `attend` takes them."""
+        return {
+            "key_mask": self.key_mask,
+            "segments": self.segments,
+            "queries": self.shards,
+            "keys": self.shards,
+        }
+
+    def choose(self, rows: list[int]) -> "Masks":
+        """Those of some rows."""
+        key_mask, segments = (None if mask is None else mask[rows] for mask in (self.key_mask, self.segments))
+        return Masks(key_mask, segments, self.shards)
 
 
 class SparseAttention(nn.Module):
@@ -145,6 +172,8 @@ class SparseAttention(nn.Module):
     ) -> torch.Tensor:
         """[B, N, hidden_size] -> [B, N, hidden_size].
 
+        Within `sequence_parallel` these are the tokens of one shard; lengths and documents are those of whole rows.
+
         positions  int64 [B or 1, N], for the rotary; -1 for padding, which comes last in its row. By default tokens
                    follow those already in the cache, as they always do for the pattern.
         cache      this layer's part of a PatternCache; it is extended by the new tokens
@@ -159,16 +188,16 @@ class SparseAttention(nn.Module):
         dropout    of the pairs that are read, as in `attend`; not together with a cache
         score_terms  `bias`, a bias by distance as in `Terms`; and what a subclass adds to the scores
         """
-        masks = Masks(key_mask, segments)
+        masks = Masks(key_mask, segments, shards_of(hidden))
         (hidden,) = autocast(hidden)  # once, not for each projection
-        laid = self._lay_out(lengths, documents, hidden.shape[1])
+        laid = self._lay_out(lengths, documents, hidden.shape[1] if masks.shards is None else masks.shards.length)
         if cache is not None:
             self._check_cache(cache, masks, dropout, documents)
         if cache is not None and tokens is None:
             counts = None if positions is None else (positions >= 0).sum(dim=1).expand(len(hidden)).tolist()
             tokens = cache.new_tokens(hidden.shape[1], counts)
         if positions is None:
-            there = torch.arange(hidden.shape[1], device=hidden.device)[None]
+            there = torch.arange(*own_range(masks.shards, hidden.shape[1]), device=hidden.device)[None]
             positions = there if tokens is None else tokens.positions(hidden.device)
         heads = self._project(hidden, positions, (self.query, self.key, self.value))
         kept: list[Kept] = []
@@ -212,9 +241,31 @@ class SparseAttention(nn.Module):
         """[B, H, N, Dv], without a cache; documents of all rows in one call."""
         if documents is None:
             return self._attend(heads, masks, None, dropout, **score_terms)
+        if masks.shards is not None:
+            return self._read_by_row(heads, masks, documents, dropout, **score_terms)
         packed = Heads(*map(lay_end_to_end, heads))
-        laid = Masks(*(None if mask is None else mask.reshape(1, -1) for mask in masks))
+        key_mask, segments = (None if mask is None else mask.reshape(1, -1) for mask in masks[:2])
+        laid = Masks(key_mask, segments)
         return cut_into_rows(self._attend(packed, laid, documents, dropout, **score_terms), len(heads.q))
+
+    def _read_by_row(
+        self, heads: Heads, masks: Masks, documents: tuple[int, ...], dropout: Dropout | None, **score_terms: Any
+    ) -> torch.Tensor:
+        """As `_read`, of rows that each lie on all ranks, so that none follows another: rows of equal documents in one
+        call. All ranks know the documents of all rows, and make the same calls."""
+        assert masks.shards is not None
+        alike = documents_by_row(documents, len(heads.q), masks.shards.length)
+        if dropout is not None and len(alike) > 1:  # what is dropped goes by the number of a row in its call
+            raise ConfigurationError(
+                "dropout inside attention within sequence_parallel needs rows of equal documents and lengths: give the"
+                " batch one row, or set attention_dropout to 0"
+            )
+        read: dict[int, torch.Tensor] = {}
+        for own, rows in alike.items():
+            chosen = Heads(*(x[rows] for x in heads))
+            parts = self._attend(chosen, masks.choose(rows), own, dropout, **score_terms)
+            read |= dict(zip(rows, parts, strict=True))
+        return torch.stack([read[row] for row in range(len(heads.q))])
 
     def _lay_out(
         self, lengths: Sequence[int] | None, documents: Sequence[int] | None, tokens: int
@@ -242,7 +293,7 @@ class SparseAttention(nn.Module):
     ) -> torch.Tensor:
         """[B, H, N, Dv]: every row under the pattern, or every one of its documents (see `in_documents`)."""
         terms = None if dropout is None and bias is None else Terms(bias=bias, dropout=dropout)
-        options = self._options | masks._asdict()
+        options = self._options | masks.options
         return attend(*heads, self._in(self.pattern, documents), terms=terms, **options)
 
     @property
@@ -287,21 +338,24 @@ class SparseAttention(nn.Module):
         dropout: Dropout | None,
     ) -> torch.Tensor:
         """`mixed` [B, H, N, Dv] with the rows of the global tokens replaced."""
-        key_mask, segments = masks
-        if segments is not None:
+        if masks.segments is not None:
             raise ConfigurationError("global_projections read every key, so they cannot be used together with segments")
-        columns = torch.arange(hidden.shape[1], device=hidden.device)
-        asked = [place for place in self.global_projections or () if place < len(columns)]
-        if not asked:
+        key_mask, shards = masks.key_mask, masks.shards
+        first, past = own_range(shards, hidden.shape[1])
+        known = self.global_projections or ()
+        if not any(place < (past if shards is None else shards.length) for place in known):
             return mixed
-        places = columns[asked]
+        columns = torch.arange(hidden.shape[1], device=hidden.device)
+        places = columns[[place - first for place in known if first <= place < past]]
         if lengths is not None:
-            real = columns < torch.tensor(lengths, device=hidden.device)[:, None]
+            real = columns + first < torch.tensor(lengths, device=hidden.device)[:, None]
             key_mask = real if key_mask is None else key_mask & real
         projections = self.global_query, self.global_key, self.global_value
         heads = self._project(hidden, positions, projections, asking=places)
         terms = None if dropout is None else Terms(dropout=dropout)
-        answers = attend(*heads, "dense()", key_mask=key_mask, terms=terms, **self._options)
+        asking = None if shards is None else _holders(known, shards)
+        options = self._options | {"key_mask": key_mask, "queries": asking, "keys": shards}
+        answers = attend(*heads, "dense()", terms=terms, **options)
         return mixed.index_copy(2, places, answers)
 
     def _check_cache(
@@ -339,6 +393,12 @@ class _OfHeads:
     def table(self, first: int, past: int) -> torch.Tensor:
         table = self.bias.table(first, past)
         return table if len(table) == 1 else table[self.heads]
+
+
+def _holders(places: Sequence[int], shards: Shards) -> Shards:
+    """Who holds how many of these places: shards of the sequence that has nothing but them."""
+    owners = shards.owners(np.array([place for place in places if place < shards.length], np.int64))
+    return Shards.of_sizes(tuple(np.bincount(owners, minlength=shards.ranks).tolist()))
 
 
 def _check_places(places: Sequence[int]) -> tuple[int, ...]:

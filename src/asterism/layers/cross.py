@@ -8,10 +8,13 @@ from typing import Any, Protocol
 
 import torch
 
+from asterism.compiler.devices import Shards
 from asterism.errors import ConfigurationError
-from asterism.kernels import Dropout, Terms, attend, decode_slots, readable_keys
+from asterism.kernels import Dropout, Terms, decode_slots, readable_keys
 from asterism.kernels.checks import autocast
 from asterism.layers.attention import SparseAttention
+from asterism.parallel import attend, sharding
+from asterism.parallel.context import shards_of
 from asterism.patterns import Pattern, dense, require_cross_attention, require_prefix_stable
 
 _EVERYTHING = dense()
@@ -57,8 +60,9 @@ class CrossAttention(SparseAttention):
         readable: dict[str, torch.Tensor] | None = None,
         kept: SourceKeys | None = None,
         dropout: Dropout | None = None,
+        source_shards: Shards | None = None,
     ) -> torch.Tensor:
-        """[B, N, hidden_size] -> [B, N, hidden_size].
+        """[B, N, hidden_size] -> [B, N, hidden_size]; both sequences may be sharded, each by its own shards.
 
         source     [B, S, hidden_size]; None where `kept` has its keys and values
         positions  int64 [B or 1, N]: which tokens of their own sequence ask, -1 for padding; by default the first ones
@@ -66,6 +70,7 @@ class CrossAttention(SparseAttention):
         readable   what layers of this call have found out about which keys are read, by pattern; it is added to
         kept       this layer's part of a cache, which is filled by the first call
         dropout    of the pairs that are read, as in `attend`; not together with a cache
+        source_shards  within `sequence_parallel`, who holds which tokens of the source; by default all ranks ask
         """
         (hidden,) = autocast(hidden)
         q = self._split(self.query(hidden), self.num_heads)
@@ -82,7 +87,11 @@ class CrossAttention(SparseAttention):
                 return self._finish(self._read_source(q, k, v, self._readable(positions, k, real, readable)))
         terms = None if dropout is None else Terms(dropout=dropout)
         # Without a cache, and with a new one, the first token is number 0; that of a row is its first real one.
-        return self._finish(attend(q, k, v, self.pattern, key_mask=real, query_offset=0, terms=terms, **self._options))
+        told: dict[str, Any] = {"query_offset": 0}
+        if (context := sharding()) is not None:
+            held = context.shards(source.shape[1], source.device) if source_shards is None else source_shards
+            told = {"queries": shards_of(hidden), "keys": held}
+        return self._finish(attend(q, k, v, self.pattern, key_mask=real, terms=terms, **told, **self._options))
 
     def _finish(self, mixed: torch.Tensor) -> torch.Tensor:
         """[B, H, N, Dv] -> [B, N, hidden_size]."""

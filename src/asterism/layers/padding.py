@@ -103,6 +103,26 @@ def documents_of_rows(lengths: Sequence[int], tokens: int) -> tuple[int, ...]:
     return tuple(size for length in lengths for size in (length, length - tokens))
 
 
+def documents_by_row(documents: Sequence[int], rows: int, tokens: int) -> dict[tuple[int, ...], list[int]]:
+    """The documents of rows of `tokens` laid end to end, as those of each row: which rows have the same ones.
+
+    Raises ConfigurationError for a document that begins in one row and ends in another.
+    """
+    alike: dict[tuple[int, ...], list[int]] = {}
+    sizes = iter([size for size in documents if size])
+    for row in range(rows):
+        own: list[int] = []
+        while sum(map(abs, own)) < tokens:
+            own.append(next(sizes, tokens + 1))
+        if sum(map(abs, own)) != tokens:
+            raise ConfigurationError(
+                f"documents of a sharded batch must end where a row of {tokens} tokens ends, got {own[-1]} tokens in"
+                f" row {row} after {sum(map(abs, own[:-1]))}"
+            )
+        alike.setdefault(tuple(own), []).append(row)
+    return alike
+
+
 def in_documents(pattern: Pattern, sizes: tuple[int, ...]) -> Pattern:
     """`documents(pattern, *sizes)`."""
     return documents(pattern, *sizes) if torch.compiler.is_compiling() else _in_documents(pattern, sizes)

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from asterism import parallel
 from asterism.errors import ConfigurationError
 from asterism.kernels import Dropout, SoftSpan, Terms, attend
 from asterism.layers.attention import SECOND_READING, Heads, Masks, SparseAttention
@@ -191,8 +192,8 @@ class PersistentAttention(SparseAttention):
         pattern, span = self._reach(self.pattern)
         has_terms = self._uses_distance or dropout is not None
         terms = Terms(bias=span, relative=relative, dropout=dropout) if has_terms else None
-        options: Any = {**masks._asdict(), "implementation": self.implementation, "terms": terms}
-        context = attend(*heads, self._in(pattern, documents), return_lse=True, **options)
+        options: Any = {**masks.options, "implementation": self.implementation, "terms": terms}
+        context = parallel.attend(*heads, self._in(pattern, documents), return_lse=True, **options)
         return self.persistent(heads.q, *context, None if dropout is None else dropout.shifted(SECOND_READING))
 
     def _read_kept(  # type: ignore[override]

@@ -1,5 +1,6 @@
 """What all Asterism models share: initialisation, and what their losses take."""
 
+from collections.abc import Callable
 from typing import Any, ClassVar
 
 import torch
@@ -9,6 +10,9 @@ from transformers import PreTrainedModel
 from asterism.errors import ConfigurationError
 from asterism.layers import initialise
 from asterism.models.configuration import AsterismConfig
+from asterism.models.loss import cross_entropy
+from asterism.parallel import sharding
+from asterism.parallel.ranks import counted_once, whole
 
 
 class AsterismPreTrainedModel(PreTrainedModel):
@@ -40,6 +44,29 @@ class AsterismPreTrainedModel(PreTrainedModel):
                     " attention_mask, and attention weights are never kept"
                 )
 
+    def _token_loss(self, logits: torch.Tensor, labels: torch.Tensor, loss_arguments: dict[str, Any]) -> torch.Tensor:
+        """The mean loss of columns [B, N, V], whose `labels` [B, N] are what each is to predict; within
+        `sequence_parallel` that of the columns of all ranks, whose gradient is this rank's part of the whole."""
+        arguments = {name: value for name, value in loss_arguments.items() if name != "shift_labels"}
+        context = sharding()
+        if context is None:
+            return cross_entropy(logits, labels, **arguments)
+        if arguments.get("num_items_in_batch") is None:
+            arguments["num_items_in_batch"] = self._count(labels, arguments)
+        return whole(context, cross_entropy(logits, labels, **arguments))
+
+    def _row_loss(self, compute: Callable[[], torch.Tensor]) -> torch.Tensor:
+        """A loss of whole rows; within `sequence_parallel` all ranks compute it, and the first rank's is counted."""
+        context = sharding()
+        return compute() if context is None else whole(context, counted_once(context, compute()))
+
+    @staticmethod
+    def _count(labels: torch.Tensor, loss_arguments: dict[str, Any]) -> torch.Tensor:
+        """How many labels there are, on all ranks together."""
+        count = (labels != loss_arguments.get("ignore_index", -100)).sum()
+        context = sharding()
+        return count if context is None else whole(context, count)
+
     def _penalise(
         self, loss: torch.Tensor | None, labels: torch.Tensor | None, loss_arguments: dict[str, Any]
     ) -> torch.Tensor | None:
@@ -48,9 +75,10 @@ class AsterismPreTrainedModel(PreTrainedModel):
         When num_items_in_batch says that this batch is a part of a step, it bears its part of the penalty.
         """
         penalty = self.model.span_penalty() if self.training and loss is not None else None
-        if penalty is None:
+        if penalty is None or loss is None:
             return loss
         items = loss_arguments.get("num_items_in_batch")
         if items is not None and labels is not None:
-            penalty = penalty * (labels != loss_arguments.get("ignore_index", -100)).sum() / items
-        return loss + penalty
+            penalty = penalty * self._count(labels, loss_arguments) / items
+        context = sharding()
+        return loss + (penalty if context is None else whole(context, counted_once(context, penalty)))

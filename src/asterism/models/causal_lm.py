@@ -1,7 +1,7 @@
 """The causal language model: predicts the next token and generates."""
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, cast
 
 import torch
 from transformers.cache_utils import Cache
@@ -11,6 +11,7 @@ from transformers.utils.generic import can_return_tuple
 from asterism.models.configuration import AsterismConfig
 from asterism.models.documents import hide_first_tokens
 from asterism.models.generation import GeneratesTokens
+from asterism.models.loss import refuse_shifting, shift
 from asterism.models.modeling import AsterismModel
 
 
@@ -54,7 +55,8 @@ class AsterismForCausalLM(GeneratesTokens):
 
         labels           int64 [B, N], the tokens themselves: column i is compared with the prediction of column i - 1;
                          -100 is ignored, and so is the first token of each document that is packed into a row
-        shift_labels     in their place int64 [B, N]: what each column is to predict (one of the loss_arguments)
+        shift_labels     in their place int64 [B, N]: what each column is to predict (one of the loss_arguments); within
+                         `sequence_parallel` only these, as asterism.parallel.shard makes them
         logits_to_keep   logits of the last so many columns only, or of these columns; 0 keeps all
         loss_arguments   for the loss of transformers, such as num_items_in_batch
 
@@ -76,12 +78,16 @@ class AsterismForCausalLM(GeneratesTokens):
         logits = self._logits(outputs.last_hidden_state, logits_to_keep)
         shifted = loss_arguments.get("shift_labels")
         targets = labels if shifted is None else shifted
-        loss = None
-        if labels is not None:
+        loss, ignored = None, loss_arguments.get("ignore_index", -100)
+        if labels is not None and shifted is None:
+            refuse_shifting("labels", "shift_labels")
             documents = self.model.find_documents(position_ids, cu_seqlens, attention_mask, labels)
-            labels = hide_first_tokens(labels, documents, loss_arguments.get("ignore_index", -100))
-        if targets is not None:
+            labels = hide_first_tokens(labels, documents, ignored)
+        if targets is not None and hasattr(self, "_loss_function"):  # one that a caller has set
             loss = self.loss_function(logits, labels, vocab_size=self.config.vocab_size, **loss_arguments)
+        elif targets is not None:
+            wanted = shifted if labels is None or shifted is not None else shift(labels, ignored)
+            loss = self._token_loss(logits, cast(torch.Tensor, wanted), loss_arguments)
         return CausalLMOutputWithPast(
             loss=self._penalise(loss, targets, loss_arguments),
             logits=logits,

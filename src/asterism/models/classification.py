@@ -48,7 +48,8 @@ class AsterismForSequenceClassification(_Classifier):
         if labels is not None:
             if self.config.problem_type in ("multi_label_classification", "regression"):
                 labels = labels.to(logits.dtype)
-            loss = self.loss_function(labels=labels, pooled_logits=logits, config=self.config, **loss_arguments)
+            told = {"labels": labels, "pooled_logits": logits, "config": self.config, **loss_arguments}
+            loss = self._row_loss(lambda: self.loss_function(**told))
         loss = self._penalise(loss, labels, loss_arguments)
         return SequenceClassifierOutput(loss=loss, logits=logits, hidden_states=encoded.hidden_states)
 
@@ -69,6 +70,6 @@ class AsterismForTokenClassification(_Classifier):
         logits = self.classifier(self.dropout(encoded.hidden))
         loss = None
         if labels is not None:
-            loss = self.loss_function(logits=logits, labels=labels, config=self.config, **loss_arguments)
+            loss = self._token_loss(logits, labels, loss_arguments)
         loss = self._penalise(loss, labels, loss_arguments)
         return TokenClassifierOutput(loss=loss, logits=logits, hidden_states=encoded.hidden_states)

@@ -12,8 +12,10 @@ from asterism.errors import ConfigurationError
 from asterism.kernels import Dropout
 from asterism.layers.padding import Packing, is_known_full, real_tokens
 from asterism.models.configuration import AsterismConfig
-from asterism.models.modeling import AsterismModel, Reading, layer_seed
+from asterism.models.modeling import Asked, AsterismModel, Reading, layer_seed
+from asterism.models.sharded import find_rows
 from asterism.models.source_cache import SourceLayer
+from asterism.parallel import SequenceParallel, sharding
 from asterism.patterns import Pattern
 
 _DECODER, _CROSS = 2**12, 2**13
@@ -92,7 +94,8 @@ class AsterismDecoder(AsterismModel):
         embedded = self._embed(input_ids, inputs_embeds)
         cache = self._find_cache(past_key_values, False)
         reading = self._read(source, source_mask, source_layers, dropout_seed)
-        last, states = self._run(embedded, attention_mask, cache, None, output_hidden_states, dropout_seed, reading)
+        asked = Asked(attention_mask, cache)
+        last, states = self._run(embedded, asked, output_hidden_states, dropout_seed, reading)
         return BaseModelOutputWithPast(last_hidden_state=last, past_key_values=cache, hidden_states=states)
 
     def _read(
@@ -106,6 +109,8 @@ class AsterismDecoder(AsterismModel):
         is_kept = layers is not None and layers[0].is_filled
         if source is None and not is_kept:
             raise ConfigurationError("a decoder needs the states of a source, or a cache that holds its keys")
+        if (context := sharding()) is not None:
+            return self._read_shard(context, source, mask, layers, dropout_seed)
         real = None
         if mask is not None:
             columns = source.shape[1] if source is not None else cast(Any, layers)[0].get_seq_length()
@@ -123,6 +128,23 @@ class AsterismDecoder(AsterismModel):
             kept = {} if layers is None else {"kept": layers[layer]}
             calls.append(told | kept | self._cross_dropout(dropout_seed, layer))
         return Reading(None if is_kept else source, calls)
+
+    def _read_shard(
+        self,
+        context: SequenceParallel,
+        source: torch.Tensor | None,
+        mask: torch.Tensor | None,
+        layers: Sequence[SourceLayer] | None,
+        dropout_seed: int | None,
+    ) -> Reading:
+        """What the blocks are told of a source of which this rank holds a shard."""
+        if source is None or layers is not None:
+            raise ConfigurationError(
+                "the keys of a source cannot be kept in a cache within sequence_parallel: set use_cache=False"
+            )
+        rows = find_rows(context, source, mask)
+        told = {"real": rows.real, "source_shards": rows.shards}
+        return Reading(source, [told | self._cross_dropout(dropout_seed, layer) for layer in range(len(self.layers))])
 
     def _cross_dropout(self, seed: int | None, layer: int) -> dict[str, Any]:
         rate = self.config.attention_dropout

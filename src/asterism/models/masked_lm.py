@@ -2,8 +2,8 @@
 
 from typing import Any
 
+import torch
 from torch import Tensor, nn
-from transformers.loss.loss_utils import ForMaskedLMLoss
 from transformers.modeling_outputs import MaskedLMOutput
 from transformers.models.bert.modeling_bert import BertForPreTrainingOutput
 
@@ -54,7 +54,7 @@ class _PredictsTokens(EncoderWithHead):
         logits = self.lm_head(hidden)
         if labels is None:
             return logits, None
-        return logits, ForMaskedLMLoss(logits, labels, vocab_size=self.config.vocab_size, **loss_arguments)
+        return logits, self._token_loss(logits, labels, loss_arguments)
 
 
 class AsterismForMaskedLM(_PredictsTokens):
@@ -106,7 +106,8 @@ class AsterismForPreTraining(_PredictsTokens):
         logits, loss = self._predict(encoded.hidden, labels, places, loss_arguments)
         answers = self.next_sentence(self.pooler(encoded.hidden, encoded.attention_mask))
         if next_sentence_label is not None:
-            follows = nn.functional.cross_entropy(answers.float(), next_sentence_label.view(-1))
+            wide = answers.to(torch.promote_types(answers.dtype, torch.float32))
+            follows = self._row_loss(lambda: nn.functional.cross_entropy(wide, next_sentence_label.view(-1)))
             loss = follows if loss is None else loss + follows
         return BertForPreTrainingOutput(
             loss=self._penalise(loss, labels, loss_arguments),

@@ -25,8 +25,11 @@ from asterism.layers.padding import Packing, count_positions, is_known_full, rea
 from asterism.models.base import AsterismPreTrainedModel
 from asterism.models.blocks import make_block, make_distances, make_norm, make_positions
 from asterism.models.cache import PatternCache, PatternCacheLayer
+from asterism.models.columns import Columns
 from asterism.models.configuration import AsterismConfig
 from asterism.models.documents import PackedDocuments, find_documents
+from asterism.models.sharded import find_rows
+from asterism.parallel import SequenceParallel, sharding
 from asterism.patterns import Pattern
 
 _LAYER = 2**48
@@ -42,6 +45,32 @@ class Reading(NamedTuple):
 
     states: torch.Tensor | None
     layers: list[dict[str, Any]]
+
+
+class Asked(NamedTuple):
+    """What a call says of its tokens, as AsterismModel.forward takes it; the cache is one of ours."""
+
+    attention_mask: torch.Tensor | None = None
+    cache: Cache | None = None
+    position_ids: torch.Tensor | None = None
+    cu_seqlens: torch.Tensor | Sequence[int] | None = None
+
+
+class Laid(NamedTuple):
+    """Embedded tokens [B, N, ...] as the blocks read them.
+
+    positions     int64 [B or 1, N], -1 for padding
+    columns_seen  how many columns a table of positions must have, unless padding is among them
+    columns       how what is computed is returned
+    told, caches  what each layer must be told, and its part of a cache
+    """
+
+    embedded: torch.Tensor
+    positions: torch.Tensor
+    columns_seen: int
+    columns: Columns
+    told: list[dict[str, Any]]
+    caches: list[PatternCacheLayer | None]
 
 
 class AsterismModel(AsterismPreTrainedModel):
@@ -72,6 +101,7 @@ class AsterismModel(AsterismPreTrainedModel):
             make_block(config, mixer, cross) for mixer, cross in zip(mixers, self._cross_patterns(config), strict=True)
         )
         self.norm = make_norm(config, config.hidden_size) if config.block == "pre_norm" else nn.Identity()
+        self._fourier_layers = [not isinstance(mixer, Pattern) for mixer in mixers]
         self.by_length = [isinstance(mixer, Pattern) and mixer.depends_on_length for mixer in mixers]
         """Of each layer, whether its pattern must be laid over each row's own length."""
         self.reads_padding = config.global_projections is not None or not all(
@@ -129,8 +159,8 @@ class AsterismModel(AsterismPreTrainedModel):
         """
         embedded = self._add_types(self._embed(input_ids, inputs_embeds), token_type_ids)
         cache = self._find_cache(past_key_values, use_cache)
-        documents = self.find_documents(position_ids, cu_seqlens, attention_mask, embedded, cache)
-        last, states = self._run(embedded, attention_mask, cache, documents, output_hidden_states, dropout_seed)
+        asked = Asked(attention_mask, cache, position_ids, cu_seqlens)
+        last, states = self._run(embedded, asked, output_hidden_states, dropout_seed)
         return BaseModelOutputWithPast(last_hidden_state=last, past_key_values=cache, hidden_states=states)
 
     def _embed(self, input_ids: torch.Tensor | None, inputs_embeds: torch.Tensor | None) -> torch.Tensor:
@@ -144,45 +174,71 @@ class AsterismModel(AsterismPreTrainedModel):
     def _run(
         self,
         embedded: torch.Tensor,
-        attention_mask: torch.Tensor | None,
-        cache: Cache | None,
-        documents: PackedDocuments | None,
+        asked: Asked,
         output_hidden_states: bool | None,
         dropout_seed: int | None,
         reading: Reading | None = None,
     ) -> tuple[torch.Tensor, tuple[torch.Tensor, ...] | None]:
         """The last hidden states of embedded tokens, and those of all layers where they are wanted."""
+        context = sharding()
+        laid = self._lay_out(embedded, asked) if context is None else self._lay_out_shard(context, embedded, asked)
+        embedded, columns = laid.embedded, laid.columns
+        if self.positions is not None:
+            self._check_length(laid.columns_seen, laid.positions)
+            embedded = embedded + self.positions(laid.positions.clamp(min=0)).to(embedded.dtype)
+        hidden, positions = self._begin(embedded, laid.positions, columns.front)
+        calls = self._calls(laid.told, dropout_seed, reading)
+        wanted = self.config.output_hidden_states if output_hidden_states is None else output_hidden_states
+        states = []
+        for block, layer_cache, arguments in zip(self.layers, laid.caches, calls, strict=True):
+            if wanted:
+                states.append(columns.by_column(hidden))
+                hidden = columns.by_slot(states[-1], hidden)
+            source = [] if reading is None else [reading.states]
+            hidden = block(hidden, *source, positions=positions, cache=layer_cache, **arguments)
+        last = columns.by_column(self.norm(hidden))
+        return last, (*states, last) if wanted else None
+
+    def _lay_out(self, embedded: torch.Tensor, asked: Asked) -> Laid:
+        """Where the tokens of a batch stand that lies on this device alone."""
+        cache = asked.cache
+        documents = self.find_documents(asked.position_ids, asked.cu_seqlens, asked.attention_mask, embedded, cache)
         own_caches = [None] * len(self.layers) if cache is None else cache.layers
-        layer_caches = cast(list[PatternCacheLayer | None], own_caches)
+        caches = cast(list[PatternCacheLayer | None], own_caches)
         seen = 0 if cache is None else cache.get_seq_length()
-        packing = self._pack(attention_mask, embedded, seen, looks=self.needs_padding or cache is not None)
+        packing = self._pack(asked.attention_mask, embedded, seen, looks=self.needs_padding or cache is not None)
         if packing is not None:
             embedded = packing.pack(embedded)
         cached: dict[str, Any] = {}
         if documents is not None:
             positions, packing = documents.positions, None  # no padding
-        elif layer_caches[0] is not None:
+        elif caches[0] is not None:
             counts = None if packing is None else packing.real.sum(dim=1).tolist()
-            cached["tokens"] = tokens = layer_caches[0].new_tokens(embedded.shape[1], counts)
+            cached["tokens"] = tokens = caches[0].new_tokens(embedded.shape[1], counts)
             positions = tokens.positions(embedded.device)
         else:
             real = None if packing is None else packing.real
             positions = count_positions(real, embedded.shape[1], embedded.device)
+        told = [padding | cached for padding in self._padding_arguments(packing, documents)]
+        columns = Columns(self.config.global_tokens, packing, None)
+        return Laid(embedded, positions, seen + embedded.shape[1], columns, told, caches)
+
+    def _lay_out_shard(self, context: SequenceParallel, embedded: torch.Tensor, asked: Asked) -> Laid:
+        """Where the tokens of this rank's shard stand in the sequences of all ranks."""
+        if asked.cache is not None:
+            raise ConfigurationError(
+                "a cache cannot be used in a forward pass within sequence_parallel: call the model's `generate`, or set"
+                " use_cache=False"
+            )
+        rows = find_rows(context, embedded, asked.attention_mask, asked.position_ids, asked.cu_seqlens)
+        if rows.documents is not None and (reason := self._cannot_pack()):
+            raise ConfigurationError(f"{reason}, so documents cannot be packed into rows: give each document a row")
+        front = self.config.global_tokens
+        told = rows.mixer_arguments(self.by_length, self._fourier_layers, front, self.needs_padding)
+        columns = Columns(front if context.rank == 0 else 0, None, rows.real)
         if self.positions is not None:
-            self._check_length(seen + embedded.shape[1], positions)
-            embedded = embedded + self.positions(positions.clamp(min=0)).to(embedded.dtype)
-        hidden, positions = self._begin(embedded, positions)
-        calls = self._calls(self._padding_arguments(packing, documents), dropout_seed, reading)
-        wanted = self.config.output_hidden_states if output_hidden_states is None else output_hidden_states
-        states = []
-        for block, layer_cache, arguments in zip(self.layers, layer_caches, calls, strict=True):
-            if wanted:
-                states.append(self._by_column(hidden, packing))
-                hidden = self._by_slot(states[-1], hidden, packing)
-            source = [] if reading is None else [reading.states]
-            hidden = block(hidden, *source, positions=positions, cache=layer_cache, **cached, **arguments)
-        last = self._by_column(self.norm(hidden), packing)
-        return last, (*states, last) if wanted else None
+            self._check_end(rows.longest)
+        return Laid(embedded, rows.positions, 0, columns, told, [None] * len(self.layers))
 
     def _calls(
         self, padding: list[dict[str, Any]], dropout_seed: int | None, reading: Reading | None
@@ -198,21 +254,6 @@ class AsterismModel(AsterismPreTrainedModel):
             cross = {} if reading is None else {"cross": reading.layers[layer]}
             calls.append(padding[layer] | dropout | (distances if attends else {}) | cross)
         return calls
-
-    def _by_column(self, hidden: torch.Tensor, packing: Packing | None) -> torch.Tensor:
-        """Hidden states as they are returned: without global tokens, where the tokens of the batch stand."""
-        front = self.config.global_tokens
-        hidden = hidden[:, front:] if front else hidden
-        return hidden if packing is None else packing.unpack(hidden)
-
-    def _by_slot(self, returned: torch.Tensor, hidden: torch.Tensor, packing: Packing | None) -> torch.Tensor:
-        """`hidden` made of what is returned of it, so that the gradient passes through the tensor that a caller holds.
-
-        Only slots of padding, which no real token reads, change their contents.
-        """
-        front = self.config.global_tokens
-        tokens = returned if packing is None else packing.pack(returned)
-        return torch.cat([hidden[:, :front], tokens], dim=1) if front else tokens
 
     def span_penalty(self) -> torch.Tensor | None:
         """What adaptive spans add to the loss: the sum over the layers of their mean span, times the penalty."""
@@ -244,13 +285,16 @@ class AsterismModel(AsterismPreTrainedModel):
         # Asking whether all are real stops a GPU, which only caches and mixers that must be told about padding repay.
         return None if looks and is_known_full(mask) else Packing.of(mask)
 
-    def _begin(self, embedded: torch.Tensor, positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """What the first block reads: global tokens in front, norm, width of the model; and where its tokens stand."""
+    def _begin(self, embedded: torch.Tensor, positions: torch.Tensor, here: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """What the first block reads: global tokens in front, norm, width of the model; and where its tokens stand.
+
+        `here` says how many of the global tokens are on this device: all, or none.
+        """
         if self.global_tokens is not None:
             front = self.global_tokens.weight
-            embedded = torch.cat([front.expand(len(embedded), -1, -1), embedded], dim=1)
+            embedded = torch.cat([front[:here].expand(len(embedded), -1, -1), embedded], dim=1)
             behind = torch.where(positions < 0, -1, positions + len(front))
-            places = torch.arange(len(front), device=positions.device).expand(len(positions), -1)
+            places = torch.arange(here, device=positions.device).expand(len(positions), -1)
             positions = torch.cat([places, behind], dim=1)
         return self.embedding_dropout(self.embedding_projection(self.embedding_norm(embedded))), positions
 
@@ -349,7 +393,12 @@ class AsterismModel(AsterismPreTrainedModel):
     def _check_length(self, columns: int, positions: torch.Tensor) -> None:
         """Raises ConfigurationError when a real token stands beyond the table of positions."""
         limit = self.config.max_position_embeddings
-        if self.config.positions_end and columns > limit and (longest := int(positions.max()) + 1) > limit:
+        if self.config.positions_end and columns > limit:
+            self._check_end(int(positions.max()) + 1)
+
+    def _check_end(self, longest: int) -> None:
+        """Raises ConfigurationError for a row of more real tokens than the table of positions has."""
+        if self.config.positions_end and longest > self.config.max_position_embeddings:
             raise ConfigurationError(too_long(longest, self.config))
 
 

@@ -5,6 +5,9 @@ from torch import nn
 
 from asterism.layers.block import ACTIVATIONS
 from asterism.models.configuration import AsterismConfig
+from asterism.parallel import SequenceParallel, sharding
+from asterism.parallel.context import own_range, shards_of
+from asterism.parallel.ranks import summed
 
 
 class Pooler(nn.Module):
@@ -17,8 +20,25 @@ class Pooler(nn.Module):
         self.activation = torch.tanh if config.pooler_act == "tanh" else ACTIVATIONS[config.pooler_act]
 
     def forward(self, hidden: torch.Tensor, attention_mask: torch.Tensor | None = None) -> torch.Tensor:
-        """[B, N, hidden_size] and the mask [B, N] of real tokens -> [B, hidden_size]."""
-        return self.activation(self.dense(self.pool(hidden, attention_mask)))
+        """[B, N, hidden_size] and the mask [B, N] of real tokens -> [B, hidden_size]; the same on all ranks of a
+        sharded sequence."""
+        context = sharding()
+        pooled = (
+            self.pool(hidden, attention_mask) if context is None else self._pool_shards(context, hidden, attention_mask)
+        )
+        return self.activation(self.dense(pooled))
+
+    def _pool_shards(
+        self, context: SequenceParallel, hidden: torch.Tensor, attention_mask: torch.Tensor | None
+    ) -> torch.Tensor:
+        """As `pool`. Every rank adds what it holds, also nothing, so that all of them are asked for gradients."""
+        real = hidden.new_ones(hidden.shape[:2], dtype=torch.bool) if attention_mask is None else attention_mask.bool()
+        if self.pool is _first:
+            before = own_range(shards_of(hidden), hidden.shape[1])[0]
+            real = real & (torch.arange(before, before + hidden.shape[1], device=hidden.device) == 0)
+        wide = torch.promote_types(hidden.dtype, torch.float32)
+        total = summed(context, hidden.masked_fill(~real[..., None], 0).sum(dim=1, dtype=wide))
+        return (total / summed(context, real.sum(dim=1))[:, None].clamp(min=1)).to(hidden.dtype)
 
 
 def _first(hidden: torch.Tensor, attention_mask: torch.Tensor | None) -> torch.Tensor:

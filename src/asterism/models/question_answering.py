@@ -8,6 +8,7 @@ from transformers.modeling_outputs import QuestionAnsweringModelOutput
 
 from asterism.models.configuration import AsterismConfig
 from asterism.models.head import Encoded, EncoderWithHead, encoder_head
+from asterism.models.sharded import everywhere
 
 
 class AsterismForQuestionAnswering(EncoderWithHead):
@@ -26,7 +27,8 @@ class AsterismForQuestionAnswering(EncoderWithHead):
     ) -> QuestionAnsweringModelOutput:
         """Start and end logits [B, N] each and, with positions, the mean of both losses in nats.
 
-        start_positions, end_positions  int64 [B]: first and last token of the answer; N or more is ignored
+        start_positions, end_positions  int64 [B]: first and last token of the answer, counted in whole rows; N or more
+                                        is ignored
         loss_arguments                  for the loss of transformers, such as num_items_in_batch
 
         Inputs are those of AsterismModel. Raises ConfigurationError for any other argument.
@@ -34,7 +36,9 @@ class AsterismForQuestionAnswering(EncoderWithHead):
         start_logits, end_logits = self.qa_outputs(encoded.hidden).unbind(dim=-1)
         loss = None
         if start_positions is not None and end_positions is not None:
-            loss = self.loss_function(start_logits, end_logits, start_positions, end_positions, **loss_arguments)
+            answers = everywhere(torch.stack([start_logits, end_logits], dim=-1)).unbind(dim=-1)
+            told = start_positions, end_positions
+            loss = self._row_loss(lambda: self.loss_function(*answers, *told, **loss_arguments))
         return QuestionAnsweringModelOutput(
             loss=self._penalise(loss, start_positions, loss_arguments),
             start_logits=start_logits,

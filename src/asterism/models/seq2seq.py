@@ -7,18 +7,18 @@ the tokens before it, and the keys of the source, which are computed once.
 from typing import Any, ClassVar, cast
 
 import torch
-import torch.nn.functional as F
 from torch import nn
 from transformers import GenerationConfig
 from transformers.cache_utils import Cache, EncoderDecoderCache
 from transformers.modeling_outputs import BaseModelOutput, Seq2SeqLMOutput, Seq2SeqModelOutput
 from transformers.utils.generic import can_return_tuple
 
-from asterism.errors import ConfigurationError, shown
+from asterism.errors import ConfigurationError
 from asterism.models.base import AsterismPreTrainedModel
 from asterism.models.configuration import AsterismConfig
 from asterism.models.decoder import AsterismDecoder, AsterismEncoder
 from asterism.models.generation import GeneratesTokens
+from asterism.models.loss import refuse_shifting
 from asterism.models.modeling import AsterismModel
 from asterism.models.source_cache import EncoderDecoderPatternCache, SourceLayer, is_plain, own_caches
 
@@ -197,7 +197,8 @@ class AsterismForConditionalGeneration(GeneratesTokens):
                                 decoder_inputs_embeds, embedding_scale is not applied
         attention_mask          [B, S]: 1 for tokens of the source, 0 for padding, on any side
         decoder_input_ids       int64 [B, N], the target so far, or in their place decoder_inputs_embeds; by default
-                                the labels, shifted to the right behind decoder_start_token_id
+                                the labels, shifted to the right behind decoder_start_token_id, which within
+                                `sequence_parallel` must be done before sharding
         decoder_attention_mask  [B, N] or, when the cache has seen P columns, [B, P + N]: the same for the target
         encoder_outputs         what the encoder gave for the source: the encoder is not run again
         past_key_values         an EncoderDecoderPatternCache, or an empty EncoderDecoderCache, which is given its
@@ -215,6 +216,7 @@ class AsterismForConditionalGeneration(GeneratesTokens):
         """
         self._refuse_unknown(loss_arguments)
         if decoder_input_ids is None and decoder_inputs_embeds is None and labels is not None:
+            refuse_shifting("labels", "decoder_input_ids")
             decoder_input_ids = self.prepare_decoder_input_ids_from_labels(labels)
         outputs = self.model(
             input_ids,
@@ -232,7 +234,7 @@ class AsterismForConditionalGeneration(GeneratesTokens):
             return_dict=True,
         )
         logits = self._logits(outputs.last_hidden_state, logits_to_keep)
-        loss = None if labels is None else cross_entropy(logits, labels, **loss_arguments)
+        loss = None if labels is None else self._token_loss(logits, labels, loss_arguments)
         return Seq2SeqLMOutput(
             loss=self._penalise(loss, labels, loss_arguments),
             logits=logits,
@@ -267,33 +269,3 @@ class AsterismForConditionalGeneration(GeneratesTokens):
             beams = generation_config.num_beams or 1
             model_kwargs["past_key_values"] = EncoderDecoderPatternCache(self.config, beams=beams)
         return done
-
-
-def cross_entropy(
-    logits: torch.Tensor,
-    labels: torch.Tensor,
-    *,
-    ignore_index: int = -100,
-    num_items_in_batch: int | torch.Tensor | None = None,
-    label_smoothing: float = 0.0,
-) -> torch.Tensor:
-    """The mean loss in nats of logits [B, N, V] for labels [B, N], in float32 or wider.
-
-    Raises ConfigurationError for labels of another shape and for a label_smoothing that is no share.
-    """
-    if labels.shape != logits.shape[:-1]:
-        raise ConfigurationError(
-            f"labels must be [batch, tokens of the target] = {list(logits.shape[:-1])}, got {list(labels.shape)}"
-        )
-    if not (isinstance(label_smoothing, int | float) and 0 <= label_smoothing <= 1):
-        raise ConfigurationError(f"label_smoothing must be a share from 0 to 1, got {shown(label_smoothing)}")
-    wide = logits.to(torch.promote_types(logits.dtype, torch.float32)).flatten(0, -2)
-    reduction = "mean" if num_items_in_batch is None else "sum"
-    loss = F.cross_entropy(
-        wide,
-        labels.flatten().to(logits.device),
-        ignore_index=ignore_index,
-        reduction=reduction,
-        label_smoothing=label_smoothing,
-    )
-    return loss if num_items_in_batch is None else loss / torch.as_tensor(num_items_in_batch, device=loss.device)

@@ -7,7 +7,6 @@ from torch.distributed import _functional_collectives as collectives
 
 from asterism import kernels
 from asterism.compiler.devices import Shards
-from asterism.errors import ConfigurationError
 from asterism.parallel.context import SequenceParallel, sharding
 from asterism.patterns import Pattern
 
@@ -48,8 +47,10 @@ def _gathered(
     options: dict[str, Any],
 ) -> Any:
     """Every rank gets all keys: a first slice, until communication plans are executed."""
-    if options.get("key_mask") is not None or options.get("segments") is not None:
-        raise ConfigurationError("key_mask and segments cannot be used within sequence_parallel yet")
+    for name in ("key_mask", "segments"):
+        if options.get(name) is not None:
+            rows = options[name][:, None, :, None]
+            options = options | {name: _all_rows(context, rows.long(), keys)[:, 0, :, 0].to(rows.dtype)}
     k, v = (_all_rows(context, x, keys) for x in (k, v))
     return kernels.attend(q, k, v, pattern, query_offset=queries.range(context.rank)[0], **options)
 

@@ -8,9 +8,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
+from threading import Lock
 
 import torch
 import torch.distributed as dist
+from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 
 from asterism.compiler.devices import Shards
@@ -18,18 +20,24 @@ from asterism.errors import ConfigurationError
 
 _CURRENT: ContextVar["SequenceParallel | None"] = ContextVar("sequence_parallel", default=None)
 
+_entered, _entering = 0, Lock()
+"""How many contexts are entered, in all threads. A graph of torch.compile, which cannot read a ContextVar, is guarded
+by this number: as long as it is 0, no sequence is sharded."""
+
 
 @dataclass(frozen=True, eq=False)
 class SequenceParallel:
     """The processes that hold the shards of a sequence, in order, and this process among them.
 
     dense_exchange  whether a pattern may be computed that moves as much as dense attention would
+    known           who holds which tokens, where a model has asked that already for all of its layers
     """
 
     group: dist.ProcessGroup
     rank: int
     ranks: int
     dense_exchange: bool = False
+    known: Shards | None = None
 
     def shards(self, tokens: int, device: torch.device) -> Shards:
         """The shards of a sequence of which this process holds `tokens`: all ranks ask together, each for its own."""
@@ -56,13 +64,45 @@ def sequence_parallel(
         raise ConfigurationError("sequence_parallel was entered within itself: a sequence is sharded once")
     group = mesh.get_group() if isinstance(mesh, DeviceMesh) else mesh
     found = SequenceParallel(group, dist.get_rank(group), dist.get_world_size(group), dense_exchange)
-    token = _CURRENT.set(found)
-    try:
+    with resumed(found):
         yield found
+
+
+@contextmanager
+def resumed(context: SequenceParallel | None) -> Iterator[None]:
+    """Within the body, this context again: for what the backward pass computes a second time, in any thread."""
+    token = _CURRENT.set(context)
+    _count(1)
+    try:
+        yield
     finally:
+        _count(-1)
         _CURRENT.reset(token)
+
+
+def _count(more: int) -> None:
+    global _entered
+    with _entering:
+        _entered += more
 
 
 def sharding() -> SequenceParallel | None:
     """The context around the caller; None where a sequence lies on one device."""
-    return _CURRENT.get()
+    return _CURRENT.get() if _entered else None
+
+
+def shards_of(tokens: Tensor) -> Shards | None:
+    """Who holds which tokens, where this rank holds `tokens` [B, N, ...]; None where a sequence lies on one device.
+
+    What is not known yet, all ranks ask together.
+    """
+    context = sharding()
+    if context is None or context.known is not None:
+        return None if context is None else context.known
+    return context.shards(tokens.shape[1], tokens.device)
+
+
+def own_range(shards: Shards | None, tokens: int) -> tuple[int, int]:
+    """The first token of this rank and one past its last; 0 and `tokens` where a sequence lies on one device."""
+    context = sharding()
+    return (0, tokens) if context is None or shards is None else shards.range(context.rank)

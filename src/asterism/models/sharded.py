@@ -1,0 +1,140 @@
+"""Batches whose rows lie on several devices: every rank holds the same stretch of columns of all rows.
+
+What all ranks must know of rows, they tell each other once per call of a model: how many tokens each holds, how many of
+a row are real, and where packed documents begin. Padding comes last in its row.
+"""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from asterism.compiler.devices import Shards
+from asterism.errors import ConfigurationError
+from asterism.layers.padding import real_tokens
+from asterism.models.documents import PackedDocuments, find_documents
+from asterism.parallel import SequenceParallel, sharding
+from asterism.parallel.context import shards_of
+from asterism.parallel.ranks import all_tokens, gather_numbers
+
+
+class ShardedRows(NamedTuple):
+    """What a rank knows of rows of which it holds B x N columns.
+
+    shards     who holds which columns
+    positions  int64 [B or 1, N]: where the columns of this rank stand, -1 for padding
+    real       bool [B, N], and lengths: how many tokens of each row are real, on all ranks; None where all are
+    documents  the lengths of packed documents, through all whole rows laid end to end; None where rows are sequences
+    """
+
+    context: SequenceParallel
+    shards: Shards
+    positions: Tensor
+    real: Tensor | None = None
+    lengths: tuple[int, ...] | None = None
+    documents: tuple[int, ...] | None = None
+
+    @property
+    def longest(self) -> int:
+        """One more than the greatest position of all ranks."""
+        if self.documents is not None:
+            return max(self.documents, default=0)
+        return self.shards.length if self.lengths is None else max(self.lengths, default=0)
+
+    def mixer_arguments(
+        self, by_length: Sequence[bool], fourier: Sequence[bool], front: int, needs_padding: bool
+    ) -> list[dict[str, Any]]:
+        """What each mixer is told, as `Packing.mixer_arguments` says it; the first rank holds `front` more tokens."""
+        bounds = (0, *(bound + front for bound in self.shards.bounds[1:]))
+        known: dict[str, Any] = {"sharded": replace(self.context, known=Shards(bounds))}
+        if self.documents is not None:
+            return [known | {"documents": self.documents}] * len(by_length)
+        if self.real is None or self.lengths is None or not needs_padding:
+            return [known] * len(by_length)
+        own_front = front if self.context.rank == 0 else 0
+        real = torch.cat([self.real.new_ones(len(self.real), own_front), self.real], dim=1)
+        lengths = [length + front for length in self.lengths]
+        told = [
+            {"lengths": lengths} if any(which) else {"key_mask": real} for which in zip(by_length, fourier, strict=True)
+        ]
+        return [known | one for one in told]
+
+
+def find_rows(
+    context: SequenceParallel,
+    tokens: Tensor,
+    attention_mask: Tensor | None,
+    position_ids: Tensor | None = None,
+    cu_seqlens: Tensor | Sequence[int] | None = None,
+) -> ShardedRows:
+    """What all ranks know of their rows together, of which this one holds tokens [B, N, ...].
+
+    attention_mask [B, N] and position_ids [B or 1, N] are those of this rank's tokens, cu_seqlens those of whole rows.
+    Raises ConfigurationError, on all ranks, for ranks that do not say the same, and for padding before a token.
+    """
+    batch, own = tokens.shape[:2]
+    given = [attention_mask is not None, position_ids is not None, cu_seqlens is not None]
+    said = gather_numbers(context, [own, batch, *given], tokens.device)
+    if (said[:, 1:] != said[0, 1:]).any():
+        rank = int(np.flatnonzero((said[:, 1:] != said[0, 1:]).any(axis=1))[0])
+        raise ConfigurationError(
+            "ranks of a sharded sequence must give the same rows and arguments: [rows, attention_mask, position_ids,"
+            f" cu_seqlens] are {said[0, 1:].tolist()} on rank 0 and {said[rank, 1:].tolist()} on rank {rank}"
+        )
+    shards = Shards.of_sizes(tuple(said[:, 0].tolist()))
+    positions = torch.arange(*shards.range(context.rank), device=tokens.device)[None]
+    rows = ShardedRows(context, shards, positions)
+    real = None if attention_mask is None else real_tokens(attention_mask, batch, 0, own)
+    lengths = None if real is None else _lengths(context, real, shards)
+    documents = _documents(context, shards, position_ids, cu_seqlens, tokens, lengths)
+    if documents is not None:
+        own_columns = slice(*shards.range(context.rank))
+        return rows._replace(positions=documents.positions[:, own_columns], documents=documents.sizes)
+    if real is None or lengths is None:
+        return rows
+    return rows._replace(positions=torch.where(real, positions, -1), real=real, lengths=lengths)
+
+
+def _lengths(context: SequenceParallel, real: Tensor, shards: Shards) -> tuple[int, ...] | None:
+    """How many tokens of each row are real; None where all are. Raises ConfigurationError for padding before one."""
+    counts = real.sum(dim=1)
+    is_prefix = (real == (torch.arange(real.shape[1], device=real.device) < counts[:, None])).all()
+    said = gather_numbers(context, [*counts.tolist(), int(is_prefix)], real.device)
+    held, sizes = said[:, :-1], np.array(shards.sizes)[:, None]
+    total = held.sum(axis=0)
+    filled = np.clip(total - np.array(shards.bounds[:-1])[:, None], 0, sizes)
+    if not said[:, -1].all() or (held != filled).any():
+        raise ConfigurationError(
+            "attention_mask has padding before a token, and within sequence_parallel padding comes last in its row: pad"
+            " on the right"
+        )
+    return None if (total == shards.length).all() else tuple(total.tolist())
+
+
+def _documents(
+    context: SequenceParallel,
+    shards: Shards,
+    position_ids: Tensor | None,
+    cu_seqlens: Tensor | Sequence[int] | None,
+    tokens: Tensor,
+    lengths: tuple[int, ...] | None,
+) -> PackedDocuments | None:
+    """Those of whole rows, as `find_documents` finds them where rows lie on one device."""
+    batch, own = tokens.shape[:2]
+    if position_ids is not None:
+        fits = position_ids.shape in ((batch, own), (1, own)) and not position_ids.is_floating_point()
+        # All ranks call this, also where this one's positions are refused then.
+        rows = position_ids.expand(batch, own) if fits else torch.full((batch, own), -1, device=tokens.device)
+        position_ids = all_tokens(context, rows.to(tokens.device), shards)
+    real = None if lengths is None else torch.arange(shards.length) < torch.tensor(lengths)[:, None]
+    whole = tokens.new_empty(1).expand(batch, shards.length)
+    return find_documents(position_ids, cu_seqlens, real, whole)
+
+
+def everywhere(columns: Tensor) -> Tensor:
+    """[B, N, ...] of whole rows from those of each rank; as it is where rows lie on one device. Differentiable."""
+    context, shards = sharding(), shards_of(columns)
+    return columns if context is None or shards is None else all_tokens(context, columns, shards)

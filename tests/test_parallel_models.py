@@ -1,0 +1,90 @@
+"""Models whose sequences lie on several processes, beside the same models on one."""
+
+import pytest
+import torch
+
+from asterism.compiler.devices import Shards
+from asterism.errors import ConfigurationError
+from asterism.parallel import SequenceParallel, shard
+
+
+def parts(batch: dict, ranks: int, **options) -> list[dict]:
+    """What each of the ranks is given; no process is needed to know."""
+    return [shard(batch, SequenceParallel(None, rank, ranks), **options) for rank in range(ranks)]
+
+
+def joined(given: list[dict], name: str) -> torch.Tensor:
+    return torch.cat([part[name] for part in given], dim=1)
+
+
+def test_shard_cuts_tokens_and_leaves_what_is_of_whole_rows():
+    tokens = torch.arange(26).view(2, 13)
+    batch = {
+        "input_ids": tokens,
+        "attention_mask": tokens > 3,
+        "inputs_embeds": torch.rand(2, 13, 4),
+        "position_ids": torch.arange(13)[None],
+        "labels": tokens,
+        "next_sentence_label": torch.tensor([0, 1]),
+        "dropout_seed": 7,
+    }
+    given = parts(batch, 3)
+    assert [part["input_ids"].shape[1] for part in given] == [5, 4, 4]
+    for name in ("input_ids", "attention_mask", "inputs_embeds", "position_ids", "labels"):
+        assert torch.equal(joined(given, name), batch[name])
+    assert all(
+        part["dropout_seed"] == 7 and torch.equal(part["next_sentence_label"], torch.tensor([0, 1])) for part in given
+    )
+    uneven = parts(batch, 3, shards=Shards.of_sizes((0, 12, 1)))
+    assert [part["labels"].shape[1] for part in uneven] == [0, 12, 1]
+    assert all("shift_labels" not in part for part in given)
+    whole_rows = parts({"input_ids": tokens, "labels": torch.rand(2, 13)}, 2)  # numbers to predict, one for each output
+    assert whole_rows[1]["labels"].shape == (2, 13)
+
+
+@pytest.mark.parametrize("packed", ["position_ids", "cu_seqlens", None])
+def test_labels_are_shifted_before_they_are_cut_and_nothing_predicts_the_first_token_of_a_document(packed):
+    tokens = torch.arange(1, 9)[None]
+    batch = {"input_ids": tokens, "labels": tokens}
+    if packed == "position_ids":
+        batch[packed] = torch.tensor([[0, 1, 2, 3, 0, 1, 0, 1]])
+    elif packed:
+        batch[packed] = [0, 4, 6, 8]
+    expected = [2, 3, 4, 5, 6, 7, 8, -100] if packed is None else [2, 3, 4, -100, 6, -100, 8, -100]
+    given = parts(batch, 3, shifts_labels=True)
+    assert joined(given, "shift_labels").tolist() == [expected]
+    assert joined(given, "labels").tolist() == tokens.tolist()
+    ready = torch.full_like(tokens, 5)
+    given = parts(batch | {"shift_labels": ready}, 3, shifts_labels=True)
+    assert torch.equal(joined(given, "shift_labels"), ready)  # what is shifted stays as it is
+
+
+def test_places_and_their_labels_go_to_the_shard_they_are_in():
+    batch = {
+        "input_ids": torch.zeros(2, 10, dtype=torch.int64),
+        "places": torch.tensor([[0, 4, 5, 9], [2, 3, 0, 0]]),
+        "labels": torch.tensor([[10, 14, 15, 19], [12, 13, -100, -100]]),
+    }
+    found = [set(), set()]
+    for rank, part in enumerate(parts(batch, 3)):
+        first = Shards.even(10, 3).range(rank)[0]
+        assert part["places"].shape == part["labels"].shape == (2, [2, 2, 1][rank])
+        for row in range(2):
+            pairs = zip(part["places"][row].tolist(), part["labels"][row].tolist(), strict=True)
+            found[row] |= {(place + first, label) for place, label in pairs if label != -100}
+    assert found == [{(0, 10), (4, 14), (5, 15), (9, 19)}, {(2, 12), (3, 13)}]
+
+
+def test_source_and_target_are_cut_by_their_own_shards():
+    source, target = torch.zeros(2, 9), torch.arange(10).view(2, 5)
+    given = parts({"input_ids": source, "decoder_input_ids": target, "labels": target}, 2)
+    assert [part["input_ids"].shape[1] for part in given] == [5, 4]
+    assert [part["labels"].tolist() for part in given] == [target[:, :3].tolist(), target[:, 3:].tolist()]
+    assert torch.equal(joined(given, "decoder_input_ids"), target)
+
+
+def test_shard_refuses_what_does_not_fit():
+    with pytest.raises(ConfigurationError, match="input_ids or inputs_embeds"):
+        parts({"labels": torch.zeros(1, 3)}, 2)
+    with pytest.raises(ConfigurationError, match="shards of 4 tokens on 2 ranks do not fit a batch of 3 tokens on 2"):
+        parts({"input_ids": torch.zeros(1, 3)}, 2, shards=Shards.even(4, 2))
