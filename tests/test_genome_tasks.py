@@ -16,7 +16,7 @@ from asterism.training.data.genomes.deepsea import read_deepsea, usual_columns
 from asterism.training.data.genomes.sequences import open_sequences
 from asterism.training.data.genomes.windows import interval_of, window_letters
 from asterism.training.data.records import Record
-from asterism.training.data.sequences import reverse_complement
+from asterism.training.data.sequences import other_strand
 from asterism.training.tasks.chromatin import Chromatin
 from asterism.training.tasks.multilabel import MultiLabel
 from asterism.training.tasks.promoter import Promoter
@@ -67,7 +67,7 @@ def around(text, middle, length, strand):
     padded = "N" * length + text + "N" * length
     if strand == "-":
         end = middle + length // 2 + length + 1
-        return reverse_complement(padded[end - length : end])
+        return other_strand(padded[end - length : end])
     begin = middle - length // 2 + length
     return padded[begin : begin + length]
 
@@ -102,9 +102,7 @@ def test_a_codon_stands_in_the_middle_whatever_its_strand(settings, genome, tmp_
     bed = tmp_path / "x.bed"
     bed.write_text("one\t50\t53\tyes\t0\t+\none\t50\t53\tno\t0\t-\n")
     plus, minus = Promoter.read_for(bed, settings("promoter", bed, genome=str(path), window=20))
-    assert plus.letters[9:12] == letters["one"][50:53] and minus.letters[9:12] == reverse_complement(
-        letters["one"][50:53]
-    )
+    assert plus.letters[9:12] == letters["one"][50:53] and minus.letters[9:12] == other_strand(letters["one"][50:53])
     assert (plus.labels.tolist(), minus.labels.tolist()) == ([1], [0])
 
 

@@ -1,5 +1,6 @@
 """Sequences: whatever file they come from, the letters are the same, and pyfaidx reads the same ones."""
 
+import gzip
 import os
 
 import numpy as np
@@ -47,7 +48,8 @@ def test_a_genome_reads_the_same_from_every_file(tmp_path_factory, data):
     for name, text in texts.items():
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(files, "flush", lambda path: None)  # waiting for the disk would take most of the time
-            patch.setattr(unpacking, "BLOCK", data.draw(st.sampled_from([1, 2, 13, unpacking.BLOCK])))
+            for name in ("BLOCK", "PIECE"):
+                patch.setattr(unpacking, name, data.draw(st.sampled_from([1, 2, 13, getattr(unpacking, name)])))
             sequences = open_sequences(write(folder, name + suffix, text))
         assert sequences.names == tuple(want)
         for key, letters in want.items():
@@ -102,7 +104,8 @@ def test_layouts_are_those_that_allow_arithmetic(data):
 def test_blocks_may_end_anywhere(tmp_path, monkeypatch, size):
     """Within a name, between CR and LF, before a '>': what a block holds changes nothing."""
     genome = random_genome(11, {"one": 50, "two": 21}, "ACGTN")
-    monkeypatch.setattr(unpacking, "BLOCK", size)
+    for name in ("BLOCK", "PIECE"):
+        monkeypatch.setattr(unpacking, name, size)
     for name in ("a.fa", "a.fa.gz"):
         sequences = open_sequences(write(tmp_path, name, fasta(genome, 10, "\r\n")))
         read = {name: sequences.read(name, 0, sequences.length(name)).tobytes().decode() for name in sequences.names}
@@ -202,3 +205,18 @@ def test_a_forked_process_reads_on_its_own(tmp_path):
     sequences.files[0]._opened = (monkey[0] + 1, reader)  # as if another process had opened it
     assert sequences.read("a", 5, 9).tobytes().decode() == genome["a"][5:9]
     assert sequences.files[0]._reader is not reader
+
+
+def test_short_members_of_gzip_cost_their_number_and_not_more(tmp_path, monkeypatch):
+    """What stands behind the end of a member is copied, so not all that is there may be given at once."""
+    path, given = tmp_path / "many.fa.gz", []
+
+    class Counting(unpacking._Gzip):
+        def take(self, data):
+            given.append(len(data))
+            return super().take(data)
+
+    monkeypatch.setattr(unpacking, "_Gzip", Counting)
+    path.write_bytes(gzip.compress(b">a\nAC\n") + gzip.compress(b"") * 20_000 + gzip.compress(b"GT\n"))
+    assert b"".join(unpacking.blocks(path)) == b">a\nAC\nGT\n"
+    assert len(given) < 21_000 and max(given) <= unpacking.PIECE < path.stat().st_size // 10

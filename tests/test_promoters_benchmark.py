@@ -10,7 +10,7 @@ import pytest
 from asterism.training.data.genomes.intervals import interval
 from asterism.training.data.genomes.sequences import open_sequences
 from asterism.training.data.genomes.windows import window_letters
-from asterism.training.data.sequences import reverse_complement
+from asterism.training.data.sequences import other_strand
 from asterism.training.data.tokenization import make_tokenizer
 from asterism.training.tasks.promoter import negative
 
@@ -43,7 +43,7 @@ def test_starts_of_genes_and_what_they_are_told_from(tmp_path, monkeypatch):
         start, end, strand = 300 * number + 150, 300 * number + 300, "+-"[number % 2]
         codon = promoters.CODONS[number % 3]
         place = start if strand == "+" else end - 3
-        letters[place : place + 3] = list(codon if strand == "+" else reverse_complement(codon))
+        letters[place : place + 3] = list(codon if strand == "+" else other_strand(codon))
         genes.append("\t".join(["a protein", str(start + 1), str(end), strand, *["x"] * 7]))
     with lzma.open(tmp_path / promoters.FILES["genome"], "wt") as file:
         file.write(">chr\n" + "".join(letters) + "\n")
@@ -98,7 +98,7 @@ def test_places_tell_what_stands_where():
 def test_the_token_in_question_is_the_codon(tmp_path, strand):
     """Whichever strand a window is read from, its middle token of three bases is the codon."""
     random = np.random.default_rng(4)
-    codon = "ATG" if strand == "+" else reverse_complement("ATG")
+    codon = "ATG" if strand == "+" else other_strand("ATG")
     letters = random.choice(list("CG"), 20_000)
     letters[9_000:9_003] = list(codon)
     (tmp_path / "genome.fa").write_text(">chr\n" + "".join(letters) + "\n")

@@ -17,7 +17,7 @@ from asterism.errors import ConfigurationError, DataError
 from asterism.randomness import of_row
 from asterism.training import FineTuneConfig, evaluate, open_run, predict, train
 from asterism.training.data.records import Record
-from asterism.training.data.sequences import bases, labels_of, reverse_complement
+from asterism.training.data.sequences import bases, labels_of, other_strand
 from asterism.training.objectives.labelled import Labelled
 from asterism.training.run.arithmetic import loss_of
 from asterism.training.tasks.curves import auc
@@ -166,8 +166,8 @@ def test_letters_of_bases():
 @given(st.text("ACGTN", max_size=50))
 def test_the_other_strand_pairs_base_by_base_and_back(letters):
     pair = {"A": "T", "C": "G", "G": "C", "T": "A", "N": "N"}
-    other = reverse_complement(letters)
-    assert [pair[one] for one in letters] == list(reversed(other)) and reverse_complement(other) == letters
+    other = other_strand(letters)
+    assert [pair[one] for one in letters] == list(reversed(other)) and other_strand(other) == letters
 
 
 @pytest.mark.parametrize(
@@ -393,7 +393,7 @@ def test_an_answer_for_both_strands_is_their_mean(learned, settings, tmp_path):
     """And it is the same for a sequence and its reverse complement, to the last digit."""
     folder, _ = learned
     rows = [{"sequence": row["sequence"]} for row in sequences(4, seed=3)]
-    others = [{"sequence": reverse_complement(row["sequence"])} for row in rows]
+    others = [{"sequence": other_strand(row["sequence"])} for row in rows]
     data = write_lines(tmp_path / "train.jsonl", sequences(40))
     run = tmp_path / "both"
     both = settings("multilabel", data, model=str(folder), average_strands=True, augment_strands=True, epochs=1.0)

@@ -49,8 +49,8 @@ def bases(text: str, place: str) -> str:
     return raw.translate(_CAPITALS).decode()
 
 
-def reverse_complement(text: str) -> str:
-    """The other strand of A, C, G, T, N, read in its own direction."""
+def other_strand(text: str) -> str:
+    """The other strand of A, C, G, T, N in text, read in its own direction."""
     return letters.reverse_complement(np.frombuffer(text.encode(), dtype=np.uint8)).tobytes().decode()
 
 

@@ -31,8 +31,8 @@ from asterism.training.data.sequences import (
     columns_of,
     labels_of,
     letters_of,
+    other_strand,
     read_sequences,
-    reverse_complement,
 )
 from asterism.training.readers.reader import Row
 from asterism.training.run.configuration import FineTuneConfig
@@ -232,7 +232,7 @@ class MultiLabel(Labelling[LabelledSequence]):
                 f"{example.record.place}: a text has no other strand: leave augment_strands and"
                 " average_strands out, or give a `sequence` of bases"
             )
-        return replace(example, letters=reverse_complement(example.letters))
+        return replace(example, letters=other_strand(example.letters))
 
     def targets(self, features: Sequence[Feature], length: int) -> dict[str, torch.Tensor]:
         """`labels`: float32 [B, columns]."""

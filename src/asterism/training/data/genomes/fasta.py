@@ -12,6 +12,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import chain, islice
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 
@@ -73,16 +74,23 @@ class Layout:
     def add(self, chunk: bytes) -> None:
         """The next bytes of the sequence, with ends of lines, of which none is cut in two."""
         self.is_regular &= not self.has_short_line  # only the last line may be short
-        if self.is_regular:
+        count = chunk.count(b"\n") if self.is_regular else 0
+        if count == 1:  # as of short sequences, of which files have millions
+            end = self.seen + chunk.index(b"\n")
+            self.width = self.width or end + 1
+            expected = (self.newlines + 1) * self.width - 1
+            if end != expected:
+                self.has_short_line = end < expected
+                self.is_regular = self.has_short_line and end == self.seen + len(chunk) - 1
+        elif count:
             ends = np.flatnonzero(np.frombuffer(chunk, dtype=np.uint8) == ord("\n")) + self.seen
-            if len(ends) and not self.width:
-                self.width = int(ends[0]) + 1
-            expected = (self.newlines + 1 + np.arange(len(ends))) * self.width - 1
-            if (ends != expected).any():
-                self.has_short_line = bool(ends[-1] < expected[-1])
+            self.width = self.width or int(ends[0]) + 1
+            wanted = (self.newlines + 1 + np.arange(count)) * self.width - 1
+            if (ends != wanted).any():
+                self.has_short_line = bool(ends[-1] < wanted[-1])
                 is_last = int(ends[-1]) == self.seen + len(chunk) - 1
-                self.is_regular = self.has_short_line and is_last and not (ends != expected)[:-1].any()
-            self.newlines += len(ends)
+                self.is_regular = self.has_short_line and is_last and not (ends != wanted)[:-1].any()
+        self.newlines += count
         self.returns += chunk.count(b"\r")
         self.seen += len(chunk)
 
@@ -142,8 +150,7 @@ def read_fastq(path: str | Path, sink: Sink) -> None:
         sink.end()
 
 
-@dataclass(frozen=True)
-class _Run:
+class _Run(NamedTuple):
     """A line with a name and its end, or bytes of the lines behind it, of which the first begins at `column`."""
 
     line: int

@@ -10,7 +10,7 @@ import json
 import os
 import shutil
 import time
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any
 
@@ -109,7 +109,7 @@ def _make(path: Path, folder: Path) -> None:
         rows = zip(recorder.names, recorder.layouts, strict=True)
         index = temporary / "sequences.fai"
         index.write_text("".join(f"{n}\t{at.length}\t{at.offset}\t{at.bases}\t{at.width}\n" for n, at in rows))
-        record = {"version": _VERSION, "index_sha256": _sha256(index), **asdict(recorder.contents())}
+        record = {"version": _VERSION, "index_sha256": _sha256(index), **vars(recorder.contents())}
         write_json(temporary / "contents.json", record)
         changed = max(time.time_ns(), path.stat().st_mtime_ns)  # pyfaidx takes an index older than its file for stale
         os.utime(index, ns=(changed, changed))

@@ -14,7 +14,11 @@ from typing import IO, Protocol
 from asterism.errors import DataError
 
 BLOCK = 1 << 20
-"""Bytes that are read, and at most given, at a time."""
+"""Bytes that are given at most at a time, and of a plain file read."""
+
+PIECE = 1 << 14
+"""Bytes of a compressed file that are read at a time: what stands behind the end of a member is copied, so that many
+short members would cost their number times what was read."""
 
 LARGEST_UNPACKED = 1 << 36
 """Bytes that a compressed file may unfold to: 64 GiB, twenty times the human genome."""
@@ -121,7 +125,7 @@ def _require_length(path: str | Path, number: int, line: bytes, longest: int) ->
 
 def _members(path: str | Path, file: IO[bytes], magic: bytes) -> Iterator[bytes]:
     """What the members of a gzip file, or the streams of an xz file, unfold to, one after another."""
-    start = data = file.read(BLOCK)
+    start = data = file.read(PIECE)
     offset = 0
     while start:
         unpacker: _Unpacker = _Gzip() if magic == GZIP else _Xz()
@@ -134,14 +138,14 @@ def _members(path: str | Path, file: IO[bytes], magic: bytes) -> Iterator[bytes]
                 yield block
             elif not unpacker.eof and not data:
                 offset = file.tell()
-                if not (data := file.read(BLOCK)):
+                if not (data := file.read(PIECE)):
                     raise DataError(f"{path} breaks off at byte {offset:,}; is the download complete?")
         data = unpacker.left
-        while not data.strip(b"\0") and (more := file.read(BLOCK)):  # zeros may fill the last block of a tape or disk
+        while not data.strip(b"\0") and (more := file.read(PIECE)):  # zeros may fill the last block of a tape or disk
             data = more
         start = data = data.lstrip(b"\0")
         if start and len(start) < len(magic):
-            start = data = start + file.read(BLOCK)
+            start = data = start + file.read(PIECE)
         if start and not start.startswith(magic):
             raise DataError(f"{path} has bytes behind its end, {start[:4].hex(' ')}, that are not compressed")
 
