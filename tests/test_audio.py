@@ -334,10 +334,29 @@ def test_a_spectrogram_shows_a_tone_where_it_is(tmp_path):
     for name, samples in (("tone", sound), ("silence", 0 * sound), ("short", sound[:5])):
         Audio(8000).write([encode(samples)], tmp_path / f"{name}.wav")
     picture = imread(tmp_path / "tone.png")[:, :, :3].sum(axis=2)
-    column = picture[:, picture.shape[1] // 3]
+    column = picture[:, picture.shape[1] // 3]  # between two numbers of the axis
     panel = np.flatnonzero(column < 1.0)  # magma is dark but for the tone; around the panel all is white
     brightest = panel[0] + np.argmax(column[panel[0] : panel[-1]])
     assert (panel[-1] - brightest) / (panel[-1] - panel[0]) == pytest.approx(0.25, abs=0.03)
+
+
+def test_the_numbers_of_panels_side_by_side_do_not_run_into_each_other(tmp_path, monkeypatch):
+    """As they stand in the picture that is saved: none reaches into the next one, also of times such as 0.025."""
+    from matplotlib.figure import Figure
+
+    drawn, save = [], Figure.savefig
+    monkeypatch.setattr(
+        Figure, "savefig", lambda figure, *words, **how: (save(figure, *words, **how), drawn.append(figure))
+    )
+    for count in (1, 2, 5):
+        Audio(8000).write([encode(np.zeros(800))] * count, tmp_path / f"{count}.wav")
+        panels = drawn[-1].axes[:count]
+        renderer = drawn[-1].canvas.get_renderer()
+        shown = [tick.label1 for axes in panels for tick in axes.xaxis.get_major_ticks() if 0 <= tick.get_loc() <= 0.1]
+        ends = [(box.x0, box.x1) for box in (one.get_window_extent(renderer) for one in shown)]
+        assert len(ends) >= 2 * count and all(
+            last + 4 < first for (_, last), (first, _) in zip(ends, ends[1:], strict=False)
+        )
 
 
 def test_the_picture_of_a_long_sound_is_not_larger():

@@ -78,6 +78,7 @@ def _draw(sounds: Sequence[Sound], rate: int, path: Path) -> None:
     from matplotlib.cm import ScalarMappable
     from matplotlib.colors import Normalize
     from matplotlib.figure import Figure
+    from matplotlib.ticker import MaxNLocator
 
     columns = min(len(sounds), 5)
     rows = math.ceil(len(sounds) / columns)
@@ -97,6 +98,7 @@ def _draw(sounds: Sequence[Sound], rate: int, path: Path) -> None:
         axes.set_title(sound.title, fontsize=9)
         axes.set_xlim(0, len(sound.codes) / rate)
         axes.set_ylim(0, rate / 2)
+        axes.xaxis.set_major_locator(MaxNLocator(3))  # more numbers would run into each other in a row of sounds
     for axes in grid.flat[len(sounds) :]:
         axes.set_visible(False)
     figure.supxlabel("seconds")
