@@ -454,6 +454,11 @@ def test_a_line_that_cannot_be_used_stops_behind_those_before_it(runs, task, nam
         ("{run} --data - --format conll", 2, r"format: 'conll' was asked for; this task reads jsonl, csv"),
         ("{run} --data empty.jsonl", 3, r"data: empty\.jsonl holds no record"),
         ("{run} --data empty.csv", 3, r"data: empty\.csv holds no record"),
+        (
+            "{run} --data empty.jsonl --output new.csv",
+            2,
+            r"output: new\.csv: data of format jsonl come out as jsonl; let",
+        ),
         ("{run} --data empty.jsonl --output empty.csv", 4, r"output: empty\.csv exists; choose another name"),
         ("{run} --data empty.jsonl --output no/out", 3, r"data: empty\.jsonl holds no record"),
         ("{run} --data one.jsonl --output no/out", 4, r"no/out cannot be written: No such file or directory"),

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from asterism.errors import ConfigurationError, DataError
-from asterism.training.data.formats import Format, refuse_present
+from asterism.training.data.formats import FORMATS, Format, refuse_present
 from asterism.training.data.records import Record, source_of
 from asterism.training.pipeline import Run, open_run
 from asterism.training.run.prediction_output import PredictionOutput, output_path, refuse_existing
@@ -112,6 +112,17 @@ def _record(number: int, row: Any) -> Record:
     return Record(f"rows[{number}]", dict(row))
 
 
+def _refuse_other_suffix(output: Path | None, kind: Format) -> None:
+    """Raises ConfigurationError for a name that promises CSV or JSONL where something else is written."""
+    written, tables = kind.written_format, [FORMATS["csv"], FORMATS["jsonl"]]
+    suffix = "" if output is None else output.suffix.lower()
+    if suffix not in written.suffixes and any(suffix in one.suffixes for one in tables):
+        raise ConfigurationError(
+            f"output: {output}: data of format {kind.name} come out as {written.name}; let the name end in"
+            f" {written.suffixes[0]}"
+        )
+
+
 def predict_file(
     run: Run | str | Path,
     data: str | Path,
@@ -140,6 +151,7 @@ def predict_file(
     opened = _opened(run)
     predictor = _predictor(opened, batch_size, reader)
     kind = predictor.task.format(data, format)
+    _refuse_other_suffix(path, kind)
     source = source_of(data)
     settings = {**_settings(opened, predictor), "format": kind.name}
     with closing(PredictionOutput(path, settings, kind)) as out, closing(make_display(progress)) as display:
