@@ -218,6 +218,8 @@ def test_starts_that_do_not_fit_are_refused(settings, tmp_path):
     [
         ({}, r"there is no folder|holds no file"),
         ({"a.raw": b"x"}, r"must hold two folders or more, one for each class"),
+        ({"one/a.raw": b"x", "two/b.raw": b"y", "c": b"z"}, r"/c lies in no folder of a class, as others do: move it"),
+        ({"train/one/a.raw": b"x", "train/b": b"y", "val/one/c": b"z"}, r"train/b lies in no folder of a class"),
         ({"one/a.raw": b"x", "one/b.raw": b"y"}, r"must hold two folders or more"),
         ({"train/one/a.raw": b"x", "train/two/b.raw": b"y"}, r"the validation split of .* has no file"),
         (

@@ -16,7 +16,7 @@ from transformers import PreTrainedConfig, PreTrainedTokenizerFast
 
 from asterism.errors import DataError
 from asterism.models import AsterismConfig
-from asterism.training.data.folders import Files, SplitFolder, list_folder, split_folder
+from asterism.training.data.folders import Files, SplitFolder, list_folder, split_folder, split_homes
 from asterism.training.data.formats import read_records
 from asterism.training.data.modality import Modality, parse_modality
 from asterism.training.data.records import Record
@@ -134,6 +134,11 @@ def _folder(path: Path) -> SplitFolder:
     if not names:
         raise DataError(f"data: {path} holds no file")
     folder = split_folder(path, names, _digest)
+    loose = [name for name in names if name.count("/") == bool(split_homes(path, names))]
+    if loose and len(loose) < len(names):
+        raise DataError(
+            f"data: {path / loose[0]} lies in no folder of a class, as others do: move it into one, or away"
+        )
     if not folder.classes:
         raise DataError(f"data: {path} must hold two folders or more, one for each class, with the files of the class")
     return folder
