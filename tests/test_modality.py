@@ -13,7 +13,7 @@ from asterism.training.data.corpus import Bytes
 from asterism.training.data.modality import VOCABULARY, parse_modality, require
 from asterism.training.data.splits import ArrayPieces
 from asterism.training.data.windows import plan_pieces
-from asterism.training.objectives.causal import bits_per_byte, refuse_labels
+from asterism.training.objectives.causal import CausalBytes, bits_per_byte, refuse_labels
 from asterism.training.run.configuration import ModelConfig, RunConfig, config_from_dict
 
 
@@ -74,6 +74,38 @@ def test_labels_must_be_those_of_the_model():
         refuse_labels("data", ArrayPieces(values, bounds), 2)
     with pytest.raises(DataError, match="data has labels from 0 to 2; the model tells 2 apart, from 0 on"):
         refuse_labels("data", ArrayPieces(values, bounds, labels=np.array([0, 2])), 2)
+
+
+@pytest.mark.parametrize("test", [0, 2])
+def test_what_is_said_of_pictures_before_the_first_step(test, tmp_path):
+    """Positions of other rows and columns, as a recipe of another size brings them; and a test split without any."""
+    for name, count in (("train", 3), ("validation", 1), ("test", test)):
+        if count:
+            np.save(tmp_path / f"{name}.npy", np.zeros((count, 4, 6, 3), dtype=np.uint8))
+    if not test:  # what is missing is taken out of train by hash, and three pictures are few
+        assert not parse_modality("images(width=6, height=4)").splits(str(tmp_path)).length("test")
+    said = []
+    for shape in (None, (6, 4, 3), (4, 6, 3)):
+        kind = {"position_type": "factorised", "position_shape": shape} if shape else {}
+        config = RunConfig(
+            modality="images(width=6, height=4)", data=str(tmp_path), context=72, model=ModelConfig(**kind)
+        )
+        said.append(CausalBytes.prepare(config, CausalBytes.vocabulary(config, None))[1].notes)
+    empty = () if test else (f"the test split of {tmp_path} is empty: nothing is left to test the run with",)
+    assert said[0] == said[2] == empty and said[1][:-1] == empty
+    assert said[1][-1].startswith(
+        "model.position_shape is [6, 4, 3], but a piece of images(width=6, height=4) has [4, 6"
+    )
+    assert said[1][-1].endswith('set --model.position-shape "[4, 6, 3]"')
+
+
+def test_a_split_without_a_piece_is_called_empty(tmp_path):
+    np.save(tmp_path / "train.npy", np.zeros((1, 4, 6, 3), dtype=np.uint8))
+    splits = parse_modality("images(width=6, height=4)").splits(str(tmp_path))
+    with pytest.raises(
+        DataError, match=r"the test split of .* is empty; give more data, or say yourself which are held"
+    ):
+        splits.require("test", 72)
 
 
 def test_every_name_has_its_module():

@@ -40,6 +40,7 @@ class Modality(ABC):
     name             what a text calls it
     unit             what one value is, in the plural
     sequence_length  how many values every piece has; None where pieces differ
+    axes             what a piece is an array of, last axis fastest; empty where it is a row
     classes          how many classes the first token of a sequence tells apart; None for models that know of none
     outputs          how the names of files may end that `write` makes; any, if there are none
     is_stream        whether data are one sequence that begins in the middle of things (see Pieces)
@@ -50,6 +51,7 @@ class Modality(ABC):
     name: ClassVar[str]
     unit: ClassVar[str]
     sequence_length: int | None = None
+    axes: tuple[int, ...] = ()
     classes: int | None = None
     outputs: ClassVar[tuple[str, ...]] = ()
     is_stream: bool = False

@@ -101,6 +101,10 @@ class Splits(ABC):
     def require(self, split: Split, context: int) -> Pieces:
         """A split that is not empty; of a stream, one that holds a sequence of `context` values. DataError if not."""
         pieces = self.pieces(split)
+        if not pieces.is_stream and not len(pieces):
+            raise DataError(
+                f"data: the {split} split of {self.name} is empty; give more data, or say yourself which are held out"
+            )
         needed = context + 1 if pieces.is_stream else 1
         if len(pieces) < needed:
             raise DataError(

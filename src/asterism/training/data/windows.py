@@ -33,6 +33,11 @@ class Windows(Corpus[torch.Tensor]):
         self.name, self.sha256, self.notes = splits.name, splits.sha256, splits.notes
         self.splits, self.context, self.seed = splits, context, seed
         self.train, self.validation = (splits.require(split, context) for split in ("train", "validation"))
+        if not splits.length("test"):
+            self.notes = (
+                *self.notes,
+                f"the test split of {splits.name} is empty: nothing is left to test the run with",
+            )
 
     def length(self, split: Split) -> int:
         return self.splits.length(split)

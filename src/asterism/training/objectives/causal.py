@@ -17,6 +17,7 @@ from transformers import PreTrainedModel
 from asterism.errors import ConfigurationError, DataError
 from asterism.models import AsterismForCausalLM
 from asterism.training.data.contract import IGNORED
+from asterism.training.data.modality import Modality
 from asterism.training.data.splits import Pieces, Split, Splits
 from asterism.training.data.tokenization import Vocabulary
 from asterism.training.data.windows import FIRST_CLASS, ScoringPlan, Windows, plan_pieces, read_windows
@@ -111,6 +112,7 @@ class CausalBytes(Pretraining[Windows]):
         windows = Windows(modality.splits(config.data), config.context, config.seed)
         for pieces in (windows.train, windows.validation):
             refuse_labels(windows.name, pieces, modality.classes)
+        windows.notes = (*windows.notes, *_strange_positions(config, modality))
         return cls(config), windows
 
     @classmethod
@@ -212,6 +214,17 @@ def refuse_labels(name: str, pieces: Pieces, classes: int | None) -> None:
             f"data: {name} has labels from {pieces.labels.min()} to {pieces.labels.max()}; the model tells {classes}"
             " apart, from 0 on"
         )
+
+
+def _strange_positions(config: RunConfig, modality: Modality) -> list[str]:
+    """A note where positions count rows and columns that the pieces do not have, as a recipe of another size does."""
+    shape = None if config.init_from else config.model.position_shape
+    if not modality.axes or shape is None or tuple(shape) == modality.axes:
+        return []
+    return [
+        f"model.position_shape is {list(shape)}, but a piece of {modality} has {list(modality.axes)}: rows and columns"
+        f' are not where the positions say; set --model.position-shape "{list(modality.axes)}"'
+    ]
 
 
 def _arguments(rows: torch.Tensor) -> dict[str, torch.Tensor]:

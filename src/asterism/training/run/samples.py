@@ -206,7 +206,7 @@ class _Request:
         there = len(pieces.bounds) - 1
         if asked > there:
             raise ConfigurationError(
-                f"generation: complete={asked}: the test split of {splits.name} has {there:,} pieces"
+                f"generation: complete={asked}: the test split of {splits.name} has {there:,} piece{'s' * (there != 1)}"
             )
         keep = 0.5 if self.wanted.keep is None else self.wanted.keep
         jobs = []

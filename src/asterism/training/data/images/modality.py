@@ -59,7 +59,7 @@ class Images(Modality):
         self.width, self.height, self.channels = width, height, channels
         self.resize, self.background, self.classes = resize, background, classes
         self.fitting = Fitting(width, height, channels, resize, background)
-        self.sequence_length = self.fitting.values
+        self.sequence_length, self.axes = self.fitting.values, (height, width, channels)
 
     def splits(self, path: str | None) -> ImageSplits:
         """As `open_images`."""
