@@ -6,6 +6,7 @@ it.
 
 from asterism.compiler.devices.communicate import communicate
 from asterism.compiler.devices.communication import Communication, Heads, Residues, Ring, Rows, Share, gathered
+from asterism.compiler.devices.describe import describe, refusal, summary, without_pattern
 from asterism.compiler.devices.needs import needed_keys
 from asterism.compiler.devices.shards import Shards
 from asterism.compiler.devices.traffic import RowShape, Traffic, Transfers
@@ -22,6 +23,10 @@ __all__ = [
     "Traffic",
     "Transfers",
     "communicate",
+    "describe",
     "gathered",
     "needed_keys",
+    "refusal",
+    "summary",
+    "without_pattern",
 ]

@@ -121,10 +121,8 @@ class Communication:
         sizes = np.array(self.keys.sizes)
         match share:
             case Rows(direct=direct, shared=shared):
-                rows = np.zeros(self.ranks, np.int64)
-                np.add.at(rows, direct.target, direct.stop - direct.start)
                 hops = Hops.of(shared, self.keys)
-                return (rows + hops.rows - hops.owned()) * shape.key
+                return (direct.counts_received() + hops.rows - hops.owned()) * shape.key
             case Residues(period=period):
                 parts = np.array(Shards.even(period, self.ranks).bounds)
                 length = self.keys.length

@@ -65,6 +65,12 @@ class Transfers:
         np.add.at(counts, (self.source, self.target), self.stop - self.start)
         return counts
 
+    def counts_received(self) -> Integers:
+        """int64 [ranks]: how many rows come to each rank."""
+        counts = np.zeros(self.ranks, np.int64)
+        np.add.at(counts, self.target, self.stop - self.start)
+        return counts
+
     def positions(self, source: int, target: int) -> Integers:
         """The positions of the rows that go from one rank to another, ascending."""
         chosen = (self.source == source) & (self.target == target)
