@@ -15,6 +15,7 @@ from test_algebra import check_spans, check_verdict
 from test_compiler import assert_plan_is
 
 from asterism import Alibi, Terms, attend, compile_pattern, patterns
+from asterism.compiler.devices.needs import needed_keys
 from asterism.errors import KernelError, PatternError
 from asterism.patterns.part import offset_of
 from asterism.patterns.runs import Runs
@@ -257,3 +258,90 @@ def test_a_shifted_part_is_refused_too():
     pattern = patterns.part(patterns.dense(), 90, ((10, 20),), ((5, 20),))
     with pytest.raises(KernelError, match="part"):
         attend(*qkv(10, 15), pattern, terms=Terms(bias=Alibi(torch.ones(2))))
+
+
+# --- plans as good as those of the whole -----------------------------------------------------------------------------
+
+LONG, SHARD = 2**16, 2**12
+
+SHARDED = {
+    "window": "window(left=255)",
+    "both sides": "window(left=250, right=250)",
+    "bigbird": "bigbird(block=64, random=3)",
+    "strided": "strided(128)",
+    "fixed": "fixed(128, summary=8)",
+    "sinks": "sinks(4, 1024)",
+    "dilated": "window(left=254, dilation=3)",
+    "dilated, both sides": "longformer(512, dilation=3)",
+    "heads": "per_head([window(left=255), fixed(128, summary=8)])",
+    "pictures": "grid(256, 5)",
+    "documents": "documents(window(left=255), 10000, 30000, 25536)",
+}
+
+
+def computed(plan) -> float:
+    """Pairs that a head computes."""
+    return plan.tiles * plan.tile**2 / plan.heads
+
+
+def computed_for(plan, first: int, past: int) -> float:
+    """Those of the queries from `first` to `past`: a tile row counts by how many of its queries are there."""
+    total = 0.0
+    for part in plan.passes:
+        queries = np.arange(part.n_queries) if part.query_index is None else part.query_index
+        inside = np.zeros(-(-len(queries) // plan.tile) * plan.tile)
+        inside[: len(queries)] = (first <= queries) & (queries < past)
+        shares = inside.reshape(-1, plan.tile).mean(axis=1)
+        total += shares[part.entries()[1]].sum() * (part.tiles / max(1, len(part.columns)))
+    return total * plan.tile**2 / plan.heads
+
+
+def of_a_shard(pattern, first: int):
+    """The parts that a device computes: its queries on its own keys, and those that read others on the others'."""
+    past = first + SHARD
+    own = patterns.part(pattern, LONG, ((first, past),), ((first, past),))
+    needed = needed_keys(pattern, (first, past), LONG)
+    left, right = np.minimum(needed, [[first, first]]), np.maximum(needed, [[past, past]])
+    others = np.concatenate([left[left[:, 0] < left[:, 1]], right[right[:, 0] < right[:, 1]]])
+    blocks = [(at, at + 64) for at in range(first, past, 64)]
+    reaching = [block for block in blocks if not inside(needed_keys(pattern, block, LONG), first, past)]
+    return own, patterns.part(pattern, LONG, reaching, others)
+
+
+def inside(intervals, first: int, past: int) -> bool:
+    return bool((intervals[:, 0] >= first).all() and (intervals[:, 1] <= past).all())
+
+
+@pytest.mark.parametrize("first", (0, 5 * SHARD, LONG - SHARD))
+@pytest.mark.parametrize("name", SHARDED)
+def test_a_shard_computes_no_more_than_its_rows_of_the_whole(name, first):
+    """And its plans are found in little time, whatever the length of the whole."""
+    pattern = patterns.parse(SHARDED[name])
+    of_whole = computed_for(compile_pattern(pattern, LONG), first, first + SHARD)
+    own, border = of_a_shard(pattern, first)
+    start = time.process_time()
+    plans = [compile_pattern(part, len(part.queries), len(part.keys)) for part in (own, border)]
+    seconds = time.process_time() - start
+    assert sum(map(computed, plans)) <= 1.1 * of_whole
+    assert seconds < 2
+
+
+@pytest.mark.parametrize(
+    "text", ("stride(128) & causal()", "stride(100)", "stride(128) & causal() & ~window(left=128)")
+)
+@pytest.mark.parametrize("rank", (0, 3, 6))
+def test_residues_are_block_diagonal(text, rank):
+    """A device that computes some residues of all tokens sorts them by residue, as the whole does."""
+    pattern, length, ranks = patterns.parse(text), 2**14, 7
+    period = pattern.parts[0].period if pattern.children else pattern.period
+    first, past = rank * period // ranks, (rank + 1) * period // ranks
+    runs = [(at + first, min(at + past, length)) for at in range(0, length - first, period)]
+    part = patterns.part(pattern, length, runs, runs)
+    whole = compile_pattern(pattern, length)
+    plan = compile_pattern(part, len(part.queries), len(part.keys), tile=whole.tile)
+    assert computed(plan) <= 1.1 * computed(whole) * (past - first) / period
+    assert len(plan.masks) < 600
+    assert plan.pairs == sum(
+        pattern.allows(np.arange(at, length, period)[:, None], np.arange(at, length, period), length).sum()
+        for at in range(first, past)
+    )

@@ -19,7 +19,7 @@ from asterism.compiler.cost import TILE_SIZES, tile_cost
 from asterism.compiler.join import join
 from asterism.compiler.layout import Bands, KeySubset, Layout, Natural, QuerySubset, Reordered, Residues, Tiles
 from asterism.compiler.memo import remembering
-from asterism.compiler.parts import asked_of
+from asterism.compiler.parts import ResiduesOfPart, SortedPart, asked_of
 from asterism.compiler.plan import Indices, Integers, Pass, Plan
 from asterism.compiler.tables import Masks, offsets
 from asterism.errors import PatternError
@@ -236,12 +236,18 @@ def _layouts(term: Pattern) -> list[Layout]:
                 found.append(Reordered(literal))
             case Grid():
                 found += _bands(literal)
+            case Part(inner=Stride(period=period)) if period > 1:
+                found.append(ResiduesOfPart(literal.queries, literal.keys, period))
+            case Part(inner=Grid() as inner):
+                found += [SortedPart(bands, literal) for bands in _bands(inner)]
+            case Part(inner=Explicit() as inner):
+                found.append(SortedPart(Reordered(inner), literal))
             case _:
                 pass
     return found
 
 
-def _bands(around: Grid) -> list[Layout]:
+def _bands(around: Grid) -> list[Bands]:
     """Bands of which a query needs three, its own in the middle, or two; of single rows; a whole column in one."""
     reach, columns = around.radii
     heights = [(1, 0), (reach, 0), (2 * reach, reach)] if columns else [(1, 0), (reach + 1, 0)]

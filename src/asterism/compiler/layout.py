@@ -129,7 +129,7 @@ class Subset(SortedKeys):
 
     @property
     def text(self) -> str:
-        return f"{self.side} {self.members.text}"
+        return f"{self.side} {self.members}"
 
     def within(self, rule: Pattern) -> Pattern:
         return _replace(rule, self.members)
@@ -199,8 +199,16 @@ class Residues(Layout):
         return Intervals.build(row[opens][segment[spans]], first, past, len(rows), len(keys)).points()
 
 
+class Sorted(Layout):
+    """An order of tokens by numbers that they have, whichever others are there."""
+
+    @abstractmethod
+    def rank(self, positions: Integers, length: int, are_keys: bool) -> Integers:
+        """What tokens at these positions are sorted by, in a sequence of `length` tokens."""
+
+
 @dataclass(frozen=True)
-class Reordered(Layout):
+class Reordered(Sorted):
     """Tokens in an order that gathers the edges of an explicit pattern (reverse Cuthill-McKee)."""
 
     edges_of: Explicit
@@ -213,6 +221,11 @@ class Reordered(Layout):
         order = self._order(n_keys)
         asked = order[(order >= query_offset) & (order < query_offset + n_queries)]
         return Tiles.cut(asked, tile, 0), Tiles.cut(order, tile, 0)
+
+    def rank(self, positions: Integers, length: int, are_keys: bool) -> Integers:
+        ranks = np.empty(length, np.int64)
+        ranks[self._order(length)] = np.arange(length)
+        return ranks[positions]
 
     def _order(self, n_keys: int) -> Integers:
         from scipy.sparse import coo_array
@@ -242,7 +255,7 @@ class Reordered(Layout):
 
 
 @dataclass(frozen=True)
-class Bands(Layout):
+class Bands(Sorted):
     """Pixels of a grid in bands of `height` rows, column by column; with dilation, one residue class after another.
 
     The rows of a class are those `dilation` apart, and so are its columns: there the neighbours are the pixels around.
@@ -262,9 +275,12 @@ class Bands(Layout):
 
     def orders(self, query_offset: int, n_queries: int, n_keys: int, tile: int) -> tuple[Tiles, Tiles]:
         queries, keys = np.arange(query_offset, query_offset + n_queries), np.arange(n_keys)
-        queries = queries[np.argsort(self._codes(self._fields(queries, 0), n_keys), kind="stable")]
-        keys = keys[np.argsort(self._codes(self._fields(keys, self.shift), n_keys), kind="stable")]
+        queries = queries[np.argsort(self.rank(queries, n_keys, False), kind="stable")]
+        keys = keys[np.argsort(self.rank(keys, n_keys, True), kind="stable")]
         return Tiles.cut(queries, tile, 0), Tiles.cut(keys, tile, 0)
+
+    def rank(self, positions: Integers, length: int, are_keys: bool) -> Integers:
+        return self._codes(self._fields(positions, self.shift if are_keys else 0), length)
 
     def candidates(
         self, rule: Pattern, queries: Tiles, keys: Tiles, rows: Integers, length: int, head: int

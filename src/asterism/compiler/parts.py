@@ -5,12 +5,13 @@ window over neighbours is a window.
 """
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import numpy as np
 
-from asterism.patterns.intervals import Integers
+from asterism.compiler.layout import Layout, Sorted, Tiles
+from asterism.patterns.intervals import Integers, Intervals
 from asterism.patterns.part import Part
 from asterism.patterns.pattern import GREATEST, And, Booleans, Not, Or, Pattern, Tokens
 from asterism.patterns.primitives import Causal, Dense, KeySet, OneSided, QuerySet, Stride, Window
@@ -100,6 +101,9 @@ class _OfPart(Pattern):
     def _write(self) -> str:
         return f"{self.inner.text} among {self.whole} at {self.tokens.text}"
 
+    def __str__(self) -> str:
+        return self.inner.text  # for people, to whom thousands of runs say nothing
+
 
 class KeysOfPart(_OfPart, KeySet):
     """Keys of a part that all its queries read."""
@@ -112,3 +116,80 @@ class KeysOfPart(_OfPart, KeySet):
 
 class QueriesOfPart(_OfPart, QuerySet):
     """Queries of a part that read all its keys."""
+
+
+# --- layouts ---------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class SortedPart(Layout):
+    """The queries and keys of a part in the order in which they stand in one of the whole."""
+
+    whole: Sorted
+    part: Part
+
+    @property
+    def text(self) -> str:
+        return self.whole.text
+
+    def orders(self, query_offset: int, n_queries: int, n_keys: int, tile: int) -> tuple[Tiles, Tiles]:
+        queries, keys = np.arange(query_offset, query_offset + n_queries), np.arange(n_keys)
+        asked = self.whole.rank(self.part.queries.places(queries), self.part.length, False)
+        read = self.whole.rank(self.part.keys.places(keys), self.part.length, True)
+        queries, keys = queries[np.argsort(asked, kind="stable")], keys[np.argsort(read, kind="stable")]
+        return Tiles.cut(queries, tile, 0), Tiles.cut(keys, tile, 0)
+
+    def candidates(
+        self, rule: Pattern, queries: Tiles, keys: Tiles, rows: Integers, length: int, head: int
+    ) -> tuple[Integers, Integers]:
+        queries = replace(queries, positions=self.part.queries.places(queries.positions))
+        keys = replace(keys, positions=self.part.keys.places(keys.positions))
+        return self.whole.candidates(rule, queries, keys, rows, self.part.length, head)
+
+
+@dataclass(frozen=True)
+class ResiduesOfPart(Layout):
+    """Tokens of a part sorted by the residue of where they stand; only for rules that imply stride(period) there."""
+
+    asked: Runs
+    read: Runs
+    period: int
+
+    @property
+    def text(self) -> str:
+        return f"residues modulo {self.period}"
+
+    def orders(self, query_offset: int, n_queries: int, n_keys: int, tile: int) -> tuple[Tiles, Tiles]:
+        queries, keys = np.arange(query_offset, query_offset + n_queries), np.arange(n_keys)
+        queries = queries[np.argsort(self.asked.places(queries) % self.period, kind="stable")]
+        keys = keys[np.argsort(self.read.places(keys) % self.period, kind="stable")]
+        return Tiles.cut(queries, tile, self._apart(self.asked)), Tiles.cut(keys, tile, self._apart(self.read))
+
+    def _apart(self, runs: Runs) -> int:
+        """How far apart the numbers of a residue's tokens are within a run, where all runs have one step."""
+        steps = set(runs.step.tolist())
+        return self.period // math.gcd(self.period, steps.pop()) if len(steps) == 1 else 0
+
+    def candidates(
+        self, rule: Pattern, queries: Tiles, keys: Tiles, rows: Integers, length: int, head: int
+    ) -> tuple[Integers, Integers]:
+        place = (rows[:, None] * queries.tile + np.arange(queries.tile)).ravel()
+        place = place[place < len(queries.positions)]
+        number, row = queries.positions[place], np.searchsorted(rows, place // queries.tile)
+        residue = self.asked.places(number) % self.period
+        # A tile may hold the end of one residue class and the start of the next: each piece is asked about by itself.
+        opens = np.flatnonzero((np.diff(residue, prepend=-1) != 0) | (np.diff(row, prepend=-1) != 0))
+        closes = np.append(opens[1:], len(number)) - 1
+        step = queries.step if len(self.asked.start) == 1 else 0  # across runs, numbers of a residue are no progression
+        segments = Tokens(number[opens], number[np.maximum(closes, 0)], step)
+        segment, start, stop = rule.find_spans(segments, length, head).triples()
+        codes = self._codes(keys.positions, self.read.places(keys.positions) % self.period, length)
+        own = residue[opens][segment]
+        first = np.searchsorted(codes, self._codes(start, own, length))
+        past = np.searchsorted(codes, self._codes(stop, own, length))
+        spans = first < past  # a span may hold no token of the class
+        first, past = first[spans] // keys.tile, -(-past[spans] // keys.tile)
+        return Intervals.build(row[opens][segment[spans]], first, past, len(rows), len(keys)).points()
+
+    def _codes(self, numbers: Integers, residues: Integers, length: int) -> Integers:
+        return residues * (length + 1) + numbers
