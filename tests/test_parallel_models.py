@@ -1,7 +1,16 @@
 """Models whose sequences lie on several processes, beside the same models on one."""
 
+import functools
+import json
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
 import pytest
+import sharded_models
 import torch
+from sharded_models import CASES, KINDS, PATIENCE, Found
 
 from asterism.compiler.devices import Shards
 from asterism.errors import ConfigurationError
@@ -88,3 +97,30 @@ def test_shard_refuses_what_does_not_fit():
         parts({"labels": torch.zeros(1, 3)}, 2)
     with pytest.raises(ConfigurationError, match="shards of 4 tokens on 2 ranks do not fit a batch of 3 tokens on 2"):
         parts({"input_ids": torch.zeros(1, 3)}, 2, shards=Shards.even(4, 2))
+
+
+# --- several processes -----------------------------------------------------------------------------------------------
+
+
+@functools.cache
+def measured(ranks: int) -> list[dict[str, Found]]:
+    """What each of the ranks found, of all cases."""
+    with tempfile.TemporaryDirectory() as folder:
+        told = [sys.executable, sharded_models.__file__, str(ranks), folder]
+        done = subprocess.run(told, capture_output=True, text=True, timeout=2 * PATIENCE.total_seconds())
+        assert done.returncode == 0, done.stderr[-4000:]
+        reports = [json.loads(Path(folder, f"{rank}.json").read_text()) for rank in range(ranks)]
+    return [{name: Found(*found) for name, found in report.items()} for report in reports]
+
+
+@pytest.mark.model
+@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("ranks", [3, *(pytest.param(ranks, marks=pytest.mark.slow) for ranks in (1, 2, 4))])
+def test_a_sharded_model_is_the_whole_one(ranks, name):
+    """Losses and hidden states are equal, and gradients, summed over ranks; also where some ranks have no token."""
+    for report in measured(ranks):
+        for kind in KINDS[ranks]:
+            found = report[f"{name} {kind}"]
+            assert found.largest > 1e-3  # there is something to compare
+            assert max(found.loss, found.gradient, found.states) < 1e-12, (kind, found)
+            assert not found.missing  # every rank has a gradient of every weight, so that they can be summed

@@ -89,7 +89,7 @@ class AsterismForCausalLM(GeneratesTokens):
             wanted = shifted if labels is None or shifted is not None else shift(labels, ignored)
             loss = self._token_loss(logits, cast(torch.Tensor, wanted), loss_arguments)
         return CausalLMOutputWithPast(
-            loss=self._penalise(loss, targets, loss_arguments),
+            loss=self._penalise(loss, shifted if labels is None else labels, loss_arguments),
             logits=logits,
             past_key_values=outputs.past_key_values,
             hidden_states=outputs.hidden_states,

@@ -1,0 +1,354 @@
+"""Small models with their batches, computed on one process and on several that share each sequence.
+
+    python sharded_models.py RANKS FOLDER [CASE ...]
+
+starts RANKS processes, and rank r writes what it found to FOLDER/r.json. Nothing listens but on the loopback.
+"""
+
+import json
+import os
+import sys
+from collections.abc import Callable
+from datetime import timedelta
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+import torch.distributed as dist
+import torch.multiprocessing as mp
+from transformers import PreTrainedModel
+
+import asterism.models as models
+from asterism.compiler.devices import Shards
+from asterism.models import AsterismConfig
+from asterism.parallel import SequenceParallel, sequence_parallel, shard
+
+PATIENCE = timedelta(seconds=60)
+"""How long a collective, and how long all processes, may take."""
+
+VOCABULARY, TOKENS = 23, 13
+SIZES: dict[str, Any] = {
+    "vocab_size": VOCABULARY,
+    "hidden_size": 16,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "intermediate_size": 24,
+    "max_position_embeddings": 64,
+}
+
+
+class Case(NamedTuple):
+    """A model and its batch of whole rows; `shifts` as `shard` takes it; options of one process alone."""
+
+    model: PreTrainedModel
+    batch: dict[str, Any]
+    shifts: bool = False
+
+
+CASES: dict[str, Callable[[], Case]] = {}
+
+
+def case(make: Callable[[], Case]) -> Callable[[], Case]:
+    CASES[make.__name__] = make
+    return make
+
+
+def drawn(rows: int, tokens: int = TOKENS, seed: int = 1) -> torch.Tensor:
+    return torch.randint(3, VOCABULARY, (rows, tokens), generator=torch.Generator().manual_seed(seed))
+
+
+def batch(rows: int = 2, **more: Any) -> dict[str, Any]:
+    tokens = drawn(rows)
+    return {"input_ids": tokens, "labels": tokens.clone(), **more}
+
+
+def padded(rows: dict[str, Any]) -> dict[str, Any]:
+    """The same with rows of 13, 5 and 9 tokens."""
+    real = torch.arange(TOKENS) < torch.tensor([TOKENS, 5, 9])[:, None]
+    labels = rows["labels"]
+    if labels.shape == real.shape:
+        labels = labels.masked_fill(~real, -100)
+    return rows | {"attention_mask": real.long(), "labels": labels}
+
+
+def masked(rows: int = 2) -> dict[str, Any]:
+    found = batch(rows)
+    found["labels"][:, ::3] = -100
+    return found
+
+
+def encoder(mixers: str, head: str = "AsterismForMaskedLM", **fields: Any) -> PreTrainedModel:
+    return getattr(models, head)(AsterismConfig(mixers=mixers, **SIZES | fields))
+
+
+def causal(mixers: str = "fixed(stride=4, summary=1)", **fields: Any) -> PreTrainedModel:
+    return encoder(mixers, "AsterismForCausalLM", **fields)
+
+
+@case
+def rotary() -> Case:
+    return Case(causal(position_type="rotary", num_key_value_heads=1), batch(), True)
+
+
+@case
+def learned() -> Case:
+    return Case(causal("interleave(window(3), stride(4) & causal())"), batch(), True)
+
+
+@case
+def recomputed() -> Case:
+    model = causal()
+    model.gradient_checkpointing_enable({"use_reentrant": False})
+    return Case(model, batch(), True)
+
+
+@case
+def causal_padded() -> Case:
+    return Case(causal(), padded(batch(3)), True)
+
+
+@case
+def packed_by_positions() -> Case:
+    starts = [[0, 1, 2, 3, 4, 0, 1, 2, 3, 4, 5, 6, 7], [0, 1, 0, 1, 2, 3, 4, 5, 0, 1, 2, 3, 4]]
+    return Case(causal(), batch(position_ids=torch.tensor(starts)), True)
+
+
+@case
+def packed_by_bounds() -> Case:
+    return Case(encoder("bigbird(block=2, random=1)"), masked() | {"cu_seqlens": [0, 5, 5, 12, 13]})
+
+
+@case
+def dropping_pairs() -> Case:
+    return Case(causal(attention_dropout=0.3), batch(dropout_seed=5), True)
+
+
+@case
+def smoothed_share_of_a_step() -> Case:
+    return Case(causal(position_type="factorised", position_shape=[8, 8]), batch(num_items_in_batch=50), True)
+
+
+@case
+def by_length() -> Case:
+    return Case(encoder("bigbird(block=2, random=1)"), padded(masked(3)))
+
+
+@case
+def masked_keys() -> Case:
+    return Case(encoder("window(2, 2)", position_type="sinusoidal"), padded(masked(3)))
+
+
+@case
+def places() -> Case:
+    asked = {"places": torch.tensor([[0, 3, 12, 0], [5, 6, 7, 8], [1, 2, 0, 0]])}
+    labels = torch.tensor([[1, 2, 3, -100], [1, 2, 3, 4], [3, 4, -100, -100]])
+    return Case(encoder("window(2, 2)"), batch(3) | asked | {"labels": labels})
+
+
+@case
+def fourier() -> Case:
+    return Case(encoder("fourier()"), masked())
+
+
+@case
+def fourier_padded() -> Case:
+    return Case(encoder("fourier()", hidden_size=10), padded(masked(3)))
+
+
+@case
+def global_tokens() -> Case:
+    mixers = "interleave(bigbird_etc(block=2, random=1, globals=3), fourier())"
+    return Case(encoder(mixers, global_tokens=3), padded(masked(3)))
+
+
+@case
+def global_projections() -> Case:
+    return Case(encoder("longformer(window=4, globals=[0, 7])", global_projections=[7, 0]), padded(masked(3)))
+
+
+@case
+def buckets() -> Case:
+    return Case(encoder("window(4, 4)", position_type="buckets"), masked())
+
+
+@case
+def all_attention() -> Case:
+    return Case(causal("window(6)", block="all_attention", persistent_vectors=5, attention_bias=False), batch(), True)
+
+
+@case
+def adaptive_spans() -> Case:
+    fields = {"position_type": "relative", "relative_span": 6, "adaptive_span": True, "adaptive_span_penalty": 0.1}
+    model = causal("window(6)", block="all_attention", persistent_vectors=5, attention_bias=False, **fields)
+    return Case(model, padded(batch(3)) | {"num_items_in_batch": 40}, True)
+
+
+@case
+def sequence_labels() -> Case:
+    model = encoder("window(2, 2)", "AsterismForSequenceClassification", num_labels=3)
+    return Case(model, padded(batch(3) | {"labels": torch.tensor([0, 2, 1])}))
+
+
+@case
+def mean_of_tokens() -> Case:
+    head = "AsterismForSequenceClassification"
+    model = encoder("window(2, 2)", head, num_labels=1, classifier_pooling="mean", problem_type="regression")
+    return Case(model, padded(batch(3) | {"labels": torch.tensor([0.5, 2.0, 1.0])}))
+
+
+@case
+def token_labels() -> Case:
+    labels = masked()["labels"].clamp(max=2)
+    return Case(encoder("window(2, 2)", "AsterismForTokenClassification", num_labels=3), batch(labels=labels))
+
+
+@case
+def answers() -> Case:
+    asked = {"start_positions": torch.tensor([2, 11]), "end_positions": torch.tensor([6, 13])}
+    return Case(encoder("window(2, 2)", "AsterismForQuestionAnswering"), {"input_ids": drawn(2), **asked})
+
+
+@case
+def next_sentences() -> Case:
+    types = torch.tensor([[0] * 5 + [1] * 8] * 2)
+    more = {"token_type_ids": types, "next_sentence_label": torch.tensor([0, 1])}
+    return Case(encoder("window(2, 2)", "AsterismForPreTraining", type_vocab_size=2), masked() | more)
+
+
+def written(cross: str) -> Case:
+    both: dict[str, Any] = {"is_encoder_decoder": True, "num_decoder_layers": 2, "decoder_mixers": "window(3)"}
+    tokens = {"decoder_start_token_id": 0, "pad_token_id": 1}
+    model = encoder("window(3, 3)", "AsterismForConditionalGeneration", cross_mixers=cross, **both, **tokens)
+    labels = drawn(3, 7, seed=2)
+    labels[1, 4:] = -100
+    inside = model.prepare_decoder_input_ids_from_labels(labels)
+    real = padded(batch(3))["attention_mask"]
+    return Case(model, {"input_ids": drawn(3), "attention_mask": real, "decoder_input_ids": inside, "labels": labels})
+
+
+@case
+def cross_attention() -> Case:
+    return written("dense()")
+
+
+@case
+def cross_attention_by_place() -> Case:
+    return written("across(window(2, 2), step=2)")
+
+
+# --- one process and several -----------------------------------------------------------------------------------------
+
+
+class Found(NamedTuple):
+    """How far a sharded model is from the whole one, and how large what was compared is."""
+
+    loss: float
+    gradient: float
+    states: float
+    largest: float
+    missing: list[str]
+
+
+KINDS = {1: ["even"], 2: ["even", "ragged"], 3: ["ragged"], 4: ["even", "ragged"]}
+"""How tokens are shared out among so many ranks."""
+
+
+def shards_of(kind: str, ranks: int) -> Shards | None:
+    """Even parts by default; else the first rank holds nothing, and the others hold parts of their own."""
+    ragged = {2: (0, TOKENS), 3: (0, 8, TOKENS - 8), 4: (0, 1, 0, TOKENS - 1)}
+    return None if kind == "even" else Shards.of_sizes(ragged[ranks])
+
+
+def prepare(model: PreTrainedModel) -> PreTrainedModel:
+    """Weights that none is 0, so that whatever is wrong shows."""
+    model = model.double().train()
+    random = torch.Generator().manual_seed(3)
+    with torch.no_grad():
+        for name, weight in model.named_parameters():
+            drawn_weight = torch.randn(weight.shape, generator=random, dtype=weight.dtype) * 0.3
+            weight.copy_(drawn_weight + ("norm" in name and name.endswith("weight")))
+            if "adaptive_span" in name:
+                weight.copy_(drawn_weight.abs())
+    return model
+
+
+def states_of(outputs: Any) -> list[torch.Tensor]:
+    """What a model gives for every token."""
+    fields = ("hidden_states", "decoder_hidden_states")
+    return [states for field in fields for states in getattr(outputs, field, None) or ()]
+
+
+def compare(context_of: Callable[[], Any], name: str, kind: str) -> Found:
+    torch.manual_seed(0)
+    model, whole_rows, shifts = CASES[name]()
+    model = prepare(model)
+    expected = model(**whole_rows, output_hidden_states=True)
+    expected.loss.backward()
+    gradients = {key: weight.grad for key, weight in model.named_parameters()}
+    model.zero_grad()
+    with context_of() as context:
+        shards = shards_of(kind, context.ranks)
+        outputs = model(**shard(whole_rows, context, shifts_labels=shifts, shards=shards), output_hidden_states=True)
+    outputs.loss.backward()
+    worst, missing = 0.0, []
+    for key, weight in model.named_parameters():
+        if gradients[key] is None:
+            continue
+        if weight.grad is None:
+            missing.append(key)
+        summed = torch.zeros_like(weight) if weight.grad is None else weight.grad.clone()
+        dist.all_reduce(summed)
+        worst = max(worst, (summed - gradients[key]).abs().max().item())
+    largest = max(x.abs().max().item() for x in gradients.values() if x is not None)
+    loss = abs(outputs.loss.item() - expected.loss.item())
+    return Found(loss, worst, _apart(context, whole_rows, outputs, expected, kind), largest, missing)
+
+
+def _apart(context: SequenceParallel, rows: dict[str, Any], outputs: Any, expected: Any, kind: str) -> float:
+    """The greatest difference of the hidden states of real tokens."""
+    worst, own, all_states = 0.0, states_of(outputs), states_of(expected)
+    assert own and len(own) == len(all_states)
+    for state, whole_state in zip(own, all_states, strict=True):
+        is_target = "decoder_input_ids" in rows
+        shards = Shards.even(whole_state.shape[1], context.ranks)
+        shards = shards if is_target else shards_of(kind, context.ranks) or shards
+        first, past = shards.range(context.rank)
+        difference = (state - whole_state[:, first:past]).abs()
+        if "attention_mask" in rows and not is_target:
+            difference = difference[rows["attention_mask"][:, first:past].bool()]
+        worst = max([worst, *difference.flatten().tolist()])
+    return worst
+
+
+def work(rank: int, ranks: int, folder: Path, names: list[str]) -> None:
+    torch.set_num_threads(1)
+    store = f"file://{folder}/store"
+    dist.init_process_group("gloo", init_method=store, rank=rank, world_size=ranks, timeout=PATIENCE)
+    found = {}
+    for name in names:
+        for kind in KINDS[ranks]:
+            group = dist.group.WORLD
+            assert group is not None
+            found[f"{name} {kind}"] = compare(lambda g=group: sequence_parallel(g, dense_exchange=True), name, kind)
+    (folder / f"{rank}.json").write_text(json.dumps(found))
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+def main() -> None:
+    ranks, folder, names = int(sys.argv[1]), Path(sys.argv[2]), sys.argv[3:] or list(CASES)
+    os.environ["GLOO_SOCKET_IFNAME"] = "lo"
+    # Copies of a process that has imported everything and computed nothing: nothing is imported again.
+    start = mp.get_context("fork").Process
+    processes = [start(target=work, args=(rank, ranks, folder, names)) for rank in range(ranks)]
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join(PATIENCE.total_seconds())
+    for process in processes:
+        process.kill()
+    sys.exit(any(process.exitcode for process in processes))
+
+
+if __name__ == "__main__":
+    main()
