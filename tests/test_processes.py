@@ -1,82 +1,23 @@
 """A run that several processes share is the run of one: its curve, its folder, its end."""
 
-import json
 import os
-import subprocess
-import sys
-from dataclasses import asdict
-from pathlib import Path
+import signal
+import time
+from dataclasses import replace
 
 import pytest
 import torch
+from launched_runs import assert_same_curve, flags, is_gone, launched, settings, steps_done, told, workers
 from safetensors.torch import load_file
 
 from asterism.cli.told import is_follower
 from asterism.errors import ConfigurationError
-from asterism.training import ModelConfig, RunConfig, open_run, train
+from asterism.training import RunConfig, open_run, train
 from asterism.training.run.estimate import estimate
 from asterism.training.run.loop import slice_weights
 from asterism.training.run.mesh import MeshShape, mesh_shape
 
 pytestmark = pytest.mark.model
-
-EXACT = 3e-6
-"""How far apart the figures of two runs in float64 may be: sums are in another order."""
-
-
-def settings(folder: Path, **changes) -> RunConfig:
-    """A run of a tiny model in float64, on a text in the folder."""
-    text = folder / "text.txt"
-    if not text.exists():
-        text.write_text("".join(f"{number} is not {number * number}, and {number % 7} is.\n" for number in range(900)))
-    shape = ModelConfig(
-        mixers="window(left=7) | columns(period=8, first=7, count=1) & causal()",
-        num_hidden_layers=2,
-        hidden_size=32,
-        num_attention_heads=2,
-        position_type="rotary",
-    )
-    given = {"context": 48, "batch_size": 6, "steps": 6, "optimizer": "muon", "learning_rate": 3e-3, "warmup_steps": 2}
-    every = {"log_every": 1, "evaluation_every": 3, "checkpoint_every": 2, "evaluation_bytes": 1000}
-    more = {"data": str(text), "dtype": "float64", "process_timeout": 60}
-    return RunConfig(recipe="bytes-small", model=shape, **(given | every | more | changes))
-
-
-def flags(config: RunConfig, folder: Path) -> list[str]:
-    """The configuration for a command line, by a file."""
-    folder.mkdir(exist_ok=True)
-    file = folder / f"{config.kind}.json"
-    file.write_text(json.dumps(asdict(config)))
-    return [config.kind, "--config", str(file)]
-
-
-def environment() -> dict[str, str]:
-    own = {"OMP_NUM_THREADS": "1", "ASTERISM_CALIBRATE": "0", "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
-    return {**os.environ, **own}
-
-
-def launched(processes: int, words: list[str], **options) -> subprocess.Popen:
-    """`torchrun --standalone` of the command line, with its lines of the launcher itself left out of stderr."""
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(processes)]
-    command += ["-m", "asterism.cli.main", *words]
-    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-    return subprocess.Popen(command, env=environment(), **pipes, **options)
-
-
-def history(folder: Path) -> list[dict]:
-    return [json.loads(line) for line in (folder / "history.jsonl").read_text().splitlines()]
-
-
-def assert_same_curve(found: Path, wanted: Path) -> None:
-    """Every figure of two histories, but for those that a clock decides."""
-    one, other = history(found), history(wanted)
-    assert [line["step"] for line in one] == [line["step"] for line in other]
-    for mine, theirs in zip(one, other, strict=True):
-        assert mine.keys() == theirs.keys()
-        timeless = [name for name in mine if name != "seconds" and "per_second" not in name]
-        assert {name: mine[name] for name in timeless} == pytest.approx(
-            {name: theirs[name] for name in timeless}, abs=EXACT
-        )
 
 
 @pytest.fixture(scope="module")
@@ -98,6 +39,25 @@ def test_two_processes_have_the_curve_of_one(alone, tmp_path):
     assert sorted(path.name for path in (tmp_path / "run").iterdir()) == sorted(
         path.name for path in (alone / "run").iterdir()
     )
+
+
+def test_a_signal_to_one_process_stops_all_after_the_same_step_and_one_goes_on(alone, tmp_path):
+    config = settings(alone, steps=40)
+    process = launched(2, [*flags(config, tmp_path), "--parallel", "fsdp=2", "--folder", str(tmp_path / "run")])
+    started = workers(process, 2)
+    while steps_done(tmp_path / "run") < 3 and process.poll() is None:
+        time.sleep(0.05)
+    os.kill(started[1], signal.SIGTERM)
+    _, errors = process.communicate(timeout=60)
+    assert told(errors) == ["asterism: terminated"], errors
+    assert all(is_gone(worker) for worker in started)
+    (checkpoint,) = (tmp_path / "run" / "checkpoints").iterdir()
+    step = int(checkpoint.name.removeprefix("step-"))
+    assert 3 <= step == steps_done(tmp_path / "run") < 40
+    again = replace(config, parallel="dp=1")
+    train(again, tmp_path / "run", resume=True, progress=False)
+    train(config, tmp_path / "one", progress=False)
+    assert_same_curve(tmp_path / "run", tmp_path / "one")
 
 
 @pytest.mark.parametrize(
