@@ -8,6 +8,8 @@ import torch
 from torch import nn
 
 from asterism.kernels import matrix_rates
+from asterism.parallel import sharding
+from asterism.parallel.ranks import counted_once, whole
 from asterism.training.run.configuration import Dtype, TrainingConfig
 
 Config = TypeVar("Config", bound=TrainingConfig)
@@ -52,6 +54,7 @@ def loss_of(
     *,
     label_smoothing: float = 0.0,
     positive_weight: float = 1.0,
+    weights: tuple[float, float] = (1.0, 1.0),
 ) -> torch.Tensor:
     """The mean loss of a batch or slice, in nats, as the model itself computes it: a scalar to differentiate, of the
     type of the weights.
@@ -59,17 +62,42 @@ def loss_of(
     A batch holds the arguments of the model, labels among them; `seed` decides what the attention of a model of ours
     drops, and is None for others. With `label_smoothing` (Szegedy 2016, section 7) that share of the wanted probability
     is spread over all tokens. Where labels are float [B, columns] of 0 and 1, a 1 counts `positive_weight` times as
-    much as a 0 (Zaheer 2020, appendix F). No loss is computed anywhere else.
+    much as a 0 (Zaheer 2020, appendix F). `weights` are those of this slice in its step: of what is a mean over labels,
+    and of what is one over rows (the next sentence). No loss is computed anywhere else.
+
+    Within `sequence_parallel` the value is that of all tokens, and the gradient this process's part.
     """
     with arithmetic(dtype, batch["input_ids"].device):
         found = model(**batch, **({} if seed is None else {"dropout_seed": seed % 2**48}))
     loss: torch.Tensor = found.loss.to(weights_dtype(dtype))
     if positive_weight != 1:
         # The model's mean has each 1 once; the rest of its weight is added.
-        loss = loss + (positive_weight - 1) * (batch["labels"] * nn.functional.softplus(-found.logits.float())).mean()
-    if not label_smoothing:
-        return loss
-    known = batch["labels"] >= 0
-    logits, labels = found.logits[known].float(), batch["labels"][known]
-    # The mean of -log p over all tokens takes that share of the place of -log p of the label: the norm cancels out.
-    return loss + label_smoothing * (logits.gather(1, labels[:, None])[:, 0] - logits.mean(1)).mean()
+        ones = batch["labels"] * nn.functional.softplus(-found.logits.float())
+        loss = loss + (positive_weight - 1) * _of_rows(ones.mean())
+    if label_smoothing:
+        known = batch["labels"] >= 0
+        logits, labels = found.logits[known].float(), batch["labels"][known]
+        # The mean of -log p over all tokens takes that share of the place of -log p of the label: the norm cancels out.
+        loss = loss + label_smoothing * _of_tokens(logits.gather(1, labels[:, None])[:, 0] - logits.mean(1))
+    rows = torch.zeros_like(loss)
+    if "next_sentence_label" in batch and weights[0] != weights[1]:
+        answers = found.seq_relationship_logits.to(loss.dtype)
+        rows = _of_rows(nn.functional.cross_entropy(answers, batch["next_sentence_label"].view(-1)))
+    # The mean of a slice without labels is not a number; its gradient is 0 all the same, and no process lacks it.
+    by_labels = weights[0] * (loss - rows) if weights[0] else (loss - rows).nan_to_num() * 0
+    return by_labels + weights[1] * rows
+
+
+def _of_rows(mean: torch.Tensor) -> torch.Tensor:
+    """A mean over whole rows, which all who share their tokens compute: it is counted once."""
+    context = sharding()
+    return mean if context is None else whole(context, counted_once(context, mean))
+
+
+def _of_tokens(values: torch.Tensor) -> torch.Tensor:
+    """The mean over the tokens of all who share them."""
+    context = sharding()
+    if context is None:
+        return values.mean()
+    count = whole(context, torch.tensor(float(len(values)), device=values.device))
+    return whole(context, values.sum() / count)

@@ -5,9 +5,9 @@ What is left is what it is good at: the loop itself, accumulation, clipping, dev
 
 import os
 from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from itertools import count
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import nn
@@ -16,6 +16,8 @@ from transformers import PrinterCallback, Trainer, TrainingArguments
 from transformers.utils import logging
 
 from asterism.models import AsterismConfig
+from asterism.parallel import shard
+from asterism.parallel.context import resumed
 from asterism.randomness import derive
 from asterism.training.run.arithmetic import loss_of
 from asterism.training.run.configuration import TrainingConfig
@@ -46,24 +48,41 @@ class Loop(Trainer):
         self.model_accepts_loss_kwargs = False
         self.remove_callback(PrinterCallback)
         self.session = session
+        self.context = session.processes.context()
         self.losses: list[torch.Tensor] = []
-        self.weights: list[float] = []
+        self.weights: list[tuple[float, float]] = []
 
     def get_train_dataloader(self) -> Iterator[dict[str, torch.Tensor]]:  # type: ignore[override]  # the Trainer iterates
-        """Slices of batches without end: of every tensor, this process's part of micro_batch_size sequences."""
+        """Slices of batches without end: of every tensor, this process's part of micro_batch_size sequences.
+
+        Where the tokens of a row are shared out, targets are shifted before, because a shard knows only its own.
+        """
         processes = self.session.processes
         for step in count(self.session.state.step):
             batch = self.session.objective.batch(self.session.setup.corpus, step)
             parts = self.session.config.gradient_accumulation_steps
             slices = zip(*(tensor.chunk(parts) for tensor in batch.values()), strict=True)
-            self.weights = slice_weights(batch, parts, processes.shape.readers)[processes.reader]
+            by_labels, by_rows = (
+                slice_weights(one, parts, processes.shape.readers)[processes.reader] for one in (batch, rows_of(batch))
+            )
+            self.weights = list(zip(by_labels, by_rows, strict=True))
             for part in slices:
-                yield {name: processes.rows(tensor) for name, tensor in zip(batch, part, strict=True)}
+                own = {name: processes.rows(tensor) for name, tensor in zip(batch, part, strict=True)}
+                yield own if self.context is None else shard(self._with_target(own), self.context)
+
+    def _with_target(self, batch: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        """What the decoder, if there is one, reads, beside what it is to write."""
+        if not self.session.model.config.is_encoder_decoder or "decoder_input_ids" in batch:
+            return batch
+        shifted = cast(Any, self.session.model).prepare_decoder_input_ids_from_labels(batch["labels"])
+        return batch | {"decoder_input_ids": shifted}
 
     def training_step(self, model: nn.Module, inputs: dict[str, Any], num_items_in_batch: Any = None) -> torch.Tensor:
-        """One slice, forward and backward, with dropout keyed by (seed, step, slice)."""
-        torch.manual_seed(self._seed())
-        loss = super().training_step(model, inputs, num_items_in_batch)
+        """One slice, forward and backward, with dropout keyed by (seed, step, slice) and the process's part."""
+        shard_number = self.session.processes.shard
+        torch.manual_seed(derive(self._seed(), shard_number) if shard_number else self._seed())
+        with nullcontext() if self.context is None else resumed(self.context):
+            loss = super().training_step(model, inputs, num_items_in_batch)
         self.losses.append(loss)
         return loss
 
@@ -73,20 +92,18 @@ class Loop(Trainer):
         """The loss of one slice, which is a mean over its labels, by their share in those of the step."""
         is_ours = isinstance(self.session.model.config, AsterismConfig)
         objective = self.session.objective
-        weight = self.weights[len(self.losses)]
-        loss = loss_of(
+        return loss_of(
             model,
             inputs,
             self.session.config.dtype,
             self._seed() if is_ours else None,
             label_smoothing=objective.label_smoothing,
             positive_weight=objective.positive_weight,
+            weights=self.weights[len(self.losses)],
         )
-        # The mean of a slice without labels is not a number; its gradient is 0 all the same, and no process lacks it.
-        return weight * loss if weight else loss.nan_to_num() * 0
 
     def _seed(self) -> int:
-        """Of this slice of this step."""
+        """Of this slice of this step, the same for all who share its rows."""
         processes = self.session.processes
         own = (processes.reader,) if processes.shape.readers > 1 else ()
         return derive(self.session.config.seed, self.session.state.step, len(self.losses), *own)
@@ -122,6 +139,11 @@ def slice_weights(batch: Mapping[str, torch.Tensor], slices: int, readers: int =
     parts = [part.tensor_split(readers) for part in labels.chunk(slices)]
     known = torch.tensor([[(part[reader] >= 0).sum() for part in parts] for reader in range(readers)])
     return (slices * known.double() / known.sum().clamp(min=1)).tolist()
+
+
+def rows_of(batch: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """A batch that has nothing but its rows."""
+    return {"rows": next(iter(batch.values()))}
 
 
 def loop_arguments(config: TrainingConfig, folder: RunFolder, processes: Processes) -> TrainingArguments:

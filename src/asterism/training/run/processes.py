@@ -34,6 +34,7 @@ from torch.distributed.tensor import DTensor
 
 from asterism import __version__
 from asterism.errors import AsterismError, ConfigurationError
+from asterism.parallel import SequenceParallel
 from asterism.training.run.configuration import TrainingConfig
 from asterism.training.run.mesh import AXES, MeshShape, mesh_shape
 
@@ -86,6 +87,12 @@ class Processes:
     def shard(self) -> int:
         """Which part of a row's tokens this process holds."""
         return self.rank % self.shape.cp
+
+    def context(self) -> SequenceParallel | None:
+        """Those with whom this process shares the tokens of its rows, if there are any."""
+        if self.mesh is None or self.shape.cp == 1:
+            return None
+        return SequenceParallel(self.mesh.get_group("cp"), self.shard, self.shape.cp)
 
     def gather(self, own: Any) -> list[Any]:
         """What every process gives, JSON, in order of their ranks."""

@@ -90,7 +90,8 @@ class Session(TrainerCallback):
         """The loss of all processes; all note a signal that one of them got, and the leader's clock is theirs."""
         seconds = time.monotonic() - self.started if self.processes.leads else 0.0
         got = [self.interrupts.received == number for number in SIGNALS]
-        loss, self.agreed_seconds, *noted = self.processes.total([loss, seconds, *got])
+        share = loss / self.processes.shape.cp  # those who share rows all have the loss of whole rows
+        loss, self.agreed_seconds, *noted = self.processes.total([share, seconds, *got])
         self.interrupts.agreed = next((number for number, count in zip(SIGNALS, noted, strict=True) if count), None)
         return loss
 
