@@ -31,7 +31,7 @@ def alone(tmp_path_factory):
 def test_two_processes_have_the_curve_of_one(alone, tmp_path):
     config = settings(alone)
     process = launched(2, [*flags(config, tmp_path), "--folder", str(tmp_path / "run")])
-    out, errors = process.communicate(timeout=120)
+    out, errors = process.communicate(timeout=180)
     assert process.returncode == 0, errors
     assert_same_curve(tmp_path / "run", alone / "run")
     assert out.count("validation:") == 1
@@ -48,7 +48,7 @@ def test_a_signal_to_one_process_stops_all_after_the_same_step_and_one_goes_on(a
     while steps_done(tmp_path / "run") < 3 and process.poll() is None:
         time.sleep(0.05)
     os.kill(started[1], signal.SIGTERM)
-    _, errors = process.communicate(timeout=60)
+    _, errors = process.communicate(timeout=180)
     assert told(errors) == ["asterism: terminated"], errors
     assert all(is_gone(worker) for worker in started)
     (checkpoint,) = (tmp_path / "run" / "checkpoints").iterdir()
