@@ -100,9 +100,11 @@ def open_run(folder: str | Path) -> Run:
     record, config, weights = run.read_record(), run.read_settled(), run.weights()
     with quiet_transformers(), isolated(0):  # weights are drawn, and then replaced by those that there are
         objective = OBJECTIVES.load(config.objective).restore(config, weights, record["decided"])
-        model = objective.new_model(read_shape(weights)).to(weights_dtype(config.dtype))
+        model = objective.new_model(read_shape(weights))
+    hidden: Any = model  # whose `to` hides self in transformers' types
+    hidden.to(weights_dtype(config.dtype))
     load_weights(weights, model)
-    model.to(torch.device("cuda" if torch.cuda.is_available() else "cpu"))  # type: ignore[arg-type]  # transformers hides self
+    hidden.to("cuda" if torch.cuda.is_available() else "cpu")
     model.eval()
     return Run(
         folder=run, record=record, config=config, objective=objective, tokenizer=objective.tokenizer, model=model
