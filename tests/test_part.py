@@ -276,6 +276,8 @@ SHARDED = {
     "heads": "per_head([window(left=255), fixed(128, summary=8)])",
     "pictures": "grid(256, 5)",
     "documents": "documents(window(left=255), 10000, 30000, 25536)",
+    "documents, strided": "documents(strided(128), 10000, 30000, 25536)",
+    "documents, fixed": "documents(fixed(128, summary=8), 5000, 9000, 22000, 29536)",
 }
 
 

@@ -238,6 +238,8 @@ def _layouts(term: Pattern) -> list[Layout]:
                 found += _bands(literal)
             case Part(inner=Stride(period=period)) if period > 1:
                 found.append(ResiduesOfPart(literal.queries, literal.keys, period))
+            case Part(inner=Documents(pattern=Stride(period=period)) as inner) if period > 1:
+                found.append(ResiduesOfPart(literal.queries, literal.keys, period, inner))
             case Part(inner=Grid() as inner):
                 found += [SortedPart(bands, literal) for bands in _bands(inner)]
             case Part(inner=Explicit() as inner):

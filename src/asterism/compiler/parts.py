@@ -11,6 +11,7 @@ from functools import cached_property
 import numpy as np
 
 from asterism.compiler.layout import Layout, Sorted, Tiles
+from asterism.patterns.documents import Documents
 from asterism.patterns.intervals import Integers, Intervals
 from asterism.patterns.part import Part
 from asterism.patterns.pattern import GREATEST, And, Booleans, Not, Or, Pattern, Tokens
@@ -34,8 +35,40 @@ def asked_of(around: Part, inner: Pattern) -> Pattern:
         case Window() | Causal() | Stride():
             found = _stride(around, inner.period) if isinstance(inner, Stride) else _neighbours(around, inner)
             return around.rebuild((inner,)) if found is None else found
+        case Documents():
+            return _in_documents(around, inner)
         case _:
             return around.rebuild((inner,))
+
+
+def _in_documents(around: Part, inner: Documents) -> Pattern:
+    """The rule of the one document that the part is of; else a leaf in documents is a leaf of the sequence, and the key
+    in the same document as the query."""
+    starts, stops = inner.bounds
+    first = min(int(runs.start[:1].sum()) for runs in (around.queries, around.keys))
+    own = int(np.searchsorted(stops, first, side="right"))
+    if own < len(starts) and starts[own] <= first and max(around.queries.past, around.keys.past) <= stops[own]:
+        begin, size = int(starts[own]), int(stops[own] - starts[own])
+        return asked_of(
+            Part(inner.pattern, size, around.queries.moved(-begin), around.keys.moved(-begin)), inner.pattern
+        )
+    match inner.pattern:
+        case Or() | And() as joined:
+            return joined.rebuild(tuple(_in_documents(around, Documents(one, inner.sizes)) for one in joined.parts))
+        case Not(part=negated):
+            return _same_document(around, inner) & ~_in_documents(around, Documents(negated, inner.sizes))
+        case Window() | Causal() as invariant:
+            return _same_document(around, inner) & asked_of(around, invariant)
+        case KeySet():
+            return _same_document(around, inner) & KeysOfPart(inner, around.length, around.keys)
+        case QuerySet():
+            return _same_document(around, inner) & QueriesOfPart(inner, around.length, around.queries)
+        case _:
+            return around.rebuild((inner,))
+
+
+def _same_document(around: Part, inner: Documents) -> Pattern:
+    return around.rebuild((Documents(Dense(), inner.sizes),))
 
 
 def _neighbours(around: Part, inner: Window | Causal) -> Pattern | None:
@@ -78,14 +111,18 @@ def _progressions(around: Part) -> tuple[int, int] | None:
 
 @dataclass(frozen=True, eq=False, repr=False)
 class _OfPart(Pattern):
-    """A one-sided rule, asked of the tokens of a part by their numbers."""
+    """A one-sided rule, or one in documents, asked of the tokens of a part by their numbers."""
 
-    inner: OneSided
+    inner: Pattern
     whole: int
     tokens: Runs
 
     def contains(self, tokens: Integers, length: int) -> Booleans:
-        return self.inner.contains(self.tokens.places(tokens), self.whole)
+        places = self.tokens.places(tokens)
+        if isinstance(self.inner, OneSided):
+            return self.inner.contains(places, self.whole)
+        # A token belongs to the set of its document whatever the other side is, the token itself for one.
+        return self.inner._allows(places, places, self.whole, 0)
 
     def count_below(self, tokens: Integers, length: int) -> Integers:
         return np.searchsorted(self.members(length), tokens)
@@ -149,21 +186,34 @@ class SortedPart(Layout):
 
 @dataclass(frozen=True)
 class ResiduesOfPart(Layout):
-    """Tokens of a part sorted by the residue of where they stand; only for rules that imply stride(period) there."""
+    """Tokens of a part sorted by the residue of where they stand; only for rules that imply stride(period) there.
+
+    With documents, they are sorted by document, and in each by residue.
+    """
 
     asked: Runs
     read: Runs
     period: int
+    documents: Documents | None = None
 
     @property
     def text(self) -> str:
-        return f"residues modulo {self.period}"
+        return f"residues modulo {self.period}" + (" in documents" if self.documents is not None else "")
 
     def orders(self, query_offset: int, n_queries: int, n_keys: int, tile: int) -> tuple[Tiles, Tiles]:
         queries, keys = np.arange(query_offset, query_offset + n_queries), np.arange(n_keys)
-        queries = queries[np.argsort(self.asked.places(queries) % self.period, kind="stable")]
-        keys = keys[np.argsort(self.read.places(keys) % self.period, kind="stable")]
+        queries = queries[np.argsort(self._classes(self.asked, queries), kind="stable")]
+        keys = keys[np.argsort(self._classes(self.read, keys), kind="stable")]
         return Tiles.cut(queries, tile, self._apart(self.asked)), Tiles.cut(keys, tile, self._apart(self.read))
+
+    def _classes(self, runs: Runs, numbers: Integers) -> Integers:
+        """What tokens are sorted by: those that may read each other have one number."""
+        places = runs.places(numbers)
+        if self.documents is None:
+            return places % self.period
+        starts, _ = self.documents.bounds
+        document = np.searchsorted(starts, places, side="right")
+        return document * self.period + (places - np.append(0, starts)[document]) % self.period
 
     def _apart(self, runs: Runs) -> int:
         """How far apart the numbers of a residue's tokens are within a run, where all runs have one step."""
@@ -176,14 +226,14 @@ class ResiduesOfPart(Layout):
         place = (rows[:, None] * queries.tile + np.arange(queries.tile)).ravel()
         place = place[place < len(queries.positions)]
         number, row = queries.positions[place], np.searchsorted(rows, place // queries.tile)
-        residue = self.asked.places(number) % self.period
+        residue = self._classes(self.asked, number)
         # A tile may hold the end of one residue class and the start of the next: each piece is asked about by itself.
         opens = np.flatnonzero((np.diff(residue, prepend=-1) != 0) | (np.diff(row, prepend=-1) != 0))
         closes = np.append(opens[1:], len(number)) - 1
         step = queries.step if len(self.asked.start) == 1 else 0  # across runs, numbers of a residue are no progression
         segments = Tokens(number[opens], number[np.maximum(closes, 0)], step)
         segment, start, stop = rule.find_spans(segments, length, head).triples()
-        codes = self._codes(keys.positions, self.read.places(keys.positions) % self.period, length)
+        codes = self._codes(keys.positions, self._classes(self.read, keys.positions), length)
         own = residue[opens][segment]
         first = np.searchsorted(codes, self._codes(start, own, length))
         past = np.searchsorted(codes, self._codes(stop, own, length))

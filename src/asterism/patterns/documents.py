@@ -13,7 +13,7 @@ from typing import ClassVar
 import numpy as np
 
 from asterism.errors import PatternError, shown
-from asterism.patterns.intervals import Integers, Intervals
+from asterism.patterns.intervals import Integers, Intervals, once
 from asterism.patterns.pattern import (
     GREATEST,
     Booleans,
@@ -46,8 +46,9 @@ class Documents(Moved):
         return int(self.bounds[1].max(initial=0))
 
     def _allows(self, q: Integers, k: Integers, length: int, head: int) -> Booleans:
-        document = self._document_of(q)
-        inside = np.flatnonzero((document >= 0) & (document == self._document_of(k)))
+        # Queries and keys come repeated against each other; each is looked up once.
+        document = np.broadcast_to(self._document_of(once(q)), q.shape)
+        inside = np.flatnonzero((document >= 0) & (document == self._document_of(once(k))))
         result = np.zeros(q.shape, bool)
         q, k, document = q.ravel()[inside], k.ravel()[inside], document.ravel()[inside]
         for chosen, own_length, start in self._by_length(document):

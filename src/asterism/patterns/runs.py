@@ -105,6 +105,10 @@ class Runs:
         within = -(-(np.minimum(positions, self.stop[own]) - self.start[own]) // self.step[own])
         return np.where(run < 0, 0, self.before[own] + within)
 
+    def moved(self, by: int) -> "Runs":
+        """The same set, every member so much further on."""
+        return Runs(self.start + by, self.stop + by, self.step)
+
     def run_of(self, members: Integers) -> Integers:
         """The run that holds each member."""
         return np.searchsorted(self.before, members, side="right") - 1
