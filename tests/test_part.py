@@ -277,7 +277,7 @@ SHARDED = {
     "pictures": "grid(256, 5)",
     "documents": "documents(window(left=255), 10000, 30000, 25536)",
     "documents, strided": "documents(strided(128), 10000, 30000, 25536)",
-    "documents, fixed": "documents(fixed(128, summary=8), 5000, 9000, 22000, 29536)",
+    "documents, fixed": "documents(fixed(128, summary=8), 5120, 8960, 21888, 29568)",
 }
 
 
