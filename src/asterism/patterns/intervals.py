@@ -69,6 +69,14 @@ class Intervals:
         both = np.flatnonzero(covering == 2)
         return type(self)(position[both], position[both + 1], self.rows, self.width)
 
+    def complement(self) -> Self:
+        """The positions that are not covered."""
+        base = np.arange(self.rows) * (self.width + 1)
+        starts = np.sort(np.concatenate([base, self.stops]))
+        stops = np.sort(np.concatenate([self.starts, base + self.width]))
+        kept = starts < stops
+        return type(self)(starts[kept], stops[kept], self.rows, self.width)
+
     def triples(self) -> tuple[Integers, Integers, Integers]:
         """Row, start and stop of every interval."""
         row = self.starts // (self.width + 1)

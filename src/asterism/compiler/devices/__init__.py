@@ -9,10 +9,15 @@ from asterism.compiler.devices.communication import Communication, Heads, Residu
 from asterism.compiler.devices.describe import describe, refusal, summary, without_pattern
 from asterism.compiler.devices.needs import needed_keys
 from asterism.compiler.devices.shards import Shards
+from asterism.compiler.devices.simulator import H100, Machine, Simulation, simulate
 from asterism.compiler.devices.traffic import RowShape, Traffic, Transfers
 
 __all__ = [
+    "H100",
     "Communication",
+    "Machine",
+    "Simulation",
+    "simulate",
     "Heads",
     "Residues",
     "Ring",

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from asterism.compiler.devices.communication import Communication, Heads, Residues, Ring, Rows, Share
-from asterism.compiler.devices.needs import Blocks, Term, everywhere, needed, readable, runs, strides, terms, union
+from asterism.compiler.devices.needs import Blocks, Term, needed, readable, restricted, runs, strides, terms, union
 from asterism.compiler.devices.shards import Shards
 from asterism.compiler.devices.traffic import RowShape, Transfers
 from asterism.compiler.memo import remembering
@@ -68,25 +68,37 @@ def candidates(
     """
     if queries.ranks != keys.ranks:
         raise PatternError(f"queries lie on {queries.ranks} ranks and keys on {keys.ranks}: they must be the same")
-    place = _Place(queries, keys, query_offset, shape)
-    found = terms(pattern, place.extent)
+    place = Place(queries, keys, query_offset, shape)
     yield place.plan(pattern, Ring(pattern))
     if shape.heads % keys.ranks == shape.key_heads % keys.ranks == 0:
         yield place.plan(pattern, Heads(pattern))
-    for rows in place.rows(pattern, found):
-        yield place.plan(pattern, rows)
-    for shares in place.residues(pattern, found):
-        yield place.plan(pattern, *shares)
+    yield from place.ways(pattern, terms(pattern, place.extent))
 
 
 @dataclass(frozen=True)
-class _Place:
-    """Where tokens lie, and what their rows take."""
+class Place:
+    """Where tokens lie, and what their rows take.
+
+    `sample`: the ranks that a plan is made for, if not for all; the others get what all get in two hops.
+    """
 
     queries: Shards
     keys: Shards
     query_offset: int
     shape: RowShape
+    sample: tuple[int, ...] = ()
+
+    def ways(self, pattern: Pattern, found: Sequence[Term]) -> Iterator[Communication]:
+        """All plans that use the pattern, whose terms are `found`; the simplest first."""
+        for rows in self.rows(pattern, found):
+            yield self.plan(pattern, rows)
+        for shares in self.residues(pattern, found):
+            yield self.plan(pattern, *shares)
+
+    def moved(self, plan: Communication) -> int:
+        """The most bytes that a rank moves; of a sample, that come to one."""
+        traffic = plan.traffic(self.shape)
+        return int(traffic.received[list(self.sample)].max()) if self.sample else traffic.most
 
     @property
     def extent(self) -> int:
@@ -99,18 +111,26 @@ class _Place:
     def rows(self, pattern: Pattern, found: Sequence[Term]) -> Iterator[Rows]:
         """Ways to share by moving rows, the simplest first: which queries ask, and which keys all get."""
         for asking in self._askers(found):
-            wanted = remote(found, query_runs(self.queries, asking, self.query_offset), self.keys)
-            for shared in _shared(wanted):
-                kept = _complement(shared, self.keys.length)
-                left = wanted & everywhere(kept[:, 0], kept[:, 1], self.keys.ranks, self.keys.length)
-                yield Rows(pattern, transfers(left, self.keys), shared, asking)
+            wanted = remote(found, self._blocks(asking, self.sample), self.keys)
+            for shared in _shared(wanted, len(self.sample) or self.keys.ranks):
+                yield Rows(pattern, transfers(_without(wanted, shared), self.keys), shared, asking)
+
+    def _blocks(self, asking: Integers, sample: tuple[int, ...] = ()) -> Blocks:
+        """Blocks of the queries that every rank computes itself: all of its own but those that ask everyone. Only those
+        of a sample, if there is one."""
+        bounds, ranks = np.array(self.queries.bounds), self.queries.ranks
+        own = Intervals.one_each(bounds[:-1], bounds[1:], self.queries.length)
+        rank, start, stop = _without(own, asking).triples()
+        kept = np.isin(rank, sample) if sample else np.ones(len(rank), bool)
+        start, stop = start[kept] + self.query_offset, stop[kept] + self.query_offset
+        return Blocks.cut(start, stop, rank[kept], ranks)
 
     def _askers(self, found: Sequence[Term]) -> Iterator[Integers]:
         """Sets of queries that may ask everyone, as intervals: none, and those that read more and more keys."""
         yield np.zeros((0, 2), np.int64)
         if self.queries.ranks == 1:
             return
-        everyone = query_runs(self.queries, np.zeros((0, 2), np.int64), self.query_offset)
+        everyone = self._blocks(np.zeros((0, 2), np.int64))
         reading = readable(found, everyone, self.keys.length)
         # A query that asks takes its own row and two of results; below that, keys are cheaper.
         least = (self.shape.query + 2 * self.shape.result) / max(1, self.shape.key)
@@ -137,20 +157,20 @@ class _Place:
             if rest is None:
                 yield (Residues(pattern, period),)
             elif (own := union(strided, pattern.heads)) is not None:
-                by_rows = min(self.rows(rest, others), key=lambda rows: self.plan(rest, rows).traffic(self.shape).most)
+                by_rows = min(self.rows(rest, others), key=lambda rows: self.moved(self.plan(rest, rows)))
                 yield by_rows, Residues(own & ~rest, period)
 
 
-def _shared(wanted: Intervals) -> Iterator[Integers]:
+def _shared(wanted: Intervals, ranks: int) -> Iterator[Integers]:
     """Sets of keys that all may get in two hops, as intervals: none, those that all ranks but the owner need, and those
-    that more than half of them need."""
+    that more than half of them need. So many ranks say what they want."""
     yield np.zeros((0, 2), np.int64)
     _, start, stop = wanted.triples()
     places, at = np.unique(np.concatenate([start, stop]), return_inverse=True)
     change = np.zeros(len(places), np.int64)
     np.add.at(change, at, np.repeat([1, -1], len(start)))
     needing = np.cumsum(change)
-    others = wanted.rows - 1
+    others = ranks - 1
     for least in sorted({others, others // 2 + 1}, reverse=True) if others > 1 else ():
         # Owners cut what all need into stretches with equal counts, so neighbours are joined again.
         many = np.flatnonzero(needing >= least)
@@ -159,23 +179,11 @@ def _shared(wanted: Intervals) -> Iterator[Integers]:
             yield np.stack([joined.starts, joined.stops], axis=1)
 
 
-def query_runs(queries: Shards, asking: Integers, query_offset: int) -> Blocks:
-    """Blocks of the queries that every rank computes itself: all of its own but those that ask everyone."""
-    bounds = np.array(queries.bounds)
-    own = Intervals.one_each(bounds[:-1], bounds[1:], queries.length)
-    free = _complement(asking, queries.length)
-    kept = own & everywhere(free[:, 0], free[:, 1], queries.ranks, queries.length)
-    rank, start, stop = kept.triples()
-    return Blocks.cut(start + query_offset, stop + query_offset, rank, queries.ranks)
-
-
 def remote(found: Sequence[Term], blocks: Blocks, keys: Shards) -> Intervals:
     """Per rank, the keys that its queries need and other ranks hold."""
-    bounds, ranks = np.array(keys.bounds), np.arange(keys.ranks)
-    starts = np.stack([np.zeros_like(ranks), bounds[1:]], axis=1).ravel()
-    stops = np.stack([bounds[:-1], np.full_like(ranks, keys.length)], axis=1).ravel()
-    others = Intervals.build(np.repeat(ranks, 2), starts, stops, keys.ranks, keys.length)
-    return needed(found, blocks, keys.length) & others
+    bounds = np.array(keys.bounds)
+    own = Intervals.one_each(bounds[:-1], bounds[1:], keys.length)
+    return needed(found, blocks, keys.length) & own.complement()
 
 
 def transfers(wanted: Intervals, keys: Shards) -> Transfers:
@@ -192,6 +200,8 @@ def transfers(wanted: Intervals, keys: Shards) -> Transfers:
     return Transfers(source[order], target[order], start[order], stop[order], keys.ranks)
 
 
-def _complement(intervals: Integers, length: int) -> Integers:
-    """The intervals between these, which are sorted and disjoint."""
-    return np.stack([np.append(0, intervals[:, 1]), np.append(intervals[:, 0], length)], axis=1)
+def _without(intervals: Intervals, some: Integers) -> Intervals:
+    """What is not in some intervals, the same in every row."""
+    one_row = Intervals.build(np.zeros(len(some), np.int64), some[:, 0], some[:, 1], 1, intervals.width)
+    rest = one_row.complement()
+    return restricted(intervals, rest.starts, rest.stops)

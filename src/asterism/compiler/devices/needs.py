@@ -16,7 +16,7 @@ from asterism.compiler.compile import concrete, terms_of
 from asterism.patterns.documents import Documents
 from asterism.patterns.intervals import Integers, Intervals, covered_below
 from asterism.patterns.pattern import And, Booleans, Not, Or, Pattern, PerHead, Shifted, Tokens
-from asterism.patterns.primitives import Dense, KeySet, OneSided, Stride
+from asterism.patterns.primitives import Columns, Dense, KeySet, OneSided, Stride
 
 _MOST_BLOCKS = 2**13
 """How many blocks all queries together are cut into, at most: of so few, each may be a single query."""
@@ -99,7 +99,7 @@ def _needed_by_term(term: Term, blocks: Blocks, length: int) -> Intervals:
     row, start, stop = term.rule.find_spans(blocks.tokens, length, term.heads[0]).triples()
     reached = Intervals.build(blocks.group[row], start, stop, blocks.groups, length)
     for starts, stops in named_keys(term.rule, length):
-        reached = reached & everywhere(starts, stops, blocks.groups, length)
+        reached = restricted(reached, starts, stops)
     return reached
 
 
@@ -130,10 +130,12 @@ def union(found: Sequence[Term], heads: int) -> Pattern | None:
     return rules[0] if len(set(rules)) == 1 else PerHead(tuple(rules))
 
 
-def everywhere(starts: Integers, stops: Integers, rows: int, width: int) -> Intervals:
-    """The same intervals in every row."""
-    row = np.repeat(np.arange(rows), len(starts))
-    return Intervals.build(row, np.tile(starts, rows), np.tile(stops, rows), rows, width)
+def restricted(intervals: Intervals, starts: Integers, stops: Integers) -> Intervals:
+    """What lies in the same runs of every row."""
+    rows = np.unique(intervals.triples()[0])  # runs are many, and few rows may have anything
+    row = np.repeat(rows, len(starts))
+    runs = np.tile(starts, len(rows)), np.tile(stops, len(rows))
+    return intervals & Intervals.build(row, *runs, intervals.rows, intervals.width)
 
 
 def named_keys(term: Pattern, length: int) -> Iterator[tuple[Integers, Integers]]:
@@ -145,11 +147,14 @@ def named_keys(term: Pattern, length: int) -> Iterator[tuple[Integers, Integers]
 
 def _runs_of(literal: Pattern, length: int) -> tuple[Integers, Integers] | None:
     match literal:
+        case Columns(period=period, first=first, count=count):  # the most runs that there are, without their members
+            starts = np.arange(first, length, period)
+            return starts, np.minimum(starts + count, length)
         case KeySet():
             return runs(literal.members(length))
         case Not(part=KeySet() as part):
-            starts, stops = runs(part.members(length))
-            return np.append(0, stops), np.append(starts, length)
+            allowed = _runs_of(part, length)
+            return None if allowed is None else (np.append(0, allowed[1]), np.append(allowed[0], length))
         case Shifted(pattern=inner, by=by) if length > by:
             moved = _runs_of(inner, length - by)
             return None if moved is None else (moved[0] + by, moved[1] + by)
