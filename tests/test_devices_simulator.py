@@ -1,4 +1,8 @@
-"""The simulator beside plans of all ranks, and beside pairs counted one by one."""
+"""The simulator beside plans of all ranks, beside pairs counted one by one, and beside the page that shows it."""
+
+import json
+import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -71,3 +75,20 @@ def test_four_thousand_devices():
     found = simulate("fixed(stride=128, summary=8)", 2**26, 4096, shape)
     assert found.sampled == (0, 1023, 2047, 3071, 4095)
     assert found.way("by pattern").received == 2**26 // 128 * 8 * 4095 // 4096 * 4096
+
+
+def test_the_page_shows_what_is_simulated(monkeypatch):
+    """Its tables are those of the record, and what is quick of the record is what the simulator says today."""
+    root = Path(__file__).parent.parent
+    monkeypatch.syspath_prepend(root / "benchmarks")
+    import devices
+
+    record = json.loads((root / "benchmarks" / "results" / "devices.json").read_text())
+    page = (root / "docs" / "devices.md").read_text()
+    for line in devices.tables(record).splitlines():
+        assert line in page
+    for case in record["cases"]:
+        if case["devices"] <= 64:
+            found = simulate(case["pattern"], case["length"], case["devices"], devices.SHAPE)
+            assert json.loads(json.dumps([vars(way) for way in found.ways])) == case["ways"]
+    sys.modules.pop("devices")

@@ -10,7 +10,7 @@ from asterism.cli.main import main
 from asterism.patterns.text import VOCABULARY
 
 DOCS = Path(__file__).parent.parent / "docs"
-WITH_OUTPUT = ("theory.md", "turing-machines.md")
+WITH_OUTPUT = ("theory.md", "turing-machines.md", "devices.md")
 WITH_PYTHON = (*WITH_OUTPUT, "patterns.md", pytest.param("models.md", marks=pytest.mark.model))
 
 

@@ -108,8 +108,8 @@ class Simulation:
 
     @property
     def fastest(self) -> str:
-        """The name of the way that takes least time."""
-        return min((way for way in self.ways if not way.refusal), key=lambda way: way.seconds).name
+        """The name of the way that takes least time; of those that take the same, least memory."""
+        return min((way for way in self.ways if not way.refusal), key=lambda way: (way.seconds, way.keys)).name
 
 
 def simulate(pattern: Pattern | str, length: int, devices: int, shape: RowShape, machine: Machine = H100) -> Simulation:
