@@ -16,14 +16,16 @@ from typing import Any, NamedTuple
 import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
+import transformers
 from transformers import PreTrainedModel
 
 import asterism.models as models
 from asterism.compiler.devices import Shards
-from asterism.models import AsterismConfig
+from asterism.models import AsterismConfig, use_pattern
+from asterism.models.base import AsterismPreTrainedModel
 from asterism.parallel import SequenceParallel, sequence_parallel, shard
 
-PATIENCE = timedelta(seconds=60)
+PATIENCE = timedelta(seconds=150)
 """How long a collective, and how long all processes, may take."""
 
 VOCABULARY, TOKENS = 23, 13
@@ -236,6 +238,45 @@ def cross_attention_by_place() -> Case:
     return written("across(window(2, 2), step=2)")
 
 
+# --- models of transformers ------------------------------------------------------------------------------------------
+
+
+def llama(pattern: str = "fixed(stride=4, summary=1)") -> PreTrainedModel:
+    fields = {name: value for name, value in SIZES.items() if name != "max_position_embeddings"}
+    config = transformers.LlamaConfig(**fields, num_key_value_heads=1, max_position_embeddings=64, use_cache=False)
+    return use_pattern(transformers.LlamaForCausalLM(config), pattern)
+
+
+@case
+def llama_whole() -> Case:
+    return Case(llama("window(3) | sinks(1, 1)"), batch(), True)
+
+
+@case
+def llama_recomputed() -> Case:
+    model = llama()
+    model.gradient_checkpointing_enable({"use_reentrant": False})
+    return Case(model, padded(batch(3)), True)
+
+
+@case
+def llama_packed() -> Case:
+    return Case(llama(), packed_by_positions().batch, True)
+
+
+@case
+def gpt_neox() -> Case:
+    model = transformers.GPTNeoXForCausalLM(transformers.GPTNeoXConfig(**SIZES, bos_token_id=0, eos_token_id=0))
+    return Case(use_pattern(model, "fixed(stride=4, summary=1)"), batch(), True)
+
+
+@case
+def bert() -> Case:
+    none = {"hidden_dropout_prob": 0, "attention_probs_dropout_prob": 0}
+    model = transformers.BertForMaskedLM(transformers.BertConfig(**SIZES, **none))
+    return Case(use_pattern(model, "bigbird(block=2, random=1)"), padded(masked(3)))
+
+
 # --- one process and several -----------------------------------------------------------------------------------------
 
 
@@ -253,10 +294,12 @@ KINDS = {1: ["even"], 2: ["even", "ragged"], 3: ["ragged"], 4: ["even", "ragged"
 """How tokens are shared out among so many ranks."""
 
 
-def shards_of(kind: str, ranks: int) -> Shards | None:
-    """Even parts by default; else the first rank holds nothing, and the others hold parts of their own."""
-    ragged = {2: (0, TOKENS), 3: (0, 8, TOKENS - 8), 4: (0, 1, 0, TOKENS - 1)}
-    return None if kind == "even" else Shards.of_sizes(ragged[ranks])
+def shards_of(kind: str, ranks: int, least: int) -> Shards | None:
+    """Even parts by default; else parts of their own, some with no token, or with one where there must be one."""
+    if kind == "even":
+        return None
+    short = {2: [least], 3: [least, 8], 4: [least, 1, least]}[ranks]
+    return Shards.of_sizes((*short, TOKENS - sum(short)))
 
 
 def prepare(model: PreTrainedModel) -> PreTrainedModel:
@@ -278,16 +321,29 @@ def states_of(outputs: Any) -> list[torch.Tensor]:
     return [states for field in fields for states in getattr(outputs, field, None) or ()]
 
 
+def on_one(model: PreTrainedModel, rows: dict[str, Any], shifts: bool) -> tuple[Any, torch.Tensor]:
+    """What one process gives, and its loss; that of transformers' models is rounded to float32, so not theirs."""
+    if isinstance(model, AsterismPreTrainedModel):
+        outputs = model(**rows, output_hidden_states=True)
+        return outputs, outputs.loss
+    outputs = model(**{name: x for name, x in rows.items() if name != "labels"}, output_hidden_states=True)
+    labels = rows["labels"]
+    if shifts:
+        first = rows["position_ids"] == 0 if "position_ids" in rows else torch.zeros_like(labels, dtype=torch.bool)
+        labels = torch.cat([labels.masked_fill(first, -100)[:, 1:], labels.new_full((len(labels), 1), -100)], dim=1)
+    return outputs, torch.nn.functional.cross_entropy(outputs.logits.flatten(0, 1), labels.flatten())
+
+
 def compare(context_of: Callable[[], Any], name: str, kind: str) -> Found:
     torch.manual_seed(0)
     model, whole_rows, shifts = CASES[name]()
     model = prepare(model)
-    expected = model(**whole_rows, output_hidden_states=True)
-    expected.loss.backward()
+    expected, expected_loss = on_one(model, whole_rows, shifts)
+    expected_loss.backward()
     gradients = {key: weight.grad for key, weight in model.named_parameters()}
     model.zero_grad()
     with context_of() as context:
-        shards = shards_of(kind, context.ranks)
+        shards = shards_of(kind, context.ranks, least_of(model))
         outputs = model(**shard(whole_rows, context, shifts_labels=shifts, shards=shards), output_hidden_states=True)
     outputs.loss.backward()
     worst, missing = 0.0, []
@@ -300,18 +356,23 @@ def compare(context_of: Callable[[], Any], name: str, kind: str) -> Found:
         dist.all_reduce(summed)
         worst = max(worst, (summed - gradients[key]).abs().max().item())
     largest = max(x.abs().max().item() for x in gradients.values() if x is not None)
-    loss = abs(outputs.loss.item() - expected.loss.item())
-    return Found(loss, worst, _apart(context, whole_rows, outputs, expected, kind), largest, missing)
+    loss = abs(outputs.loss.item() - expected_loss.item())
+    return Found(loss, worst, _apart(context, whole_rows, outputs, expected, shards), largest, missing)
 
 
-def _apart(context: SequenceParallel, rows: dict[str, Any], outputs: Any, expected: Any, kind: str) -> float:
+def least_of(model: PreTrainedModel) -> int:
+    """How many tokens a rank must have; those of transformers cannot be given none."""
+    return 0 if isinstance(model, AsterismPreTrainedModel) else 1
+
+
+def _apart(context: SequenceParallel, rows: dict[str, Any], outputs: Any, expected: Any, given: Shards | None) -> float:
     """The greatest difference of the hidden states of real tokens."""
     worst, own, all_states = 0.0, states_of(outputs), states_of(expected)
     assert own and len(own) == len(all_states)
     for state, whole_state in zip(own, all_states, strict=True):
         is_target = "decoder_input_ids" in rows
         shards = Shards.even(whole_state.shape[1], context.ranks)
-        shards = shards if is_target else shards_of(kind, context.ranks) or shards
+        shards = shards if is_target or given is None else given
         first, past = shards.range(context.rank)
         difference = (state - whole_state[:, first:past]).abs()
         if "attention_mask" in rows and not is_target:

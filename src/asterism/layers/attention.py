@@ -21,8 +21,8 @@ from asterism.layers.initialisation import ResidualLinear
 from asterism.layers.kept import Kept, NewTokens, read
 from asterism.layers.linear import Linear
 from asterism.layers.padding import (
+    by_row,
     cut_into_rows,
-    documents_by_row,
     documents_of_rows,
     in_documents,
     lay_end_to_end,
@@ -254,18 +254,18 @@ class SparseAttention(nn.Module):
         """As `_read`, of rows that each lie on all ranks, so that none follows another: rows of equal documents in one
         call. All ranks know the documents of all rows, and make the same calls."""
         assert masks.shards is not None
-        alike = documents_by_row(documents, len(heads.q), masks.shards.length)
-        if dropout is not None and len(alike) > 1:  # what is dropped goes by the number of a row in its call
-            raise ConfigurationError(
-                "dropout inside attention within sequence_parallel needs rows of equal documents and lengths: give the"
-                " batch one row, or set attention_dropout to 0"
-            )
-        read: dict[int, torch.Tensor] = {}
-        for own, rows in alike.items():
+        tokens = masks.shards.length
+
+        def compute(rows: list[int], own: tuple[int, ...]) -> torch.Tensor:
+            if dropout is not None and len(rows) < len(heads.q):  # what is dropped goes by a row's number in its call
+                raise ConfigurationError(
+                    "dropout inside attention within sequence_parallel needs rows of equal documents and lengths: give"
+                    " the batch one row, or set attention_dropout to 0"
+                )
             chosen = Heads(*(x[rows] for x in heads))
-            parts = self._attend(chosen, masks.choose(rows), own, dropout, **score_terms)
-            read |= dict(zip(rows, parts, strict=True))
-        return torch.stack([read[row] for row in range(len(heads.q))])
+            return self._attend(chosen, masks.choose(rows), own, dropout, **score_terms)
+
+        return by_row(documents, len(heads.q), tokens, compute)
 
     def _lay_out(
         self, lengths: Sequence[int] | None, documents: Sequence[int] | None, tokens: int

@@ -10,7 +10,7 @@ A padded column repeats the last real token before it, so the last column of a r
 next; one without such a token gets 0.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import lru_cache
 from typing import Any, NamedTuple
 
@@ -121,6 +121,19 @@ def documents_by_row(documents: Sequence[int], rows: int, tokens: int) -> dict[t
             )
         alike.setdefault(tuple(own), []).append(row)
     return alike
+
+
+def by_row(
+    documents: Sequence[int],
+    rows: int,
+    tokens: int,
+    compute: Callable[[list[int], tuple[int, ...]], torch.Tensor],
+) -> torch.Tensor:
+    """[rows, ...] from `compute(rows, their documents)` for rows of equal documents; see `documents_by_row`."""
+    found: dict[int, torch.Tensor] = {}
+    for sizes, alike in documents_by_row(documents, rows, tokens).items():
+        found |= dict(zip(alike, compute(alike, sizes), strict=True))
+    return torch.stack([found[row] for row in range(rows)])
 
 
 def in_documents(pattern: Pattern, sizes: tuple[int, ...]) -> Pattern:

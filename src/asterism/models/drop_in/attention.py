@@ -11,11 +11,13 @@ from typing import Any, NamedTuple
 
 import torch
 
+from asterism import parallel
 from asterism.errors import ConfigurationError
 from asterism.kernels import Terms, attend, decode
 from asterism.layers.kept import Kept, read
 from asterism.layers.padding import (
     Packing,
+    by_row,
     count_positions,
     cut_into_rows,
     documents_of_rows,
@@ -28,6 +30,8 @@ from asterism.models.drop_in.field import read_native_window, read_patterns
 from asterism.models.drop_in.places import place_of
 from asterism.models.drop_in.terms import of_heads, read_terms
 from asterism.models.drop_in.tokens import Tokens, require_tokens
+from asterism.parallel import sharding
+from asterism.parallel.context import resumed
 from asterism.patterns import parse, require_causal, window
 
 
@@ -76,6 +80,14 @@ def pattern_attention(
     documents = _documents(query, tokens, others)
     rule = layer_rule(module, tokens) if pattern_rule is None else pattern_rule
     asked = Asked(rule, tokens, scaling, read_terms(others, dropout))
+    if tokens.call is not None:
+        with resumed(tokens.call.context):
+            return _attend_shard(query, key, value, asked, documents).transpose(1, 2).contiguous(), None
+    if sharding() is not None:
+        raise ConfigurationError(
+            f"{type(module).__name__} is given no mask by its model, so within sequence_parallel it knows nothing of"
+            " other ranks"
+        )
     if documents is not None:
         _check_documents(key, tokens, query.shape[2], pattern_cache)
         mixed = _attend_documents(query, key, value, asked, documents)
@@ -125,6 +137,34 @@ def _attend_all(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, asked: Asked)
     if tokens.packing is None:
         return attend(q, k, v, asked.rule.text, scale=asked.scale, terms=asked.terms)
     return _attend_packed(q, k, v, asked, tokens.packing)
+
+
+def _attend_shard(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, asked: Asked, documents: tuple[int, ...] | None
+) -> torch.Tensor:
+    """The tokens of one shard, whose padding comes last in its row."""
+    call, tokens = asked.tokens.call, asked.tokens
+    assert call is not None
+    shards, rows = call.shards, call.rows
+    if asked.terms is not None and asked.terms.bias is not None:
+        raise ConfigurationError(
+            "the model makes a bias of positions for the tokens of one rank, which within sequence_parallel does not"
+            " know where they stand"
+        )
+    options: dict[str, Any] = {"scale": asked.scale, "terms": asked.terms, "queries": shards, "keys": shards}
+    pattern = parse(asked.rule.text)
+    if documents is None and rows.lengths is not None and asked.rule.depends_on_length:
+        documents = documents_of_rows(rows.lengths, shards.length)
+    if documents is None:
+        masked = None if tokens.causal else rows.real
+        mixed: torch.Tensor = parallel.attend(q, k, v, pattern, key_mask=masked, **options)
+        return mixed
+
+    def compute(chosen: list[int], sizes: tuple[int, ...]) -> torch.Tensor:
+        parts: torch.Tensor = parallel.attend(q[chosen], k[chosen], v[chosen], in_documents(pattern, sizes), **options)
+        return parts
+
+    return by_row(documents, len(q), shards.length, compute)
 
 
 def _attend_documents(
@@ -193,9 +233,11 @@ def _attend_packed(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, asked: Ask
 def _documents(query: torch.Tensor, tokens: Tokens, given: dict[str, Any]) -> tuple[int, ...] | None:
     """The lengths of the documents in the batch, by all that is said of them; None where each row is one sequence."""
     rows, _, new, _ = query.shape
+    new = new if tokens.call is None else tokens.call.shards.length
     documents = from_boundaries(given, rows * new) or tokens.documents
     if (
         documents is None
+        and tokens.call is None
         and tokens.causal
         and tokens.real is None
         and not tokens.seen

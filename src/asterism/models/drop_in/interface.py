@@ -24,6 +24,7 @@ HARMLESS = frozenset(
         "output_hidden_states",
         "position_ids",
         "return_dict",
+        "shift_labels",
         "use_cache",
     )
 )

@@ -12,6 +12,7 @@ import torch
 from asterism.errors import ConfigurationError
 from asterism.layers.padding import Packing, is_known_full, real_tokens
 from asterism.models.drop_in.documents import from_mask
+from asterism.models.drop_in.sharded import Call, sharded_call
 
 
 class Tokens(NamedTuple):
@@ -26,6 +27,7 @@ class Tokens(NamedTuple):
              row is one sequence, as far as the mask says
     window   the sliding window of the model's own: a causal query reads so many keys, itself included; another one
              reads so many on either side. None for a layer without.
+    call     what all ranks know of a sequence that lies on several devices; the tokens are then those of one shard
     """
 
     real: torch.Tensor | None
@@ -35,6 +37,7 @@ class Tokens(NamedTuple):
     causal: bool
     window: int | None
     documents: tuple[int, ...] | None = None
+    call: Call | None = None
 
     def contiguous(self) -> "Tokens":
         """Refused with ConfigurationError: only `generate` asks it, of the masks of a static cache."""
@@ -68,7 +71,7 @@ def describe_tokens(
     sequence.
     """
     causal = allow_is_bidirectional_skip is None
-    documents = None
+    documents, call = None, sharded_call()
     if not (allow_is_causal_skip if causal else allow_is_bidirectional_skip):
         one_sequence = q_offset == 0 and kv_length == q_length and attention_mask is None
         if not causal or use_vmap or mask_function is None or chunks(config) or not one_sequence:
@@ -76,7 +79,7 @@ def describe_tokens(
                 "the model's mask holds more than padding, causality and documents, such as a mask function of its"
                 " own, and a pattern cannot be laid over it; give an attention_mask [batch, tokens]"
             )
-        documents = from_mask(mask_function, batch_size, q_length, device)
+        documents = None if call is not None else from_mask(mask_function, batch_size, q_length, device)
     if isinstance(q_offset, torch.Tensor) or kv_offset != 0 or kv_length != q_offset + q_length:
         raise ConfigurationError(
             f"{q_length} queries at {q_offset} do not fit {kv_length} keys from {kv_offset} on: a pattern needs all the"
@@ -85,6 +88,8 @@ def describe_tokens(
         )
     if q_offset and not causal:
         raise ConfigurationError("a model that reads the future cannot continue from a cache; pass the whole sequence")
+    if call is not None:
+        return Tokens(call.rows.real, None, None, 0, causal, local_size, call.documents(causal), call)
     real = None if attention_mask is None else real_tokens(attention_mask, batch_size, q_offset, q_length)
     real = None if real is None or is_known_full(real) else real
     new = None if real is None else real[:, q_offset:]

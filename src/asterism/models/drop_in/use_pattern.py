@@ -18,6 +18,7 @@ from asterism.models.drop_in.field import (
     write_patterns,
 )
 from asterism.models.drop_in.places import find_attention, is_causal, set_places
+from asterism.models.drop_in.sharded import install_sharding
 from asterism.patterns import Pattern, Schedule, require_causal, require_self_attention
 
 Model = TypeVar("Model", bound=nn.Module)
@@ -67,6 +68,8 @@ def use_pattern(
     - Attention drops in training as the configuration says. Which pairs follows from a seed drawn from torch's
       generator in every layer, as for every other dropout of the model, so torch.manual_seed, gradient checkpointing
       and a resumed Trainer repeat them.
+    - Within `sequence_parallel` it takes one shard, as asterism.parallel.shard cuts it, without a cache; positions and
+      the loss of tokens are those of the whole, as of our own models.
     - One graph of torch.compile serves all lengths, also with fullgraph=True; it makes no cache unless given one.
 
     Raises PatternError for a pattern that the model cannot use and ConfigurationError for a model that cannot follow
@@ -149,5 +152,6 @@ def _select(model: PreTrainedModel) -> None:
 def _prepare(model: PreTrainedModel, modules: list[Any]) -> None:
     spare_caches(model)
     set_places(modules)
+    install_sharding(model)
     for module in modules:
         install_hooks(module)

@@ -1,0 +1,181 @@
+"""A model of transformers within `sequence_parallel`: two hooks around its forward pass.
+
+The first tells its positions, which it would count from 0 on every rank, finds out with the other ranks what they hold
+of each row, and keeps back the labels, whose loss transformers would take for each rank by itself. The second computes
+that loss over the tokens of all ranks. In between, masks and attention read what was found out.
+"""
+
+import inspect
+from contextvars import ContextVar
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+import torch
+from transformers import PreTrainedModel
+
+from asterism.compiler.devices import Shards
+from asterism.errors import ConfigurationError
+from asterism.models.drop_in.documents import from_positions
+from asterism.models.drop_in.field import IMPLEMENTATION
+from asterism.models.loss import cross_entropy, refuse_shifting
+from asterism.models.sharded import ShardedRows, find_rows
+from asterism.parallel import SequenceParallel, sharding
+from asterism.parallel.ranks import all_tokens, whole
+
+_TARGETS = {
+    "ForCausalLM": "shift_labels",
+    "LMHeadModel": "shift_labels",
+    "ForMaskedLM": "labels",
+    "ForTokenClassification": "labels",
+}
+"""What columns are compared with, by the end of a class's name."""
+
+_CACHES = ("past_key_values", "encoder_hidden_states")
+
+
+class Call(NamedTuple):
+    """What ranks know of a call of a model.
+
+    positions  int64 [B, N] of whole rows
+    labels     int64 [B, N of this rank], what its columns are to predict, and items, how many labels there are; or None
+    """
+
+    model: PreTrainedModel
+    rows: ShardedRows
+    positions: torch.Tensor
+    labels: torch.Tensor | None
+    items: Any
+
+    @property
+    def context(self) -> SequenceParallel:
+        return replace(self.rows.context, known=self.rows.shards)
+
+    @property
+    def shards(self) -> Shards:
+        return self.rows.shards
+
+    def documents(self, causal: bool) -> tuple[int, ...] | None:
+        """The lengths of packed documents, all whole rows one after another; None for rows of one sequence."""
+        if not causal or self.rows.real is not None:
+            return None
+        return from_positions(self.positions, len(self.positions), self.shards.length)
+
+
+_CALL: ContextVar[Call | None] = ContextVar("sharded_call", default=None)
+
+
+def sharded_call() -> Call | None:
+    """What is known of the call around the caller; None where sequences lie on one device.
+
+    Raises ConfigurationError within `sequence_parallel` for a part of a model, which was not asked as a whole.
+    """
+    if sharding() is None:
+        return None
+    found = _CALL.get()
+    if found is None:
+        raise ConfigurationError(
+            "within sequence_parallel, call the model that use_pattern was given, not a part of it: its positions"
+            " would count from 0 on every rank"
+        )
+    return found
+
+
+def install_sharding(model: PreTrainedModel) -> None:
+    """Make a model know of shards. The hooks do nothing elsewhere, nor while another attention is selected."""
+    if _begin not in model._forward_pre_hooks.values():
+        model.register_forward_pre_hook(_begin, with_kwargs=True)
+        model.register_forward_hook(_end, with_kwargs=True, always_call=True)
+
+
+def _begin(
+    model: Any, arguments: tuple[Any, ...], named: dict[str, Any]
+) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
+    context = sharding()
+    if context is None or _CALL.get() is not None:  # or a model around this one has begun
+        return None
+    if model.config._attn_implementation != IMPLEMENTATION:
+        raise ConfigurationError(
+            f"{type(model).__name__} attends by {model.config._attn_implementation!r}, which knows no shards: within"
+            " sequence_parallel it needs use_pattern"
+        )
+    signature = inspect.signature(model.forward)
+    given = dict(signature.bind_partial(*arguments, **named).arguments)
+    given |= given.pop(next((x.name for x in signature.parameters.values() if x.kind is x.VAR_KEYWORD), ""), {})
+    _check_arguments(model, given, signature)
+    labels, items = _take_labels(model, given), given.pop("num_items_in_batch", None)
+    tokens = next((given[name] for name in ("input_ids", "inputs_embeds") if given.get(name) is not None), None)
+    if tokens is None:
+        raise ConfigurationError("a sharded sequence needs input_ids or inputs_embeds, and got neither")
+    rows = find_rows(context, tokens, given.get("attention_mask"))
+    if 0 in rows.shards.sizes:
+        raise ConfigurationError(
+            f"{type(model).__name__} cannot compute on no tokens, and rank {rows.shards.sizes.index(0)} holds none of"
+            f" {rows.shards.length}: give each rank one at least"
+        )
+    if given.get("position_ids") is None:
+        _check_positions(model)
+        given["position_ids"] = torch.arange(*rows.shards.range(context.rank), device=tokens.device)[None]
+    own = given["position_ids"].expand(*tokens.shape[:2])
+    _CALL.set(Call(model, rows, all_tokens(context, own, rows.shards), labels, items))
+    if "use_cache" in signature.parameters:
+        given["use_cache"] = False
+    return (), given
+
+
+def _end(model: Any, arguments: tuple[Any, ...], named: dict[str, Any], output: Any) -> Any:
+    call = None if sharding() is None else _CALL.get()
+    if call is None or call.model is not model:
+        return None
+    _CALL.set(None)
+    if call.labels is None or output is None:  # None where forward has raised an error
+        return None
+    if getattr(output, "aux_loss", None) is not None or not hasattr(output, "logits"):
+        raise ConfigurationError(
+            f"the loss of {type(model).__name__} cannot be shared out over ranks: leave out labels, take the logits,"
+            " and set return_dict"
+        )
+    items = whole(call.context, (call.labels != -100).sum()) if call.items is None else call.items
+    output.loss = whole(call.context, cross_entropy(output.logits, call.labels, num_items_in_batch=items))
+    return output
+
+
+def _take_labels(model: Any, given: dict[str, Any]) -> torch.Tensor | None:
+    """What this rank's columns are compared with, taken out of the arguments; None for nothing."""
+    labels = {name: given.pop(name, None) for name in ("labels", "shift_labels")}
+    if all(value is None for value in labels.values()):
+        return None
+    name = next((wanted for end, wanted in _TARGETS.items() if type(model).__name__.endswith(end)), None)
+    if name is None:
+        raise ConfigurationError(
+            f"the loss of {type(model).__name__} is not one of tokens, so it cannot be shared out over ranks: leave out"
+            " labels, and compute it from what all ranks return"
+        )
+    if labels[name] is None:
+        refuse_shifting("labels", "shift_labels")
+    return labels[name]
+
+
+def _check_arguments(model: Any, given: dict[str, Any], signature: inspect.Signature) -> None:
+    """Raises ConfigurationError for what a sharded sequence cannot be given."""
+    cached = [name for name in _CACHES if given.get(name) is not None]
+    if given.get("use_cache"):
+        cached.append("use_cache")
+    if cached:
+        raise ConfigurationError(
+            f"{type(model).__name__} was given {', '.join(cached)} within sequence_parallel, where models of"
+            " transformers have no cache: leave it out"
+        )
+    if "position_ids" not in signature.parameters:
+        raise ConfigurationError(
+            f"{type(model).__name__}.forward takes no position_ids, so it cannot be told where a shard stands in its"
+            " sequence"
+        )
+
+
+def _check_positions(model: PreTrainedModel) -> None:
+    """Raises ConfigurationError for models whose own positions do not count from 0, such as RoBERTa's."""
+    if any(hasattr(module, "position_embeddings") and hasattr(module, "padding_idx") for module in model.modules()):
+        raise ConfigurationError(
+            f"{type(model).__name__} counts its positions from after its padding token: give each rank the"
+            " position_ids of its shard"
+        )
