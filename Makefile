@@ -61,14 +61,14 @@ promoters: $(STAMP)  ## Promoters and gene starts by ours and a convolutional ne
 rfc-summaries: $(STAMP)  ## Abstracts of RFCs by small models, DATA=rfc-sample.jsonl.xz, into benchmarks/results (25 minutes on one core)
 	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/rfc_summaries.py $(DATA) runs/rfc-summaries benchmarks/results/rfc-summaries.json
 
-digits: $(STAMP)  ## Spoken digits by small models, DATA=spoken-digits.tar.xz, into benchmarks/results (a quarter of an hour on one core)
+digits: $(STAMP)  ## Spoken digits by small models, DATA=spoken-digits.tar.xz, into benchmarks/results (forty minutes on one core)
 	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/digits.py $(DATA) runs/digits benchmarks/results/digits.json
 
 translation: $(STAMP)  ## English to German by eight encoders, from ENGLISH=Translation-en.xz and GERMAN=Translation-de.bz2 (40 minutes)
 	$(BIN)/python benchmarks/translation.py runs/translation benchmarks/results/translation.json \
 		--english $(ENGLISH) --german $(GERMAN)
 
-genomes: $(STAMP)  ## Bits per base at 512 and 4,096 tokens, GENOMES="NAME=FILE NAME=FILE", into benchmarks/results (ten minutes on one core)
+genomes: $(STAMP)  ## Bits per base at 512 and 4,096 tokens, GENOMES="NAME=FILE NAME=FILE", into benchmarks/results (twenty minutes on one core)
 	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/genomes.py runs/genomes benchmarks/results/genomes.json $(GENOMES:%=--genome %)
 
 copying: $(STAMP)  ## Copy and reverse, learned to the last letter, into benchmarks/results (six minutes)

@@ -11,7 +11,7 @@ read samples in 8-bit mu-law:
 - `generated`: for each digit what it says, as WAV, and their spectrograms; which digit M5 hears in them;
 - `attention`: the density model, asked which digit a clip of up to 8,000 samples is; all its weights are trained on;
 - `probe`: a logistic regression on the states of the density model, none of whose weights change;
-- `m5`: convolutions over the same samples, with as many weights, from scratch, for as many seconds as `attention`.
+- `m5`: convolutions over the same samples, with as many weights, from scratch, for about as long as `attention`.
 
 What is finished in the folder is not done again, and what was stopped goes on. Runs are counted in steps, so equal
 commands give equal models; costs are seconds of the processor.
@@ -210,7 +210,8 @@ def _generated(arguments: argparse.Namespace) -> dict[str, Any]:
     reads = parse_modality(PLAIN)
     spoken = [decode(reads.read_prompt(Path(file))) for file in made.files if file.endswith(".wav")]
     heard = m5.answers(listener, m5.padded(spoken, LONGEST)).tolist()
-    return {**asdict(made), "processor_seconds": seconds, "heard_by_m5": heard}
+    told = {name: value for name, value in asdict(made).items() if name not in ("run", "files")}  # where they lie
+    return {**told, "processor_seconds": seconds, "heard_by_m5": heard}
 
 
 def _probe(arguments: argparse.Namespace) -> dict[str, Any]:

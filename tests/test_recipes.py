@@ -157,7 +157,12 @@ GOLDEN = {
         modality=genome(reverse_complement=False) tokenizer=dna-bpe:32000 context=4096 evaluation_bytes=1000000
     """,
     "dna-tiny": """
-        recipe=dna-tiny mixers=strided(stride=64) hidden_size=128 num_hidden_layers=3 num_attention_heads=2
+        recipe=dna-tiny mixers=per_head([window(left=1) & ~window(left=0), window(left=2) & ~window(left=1),
+        window(left=3) & ~window(left=2), window(left=4) & ~window(left=3), window(left=5) & ~window(left=4),
+        window(left=6) & ~window(left=5), window(left=7) & ~window(left=6), window(left=8) & ~window(left=7),
+        window(left=9) & ~window(left=8), window(left=10) & ~window(left=9), window(left=11) & ~window(left=10),
+        window(left=12) & ~window(left=11), window(left=15), window(left=63), stride(period=3) & window(left=383),
+        strided(stride=64)]) hidden_size=128 num_hidden_layers=3 num_attention_heads=16
         position_type=rotary initializer_gain=0.354 batch_size=1 steps=20000 minutes=10.0 learning_rate=0.006
         warmup_steps=50 optimizer=muon weight_decay=0.1 log_every=20 evaluation_every=400 checkpoint_every=400
         modality=genome() context=4096 evaluation_bytes=65536

@@ -1,5 +1,6 @@
 """What recipes have in common: the shape of a published model, and the settings of short runs and of long ones."""
 
+from collections.abc import Iterable, Sequence
 from dataclasses import fields
 from typing import Any
 
@@ -32,6 +33,12 @@ def published_shape(name: str, **changes: Any) -> ModelConfig:
     frozen = {field: tuple(value) if isinstance(value, list) else value for field, value in values.items()}
     shape: dict[str, Any] = frozen | changes
     return ModelConfig(**shape)
+
+
+def taps(keys_before: Iterable[int], wide: Sequence[str]) -> str:
+    """Heads that read one token each, so many places before their own, and heads with patterns of their own."""
+    single = [f"window(left={far}) & ~window(left={far - 1})" for far in keys_before]
+    return f"per_head([{', '.join([*single, *wide])}])"
 
 
 def ten_minutes(recipe: str, model: ModelConfig, *, every: int, **settings: Any) -> RunConfig:

@@ -7,12 +7,11 @@ decay decoupled and on matrices only, and bfloat16, where the machine multiplies
 dynamic loss scaling. Each recipe's docstring says what else is inferred.
 """
 
-from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
 from asterism.shape import ModelConfig
-from asterism.training.recipes.shape import full_size, ten_minutes
+from asterism.training.recipes.shape import full_size, taps, ten_minutes
 from asterism.training.run.configuration import RunConfig
 
 
@@ -47,7 +46,7 @@ def cifar_tiny() -> RunConfig:
     keys_before = (1, 2, 3, 4, 5, 8, 92, 95, 96, 97, 98, 191)
     wide = ["window(left=8)", "window(left=104) & ~window(left=86)", "window(left=99)", "strided(stride=96)"]
     shape = ModelConfig(
-        mixers=_taps(keys_before, wide),
+        mixers=taps(keys_before, wide),
         hidden_size=192,
         num_attention_heads=16,
         query_key_dim=128,
@@ -80,7 +79,7 @@ def sound_tiny() -> RunConfig:
     """
     wide = ["window(left=15)", "window(left=63)", "window(left=255)", "window(left=255) | global_keys(0) & causal()"]
     shape = ModelConfig(
-        mixers=_taps(range(1, 13), wide),
+        mixers=taps(range(1, 13), wide),
         hidden_size=192,
         num_attention_heads=16,
         query_key_dim=128,
@@ -207,12 +206,6 @@ def sparse_transformer_music() -> RunConfig:
         gradient_accumulation_steps=4,
         steps=100_000,
     )
-
-
-def _taps(keys_before: Iterable[int], wide: Sequence[str]) -> str:
-    """Heads that read one value each, so many places before their own, and heads with patterns of their own."""
-    single = [f"window(left={far}) & ~window(left={far - 1})" for far in keys_before]
-    return f"per_head([{', '.join([*single, *wide])}])"
 
 
 def _child_2019(recipe: str, model: ModelConfig, **settings: Any) -> RunConfig:
