@@ -11,7 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from asterism.training import ModelConfig, RunConfig
+from asterism.training import FineTuneConfig, ModelConfig, RunConfig, train
+from asterism.training.run.configuration import config_from_dict
 
 EXACT = 1e-9
 """How far apart the figures of two runs in float64 may be: sums are in another order."""
@@ -106,3 +107,17 @@ def told(errors: str) -> list[str]:
 def is_gone(process: int) -> bool:
     """Whether a process has ended, and is no zombie either."""
     return not Path(f"/proc/{process}").exists()
+
+
+def trained(processes: int, jobs: list[tuple[RunConfig | FineTuneConfig, Path]]) -> None:
+    """One launch for several runs, one after the other: each is trained in its folder, or goes on there."""
+    described = [[config.kind, asdict(config), str(folder)] for config, folder in jobs]
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(processes)]
+    command += [__file__, json.dumps(described)]
+    subprocess.run(command, env=environment(), check=True, timeout=1200)
+
+
+if __name__ == "__main__":
+    for kind, values, folder in json.loads(sys.argv[1]):
+        began = Path(folder, "run.json").exists()
+        train(config_from_dict(kind, values), folder, resume=began, progress=False)

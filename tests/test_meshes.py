@@ -1,0 +1,99 @@
+"""Every mesh has the curve of one process, whatever is learned, and any other mesh goes on with it."""
+
+import random
+import shutil
+import signal
+from dataclasses import replace
+
+import pytest
+from launched_runs import assert_same_curve, settings, trained
+from small_encoders import REVIEWS, save_tiny_bert, write_lines
+from small_writers import save_tiny_bart
+from stopping import at_step
+
+from asterism.shape import ModelConfig
+from asterism.training import FineTuneConfig, RunConfig, recipe, train
+
+pytestmark = [pytest.mark.model, pytest.mark.slow]
+
+MESHES = {1: ["dp=1"], 2: ["dp=2", "fsdp=2", "cp=2"], 4: ["dp=4", "dp=2,cp=2", "fsdp=2,cp=2", "dp=2,fsdp=2"]}
+EVERY = {"log_every": 1, "evaluation_every": 3, "checkpoint_every": 2, "dtype": "float64", "process_timeout": 120}
+
+
+def bytes_small() -> RunConfig:
+    """The recipe, for a few short steps."""
+    short = {"context": 128, "batch_size": 4, "steps": 5, "minutes": None, "evaluation_bytes": 1000, "warmup_steps": 2}
+    return replace(recipe("bytes-small"), **(EVERY | short | {"evaluation_every": 4}))
+
+
+@pytest.fixture(scope="module")
+def text(tmp_path_factory):
+    return settings(tmp_path_factory.mktemp("text")).data
+
+
+@pytest.mark.parametrize("processes", [2, 4])
+def test_bytes_small_has_one_curve_and_goes_on_with_any_mesh(text, processes, tmp_path):
+    config = replace(bytes_small(), data=text)
+    train(config, tmp_path / "one", progress=False)
+    with at_step(3, lambda: signal.raise_signal(signal.SIGINT)), pytest.raises(KeyboardInterrupt):
+        train(config, tmp_path / "stopped", progress=False)
+    whole = [(replace(config, parallel=mesh), tmp_path / mesh) for mesh in MESHES[processes]]
+    begun = [(one, folder.with_name(f"{folder.name} goes on")) for one, folder in whole]
+    for _, folder in begun:
+        shutil.copytree(tmp_path / "stopped", folder)
+    trained(processes, [*whole, *begun])
+    for _, folder in (*whole, *begun):
+        assert_same_curve(folder, tmp_path / "one")
+
+
+@pytest.mark.parametrize("objective", ["mlm", "span_corruption", "gap_sentences", "prefix_lm"])
+def test_every_objective_has_one_curve(objective, tmp_path):
+    config = _pretraining(objective, tmp_path)
+    train(config, tmp_path / "one", progress=False)
+    jobs = [(replace(config, parallel=mesh), tmp_path / mesh) for mesh in MESHES[2]]
+    trained(2, jobs)
+    for _, folder in jobs:
+        assert_same_curve(folder, tmp_path / "one")
+
+
+def _pretraining(objective, folder) -> RunConfig:
+    draw = random.Random(0)
+    names, places = ("Ann", "Ben", "Cid", "Dot"), ("mill", "barn", "tower", "river")
+    documents = (
+        [f"{draw.choice(names)} is at the {draw.choice(places)}." for _ in range(draw.randrange(2, 9))]
+        for _ in range(400)
+    )
+    data = write_lines(folder / "prose.jsonl", ({"text": " ".join(document)} for document in documents))
+    size = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "initializer_gain": 0.35}
+    encoder_decoder = {"mixers": "window(left=8, right=8)", "decoder_mixers": "causal()"}
+    shape = {
+        "mlm": {"mixers": "bigbird(block=8, random=1)", "block": "post_norm", "type_vocab_size": 2},
+        "prefix_lm": {"mixers": "window(left=9)"},
+    }.get(objective, encoder_decoder)
+    more = {} if objective == "prefix_lm" else {"tokenizer": "bpe:300"}
+    return RunConfig(
+        objective=objective,
+        next_sentence=objective == "mlm",
+        data=str(data),
+        model=ModelConfig(**size, **shape),
+        **(EVERY | more | {"context": 48, "batch_size": 6, "steps": 6, "learning_rate": 5e-3, "warmup_steps": 2}),
+        gradient_accumulation_steps=2,
+        evaluation_bytes=2000,
+    )
+
+
+@pytest.mark.parametrize("task", ["classify", "generate"])
+def test_every_task_has_one_curve(task, tmp_path):
+    words = ["zero", "one", "two", "three"]
+    pairs = [{"input": f"{one} {other} .", "output": f"{other} {one}"} for one in words for other in words]
+    model = {"classify": save_tiny_bert, "generate": save_tiny_bart}[task](tmp_path / "model")
+    data = write_lines(tmp_path / "data.jsonl", {"classify": REVIEWS * 3, "generate": pairs}[task])
+    config = FineTuneConfig(
+        task=task, model=str(model), data=str(data), batch_size=4, steps=6, learning_rate=5e-3, warmup_steps=2, **EVERY
+    )
+    train(config, tmp_path / "one", progress=False)
+    jobs = [(replace(config, parallel=mesh), tmp_path / mesh) for mesh in ("dp=2", "fsdp=2")]
+    trained(2, jobs)
+    for _, folder in jobs:
+        assert_same_curve(folder, tmp_path / "one")
+        assert (folder / "predictions.jsonl").read_text() == (tmp_path / "one" / "predictions.jsonl").read_text()
