@@ -38,7 +38,7 @@ from asterism.training.run.processes import Processes, compare
 from asterism.training.run.progress import Display, make_display
 from asterism.training.run.session import Session, validation_metrics
 from asterism.training.run.setup import Setup
-from asterism.training.run.sharding import shard_weights
+from asterism.training.run.sharding import in_parts, shard_weights
 from asterism.training.run.signals import held_back
 
 
@@ -189,7 +189,8 @@ def _finish(
             with replacing(run.model) as folder:
                 model.save_pretrained(folder, state_dict=weights)
                 setup.objective.save_files(folder)
-    outcome = setup.objective.evaluate(model, setup.corpus, processes=processes)
+    with in_parts(model):
+        outcome = setup.objective.evaluate(model, setup.corpus, processes=processes)
     report = processes.decided(lambda: asdict(_written(setup, run, model, state, outcome)))
     return setup.objective.report_type(**report)
 

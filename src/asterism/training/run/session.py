@@ -17,6 +17,7 @@ from asterism.training.run.processes import Processes
 from asterism.training.run.progress import Display, Status
 from asterism.training.run.schedule import learning_rate_factor, progress
 from asterism.training.run.setup import Setup
+from asterism.training.run.sharding import in_parts
 from asterism.training.run.signals import SIGNALS, Interrupts
 
 
@@ -149,7 +150,8 @@ class Session(TrainerCallback):
 
     def evaluate(self) -> None:
         """Score the fixed sample of the validation split, record it, and draw the curve."""
-        outcome = self.objective.evaluate(self.model, self.setup.corpus, sample=True, processes=self.processes)
+        with in_parts(self.model):
+            outcome = self.objective.evaluate(self.model, self.setup.corpus, sample=True, processes=self.processes)
         metrics = outcome.metrics
         self.validation = metrics[self.objective.metric.name]
         self.record(**validation_metrics(metrics))

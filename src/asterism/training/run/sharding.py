@@ -6,6 +6,7 @@ group more, the model's own. Gradients are summed, not averaged: the loss of a p
 
 from collections import Counter
 from collections.abc import Iterator
+from contextlib import contextmanager
 
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
@@ -37,6 +38,20 @@ def reshard(model: nn.Module) -> None:
     for module in model.modules():
         if isinstance(module, FSDPModule):
             module.reshard()
+
+
+@contextmanager
+def in_parts(model: nn.Module) -> Iterator[None]:
+    """Within the body, parts of a model can be called by themselves, as `generate` calls an encoder.
+
+    What is of no block is gathered; blocks do that themselves. All processes enter together.
+    """
+    if isinstance(model, FSDPModule):
+        model.unshard()
+    try:
+        yield
+    finally:
+        reshard(model)
 
 
 def whole(tensor: Tensor) -> Tensor:
