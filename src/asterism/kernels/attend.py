@@ -116,7 +116,7 @@ def attend(
     q, k, v = autocast(q, k, v)
     check_tensors(q, k, v, key_mask, segments)
     if cu_seqlens is not None:
-        text = pattern_of_documents(text, cu_seqlens, q, k, query_offset)
+        text = pattern_of_documents(text, cu_seqlens, (q.shape[2], k.shape[2]), q.device, query_offset)
     offset = check_offset(query_offset, q, k, text)
     check_segments(segments, q, k, text, offset)
     _check_distances(terms, text)

@@ -20,28 +20,35 @@ _READ = WeakTensorKeyDictionary()
 """What GPU tensors said, with their versions: every layer is given the same one, and reading it stops the GPU."""
 
 
-def pattern_of_documents(text: str, cu_seqlens: Tensor | Sequence[int], q: Tensor, k: Tensor, offset: object) -> str:
+def pattern_of_documents(
+    text: str,
+    cu_seqlens: Tensor | Sequence[int],
+    lengths: tuple[int, int],
+    device: torch.device,
+    offset: object,
+) -> str:
     """The text of the pattern by which each document follows the pattern `text` by itself.
 
-    Document i has the tokens cu_seqlens[i] to cu_seqlens[i + 1] of q and k [B, heads, tokens, head_dim], whose queries
-    are all of the keys' tokens. Raises KernelError where that does not fit.
+    Document i has the tokens cu_seqlens[i] to cu_seqlens[i + 1] of the queries and of the keys, whose numbers are
+    `lengths`, and queries are all of the keys' tokens. Raises KernelError where that does not fit.
     """
+    n_queries, n_keys = lengths
     at_start = offset is None or isinstance(offset, int | torch.SymInt) and offset == 0
-    if q.shape[2] != k.shape[2] or not at_start:
+    if n_queries != n_keys or not at_start:
         raise KernelError(
-            f"cu_seqlens cuts queries and keys alike, so they must be the same tokens: got {q.shape[2]} queries and"
-            f" {k.shape[2]} keys{'' if at_start else f', and query_offset {shown(offset)}'}"
+            f"cu_seqlens cuts queries and keys alike, so they must be the same tokens: got {n_queries} queries and"
+            f" {n_keys} keys{'' if at_start else f', and query_offset {shown(offset)}'}"
         )
-    bounds = _bounds(cu_seqlens, q)
+    bounds = _bounds(cu_seqlens, device)
     if torch.compiler.is_compiling():
-        return _text_in_graph(text, bounds, int(q.shape[2]))
-    return remember(_documents(text, bounds, q.shape[2]))
+        return _text_in_graph(text, bounds, int(n_queries))
+    return remember(_documents(text, bounds, n_queries))
 
 
-def _bounds(cu_seqlens: Tensor | Sequence[int], q: Tensor) -> tuple[int, ...]:
+def _bounds(cu_seqlens: Tensor | Sequence[int], device: torch.device) -> tuple[int, ...]:
     """The numbers, unchecked but for their type."""
     if isinstance(cu_seqlens, Tensor):
-        return _values(cu_seqlens, q.device)
+        return _values(cu_seqlens, device)
     try:
         return tuple(operator.index(bound) for bound in cu_seqlens)
     except TypeError:

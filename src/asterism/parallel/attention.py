@@ -1,14 +1,28 @@
 """The door of the layers to attention, whether a sequence lies on one device or on many."""
 
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
+import torch
 from torch import Tensor
 from torch.distributed import _functional_collectives as collectives
 
 from asterism import kernels
-from asterism.compiler.devices import Shards
+from asterism.compiler.devices import Communication, RowShape, Shards, communicate, gathered
+from asterism.errors import ConfigurationError, shown
+from asterism.kernels.checks import as_they_are, autocast, check_tensors, check_types
+from asterism.kernels.packed import pattern_of_documents
+from asterism.kernels.terms import Terms
 from asterism.parallel.context import SequenceParallel, sharding
+from asterism.parallel.exchange import tied
+from asterism.parallel.merging import Result, merged
+from asterism.parallel.ranks import gather_numbers
+from asterism.parallel.shares import Call, results_of
 from asterism.patterns import Pattern
+from asterism.patterns.by_text import by_text
+from asterism.patterns.pattern import resolve_lengths
 
 
 def attend(
@@ -31,28 +45,124 @@ def attend(
     context = sharding()
     if context is None:
         return kernels.attend(q, k, v, pattern, **options)
-    queries = context.shards(q.shape[2], q.device) if queries is None else queries
-    keys = (queries if k.shape[2] == q.shape[2] else context.shards(k.shape[2], k.device)) if keys is None else keys
-    return _gathered(context, q, k, v, pattern, queries, keys, options)
+    return _untraced()(context, q, k, v, pattern, queries, keys, _Options(**options))
 
 
-def _gathered(
+@dataclass(frozen=True, eq=False)
+class _Options:
+    """Those of `asterism.attend`."""
+
+    key_mask: Tensor | None = None
+    segments: Tensor | None = None
+    scale: float | None = None
+    return_lse: bool = False
+    implementation: str = "auto"
+    query_offset: int | None = None
+    cu_seqlens: Tensor | Sequence[int] | None = None
+    terms: Terms | None = None
+
+    @property
+    def goes_by_place(self) -> bool:
+        """Whether what is asked needs the numbers of tokens, and not only the pattern."""
+        terms = self.terms
+        by_distance = terms is not None and (terms.bias is not None or terms.relative is not None)
+        return self.segments is not None or by_distance or terms is not None and terms.dropout is not None
+
+
+def _untraced() -> Callable[..., Any]:
+    """What computes; graphs of torch.compile end before it. Only what compiles has imported the compiler."""
+    return torch.compiler.disable(_attend) if "torch._dynamo" in sys.modules else _attend
+
+
+def _attend(
     context: SequenceParallel,
     q: Tensor,
     k: Tensor,
     v: Tensor,
     pattern: Pattern | str,
-    queries: Shards,
-    keys: Shards,
-    options: dict[str, Any],
+    queries: Shards | None,
+    keys: Shards | None,
+    options: _Options,
 ) -> Any:
-    """Every rank gets all keys: a first slice, until communication plans are executed."""
+    check_types(q=q, k=k, v=v, key_mask=options.key_mask, segments=options.segments)
+    q, k, v = autocast(q, k, v)
+    check_tensors(q, k, v, options.key_mask, options.segments)
+    queries, keys = _shards(context, q, k, queries, keys)
+    rule = by_text(pattern) if isinstance(pattern, str) else pattern
+    if options.cu_seqlens is not None:
+        lengths = queries.length, keys.length
+        rule = by_text(pattern_of_documents(rule.text, options.cu_seqlens, lengths, q.device, options.query_offset))
+    _, offset = resolve_lengths(rule, queries.length, keys.length, options.query_offset)
+    if options.goes_by_place:
+        with as_they_are(q):
+            return _gathered(context, (q, k, v), rule, keys, offset + queries.range(context.rank)[0], options)
+    shape = RowShape(q.shape[1], k.shape[1], q.shape[3], v.shape[3], q.element_size(), len(q))
+    plan = communicate(rule, queries, keys, shape, offset)
+    if plan.is_dense and not context.dense_exchange:
+        raise ConfigurationError(_too_much(plan, shape))
+    with as_they_are(q):
+        out, lse = _computed(context, plan, (q, k, v), options)
+    return (out, lse) if options.return_lse else out
+
+
+def _shards(
+    context: SequenceParallel, q: Tensor, k: Tensor, queries: Shards | None, keys: Shards | None
+) -> tuple[Shards, Shards]:
+    """Who holds which queries and keys: as given, or as all ranks say."""
+    if queries is None and keys is None:
+        # Both at once: whether this rank has as many keys as queries says nothing of the others.
+        told = gather_numbers(context, (q.shape[2], k.shape[2]), q.device)
+        queries, keys = (Shards.of_sizes(tuple(int(x) for x in sizes)) for sizes in told.T)
+    queries = context.shards(q.shape[2], q.device) if queries is None else queries
+    keys = context.shards(k.shape[2], k.device) if keys is None else keys
+    for name, shards, tokens in (("queries", queries, q.shape[2]), ("keys", keys, k.shape[2])):
+        if shards.ranks != context.ranks or shards.sizes[context.rank] != tokens:
+            raise ConfigurationError(
+                f"{name} are sharded as {list(shards.sizes)}, and rank {context.rank} of {context.ranks} has {tokens}"
+            )
+    return queries, keys
+
+
+def _computed(
+    context: SequenceParallel, plan: Communication, tensors: tuple[Tensor, Tensor, Tensor], options: _Options
+) -> Result:
+    """The results of this rank's queries, whose backward pass is that of all ranks."""
+    terms, sinks = options.terms, None
+    if terms is not None:
+        sinks, terms = terms.sinks, replace(terms, sinks=None)
+    q, k, v = tensors
+    local = {"scale": options.scale, "implementation": options.implementation, "terms": terms}
+    call = Call(context, plan, q, k, v, options.key_mask, local)
+    result = results_of(call)
+    if sinks is not None:
+        result = merged((result, _of_sinks(result, sinks)))
+    return Result(*tied(result, call.received))
+
+
+def _of_sinks(like: Result, sinks: Tensor) -> Result:
+    """A score per head that every query reads, with a value of 0: once, however many results were merged."""
+    lse = sinks.to(like.lse.dtype)[:, None].expand_as(like.lse)
+    return Result(torch.zeros_like(like.out), lse)
+
+
+def _gathered(
+    context: SequenceParallel,
+    tensors: tuple[Tensor, Tensor, Tensor],
+    rule: Pattern,
+    keys: Shards,
+    first: int,
+    options: _Options,
+) -> Any:
+    """With all keys on every rank: what goes by the numbers of tokens is not yet computed with fewer of them."""
+    q, k, v = tensors
+    masks: dict[str, Any] = {}
     for name in ("key_mask", "segments"):
-        if options.get(name) is not None:
-            rows = options[name][:, None, :, None]
-            options = options | {name: _all_rows(context, rows.long(), keys)[:, 0, :, 0].to(rows.dtype)}
+        if (mask := getattr(options, name)) is not None:
+            masks[name] = _all_rows(context, mask[:, None, :, None].long(), keys)[:, 0, :, 0].to(mask.dtype)
     k, v = (_all_rows(context, x, keys) for x in (k, v))
-    return kernels.attend(q, k, v, pattern, query_offset=queries.range(context.rank)[0], **options)
+    kept = "scale", "return_lse", "implementation", "terms"
+    others: dict[str, Any] = {name: getattr(options, name) for name in kept}
+    return kernels.attend(q, k, v, rule, query_offset=first, **masks, **others)
 
 
 def _all_rows(context: SequenceParallel, rows: Tensor, shards: Shards) -> Tensor:
@@ -62,3 +172,12 @@ def _all_rows(context: SequenceParallel, rows: Tensor, shards: Shards) -> Tensor
     sent = laid.repeat(context.ranks, 1, 1, 1)
     everyone = collectives.all_to_all_single_autograd(sent, list(shards.sizes), own, context.group)
     return everyone.permute(1, 2, 0, 3)
+
+
+def _too_much(plan: Communication, shape: RowShape) -> str:
+    moved, dense = plan.traffic(shape).most, gathered(plan.pattern, plan.queries, plan.keys).traffic(shape).most
+    return (
+        f"{shown(plan.pattern.text)} over {plan.ranks} ranks would move {moved:,} bytes from or to one rank in each"
+        f" forward pass, where bringing it every key takes {dense:,}: use a sparser pattern or longer sequences, or say"
+        " sequence_parallel(..., dense_exchange=True)"
+    )

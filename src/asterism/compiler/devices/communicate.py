@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from asterism.compiler.devices.communication import Communication, Heads, Residues, Ring, Rows, Share
+from asterism.compiler.devices.communication import Communication, Heads, Residues, Ring, Rows, Share, some_heads
 from asterism.compiler.devices.needs import Blocks, Term, needed, readable, restricted, runs, strides, terms, union
 from asterism.compiler.devices.shards import Shards
 from asterism.compiler.devices.traffic import RowShape, Transfers
@@ -70,7 +70,7 @@ def candidates(
         raise PatternError(f"queries lie on {queries.ranks} ranks and keys on {keys.ranks}: they must be the same")
     place = Place(queries, keys, query_offset, shape)
     yield place.plan(pattern, Ring(pattern))
-    if shape.heads % keys.ranks == shape.key_heads % keys.ranks == 0:
+    if shape.heads % keys.ranks == shape.key_heads % keys.ranks == 0 and some_heads(pattern, 0, 1) is not None:
         yield place.plan(pattern, Heads(pattern))
     yield from place.ways(pattern, terms(pattern, place.extent))
 

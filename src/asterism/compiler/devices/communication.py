@@ -13,7 +13,7 @@ from asterism.compiler.devices.collectives import Collective, Hops, of_heads, of
 from asterism.compiler.devices.shards import Shards
 from asterism.compiler.devices.traffic import RowShape, Traffic, Transfers
 from asterism.patterns.intervals import Integers
-from asterism.patterns.pattern import Pattern
+from asterism.patterns.pattern import Pattern, PerHead
 
 
 @dataclass(frozen=True, eq=False)
@@ -131,6 +131,18 @@ class Communication:
                 return np.full(self.ranks, self.keys.length * shape.key // self.ranks)
             case Ring():  # the shard that is computed with, and the next one, which comes meanwhile
                 return np.minimum(2 * sizes.max(initial=0), sizes.sum() - sizes) * shape.key
+
+
+def some_heads(pattern: Pattern, first: int, past: int) -> Pattern | None:
+    """The pattern of heads first .. past - 1 alone; None where other rules than `per_head` tell heads apart."""
+    if pattern.heads == 1:
+        return pattern
+    if isinstance(pattern, PerHead):
+        chosen = pattern.patterns[first:past]
+        return PerHead(chosen) if all(own.heads == 1 for own in chosen) else None
+    children = [some_heads(child, first, past) for child in pattern.children]
+    known = tuple(child for child in children if child is not None)
+    return pattern.rebuild(known) if known and len(known) == len(children) else None
 
 
 def gathered(pattern: Pattern, queries: Shards, keys: Shards) -> Communication:

@@ -1,0 +1,265 @@
+"""Attention over shards beside attention over the whole: what each of some processes finds, as a program.
+
+`python attending_ranks.py FOLDER` starts four processes, which write how far apart results and gradients are, by case
+and number of ranks, to FOLDER/rank.json.
+"""
+
+import json
+import math
+import os
+import sys
+import traceback
+from collections.abc import Callable
+from contextlib import nullcontext
+from dataclasses import dataclass, field, replace
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.multiprocessing as mp
+from torch import Tensor
+from torch.utils.checkpoint import checkpoint
+
+import asterism
+from asterism.compiler import devices
+from asterism.compiler.devices.communicate import candidates
+from asterism.errors import AsterismError
+from asterism.kernels import Terms
+from asterism.parallel import attend, attention, sequence_parallel
+
+RANKS = 4
+PATIENCE = timedelta(seconds=90)
+
+
+@dataclass(frozen=True)
+class Case:
+    """A call for all tokens, and how it is cut: `sizes` of shards by number of ranks, even where there are none."""
+
+    pattern: str
+    tokens: int = 64
+    way: str = ""
+    heads: tuple[int, int] = (4, 2)
+    features: tuple[int, int] = (8, 5)
+    dtype: torch.dtype = torch.float64
+    sizes: dict[int, tuple[int, ...]] = field(default_factory=dict)
+    options: dict[str, Any] = field(default_factory=dict)
+    masked: bool = False
+    sinks: bool = False
+    differentiated: str = "qkv"
+    silent: int | None = None  # this rank's loss is 0
+    run: str = ""
+
+
+CASES = {
+    "window": Case("window(left=5, right=3)", 67),
+    "wide window": Case("window(left=40)", 67),
+    "no border": Case("window(left=0)", 67),
+    "strided": Case("strided(8)", 65),
+    "fixed": Case("fixed(8, 2)", 65),
+    "bigbird": Case("bigbird(block=4, random=1)", 130),
+    "asking": Case("global_tokens((0, 5, -1)) | window(2)", 130),
+    "few askers": Case("global_queries((3,)) | window(2)", 130),
+    "by head": Case("per_head([window(left=3), causal(), stride(3), dense()])", 40, heads=(4, 4)),
+    "ring": Case("dense() & causal()", 41, way="Ring"),
+    "ring of a window": Case("window(left=9)", 41, way="Ring"),
+    "heads": Case("strided(8)", 41, way="Heads", heads=(12, 12)),
+    "heads by head": Case("per_head([window(left=3), causal(), stride(3), dense()])", 41, way="Heads", heads=(4, 4)),
+    "residues": Case("strided(8)", 65, way="Residues"),
+    "mask": Case("bigbird(block=4, random=1)", 130, masked=True),
+    "mask by residues": Case("strided(8)", 65, way="Residues", masked=True),
+    "mask by heads": Case("strided(8)", 65, way="Heads", masked=True, heads=(12, 12)),
+    "mask in a ring": Case("strided(8)", 65, way="Ring", masked=True),
+    "sinks": Case("bigbird(block=4, random=1)", 130, sinks=True, masked=True),
+    "softcap and scale": Case("fixed(8, 2)", 65, options={"terms": Terms(softcap=2.0), "scale": 0.7}),
+    "documents": Case("strided(4)", 90, options={"cu_seqlens": [0, 20, 20, 55, 90]}),
+    "half of the ranks have no tokens": Case(
+        "global_tokens((0, -1)) | window(6)", 70, sizes={2: (0, 70), 3: (30, 0, 40), 4: (0, 35, 0, 35)}
+    ),
+    "one token": Case("causal()", 1),
+    "no tokens": Case("window(3)", 0),
+    "uneven": Case("longformer(8)", 97, sizes={2: (90, 7), 3: (3, 90, 4), 4: (1, 60, 5, 31)}),
+    "only q": Case("bigbird(block=4, random=1)", 130, differentiated="q"),
+    "only k": Case("bigbird(block=4, random=1)", 130, differentiated="k"),
+    "only v": Case("strided(8)", 65, differentiated="v", way="Residues"),
+    "a rank without loss": Case("window(left=5, right=3)", 67, silent=0),
+    "another rank without loss": Case("bigbird(block=4, random=1)", 130, silent=1),
+    "single precision": Case("bigbird(block=4, random=1)", 130, dtype=torch.float32),
+    "half precision": Case("bigbird(block=4, random=1)", 130, dtype=torch.bfloat16, features=(8, 8)),
+    "autocast": Case("fixed(8, 2)", 65, dtype=torch.float32, features=(8, 8), run="autocast"),
+    "not contiguous": Case("fixed(8, 2)", 65, run="transposed"),
+    "two backward passes": Case("bigbird(block=4, random=1)", 130, run="twice"),
+    "checkpointing": Case("bigbird(block=4, random=1)", 130, run="checkpoint"),
+    "checkpointing where a rank reads nothing of others": Case("window(left=3)", 67, run="checkpoint"),
+    "no gradients": Case("bigbird(block=4, random=1)", 130, run="no_grad"),
+    "inference": Case("bigbird(block=4, random=1)", 130, run="inference"),
+    "reference": Case("fixed(8, 2)", 65, options={"implementation": "reference"}),
+    "shorter again": Case("bigbird(block=4, random=1)", 90),
+}
+"""By what they show."""
+
+
+def shards_of(case: Case, ranks: int) -> devices.Shards:
+    sizes = case.sizes.get(ranks)
+    return devices.Shards.even(case.tokens, ranks) if sizes is None else devices.Shards.of_sizes(sizes)
+
+
+def whole_tensors(case: Case) -> tuple[list[Tensor], list[Tensor], Tensor | None, Tensor]:
+    """q, k and v; weights of the loss for out and log-sum-exp; key mask; sinks."""
+    generator = torch.Generator().manual_seed(7)
+
+    def random(*shape: int) -> Tensor:
+        return torch.randn(shape, generator=generator, dtype=torch.float64)
+
+    (heads, key_heads), (dim, value_dim) = case.heads, case.features
+    shapes = (heads, dim), (key_heads, dim), (key_heads, value_dim)
+    tensors = [random(2, count, case.tokens, features).to(case.dtype) for count, features in shapes]
+    wide = torch.promote_types(case.dtype, torch.float32)
+    weights = [random(2, heads, case.tokens, value_dim).to(wide), random(2, heads, case.tokens).to(wide)]
+    mask = torch.rand(2, case.tokens, generator=generator) < 0.7 if case.masked else None
+    return tensors, weights, mask, random(heads).to(wide)
+
+
+def loss(results: tuple[Tensor, Tensor], weights: list[Tensor]) -> Tensor:
+    out, lse = results
+    return (out * weights[0]).sum() + (lse.masked_fill(lse == -math.inf, 0) * weights[1]).sum()
+
+
+def part(x: Tensor, first: int, past: int) -> Tensor:
+    return x[:, :, first:past] if x.ndim > 2 else x[:, first:past]
+
+
+def with_sinks(case: Case, sinks: Tensor) -> dict[str, Any]:
+    return case.options | ({"terms": Terms(sinks=sinks)} if case.sinks else {})
+
+
+def gradients(run: Callable[..., Any], case: Case, leaves: list[Tensor], weights: list[Tensor]) -> tuple[Any, Any]:
+    """What a call gives, and the gradients of the leaves that are differentiated."""
+    if case.run in ("no_grad", "inference"):
+        with torch.no_grad() if case.run == "no_grad" else torch.inference_mode():
+            return run(*leaves), []
+    wanted = [leaf for leaf in leaves if leaf.requires_grad]
+    results = checkpoint(run, *leaves, use_reentrant=False) if case.run == "checkpoint" else run(*leaves)
+    total = loss(results, weights)
+    if case.run == "twice":
+        torch.autograd.grad(total, wanted, retain_graph=True)
+    return results, torch.autograd.grad(total, wanted)
+
+
+def compare(case: Case, group: dist.ProcessGroup) -> float:
+    """How far the results of this rank and all gradients are from those of the whole, relative to the largest."""
+    rank, ranks = dist.get_rank(group), dist.get_world_size(group)
+    shards = shards_of(case, ranks)
+    first, past = shards.range(rank)
+    tensors, weights, mask, sinks = whole_tensors(case)
+    wanted = [name in case.differentiated for name in "qkv"] + ([True] if case.sinks else [])
+    given = tensors + ([sinks] if case.sinks else [])
+    if case.silent is not None and case.silent < ranks:
+        silent = shards.range(case.silent)
+        for weight in weights:
+            part(weight, *silent).zero_()
+
+    def whole(q: Tensor, k: Tensor, v: Tensor, *more: Tensor) -> Any:
+        options = with_sinks(case, *more or (sinks,))
+        return asterism.attend(q, k, v, case.pattern, key_mask=mask, return_lse=True, **options)
+
+    def sharded(q: Tensor, k: Tensor, v: Tensor, *more: Tensor) -> Any:
+        if case.run == "transposed":
+            q, k, v = (x.transpose(1, 2).contiguous().transpose(1, 2) for x in (q, k, v))
+        own = None if mask is None else part(mask, first, past)
+        options = with_sinks(case, *more or (sinks,)) | {"queries": shards, "keys": shards}
+        with sequence_parallel(group, dense_exchange=True), forced(case.way):
+            return attend(q, k, v, case.pattern, key_mask=own, return_lse=True, **options)
+
+    mixed = torch.autocast("cpu", dtype=torch.bfloat16) if case.run == "autocast" else nullcontext()
+    with mixed:
+        leaves = [x.clone().requires_grad_(needs) for x, needs in zip(given, wanted, strict=True)]
+        expected, of_whole = gradients(whole, replace(case, run=""), leaves, weights)
+        leaves = [part(x, first, past).clone() if x.ndim > 1 else x.clone() for x in given]
+        leaves = [x.requires_grad_(needs) for x, needs in zip(leaves, wanted, strict=True)]
+        found, of_part = gradients(sharded, case, leaves, [part(x, first, past) for x in weights])
+    pairs = [(x, part(y, first, past)) for x, y in zip(found, expected, strict=True)]
+    for own, all_of_it in zip(of_part, of_whole, strict=False):
+        if own.ndim == 1:
+            dist.all_reduce(own, group=group)
+        pairs.append((own, all_of_it if own.ndim == 1 else part(all_of_it, first, past)))
+    return max(apart(*pair) for pair in pairs)
+
+
+def apart(x: Tensor, y: Tensor) -> float:
+    """The greatest difference; infinite values must be at equal places."""
+    if not torch.equal(x == -math.inf, y == -math.inf):
+        return math.inf
+    difference = (x.double() - y.double()).masked_fill(x == -math.inf, 0).abs()
+    return difference.max().item() if difference.isfinite().all() and difference.numel() else float(difference.numel())
+
+
+class forced:
+    """Within it, plans have a share of this kind; "" leaves the choice to their bytes."""
+
+    def __init__(self, way: str) -> None:
+        self.way, self.usual = way, attention.communicate
+
+    def __enter__(self) -> None:
+        if self.way:
+            attention.communicate = self.chosen
+
+    def __exit__(self, *_: object) -> None:
+        attention.communicate = self.usual
+
+    def chosen(self, *arguments: Any) -> Any:
+        kind = getattr(devices, self.way)
+        for plan in candidates(*arguments):
+            if any(isinstance(share, kind) for share in plan.shares):
+                return plan
+        return self.usual(*arguments)
+
+
+def refusal(group: dist.ProcessGroup) -> str:
+    """What a pattern is told that moves as much as dense attention."""
+    x = torch.zeros(1, 2, 6, 4)
+    try:
+        with sequence_parallel(group):
+            attend(x, x, x, "causal()")
+    except AsterismError as error:
+        return f"{type(error).__name__}: {error}"
+    return ""
+
+
+def work(rank: int, folder: Path) -> None:
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=RANKS, timeout=PATIENCE)
+    groups = [dist.new_group(list(range(ranks)), timeout=PATIENCE) for ranks in range(1, RANKS + 1)]
+    found: dict[str, Any] = {}
+    try:
+        for ranks in range(RANKS, rank, -1):
+            group = groups[ranks - 1]
+            for name, case in CASES.items():
+                at = f"{name}, {ranks}"
+                found[at] = compare(case, group)
+            found[f"refusal, {ranks}"] = refusal(group)
+    except Exception:
+        found["error"] = f"rank {rank} at {at}: {traceback.format_exc()}"
+    (folder / f"{rank}.json").write_text(json.dumps(found))
+    if "error" not in found:
+        dist.barrier()
+        dist.destroy_process_group()
+
+
+def main() -> None:
+    folder = Path(sys.argv[1])
+    os.environ["GLOO_SOCKET_IFNAME"] = "lo"
+    # Copies of a process that has imported everything and computed nothing: nothing is imported again.
+    start = mp.get_context("fork").Process
+    processes = [start(target=work, args=(rank, folder)) for rank in range(RANKS)]
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join(2 * PATIENCE.total_seconds())
+    for process in processes:
+        process.kill()
+
+
+if __name__ == "__main__":
+    main()
