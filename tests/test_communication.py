@@ -121,8 +121,20 @@ def rows_travelling(plan: Communication, share: Share) -> list[tuple[int, np.nda
     return found
 
 
+def check_direct(plan: Communication, share: Rows) -> None:
+    """What goes straight is another's own, goes once, and is not among what all get."""
+    for rank in range(plan.ranks):
+        for source in range(plan.ranks):
+            rows = share.direct.positions(source, rank).tolist()
+            assert set(rows) <= set(range(*plan.keys.range(source))) - members(share.shared)
+            assert len(rows) == len(set(rows)) and (source != rank or not rows)
+
+
 def check_travel(plan: Communication) -> None:
     """Bytes and messages in closed form are those of rows counted one by one, there and back."""
+    for share in plan.shares:
+        if isinstance(share, Rows):
+            check_direct(plan, share)
     travelling = [entry for share in plan.shares for entry in rows_travelling(plan, share)]
     forward, backward = plan.traffic(SHAPE), plan.backward(SHAPE)
     zero = np.zeros(plan.ranks, int)
@@ -148,22 +160,47 @@ def shards(draw, length: int, ranks: int) -> Shards:
 
 @st.composite
 def exchanges(draw):
+    """A pattern, shards of queries and of keys, the shape of rows, and where the first query stands."""
     rule, length = draw(questions())
     ranks = draw(st.integers(1, 5))
     pattern = build(rule)
-    queries = draw(shards(length, ranks))
-    keys = draw(shards(length, ranks)) if pattern.crosses else queries
-    return pattern, queries, keys
+    if pattern.takes_any_query:
+        number, offset = draw(st.integers(0, 2 * length)), 0
+    else:
+        number = draw(st.one_of(st.just(length), st.integers(0, length)))
+        offset = draw(st.sampled_from((0, length - number)))
+    keys = draw(shards(length, ranks))
+    same = number == length and draw(st.integers(0, 3)) > 0
+    return pattern, keys if same else draw(shards(number, ranks)), keys, SHAPE, offset
 
 
 @pytest.mark.parametrize("count", tiers(60, 5000))
 def test_every_pair_is_computed_once(count):
     def law(case):
-        for plan in candidates(*case, SHAPE):
+        for plan in candidates(*case):
             check(plan)
             check_travel(plan)
 
     hold(law, exchanges(), count)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "strided(stride=4)",
+        "strided(stride=6) | global_tokens((0, 17))",
+        "window(left=3) | stride(4) & causal() | stride(6)",
+        "per_head([stride(3) | window(left=2), stride(6), dense(), window(left=9)])",
+    ],
+)
+def test_pairs_that_two_shares_could_have_are_one_s(text):
+    """Neighbours that also have equal residues, whose terms go different ways."""
+    shards = Shards((0, 11, 11, 30))
+    plans = list(candidates(patterns.parse(text), shards, shards, SHAPE))
+    assert any(len(plan.shares) == 2 for plan in plans)
+    for plan in plans:
+        check(plan)
+        check_travel(plan)
 
 
 DEVICES = RowShape(heads=8, key_heads=8, key_dim=64, value_dim=64, itemsize=2)
@@ -252,6 +289,52 @@ def test_memory_is_the_shard_and_what_comes():
     assert plan.memory(DEVICES).tolist() == [own * 2048] + [(own + 512 + 64) * 2048] * 7
     ring = on_eight("dense()")
     assert ring.memory(DEVICES).tolist() == [own * 2048 + 131072 * 2048 // 8] * 8
+
+
+def wanted_by(plan: Communication, rank: int) -> set[int]:
+    """The keys of others that the rank's queries can read, pair by pair."""
+    first, past = plan.queries.range(rank)
+    allowed = plan.pattern.dense(plan.queries.length, plan.keys.length, query_offset=plan.query_offset)
+    return set(np.flatnonzero(allowed[:, first:past].any(axis=(0, 1))).tolist()) - set(range(*plan.keys.range(rank)))
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "window(left=40)",
+        "window(left=200, right=3)",
+        "window(left=9, right=9, dilation=4)",
+        "blocks(48)",
+        "fixed(stride=32, summary=3)",
+        "fixed(stride=32, summary=3, heads=4)",
+        "sinks(first=4, window=50)",
+        "bigbird(block=8, random=2)",
+        "bigbird_causal(block=8, random=2, heads=3)",
+        "bigbird_etc(block=8, globals=5)",
+        "longformer(window=16, dilation=2, globals=(3, 100))",
+        "star_transformer()",
+        "yun_fixed(8)",
+        "random_blocks(block=7, count=2, seed=5)",
+        "grid(16, radius=2, channels=3) & causal()",
+        "documents(fixed(stride=16, summary=2), 70, 100, 130)",
+        "shifted(columns(16) & causal(), 5)",
+        "columns(16, 3) & causal() & ~global_keys((19, 35))",
+        "per_head([window(left=3), global_keys((0, 50, 299))])",
+        "explicit('0:5-9,299;250:1,3;299:0', size=300)",
+        "across(window(left=9, right=9), step='3/2')",
+    ],
+)
+def test_no_row_travels_that_nobody_reads(text):
+    """Straight from their owners come exactly the keys that a rank's queries can read."""
+    pattern = patterns.parse(text)
+    keys, queries = Shards((0, 71, 71, 150, 240, 300)), Shards((0, 71, 71, 150, 240, 300))
+    if pattern.crosses:
+        queries = Shards.even(200, 5)
+    plan = next(p for p in candidates(pattern, queries, keys, SHAPE) if not p.ignores_the_pattern)
+    assert not len(plan.shares[0].shared) and not len(plan.shares[0].asking)
+    for rank in range(5):
+        received = np.concatenate([plan.shares[0].direct.positions(source, rank) for source in range(5)])
+        assert set(received.tolist()) == wanted_by(plan, rank)
 
 
 def test_keys_that_are_needed():
