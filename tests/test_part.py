@@ -2,6 +2,7 @@
 
 import time
 from dataclasses import replace
+from itertools import product
 
 import numpy as np
 import pytest
@@ -18,6 +19,7 @@ from asterism import Alibi, Terms, attend, compile_pattern, patterns
 from asterism.compiler.devices.needs import needed_keys
 from asterism.errors import KernelError, PatternError
 from asterism.patterns.part import offset_of
+from asterism.patterns.pattern import Tokens, Verdict
 from asterism.patterns.runs import Runs
 
 ALL = implementations(torch.float32)
@@ -89,7 +91,7 @@ def test_tokens_stand_at_their_places():
     assert patterns.part(patterns.causal(), 10, ((2, 9, 3),), ((2, 9, 3),)).is_causal
 
 
-@pytest.mark.parametrize("count", tiers(60, 2000))
+@pytest.mark.parametrize("count", tiers(40, 2000))
 def test_rows_and_columns_of_the_whole(count):
     """The rule, its text, its plans of every tile size, and what verdicts and spans say of ranges."""
 
@@ -111,6 +113,61 @@ def test_rows_and_columns_of_the_whole(count):
         return draw(parts()), draw(st.sampled_from((*TILES, 128, None))), draw
 
     hold(law, questions(), count)
+
+
+SMALL = ("causal()", "window(left=2, right=1)", "stride(3)", "grid(4, 1)")
+SMALL_SETS = ("0:3,5:7,8:11", "1:11:3", "1,4:11:2")
+
+
+@pytest.mark.parametrize("queries", SMALL_SETS)
+@pytest.mark.parametrize("text", SMALL)
+def test_every_rectangle(text, queries):
+    """What is said of every progression of queries and keys, and of pairs of them with who knows what between."""
+    for keys in SMALL_SETS:
+        part = patterns.part(patterns.parse(text), 11, queries, keys)
+        (picture,) = part.dense(len(part.queries), len(part.keys))
+        for q_step, k_step in product((0, 1, 2, 3), (0, 1, 2, 3)):
+            pairs = list(product(progressions(len(picture), q_step), progressions(picture.shape[1], k_step)))
+            ends = np.array([(q[0], q[-1], k[0], k[-1]) for q, k in pairs]).T
+            found = part.judge(Tokens(*ends[:2], q_step), Tokens(*ends[2:], k_step), picture.shape[1], 0)
+            cells = [picture[np.ix_(q, k)] for q, k in pairs]
+            some, every = (np.array([getattr(cell, name)() for cell in cells]) for name in ("any", "all"))
+            assert not some[found == Verdict.EMPTY].any() and every[found == Verdict.FULL].all()
+            assert (some & ~every)[found == Verdict.MIXED].all()
+
+
+def progressions(count: int, step: int) -> list[list[int]]:
+    """All of so many numbers; for step 0, a first and a last one."""
+    if step == 0:
+        return [[a, b] for a in range(count) for b in range(a, count)]
+    return [list(range(a, b + 1, step)) for a in range(count) for b in range(a, count, step)]
+
+
+def test_a_stride_comes_round_among_few_tokens():
+    """Five tokens that a period sets apart read each other, whatever their numbers are."""
+    part = patterns.part(patterns.stride(6), 600, ((0, 30, 6),), ((300, 330, 6),))
+    assert part.dense(5, 5).all()
+    assert_plan_is(part, 5, 5)
+
+
+@pytest.mark.parametrize(
+    "text", ("window(left=9, right=4)", "causal()", "stride(6) & window(left=9, right=20)", "columns(7) & causal()")
+)
+def test_tiles_that_runs_cut(text):
+    """Tiles across runs, whose masks are no others'; progressions that meet their rule now and then, or never."""
+    cuts = np.random.Generator(np.random.Philox(5)).choice(600, 60, replace=False)
+    many = np.sort(cuts).reshape(-1, 2)
+    sets = (
+        many,
+        ((0, 600, 4),),
+        ((2, 600, 4),),
+        ((5, 590, 3),),
+        ((100, 400),),
+        [(at + 2, at + 5) for at in range(0, 594, 6)],
+    )
+    for queries, keys in product(sets, sets):
+        part = patterns.part(patterns.parse(text), 600, queries, keys)
+        assert_plan_is(part, len(part.queries), len(part.keys), tile=16)
 
 
 @pytest.mark.parametrize("count", tiers(20, 500))

@@ -88,10 +88,7 @@ def _stride(around: Part, period: int) -> Pattern | None:
     if progressions is not None:
         apart, step = progressions
         # A multiple of the step plus `apart` is one of the period.
-        shared = math.gcd(step, period)
-        if apart % shared:
-            return ~Dense()
-        return Stride(period // shared) if apart % period == 0 else None
+        return Stride(period // math.gcd(step, period)) if apart % period == 0 else None
     if around.queries == around.keys and around.keys.comb is not None:
         width, between = around.keys.comb
         # Stretches of `width` residues, one after another: tokens of one residue are `width` numbers apart.

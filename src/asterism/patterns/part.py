@@ -63,7 +63,10 @@ class Part(Moved):
         queries, keys = self.queries.pieces(_chosen(q, few)), self.keys.pieces(_chosen(k, few))
         left, right = _pairs(queries.row, keys.row, len(few))
         verdicts = self._judge(_chosen_pieces(queries, left), _chosen_pieces(keys, right), head)
-        result[few] = _joined(verdicts, queries.row[left], len(few))
+        joined = _joined(verdicts, queries.row[left], len(few))
+        if not (queries.sure and keys.sure):  # of some pieces no member may be there, nor the first or last one
+            joined[joined == Verdict.MIXED] = Verdict.UNKNOWN
+        result[few] = joined
         return result.reshape(shape)
 
     def find_spans(self, q: Tokens, length: int, head: int) -> Intervals:
@@ -95,8 +98,6 @@ class Part(Moved):
             queries = Tokens(q.first[chosen], q.last[chosen], q_step)
             keys = Tokens(k.first[chosen], k.last[chosen], k_step)
             result[chosen] = self.inner.judge(queries, keys, self.length, head)
-        if not (q.sure and k.sure):  # what a rule knows of the first and last member does not hold then
-            result[result == Verdict.MIXED] = Verdict.UNKNOWN
         return result
 
     def _spans(self, q: Tokens, length: int, head: int, is_complement: bool) -> Intervals:
