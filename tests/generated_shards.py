@@ -39,7 +39,9 @@ NAMED = (
     "bigbird(block=8, random=1)", "bigbird_causal(block=8, random=1)", "bigbird_etc(block=8, random=1, globals=3)",
     "longformer(window=8, globals=(0, 50))", "sinks(first=3, window=9)", "star()", "yun_strided(w=5)",
     "stride(period=9) & causal()", "blocks(size=16)", "columns(period=8, first=6, count=2)", "~window(left=3)",
-    "per_head([window(left=9), stride(period=5), dense()])", "split_heads(window(left=9), global_tokens(positions=2), heads=4)",
+    "per_head([window(left=9), stride(period=5), dense()])", 
+    "split_heads(window(left=9), global_tokens(positions=2), heads=4)",
+    "per_head([stride(period=5), stride(period=10), stride(period=5), window(left=3)])",
     "random_blocks(block=8, count=2)", "documents(bigbird(block=4, random=0), 40, -3, 30)", "shifted(causal(), 7)",
     "grid(width=8, radius=1, channels=2) & causal()", "window(left=70) | global_tokens(positions=4)",
 )  # fmt: skip
@@ -99,15 +101,15 @@ def cases(draw, text: str | None = None) -> Case:
     drawn = cross_rules(keys, heads=3) if crosses else rules(keys, heads=3)
     pattern: Pattern = build(draw(drawn)) if text is None else parse(text)
     queries = draw(st.sampled_from(LENGTHS)) if pattern.crosses and pattern.takes_any_query else keys
+    heads = draw(st.sampled_from((3, 12))) if pattern.heads == 1 else pattern.heads
+    shared = [count for count in (1, 3, 4, 12) if heads % count == 0]
     return Case(
         pattern=pattern.text,
         keys=keys,
         queries=queries,
         shares=(draw(weights), draw(weights)),
-        heads=(
-            heads := 12 if pattern.heads == 1 and draw(st.booleans()) else 3 if pattern.heads == 1 else pattern.heads
-        ),
-        key_heads=draw(st.sampled_from([count for count in (1, 3, 4, 12) if heads % count == 0])),
+        heads=heads,
+        key_heads=draw(st.sampled_from(shared)) if text is None else heads,
         dims=(draw(st.sampled_from((4, 5))), draw(st.sampled_from((4, 3)))),
         batch=draw(st.integers(1, 2)),
         masked=draw(st.integers(0, 3)) == 0,

@@ -11,8 +11,8 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-import pytest
 import generated_shards
+import pytest
 from generated_shards import NAMED
 
 COUNT = 500
