@@ -10,8 +10,8 @@ from torch import Tensor
 from torch.distributed import _functional_collectives as collectives
 
 from asterism import kernels
-from asterism.compiler.devices import Communication, RowShape, Shards, communicate, gathered
-from asterism.errors import ConfigurationError, shown
+from asterism.compiler.devices import Communication, RowShape, Shards, communicate, refusal
+from asterism.errors import ConfigurationError
 from asterism.kernels.checks import as_they_are, autocast, check_tensors, check_types
 from asterism.kernels.packed import pattern_of_documents
 from asterism.kernels.terms import Terms
@@ -99,7 +99,7 @@ def _attend(
     shape = RowShape(q.shape[1], k.shape[1], q.shape[3], v.shape[3], q.element_size(), len(q))
     plan = communicate(rule, queries, keys, shape, offset)
     if plan.is_dense and not context.dense_exchange:
-        raise ConfigurationError(_too_much(plan, shape))
+        raise ConfigurationError(refusal(plan, shape))
     with as_they_are(q):
         out, lse = _computed(context, plan, (q, k, v), options)
     return (out, lse) if options.return_lse else out
@@ -172,12 +172,3 @@ def _all_rows(context: SequenceParallel, rows: Tensor, shards: Shards) -> Tensor
     sent = laid.repeat(context.ranks, 1, 1, 1)
     everyone = collectives.all_to_all_single_autograd(sent, list(shards.sizes), own, context.group)
     return everyone.permute(1, 2, 0, 3)
-
-
-def _too_much(plan: Communication, shape: RowShape) -> str:
-    moved, dense = plan.traffic(shape).most, gathered(plan.pattern, plan.queries, plan.keys).traffic(shape).most
-    return (
-        f"{shown(plan.pattern.text)} over {plan.ranks} ranks would move {moved:,} bytes from or to one rank in each"
-        f" forward pass, where bringing it every key takes {dense:,}: use a sparser pattern or longer sequences, or say"
-        " sequence_parallel(..., dense_exchange=True)"
-    )

@@ -6,11 +6,22 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from asterism.compiler.devices.communication import Communication, Heads, Residues, Ring, Rows, Share, some_heads
-from asterism.compiler.devices.needs import Blocks, Term, needed, readable, restricted, runs, strides, terms, union
+from asterism.compiler.devices.needs import (
+    Blocks,
+    Term,
+    named_keys,
+    needed,
+    readable,
+    restricted,
+    runs,
+    strides,
+    terms,
+    union,
+)
 from asterism.compiler.devices.shards import Shards
 from asterism.compiler.devices.traffic import RowShape, Transfers
 from asterism.compiler.memo import remembering
-from asterism.errors import PatternError
+from asterism.errors import PatternError, shown
 from asterism.patterns.intervals import Integers, Intervals
 from asterism.patterns.pattern import Pattern
 from asterism.patterns.text import parse
@@ -26,6 +37,9 @@ _MOST_ASKERS = 2**16
 
 _MOST_PERIODS = 4
 """How many periods of strides are weighed."""
+
+_MOST_LISTED = 2**23
+"""The most intervals that the keys which a pattern names may make for all ranks together."""
 
 _PLAN_BYTES = 2**26
 """What plans may take that are kept beyond the latest 64."""
@@ -64,7 +78,7 @@ def candidates(
 ) -> Iterator[Communication]:
     """All plans that are weighed, those first that ignore the pattern.
 
-    Raises PatternError where queries and keys lie on different numbers of ranks.
+    Raises PatternError where queries and keys lie on different numbers of ranks, and where the plan would be too long.
     """
     if queries.ranks != keys.ranks:
         raise PatternError(f"queries lie on {queries.ranks} ranks and keys on {keys.ranks}: they must be the same")
@@ -72,7 +86,18 @@ def candidates(
     yield place.plan(pattern, Ring(pattern))
     if shape.heads % keys.ranks == shape.key_heads % keys.ranks == 0 and some_heads(pattern, 0, 1) is not None:
         yield place.plan(pattern, Heads(pattern))
-    yield from place.ways(pattern, terms(pattern, place.extent))
+    found = terms(pattern, place.extent)
+    if (listed := listed_at_most(found, keys)) > _MOST_LISTED:
+        raise PatternError(
+            f"{shown(pattern.text)} names keys so scattered that a plan for {keys.ranks:,} ranks would list up to"
+            f" {listed:,} intervals, and at most {_MOST_LISTED:,} are listed: use fewer ranks or larger blocks of keys"
+        )
+    yield from place.ways(pattern, found)
+
+
+def listed_at_most(found: Sequence[Term], keys: Shards) -> int:
+    """How many intervals of keys that the terms name all ranks together may need."""
+    return keys.ranks * sum(len(starts) for term in found for starts, _ in named_keys(term.rule, keys.length))
 
 
 @dataclass(frozen=True)

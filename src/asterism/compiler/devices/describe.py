@@ -7,6 +7,7 @@ import numpy as np
 from asterism.compiler.devices.communication import Communication, Heads, Residues, Ring, Rows, Share
 from asterism.compiler.devices.shards import Shards
 from asterism.compiler.devices.traffic import RowShape, Traffic
+from asterism.errors import shown
 from asterism.patterns.primitives import dense
 
 
@@ -34,14 +35,13 @@ def no_ulysses(ranks: int, shape: RowShape) -> str | None:
     return None
 
 
-def refusal(plan: Communication, shape: RowShape) -> str | None:
-    """Why a plan is not executed unless a dense exchange was asked for; None where it is."""
-    if not plan.is_dense:
-        return None
+def refusal(plan: Communication, shape: RowShape) -> str:
+    """Why a dense plan is not executed unless that was asked for."""
+    moved, everything = plan.traffic(shape).most, without_pattern(plan.queries, plan.keys, shape)["all-gather"]
     return (
-        f"{_short(plan.pattern.text)} needs nearly every key on every rank: on {plan.ranks} ranks, a layer would move"
-        f" {megabytes(plan.traffic(shape).most)} to or from one of them, as much as dense attention; ask for it with"
-        " dense_exchange=True, or choose a pattern that reads less"
+        f"{shown(plan.pattern.text)} over {plan.ranks} ranks would move {moved:,} bytes from or to one rank in each"
+        f" forward pass, where bringing it every key takes {everything:,}: use a sparser pattern or longer sequences,"
+        " or say sequence_parallel(..., dense_exchange=True)"
     )
 
 
@@ -144,7 +144,3 @@ def _numbers(moved: Traffic) -> dict[str, int]:
 
 def _count(intervals: Any) -> int:
     return int((intervals[:, 1] - intervals[:, 0]).sum())
-
-
-def _short(text: str) -> str:
-    return text if len(text) <= 100 else f"{text[:97]}..."

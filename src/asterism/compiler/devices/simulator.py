@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from asterism.compiler.devices.communicate import Place
+from asterism.compiler.devices.communicate import Place, listed_at_most
 from asterism.compiler.devices.communication import Communication, Heads, Ring, Rows
 from asterism.compiler.devices.describe import no_ulysses
 from asterism.compiler.devices.needs import Blocks, Term, named_keys, needed, strides, terms
@@ -117,9 +117,8 @@ def simulate(pattern: Pattern | str, length: int, devices: int, shape: RowShape,
     pattern = parse(pattern) if isinstance(pattern, str) else pattern
     shards = Shards.even(length, devices)
     found = terms(pattern, length)
-    cells = devices * sum(len(starts) for term in found for starts, _ in named_keys(term.rule, length))
     some = np.unique(np.linspace(0, devices - 1, _RANKS).astype(np.int64))
-    place = Place(shards, shards, 0, shape, tuple(some.tolist()) if cells > _CELLS else ())
+    place = Place(shards, shards, 0, shape, tuple(some.tolist()) if listed_at_most(found, shards) > _CELLS else ())
     plan = min(place.ways(pattern, found), key=place.moved)
     work = _work(found, pattern.heads, shards, some, plan)
     model = _Model(place, machine)
