@@ -42,7 +42,7 @@ def test_two_processes_have_the_curve_of_one(alone, tmp_path):
 
 
 def test_a_signal_to_one_process_stops_all_after_the_same_step_and_one_goes_on(alone, tmp_path):
-    config = settings(alone, steps=40)
+    config = settings(alone, steps=40, dtype="float32", optimizer="adamw")
     process = launched(2, [*flags(config, tmp_path), "--parallel", "fsdp=2", "--folder", str(tmp_path / "run")])
     started = workers(process, 2)
     while steps_done(tmp_path / "run") < 3 and process.poll() is None:
@@ -57,7 +57,7 @@ def test_a_signal_to_one_process_stops_all_after_the_same_step_and_one_goes_on(a
     again = replace(config, parallel="dp=1")
     train(again, tmp_path / "run", resume=True, progress=False)
     train(config, tmp_path / "one", progress=False)
-    assert_same_curve(tmp_path / "run", tmp_path / "one")
+    assert_same_curve(tmp_path / "run", tmp_path / "one", within=1e-4)
 
 
 @pytest.mark.parametrize(

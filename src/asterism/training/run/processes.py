@@ -255,7 +255,8 @@ def joined(config: TrainingConfig) -> Iterator[Processes]:
             raise
         raise LostProcessError(
             "a process of this run has ended, or was silent for"
-            f" {config.process_timeout} seconds, so all of them end; the newest checkpoint is whole: --resume goes on"
+            f" {config.process_timeout} seconds, so all of them end; the newest checkpoint, if there is one, is"
+            " whole: --resume goes on"
         ) from error
     finally:
         if is_ours and dist.is_initialized():

@@ -31,6 +31,7 @@ def shard_weights(model: nn.Module, mesh: DeviceMesh, config: TrainingConfig) ->
     for module in (*blocks, model):
         made = fully_shard(module, mesh=mesh["fsdp"])
         made.set_gradient_divide_factor(1.0)
+        made.set_force_sum_reduction_for_comms(True)  # gloo knows no sum that divides, of float32
 
 
 def reshard(model: nn.Module) -> None:
