@@ -20,6 +20,7 @@ from asterism.compiler.devices import (
     needed_keys,
 )
 from asterism.compiler.devices.communicate import candidates
+from asterism.errors import PatternError
 
 SHAPE = RowShape(heads=4, key_heads=2, key_dim=8, value_dim=8, itemsize=4)
 
@@ -341,4 +342,16 @@ def test_keys_that_are_needed():
     window = patterns.parse("window(left=3)")
     assert needed_keys(window, (10, 12), 100).tolist() == [[7, 12]]
     assert needed_keys(patterns.parse("fixed(stride=4, summary=1)"), (10, 12), 100).tolist() == [[3, 4], [7, 12]]
-    assert needed_keys(window, (5, 5), 100).tolist() == []
+    assert needed_keys("window(left=3)", (5, 5), 100).tolist() == []
+    assert needed_keys("across(window(left=1), step=2)", (3, 60), 8).tolist() == [[5, 8]]
+
+
+@pytest.mark.parametrize("wrong", [(-1, 4), (5, 4), (90, 101)])
+def test_ranges_that_are_none(wrong):
+    with pytest.raises(PatternError, match="from 0 or more to at most 100, the length, and never backwards, got"):
+        needed_keys("causal()", wrong, 100)
+
+
+def test_ranks_must_be_the_same():
+    with pytest.raises(PatternError, match="queries lie on 2 ranks and keys on 3"):
+        communicate("causal()", Shards.even(9, 2), Shards.even(9, 3), SHAPE)

@@ -13,10 +13,12 @@ from typing import NamedTuple
 import numpy as np
 
 from asterism.compiler.compile import concrete, terms_of
+from asterism.errors import PatternError
 from asterism.patterns.documents import Documents
 from asterism.patterns.intervals import Integers, Intervals, covered_below
 from asterism.patterns.pattern import And, Booleans, Not, Or, Pattern, PerHead, Shifted, Tokens
 from asterism.patterns.primitives import Columns, Dense, KeySet, OneSided, Stride
+from asterism.patterns.text import parse
 
 _MOST_BLOCKS = 2**13
 """How many blocks all queries together are cut into, at most: of so few, each may be a single query."""
@@ -188,13 +190,20 @@ def runs(members: Integers) -> tuple[Integers, Integers]:
     return members[opens], members[closes] + 1
 
 
-def needed_keys(pattern: Pattern, query_range: tuple[int, int], length: int) -> Integers:
+def needed_keys(pattern: Pattern | str, query_range: tuple[int, int], length: int) -> Integers:
     """Key intervals int64 [m, 2], half-open, sorted and disjoint, that hold every key which the queries at positions
     query_range[0] .. query_range[1] - 1 may read in a sequence of `length` keys, whatever the head.
 
-    A superset of what the rule allows, from spans of small blocks of queries: tight where spans are.
+    A superset of what the rule allows, from spans of small blocks of queries: tight where spans are. Raises
+    PatternError for a range that does not lie among the positions of queries.
     """
+    pattern = parse(pattern) if isinstance(pattern, str) else pattern
     start, stop = query_range
+    if not 0 <= start <= stop or (stop > length and not pattern.takes_any_query):
+        raise PatternError(
+            f"needed_keys: a range of queries goes from 0 or more to at most {length:,}, the length, and never"
+            f" backwards, got {tuple(query_range)}"
+        )
     blocks = Blocks.cut(np.array([start]), np.array([stop]), np.zeros(1, np.int64), 1)
     _, starts, stops = needed(terms(pattern, max(length, stop)), blocks, length).triples()
     return np.stack([starts, stops], axis=1)
