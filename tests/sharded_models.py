@@ -21,7 +21,8 @@ from transformers import PreTrainedModel
 
 import asterism.models as models
 from asterism.compiler.devices import Shards
-from asterism.models import AsterismConfig, use_pattern
+from asterism.errors import ConfigurationError
+from asterism.models import AsterismConfig, sharded_cache, use_pattern
 from asterism.models.base import AsterismPreTrainedModel
 from asterism.parallel import SequenceParallel, sequence_parallel, shard
 
@@ -277,6 +278,95 @@ def bert() -> Case:
     return Case(use_pattern(model, "bigbird(block=2, random=1)"), padded(masked(3)))
 
 
+# --- generation ------------------------------------------------------------------------------------------------------
+
+
+class Written(NamedTuple):
+    """Whether the tokens are those of one process, how many there are, and what this rank kept of the first layer."""
+
+    is_equal: bool
+    tokens: int
+    kept: list[int]
+    bytes: int
+
+
+def writers() -> dict[str, tuple[PreTrainedModel, dict[str, Any]]]:
+    """Models, and how they choose tokens."""
+    spans: dict[str, Any] = {"position_type": "relative", "relative_span": 6, "persistent_vectors": 5}
+    spans |= {"block": "all_attention", "attention_bias": False}
+    sampled = {"do_sample": True, "top_k": 9, "top_p": 0.9, "temperature": 0.8, "seed": 3}
+    return {
+        "greedy": (causal(position_type="rotary", num_key_value_heads=1), {}),
+        "sampled": (causal("per_head([window(3), stride(4) & causal()])"), sampled),
+        "ended": (causal("window(3) | sinks(1, 1)"), {"eos_token_id": None}),
+        "all_attention": (causal("window(6)", **spans), {}),
+    }
+
+
+def write(context_of: Callable[[], Any], name: str) -> Written:
+    """With slots made two at a time, so that what is forgotten is forgotten soon."""
+    sharded_cache._ROOM = 2
+    model, options = writers()[name]
+    model = prepare(model).eval()
+    tokens, asked = drawn(2), options | {"max_new_tokens": 30, "pad_token_id": 0}
+    if "eos_token_id" in options:
+        asked["eos_token_id"] = model.generate(tokens, max_new_tokens=30, pad_token_id=0)[:, 20].tolist()
+    torch.manual_seed(asked.get("seed", 0))
+    expected = model.generate(tokens, **{key: x for key, x in asked.items() if key != "seed"})[:, TOKENS:]
+    with context_of() as context:
+        cache = sharded_cache.ShardedCache(model.config.layer_patterns(), context)
+        found = model.generate(**shard({"input_ids": tokens}, context), past_key_values=cache, **asked)
+    return Written(torch.equal(found, expected), found.shape[1], cache.kept(), cache.nbytes)
+
+
+def write_padded(context_of: Callable[[], Any]) -> Written:
+    """Rows of several lengths, each as if it were alone."""
+    model, rows = prepare(causal()).eval(), padded(batch(3))
+    pairs = zip(rows["input_ids"], rows["attention_mask"], strict=True)
+    own = [model.generate(row[: int(real.sum())][None], max_new_tokens=9)[0, -9:] for row, real in pairs]
+    with context_of() as context:
+        given = shard({name: rows[name] for name in ("input_ids", "attention_mask")}, context)
+        found = model.generate(**given, max_new_tokens=9)
+    return Written(torch.equal(found, torch.stack(own)), 9, [], 0)
+
+
+# --- refusals --------------------------------------------------------------------------------------------------------
+
+
+def refused(context: SequenceParallel) -> dict[str, str]:
+    """What is said, within the context, to what cannot work."""
+    model, tokens = causal(), drawn(2, 4)
+    hole = torch.ones(2, 4)
+    hole[1, context.rank] = 0
+    none = {"hidden_dropout_prob": 0, "attention_probs_dropout_prob": 0}
+    roberta = transformers.RobertaForMaskedLM(transformers.RobertaConfig(**SIZES, **none))
+    plain = transformers.LlamaForCausalLM(transformers.LlamaConfig(**SIZES))
+    named: dict[str, Callable[[], Any]] = {
+        "labels": lambda: model(tokens, labels=tokens),
+        "mask": lambda: model(tokens, attention_mask=hole),
+        "rows": lambda: model(tokens[: 1 + (context.rank == 0)]),
+        "cache": lambda: model(tokens, use_cache=True),
+        "long": lambda: model(drawn(1, 40)),
+        "seed": lambda: model.generate(tokens, max_new_tokens=2, do_sample=True),
+        "beams": lambda: model.generate(tokens, max_new_tokens=2, num_beams=3),
+        "packed": lambda: encoder("fourier()")(tokens, position_ids=torch.zeros(1, 4, dtype=torch.int64)),
+        "part": lambda: llama().model(tokens),
+        "llama cache": lambda: llama()(tokens, use_cache=True),
+        "roberta": lambda: use_pattern(roberta, "window(2, 2)")(tokens),
+        "nothing": lambda: llama()(tokens[:, : context.rank]),
+        "pattern dropped": lambda: use_pattern(use_pattern(plain, "window(2)"), None)(tokens),
+    }
+    return {name: _said(call) for name, call in named.items()}
+
+
+def _said(call: Callable[[], Any]) -> str:
+    try:
+        call()
+    except ConfigurationError as error:
+        return str(error)
+    return "nothing"
+
+
 # --- one process and several -----------------------------------------------------------------------------------------
 
 
@@ -385,19 +475,25 @@ def work(rank: int, ranks: int, folder: Path, names: list[str]) -> None:
     torch.set_num_threads(1)
     store = f"file://{folder}/store"
     dist.init_process_group("gloo", init_method=store, rank=rank, world_size=ranks, timeout=PATIENCE)
-    found = {}
-    for name in names:
+    group = dist.group.WORLD
+    assert group is not None
+    found: dict[str, Any] = {}
+    for name in names or CASES:
         for kind in KINDS[ranks]:
-            group = dist.group.WORLD
-            assert group is not None
-            found[f"{name} {kind}"] = compare(lambda g=group: sequence_parallel(g, dense_exchange=True), name, kind)
+            found[f"{name} {kind}"] = compare(lambda: sequence_parallel(group, dense_exchange=True), name, kind)
+    if not names:
+        for name in writers():
+            found[f"{name} written"] = write(lambda: sequence_parallel(group, dense_exchange=True), name)
+        found["padded written"] = write_padded(lambda: sequence_parallel(group, dense_exchange=True))
+        with sequence_parallel(group, dense_exchange=True) as context:
+            (folder / f"{rank}.refused.json").write_text(json.dumps(refused(context)))
     (folder / f"{rank}.json").write_text(json.dumps(found))
     dist.barrier()
     dist.destroy_process_group()
 
 
 def main() -> None:
-    ranks, folder, names = int(sys.argv[1]), Path(sys.argv[2]), sys.argv[3:] or list(CASES)
+    ranks, folder, names = int(sys.argv[1]), Path(sys.argv[2]), sys.argv[3:]
     os.environ["GLOO_SOCKET_IFNAME"] = "lo"
     # Copies of a process that has imported everything and computed nothing: nothing is imported again.
     start = mp.get_context("fork").Process

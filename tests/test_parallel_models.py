@@ -2,15 +2,17 @@
 
 import functools
 import json
+import re
 import subprocess
 import sys
 import tempfile
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 import sharded_models
 import torch
-from sharded_models import CASES, KINDS, PATIENCE, Found
+from sharded_models import CASES, KINDS, PATIENCE, Found, Written
 
 from asterism.compiler.devices import Shards
 from asterism.errors import ConfigurationError
@@ -102,28 +104,83 @@ def test_shard_refuses_what_does_not_fit():
 # --- several processes -----------------------------------------------------------------------------------------------
 
 
+class Report(NamedTuple):
+    """What each rank found of models and what it wrote, by name; and what was refused."""
+
+    found: list[dict[str, list]]
+    refused: list[dict[str, str]]
+
+
 @functools.cache
-def measured(ranks: int) -> list[dict[str, Found]] | str:
+def measured(ranks: int) -> Report | str:
     """What each of the ranks found, of all cases; or why there is nothing, once for all tests."""
     with tempfile.TemporaryDirectory() as folder:
         told = [sys.executable, sharded_models.__file__, str(ranks), folder]
         done = subprocess.run(told, capture_output=True, text=True, timeout=PATIENCE.total_seconds() + 30)
         if done.returncode:
             return done.stderr[-4000:]
-        reports = [json.loads(Path(folder, f"{rank}.json").read_text()) for rank in range(ranks)]
-    return [{name: Found(*found) for name, found in report.items()} for report in reports]
+        names = [f"{rank}{kind}.json" for kind in ("", ".refused") for rank in range(ranks)]
+        reports = [json.loads(Path(folder, name).read_text()) for name in names]
+    return Report(reports[:ranks], reports[ranks:])
+
+
+def of(ranks: int) -> Report:
+    report = measured(ranks)
+    assert not isinstance(report, str), report
+    return report
+
+
+SOME_RANKS = pytest.mark.parametrize("ranks", [3, *(pytest.param(n, marks=pytest.mark.slow) for n in (1, 2, 4))])
 
 
 @pytest.mark.model
 @pytest.mark.parametrize("name", CASES)
-@pytest.mark.parametrize("ranks", [3, *(pytest.param(ranks, marks=pytest.mark.slow) for ranks in (1, 2, 4))])
+@SOME_RANKS
 def test_a_sharded_model_is_the_whole_one(ranks, name):
     """Losses and hidden states are equal, and gradients, summed over ranks; also where some ranks have no token."""
-    reports = measured(ranks)
-    assert not isinstance(reports, str), reports
-    for report in reports:
+    for report in of(ranks).found:
         for kind in KINDS[ranks]:
-            found = report[f"{name} {kind}"]
+            found = Found(*report[f"{name} {kind}"])
             assert found.largest > 1e-3  # there is something to compare
             assert max(found.loss, found.gradient, found.states) < 1e-12, (kind, found)
             assert not found.missing  # every rank has a gradient of every weight, so that they can be summed
+
+
+@pytest.mark.model
+@SOME_RANKS
+@pytest.mark.parametrize("name", ["greedy", "sampled", "ended", "all_attention", "padded"])
+def test_tokens_are_those_of_one_process_and_keys_stay_where_they_are(ranks, name):
+    written = [Written(*report[f"{name} written"]) for report in of(ranks).found]
+    assert all(one.is_equal for one in written)
+    assert written[0].tokens in {"ended": range(1, 9), "padded": [9]}.get(name, [30])
+    if name == "greedy":
+        # Of 42 tokens read, the summaries and the last ones are kept, each by one rank.
+        kept = [position for one in written for position in one.kept]
+        assert len(set(kept)) == len(kept) and max(kept) == 41
+        assert {3, 7, 11, 15, 39} <= set(kept) and len(kept) < 42 - 13
+        # Keys and values of 8 float64 features in 2 layers for 2 rows, in slots made two at a time.
+        assert all(one.bytes <= (len(one.kept) + 4) * 2 * 8 * 8 * 2 * 2 for one in written)
+
+
+REFUSALS = {
+    "labels": "labels must be shifted before a sequence is sharded: give shift_labels",
+    "mask": "within sequence_parallel padding comes last in its row: pad on the right",
+    "rows": r"must give the same rows and arguments: .* are \[2, 0, 0, 0\] on rank 0 and \[1,",
+    "cache": "a cache cannot be used in a forward pass within sequence_parallel",
+    "long": "120 tokens are more than the 64 positions of this model",
+    "seed": "sampling within sequence_parallel needs a seed",
+    "beams": "knows .* and seed, and not num_beams",
+    "packed": r"fourier\(\) reads a whole row, so documents cannot be packed",
+    "part": "call the model that use_pattern was given, not a part of it",
+    "llama cache": "was given use_cache within sequence_parallel",
+    "roberta": "RobertaForMaskedLM counts its positions from after its padding token",
+    "nothing": "LlamaForCausalLM cannot compute on no tokens, and rank 0 holds none of 3",
+    "pattern dropped": "knows no shards: within sequence_parallel it needs use_pattern",
+}
+
+
+@pytest.mark.model
+@pytest.mark.parametrize("name", REFUSALS)
+def test_all_ranks_refuse_in_one_line(name):
+    for said in of(3).refused:
+        assert re.search(REFUSALS[name], said[name]) and "\n" not in said[name]

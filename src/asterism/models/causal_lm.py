@@ -4,15 +4,19 @@ from collections.abc import Sequence
 from typing import Any, cast
 
 import torch
+from transformers import GenerationConfig
 from transformers.cache_utils import Cache
 from transformers.modeling_outputs import CausalLMOutputWithPast
 from transformers.utils.generic import can_return_tuple
 
+from asterism.errors import ConfigurationError
 from asterism.models.configuration import AsterismConfig
 from asterism.models.documents import hide_first_tokens
 from asterism.models.generation import GeneratesTokens
 from asterism.models.loss import refuse_shifting, shift
 from asterism.models.modeling import AsterismModel
+from asterism.models.sharded_generation import generate_shards
+from asterism.parallel import sharding
 
 
 class AsterismForCausalLM(GeneratesTokens):
@@ -34,6 +38,27 @@ class AsterismForCausalLM(GeneratesTokens):
 
     def _stack(self) -> AsterismModel:
         return self.model
+
+    def generate(
+        self,
+        inputs: torch.Tensor | None = None,
+        generation_config: GenerationConfig | None = None,
+        *args: Any,
+        **kwargs: Any,
+    ) -> Any:
+        """As of transformers; and within `sequence_parallel`, where `inputs` are this rank's part of the prompt, new
+        tokens int64 [B, M], the same on all ranks and without the prompt.
+
+        There it takes attention_mask, padded on the right, a ShardedCache as past_key_values, max_new_tokens,
+        do_sample, temperature, top_k, top_p, eos_token_id, pad_token_id, and for sampling a seed, which draws what
+        one process draws after torch.manual_seed(seed). Raises ConfigurationError for anything else.
+        """
+        context = sharding()
+        if context is None:
+            return super().generate(inputs, generation_config, *args, **kwargs)
+        if args:
+            raise ConfigurationError("within sequence_parallel, name what generate takes beside inputs and its config")
+        return generate_shards(self, context, inputs, generation_config, kwargs)
 
     @can_return_tuple
     def forward(

@@ -11,6 +11,7 @@ from asterism.layers import Linear
 from asterism.models.base import AsterismPreTrainedModel
 from asterism.models.configuration import AsterismConfig
 from asterism.models.modeling import AsterismModel, too_long
+from asterism.parallel import sharding
 
 
 class GeneratesTokens(AsterismPreTrainedModel, GenerationMixin):
@@ -43,6 +44,15 @@ class GeneratesTokens(AsterismPreTrainedModel, GenerationMixin):
         kept = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep
         hidden, scale = hidden[:, kept], self.config.logit_scale
         return cast(torch.Tensor, self.lm_head(hidden if scale == 1 else hidden * scale))
+
+    def generate(self, *args: Any, **kwargs: Any) -> Any:
+        """As of transformers. Raises ConfigurationError within `sequence_parallel` unless the model says otherwise."""
+        if sharding() is not None:
+            raise ConfigurationError(
+                f"{type(self).__name__} cannot generate within sequence_parallel: generate on one device"
+            )
+        whole: Any = super()
+        return whole.generate(*args, **kwargs)
 
     def _stack(self) -> AsterismModel:
         """The stack whose tokens are generated."""

@@ -29,6 +29,7 @@ from asterism.models.columns import Columns
 from asterism.models.configuration import AsterismConfig
 from asterism.models.documents import PackedDocuments, find_documents
 from asterism.models.sharded import find_rows
+from asterism.models.sharded_cache import ShardedCache
 from asterism.parallel import SequenceParallel, sharding
 from asterism.patterns import Pattern
 
@@ -51,7 +52,7 @@ class Asked(NamedTuple):
     """What a call says of its tokens, as AsterismModel.forward takes it; the cache is one of ours."""
 
     attention_mask: torch.Tensor | None = None
-    cache: Cache | None = None
+    cache: Cache | ShardedCache | None = None
     position_ids: torch.Tensor | None = None
     cu_seqlens: torch.Tensor | Sequence[int] | None = None
 
@@ -201,7 +202,7 @@ class AsterismModel(AsterismPreTrainedModel):
 
     def _lay_out(self, embedded: torch.Tensor, asked: Asked) -> Laid:
         """Where the tokens of a batch stand that lies on this device alone."""
-        cache = asked.cache
+        cache = cast(Cache | None, asked.cache)
         documents = self.find_documents(asked.position_ids, asked.cu_seqlens, asked.attention_mask, embedded, cache)
         own_caches = [None] * len(self.layers) if cache is None else cache.layers
         caches = cast(list[PatternCacheLayer | None], own_caches)
@@ -225,7 +226,8 @@ class AsterismModel(AsterismPreTrainedModel):
 
     def _lay_out_shard(self, context: SequenceParallel, embedded: torch.Tensor, asked: Asked) -> Laid:
         """Where the tokens of this rank's shard stand in the sequences of all ranks."""
-        if asked.cache is not None:
+        cache = asked.cache
+        if cache is not None and not isinstance(cache, ShardedCache):
             raise ConfigurationError(
                 "a cache cannot be used in a forward pass within sequence_parallel: call the model's `generate`, or set"
                 " use_cache=False"
@@ -236,9 +238,15 @@ class AsterismModel(AsterismPreTrainedModel):
         front = self.config.global_tokens
         told = rows.mixer_arguments(self.by_length, self._fourier_layers, front, self.needs_padding)
         columns = Columns(front if context.rank == 0 else 0, None, rows.real)
+        caches: list[Any] = [None] * len(self.layers)
+        if cache is not None:
+            caches = cache.layers
+            cache.begin(rows.positions)
+            tokens = caches[0].new_tokens(rows.shards.length, rows.lengths)
+            told = [known | {"tokens": tokens} for known in told]
         if self.positions is not None:
             self._check_end(rows.longest)
-        return Laid(embedded, rows.positions, 0, columns, told, [None] * len(self.layers))
+        return Laid(embedded, rows.positions, 0, columns, told, caches)
 
     def _calls(
         self, padding: list[dict[str, Any]], dropout_seed: int | None, reading: Reading | None
