@@ -26,7 +26,7 @@ import asterism
 from asterism.compiler import devices
 from asterism.compiler.devices.communicate import candidates
 from asterism.errors import AsterismError
-from asterism.kernels import Terms
+from asterism.kernels.terms import DistanceTable, Dropout, Terms
 from asterism.parallel import attend, attention, sequence_parallel
 
 RANKS = 4
@@ -46,7 +46,9 @@ class Case:
     sizes: dict[int, tuple[int, ...]] = field(default_factory=dict)
     options: dict[str, Any] = field(default_factory=dict)
     masked: bool = False
-    sinks: bool = False
+    segments: bool = False
+    terms: str = ""  # sinks, bias, relative or dropout
+    also: str = ""  # another one of them
     differentiated: str = "qkv"
     silent: int | None = None  # this rank's loss is 0
     run: str = ""
@@ -71,8 +73,23 @@ CASES = {
     "mask by residues": Case("strided(8)", 65, way="Residues", masked=True),
     "mask by heads": Case("strided(8)", 65, way="Heads", masked=True, heads=(12, 12)),
     "mask in a ring": Case("strided(8)", 65, way="Ring", masked=True),
-    "sinks": Case("bigbird(block=4, random=1)", 130, sinks=True, masked=True),
+    "sinks": Case("bigbird(block=4, random=1)", 130, terms="sinks", masked=True),
     "softcap and scale": Case("fixed(8, 2)", 65, options={"terms": Terms(softcap=2.0), "scale": 0.7}),
+    "segments": Case("window(left=5, right=3)", 67, segments=True),
+    "segments and mask": Case("bigbird(block=4, random=1)", 130, segments=True, masked=True),
+    "segments of those who ask": Case("global_queries((3, 70)) | window(2)", 130, segments=True),
+    "segments by residues": Case("strided(8)", 65, way="Residues", segments=True),
+    "segments by heads": Case("strided(8)", 65, way="Heads", segments=True, heads=(12, 12)),
+    "segments in a ring": Case("causal()", 65, way="Ring", segments=True, masked=True),
+    "bias": Case("window(left=5, right=3)", 67, terms="bias"),
+    "bias of those who ask": Case("global_queries((3, 70)) | window(2)", 130, terms="bias"),
+    "bias with all kinds of keys": Case("bigbird(block=4, random=1)", 200, terms="bias", masked=True),
+    "bias by residues": Case("strided(8)", 65, way="Residues", terms="bias"),
+    "bias in a ring": Case("window(left=30, right=9)", 65, way="Ring", terms="bias"),
+    "bias and segments": Case("bigbird(block=4, random=1)", 130, terms="bias", segments=True, also="sinks"),
+    "relative positions": Case("window(left=9)", 67, terms="relative"),
+    "relative positions and segments": Case("window(left=9)", 67, terms="relative", segments=True),
+    "dropout": Case("bigbird(block=4, random=1)", 130, terms="dropout"),
     "documents": Case("strided(4)", 90, options={"cu_seqlens": [0, 20, 20, 55, 90]}),
     "half of the ranks have no tokens": Case(
         "global_tokens((0, -1)) | window(6)", 70, sizes={2: (0, 70), 3: (30, 0, 40), 4: (0, 35, 0, 35)}
@@ -105,8 +122,8 @@ def shards_of(case: Case, ranks: int) -> devices.Shards:
     return devices.Shards.even(case.tokens, ranks) if sizes is None else devices.Shards.of_sizes(sizes)
 
 
-def whole_tensors(case: Case) -> tuple[list[Tensor], list[Tensor], Tensor | None, Tensor]:
-    """q, k and v; weights of the loss for out and log-sum-exp; key mask; sinks."""
+def whole_tensors(case: Case) -> tuple[list[Tensor], list[Tensor], Tensor | None, dict[str, Tensor]]:
+    """q, k and v; weights of the loss for out and log-sum-exp; key mask; what terms have."""
     generator = torch.Generator().manual_seed(7)
 
     def random(*shape: int) -> Tensor:
@@ -118,7 +135,9 @@ def whole_tensors(case: Case) -> tuple[list[Tensor], list[Tensor], Tensor | None
     wide = torch.promote_types(case.dtype, torch.float32)
     weights = [random(2, heads, case.tokens, value_dim).to(wide), random(2, heads, case.tokens).to(wide)]
     mask = torch.rand(2, case.tokens, generator=generator) < 0.7 if case.masked else None
-    return tensors, weights, mask, random(heads).to(wide)
+    shapes = {"sinks": (heads,), "bias": (heads, 2 * case.tokens), "relative": (case.tokens, dim)}
+    learned = {name: random(*shape).to(wide) for name, shape in shapes.items() if name in (case.terms, case.also)}
+    return tensors, weights, mask, learned
 
 
 def loss(results: tuple[Tensor, Tensor], weights: list[Tensor]) -> Tensor:
@@ -130,8 +149,20 @@ def part(x: Tensor, first: int, past: int) -> Tensor:
     return x[:, :, first:past] if x.ndim > 2 else x[:, first:past]
 
 
-def with_sinks(case: Case, sinks: Tensor) -> dict[str, Any]:
-    return case.options | ({"terms": Terms(sinks=sinks)} if case.sinks else {})
+def options_of(case: Case, learned: dict[str, Tensor]) -> dict[str, Any]:
+    """The options, with what is learned beside q, k and v."""
+    terms = replace(case.options.get("terms", Terms()), sinks=learned.get("sinks"), relative=learned.get("relative"))
+    if "bias" in learned:
+        terms = replace(terms, bias=DistanceTable(learned["bias"], 1 - case.tokens))
+    if case.terms == "dropout":
+        terms = replace(terms, dropout=Dropout(0.3, 5))
+    return case.options | {"terms": terms}
+
+
+def segments_of(case: Case) -> Tensor | None:
+    """A few segments, two of which come in two pieces."""
+    place = torch.arange(case.tokens)
+    return torch.stack([place // 25 % 3, (place > 31).long()]) if case.segments else None
 
 
 def gradients(run: Callable[..., Any], case: Case, leaves: list[Tensor], weights: list[Tensor]) -> tuple[Any, Any]:
@@ -152,38 +183,40 @@ def compare(case: Case, group: dist.ProcessGroup) -> float:
     rank, ranks = dist.get_rank(group), dist.get_world_size(group)
     shards = shards_of(case, ranks)
     first, past = shards.range(rank)
-    tensors, weights, mask, sinks = whole_tensors(case)
-    wanted = [name in case.differentiated for name in "qkv"] + ([True] if case.sinks else [])
-    given = tensors + ([sinks] if case.sinks else [])
+    tensors, weights, mask, learned = whole_tensors(case)
+    segments = segments_of(case)
+    wanted = [name in case.differentiated for name in "qkv"] + [True] * len(learned)
+    given = [*tensors, *learned.values()]
     if case.silent is not None and case.silent < ranks:
         silent = shards.range(case.silent)
         for weight in weights:
             part(weight, *silent).zero_()
 
     def whole(q: Tensor, k: Tensor, v: Tensor, *more: Tensor) -> Any:
-        options = with_sinks(case, *more or (sinks,))
-        return asterism.attend(q, k, v, case.pattern, key_mask=mask, return_lse=True, **options)
+        options = options_of(case, dict(zip(learned, more, strict=True))) | {"key_mask": mask, "segments": segments}
+        return asterism.attend(q, k, v, case.pattern, return_lse=True, **options)
 
     def sharded(q: Tensor, k: Tensor, v: Tensor, *more: Tensor) -> Any:
         if case.run == "transposed":
             q, k, v = (x.transpose(1, 2).contiguous().transpose(1, 2) for x in (q, k, v))
-        own = None if mask is None else part(mask, first, past)
-        options = with_sinks(case, *more or (sinks,)) | {"queries": shards, "keys": shards}
+        marks = {"key_mask": mask, "segments": segments}
+        own = {name: None if mark is None else part(mark, first, past) for name, mark in marks.items()}
+        options = options_of(case, dict(zip(learned, more, strict=True))) | {"queries": shards, "keys": shards} | own
         with sequence_parallel(group, dense_exchange=True), forced(case.way):
-            return attend(q, k, v, case.pattern, key_mask=own, return_lse=True, **options)
+            return attend(q, k, v, case.pattern, return_lse=True, **options)
 
     mixed = torch.autocast("cpu", dtype=torch.bfloat16) if case.run == "autocast" else nullcontext()
     with mixed:
         leaves = [x.clone().requires_grad_(needs) for x, needs in zip(given, wanted, strict=True)]
         expected, of_whole = gradients(whole, replace(case, run=""), leaves, weights)
-        leaves = [part(x, first, past).clone() if x.ndim > 1 else x.clone() for x in given]
+        leaves = [part(x, first, past).clone() if x.ndim == 4 else x.clone() for x in given]
         leaves = [x.requires_grad_(needs) for x, needs in zip(leaves, wanted, strict=True)]
         found, of_part = gradients(sharded, case, leaves, [part(x, first, past) for x in weights])
     pairs = [(x, part(y, first, past)) for x, y in zip(found, expected, strict=True)]
     for own, all_of_it in zip(of_part, of_whole, strict=False):
-        if own.ndim == 1:
+        if own.ndim < 4:
             dist.all_reduce(own, group=group)
-        pairs.append((own, all_of_it if own.ndim == 1 else part(all_of_it, first, past)))
+        pairs.append((own, all_of_it if own.ndim < 4 else part(all_of_it, first, past)))
     return max(apart(*pair) for pair in pairs)
 
 

@@ -12,7 +12,7 @@ from typing import Literal, TypedDict, Unpack, overload
 import torch
 from torch import Tensor
 
-from asterism.errors import KernelError, PatternError
+from asterism.errors import PatternError
 from asterism.kernels.checks import (
     as_they_are,
     autocast,
@@ -23,14 +23,13 @@ from asterism.kernels.checks import (
     check_segments,
     check_tensors,
     check_types,
-    crossing,
 )
 from asterism.kernels.choice import choose, choose_for_cache
 from asterism.kernels.masks import readable
 from asterism.kernels.operands import Attended, Operands, default_scale
 from asterism.kernels.packed import pattern_of_documents
 from asterism.kernels.slots import Positions, of_slots
-from asterism.kernels.terms import Terms, expanded
+from asterism.kernels.terms import Terms, check_by_distance, expanded
 from asterism.kernels.transforms import is_transformed
 from asterism.patterns import Pattern, require_prefix_stable
 from asterism.patterns.by_text import by_text, remember
@@ -119,7 +118,7 @@ def attend(
         text = pattern_of_documents(text, cu_seqlens, (q.shape[2], k.shape[2]), q.device, query_offset)
     offset = check_offset(query_offset, q, k, text)
     check_segments(segments, q, k, text, offset)
-    _check_distances(terms, text)
+    check_by_distance(terms, text)
     scale = default_scale(q) if scale is None else check_scale(scale)
     of_scores = expanded(terms, q, k, offset)._asdict()
     operands = Operands(q, k, v, key_mask, segments, None, text, offset, scale, return_lse, **of_scores)
@@ -165,7 +164,7 @@ def decode(
     rule = by_text(text)
     rule.check_heads(q.shape[1])
     require_prefix_stable(rule)
-    _check_distances(terms, text)
+    check_by_distance(terms, text)
     scale = default_scale(q) if scale is None else check_scale(scale)
 
     def compute(chunk: slice) -> Attended:
@@ -253,16 +252,6 @@ def _text(pattern: object) -> str:
         raise PatternError(f"attention needs a Pattern or its text, got a {type(pattern).__name__}")
     # A compiled graph keeps the text, whose pattern is then parsed once; the compiler cannot trace weak references.
     return pattern.text if torch.compiler.is_compiling() else remember(pattern)
-
-
-def _check_distances(terms: Terms | None, text: str) -> None:
-    """Raises KernelError for tables by distance where queries do not stand one token apart."""
-    by_distance = isinstance(terms, Terms) and (terms.bias is not None or terms.relative is not None)
-    if by_distance and not crossing(text).by_ones:
-        raise KernelError(
-            "a bias and relative positions are tables of the distances between tokens one apart, and across(...) has"
-            " another step than 1, or part(...) leaves out tokens: leave them out of terms"
-        )
 
 
 def _results(attended: Attended, with_lse: bool) -> Tensor | tuple[Tensor, Tensor]:

@@ -10,7 +10,7 @@ from torch import Tensor
 from asterism.errors import KernelError, shown
 from asterism.patterns.across import steps
 from asterism.patterns.by_text import by_text
-from asterism.patterns.part import counts_positions
+from asterism.patterns.part import counts_positions, is_of_itself
 from asterism.patterns.pattern import default_offset, resolve_lengths
 
 DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
@@ -65,12 +65,15 @@ class Crossing(NamedTuple):
 
     crosses: bool
     by_ones: bool
+    has_segments: bool
+    """Whether the queries are tokens of the keys, which have segments: also in a part of a sequence with itself."""
 
 
 def crossing(text: str) -> Crossing:
     """What the text of a pattern says of that; a graph keeps the answer."""
     pattern = by_text(text)
-    return Crossing(pattern.crosses, set(steps(pattern)) <= {1} and counts_positions(pattern))
+    by_ones = set(steps(pattern)) <= {1} and counts_positions(pattern)
+    return Crossing(pattern.crosses, by_ones, not pattern.crosses or is_of_itself(pattern))
 
 
 # What torch.compiler.assume_constant_result does, without its second of imports.
@@ -79,7 +82,7 @@ crossing._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 def check_segments(segments: Tensor | None, q: Tensor, k: Tensor, text: str, offset: int) -> None:
     """Raises KernelError where queries are no tokens of the keys' sequence, whose segments are known."""
-    if segments is not None and (crossing(text).crosses or offset + q.shape[2] > k.shape[2]):
+    if segments is not None and (not crossing(text).has_segments or offset + q.shape[2] > k.shape[2]):
         raise KernelError(
             "segments are those of one sequence, and the queries of cross attention are tokens of another: say with"
             " key_mask which keys may be read"

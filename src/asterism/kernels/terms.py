@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from asterism.errors import KernelError, shown
-from asterism.kernels.checks import DTYPES, check_types
+from asterism.kernels.checks import DTYPES, check_types, crossing
 
 _MOST = 2**62
 """Distances are less than this."""
@@ -198,6 +198,16 @@ class Terms:
                 _check_shape(name, tensor, "[distances, head_dim]" if dimensions == 2 else "[heads]", dimensions)
         if self.dropout is not None and not isinstance(self.dropout, Dropout):
             raise KernelError(f"dropout must be Dropout(rate, seed), got {shown(self.dropout)}")
+
+
+def check_by_distance(terms: Terms | None, text: str) -> None:
+    """Raises KernelError for tables by distance where queries do not stand one token apart."""
+    by_distance = isinstance(terms, Terms) and (terms.bias is not None or terms.relative is not None)
+    if by_distance and not crossing(text).by_ones:
+        raise KernelError(
+            "a bias and relative positions are tables of the distances between tokens one apart, and across(...) has"
+            " another step than 1, or part(...) leaves out tokens: leave them out of terms"
+        )
 
 
 class Expanded(NamedTuple):

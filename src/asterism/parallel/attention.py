@@ -11,12 +11,13 @@ from torch.distributed import _functional_collectives as collectives
 
 from asterism import kernels
 from asterism.compiler.devices import Communication, RowShape, Shards, communicate, refusal
-from asterism.errors import ConfigurationError
+from asterism.errors import ConfigurationError, KernelError
 from asterism.kernels.checks import as_they_are, autocast, check_tensors, check_types
 from asterism.kernels.packed import pattern_of_documents
-from asterism.kernels.terms import Terms
+from asterism.kernels.terms import Terms, check_by_distance
 from asterism.parallel.context import SequenceParallel, sharding
 from asterism.parallel.exchange import tied
+from asterism.parallel.marks import Marks
 from asterism.parallel.merging import Result, merged
 from asterism.parallel.ranks import gather_numbers
 from asterism.parallel.shares import Call, results_of
@@ -61,13 +62,6 @@ class _Options:
     cu_seqlens: Tensor | Sequence[int] | None = None
     terms: Terms | None = None
 
-    @property
-    def goes_by_place(self) -> bool:
-        """Whether what is asked needs the numbers of tokens, and not only the pattern."""
-        terms = self.terms
-        by_distance = terms is not None and (terms.bias is not None or terms.relative is not None)
-        return self.segments is not None or by_distance or terms is not None and terms.dropout is not None
-
 
 def _untraced() -> Callable[..., Any]:
     """What computes; graphs of torch.compile end before it. Only what compiles has imported the compiler."""
@@ -93,13 +87,18 @@ def _attend(
         lengths = queries.length, keys.length
         rule = by_text(pattern_of_documents(rule.text, options.cu_seqlens, lengths, q.device, options.query_offset))
     _, offset = resolve_lengths(rule, queries.length, keys.length, options.query_offset)
-    if options.goes_by_place:
-        with as_they_are(q):
-            return _gathered(context, (q, k, v), rule, keys, offset + queries.range(context.rank)[0], options)
+    if options.segments is not None and (rule.crosses or offset or queries != keys):
+        raise KernelError(
+            "segments are those of one sequence, and the queries of cross attention are tokens of another: say with"
+            " key_mask which keys may be read"
+        )
+    check_by_distance(options.terms, rule.text)
     shape = RowShape(q.shape[1], k.shape[1], q.shape[3], v.shape[3], q.element_size(), len(q))
     plan = communicate(rule, queries, keys, shape, offset)
     if plan.is_dense and not context.dense_exchange:
         raise ConfigurationError(refusal(plan, shape))
+    if options.terms is not None and options.terms.dropout is not None:
+        return _gathered(context, (q, k, v), rule, keys, offset + queries.range(context.rank)[0], options)
     with as_they_are(q):
         out, lse = _computed(context, plan, (q, k, v), options)
     return (out, lse) if options.return_lse else out
@@ -132,7 +131,7 @@ def _computed(
         sinks, terms = terms.sinks, replace(terms, sinks=None)
     q, k, v = tensors
     local = {"scale": options.scale, "implementation": options.implementation, "terms": terms}
-    call = Call(context, plan, q, k, v, options.key_mask, local)
+    call = Call(context, plan, q, k, v, Marks(options.key_mask, options.segments), local)
     result = results_of(call)
     if sinks is not None:
         result = merged((result, _of_sinks(result, sinks)))
@@ -153,7 +152,12 @@ def _gathered(
     first: int,
     options: _Options,
 ) -> Any:
-    """With all keys on every rank: what goes by the numbers of tokens is not yet computed with fewer of them."""
+    """With all keys on every rank: which pairs dropout drops goes by the numbers of all tokens."""
+    if not context.dense_exchange:
+        raise ConfigurationError(
+            "dropout inside attention within sequence_parallel goes by the numbers of all tokens, so every rank needs"
+            " every key: set attention_dropout to 0, or say sequence_parallel(..., dense_exchange=True)"
+        )
     q, k, v = tensors
     masks: dict[str, Any] = {}
     for name in ("key_mask", "segments"):

@@ -17,13 +17,16 @@ from asterism.compiler.devices import Communication, Heads, Residues, Ring, Rows
 from asterism.compiler.devices.communication import some_heads
 from asterism.parallel.context import SequenceParallel
 from asterism.parallel.exchange import Flight, Route, begin, finish
+from asterism.parallel.laying import Stretch, laid
+from asterism.parallel.marks import Marks
 from asterism.parallel.merging import Result, merged, merged_at, unread
+from asterism.parallel.places import Places
 from asterism.parallel.routes import Answers, Delivery, Hop, Local, residues_of, ring_of, rows_of
 
 
 @dataclass(frozen=True, eq=False)
 class Call:
-    """What a rank is asked: its shards of q, k and v [B, heads, tokens, features], of key_mask [B, tokens], and the
+    """What a rank is asked: its shards of q, k and v [B, heads, tokens, features], the marks of its keys, and the
     options of every local computation. `received` is all that came from other ranks and has gradients."""
 
     context: SequenceParallel
@@ -31,7 +34,7 @@ class Call:
     q: Tensor
     k: Tensor
     v: Tensor
-    key_mask: Tensor | None
+    marks: Marks
     options: dict[str, Any]
     received: list[Tensor] = field(default_factory=list)
 
@@ -48,12 +51,40 @@ class Call:
         self.received.extend(x for x in found if x.is_floating_point())
         return tuple(x.movedim(0, 2) for x in found)
 
-    def attend(self, local: Local, q: Tensor, k: Tensor, v: Tensor, key_mask: Tensor | None) -> Result:
-        """The results of some queries against some keys that are both here."""
+    def attend(self, local: Local, q: Tensor, k: Tensor, v: Tensor, marks: Marks, own: Tensor | None) -> Result:
+        """The results of some queries, whose segments are `own`, against some keys that are both here."""
         if local.is_empty or not len(q):
             return unread(q, k, v)
-        options = self.options | {"key_mask": key_mask, "return_lse": True}
-        return Result(*kernels.attend(q, k, v, local.rule, **options))
+        terms, with_segments = self.options["terms"], marks.segments is not None
+        by_distance = terms is not None and (terms.bias is not None or terms.relative is not None)
+        if not (by_distance or with_segments):
+            options = self.options | {"key_mask": marks.key_mask, "return_lse": True}
+            return Result(*kernels.attend(q, k, v, local.rule, **options))
+        found = []
+        for block in laid(local, by_distance, with_segments):
+            segments = None if own is None else block.queries.take(own[:, None])[:, 0]
+            asked = block.queries.take(q)
+            found.append(merged([self._attend_to(x, asked, k, v, marks, segments) for x in block.stretches]))
+        return Result(*(torch.cat(x, dim=2) if len(x) > 1 else x[0] for x in zip(*found, strict=True)))
+
+    def _attend_to(self, keys: Stretch, q: Tensor, k: Tensor, v: Tensor, marks: Marks, own: Tensor | None) -> Result:
+        """The results of neighbouring queries against some keys, laid as these say."""
+        k, v, marks = keys.chosen.take(k), keys.chosen.take(v), marks.take(keys.chosen)
+        if keys.size > len(keys.at):
+            marks = marks._replace(key_mask=marks.readable(len(k), len(keys.at), k.device))
+            k, v = (keys.at.put(x.new_zeros((*x.shape[:2], keys.size, x.shape[3])), x) for x in (k, v))
+            marks = Marks(*(None if x is None else _laid_out(x, keys) for x in marks))
+        segments = marks.segments
+        if segments is not None and own is not None:
+            here = Places(np.arange(keys.offset, keys.offset + q.shape[2]))
+            segments = here.put(segments[:, None], own[:, None])[:, 0]
+        more = {"key_mask": marks.key_mask, "segments": segments, "query_offset": keys.offset, "return_lse": True}
+        return Result(*kernels.attend(q, k, v, keys.rule, **(self.options | more)))
+
+
+def _laid_out(mark: Tensor, keys: Stretch) -> Tensor:
+    """[B, keys] as [B, size], with 0 or False in the gaps."""
+    return keys.at.put(mark.new_zeros((len(mark), 1, keys.size)), mark[:, None])[:, 0]
 
 
 def results_of(call: Call) -> Result:
@@ -112,19 +143,23 @@ class _Coming:
 
 def _by_rows(call: Call, share: Rows) -> Result:
     own = rows_of(call.plan, share, call.rank)
-    marks = _marks(call, own.keys)
+    segments = call.marks.segments
+    marks = _marks(call, own.keys, call.marks)
+    asking = Marks() if own.answers is None else _marks(call, own.answers.queries, Marks(segments=segments))
     keys = _Coming(call, own.keys, (call.k, call.v))
     asked = None if own.answers is None else _Coming(call, own.answers.queries, (call.q,))
     keys.start()
     if asked is not None:
         asked.start()
     free = own.free.take(call.q)
-    result = call.attend(own.interior, free, call.k, call.v, call.key_mask)
+    of_free = Marks(segments=segments).take(own.free)
+    result = call.attend(own.interior, free, call.k, call.v, call.marks, of_free.segments)
     keys.go_on()
-    flight = None if asked is None or own.answers is None else _answer(call, own.answers, asked)
-    received = keys.rows()
+    flight = None if asked is None or own.answers is None else _answer(call, own.answers, asked, asking)
+    k, v = keys.rows()
     if not own.border.is_empty:
-        border = call.attend(own.border, own.border_places.take(free), received[0], received[1], marks)
+        of_border = of_free.take(own.border_places).segments
+        border = call.attend(own.border, own.border_places.take(free), k, v, marks, of_border)
         result = merged_at(result, border, own.border_places)
     if flight is None or own.answers is None:
         return result
@@ -132,21 +167,25 @@ def _by_rows(call: Call, share: Rows) -> Result:
     return Result(*(own.together.take(torch.cat(pair, dim=2)) for pair in zip(result, answered, strict=True)))
 
 
-def _marks(call: Call, delivery: Delivery) -> Tensor | None:
-    """Which of the keys that come may be read at all; it has no gradient."""
-    if call.key_mask is None:
-        return None
-    marks = _Coming(call, delivery, (_as_rows(call.key_mask),))
-    marks.start()
-    marks.go_on()
-    return _as_mask(*marks.rows())
+def _marks(call: Call, delivery: Delivery, own: Marks) -> Marks:
+    """The marks of the tokens that come, which have no gradient."""
+    if (rows := own.rows) is None:
+        return own
+    coming = _Coming(call, delivery, (rows,))
+    coming.start()
+    coming.go_on()
+    return own.read(*coming.rows())
 
 
-def _answer(call: Call, answers: Answers, asked: _Coming) -> tuple[Result, Flight]:
+def _answer(call: Call, answers: Answers, asked: _Coming, marks: Marks) -> tuple[Result, Flight]:
     """What this rank's keys say to the queries that all ranks answer: the part that it merges, and the others sent."""
     asked.go_on()
     queries = torch.cat([answers.own.take(call.q), *asked.rows()], dim=2)
-    partial = call.attend(answers.attended, answers.order.take(queries), call.k, call.v, call.key_mask)
+    segments = None
+    if marks.segments is not None and call.marks.segments is not None:
+        both = torch.cat([answers.own.take(call.marks.segments[:, None]), marks.segments[:, None]], dim=2)
+        segments = answers.order.take(both)[:, 0]
+    partial = call.attend(answers.attended, answers.order.take(queries), call.k, call.v, call.marks, segments)
     flight = call.send(*((answers.others.take(x), answers.parts) for x in partial))
     return Result(*(answers.merged.take(x) for x in partial)), flight
 
@@ -168,12 +207,11 @@ def _merge_answers(call: Call, answers: Answers, own: Result, flight: Flight) ->
 def _by_residues(call: Call, share: Residues) -> Result:
     own = residues_of(call.plan, share, call.rank)
     tensors = [call.q, call.k, call.v]
-    marks = None
-    if call.key_mask is not None:
-        (came,) = call.receive(call.send((own.rows.take(_as_rows(call.key_mask)), own.route)))
-        marks = _as_mask(came)
+    marks = call.marks
+    if (rows := marks.rows) is not None:
+        marks = marks.read(*call.receive(call.send((own.rows.take(rows), own.route))))
     q, k, v = call.receive(call.send(*((own.rows.take(x), own.route) for x in tensors)))
-    result = call.attend(own.attended, q, k, v, marks)
+    result = call.attend(own.attended, q, k, v, marks, marks.segments)
     back = call.receive(call.send(*((x, own.route.back) for x in result)))
     return Result(*(own.back.take(x) for x in back))
 
@@ -183,17 +221,18 @@ def _by_heads(call: Call, share: Heads) -> Result:
     of_queries, of_keys = (
         Route((shards.sizes[call.rank],) * ranks, shards.sizes) for shards in (plan.queries, plan.keys)
     )
-    marks = None
-    if call.key_mask is not None:
-        copies = torch.cat([_as_rows(call.key_mask)] * ranks, dim=2)
-        marks = _as_mask(*call.receive(call.send((copies, of_keys))))
+    marks = call.marks
+    if (rows := marks.rows) is not None:
+        marks = marks.read(*call.receive(call.send((torch.cat([rows] * ranks, dim=2), of_keys))))
     pieces = ((call.q, of_queries), (call.k, of_keys), (call.v, of_keys))
     q, k, v = call.receive(call.send(*((_heads_after_another(x, ranks), route) for x, route in pieces)))
     heads = q.shape[1]
     rule = some_heads(share.pattern, call.rank * heads, (call.rank + 1) * heads)
     assert rule is not None, "no plan cuts the heads of such a pattern"
     positions = np.arange(plan.queries.length) + plan.query_offset
-    result = call.attend(Local(rule, positions, np.arange(plan.keys.length), plan.keys.length), q, k, v, marks)
+    result = call.attend(
+        Local(rule, positions, np.arange(plan.keys.length), plan.keys.length), q, k, v, marks, marks.segments
+    )
     back = call.receive(call.send(*((x, of_queries.back) for x in result)))
     return Result(*(x.unflatten(2, (ranks, call.q.shape[2])).movedim(2, 1).flatten(1, 2) for x in back))
 
@@ -205,19 +244,19 @@ def _heads_after_another(x: Tensor, ranks: int) -> Tensor:
 
 def _by_ring(call: Call, share: Ring) -> Result:
     steps, ranks, sizes = ring_of(call.plan, share, call.rank), call.context.ranks, call.plan.keys.sizes
-    k, v, marks, results = call.k, call.v, call.key_mask, []
+    k, v, marks, results = call.k, call.v, call.marks, []
     for step, local in enumerate(steps):
         flights = []
         if step + 1 < ranks:
             route = _handed_on(call.rank, step, sizes)
-            if marks is not None:
-                flights.append(call.send((_as_rows(marks), route)))
+            if (rows := marks.rows) is not None:
+                flights.append(call.send((rows, route)))
             flights.append(call.send((k, route), (v, route)))
         if not local.is_empty or not step:
-            results.append(call.attend(local, call.q, k, v, marks))
+            results.append(call.attend(local, call.q, k, v, marks, call.marks.segments))
         if flights:
             *came, (k, v) = (call.receive(flight) for flight in flights)
-            marks = _as_mask(*came[0]) if came else None
+            marks = marks.read(*came[0]) if came else marks
     return merged(results)
 
 
@@ -228,13 +267,3 @@ def _handed_on(rank: int, step: int, sizes: Sequence[int]) -> Route:
     sent[(rank + 1) % ranks] = sizes[(rank - step) % ranks]
     received[rank - 1] = sizes[(rank - step - 1) % ranks]
     return Route(tuple(sent), tuple(received))
-
-
-def _as_rows(mask: Tensor) -> Tensor:
-    """bool [B, N] as rows of bytes [B, 1, N]."""
-    return mask[:, None].view(torch.uint8)
-
-
-def _as_mask(rows: Tensor) -> Tensor:
-    """bool [B, N], of what came."""
-    return rows[:, 0].contiguous().view(torch.bool)

@@ -187,6 +187,11 @@ def offset_of(pattern: Part) -> tuple[Pattern, int] | None:
     return Part(pattern.inner, pattern.length, asked, keys), first - start
 
 
+def is_of_itself(pattern: Pattern) -> bool:
+    """Whether this is a part of one sequence whose queries and keys are the same tokens."""
+    return isinstance(pattern, Part) and pattern.queries == pattern.keys and not pattern.inner.crosses
+
+
 def counts_positions(pattern: Pattern) -> bool:
     """Whether distances between numbers are distances between positions, in every part of the pattern."""
     parts = [own for own in pattern.walk() if isinstance(own, Part)]

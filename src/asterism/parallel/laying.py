@@ -1,0 +1,91 @@
+"""Keys laid so that the numbers of tokens say what terms and segments go by.
+
+Tables by distance count tokens between a query and a key, so both must be numbered as they stand: keys are laid in
+stretches, with gaps that nobody reads. Segments are told by the numbers of keys, so the queries' own places are among
+them, read or not.
+"""
+
+from dataclasses import dataclass
+from functools import lru_cache
+
+import numpy as np
+
+from asterism.compiler.devices.needs import runs
+from asterism.parallel.places import Places
+from asterism.parallel.routes import Local, as_runs
+from asterism.patterns import Pattern, part
+from asterism.patterns.intervals import Integers
+
+_GAP = 64
+"""Keys farther apart than this, and than an eighth of their number, lie in stretches of their own."""
+
+
+@dataclass(frozen=True, eq=False)
+class Stretch:
+    """Some of the keys of a `Local`, `chosen`, laid at places `at` of `size`; queries are numbers from `offset` on."""
+
+    rule: Pattern
+    offset: int
+    size: int
+    chosen: Places
+    at: Places
+
+
+@dataclass(frozen=True, eq=False)
+class Laid:
+    """Some neighbouring queries of a `Local`, at places `queries`, and all its keys in stretches."""
+
+    queries: Places
+    stretches: tuple[Stretch, ...]
+
+
+@lru_cache(maxsize=256)
+def laid(local: Local, by_distance: bool, with_segments: bool) -> tuple[Laid, ...]:
+    """What is computed instead of `local`: the same pairs, each once."""
+    return tuple(
+        Laid(Places(np.arange(start, stop)), tuple(_stretches(local, start, stop, by_distance, with_segments)))
+        for start, stop in _blocks(local, by_distance)
+    )
+
+
+def _blocks(local: Local, by_distance: bool) -> list[tuple[int, int]]:
+    """Queries that are neighbours in the sequence; among the keys is enough where distances do not count."""
+    if not by_distance:
+        numbers = np.searchsorted(np.union1d(local.keys, local.queries), local.queries)
+        if numbers[-1] - numbers[0] == len(numbers) - 1:
+            return [(0, len(numbers))]
+    starts, stops = runs(local.queries)
+    ends = np.cumsum(stops - starts)
+    return list(zip((ends - (stops - starts)).tolist(), ends.tolist(), strict=True))
+
+
+def _stretches(local: Local, start: int, stop: int, by_distance: bool, with_segments: bool) -> list[Stretch]:
+    queries, found = local.queries[start:stop], []
+    first, past = int(queries[0]), int(queries[-1]) + 1
+    cuts = [0, len(local.keys)]
+    if by_distance:
+        far = np.flatnonzero(np.diff(local.keys) > max(_GAP, len(local.keys) // 8)) + 1
+        cuts = [0, *far.tolist(), len(local.keys)]
+    for begin, end in zip(cuts, cuts[1:], strict=False):
+        keys = local.keys[begin:end]
+        if by_distance:
+            low, high = min(int(keys[0]), first), int(keys[-1]) + 1
+            low = low if with_segments or first < keys[0] else int(keys[0])
+            numbers = np.arange(low, max(high, past) if with_segments else high)
+            asked = numbers if with_segments else np.arange(low, past)
+        else:
+            numbers = asked = np.union1d(keys, queries)
+        found.append(
+            Stretch(
+                rule=part(local.pattern, local.length, as_runs(asked), as_runs(numbers)),
+                offset=_place(numbers, first) if with_segments else first - int(numbers[0]),
+                size=len(numbers),
+                chosen=Places(np.arange(begin, end)),
+                at=Places(np.searchsorted(numbers, keys)),
+            )
+        )
+    return found
+
+
+def _place(numbers: Integers, position: int) -> int:
+    return int(np.searchsorted(numbers, position))
