@@ -14,7 +14,7 @@ MODELS := models encoders import import_seq2seq use_pattern huggingface training
 LOWEST := 5.17.0
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/pytest --numprocesses logical --maxprocesses 8
 
-.PHONY: help train test quick test-slow test-lowest bench long-range readers qmsum rfc-summaries promoters digits translation copying cifar genomes gpu-check wheel test-wheel real-weights lint install clean
+.PHONY: help train test quick test-slow test-lowest bench long-range readers qmsum rfc-summaries promoters digits translation copying cifar genomes devices-check gpu-check wheel test-wheel real-weights lint install clean
 .DEFAULT_GOAL := help
 
 help:  ## List the targets
@@ -76,6 +76,9 @@ copying: $(STAMP)  ## Copy and reverse, learned to the last letter, into benchma
 
 cifar: $(STAMP)  ## Pictures value by value, DATA=folder with train/ and test/, into benchmarks/results (90 minutes on one core)
 	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/cifar.py $(DATA) runs/cifar benchmarks/results/cifar.json
+
+devices-check: $(STAMP)  ## Runs of several processes: their curves on every mesh, and thirty of them with a worker killed (half an hour on one core)
+	OMP_NUM_THREADS=1 $(BIN)/pytest -m slow tests/test_meshes.py tests/test_killed.py
 
 gpu-check:  ## With a Python that has a GPU (PYTHON=...): its tests and figures, into benchmarks/results
 	@$(PYTHON) -c 'import sys, torch; sys.exit(None if torch.cuda.is_available() else "make gpu-check needs a GPU that PyTorch finds; PYTHON=... names the Python to use")'

@@ -49,12 +49,14 @@ def environment() -> dict[str, str]:
     return {**os.environ, **own}
 
 
-def launched(processes: int, words: list[str], **options) -> subprocess.Popen:
-    """`torchrun --standalone` of the command line, with its lines of the launcher itself left out of stderr."""
+def launched(
+    processes: int, words: list[str], *, program: tuple[str, ...] = ("-m", "asterism.cli.main")
+) -> subprocess.Popen:
+    """`torchrun --standalone` of the command line."""
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(processes)]
-    command += ["-m", "asterism.cli.main", *words]
+    command += [*program, *words]
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-    return subprocess.Popen(command, env=environment(), **pipes, **options)
+    return subprocess.Popen(command, env=environment(), **pipes)
 
 
 def history(folder: Path) -> list[dict]:

@@ -6,7 +6,8 @@ import signal
 from dataclasses import replace
 
 import pytest
-from launched_runs import assert_same_curve, settings, trained
+import torch
+from launched_runs import assert_same_curve, flags, launched, settings, told, trained
 from small_encoders import REVIEWS, save_tiny_bert, write_lines
 from small_writers import save_tiny_bart
 from stopping import at_step
@@ -72,6 +73,7 @@ def _pretraining(objective, folder) -> RunConfig:
     }.get(objective, encoder_decoder)
     more = {} if objective == "prefix_lm" else {"tokenizer": "bpe:300"}
     return RunConfig(
+        dense_exchange=True,  # a decoder's causal()
         objective=objective,
         next_sentence=objective == "mlm",
         data=str(data),
@@ -97,3 +99,42 @@ def test_every_task_has_one_curve(task, tmp_path):
     for _, folder in jobs:
         assert_same_curve(folder, tmp_path / "one")
         assert (folder / "predictions.jsonl").read_text() == (tmp_path / "one" / "predictions.jsonl").read_text()
+
+
+AS_PROCESS_1 = """
+import os, sys
+from asterism.cli.main import main
+from asterism.training.run import processes
+if os.environ["RANK"] == "1":
+    processes.version = lambda name: "0.1"
+sys.exit(main(sys.argv[1:]))
+"""
+
+
+def test_other_versions_in_one_process_are_named_once(text, tmp_path):
+    script = tmp_path / "script.py"
+    script.write_text(AS_PROCESS_1)
+    words = [*flags(replace(bytes_small(), data=text), tmp_path), "--folder", str(tmp_path / "run")]
+    process = launched(2, words, program=(str(script),))
+    _, errors = process.communicate(timeout=180)
+    (line,) = told(errors)
+    assert f"the version of torch is {torch.__version__} in process 0, 0.1 in process 1" in line
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(
+    ("changes", "line"),
+    [
+        ({"parallel": "dp=3"}, "parallel: a mesh dp=3 has 3 processes, there are 2"),
+        ({"parallel": "fsdp=2", "optimizer": "adafactor"}, "parallel: fsdp shares out the rows of matrices"),
+        ({"batch_size": 1}, "parallel: dp and fsdp make 2 readers, and a slice of a batch has 1 sequences"),
+    ],
+)
+def test_what_cannot_be_shared_is_refused_in_one_line(text, changes, line, tmp_path):
+    config = replace(bytes_small(), data=text, **changes)
+    process = launched(2, [*flags(config, tmp_path), "--folder", str(tmp_path / "run")])
+    _, errors = process.communicate(timeout=180)
+    (said,) = told(errors)
+    assert said.startswith(f"asterism: error: {line}")
+    assert process.returncode != 0
+    assert not (tmp_path / "run" / "run.json").exists()

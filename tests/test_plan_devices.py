@@ -55,8 +55,8 @@ def test_refusal_names_bytes_and_what_to_do():
     bytes_of_ulysses, bytes_of_all_keys = 1024 * 3 // 4 * (3 * 1024 + 1040), 3 * 1024 * 2048
     assert text == (
         f"'dense()' over 4 ranks would move {bytes_of_ulysses:,} bytes from or to one rank in each forward pass, where"
-        f" bringing it every key takes {bytes_of_all_keys:,}: use a sparser pattern or longer sequences, or say"
-        " sequence_parallel(..., dense_exchange=True)"
+        f" bringing it every key takes {bytes_of_all_keys:,}: use a sparser pattern or longer sequences, or"
+        " ask for it: dense_exchange=True"
     )
 
 

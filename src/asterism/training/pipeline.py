@@ -183,7 +183,7 @@ def report(run: Run | str | Path) -> Report:
         raise CheckpointError(f"{folder.run_file} is damaged: result: {error}") from error
 
 
-_MAY_CHANGE = ("data", "validation", "parallel", "process_timeout")
+_MAY_CHANGE = ("data", "validation", "parallel", "dense_exchange", "process_timeout")
 """Settings that decide no number of a run."""
 
 

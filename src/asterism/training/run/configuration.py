@@ -86,6 +86,9 @@ class TrainingConfig:
     evaluation_every: int = _setting("steps between two evaluations", 250)
     checkpoint_every: int = _setting("steps between two checkpoints", 250)
     parallel: str = _setting(MESH, "")
+    dense_exchange: bool = _setting(
+        "with cp, compute also patterns for which as much moves between processes as for dense attention", False
+    )
     process_timeout: int = _setting("seconds after which processes no longer wait for one that is silent", 300)
 
     def __post_init__(self) -> None:

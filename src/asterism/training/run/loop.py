@@ -48,7 +48,7 @@ class Loop(Trainer):
         self.model_accepts_loss_kwargs = False
         self.remove_callback(PrinterCallback)
         self.session = session
-        self.context = session.processes.context()
+        self.context = session.processes.context(session.config)
         self.losses: list[torch.Tensor] = []
         self.weights: list[tuple[float, float]] = []
 

@@ -88,11 +88,11 @@ class Processes:
         """Which part of a row's tokens this process holds."""
         return self.rank % self.shape.cp
 
-    def context(self) -> SequenceParallel | None:
+    def context(self, config: TrainingConfig) -> SequenceParallel | None:
         """Those with whom this process shares the tokens of its rows, if there are any."""
         if self.mesh is None or self.shape.cp == 1:
             return None
-        return SequenceParallel(self.mesh.get_group("cp"), self.shard, self.shape.cp)
+        return SequenceParallel(self.mesh.get_group("cp"), self.shard, self.shape.cp, config.dense_exchange)
 
     def gather(self, own: Any) -> list[Any]:
         """What every process gives, JSON, in order of their ranks."""
