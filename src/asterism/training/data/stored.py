@@ -110,6 +110,8 @@ def _members(source: Source) -> Iterator[Stored]:
         with tarfile.open(source.path, mode="r:") as archive:
             for member in archive:
                 archive.members = []  # type: ignore[attr-defined]  # it would keep every one
+                if member.size < 0:  # the next member would be this one, for ever
+                    raise DataError(f"data: {source.path} is no tar archive, or damaged: a size is negative")
                 if not member.isfile() or _is_hidden(member.name):
                     continue
                 if member.issparse():
