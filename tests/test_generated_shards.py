@@ -55,4 +55,6 @@ def test_shards_attend_as_the_whole_does_and_move_what_the_plan_says(ranks, past
             if all(case["wanted"]):  # else some gradients need not travel
                 assert found["backward"] == found["planned_backward"], where
             used |= set(found["shares"])
-    assert ranks == 1 or used == {"Rows", "Residues", "Heads", "Ring"}
+    # On two ranks the ring moves no more than residues and heads do, and is simpler.
+    expected = {1: set(), 2: {"Rows", "Ring"}}.get(ranks, {"Rows", "Residues", "Heads", "Ring"})
+    assert used >= expected
