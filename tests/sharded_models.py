@@ -7,6 +7,7 @@ starts RANKS processes, and rank r writes what it found to FOLDER/r.json. Nothin
 
 import json
 import os
+import re
 import sys
 from collections.abc import Callable
 from datetime import timedelta
@@ -330,6 +331,19 @@ def write_padded(context_of: Callable[[], Any]) -> Written:
     return Written(torch.equal(found, torch.stack(own)), 9, [], 0)
 
 
+def run_the_page(group: dist.ProcessGroup) -> list[float]:
+    """The Python of docs/devices.md that needs several processes: its loss, and that of one."""
+    page = (Path(__file__).parent.parent / "docs" / "devices.md").read_text()
+    model = prepare(causal())
+    known: dict[str, Any] = {"model": model, "batch": batch(), "tokens": drawn(1, 20), "dist": dist}
+    known["init_device_mesh"] = lambda *asked, **named: {"cp": group}  # for as many processes as there are
+    expected = model(**batch()).loss.item()
+    model.requires_grad_(True)
+    for text in re.findall(r"^```py\n(.*?)^```$", page, re.MULTILINE | re.DOTALL):
+        exec(compile(text.replace("max_new_tokens=100", "max_new_tokens=30"), "devices.md", "exec"), known)
+    return [known["outputs"].loss.item(), expected, known["new"].shape[1]]
+
+
 # --- refusals --------------------------------------------------------------------------------------------------------
 
 
@@ -484,6 +498,7 @@ def work(rank: int, ranks: int, folder: Path, names: list[str]) -> None:
     if not names:
         for name in writers():
             found[f"{name} written"] = write(lambda: sequence_parallel(group, dense_exchange=True), name)
+        found["page"] = run_the_page(group)
         found["padded written"] = write_padded(lambda: sequence_parallel(group, dense_exchange=True))
         with sequence_parallel(group, dense_exchange=True) as context:
             (folder / f"{rank}.refused.json").write_text(json.dumps(refused(context)))

@@ -184,3 +184,9 @@ REFUSALS = {
 def test_all_ranks_refuse_in_one_line(name):
     for said in of(3).refused:
         assert re.search(REFUSALS[name], said[name]) and "\n" not in said[name]
+
+
+@pytest.mark.model
+def test_the_python_of_the_page_runs():
+    for loss, expected, tokens in (report["page"] for report in of(3).found):
+        assert abs(loss - expected) < 1e-12 and tokens == 30

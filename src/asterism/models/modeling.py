@@ -184,6 +184,11 @@ class AsterismModel(AsterismPreTrainedModel):
         context = sharding()
         laid = self._lay_out(embedded, asked) if context is None else self._lay_out_shard(context, embedded, asked)
         embedded, columns = laid.embedded, laid.columns
+        if context is not None and self.relative is not None:
+            # A rank that computes no pair has no gradient of their distances, but 0, so that ranks can add them.
+            weight = self.relative.weight
+            nothing = weight.masked_fill(torch.ones_like(weight, dtype=torch.bool), 0).sum()
+            embedded = embedded + nothing.to(embedded.dtype)
         if self.positions is not None:
             self._check_length(laid.columns_seen, laid.positions)
             embedded = embedded + self.positions(laid.positions.clamp(min=0)).to(embedded.dtype)
