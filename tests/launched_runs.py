@@ -32,7 +32,7 @@ def settings(folder: Path, **changes) -> RunConfig:
     )
     given = {"context": 48, "batch_size": 6, "steps": 6, "optimizer": "muon", "learning_rate": 3e-3, "warmup_steps": 2}
     every = {"log_every": 1, "evaluation_every": 3, "checkpoint_every": 2, "evaluation_bytes": 1000}
-    more = {"data": str(text), "dtype": "float64", "process_timeout": 60}
+    more = {"data": str(text), "dtype": "float64", "process_timeout": 60, "dense_exchange": True}
     return RunConfig(recipe="bytes-small", model=shape, **(given | every | more | changes))
 
 

@@ -24,6 +24,7 @@ EVERY = {"log_every": 1, "evaluation_every": 3, "checkpoint_every": 2, "dtype": 
 def bytes_small() -> RunConfig:
     """The recipe, for a few short steps."""
     short = {"context": 128, "batch_size": 4, "steps": 5, "minutes": None, "evaluation_bytes": 1000, "warmup_steps": 2}
+    short |= {"dense_exchange": True}  # a window of 256 in a context of 128
     return replace(recipe("bytes-small"), **(EVERY | short | {"evaluation_every": 4}))
 
 
