@@ -80,3 +80,12 @@ def softmax_in_double(monkeypatch):
         return exact(scores, dim=dim)
 
     monkeypatch.setattr(torch.nn.functional, "softmax", softmax)
+
+
+@pytest.fixture(scope="session")
+def gloo():
+    """Four processes that compute together, started when a test first needs them: see gloo.py."""
+    from gloo import Gloo
+
+    with Gloo() as workers:
+        yield workers
