@@ -16,7 +16,6 @@ import statistics
 import tempfile
 import time
 from collections.abc import Callable, Sequence
-from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -81,14 +80,19 @@ def _case(rank: int, pattern: str, tokens: int, rounds: int) -> dict[str, Any]:
 def _step(rank: int, tokens: int) -> Callable[[str, bool], None]:
     """Attention forward and backward of `tokens` tokens, which are this process's shard of more, or all there are."""
     generator = torch.Generator().manual_seed(rank)
-    leaves = [torch.randn(1, HEADS, tokens, DIM, generator=generator).requires_grad_() for _ in range(3)]
+    q, k, v = (torch.randn(1, HEADS, tokens, DIM, generator=generator).requires_grad_() for _ in range(3))
     weight = torch.randn(1, HEADS, tokens, DIM, generator=generator)
     shards = Shards.even(RANKS * tokens, RANKS)
+    group = dist.group.WORLD
+    assert group is not None, "all processes are in the group of all"
 
     def step(pattern: str, sharded: bool) -> None:
-        with sequence_parallel(dist.group.WORLD, dense_exchange=True) if sharded else nullcontext():
-            out = attend(*leaves, pattern, **({"queries": shards, "keys": shards} if sharded else {}))
-        torch.autograd.grad(out, leaves, weight)
+        if sharded:
+            with sequence_parallel(group, dense_exchange=True):
+                out = attend(q, k, v, pattern, queries=shards, keys=shards)
+        else:
+            out = attend(q, k, v, pattern)
+        torch.autograd.grad(out, (q, k, v), weight)
 
     return step
 

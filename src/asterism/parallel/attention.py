@@ -11,7 +11,7 @@ from torch.distributed import _functional_collectives as collectives
 
 from asterism import kernels
 from asterism.compiler.devices import Communication, RowShape, Shards, communicate, refusal
-from asterism.errors import ConfigurationError, KernelError
+from asterism.errors import ConfigurationError, KernelError, shown
 from asterism.kernels.checks import as_they_are, autocast, check_tensors, check_types
 from asterism.kernels.packed import pattern_of_documents
 from asterism.kernels.terms import Terms, check_by_distance
@@ -92,6 +92,8 @@ def _attend(
             "segments are those of one sequence, and the queries of cross attention are tokens of another: say with"
             " key_mask which keys may be read"
         )
+    if options.terms is not None and not isinstance(options.terms, Terms):
+        raise KernelError(f"terms must be Terms(...), got a {type(options.terms).__name__}")
     check_by_distance(options.terms, rule.text)
     shape = RowShape(q.shape[1], k.shape[1], q.shape[3], v.shape[3], q.element_size(), len(q))
     plan = communicate(rule, queries, keys, shape, offset)
@@ -115,6 +117,8 @@ def _shards(
     queries = context.shards(q.shape[2], q.device) if queries is None else queries
     keys = context.shards(k.shape[2], k.device) if keys is None else keys
     for name, shards, tokens in (("queries", queries, q.shape[2]), ("keys", keys, k.shape[2])):
+        if not isinstance(shards, Shards):
+            raise ConfigurationError(f"{name} must be Shards, such as Shards.even(tokens, ranks), got {shown(shards)}")
         if shards.ranks != context.ranks or shards.sizes[context.rank] != tokens:
             raise ConfigurationError(
                 f"{name} are sharded as {list(shards.sizes)}, and rank {context.rank} of {context.ranks} has {tokens}"

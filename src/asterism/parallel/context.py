@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 
 from asterism.compiler.devices import Shards
-from asterism.errors import ConfigurationError
+from asterism.errors import ConfigurationError, shown
 
 _CURRENT: ContextVar["SequenceParallel | None"] = ContextVar("sequence_parallel", default=None)
 
@@ -54,8 +54,13 @@ def sequence_parallel(
     """Within the body, tensors of tokens hold the shard of this process: rank r of the mesh, which has one dimension,
     or of the group holds the tokens that follow those of rank r - 1.
 
-    Raises ConfigurationError for a mesh of several dimensions (choose one: mesh["cp"]), and within another context.
+    Raises ConfigurationError for what is neither a mesh nor a group, for a mesh of several dimensions (choose one:
+    mesh["cp"]), for a group that this process is not in, and within another context.
     """
+    if not isinstance(mesh, DeviceMesh | dist.ProcessGroup) and mesh is not dist.GroupMember.NON_GROUP_MEMBER:
+        raise ConfigurationError(
+            f"sequence_parallel needs a DeviceMesh or a ProcessGroup, such as dist.group.WORLD, got {shown(mesh)}"
+        )
     if isinstance(mesh, DeviceMesh) and mesh.ndim != 1:
         raise ConfigurationError(
             f"sequence_parallel needs a mesh of one dimension, and this one has {mesh.ndim}: name one, as in mesh['cp']"
@@ -63,6 +68,11 @@ def sequence_parallel(
     if _CURRENT.get() is not None:
         raise ConfigurationError("sequence_parallel was entered within itself: a sequence is sharded once")
     group = mesh.get_group() if isinstance(mesh, DeviceMesh) else mesh
+    if dist.get_rank(group) < 0:
+        raise ConfigurationError(
+            f"process {dist.get_rank()} entered sequence_parallel with a group that it is not in: only the processes of"
+            " a group hold its sequences"
+        )
     found = SequenceParallel(group, dist.get_rank(group), dist.get_world_size(group), dense_exchange)
     with resumed(found):
         yield found

@@ -1,0 +1,384 @@
+"""Attention over shards under attack: it computes what the whole does, says one clear line, or ends; it never hangs.
+
+The collectives of these groups give up after seconds, so that a rank that waits for ever is a test that fails.
+"""
+
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from datetime import timedelta
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.distributed as dist
+from gloo import PATIENCE
+from torch import Tensor
+from torch.distributed.distributed_c10d import _set_pg_timeout
+
+import asterism
+from asterism import Alibi, Dropout, Terms, kernels
+from asterism.compiler.devices import Rows, RowShape, Shards, communicate
+from asterism.errors import AsterismError
+from asterism.parallel import attend, sequence_parallel, sharding
+from asterism.patterns import parse
+
+HEADS, KEY_HEADS, DIM, VALUE_DIM, BATCH = 4, 2, 4, 3, 2
+SHAPE = RowShape(HEADS, KEY_HEADS, DIM, VALUE_DIM, 8, BATCH)
+
+
+# --- what runs on the ranks -------------------------------------------------------------------------------------------
+
+
+def tensors(tokens: int, seed: int = 0) -> list[Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    shapes = (HEADS, DIM), (KEY_HEADS, DIM), (KEY_HEADS, VALUE_DIM), (HEADS, VALUE_DIM)
+    return [torch.randn(BATCH, heads, tokens, dim, generator=generator, dtype=torch.float64) for heads, dim in shapes]
+
+
+@contextmanager
+def impatient(group: dist.ProcessGroup, seconds: float) -> Iterator[None]:
+    """Within the body, ranks wait for each other for seconds only."""
+    _set_pg_timeout(timedelta(seconds=seconds), group)
+    try:
+        yield
+    finally:
+        _set_pg_timeout(timedelta(seconds=PATIENCE), group)
+
+
+def terms_named(name: str) -> Terms | None:
+    return {
+        "bias": Terms(bias=Alibi(torch.tensor([0.5, 0.25, 0.1, 0.7], dtype=torch.float64))),
+        "dropout": Terms(dropout=Dropout(0.3, 5)),
+    }.get(name)
+
+
+def apart_by_place(group: dist.ProcessGroup, name: str, sizes: Sequence[int]) -> float:
+    """How far results and gradients are from those of the whole, where numbers of tokens count."""
+    shards, rank = Shards.of_sizes(tuple(sizes)), group.rank()
+    first, past = shards.range(rank)
+    *whole, weight = tensors(shards.length)
+    marks = (torch.arange(shards.length) // 5).expand(BATCH, -1)
+    mask = (torch.arange(shards.length) % 4 != 1).expand(BATCH, -1)
+    pattern, options = "sinks(first=2, window=9)", {"terms": terms_named(name)}
+    leaves = [x.clone().requires_grad_() for x in whole]
+    segments = {"segments": marks} if name == "segments" else {}
+    expected = asterism.attend(*leaves, pattern, key_mask=mask, **segments, **options)
+    wanted = torch.autograd.grad(expected, leaves, weight)
+    own = [x[:, :, first:past].clone().requires_grad_() for x in whole]
+    segments = {"segments": marks[:, first:past]} if name == "segments" else {}
+    with impatient(group, 20), sequence_parallel(group, dense_exchange=True):
+        out = attend(*own, pattern, queries=shards, keys=shards, key_mask=mask[:, first:past], **segments, **options)
+    found = torch.autograd.grad(out, own, weight[:, :, first:past])
+    pairs = [(out, expected), *zip(found, wanted, strict=True)]
+    return max([0.0, *(float(d) for a, b in pairs for d in (a - b[:, :, first:past]).abs().flatten().tolist())])
+
+
+def positions_on_the_wire(group: dist.ProcessGroup, pattern: str, tokens: int) -> tuple[list[list[int]], int, int]:
+    """Positions of keys whose rows left this rank, by target; bytes of keys given to kernels at most; of the plan."""
+    shards, rank = Shards.even(tokens, group.size()), group.rank()
+    first, past = shards.range(rank)
+    q, *_ = tensors(tokens)
+    numbers = torch.arange(1, tokens + 1, dtype=torch.float64)[:, None]
+    k, v = (numbers.expand(BATCH, KEY_HEADS, tokens, dim).contiguous() for dim in (DIM, VALUE_DIM))
+    left: list[set[int]] = [set() for _ in range(group.size())]
+    held: dict[int, int] = {}
+    with sequence_parallel(group, dense_exchange=True), seen(left, held):
+        attend(*(x[:, :, first:past] for x in (q, k, v)), pattern, queries=shards, keys=shards)
+    plan = communicate(parse(pattern), shards, shards, SHAPE)
+    assert all(isinstance(share, Rows) and not len(share.asking) for share in plan.shares), "a test of rows"
+    return [sorted(one) for one in left], sum(held.values()), int(plan.memory(SHAPE)[rank])
+
+
+@contextmanager
+def seen(left: list[set[int]], held: dict[int, int]) -> Any:
+    """Reads what is given to the all-to-alls and to the kernels."""
+    send, compute = torch.ops._c10d_functional.all_to_all_single, kernels.attend
+
+    def sending(wire: Tensor, received: list[int], sent: list[int], group: str) -> Tensor:
+        for target, part in enumerate(wire.split(sent)):
+            left[target] |= {int(number) - 1 for number in part.view(torch.float64).unique().tolist()}
+        return send(wire, received, sent, group)
+
+    def computing(q: Tensor, k: Tensor, v: Tensor, *arguments: Any, **options: Any) -> Any:
+        held[k.data_ptr()] = (k.numel() + v.numel()) * k.element_size()
+        return compute(q, k, v, *arguments, **options)
+
+    class Operators:
+        all_to_all_single, wait_tensor = staticmethod(sending), torch.ops._c10d_functional.wait_tensor
+
+    import asterism.parallel.exchange as exchange
+
+    class Named:
+        _c10d_functional = Operators
+
+    class Torch:
+        ops = Named
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(torch, name)
+
+    exchange.torch, kernels.attend = Torch(), computing
+    try:
+        yield
+    finally:
+        exchange.torch, kernels.attend = torch, compute
+
+
+def with_nan(group: dist.ProcessGroup, pattern: str, tokens: int) -> list[bool]:
+    """Whether results and gradients are finite where rows that nobody reads hold NaN."""
+    shards, rank = Shards.even(tokens, group.size()), group.rank()
+    first, past = shards.range(rank)
+    q, k, v, weight = tensors(tokens)
+    unread = torch.from_numpy(~parse(pattern).dense(tokens).any(axis=(0, 1)))
+    assert unread.any()
+    for x in (k, v):
+        x[:, :, unread] = torch.nan
+    own = [x[:, :, first:past].clone().requires_grad_() for x in (q, k, v)]
+    with sequence_parallel(group, dense_exchange=True):
+        out = attend(*own, pattern, queries=shards, keys=shards)
+    found = torch.autograd.grad(out, own, weight[:, :, first:past])
+    return [bool(x.isfinite().all()) for x in (out, *found)]
+
+
+def in_two_threads(group: dist.ProcessGroup) -> float:
+    """Two threads with contexts of their own, at the same time, and a third thread, which has none."""
+    groups = [dist.new_group(list(range(group.size()))) for _ in range(2)]
+    patterns = "window(left=9, right=2)", "fixed(8, 2)"
+    tokens, rank = 50, group.rank()
+    shards = Shards.even(tokens, group.size())
+    first, past = shards.range(rank)
+    found: list[float] = []
+
+    def compute(one: int) -> None:
+        q, k, v, weight = tensors(tokens, one)
+        for _ in range(3):
+            leaves = [x.clone().requires_grad_() for x in (q, k, v)]
+            wanted = torch.autograd.grad(asterism.attend(*leaves, patterns[one]), leaves, weight)
+            own = [x[:, :, first:past].clone().requires_grad_() for x in (q, k, v)]
+            with sequence_parallel(groups[one], dense_exchange=True):
+                out = attend(*own, patterns[one])
+            gradients = torch.autograd.grad(out, own, weight[:, :, first:past])
+            pairs = zip(gradients, wanted, strict=True)
+            found.append(max(float((a - b[:, :, first:past]).abs().max()) for a, b in pairs))
+
+    def outside() -> None:
+        found.append(0.0 if sharding() is None else 1.0)
+
+    with sequence_parallel(group):
+        threads = [threading.Thread(target=compute, args=(one,)) for one in range(2)]
+        threads.append(threading.Thread(target=outside))
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(60)
+    assert len(found) == 7
+    return max(found)
+
+
+def left_by_an_error(group: dist.ProcessGroup) -> list[str]:
+    told = []
+    try:
+        with sequence_parallel(group):
+            raise KeyError("inside")
+    except KeyError:
+        told.append(str(sharding()))
+    try:
+        with sequence_parallel(group), sequence_parallel(group):
+            pass
+    except AsterismError as error:
+        told.append(str(error))
+    return [*told, str(sharding())]
+
+
+def modes(group: dist.ProcessGroup, mode: str) -> float:
+    """How far results are from those of the whole while something of PyTorch is set otherwise."""
+    tokens, rank = 41, group.rank()
+    shards = Shards.even(tokens, group.size())
+    first, past = shards.range(rank)
+    q, k, v, _ = (x.float() for x in tensors(tokens))
+    try:
+        if mode == "default dtype":
+            torch.set_default_dtype(torch.float64)
+        elif mode == "denormal":
+            torch.set_flush_denormal(True)
+        elif mode == "default device":
+            torch.set_default_device("meta")  # what is made without a device is then nowhere
+        whole = asterism.attend(q, k, v, "fixed(8, 2)")
+        with sequence_parallel(group, dense_exchange=True):
+            own = attend(*(x[:, :, first:past] for x in (q, k, v)), "fixed(8, 2)")
+        assert own.dtype == whole.dtype
+        return float((own - whole[:, :, first:past]).abs().max())
+    finally:
+        torch.set_default_dtype(torch.float32)
+        torch.set_default_device(None)
+        torch.set_flush_denormal(False)
+
+
+def told(run: Callable[[], Any]) -> str:
+    """The kind and the text of the error; "" for none."""
+    try:
+        run()
+    except Exception as error:
+        return f"{type(error).__name__}: {error}"
+    return ""
+
+
+def bad_input(group: dist.ProcessGroup) -> dict[str, str]:
+    q, k, v, _ = tensors(10)
+
+    def within(*arguments: Any, **options: Any) -> Callable[[], Any]:
+        def run() -> None:
+            with sequence_parallel(group):
+                attend(*arguments, **options)
+
+        return run
+
+    def entered(what: Any) -> Callable[[], Any]:
+        def run() -> None:
+            with sequence_parallel(what):
+                pass
+
+        return run
+
+    even, rule = Shards.even(10, 1), "window(2)"
+    return {
+        "text": told(entered("cp")),
+        "number": told(entered(2)),
+        "not of the group": told(entered(dist.GroupMember.NON_GROUP_MEMBER)),
+        "shards of other ranks": told(within(q, k, v, rule, queries=Shards.even(10, 2), keys=even)),
+        "shards of other tokens": told(within(q, k, v, rule, queries=Shards.even(9, 1), keys=even)),
+        "shards that are none": told(within(q, k, v, rule, queries=(0, 10), keys=even)),
+        "pattern": told(within(q, k, v, "windo(2)", queries=even, keys=even)),
+        "option": told(within(q, k, v, rule, mask=None)),
+        "heads": told(within(q[:, :3], k, v, rule)),
+        "scale": told(within(q, k, v, rule, scale="big")),
+        "implementation": told(within(q, k, v, rule, implementation="fast")),
+        "terms": told(within(q, k, v, rule, terms=3)),
+        "mask": told(within(q, k, v, rule, key_mask=torch.ones(BATCH, 9, dtype=torch.bool))),
+        "types": told(within(q, [1], v, rule)),
+    }
+
+
+def disagreeing(group: dist.ProcessGroup, what: str) -> str:
+    """What a rank says where the ranks do not agree, whose collectives wait for 4 seconds only."""
+    rank = group.rank()
+    q, k, v, _ = tensors(20)
+    pattern = "window(left=5)"
+    if what == "error" and rank == 0:
+        return "left"
+    if what == "pattern" and rank == 0:
+        pattern = "window(left=7)"
+    if what == "dtype" and rank == 0:
+        q, k, v = (x.float() for x in (q, k, v))
+    if what == "gradients" and rank == 0:
+        q, k, v = (x.requires_grad_() for x in (q, k, v))
+
+    def run() -> None:
+        with impatient(group, 4), sequence_parallel(group, dense_exchange=True):
+            out = attend(q, k, v, pattern)
+            if what == "gradients" and rank == 0:
+                out.sum().backward()
+
+    return told(run)
+
+
+# --- the tests --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["segments", "bias", "dropout"])
+@pytest.mark.parametrize("sizes", [(7, 0, 24), (0, 31), (31, 0, 0, 0), (1, 1, 0)])
+def test_what_goes_by_the_numbers_of_tokens_is_that_of_the_whole(gloo, name, sizes):
+    assert max(gloo.run(len(sizes), apart_by_place, name, sizes, patience=60)) < 1e-12
+
+
+@pytest.mark.parametrize(
+    ("pattern", "ranks"),
+    [
+        ("window(left=5, right=3)", 4),
+        ("window(left=23)", 4),
+        ("sinks(first=3, window=9)", 3),
+        ("fixed(16, 2)", 4),
+        ("bigbird_causal(block=4, random=1)", 3),
+    ],
+)
+def test_only_rows_that_another_rank_reads_leave_a_rank(gloo, pattern, ranks):
+    tokens = 61
+    shards = Shards.even(tokens, ranks)
+    reads = parse(pattern).dense(tokens).any(axis=0)
+    for rank, (left, held, planned) in enumerate(gloo.run(ranks, positions_on_the_wire, pattern, tokens)):
+        own = np.zeros(tokens, bool)
+        own[slice(*shards.range(rank))] = True
+        of_others = reads[~own].any(axis=0)
+        every = set(range(tokens))
+        needed_by_others = {int(key) for key in np.flatnonzero(of_others & own)}
+        assert not left[rank]
+        assert needed_by_others <= set().union(*left), "a row that is read elsewhere stayed"
+        passed_on = {key for one in left for key in one}
+        unread = every - {int(key) for owner in range(ranks) for key in np.flatnonzero(_away(reads, shards, owner))}
+        assert not passed_on & unread, "a row went that no other rank reads"
+        assert held <= planned
+
+
+def _away(reads: np.ndarray, shards: Shards, owner: int) -> np.ndarray:
+    """Keys of `owner` that a query of another rank reads."""
+    own = np.zeros(len(reads), bool)
+    own[slice(*shards.range(owner))] = True
+    return reads[~own].any(axis=0) & own
+
+
+@pytest.mark.parametrize(
+    "pattern",
+    ["columns(period=8, first=6, count=2) & window(left=20)", "window(left=0) & columns(period=3, first=1, count=1)"],
+)
+def test_what_unread_rows_hold_changes_nothing(gloo, pattern):
+    assert gloo.run(3, with_nan, pattern, 40) == [[True] * 4] * 3
+
+
+def test_contexts_of_threads_do_not_mix(gloo):
+    assert max(gloo.run(4, in_two_threads)) < 1e-12
+
+
+def test_a_context_ends_with_an_error_and_is_not_entered_twice(gloo):
+    for first, nested, last in gloo.run(2, left_by_an_error):
+        assert (first, last) == ("None", "None")
+        assert "within itself" in nested
+
+
+@pytest.mark.parametrize("mode", ["default dtype", "default device", "denormal"])
+def test_settings_of_torch_change_nothing(gloo, mode):
+    assert max(gloo.run(3, modes, mode)) < 1e-5
+
+
+def test_bad_input_is_one_clear_line(gloo):
+    (found,) = gloo.run(1, bad_input)
+    for name, line in found.items():
+        kind, _, text = line.partition(": ")
+        allowed = ("TypeError",) if name in ("option", "types") else ()
+        assert kind in ("ConfigurationError", "KernelError", "PatternError", *allowed), (name, line)
+        assert text and "\n" not in text, (name, line)
+
+
+DISAGREEMENTS = {
+    "error": "",
+    "gradients": "",
+    "pattern": "EXCH: where ranks name other patterns, gloo aborts a process (SIGABRT) instead of one clear line",
+    "dtype": "EXCH: where ranks give other dtypes, nobody says so and what came is wrong",
+}
+"""What ranks may do differently, and whose it is to say so."""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "what",
+    [
+        pytest.param(what, marks=[pytest.mark.xfail(reason=reason, strict=True)] if reason else [])
+        for what, reason in DISAGREEMENTS.items()
+    ],
+)
+def test_ranks_that_do_not_agree_end_with_an_error(gloo, what):
+    try:
+        assert any(gloo.run(3, disagreeing, what, patience=40))
+    finally:
+        gloo.close()  # what these ranks had begun to say to each other is not for the next test
