@@ -89,6 +89,8 @@ class RowsOf:
     free      places of its queries that it answers itself, ascending
     interior  these and its own keys
     border    those of them that read received keys, at `border_places` among them
+    at_once   instead of both, where most queries are of the border: these and all keys, of which so many as `before`
+              were received from ranks before this one; merging would take longer than it could hide
     together  sorts [free | those that ask everyone] by position
     """
 
@@ -97,6 +99,8 @@ class RowsOf:
     interior: Local
     border: Local
     border_places: Places
+    at_once: Local | None
+    before: int
     answers: Answers | None
     together: Places
 
@@ -121,12 +125,16 @@ def rows_of(plan: Communication, share: Rows, rank: int) -> RowsOf:
     asked = asking[(asking >= first) & (asking < past)]
     at, own = free + plan.query_offset, np.arange(*plan.keys.range(rank))
     border = _reading(plan, share.pattern, free, keys.positions)
+    before = int(np.searchsorted(keys.positions, plan.keys.range(rank)[0]))
+    every = np.insert(keys.positions, before, own)
     return RowsOf(
         keys=keys,
         free=Places(free - first),
         interior=Local(share.pattern, at, own, plan.keys.length),
         border=Local(share.pattern, at[border], keys.positions, plan.keys.length),
         border_places=Places(border),
+        at_once=Local(share.pattern, at, every, plan.keys.length) if 2 * len(border) > len(free) else None,
+        before=before,
         answers=_answers(plan, share, asking, rank) if len(asking) else None,
         together=Places(np.argsort(np.concatenate([free, asked]), kind="stable")),
     )

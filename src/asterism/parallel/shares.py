@@ -151,13 +151,19 @@ def _by_rows(call: Call, share: Rows) -> Result:
     keys.start()
     if asked is not None:
         asked.start()
-    free = own.free.take(call.q)
-    of_free = Marks(segments=segments).take(own.free)
-    result = call.attend(own.interior, free, call.k, call.v, call.marks, of_free.segments)
+    free, of_free = own.free.take(call.q), Marks(segments=segments).take(own.free)
+    result = None
+    if own.at_once is None:
+        result = call.attend(own.interior, free, call.k, call.v, call.marks, of_free.segments)
     keys.go_on()
     flight = None if asked is None or own.answers is None else _answer(call, own.answers, asked, asking)
     k, v = keys.rows()
-    if not own.border.is_empty:
+    if result is None:
+        assert own.at_once is not None
+        k, v = (_inserted(ours, theirs, own.before) for ours, theirs in ((call.k, k), (call.v, v)))
+        every = Marks(*(_inserted_marks(*pair, own.before) for pair in zip(call.marks, marks, strict=True)))
+        result = call.attend(own.at_once, free, k, v, every, of_free.segments)
+    elif not own.border.is_empty:
         of_border = of_free.take(own.border_places).segments
         border = call.attend(own.border, own.border_places.take(free), k, v, marks, of_border)
         result = merged_at(result, border, own.border_places)
@@ -165,6 +171,17 @@ def _by_rows(call: Call, share: Rows) -> Result:
         return result
     answered = _merge_answers(call, own.answers, *flight)
     return Result(*(own.together.take(torch.cat(pair, dim=2)) for pair in zip(result, answered, strict=True)))
+
+
+def _inserted(ours: Tensor, theirs: Tensor, before: int) -> Tensor:
+    """This rank's keys [B, H, N, ...] among those that came, so many of which stand before them."""
+    return torch.cat([theirs[:, :, :before], ours, theirs[:, :, before:]], dim=2)
+
+
+def _inserted_marks(ours: Tensor | None, theirs: Tensor | None, before: int) -> Tensor | None:
+    if ours is None or theirs is None:
+        return None
+    return _inserted(ours[:, None], theirs[:, None], before)[:, 0]
 
 
 def _marks(call: Call, delivery: Delivery, own: Marks) -> Marks:
