@@ -31,8 +31,7 @@ def merged_at(whole: Result, more: Result, places: Places) -> Result:
     """The same where `more` has the results of some of the queries only: of those at these places."""
     if len(places) == whole.lse.shape[2]:
         return merged((whole, more))
-    own = Result(*(places.take(x) for x in whole))
-    return Result(*(places.put(x, y) for x, y in zip(whole, merged((own, more)), strict=True)))
+    return Result(*_MergedAt.apply(places, *whole, *more))  # type: ignore[no-untyped-call]
 
 
 def unread(q: Tensor, k: Tensor, v: Tensor) -> Result:
@@ -45,14 +44,7 @@ class _Merged(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, *tensors: Tensor) -> tuple[Tensor, Tensor]:
         outs, lses = tensors[: len(tensors) // 2], tensors[len(tensors) // 2 :]
-        lse = lses[0]
-        for other in lses[1:]:
-            lse = torch.logaddexp(lse, other)
-        finite = lse.masked_fill(lse == -math.inf, 0)
-        shares = [(own - finite).exp() for own in lses]
-        wide = sum(out * share[..., None] for out, share in zip(outs, shares, strict=True))
-        assert isinstance(wide, Tensor)
-        out = wide.to(outs[0].dtype)
+        out, lse, shares = _merge(outs, lses)
         ctx.save_for_backward(out, *outs, *shares)
         return out, lse
 
@@ -60,14 +52,56 @@ class _Merged(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, grad_out: Tensor, grad_lse: Tensor) -> tuple[Tensor, ...]:
         out, *saved = ctx.saved_tensors
-        outs, shares = saved[: len(saved) // 2], saved[len(saved) // 2 :]
-        wide = shares[0].dtype
-        of_all = grad_lse - (grad_out.to(wide) * out).sum(-1)
-        grads, grads_lse = [], []
-        for own, share in zip(outs, shares, strict=True):
-            grads.append((grad_out * share[..., None]).to(grad_out.dtype))
-            grads_lse.append(share * ((grad_out.to(wide) * own).sum(-1) + of_all))
+        grads, grads_lse = _part(out, saved[: len(saved) // 2], saved[len(saved) // 2 :], grad_out, grad_lse)
         return *grads, *grads_lse
+
+
+class _MergedAt(torch.autograd.Function):
+    """As a whole, it copies the results of the other queries once on each way; slices would leave zeros to be added."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, places: Places, out: Tensor, lse: Tensor, more_out: Tensor, more_lse: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        own_out = places.take(out)
+        merged_out, merged_lse, shares = _merge((own_out, more_out), (places.take(lse), more_lse))
+        ctx.places = places
+        ctx.save_for_backward(merged_out, own_out, more_out, *shares)
+        return places.put(out, merged_out), places.put(lse, merged_lse)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad_out: Tensor, grad_lse: Tensor) -> tuple[Tensor | None, ...]:
+        out, own_out, more_out, *shares = ctx.saved_tensors
+        places = ctx.places
+        at = places.take(grad_out), places.take(grad_lse)
+        (own, more), (own_lse, more_lse) = _part(out, (own_out, more_out), shares, *at)
+        return None, places.put(grad_out, own), places.put(grad_lse, own_lse), more, more_lse
+
+
+def _merge(outs: Sequence[Tensor], lses: Sequence[Tensor]) -> tuple[Tensor, Tensor, list[Tensor]]:
+    """Outputs and log-sum-exps as one, and the share of each in them."""
+    lse = lses[0]
+    for other in lses[1:]:
+        lse = torch.logaddexp(lse, other)
+    finite = lse.masked_fill(lse == -math.inf, 0)
+    shares = [(own - finite).exp() for own in lses]
+    wide = sum(out * share[..., None] for out, share in zip(outs, shares, strict=True))
+    assert isinstance(wide, Tensor)
+    return wide.to(outs[0].dtype), lse, shares
+
+
+def _part(
+    out: Tensor, outs: Sequence[Tensor], shares: Sequence[Tensor], grad_out: Tensor, grad_lse: Tensor
+) -> tuple[list[Tensor], list[Tensor]]:
+    """Gradients of the outputs and log-sum-exps that were merged, by their shares."""
+    wide = shares[0].dtype
+    of_all = grad_lse - (grad_out.to(wide) * out).sum(-1)
+    grads, grads_lse = [], []
+    for own, share in zip(outs, shares, strict=True):
+        grads.append((grad_out * share[..., None]).to(grad_out.dtype))
+        grads_lse.append(share * ((grad_out.to(wide) * own).sum(-1) + of_all))
+    return grads, grads_lse
 
 
 class _Unread(torch.autograd.Function):
