@@ -1,0 +1,36 @@
+"""Results over disjoint keys as one: some queries only, against the formula, with gradients of outputs and lses."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+
+from asterism.parallel.merging import Result, merged_at
+from asterism.parallel.places import Places
+
+
+def by_formula(whole: Result, more: Result, at: list[int]) -> Result:
+    """Both results weighed by their log-sum-exps, where the second has any."""
+    more_lse = torch.full_like(whole.lse, -math.inf).index_copy(2, torch.tensor(at), more.lse)
+    more_out = torch.zeros_like(whole.out).index_copy(2, torch.tensor(at), more.out)
+    lse = torch.logaddexp(whole.lse, more_lse)
+    return Result(
+        whole.out * (whole.lse - lse).exp()[..., None] + more_out * (more_lse - lse).exp()[..., None],
+        lse,
+    )
+
+
+@pytest.mark.parametrize("at", ([3, 4, 5], [0, 4, 8], [8]))
+def test_some_of_the_queries(at):
+    generator = torch.Generator().manual_seed(2)
+    shapes = (2, 3, 9, 4), (2, 3, 9), (2, 3, len(at), 4), (2, 3, len(at))
+    tensors = [torch.randn(shape, generator=generator, dtype=torch.float64).requires_grad_() for shape in shapes]
+    weights = [torch.randn(shape, generator=generator, dtype=torch.float64) for shape in shapes[:2]]
+    found = merged_at(Result(*tensors[:2]), Result(*tensors[2:]), Places(np.array(at)))
+    expected = by_formula(Result(*tensors[:2]), Result(*tensors[2:]), at)
+    for one, other in zip(found, expected, strict=True):
+        torch.testing.assert_close(one, other)
+    gradients = [torch.autograd.grad(list(result), tensors, weights) for result in (found, expected)]
+    for one, other in zip(*gradients, strict=True):
+        torch.testing.assert_close(one, other)
