@@ -1,10 +1,12 @@
 """Places of tokens among others: kept as numbers, and as what a tensor is indexed by on each device."""
 
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
 from asterism.patterns.intervals import Integers
 
@@ -45,3 +47,30 @@ class Places:
         if (run := self.run) is None:
             return x.index_copy(2, self.on(x.device), values)
         return torch.cat([x[:, :, : run.start], values, x[:, :, run.stop :]], dim=2)
+
+    def share(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """x, which one attention alone reads, and what `take` gives of it.
+
+        Backward, the gradients of the tokens taken are added to that of x where it lies: autograd would add up two
+        tensors as large as x, one of them nearly all zeros.
+        """
+        all_of_it, some = _Shared.apply(x, self)  # type: ignore[no-untyped-call]
+        return all_of_it, some
+
+
+class _Shared(torch.autograd.Function):
+    @staticmethod
+    def forward(context: Any, x: Tensor, places: Places) -> tuple[Tensor, Tensor]:
+        context.places = places
+        return x.view_as(x), places.take(x).clone(memory_format=torch.contiguous_format)
+
+    @staticmethod
+    @once_differentiable
+    def backward(context: Any, gradient: Tensor, of_some: Tensor) -> tuple[Tensor, None]:
+        if 0 in gradient.stride() and gradient.numel():  # no memory of its own
+            gradient = gradient.clone(memory_format=torch.contiguous_format)
+        if (run := context.places.run) is not None:
+            gradient[:, :, run] += of_some
+        else:
+            gradient.index_add_(2, context.places.on(gradient.device), of_some)
+        return gradient, None

@@ -114,9 +114,13 @@ class _Coming:
     flight: Flight | None = None
     came: list[tuple[Tensor, ...]] = field(default_factory=list)
 
-    def start(self) -> None:
-        if self.delivery.first is not None:
-            self.flight = self._send(self.delivery.first, self.own)
+    def start(self) -> tuple[Tensor, ...]:
+        """Sends the first hop; the own tensors, for one attention that reads them meanwhile."""
+        if (hop := self.delivery.first) is None:
+            return self.own
+        shared = [hop.rows.share(x) for x in self.own]
+        self.flight = self.call.send(*((rows, hop.route) for _, rows in shared))
+        return tuple(x for x, _ in shared)
 
     def go_on(self) -> None:
         """Waits for the first hop and starts the second."""
@@ -148,13 +152,15 @@ def _by_rows(call: Call, share: Rows) -> Result:
     asking = Marks() if own.answers is None else _marks(call, own.answers.queries, Marks(segments=segments))
     keys = _Coming(call, own.keys, (call.k, call.v))
     asked = None if own.answers is None else _Coming(call, own.answers.queries, (call.q,))
-    keys.start()
+    own_keys, own_values = keys.start()
     if asked is not None:
         asked.start()
     free, of_free = own.free.take(call.q), Marks(segments=segments).take(own.free)
     result = None
     if own.at_once is None:
-        result = call.attend(own.interior, free, call.k, call.v, call.marks, of_free.segments)
+        if not own.border.is_empty:
+            free, at_border = own.border_places.share(free)
+        result = call.attend(own.interior, free, own_keys, own_values, call.marks, of_free.segments)
     keys.go_on()
     flight = None if asked is None or own.answers is None else _answer(call, own.answers, asked, asking)
     k, v = keys.rows()
@@ -165,7 +171,7 @@ def _by_rows(call: Call, share: Rows) -> Result:
         result = call.attend(own.at_once, free, k, v, every, of_free.segments)
     elif not own.border.is_empty:
         of_border = of_free.take(own.border_places).segments
-        border = call.attend(own.border, own.border_places.take(free), k, v, marks, of_border)
+        border = call.attend(own.border, at_border, k, v, marks, of_border)
         result = merged_at(result, border, own.border_places)
     if flight is None or own.answers is None:
         return result
