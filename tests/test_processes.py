@@ -4,6 +4,7 @@ import os
 import signal
 import time
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -12,10 +13,13 @@ from safetensors.torch import load_file
 
 from asterism.cli.told import is_follower
 from asterism.errors import ConfigurationError
+from asterism.models import AsterismConfig
 from asterism.training import RunConfig, open_run, train
 from asterism.training.run.estimate import estimate
+from asterism.training.run.fitting import _refuse_dense_exchange
 from asterism.training.run.loop import slice_weights
 from asterism.training.run.mesh import MeshShape, mesh_shape
+from asterism.training.run.processes import Processes
 
 pytestmark = pytest.mark.model
 
@@ -135,3 +139,28 @@ def test_followers_know_themselves(monkeypatch):
         monkeypatch.setenv("RANK", rank)
         monkeypatch.setenv("WORLD_SIZE", size)
         assert is_follower() == follows
+
+
+@pytest.mark.parametrize(
+    ("mixers", "fields", "refused"),
+    [
+        ("causal()", {}, True),
+        ("interleave(window(left=8), causal())", {}, True),
+        ("window(left=8)", {}, False),
+        ("interleave(fourier(), window(4, 4))", {}, False),
+        ("causal()", {"block": "all_attention", "persistent_vectors": 4, "relative_span": 8}, False),
+        ("bigbird_etc(block=4, random=0, globals=3)", {"global_tokens": 3}, False),
+    ],
+)
+def test_an_exchange_as_large_as_dense_is_refused_before_a_folder_is_begun(mixers, fields, refused):
+    shape = AsterismConfig(mixers=mixers, hidden_size=32, num_attention_heads=4, **fields)
+    config = RunConfig(context=64, batch_size=2, dtype="float32")
+    setup = SimpleNamespace(config=config, shape=shape)
+    shared = Processes(MeshShape(cp=3))
+    if refused:
+        with pytest.raises(ConfigurationError, match=r"causal\(\)' over 3 ranks would move .* dense_exchange=True"):
+            _refuse_dense_exchange(setup, shared)
+    else:
+        _refuse_dense_exchange(setup, shared)
+    _refuse_dense_exchange(SimpleNamespace(config=replace(config, dense_exchange=True), shape=shape), shared)
+    _refuse_dense_exchange(setup, Processes(MeshShape(dp=3)))

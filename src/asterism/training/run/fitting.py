@@ -21,14 +21,17 @@ from torch.distributed.device_mesh import DeviceMesh
 from transformers import PreTrainedModel
 
 from asterism import __version__
+from asterism.compiler.devices import RowShape, Shards, communicate, refusal
 from asterism.errors import CheckpointError, ConfigurationError, DataError
 from asterism.files import replacing, write_text
 from asterism.kernels import cpu as cpu_kernel
 from asterism.kernels.calibration import pinned, prices_for
 from asterism.models import AsterismConfig
+from asterism.patterns import Pattern
 from asterism.randomness import derive, isolated
 from asterism.training.objectives.objective import Outcome, Report
 from asterism.training.run.checkpoint import TrainingState, first_not_finite, gathered_weights, load_checkpoint
+from asterism.training.run.configuration import RunConfig
 from asterism.training.run.folder import RunFolder
 from asterism.training.run.heap import kept_memory
 from asterism.training.run.loop import Loop, loop_arguments, undisturbed
@@ -100,6 +103,7 @@ def _refuse_what_cannot_be_shared(setup: Setup, processes: Processes) -> None:
             f"parallel: cp shares out the tokens of models of ours, not of {setup.shape.model_type}; use dp or fsdp, or"
             " import the model"
         )
+    _refuse_dense_exchange(setup, processes)
     with processes.agreed():
         digest = hashlib.sha256()
         for name, tensor in sorted(setup.objective.batch(setup.corpus, 0).items()):
@@ -117,6 +121,23 @@ def _first_model(setup: Setup, device: torch.device) -> tuple[PreTrainedModel, l
     if weight := first_not_finite(dict(model.named_parameters())):
         raise CheckpointError(f"the model to begin with is damaged: its weight {weight} is not finite")
     return model, notes
+
+
+def _refuse_dense_exchange(setup: Setup, processes: Processes) -> None:
+    """Raises ConfigurationError, before a folder is begun, where the tokens of rows that all have one length are shared
+    out and a layer would move as much as dense attention: attention itself would refuse that at the first step."""
+    config, shape, cp = setup.config, setup.shape, processes.shape.cp
+    if cp == 1 or config.dense_exchange or not isinstance(config, RunConfig) or shape.is_encoder_decoder:
+        return
+    front, *rest = Shards.even(config.context, cp).sizes
+    shards = Shards.of_sizes((front + shape.global_tokens, *rest))
+    heads, rows = shape.num_attention_heads, config.micro_batch_size // processes.shape.readers
+    dims = shape.query_key_dim // heads, shape.value_dim // heads
+    width = RowShape(heads, shape.num_key_value_heads, *dims, getattr(torch, config.dtype).itemsize, rows)
+    mixers = shape.layer_mixers() if shape.relative_span is None else shape.layer_patterns()
+    for mixer in dict.fromkeys(mixers):
+        if isinstance(mixer, Pattern) and (plan := communicate(mixer, shards, shards, width)).is_dense:
+            raise ConfigurationError(f"parallel: {refusal(plan, width)}")
 
 
 def _restore(
