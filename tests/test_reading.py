@@ -16,12 +16,12 @@ pytestmark = pytest.mark.model
 TRAINING = Path(pipeline.__file__).parent
 PAGE = (TRAINING.parents[2] / "docs" / "architecture.md").read_text()
 CONDUCTORS = {
-    *("pipeline.py", "run/fitting.py", "run/configuration.py", "run/arithmetic.py"),
+    *("pipeline.py", "run/fitting.py", "run/processes.py", "run/configuration.py", "run/arithmetic.py"),
     *("objectives/pretraining.py", "objectives/causal.py"),
 }
-"""Who is seen again: the files that lead through the others, a property of the configuration, its dtype, which the
-leader of several processes settles for all and each then finds settled, and an objective, which its base class asks
-for what only it knows."""
+"""Who is seen again: the files that lead through the others, the processes, who join at the beginning and say at a step
+with whom tokens are shared, a property of the configuration, its dtype, which the leader of several processes settles
+for all and each then finds settled, and an objective, which its base class asks for what only it knows."""
 
 
 def way_to_the_first_step(config: RunConfig, folder: Path) -> list[str]:
