@@ -140,7 +140,7 @@ def refuses(result: Result, code: int, message: str) -> None:
         ("train extra", r"unexpected argument 'extra'"),
         ("train --steps x", r"--steps: expected int, got x"),
         ("train --steps 0", r"steps=0 must be at least 1"),
-        ("train --dtype float8", r"--dtype: expected one of \['auto', 'float32', 'bfloat16'\], got float8"),
+        ("train --dtype float8", r"--dtype: expected one of \['auto', 'float32', 'bfloat16', 'float64'\], got float8"),
         ("train --model.position-shape 3", r"--model\.position-shape: expected tuple\[int, \.\.\.\], null, got 3"),
         ("train --recipe bytes-smal", r"unknown recipe 'bytes-smal'\. Did you mean 'bytes-small'\?"),
         ("train --config missing.yaml", r"--config: File does not exist: '.*missing\.yaml'"),
