@@ -34,3 +34,24 @@ def test_some_of_the_queries(at):
     gradients = [torch.autograd.grad(list(result), tensors, weights) for result in (found, expected)]
     for one, other in zip(*gradients, strict=True):
         torch.testing.assert_close(one, other)
+
+
+@pytest.mark.parametrize("numbers", [[2, 3, 4], [0, 3, 5], [], list(range(6))])
+@pytest.mark.parametrize("kind", ["own memory", "expanded"])
+def test_tokens_that_are_shared_give_their_gradients_to_the_whole(numbers, kind):
+    """As autograd adds up those of `take` and of the tensor; a gradient without memory of its own is not written to."""
+    places = Places(np.array(numbers, np.int64))
+    x = torch.randn(2, 3, 6, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(0), requires_grad=True)
+    weight = torch.ones(1, 1, 1, 1, dtype=torch.float64).expand(2, 3, 6, 4) if kind == "expanded" else x.detach() ** 2
+    kept = weight.clone()
+    own = torch.linspace(1, 2, 4, dtype=torch.float64)
+
+    def gradient(whole, some):
+        (found,) = torch.autograd.grad((whole, some), (x,), (weight, own.expand_as(some)))
+        return found
+
+    expected = gradient(x * 1, places.take(x))
+    # The gradient goes through a product first, so that what is written to is not the caller's own.
+    whole, some = places.share(x)
+    torch.testing.assert_close(gradient(whole if kind == "expanded" else whole * 1, some), expected, rtol=0, atol=0)
+    assert torch.equal(weight, kept)
