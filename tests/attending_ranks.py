@@ -6,7 +6,6 @@ and number of ranks, to FOLDER/rank.json.
 
 import json
 import math
-import os
 import sys
 import traceback
 from collections.abc import Callable
@@ -18,7 +17,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-import torch.multiprocessing as mp
+from forked import forked
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
@@ -287,16 +286,7 @@ def work(rank: int, folder: Path) -> None:
 
 def main() -> None:
     folder = Path(sys.argv[1])
-    os.environ["GLOO_SOCKET_IFNAME"] = "lo"
-    # Copies of a process that has imported everything and computed nothing: nothing is imported again.
-    start = mp.get_context("fork").Process
-    processes = [start(target=work, args=(rank, folder)) for rank in range(RANKS)]
-    for process in processes:
-        process.start()
-    for process in processes:
-        process.join(2 * PATIENCE.total_seconds())
-    for process in processes:
-        process.kill()
+    sys.exit(not forked(work, RANKS, folder, seconds=2 * PATIENCE.total_seconds()))
 
 
 if __name__ == "__main__":

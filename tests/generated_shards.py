@@ -18,7 +18,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-import torch.multiprocessing as mp
+from forked import forked
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 from strategies import build, cross_rules, rules
@@ -301,15 +301,7 @@ def main() -> None:
     ranks, first, past, folder = *map(int, sys.argv[1:4]), Path(sys.argv[4])
     chosen = drawn(first, past)
     (folder / "cases.json").write_text(json.dumps([asdict(case) for case in chosen]))
-    os.environ["GLOO_SOCKET_IFNAME"] = "lo"
-    # Copies of a process that has imported everything and computed nothing: nothing is imported again.
-    start = mp.get_context("fork").Process
-    processes = [start(target=work, args=(rank, ranks, folder, chosen)) for rank in range(ranks)]
-    for process in processes:
-        process.start()
-    for process in processes:
-        process.join()
-    sys.exit(any(process.exitcode for process in processes))
+    sys.exit(not forked(work, ranks, ranks, folder, chosen))
 
 
 if __name__ == "__main__":

@@ -6,7 +6,6 @@ starts RANKS processes, and rank r writes what it found to FOLDER/r.json. Nothin
 """
 
 import json
-import os
 import re
 import sys
 from collections.abc import Callable
@@ -16,8 +15,8 @@ from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
-import torch.multiprocessing as mp
 import transformers
+from forked import forked
 from transformers import PreTrainedModel
 
 import asterism.models as models
@@ -509,17 +508,7 @@ def work(rank: int, ranks: int, folder: Path, names: list[str]) -> None:
 
 def main() -> None:
     ranks, folder, names = int(sys.argv[1]), Path(sys.argv[2]), sys.argv[3:]
-    os.environ["GLOO_SOCKET_IFNAME"] = "lo"
-    # Copies of a process that has imported everything and computed nothing: nothing is imported again.
-    start = mp.get_context("fork").Process
-    processes = [start(target=work, args=(rank, ranks, folder, names)) for rank in range(ranks)]
-    for process in processes:
-        process.start()
-    for process in processes:
-        process.join(PATIENCE.total_seconds())
-    for process in processes:
-        process.kill()
-    sys.exit(any(process.exitcode for process in processes))
+    sys.exit(not forked(work, ranks, ranks, folder, names, seconds=PATIENCE.total_seconds()))
 
 
 if __name__ == "__main__":
