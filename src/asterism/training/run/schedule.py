@@ -11,9 +11,9 @@ from asterism.training.run.configuration import TrainingConfig
 
 
 def progress(config: TrainingConfig, step: int, seconds: float) -> float:
-    """The finished share of a run after `step` steps and `seconds` seconds of training; 1 or more is the end."""
+    """The finished share of a run after `step` steps and `seconds` seconds of training; 1 is the end."""
     in_time = 0.0 if config.minutes is None else seconds / (60 * config.minutes)
-    return max(step / config.steps, in_time)
+    return min(1.0, max(step / config.steps, in_time))
 
 
 def learning_rate_factor(config: TrainingConfig, step: int, seconds: float) -> float:
@@ -26,5 +26,5 @@ def learning_rate_factor(config: TrainingConfig, step: int, seconds: float) -> f
     warm = min(1.0, (step + 1) / max(1, config.warmup_steps))
     if config.schedule == "inverse_sqrt":
         return warm * math.sqrt(min(1.0, max(1, config.warmup_steps) / (step + 1)))
-    done = min(1.0, progress(config, step, seconds))
+    done = progress(config, step, seconds)
     return warm * (1 - done if config.schedule == "linear" else 0.5 * (1 + math.cos(math.pi * done)))

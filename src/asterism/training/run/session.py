@@ -136,7 +136,7 @@ class Session(TrainerCallback):
             Status(
                 step=self.state.step,
                 fraction=fraction,
-                seconds_left=self.state.seconds * max(0.0, 1 / fraction - 1),
+                seconds_left=self.state.seconds * (1 / fraction - 1),
                 loss=loss,
                 metric=self.objective.metric.label,
                 training=metrics.get(self.objective.metric.name),
