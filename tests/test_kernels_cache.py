@@ -3,12 +3,17 @@
 Nothing is compiled here: a stand-in for the compiler copies the library that this process uses.
 """
 
+import errno
 import logging
+import multiprocessing
 import os
 import platform
 import shutil
+import signal
 import subprocess
 import sys
+import time
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -82,6 +87,82 @@ def test_another_compiler_builds_its_own(runs, monkeypatch):
     assert found() != first and runs.read_text() == "run\n" * 3
 
 
+def waits_first(runs: Path) -> None:
+    """The first run of the compiler does not end by itself; its process is named in a file."""
+    compiler, waits = (
+        Path(os.environ["CXX"]),
+        f'mkdir "{runs}-first" && echo $$ > "{runs}-first/process" && exec sleep 60',
+    )
+    head, *rest = compiler.read_text().splitlines(keepends=True)
+    compiler.write_text("".join([head, f"{waits} 2> /dev/null\n", *rest]))
+
+
+def builders(count: int) -> list[multiprocessing.process.BaseProcess]:
+    """Processes that need the library."""
+    started = [multiprocessing.get_context("fork").Process(target=found) for _ in range(count)]
+    for process in started:
+        process.start()
+    return started
+
+
+def wait_for(file: Path) -> str:
+    end = time.monotonic() + 60
+    while not (file.exists() and file.read_text()):
+        assert time.monotonic() < end
+        time.sleep(0.02)
+    return file.read_text()
+
+
+def test_of_processes_that_start_at_once_one_builds(runs):
+    compiler = Path(os.environ["CXX"])
+    compiler.write_text(compiler.read_text() + "sleep 0.3\n")
+    for process in builders(6):
+        process.join(60)
+        assert process.exitcode == 0
+    assert runs.read_text() == "run\n"
+    assert found() and runs.read_text() == "run\n"
+
+
+@pytest.mark.parametrize("killed", ("builder", "compiler"))
+def test_after_a_builder_that_was_killed_the_next_one_builds(runs, killed):
+    waits_first(runs)
+    (first,) = builders(1)
+    compiler = int(wait_for(Path(f"{runs}-first", "process")))
+    others = builders(2)
+    try:
+        others[0].join(0.5)
+        assert all(process.is_alive() for process in others), "they wait for the first"
+        os.kill(compiler if killed == "compiler" else first.pid, signal.SIGKILL)
+        for process in others:
+            process.join(60)
+            assert process.exitcode == 0
+        first.join(60)
+        assert first.exitcode == (1 if killed == "compiler" else -signal.SIGKILL)
+    finally:
+        with suppress(ProcessLookupError):
+            os.kill(compiler, signal.SIGKILL)
+        for process in (first, *others):
+            process.kill()
+            process.join()
+    assert runs.read_text() == "run\n"
+
+
+@pytest.mark.parametrize("end", ("kill -9 $$", "echo 'c++: fatal error: Killed signal terminated program' >&2; exit 1"))
+def test_a_compiler_that_was_killed_is_not_called_broken(runs, end, monkeypatch, caplog):
+    Path(os.environ["CXX"]).write_text(f"#!/bin/sh\n{end}\n")
+    line = refusal(monkeypatch, caplog)
+    assert "was killed while it ran" in line and "tart again" in line and "Set CXX" not in line
+
+
+def test_without_locks_it_is_built_all_the_same(runs, monkeypatch, caplog):
+    def refused(*_: object) -> None:
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr(build.fcntl, "flock", refused)
+    assert found() and runs.read_text() == "run\n"
+    assert "no locks" in caplog.text
+
+
 @pytest.mark.parametrize("mode", (0o777, 0o1777, 0o770))
 def test_a_folder_that_others_can_write_to_is_refused(warm, mode, monkeypatch, caplog):
     if mode == 0o770:
@@ -98,7 +179,7 @@ def other_group():
 
 @pytest.mark.parametrize("part", ("kernel.so", "."))
 def test_a_library_that_others_can_write_to_is_refused(warm, part, monkeypatch, caplog):
-    (folder,) = warm.iterdir()
+    folder = found().parent
     (folder / part).chmod(0o702)
     assert str(folder / part) in refusal(monkeypatch, caplog)
 

@@ -27,6 +27,7 @@ from asterism.kernels.checks import (
 from asterism.kernels.choice import choose, choose_for_cache
 from asterism.kernels.masks import readable
 from asterism.kernels.operands import Attended, Operands, default_scale
+from asterism.kernels.operator import PartOf, Rounded, Tiles
 from asterism.kernels.packed import pattern_of_documents
 from asterism.kernels.slots import Positions, of_slots
 from asterism.kernels.terms import Terms, check_by_distance, expanded
@@ -116,13 +117,56 @@ def attend(
     check_tensors(q, k, v, key_mask, segments)
     if cu_seqlens is not None:
         text = pattern_of_documents(text, cu_seqlens, (q.shape[2], k.shape[2]), q.device, query_offset)
+    marks = key_mask, segments
+    operands = _checked(q, k, v, text, marks, query_offset, scale, terms, return_lse=return_lse)
+    return _results(choose(operands, implementation).run(operands), return_lse)
+
+
+def attend_part(
+    q: Tensor, k: Tensor, v: Tensor, pattern: Pattern, total: Rounded, **options: Unpack[_AttendOptions]
+) -> tuple[Tensor, Tensor]:
+    """The out and log-sum-exp of `total`, which `attend` gave of these keys together with others, as a function of
+    these: for a backward pass that goes from keys to keys. Kernels of tiles compute nothing forward, the others their
+    part. The options are those of `attend`, without cu_seqlens."""
+    marks = options.get("key_mask"), options.get("segments")
+    others = options.get("query_offset"), options.get("scale"), options.get("terms")
+    operands = _checked(q, k, v, _text(pattern), marks, *others, return_lse=True)
+    chosen = choose(operands, options.get("implementation", "auto"))
+    if isinstance(chosen, Tiles):
+        return _with_lse(chosen.part(operands, total))
+    found: tuple[Tensor, Tensor] = PartOf.apply(*_with_lse(chosen.run(operands)), total)  # type: ignore[no-untyped-call]
+    return found
+
+
+def _checked(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    text: str,
+    marks: tuple[Tensor | None, Tensor | None],
+    query_offset: int | None,
+    scale: float | None,
+    terms: Terms | None,
+    *,
+    return_lse: bool,
+) -> Operands:
+    key_mask, segments = marks
     offset = check_offset(query_offset, q, k, text)
     check_segments(segments, q, k, text, offset)
     check_by_distance(terms, text)
     scale = default_scale(q) if scale is None else check_scale(scale)
     of_scores = expanded(terms, q, k, offset)._asdict()
-    operands = Operands(q, k, v, key_mask, segments, None, text, offset, scale, return_lse, **of_scores)
-    return _results(choose(operands, implementation).run(operands), return_lse)
+    return Operands(q, k, v, key_mask, segments, None, text, offset, scale, return_lse, **of_scores)
+
+
+def check_options(
+    q: Tensor, k: Tensor, v: Tensor, *, scale: float | None, implementation: str, terms: Terms | None
+) -> None:
+    """Raises what `attend` raises for these options, whatever pattern and tokens: nothing is computed."""
+    q, k, v = (x[:, :, :0] for x in (q, k, v))
+    scale = default_scale(q) if scale is None else check_scale(scale)
+    of_scores = expanded(terms, q, k, 0)._asdict()
+    choose(Operands(q, k, v, None, None, None, "causal()", 0, scale, True, **of_scores), implementation)
 
 
 @overload
@@ -255,7 +299,9 @@ def _text(pattern: object) -> str:
 
 
 def _results(attended: Attended, with_lse: bool) -> Tensor | tuple[Tensor, Tensor]:
-    if not with_lse:
-        return attended.out
+    return _with_lse(attended) if with_lse else attended.out
+
+
+def _with_lse(attended: Attended) -> tuple[Tensor, Tensor]:
     assert attended.lse is not None, "a kernel that cannot give the log-sum-exp refuses to be asked for it"
     return attended.out, attended.lse

@@ -16,11 +16,15 @@ from asterism.patterns.pattern import default_offset, resolve_lengths
 DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 """What q, k and v may be."""
 
+_KINDS = ("cpu", "cuda", "hpu", "ipu", "maia", "mps", "mtia", "xla", "xpu", torch._C._get_privateuse1_backend_name())
+_AUTOCASTS = frozenset(kind for kind in _KINDS if torch.amp.is_autocast_available(kind))
+"""Devices that know autocast, asked here because torch.compile of torch 2.11 cannot ask within a graph."""
+
 
 def autocast(*operands: Tensor) -> tuple[Tensor, ...]:
     """The operands in the dtype of torch.autocast where it is on, float64 apart, as PyTorch's own attention does."""
     kind = operands[0].device.type
-    if not (torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind)):
+    if not (kind in _AUTOCASTS and torch.is_autocast_enabled(kind)):
         return operands
     dtype = torch.get_autocast_dtype(kind)
     return tuple(x.to(dtype) if x.is_floating_point() and x.dtype != torch.float64 else x for x in operands)
@@ -29,7 +33,7 @@ def autocast(*operands: Tensor) -> tuple[Tensor, ...]:
 def as_they_are(x: Tensor) -> AbstractContextManager[object]:
     """No casts where x lies: autocast goes on inside an operator, and would round what a kernel needs wide."""
     kind = x.device.type
-    if not (torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind)):
+    if not (kind in _AUTOCASTS and torch.is_autocast_enabled(kind)):
         return nullcontext()
     return torch.autocast(kind, enabled=False)
 

@@ -11,6 +11,7 @@ from typing import Any, NoReturn
 
 import torch
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
 from asterism.compiler import Plan
 from asterism.compiler.cost import Setting
@@ -91,7 +92,7 @@ Backward = Callable[[Operands, Rounded, Tensor, Tensor, Wanted], Gradients]
 Operator = Callable[..., tuple[Tensor, ...]]
 
 
-def operator(name: str, forward: Forward, backward: Backward) -> Operator:
+def operator(name: str, forward: Forward, backward: Backward) -> tuple[Operator, Operator]:
     """Attention as the operators `asterism::name` and `asterism::name_backward`, and a function that calls them.
 
     It takes the fields of `Operands` named in `_FIELDS`, and gives (out, lse, residual), those of `Rounded`. `backward`
@@ -101,6 +102,9 @@ def operator(name: str, forward: Forward, backward: Backward) -> Operator:
 
     Neither function sees sinks: they change out and lse by a factor, and the gradients by the lse that includes them.
     A bias that they see has all distances, and no pattern reads beyond what the tables know.
+
+    The second function computes nothing forward. It takes (out, lse, residual) after the fields: results over these
+    keys and others. It gives this out and lse, whose gradients reach the operands as those of their part in them.
     """
 
     def run(*arguments: Any) -> tuple[Tensor, Tensor, Tensor]:
@@ -144,7 +148,7 @@ def operator(name: str, forward: Forward, backward: Backward) -> Operator:
             torch.zeros_like(result) if grad is None else grad.contiguous()
             for grad, result in zip(grads, (out, lse), strict=False)
         )
-        needed = dict(zip(_FIELDS, ctx.needs_input_grad, strict=True))
+        needed = dict(zip(_FIELDS, ctx.needs_input_grad, strict=False))  # results that were given have none
         wanted = [needed[name] for name in _DIFFERENTIABLE]
         gradients = differentiated(*tensors, *ctx.settings, out, residual, lse, *given, wanted)
         found = dict(zip(_DIFFERENTIABLE, gradients, strict=True))
@@ -155,7 +159,7 @@ def operator(name: str, forward: Forward, backward: Backward) -> Operator:
 
     attended = _callable(name, _FORWARD, run, _fake_forward, save, gradient)
     differentiated = _callable(f"{name}_backward", _BACKWARD, differentiate, _fake_backward, _save_nothing, refuse)
-    return attended
+    return attended, _part(save, gradient)
 
 
 def _callable(
@@ -267,6 +271,46 @@ def _fake_backward(*arguments: Any) -> tuple[Tensor, ...]:
     )
 
 
+def _part(save: Callable[..., None], gradient: Callable[..., tuple[Tensor | None, ...]]) -> Operator:
+    """The second function that `operator` gives."""
+
+    class Part(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, *arguments: Any) -> tuple[Tensor, Tensor]:
+            out, lse, residual = arguments[len(_FIELDS) :]
+            save(ctx, arguments[: len(_FIELDS)], (out, lse, residual))
+            return out.view_as(out), lse.view_as(lse)
+
+        @staticmethod
+        def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
+            return *gradient(ctx, *grads), None, None, None
+
+    def part(*arguments: Any) -> tuple[Tensor, Tensor]:
+        found: tuple[Tensor, Tensor] = Part.apply(*arguments)  # type: ignore[no-untyped-call]
+        return found
+
+    return part
+
+
+class PartOf(torch.autograd.Function):
+    """`total` as a function of the results of some keys, for kernels that must compute these a second time."""
+
+    @staticmethod
+    def forward(ctx: Any, out: Tensor, lse: Tensor, total: Rounded) -> tuple[Tensor, Tensor]:
+        ctx.total = total
+        ctx.save_for_backward(out, lse)
+        return total.out.view_as(total.out), total.lse.view_as(total.lse)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad_out: Tensor, grad_lse: Tensor) -> tuple[Tensor | None, ...]:
+        (out, lse), total = ctx.saved_tensors, ctx.total
+        share = (lse - total.lse.masked_fill(total.lse == -math.inf, 0)).exp()
+        wide = grad_out.to(share.dtype)
+        of_lse = share * ((wide * out).sum(dim=-1) - total.delta(grad_out, grad_lse))
+        return (wide * share[..., None]).to(grad_out.dtype), of_lse, None
+
+
 # --- the operator as a kernel ----------------------------------------------------------------------------------------
 
 
@@ -278,7 +322,7 @@ class Tiles:
     """
 
     name: str
-    operator: Operator
+    operators: tuple[Operator, Operator]
     refuses: Callable[[Operands], str | None]
     terms: tuple[str, ...] = ()
 
@@ -287,8 +331,13 @@ class Tiles:
         return self.refuses(operands) or reason
 
     def run(self, operands: Operands) -> Attended:
-        out, lse, _ = self.operator(*(getattr(operands, name) for name in _FIELDS))
+        out, lse, _ = self.operators[0](*(getattr(operands, name) for name in _FIELDS))
         return Attended(out, lse)
+
+    def part(self, operands: Operands, total: Rounded) -> Attended:
+        """What `total` says, as a function of these operands, whose keys are some of those it was computed from."""
+        given = total.out, total.lse, total.residual
+        return Attended(*self.operators[1](*(getattr(operands, name) for name in _FIELDS), *given))
 
     def costs(self, plan: Plan, setting: Setting) -> float:
         return plan.sparse_cost(self.name, setting)

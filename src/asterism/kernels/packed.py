@@ -39,13 +39,13 @@ def pattern_of_documents(
             f"cu_seqlens cuts queries and keys alike, so they must be the same tokens: got {n_queries} queries and"
             f" {n_keys} keys{'' if at_start else f', and query_offset {shown(offset)}'}"
         )
-    bounds = _bounds(cu_seqlens, device)
+    bounds = read_bounds(cu_seqlens, device)
     if torch.compiler.is_compiling():
         return _text_in_graph(text, bounds, int(n_queries))
     return remember(_documents(text, bounds, n_queries))
 
 
-def _bounds(cu_seqlens: Tensor | Sequence[int], device: torch.device) -> tuple[int, ...]:
+def read_bounds(cu_seqlens: Tensor | Sequence[int], device: torch.device) -> tuple[int, ...]:
     """The numbers, unchecked but for their type."""
     if isinstance(cu_seqlens, Tensor):
         return _values(cu_seqlens, device)

@@ -8,6 +8,7 @@ found without running the compiler, or without having any.
 """
 
 import ctypes
+import fcntl
 import hashlib
 import logging
 import os
@@ -18,7 +19,7 @@ import subprocess
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from functools import lru_cache
 from pathlib import Path
 
@@ -32,6 +33,9 @@ _OTHERWISE = "or use implementation='eager'"
 
 _ABANDONED = 3600
 """Seconds after which a build that is still unfinished was killed."""
+
+_KILLED = "signal terminated program"
+"""What a compiler says of a program of its own that was killed."""
 
 _PROCESSOR = ("vendor_id", "cpu family", "model", "flags", "CPU implementer", "CPU part", "Features", "isa", "cpu")
 """What Linux says of a processor that its instruction set and its tuning follow from."""
@@ -100,7 +104,9 @@ def _native() -> ctypes.CDLL:
         raise KernelError(f"implementation 'cpu' needs a C++17 compiler with OpenMP; {compiler}, {_OTHERWISE}.{unfit}")
     for folder in usable:
         try:
-            return _load_kept(_build([*compiler, *_flags()], folder / f"{name}-{_identity(compiler)}"))
+            with _alone_in(folder):
+                built = folder / f"{name}-{_identity(compiler)}"
+                return _load_kept(built if _is_whole(built) else _build([*compiler, *_flags()], built))
         except OSError as error:
             reasons.append(f"{error} ({folder})")
     raise KernelError(
@@ -265,6 +271,24 @@ def _digest_of_library(folder: Path) -> str:
     return hashlib.sha256((folder / "kernel.so").read_bytes()).hexdigest()
 
 
+@contextmanager
+def _alone_in(folder: Path) -> Iterator[None]:
+    """Within the body, no other process builds in this cache: those that a launcher starts at once would all compile.
+
+    The lock is the system's, on an open file, so it ends with its holder, however that ends. Where the file system
+    knows no locks several may build, as one that is done moves a whole library into place.
+    """
+    descriptor = os.open(folder / "building.lock", os.O_RDWR | os.O_CREAT, 0o600)
+    try:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+        except OSError as error:
+            _log.warning("%s: the file system has no locks (%s), so other processes may build as well", folder, error)
+        yield
+    finally:
+        os.close(descriptor)
+
+
 def _build(command: list[str], folder: Path) -> Path:
     """Builds beside the folder and moves the result there at once: another process never sees half a library."""
     _log.warning("building the CPU kernel, once, in about ten seconds")
@@ -303,6 +327,11 @@ def _run(command: list[str]) -> None:
     except OSError as error:
         reason = f"{command[0]} does not run ({error})"
         raise KernelError(f"the CPU kernel cannot be built: {reason}, {_OTHERWISE}") from error
+    if done.returncode < 0 or _KILLED in done.stderr:
+        raise KernelError(
+            f"the CPU kernel cannot be built: {command[0]} was killed while it ran, by somebody or for want of memory."
+            f" Start again, {_OTHERWISE}"
+        )
     if done.returncode:
         complaint = next((line for line in done.stderr.splitlines() if "error" in line), done.stderr.strip()[-200:])
         raise KernelError(
