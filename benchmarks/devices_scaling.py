@@ -4,9 +4,10 @@
 
 Both processes hold n tokens, so at best a step takes as long as one process alone takes with n: the ratio is that of
 the time per token. Also timed are both processes with n tokens each and nothing to say to each other: what two cores do
-to each other's memory and clock, whatever they compute. A step is attention forward and backward, float32, one layer of
-8 heads of 64. A round takes the three one after another, so that a slow moment of the machine meets all; the time of
-two processes is that of the later one. Run it alone on two cores.
+to each other's memory and clock, whatever they compute. A step is forward and backward in float32: of attention alone,
+8 heads of 64, or of a masked language model of two such layers of width 512, whose gradients are then summed. As in
+training, freed memory stays with a process. A round takes the three one after another, so that a slow moment of the
+machine meets all; the time of two processes is that of the later one. Run it alone on two cores.
 """
 
 import argparse
@@ -25,24 +26,27 @@ import torch.multiprocessing as mp
 
 from asterism.bench.machine import describe
 from asterism.compiler.devices import RowShape, Shards, communicate
-from asterism.parallel import attend, sequence_parallel
+from asterism.models import AsterismConfig, AsterismForMaskedLM
+from asterism.parallel import attend, sequence_parallel, shard
 from asterism.patterns import parse
+from asterism.training.run.heap import kept_memory
 
 PATTERNS = ("window(left=256, right=256)", "bigbird(block=64)")
 LENGTHS = (8192, 16_384)
-RANKS, HEADS, DIM = 2, 8, 64
+RANKS, HEADS, DIM, LAYERS = 2, 8, 64, 2
 WAYS = ("one process", "two with n each", "two with 2n")
 
 
 def main(argv: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--output", type=Path, help="a JSON file for the record")
-    parser.add_argument("--rounds", type=int, default=15)
+    parser.add_argument("--rounds", type=int, default=9)
+    parser.add_argument("--steps", nargs="+", choices=STEPS, default=tuple(STEPS))
     parser.add_argument("--lengths", type=int, nargs="+", default=LENGTHS, help="tokens of each process")
     arguments = parser.parse_args(argv)
     os.environ["GLOO_SOCKET_IFNAME"] = "lo"
     with tempfile.TemporaryDirectory() as folder:
-        told = (folder, tuple(arguments.lengths), arguments.rounds)
+        told = (folder, arguments.steps, arguments.lengths, arguments.rounds)
         mp.start_processes(_work, told, RANKS, start_method="fork")
         cases = json.loads(Path(folder, "cases.json").read_text())
     for case in cases:
@@ -52,32 +56,35 @@ def main(argv: Sequence[str] | None = None) -> None:
         arguments.output.write_text(json.dumps(record, indent=1) + "\n")
 
 
-def _work(rank: int, folder: str, lengths: tuple[int, ...], rounds: int) -> None:
+def _work(rank: int, folder: str, steps: Sequence[str], lengths: Sequence[int], rounds: int) -> None:
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=RANKS)
-    cases = [_case(rank, pattern, tokens, rounds) for tokens in lengths for pattern in PATTERNS]
+    with kept_memory():
+        cases = [
+            _case(rank, what, pattern, tokens, rounds) for what in steps for tokens in lengths for pattern in PATTERNS
+        ]
     if rank == 0:
         Path(folder, "cases.json").write_text(json.dumps(cases))
     dist.barrier()
     dist.destroy_process_group()
 
 
-def _case(rank: int, pattern: str, tokens: int, rounds: int) -> dict[str, Any]:
-    """Seconds of each way by round, and the bytes that a process sends, forward and backward, by plan."""
+def _case(rank: int, what: str, pattern: str, tokens: int, rounds: int) -> dict[str, Any]:
+    """Seconds of each way by round, and the bytes that a process sends, forward and backward, by plan of a layer."""
     times: dict[str, list[float]] = {way: [] for way in WAYS}
-    step = _step(rank, tokens)
+    step = STEPS[what](rank, pattern, tokens)
     for turn in range(rounds + 1):
         for way in WAYS:
-            seconds = _timed(lambda way=way: step(pattern, way == WAYS[2]), idle=rank > 0 and way == WAYS[0])
+            seconds = _timed(lambda way=way: step(way == WAYS[2]), idle=rank > 0 and way == WAYS[0])
             if turn:  # the first finds plans and warms caches
                 times[way].append(seconds)
     shards, shape = Shards.even(RANKS * tokens, RANKS), RowShape(HEADS, HEADS, DIM, DIM, 4)
     plan = communicate(parse(pattern), shards, shards, shape)
     sent = [int(traffic.sent.max()) for traffic in (plan.traffic(shape), plan.backward(shape))]
-    return {"pattern": pattern, "tokens": tokens, "bytes": sent, "seconds": times}
+    return {"step": what, "pattern": pattern, "tokens": tokens, "bytes": sent, "seconds": times}
 
 
-def _step(rank: int, tokens: int) -> Callable[[str, bool], None]:
+def _attention(rank: int, pattern: str, tokens: int) -> Callable[[bool], None]:
     """Attention forward and backward of `tokens` tokens, which are this process's shard of more, or all there are."""
     generator = torch.Generator().manual_seed(rank)
     q, k, v = (torch.randn(1, HEADS, tokens, DIM, generator=generator).requires_grad_() for _ in range(3))
@@ -86,7 +93,7 @@ def _step(rank: int, tokens: int) -> Callable[[str, bool], None]:
     group = dist.group.WORLD
     assert group is not None, "all processes are in the group of all"
 
-    def step(pattern: str, sharded: bool) -> None:
+    def step(sharded: bool) -> None:
         if sharded:
             with sequence_parallel(group, dense_exchange=True):
                 out = attend(q, k, v, pattern, queries=shards, keys=shards)
@@ -95,6 +102,34 @@ def _step(rank: int, tokens: int) -> Callable[[str, bool], None]:
         torch.autograd.grad(out, (q, k, v), weight)
 
     return step
+
+
+def _model(rank: int, pattern: str, tokens: int) -> Callable[[bool], None]:
+    """A model forward and backward, as in training, of `tokens` tokens, which are this process's shard, or all."""
+    shape = {"hidden_size": HEADS * DIM, "num_attention_heads": HEADS, "num_hidden_layers": LAYERS}
+    config = AsterismConfig(vocab_size=256, mixers=pattern, position_type="rotary", **shape)
+    model = AsterismForMaskedLM(config)
+    generator = torch.Generator().manual_seed(0)
+    group = dist.group.WORLD
+    assert group is not None, "all processes are in the group of all"
+    for weight in model.parameters():
+        torch.nn.init.normal_(weight, std=0.02, generator=generator)
+    row = torch.randint(256, (1, RANKS * tokens), generator=generator)
+
+    def step(sharded: bool) -> None:
+        model.zero_grad()
+        if not sharded:
+            model(input_ids=row[:, :tokens], labels=row[:, :tokens]).loss.backward()
+            return
+        with sequence_parallel(group, dense_exchange=True) as context:
+            model(**shard({"input_ids": row, "labels": row}, context)).loss.backward()
+        for weight in model.parameters():
+            dist.all_reduce(weight.grad, group=group)
+
+    return step
+
+
+STEPS = {"attention": _attention, "model": _model}
 
 
 def _timed(run: Callable[[], None], idle: bool) -> float:
@@ -111,7 +146,8 @@ def _timed(run: Callable[[], None], idle: bool) -> float:
 def _line(case: dict[str, Any]) -> str:
     """Ratios to one process: of minima, of medians, and the median of the ratios by round."""
     alone = case["seconds"][WAYS[0]]
-    told = [f"{case['pattern']}, {case['tokens']:,} tokens a process, {statistics.median(alone):.3f} s alone:"]
+    told = [f"{case['step']}, {case['pattern']}, {case['tokens']:,} tokens a process,"]
+    told.append(f"{statistics.median(alone):.3f} s alone:")
     for way in WAYS[1:]:
         seconds = case["seconds"][way]
         least, middle = min(seconds) / min(alone), statistics.median(seconds) / statistics.median(alone)

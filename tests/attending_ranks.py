@@ -1,23 +1,13 @@
-"""Attention over shards beside attention over the whole: what each of some processes finds, as a program.
+"""Attention over shards beside attention over the whole: what each rank of a group finds, as workers of gloo.py."""
 
-`python attending_ranks.py FOLDER` starts four processes, which write how far apart results and gradients are, by case
-and number of ranks, to FOLDER/rank.json.
-"""
-
-import json
 import math
-import sys
-import traceback
 from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
-from datetime import timedelta
-from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
-from forked import forked
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
@@ -25,11 +15,8 @@ import asterism
 from asterism.compiler import devices
 from asterism.compiler.devices.communicate import candidates
 from asterism.errors import AsterismError
-from asterism.kernels.terms import DistanceTable, Dropout, Terms
+from asterism.kernels.terms import Buckets, DistanceTable, Dropout, Terms
 from asterism.parallel import attend, attention, sequence_parallel
-
-RANKS = 4
-PATIENCE = timedelta(seconds=90)
 
 
 @dataclass(frozen=True)
@@ -46,7 +33,7 @@ class Case:
     options: dict[str, Any] = field(default_factory=dict)
     masked: bool = False
     segments: bool = False
-    terms: str = ""  # sinks, bias, relative or dropout
+    terms: str = ""  # sinks, bias, buckets, relative or dropout
     also: str = ""  # another one of them
     differentiated: str = "qkv"
     silent: int | None = None  # this rank's loss is 0
@@ -70,6 +57,27 @@ CASES = {
     "by head": Case("per_head([window(left=3), causal(), stride(3), dense()])", 40, heads=(4, 4)),
     "ring": Case("dense() & causal()", 41, way="Ring"),
     "ring of a window": Case("window(left=9)", 41, way="Ring"),
+    "grouped heads in a ring": Case("causal()", 41, way="Ring", heads=(6, 2)),
+    "only q in a ring": Case("causal()", 41, way="Ring", differentiated="q"),
+    "only v in a ring": Case("causal()", 41, way="Ring", differentiated="v"),
+    "only a bias in a ring": Case("causal()", 41, way="Ring", differentiated="", terms="bias"),
+    "buckets in a ring": Case("causal()", 41, way="Ring", terms="buckets", segments=True),
+    "sinks in a ring": Case("causal()", 41, way="Ring", terms="sinks"),
+    "relative positions and segments in a ring": Case(
+        "window(left=9)", 67, way="Ring", terms="relative", segments=True
+    ),
+    "half precision in a ring": Case("causal()", 130, way="Ring", dtype=torch.bfloat16, features=(8, 8)),
+    "single precision in a ring": Case("causal()", 130, way="Ring", dtype=torch.float32),
+    "autocast in a ring": Case("causal()", 65, way="Ring", dtype=torch.float32, features=(8, 8), run="autocast"),
+    "two backward passes in a ring": Case("causal()", 41, way="Ring", run="twice"),
+    "checkpointing in a ring": Case("causal()", 41, way="Ring", run="checkpoint"),
+    "no gradients in a ring": Case("causal()", 41, way="Ring", run="no_grad"),
+    "half of the ranks have no tokens for the ring": Case(
+        "causal()", 70, way="Ring", sizes={2: (0, 70), 3: (30, 0, 40), 4: (0, 35, 0, 35)}
+    ),
+    "a rank without loss in a ring": Case("causal()", 41, way="Ring", silent=0),
+    "reference in a ring": Case("causal()", 41, way="Ring", options={"implementation": "reference"}),
+    "softcap in a ring": Case("causal()", 41, way="Ring", options={"terms": Terms(softcap=2.0), "scale": 0.7}),
     "heads": Case("strided(8)", 41, way="Heads", heads=(12, 12)),
     "heads by head": Case("per_head([window(left=3), causal(), stride(3), dense()])", 41, way="Heads", heads=(4, 4)),
     "residues": Case("strided(8)", 65, way="Residues"),
@@ -139,7 +147,12 @@ def whole_tensors(case: Case) -> tuple[list[Tensor], list[Tensor], Tensor | None
     wide = torch.promote_types(case.dtype, torch.float32)
     weights = [random(2, heads, case.tokens, value_dim).to(wide), random(2, heads, case.tokens).to(wide)]
     mask = torch.rand(2, case.tokens, generator=generator) < 0.7 if case.masked else None
-    shapes = {"sinks": (heads,), "bias": (heads, 2 * case.tokens), "relative": (case.tokens, dim)}
+    shapes = {
+        "sinks": (heads,),
+        "bias": (heads, 2 * case.tokens),
+        "relative": (case.tokens, dim),
+        "buckets": (32, heads),
+    }
     learned = {name: random(*shape).to(wide) for name, shape in shapes.items() if name in (case.terms, case.also)}
     return tensors, weights, mask, learned
 
@@ -158,6 +171,8 @@ def options_of(case: Case, learned: dict[str, Tensor]) -> dict[str, Any]:
     terms = replace(case.options.get("terms", Terms()), sinks=learned.get("sinks"), relative=learned.get("relative"))
     if "bias" in learned:
         terms = replace(terms, bias=DistanceTable(learned["bias"], 1 - case.tokens))
+    if "buckets" in learned:
+        terms = replace(terms, bias=Buckets(learned["buckets"]))
     if case.terms == "dropout":
         terms = replace(terms, dropout=Dropout(0.3, 5))
     return case.options | {"terms": terms}
@@ -264,30 +279,13 @@ def refusal(group: dist.ProcessGroup) -> str:
     return ""
 
 
-def work(rank: int, folder: Path) -> None:
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=RANKS, timeout=PATIENCE)
-    groups = [dist.new_group(list(range(ranks)), timeout=PATIENCE) for ranks in range(1, RANKS + 1)]
-    found: dict[str, Any] = {}
-    try:
-        for ranks in range(RANKS, rank, -1):
-            group = groups[ranks - 1]
-            for name, case in CASES.items():
-                at = f"{name}, {ranks}"
-                found[at] = compare(case, group)
-            found[f"refusal, {ranks}"] = refusal(group)
-    except Exception:
-        found["error"] = f"rank {rank} at {at}: {traceback.format_exc()}"
-    (folder / f"{rank}.json").write_text(json.dumps(found))
-    if "error" not in found:
-        dist.barrier()
-        dist.destroy_process_group()
-
-
-def main() -> None:
-    folder = Path(sys.argv[1])
-    sys.exit(not forked(work, RANKS, folder, seconds=2 * PATIENCE.total_seconds()))
-
-
-if __name__ == "__main__":
-    main()
+def apart_in_all_cases(group: dist.ProcessGroup) -> dict[str, float]:
+    """How far apart results and gradients are, by case."""
+    found = {}
+    for name, case in CASES.items():
+        try:
+            found[name] = compare(case, group)
+        except Exception as error:
+            error.add_note(f"in the case {name!r}")
+            raise
+    return found

@@ -1,37 +1,26 @@
 """Attention over shards beside attention to the whole, on generated cases; what goes over the wire is counted.
 
-    python generated_shards.py RANKS FIRST PAST FOLDER
-
-computes the generated cases FIRST .. PAST - 1 on RANKS processes; rank r writes what it found to FOLDER/r.json. Nothing
-listens but on the loopback. Bytes are counted where PyTorch hands tensors to its collectives, of which only all-to-alls
-carry rows; what else ranks say to each other, such as how many tokens they hold, is counted apart.
+Bytes are counted where PyTorch hands tensors to its collectives, of which only all-to-alls carry rows; what else ranks
+say to each other, such as how many tokens they hold, is counted apart.
 """
 
-import json
-import os
-import sys
-import traceback
-from dataclasses import asdict, dataclass, field
-from datetime import timedelta
-from pathlib import Path
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 import torch.distributed as dist
-from forked import forked
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 from strategies import build, cross_rules, rules
 from torch import Tensor
+from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from asterism import kernels
-from asterism.compiler.devices import RowShape, Shards, communicate
-from asterism.parallel import attend, sequence_parallel
+from asterism.compiler.devices import Ring, Rows, RowShape, Shards, communicate
+from asterism.parallel import attend, sequence_parallel, shares
+from asterism.parallel.exchange import Flight
 from asterism.patterns import Pattern, parse
-
-PATIENCE = timedelta(seconds=60)
-"""How long a collective may take."""
 
 NAMED = (
     "dense()", "causal()", "window(left=40)", "window(left=5, right=5)", "strided(stride=7)",
@@ -183,6 +172,67 @@ class Wire(TorchDispatchMode):
             setattr(self, direction, getattr(self, direction) + moved)
 
 
+class Held:
+    """Reads what is received, and counts the keys that each share brings to a rank and has it hold at one time.
+
+    They are known by their numbers, which no other row has; `most` are rows of heads, those of the share that needs
+    most, beside the shard of the rank itself. Round the ring they are let go again, so there they are counted in the
+    memory that is still held whenever some arrive, forward and backward.
+    """
+
+    def __init__(self, keys: Tensor, own: range) -> None:
+        self.own, self.heads, self.most = own, keys.shape[1], 0
+        rows = keys[0].detach()
+        self.known = {
+            rows[head, place].numpy().tobytes(): (head, place)
+            for head in range(self.heads)
+            for place in range(rows.shape[1])
+        }
+        self.flights: list[list[tuple[int, int]]] = []
+        self.round_the_ring: list[tuple[StorageWeakRef, int]] | None = None
+
+    def __enter__(self) -> "Held":
+        self.one, self.receive, self.arrive = shares._one, shares.Call.receive, Flight.arrive
+        shares._one, shares.Call.receive = self._one, lambda call, flight: self._receive(call, flight)
+        Flight.arrive = lambda flight: self._arrive(flight)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        shares._one, shares.Call.receive, Flight.arrive = self.one, self.receive, self.arrive
+
+    def _one(self, call: Any, share: Any) -> Any:
+        self.flights, self.round_the_ring = [], [] if isinstance(share, Ring) else None
+        result = self.one(call, share)
+        came = [len(flight) for flight in self.flights]
+        if isinstance(share, Rows):
+            held = len({row for flight in self.flights for row in flight if row[1] not in self.own})
+        else:
+            held = sum(came)
+        self.most = max(self.most, held)
+        return result
+
+    def _receive(self, call: Any, flight: Any) -> Any:
+        found = self.receive(call, flight)
+        if numbers := [x for parcels in found for x in parcels if x.is_floating_point()]:
+            self.flights.append([self.known[row] for x in numbers for row in _rows(x) if row in self.known])
+        return found
+
+    def _arrive(self, flight: Flight) -> Tensor:
+        wire = self.arrive(flight)
+        if self.round_the_ring is not None:
+            parcels = [x for each in flight.back.parcels(wire) for x in each if x.dtype == torch.float64]
+            came = sum(row in self.known for x in parcels for row in _rows(x))
+            self.round_the_ring.append((StorageWeakRef(wire.untyped_storage()), came))
+            self.most = max(self.most, sum(rows for memory, rows in self.round_the_ring if not memory.expired()))
+        return wire
+
+
+def _rows(x: Tensor) -> list[bytes]:
+    """Those of the first row of the batch."""
+    features = x.shape[-1] if x.ndim > 3 else 1
+    return [row.numpy().tobytes() for row in x[0].detach().reshape(-1, features)]
+
+
 # --- one case ---------------------------------------------------------------------------------------------------------
 
 
@@ -196,14 +246,14 @@ class Found:
     backward: list[int] = field(default_factory=list)
     planned_forward: list[int] = field(default_factory=list)
     planned_backward: list[int] = field(default_factory=list)
-    keys: int = 0
-    planned_keys: int = 0
+    held: int = 0
+    planned_held: int = 0
     shares: list[str] = field(default_factory=list)
-    error: str | None = None
 
 
-def compute(case: Case, rank: int, ranks: int) -> Found:
+def compute(case: Case, group: dist.ProcessGroup) -> Found:
     """Compare this rank's rows of a case with those of the whole."""
+    rank, ranks = group.rank(), group.size()
     generator = torch.Generator().manual_seed(case.seed)
     pattern = parse(case.pattern)
 
@@ -244,21 +294,23 @@ def compute(case: Case, rank: int, ranks: int) -> Found:
     shape = RowShape(case.heads, case.key_heads, key_dim, value_dim, 8, case.batch)
     plan = communicate(pattern, queries, keys, shape)
     found.shares = [type(share).__name__ for share in plan.shares]
-    group = GROUPS[ranks]
     with sequence_parallel(group, dense_exchange=True):
-        wire = Wire(rank, ranks)
-        with wire:
+        wire, held = Wire(rank, ranks), Held(whole[1], range(*ends[1]))
+        with wire, held:
             options = {"key_mask": own_mask, "return_lse": True, "implementation": case.implementation}
             out, lse = attend(*own, pattern, queries=queries, keys=keys, **options)
         found.forward = [wire.sent, wire.received]
         wire = Wire(rank, ranks)
-        with wire:
+        with wire, held:
             loss(out, lse, *ends[0]).backward()
         found.backward = [wire.sent, wire.received]
-    forward = plan.traffic(shape)
+        found.held = (held.most + len(held.own) * held.heads) * shape.key // held.heads
+        found.planned_held = int(plan.memory(shape)[rank])
+    forward, backward = plan.traffic(shape), plan.backward(shape)
     if mask is not None:  # a byte for each key and row of the batch goes along, by heads to every rank
-        forward = forward + plan.traffic(RowShape(0, ranks if found.shares == ["Heads"] else 1, 1, 0, 1, case.batch))
-    for planned, traffic in (("planned_forward", forward), ("planned_backward", plan.backward(shape))):
+        marks = plan.traffic(RowShape(0, ranks if found.shares == ["Heads"] else 1, 1, 0, 1, case.batch))
+        forward, backward = forward + marks, backward + marks if found.shares == ["Ring"] else backward
+    for planned, traffic in (("planned_forward", forward), ("planned_backward", backward)):
         setattr(found, planned, [int(traffic.sent[rank]), int(traffic.received[rank])])
     compared = [(out, expected[0][:, :, slice(*ends[0])]), (lse, expected[1][:, :, slice(*ends[0])])]
     for x, whole_x, one in zip(own, whole, ends, strict=True):
@@ -276,33 +328,12 @@ def compute(case: Case, rank: int, ranks: int) -> Found:
     return found
 
 
-GROUPS: dict[int, Any] = {}
-
-
-def work(rank: int, ranks: int, folder: Path, chosen: list[Case]) -> None:
-    torch.set_num_threads(1)
-    store = f"file://{folder}/store"
-    dist.init_process_group("gloo", init_method=store, rank=rank, world_size=ranks, timeout=PATIENCE)
-    GROUPS[ranks] = dist.group.WORLD
-    found: list[dict[str, Any]] = []
+def compute_all(group: dist.ProcessGroup, chosen: list[Case]) -> list[Found]:
+    found = []
     for case in chosen:
         try:
-            found.append(asdict(compute(case, rank, ranks)))
-        except Exception:  # the others, who may wait for this rank, end by their own patience
-            found.append(asdict(Found(error=traceback.format_exc()[-3000:])))
-            (folder / f"{rank}.json").write_text(json.dumps(found))
-            os._exit(1)
-    (folder / f"{rank}.json").write_text(json.dumps(found))
-    dist.barrier()
-    dist.destroy_process_group()
-
-
-def main() -> None:
-    ranks, first, past, folder = *map(int, sys.argv[1:4]), Path(sys.argv[4])
-    chosen = drawn(first, past)
-    (folder / "cases.json").write_text(json.dumps([asdict(case) for case in chosen]))
-    sys.exit(not forked(work, ranks, ranks, folder, chosen))
-
-
-if __name__ == "__main__":
-    main()
+            found.append(compute(case, group))
+        except Exception as error:
+            error.add_note(f"in the case {case}")
+            raise
+    return found

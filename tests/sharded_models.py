@@ -1,22 +1,13 @@
-"""Small models with their batches, computed on one process and on several that share each sequence.
+"""Small models with their batches, computed on one process and on several that share each sequence (gloo.py)."""
 
-    python sharded_models.py RANKS FOLDER [CASE ...]
-
-starts RANKS processes, and rank r writes what it found to FOLDER/r.json. Nothing listens but on the loopback.
-"""
-
-import json
 import re
-import sys
-from collections.abc import Callable
-from datetime import timedelta
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
 import transformers
-from forked import forked
 from transformers import PreTrainedModel
 
 import asterism.models as models
@@ -25,9 +16,6 @@ from asterism.errors import ConfigurationError
 from asterism.models import AsterismConfig, sharded_cache, use_pattern
 from asterism.models.base import AsterismPreTrainedModel
 from asterism.parallel import SequenceParallel, sequence_parallel, shard
-
-PATIENCE = timedelta(seconds=150)
-"""How long a collective, and how long all processes, may take."""
 
 VOCABULARY, TOKENS = 23, 13
 SIZES: dict[str, Any] = {
@@ -303,7 +291,7 @@ def writers() -> dict[str, tuple[PreTrainedModel, dict[str, Any]]]:
     }
 
 
-def write(context_of: Callable[[], Any], name: str) -> Written:
+def write(group: dist.ProcessGroup, name: str) -> Written:
     """With slots made two at a time, so that what is forgotten is forgotten soon."""
     sharded_cache._ROOM = 2
     model, options = writers()[name]
@@ -313,21 +301,25 @@ def write(context_of: Callable[[], Any], name: str) -> Written:
         asked["eos_token_id"] = model.generate(tokens, max_new_tokens=30, pad_token_id=0)[:, 20].tolist()
     torch.manual_seed(asked.get("seed", 0))
     expected = model.generate(tokens, **{key: x for key, x in asked.items() if key != "seed"})[:, TOKENS:]
-    with context_of() as context:
+    with sequence_parallel(group, dense_exchange=True) as context:
         cache = sharded_cache.ShardedCache(model.config.layer_patterns(), context)
         found = model.generate(**shard({"input_ids": tokens}, context), past_key_values=cache, **asked)
     return Written(torch.equal(found, expected), found.shape[1], cache.kept(), cache.nbytes)
 
 
-def write_padded(context_of: Callable[[], Any]) -> Written:
+def write_padded(group: dist.ProcessGroup) -> Written:
     """Rows of several lengths, each as if it were alone."""
     model, rows = prepare(causal()).eval(), padded(batch(3))
     pairs = zip(rows["input_ids"], rows["attention_mask"], strict=True)
     own = [model.generate(row[: int(real.sum())][None], max_new_tokens=9)[0, -9:] for row, real in pairs]
-    with context_of() as context:
+    with sequence_parallel(group, dense_exchange=True) as context:
         given = shard({name: rows[name] for name in ("input_ids", "attention_mask")}, context)
         found = model.generate(**given, max_new_tokens=9)
     return Written(torch.equal(found, torch.stack(own)), 9, [], 0)
+
+
+_MESH = "from torch.distributed.device_mesh import init_device_mesh\n"
+"""What the page imports, and the test has another of."""
 
 
 def run_the_page(group: dist.ProcessGroup) -> list[float]:
@@ -339,7 +331,10 @@ def run_the_page(group: dist.ProcessGroup) -> list[float]:
     expected = model(**batch()).loss.item()
     model.requires_grad_(True)
     for text in re.findall(r"^```py\n(.*?)^```$", page, re.MULTILINE | re.DOTALL):
-        exec(compile(text.replace("max_new_tokens=100", "max_new_tokens=30"), "devices.md", "exec"), known)
+        exec(
+            compile(text.replace("max_new_tokens=100", "max_new_tokens=30").replace(_MESH, ""), "devices.md", "exec"),
+            known,
+        )
     return [known["outputs"].loss.item(), expected, known["new"].shape[1]]
 
 
@@ -397,6 +392,10 @@ KINDS = {1: ["even"], 2: ["even", "ragged"], 3: ["ragged"], 4: ["even", "ragged"
 """How tokens are shared out among so many ranks."""
 
 
+COMPILED = " compiled"
+"""After the name of a case: the model is compiled, graph by graph between attentions."""
+
+
 def shards_of(kind: str, ranks: int, least: int) -> Shards | None:
     """Even parts by default; else parts of their own, some with no token, or with one where there must be one."""
     if kind == "even":
@@ -437,17 +436,18 @@ def on_one(model: PreTrainedModel, rows: dict[str, Any], shifts: bool) -> tuple[
     return outputs, torch.nn.functional.cross_entropy(outputs.logits.flatten(0, 1), labels.flatten())
 
 
-def compare(context_of: Callable[[], Any], name: str, kind: str) -> Found:
+def compare(group: dist.ProcessGroup, name: str, kind: str) -> Found:
     torch.manual_seed(0)
-    model, whole_rows, shifts = CASES[name]()
+    model, whole_rows, shifts = CASES[name.removesuffix(COMPILED)]()
     model = prepare(model)
     expected, expected_loss = on_one(model, whole_rows, shifts)
     expected_loss.backward()
     gradients = {key: weight.grad for key, weight in model.named_parameters()}
     model.zero_grad()
-    with context_of() as context:
+    with sequence_parallel(group, dense_exchange=True) as context:
         shards = shards_of(kind, context.ranks, least_of(model))
-        outputs = model(**shard(whole_rows, context, shifts_labels=shifts, shards=shards), output_hidden_states=True)
+        call = torch.compile(model, backend="aot_eager") if name.endswith(COMPILED) else model
+        outputs = call(**shard(whole_rows, context, shifts_labels=shifts, shards=shards), output_hidden_states=True)
     outputs.loss.backward()
     worst, missing = 0.0, []
     for key, weight in model.named_parameters():
@@ -456,7 +456,7 @@ def compare(context_of: Callable[[], Any], name: str, kind: str) -> Found:
         if weight.grad is None:
             missing.append(key)
         summed = torch.zeros_like(weight) if weight.grad is None else weight.grad.clone()
-        dist.all_reduce(summed)
+        dist.all_reduce(summed, group=group)
         worst = max(worst, (summed - gradients[key]).abs().max().item())
     largest = max(x.abs().max().item() for x in gradients.values() if x is not None)
     loss = abs(outputs.loss.item() - expected_loss.item())
@@ -484,32 +484,31 @@ def _apart(context: SequenceParallel, rows: dict[str, Any], outputs: Any, expect
     return worst
 
 
-def work(rank: int, ranks: int, folder: Path, names: list[str]) -> None:
-    torch.set_num_threads(1)
-    store = f"file://{folder}/store"
-    dist.init_process_group("gloo", init_method=store, rank=rank, world_size=ranks, timeout=PATIENCE)
-    group = dist.group.WORLD
-    assert group is not None
-    found: dict[str, Any] = {}
-    for name in names or CASES:
-        for kind in KINDS[ranks]:
-            found[f"{name} {kind}"] = compare(lambda: sequence_parallel(group, dense_exchange=True), name, kind)
-    if not names:
-        for name in writers():
-            found[f"{name} written"] = write(lambda: sequence_parallel(group, dense_exchange=True), name)
-        found["page"] = run_the_page(group)
-        found["padded written"] = write_padded(lambda: sequence_parallel(group, dense_exchange=True))
-        with sequence_parallel(group, dense_exchange=True) as context:
-            (folder / f"{rank}.refused.json").write_text(json.dumps(refused(context)))
-    (folder / f"{rank}.json").write_text(json.dumps(found))
-    dist.barrier()
-    dist.destroy_process_group()
+class Report(NamedTuple):
+    """What a rank found of models and what it wrote, by name; the losses of the page; and what was refused."""
+
+    found: dict[str, Found]
+    written: dict[str, Written]
+    page: list[float]
+    refused: dict[str, str]
 
 
-def main() -> None:
-    ranks, folder, names = int(sys.argv[1]), Path(sys.argv[2]), sys.argv[3:]
-    sys.exit(not forked(work, ranks, ranks, folder, names, seconds=PATIENCE.total_seconds()))
+def compare_some(group: dist.ProcessGroup, names: Sequence[str]) -> dict[str, Found]:
+    """By case and kind."""
+    found = {}
+    for name in names:
+        for kind in KINDS[group.size()]:
+            try:
+                found[f"{name} {kind}"] = compare(group, name, kind)
+            except Exception as error:
+                error.add_note(f"in the case {name!r}, {kind}")
+                raise
+    return found
 
 
-if __name__ == "__main__":
-    main()
+def report(group: dist.ProcessGroup) -> Report:
+    found = compare_some(group, list(CASES))
+    written = {name: write(group, name) for name in writers()} | {"padded": write_padded(group)}
+    with sequence_parallel(group, dense_exchange=True) as context:
+        said = refused(context)
+    return Report(found, written, run_the_page(group), said)

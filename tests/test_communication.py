@@ -122,6 +122,21 @@ def rows_travelling(plan: Communication, share: Share) -> list[tuple[int, np.nda
     return found
 
 
+def rows_travelling_back(plan: Communication, share: Share) -> list[tuple[int, np.ndarray]]:
+    """The same backward: the gradients the other way, but round the ring the shards again, and their gradients from
+    the first that computes with them to the last, and from there to their owner."""
+    forward = rows_travelling(plan, share)
+    if not isinstance(share, Ring):
+        return [(row, counts.T) for row, counts in forward]
+    found, ranks = [], plan.ranks
+    for owner, size in enumerate(plan.keys.sizes):
+        for reader in range(owner + 1, owner + ranks):
+            counts = np.zeros((ranks, ranks), int)
+            counts[reader % ranks, (reader + 1) % ranks] = size
+            found.append((SHAPE.key, counts))
+    return forward + found
+
+
 def check_direct(plan: Communication, share: Rows) -> None:
     """What goes straight is another's own, goes once, and is not among what all get."""
     for rank in range(plan.ranks):
@@ -136,18 +151,15 @@ def check_travel(plan: Communication) -> None:
     for share in plan.shares:
         if isinstance(share, Rows):
             check_direct(plan, share)
-    travelling = [entry for share in plan.shares for entry in rows_travelling(plan, share)]
-    forward, backward = plan.traffic(SHAPE), plan.backward(SHAPE)
     zero = np.zeros(plan.ranks, int)
-    sent = sum((row * counts.sum(axis=1) for row, counts in travelling), zero)
-    received = sum((row * counts.sum(axis=0) for row, counts in travelling), zero)
-    assert (forward.sent.tolist(), forward.received.tolist()) == (sent.tolist(), received.tolist())
-    assert (backward.received.tolist(), backward.sent.tolist()) == (sent.tolist(), received.tolist())
-    if not any(isinstance(share, Heads) for share in plan.shares):  # queries, keys and values are one collective there
-        targets = sum(((counts > 0).sum(axis=1) for _, counts in travelling), zero)
-        sources = sum(((counts > 0).sum(axis=0) for _, counts in travelling), zero)
-        assert forward.messages.tolist() == targets.tolist()
-        assert backward.messages.tolist() == sources.tolist()
+    for counted, traffic in ((rows_travelling, plan.traffic(SHAPE)), (rows_travelling_back, plan.backward(SHAPE))):
+        travelling = [entry for share in plan.shares for entry in counted(plan, share)]
+        sent = sum((row * counts.sum(axis=1) for row, counts in travelling), zero)
+        received = sum((row * counts.sum(axis=0) for row, counts in travelling), zero)
+        assert (traffic.sent.tolist(), traffic.received.tolist()) == (sent.tolist(), received.tolist())
+        if not any(isinstance(share, Heads) for share in plan.shares):  # queries, keys and values are one message there
+            targets = sum(((counts > 0).sum(axis=1) for _, counts in travelling), zero)
+            assert traffic.messages.tolist() == targets.tolist()
 
 
 @st.composite

@@ -8,10 +8,23 @@ from dataclasses import replace
 import pytest
 import torch
 from launched_runs import assert_same_curve, flags, launched, settings, told, trained
-from small_encoders import REVIEWS, save_tiny_bert, write_lines
+from small_encoders import REVIEWS, TAGGED, save_tiny_bert, word_tokenizer, write_lines
 from small_writers import save_tiny_bart
 from stopping import at_step
+from transformers import (
+    BertConfig,
+    BertForTokenClassification,
+    GPTNeoXConfig,
+    GPTNeoXForTokenClassification,
+    LlamaConfig,
+    LlamaForTokenClassification,
+    ModernBertConfig,
+    ModernBertForTokenClassification,
+)
+from transformers.loss.loss_utils import LOSS_MAPPING
 
+from asterism.models import use_pattern
+from asterism.randomness import isolated
 from asterism.shape import ModelConfig
 from asterism.training import FineTuneConfig, RunConfig, recipe, train
 
@@ -100,6 +113,54 @@ def test_every_task_has_one_curve(task, tmp_path):
     for _, folder in jobs:
         assert_same_curve(folder, tmp_path / "one")
         assert (folder / "predictions.jsonl").read_text() == (tmp_path / "one" / "predictions.jsonl").read_text()
+
+
+FAMILIES = {
+    "bert": (BertForTokenClassification, BertConfig, {"hidden_dropout_prob": 0, "attention_probs_dropout_prob": 0}),
+    "modernbert": (ModernBertForTokenClassification, ModernBertConfig, {"initializer_cutoff_factor": 3.0}),
+    "llama": (LlamaForTokenClassification, LlamaConfig, {"num_key_value_heads": 2, "classifier_dropout": 0.0}),
+    "gpt_neox": (GPTNeoXForTokenClassification, GPTNeoXConfig, {"classifier_dropout": 0.0}),
+}
+
+
+def save_with_pattern(family, folder):
+    """A tiny model of transformers with random weights. At 32 tokens the pattern needs 6 of the 16 of another process,
+    and in rows of 6, as the data are, all of them."""
+    tokenizer = word_tokenizer()
+    kind, configuration, more = FAMILIES[family]
+    sizes = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 48}
+    ids = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2, "cls_token_id": 1, "sep_token_id": 2}
+    config = configuration(
+        vocab_size=len(tokenizer), max_position_embeddings=32, initializer_range=0.2, **sizes, **ids, **more
+    )
+    with isolated(1):
+        model = kind(config)
+    use_pattern(model, "window(left=6)" if family in ("llama", "gpt_neox") else "window(6, 6)").save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return folder
+
+
+def unrounded(logits, labels, config, **_):
+    """The loss of one process as transformers computes it, but for its rounding of logits to float32."""
+    return torch.nn.functional.cross_entropy(logits.view(-1, config.num_labels), labels.view(-1))
+
+
+def test_models_of_transformers_share_tokens_and_two_go_on_with_what_one_began(tmp_path, monkeypatch):
+    monkeypatch.setitem(LOSS_MAPPING, "ForTokenClassification", unrounded)
+    data = write_lines(tmp_path / "data.jsonl", TAGGED * 2)
+    jobs, fields = [], {"task": "tag", "data": str(data), "length": 32, "batch_size": 4, "learning_rate": 5e-3}
+    for family in FAMILIES:
+        model = save_with_pattern(family, tmp_path / family)
+        config = FineTuneConfig(model=str(model), steps=6, warmup_steps=2, **fields, **EVERY)
+        train(config, tmp_path / f"{family} one", progress=False)
+        begun = tmp_path / f"{family} goes on"
+        with at_step(3, lambda: signal.raise_signal(signal.SIGINT)), pytest.raises(KeyboardInterrupt):
+            train(config, begun, progress=False)
+        jobs += [(replace(config, parallel="cp=2"), folder) for folder in (tmp_path / f"{family} two", begun)]
+    trained(2, jobs)
+    for family in FAMILIES:
+        for kind in ("two", "goes on"):
+            assert_same_curve(tmp_path / f"{family} {kind}", tmp_path / f"{family} one")
 
 
 AS_PROCESS_1 = """

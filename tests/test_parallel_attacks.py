@@ -21,8 +21,8 @@ import asterism
 from asterism import Alibi, Dropout, Terms, kernels
 from asterism.compiler.devices import Rows, RowShape, Shards, communicate
 from asterism.errors import AsterismError
-from asterism.parallel import attend, sequence_parallel, sharding
-from asterism.patterns import parse
+from asterism.parallel import SequenceParallel, agreement, attend, sequence_parallel, sharding
+from asterism.patterns import explicit, parse
 
 HEADS, KEY_HEADS, DIM, VALUE_DIM, BATCH = 4, 2, 4, 3, 2
 SHAPE = RowShape(HEADS, KEY_HEADS, DIM, VALUE_DIM, 8, BATCH)
@@ -261,24 +261,93 @@ def bad_input(group: dist.ProcessGroup) -> dict[str, str]:
     }
 
 
-def disagreeing(group: dist.ProcessGroup, what: str) -> str:
-    """What a rank says where the ranks do not agree, whose collectives wait for 4 seconds only."""
-    rank = group.rank()
+def asked_for(difference: str, is_odd: bool) -> dict[str, Any]:
+    """What a rank gives `attend` where one, the odd one, is asked for something else."""
     q, k, v, _ = tensors(20)
-    pattern = "window(left=5)"
-    if what == "error" and rank == 0:
-        return "left"
-    if what == "pattern" and rank == 0:
-        pattern = "window(left=7)"
-    if what == "dtype" and rank == 0:
-        q, k, v = (x.float() for x in (q, k, v))
-    if what == "gradients" and rank == 0:
-        q, k, v = (x.requires_grad_() for x in (q, k, v))
+    asked: dict[str, Any] = {"q": q, "k": k, "v": v, "pattern": "window(left=5)"}
+    pairs = [(token, token // 2) for token in range(60)]
+    changed: dict[str, Callable[[], dict[str, Any]]] = {
+        "pattern": lambda: {"pattern": "window(left=7)"},
+        "pattern that is long": lambda: {"pattern": explicit([*pairs, (59, 1)])},
+        "queries": lambda: {"queries": Shards.even(60, 3), "keys": Shards.even(60, 3)},
+        "query_offset": lambda: {"pattern": "across(window(left=5))", "query_offset": 3},
+        "cu_seqlens": lambda: {"cu_seqlens": [0, 31, 60]},
+        "batch": lambda: {"q": q[:1], "k": k[:1], "v": v[:1]},
+        "heads": lambda: {"q": q[:, :2]},
+        "key heads": lambda: {"k": k[:, :1], "v": v[:, :1]},
+        "features": lambda: {"v": v[..., :2]},
+        "dtype": lambda: {"q": q.float(), "k": k.float(), "v": v.float()},
+        "scale": lambda: {"scale": 0.7},
+        "key_mask": lambda: {"key_mask": torch.ones(BATCH, 20, dtype=torch.bool)},
+        "segments": lambda: {"segments": torch.ones(BATCH, 20, dtype=torch.int32)},
+        "bias": lambda: {"terms": terms_named("bias")},
+        "relative": lambda: {"terms": Terms(relative=torch.ones(6, DIM, dtype=torch.float64))},
+        "softcap": lambda: {"terms": Terms(softcap=3.0)},
+        "sinks": lambda: {"terms": Terms(sinks=torch.ones(HEADS, dtype=torch.float64))},
+        "dropout": lambda: {"terms": terms_named("dropout")},
+        "gradients": lambda: {"k": k.requires_grad_()},
+        "dense_exchange": lambda: {},
+        "refused mask": lambda: {"key_mask": torch.ones(BATCH, 19, dtype=torch.bool)},
+        "refused type": lambda: {"q": None},
+        "refused option": lambda: {"dropout": 0.1},
+        "refused scale": lambda: {"scale": "big"},
+        "refused implementation": lambda: {"implementation": "fast"},
+        "refused terms": lambda: {"terms": Terms(sinks=torch.ones(HEADS + 1))},
+        "refused shards": lambda: {"queries": Shards.even(57, 3), "keys": Shards.even(57, 3)},
+        "refused pattern": lambda: {"pattern": "windo(5)"},
+        "refused heads": lambda: {"pattern": "per_head([window(left=3), dense()])"},
+    }
+    if difference == "query_offset":
+        asked |= {"pattern": "across(window(left=5))", "query_offset": 0}
+    if difference == "pattern that is long":
+        asked["pattern"] = explicit([*pairs, (59, 2)])
+    return asked | (changed[difference]() if is_odd else {})
+
+
+def disagreeing(group: dist.ProcessGroup, difference: str) -> list[str]:
+    """What this rank says where rank 0, 1 and 2 is the odd one, and how far it is off in a call after each."""
+    found = []
+    for odd in range(group.size()):
+        asked = asked_for(difference, group.rank() == odd)
+        dense_exchange = difference == "dense_exchange" and group.rank() == odd
+        with impatient(group, 20), sequence_parallel(group, dense_exchange=dense_exchange):
+            found.append(told(lambda asked=asked: attend(**asked)))
+        found.append(str(apart_by_place(group, "bias", (9, 3, 8))))
+    return found
+
+
+def asked_as_on_a_gpu(group: dist.ProcessGroup) -> list[list[str]]:
+    """As `disagreeing`, but reading is for what is new: what ranks say of patterns, and how often they read."""
+    context, texts, found = SequenceParallel(group, group.rank(), group.size()), ("one", "two", "three"), []
+    agreement._reading_waits = lambda meeting: True
+    try:
+        for said in [texts[:1] * 3, texts[:1] * 3, texts[1:2] * 3, texts[:2] + texts[:1], texts[2:] + texts[:2]]:
+            words, tokens = {"pattern": said[group.rank()]}, (group.rank(), 5)
+            read: list[Any] = []
+            line = told(
+                lambda w=words, r=read, t=tokens: r.append(agreement.agree(context, w, t, None, wants_tokens=False))
+            )
+            found.append([line, str([None if one is None else one.tolist() for one in read])])
+        assert agreement.agree(context, {"pattern": "one"}, (group.rank(), 5), None, wants_tokens=True) is not None
+    finally:
+        agreement._reading_waits = REALLY_WAITS
+    return found
+
+
+REALLY_WAITS = agreement._reading_waits
+
+
+def going_on_alone(group: dist.ProcessGroup, what: str) -> str:
+    """What a rank says where rank 0 does not come, or alone goes back, and collectives wait for 3 seconds only."""
+    q, k, v, _ = tensors(20)
+    if what == "does not come" and group.rank() == 0:
+        return "LostRankError: "
+    k.requires_grad_()
 
     def run() -> None:
-        with impatient(group, 4), sequence_parallel(group, dense_exchange=True):
-            out = attend(q, k, v, pattern)
-            if what == "gradients" and rank == 0:
+        with impatient(group, 3), sequence_parallel(group, dense_exchange=True):
+            out = attend(q, k, v, "window(left=5)")
+            if what == "goes back" and group.rank() == 0:
                 out.sum().backward()
 
     return told(run)
@@ -360,25 +429,71 @@ def test_bad_input_is_one_clear_line(gloo):
         assert text and "\n" not in text, (name, line)
 
 
-DISAGREEMENTS = {
-    "error": "",
-    "gradients": "",
-    "pattern": "EXCH: where ranks name other patterns, gloo aborts a process (SIGABRT) instead of one clear line",
-    "dtype": "EXCH: where ranks give other dtypes, nobody says so and what came is wrong",
+DIFFERENCES = (
+    "pattern", "pattern that is long", "queries", "query_offset", "cu_seqlens", "batch", "heads", "key heads",
+    "features", "dtype", "scale", "key_mask", "segments", "bias", "relative", "softcap", "sinks", "dropout",
+    "gradients", "dense_exchange",
+)  # fmt: skip
+"""What ranks may be asked differently."""
+
+
+@pytest.mark.parametrize("difference", DIFFERENCES)
+def test_ranks_that_are_asked_different_things_all_say_so_and_go_on(gloo, difference):
+    name = difference.partition(" that")[0]
+    for said in gloo.run(3, disagreeing, difference, patience=60):
+        for odd, (line, apart) in enumerate(zip(said[::2], said[1::2], strict=True)):
+            others = ", ".join(str(rank) for rank in range(3) if rank != odd)
+            kind, _, differences = line.partition("these differ: ")
+            assert kind.startswith("ConfigurationError: ") and "\n" not in line, line
+            named = [one for one in differences.split("; ") if one.startswith(f"{name} ")]
+            assert named and f"on rank {odd}" in named[0] and f"on ranks {others}" in named[0], line
+            assert float(apart) < 1e-12
+
+
+REFUSALS = {
+    "mask": "KernelError: key_mask must be",
+    "type": "KernelError: q must be a torch.Tensor",
+    "option": "TypeError: ",
+    "scale": "KernelError: scale must be a number",
+    "implementation": "KernelError: unknown implementation 'fast'",
+    "terms": "KernelError: sinks [5] is for 5 heads",
+    "shards": "ConfigurationError: queries are sharded as [19, 19, 19], and rank {odd} of 3 has 20",
+    "pattern": "PatternError: ",
+    "heads": "PatternError: per_head",
 }
-"""What ranks may do differently, and whose it is to say so."""
+"""What a rank alone may be asked wrongly, and how it says so."""
 
 
+@pytest.mark.parametrize("refusal", REFUSALS)
+def test_where_one_rank_cannot_go_on_the_others_say_which_and_why(gloo, refusal):
+    for rank, said in enumerate(gloo.run(3, disagreeing, f"refused {refusal}", patience=60)):
+        for odd, (line, apart) in enumerate(zip(said[::2], said[1::2], strict=True)):
+            own = REFUSALS[refusal].format(odd=odd)
+            assert line.startswith(own if rank == odd else f"ConfigurationError: rank {odd} could not go on"), line
+            assert own in line and "\n" not in line
+            assert float(apart) < 1e-12
+
+
+def test_where_reading_waits_for_a_gpu_ranks_read_what_is_new_to_them_and_compare_the_rest_unread(gloo):
+    new, again, other, both_known, one_new = zip(*gloo.run(3, asked_as_on_a_gpu), strict=True)
+    assert new == other == (["", "[[[0, 5], [1, 5], [2, 5]]]"],) * 3
+    assert again == (["", "[None]"],) * 3
+    assert all(
+        line.startswith("RuntimeError: ranks of sequence_parallel asked for different") for line, _ in both_known
+    )
+    assert (
+        one_new[0][0].startswith("ConfigurationError")
+        and "ranks 1, 2 asked for something else than rank 0" in one_new[0][0]
+    )
+    assert all(line.startswith("RuntimeError: ranks of sequence_parallel asked") for line, _ in one_new[1:])
+
+
+@pytest.mark.parametrize(("what", "said_by"), [("does not come", {0, 1, 2}), ("goes back", {0})])
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "what",
-    [
-        pytest.param(what, marks=[pytest.mark.xfail(reason=reason, strict=True)] if reason else [])
-        for what, reason in DISAGREEMENTS.items()
-    ],
-)
-def test_ranks_that_do_not_agree_end_with_an_error(gloo, what):
+def test_a_rank_that_is_alone_waits_no_longer_than_its_group(gloo, what, said_by):
     try:
-        assert any(gloo.run(3, disagreeing, what, patience=40))
+        for rank, line in enumerate(gloo.run(3, going_on_alone, what, patience=40)):
+            assert bool(line) == (rank in said_by)
+            assert what != "does not come" or line.startswith("LostRankError: "), line
     finally:
         gloo.close()  # what these ranks had begun to say to each other is not for the next test

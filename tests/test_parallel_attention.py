@@ -1,34 +1,23 @@
 """Attention over shards gives what attention over the whole does, whatever each rank has to send, receive or compute.
 
-The processes are those of attending_ranks.py, which see all cases on 1 to 4 ranks.
+The cases are those of attending_ranks.py, each on 1 to 4 ranks.
 """
 
-import json
-import subprocess
-import sys
 from typing import Any
 
-import attending_ranks
 import pytest
 import torch
-from attending_ranks import CASES, RANKS
+from attending_ranks import CASES, apart_in_all_cases, refusal
+from gloo import WORKERS
 
 from asterism.parallel.merging import Result, merged, merged_at
 from asterism.parallel.places import Places
 
 
 @pytest.fixture(scope="module")
-def found(tmp_path_factory: Any) -> list[dict[str, Any]]:
-    """By rank, what the processes found."""
-    folder = tmp_path_factory.mktemp("ranks")
-    told = [sys.executable, attending_ranks.__file__, str(folder)]
-    ended = subprocess.run(told, capture_output=True, text=True, timeout=300, check=False)
-    files = [folder / f"{rank}.json" for rank in range(RANKS)]
-    assert all(file.exists() for file in files), ended.stderr[-3000:]
-    ranks = [json.loads(file.read_text()) for file in files]
-    errors = [rank["error"] for rank in ranks if "error" in rank]
-    assert not errors, "\n".join(errors)
-    return ranks
+def found(gloo: Any) -> dict[int, list[dict[str, float]]]:
+    """By number of ranks, what each of them found."""
+    return {ranks: gloo.run(ranks, apart_in_all_cases) for ranks in range(1, WORKERS + 1)}
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -36,15 +25,14 @@ def test_shards_compute_what_the_whole_does(found, name):
     case = CASES[name]
     narrow = torch.bfloat16 if case.run == "autocast" else case.dtype
     near = {torch.float64: 1e-12, torch.float32: 2e-5, torch.bfloat16: 0.1}[narrow]
-    for ranks in range(1, RANKS + 1):
-        for rank in range(ranks):
-            assert found[rank][f"{name}, {ranks}"] < near, (ranks, rank)
+    for ranks, everyone in found.items():
+        for rank, apart in enumerate(everyone):
+            assert apart[name] < near, (ranks, rank)
 
 
-def test_an_exchange_as_large_as_dense_is_refused_with_its_bytes(found):
-    assert found[0]["refusal, 1"] == ""
-    for rank in range(2):
-        told = found[rank]["refusal, 2"]
+def test_an_exchange_as_large_as_dense_is_refused_with_its_bytes(gloo):
+    assert gloo.run(1, refusal) == [""]
+    for told in gloo.run(2, refusal):
         assert told.startswith("ConfigurationError: 'causal()' over 2 ranks would move 384 bytes"), told
         assert "dense_exchange=True" in told
 

@@ -1,22 +1,18 @@
 """Models whose sequences lie on several processes, beside the same models on one."""
 
 import functools
-import json
 import re
-import subprocess
-import sys
-import tempfile
-from pathlib import Path
-from typing import NamedTuple
 
 import pytest
-import sharded_models
 import torch
-from sharded_models import CASES, KINDS, PATIENCE, Found, Written
+from sharded_models import CASES, COMPILED, KINDS, Report, compare_some, report
 
 from asterism.compiler.devices import Shards
 from asterism.errors import ConfigurationError
 from asterism.parallel import SequenceParallel, shard
+
+PATIENCE = 150
+"""Seconds that all models may take on some ranks."""
 
 
 def parts(batch: dict, ranks: int, **options) -> list[dict]:
@@ -104,30 +100,25 @@ def test_shard_refuses_what_does_not_fit():
 # --- several processes -----------------------------------------------------------------------------------------------
 
 
-class Report(NamedTuple):
-    """What each rank found of models and what it wrote, by name; and what was refused."""
+@pytest.fixture(scope="module")
+def of(gloo):
+    """What each of the ranks found, computed once; or why there is nothing."""
 
-    found: list[dict[str, list]]
-    refused: list[dict[str, str]]
+    @functools.cache
+    def computed(ranks: int) -> list[Report] | AssertionError:
+        try:
+            return gloo.run(ranks, report, patience=PATIENCE)
+        except AssertionError as error:
+            return error
 
+    def reports(ranks: int) -> list[Report]:
+        found = computed(ranks)
+        if isinstance(found, AssertionError):
+            raise found
+        return found
 
-@functools.cache
-def measured(ranks: int) -> Report | str:
-    """What each of the ranks found, of all cases; or why there is nothing, once for all tests."""
-    with tempfile.TemporaryDirectory() as folder:
-        told = [sys.executable, sharded_models.__file__, str(ranks), folder]
-        done = subprocess.run(told, capture_output=True, text=True, timeout=PATIENCE.total_seconds() + 30)
-        if done.returncode:
-            return done.stderr[-4000:]
-        names = [f"{rank}{kind}.json" for kind in ("", ".refused") for rank in range(ranks)]
-        reports = [json.loads(Path(folder, name).read_text()) for name in names]
-    return Report(reports[:ranks], reports[ranks:])
-
-
-def of(ranks: int) -> Report:
-    report = measured(ranks)
-    assert not isinstance(report, str), report
-    return report
+    yield reports
+    gloo.close()  # these models imported, and compiled, much that others do without
 
 
 SOME_RANKS = pytest.mark.parametrize("ranks", [3, *(pytest.param(n, marks=pytest.mark.slow) for n in (1, 2, 4))])
@@ -136,21 +127,31 @@ SOME_RANKS = pytest.mark.parametrize("ranks", [3, *(pytest.param(n, marks=pytest
 @pytest.mark.model
 @pytest.mark.parametrize("name", CASES)
 @SOME_RANKS
-def test_a_sharded_model_is_the_whole_one(ranks, name):
+def test_a_sharded_model_is_the_whole_one(of, ranks, name):
     """Losses and hidden states are equal, and gradients, summed over ranks; also where some ranks have no token."""
-    for report in of(ranks).found:
+    for one in of(ranks):
         for kind in KINDS[ranks]:
-            found = Found(*report[f"{name} {kind}"])
+            found = one.found[f"{name} {kind}"]
             assert found.largest > 1e-3  # there is something to compare
             assert max(found.loss, found.gradient, found.states) < 1e-12, (kind, found)
             assert not found.missing  # every rank has a gradient of every weight, so that they can be summed
 
 
 @pytest.mark.model
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["rotary", "fourier", "llama_whole"])
+def test_a_compiled_model_is_the_whole_one_too(gloo, name):
+    for one in gloo.run(2, compare_some, [name + COMPILED], patience=PATIENCE):
+        assert len(one) == len(KINDS[2])
+        for kind, found in one.items():
+            assert max(found.loss, found.gradient, found.states) < 1e-12 and not found.missing, (kind, found)
+
+
+@pytest.mark.model
 @SOME_RANKS
 @pytest.mark.parametrize("name", ["greedy", "sampled", "ended", "all_attention", "padded"])
-def test_tokens_are_those_of_one_process_and_keys_stay_where_they_are(ranks, name):
-    written = [Written(*report[f"{name} written"]) for report in of(ranks).found]
+def test_tokens_are_those_of_one_process_and_keys_stay_where_they_are(of, ranks, name):
+    written = [one.written[name] for one in of(ranks)]
     assert all(one.is_equal for one in written)
     assert written[0].tokens in {"ended": range(1, 9), "padded": [9]}.get(name, [30])
     if name == "greedy":
@@ -181,12 +182,12 @@ REFUSALS = {
 
 @pytest.mark.model
 @pytest.mark.parametrize("name", REFUSALS)
-def test_all_ranks_refuse_in_one_line(name):
-    for said in of(3).refused:
+def test_all_ranks_refuse_in_one_line(of, name):
+    for said in (one.refused for one in of(3)):
         assert re.search(REFUSALS[name], said[name]) and "\n" not in said[name]
 
 
 @pytest.mark.model
-def test_the_python_of_the_page_runs():
-    for loss, expected, tokens in (report["page"] for report in of(3).found):
+def test_the_python_of_the_page_runs(of):
+    for loss, expected, tokens in (one.page for one in of(3)):
         assert abs(loss - expected) < 1e-12 and tokens == 30

@@ -12,14 +12,15 @@ from torch.distributed import _functional_collectives as collectives
 from asterism import kernels
 from asterism.compiler.devices import Communication, RowShape, Shards, communicate, refusal
 from asterism.errors import ConfigurationError, KernelError, shown
-from asterism.kernels.checks import as_they_are, autocast, check_tensors, check_types
-from asterism.kernels.packed import pattern_of_documents
+from asterism.kernels.attend import check_options
+from asterism.kernels.checks import as_they_are, autocast, check_scale, check_tensors, check_types
+from asterism.kernels.packed import pattern_of_documents, read_bounds
 from asterism.kernels.terms import Terms, check_by_distance
+from asterism.parallel.agreement import agree, in_words, refuse
 from asterism.parallel.context import SequenceParallel, sharding
 from asterism.parallel.exchange import tied
 from asterism.parallel.marks import Marks
 from asterism.parallel.merging import Result, merged
-from asterism.parallel.ranks import gather_numbers
 from asterism.parallel.shares import Call, results_of
 from asterism.patterns import Pattern
 from asterism.patterns.by_text import by_text
@@ -42,11 +43,17 @@ def attend(
     `keys` say who holds which (by default, all ranks say how many they have). The pattern is that of the whole
     sequence. Options and results are those of `asterism.attend`; `key_mask` and `segments` are those of this rank's
     keys.
+
+    All ranks call it, with the same questions of their own tensors. Raises ConfigurationError on every rank, before any
+    row moves, where they ask different things or one of them could not go on: it says on which rank what. Where a group
+    has no backend for the CPU (nccl alone), reading what others ask waits for the GPU, so a rank does it only for
+    questions that are new to it in this group; if ranks then differ in questions they both know, the GPU stops with an
+    assertion. Raises LostRankError where a rank does not come.
     """
     context = sharding()
     if context is None:
         return kernels.attend(q, k, v, pattern, **options)
-    return _untraced()(context, q, k, v, pattern, queries, keys, _Options(**options))
+    return _untraced()(context, q, k, v, pattern, queries, keys, options)
 
 
 @dataclass(frozen=True, eq=False)
@@ -76,13 +83,20 @@ def _attend(
     pattern: Pattern | str,
     queries: Shards | None,
     keys: Shards | None,
-    options: _Options,
+    given: dict[str, Any],
 ) -> Any:
-    check_types(q=q, k=k, v=v, key_mask=options.key_mask, segments=options.segments)
-    q, k, v = autocast(q, k, v)
-    check_tensors(q, k, v, options.key_mask, options.segments)
-    queries, keys = _shards(context, q, k, queries, keys)
-    rule = by_text(pattern) if isinstance(pattern, str) else pattern
+    try:
+        asked = _checked(context, q, k, v, pattern, queries, keys, _Options(**given))
+    except Exception as error:
+        refuse(context, error, q.device if isinstance(q, Tensor) else None)
+        raise
+    q, k, v, rule, options = asked.q, asked.k, asked.v, asked.rule, asked.options
+    wants_tokens = queries is None or keys is None
+    tokens = agree(context, asked.words(context), (q.shape[2], k.shape[2]), q.device, wants_tokens=wants_tokens)
+    if tokens is not None:
+        told = [Shards.of_sizes(tuple(sizes)) for sizes in tokens.T.tolist()]
+        queries, keys = (told[0] if queries is None else queries), (told[1] if keys is None else keys)
+    assert queries is not None and keys is not None, "either given, or read"
     if options.cu_seqlens is not None:
         lengths = queries.length, keys.length
         rule = by_text(pattern_of_documents(rule.text, options.cu_seqlens, lengths, q.device, options.query_offset))
@@ -92,8 +106,6 @@ def _attend(
             "segments are those of one sequence, and the queries of cross attention are tokens of another: say with"
             " key_mask which keys may be read"
         )
-    if options.terms is not None and not isinstance(options.terms, Terms):
-        raise KernelError(f"terms must be Terms(...), got a {type(options.terms).__name__}")
     check_by_distance(options.terms, rule.text)
     shape = RowShape(q.shape[1], k.shape[1], q.shape[3], v.shape[3], q.element_size(), len(q))
     plan = communicate(rule, queries, keys, shape, offset)
@@ -106,24 +118,86 @@ def _attend(
     return (out, lse) if options.return_lse else out
 
 
-def _shards(
-    context: SequenceParallel, q: Tensor, k: Tensor, queries: Shards | None, keys: Shards | None
-) -> tuple[Shards, Shards]:
-    """Who holds which queries and keys: as given, or as all ranks say."""
-    if queries is None and keys is None:
-        # Both at once: whether this rank has as many keys as queries says nothing of the others.
-        told = gather_numbers(context, (q.shape[2], k.shape[2]), q.device)
-        queries, keys = (Shards.of_sizes(tuple(int(x) for x in sizes)) for sizes in told.T)
-    queries = context.shards(q.shape[2], q.device) if queries is None else queries
-    keys = context.shards(k.shape[2], k.device) if keys is None else keys
+@dataclass(frozen=True, eq=False)
+class _Asked:
+    """What a rank was asked: nothing of it can fail on this rank alone any more."""
+
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    rule: Pattern
+    queries: Shards | None
+    keys: Shards | None
+    options: _Options
+
+    def words(self, context: SequenceParallel) -> dict[str, str]:
+        """What must be the same on all ranks: all that decides which rows move, or changes the meaning of the result.
+
+        How a rank computes (`implementation`), and what it returns of it, is its own affair.
+        """
+        o, terms = self.options, self.options.terms or Terms()
+        needing = [name for name in "qkv" if getattr(self, name).requires_grad and torch.is_grad_enabled()]
+        said = {
+            "pattern": self.rule.text,
+            "queries": "as many as ranks have" if self.queries is None else list(self.queries.sizes),
+            "keys": "as many as ranks have" if self.keys is None else list(self.keys.sizes),
+            "query_offset": o.query_offset,
+            "cu_seqlens": o.cu_seqlens,
+            "batch": len(self.q),
+            "heads": self.q.shape[1],
+            "key heads": self.k.shape[1],
+            "features": f"{self.q.shape[3]} and {self.v.shape[3]}",
+            "dtype": self.q.dtype,
+            "device": self.q.device.type,
+            "scale": o.scale,
+            "key_mask": None if o.key_mask is None else "given",
+            "segments": None if o.segments is None else o.segments.dtype,
+            "bias": None if terms.bias is None else type(terms.bias).__name__,
+            "relative": None if terms.relative is None else list(terms.relative.shape),
+            "softcap": terms.softcap,
+            "sinks": None if terms.sinks is None else "given",
+            "dropout": terms.dropout,
+            "dense_exchange": context.dense_exchange,
+            "gradients": f"of {', '.join(needing) or 'none'}",
+        }
+        return {name: in_words(word) for name, word in said.items()}
+
+
+def _checked(
+    context: SequenceParallel,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    pattern: Pattern | str,
+    queries: Shards | None,
+    keys: Shards | None,
+    options: _Options,
+) -> _Asked:
+    """What is wrong of this rank's own is said here, with whatever error: others may have been asked rightly."""
+    check_types(q=q, k=k, v=v, key_mask=options.key_mask, segments=options.segments)
+    q, k, v = autocast(q, k, v)
+    check_tensors(q, k, v, options.key_mask, options.segments)
     for name, shards, tokens in (("queries", queries, q.shape[2]), ("keys", keys, k.shape[2])):
-        if not isinstance(shards, Shards):
-            raise ConfigurationError(f"{name} must be Shards, such as Shards.even(tokens, ranks), got {shown(shards)}")
-        if shards.ranks != context.ranks or shards.sizes[context.rank] != tokens:
-            raise ConfigurationError(
-                f"{name} are sharded as {list(shards.sizes)}, and rank {context.rank} of {context.ranks} has {tokens}"
-            )
-    return queries, keys
+        if shards is not None:
+            _check_shards(context, name, shards, tokens)
+    rule = by_text(pattern) if isinstance(pattern, str) else pattern
+    rule.check_heads(q.shape[1])
+    check_options(q, k, v, scale=options.scale, implementation=options.implementation, terms=options.terms)
+    own: dict[str, Any] = {}
+    if options.scale is not None:
+        own["scale"] = check_scale(options.scale)
+    if options.cu_seqlens is not None:
+        own["cu_seqlens"] = read_bounds(options.cu_seqlens, q.device)
+    return _Asked(q, k, v, rule, queries, keys, replace(options, **own))
+
+
+def _check_shards(context: SequenceParallel, name: str, shards: Any, tokens: int) -> None:
+    if not isinstance(shards, Shards):
+        raise ConfigurationError(f"{name} must be Shards, such as Shards.even(tokens, ranks), got {shown(shards)}")
+    if shards.ranks != context.ranks or shards.sizes[context.rank] != tokens:
+        raise ConfigurationError(
+            f"{name} are sharded as {list(shards.sizes)}, and rank {context.rank} of {context.ranks} has {tokens}"
+        )
 
 
 def _computed(

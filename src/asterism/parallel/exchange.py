@@ -9,12 +9,15 @@ so all ranks call the same collectives in the same order, whatever each of them 
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from functools import cached_property
+from typing import Any, Self
 
 import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.distributed import ProcessGroup
+
+from asterism.parallel.places import Places, owned
 
 
 @dataclass(frozen=True)
@@ -29,17 +32,60 @@ class Route:
         return Route(self.received, self.sent)
 
 
-@dataclass(frozen=True)
-class _Kind:
-    """What is sent in one piece: by which route, and what a row is."""
+@dataclass(frozen=True, eq=False)
+class Hop:
+    """Which tokens go to which rank: `rows` are their places, in the order of the ranks that they go to."""
 
+    rows: Places
     route: Route
-    features: tuple[int, ...]
-    dtype: torch.dtype
 
-    @property
-    def back(self) -> "_Kind":
-        return _Kind(self.route.back, self.features, self.dtype)
+    @cached_property
+    def parts(self) -> tuple[Places, ...]:
+        """The places of what goes to each rank."""
+        return self.rows.split(self.route.sent)
+
+
+def whole(route: Route) -> Hop:
+    """The tokens of a tensor one after another."""
+    return Hop(Places.first(sum(route.sent)), route)
+
+
+@dataclass(frozen=True)
+class _Load:
+    """What goes one way: for each rank a parcel [B, heads, rows, ...] of each tensor, one parcel after another.
+
+    `rows` are numbers by tensor and rank. The wire has the narrowest dtype; a number of a wider one is several of it.
+    """
+
+    rows: tuple[tuple[int, ...], ...]
+    shapes: tuple[torch.Size, ...]
+    dtypes: tuple[torch.dtype, ...]
+
+    @cached_property
+    def narrow(self) -> torch.dtype:
+        return min(self.dtypes, key=lambda dtype: dtype.itemsize)
+
+    @cached_property
+    def sizes(self) -> list[int]:
+        """Numbers on the wire, by rank."""
+        return [sum(map(math.prod, each)) for each in zip(*self._shapes(), strict=True)]
+
+    def parcels(self, wire: Tensor) -> list[list[Tensor]]:
+        """Views of a wire, by tensor and rank."""
+        found = wire.split([math.prod(one) for each in zip(*self._shapes(), strict=True) for one in each])
+        kinds = len(self.rows)
+        return [
+            [parcel.view(shape) for parcel, shape in zip(found[kind::kinds], shapes, strict=True)]
+            for kind, shapes in enumerate(self._shapes())
+        ]
+
+    def _shapes(self) -> list[list[tuple[int, ...]]]:
+        found = []
+        for rows, shape, dtype in zip(self.rows, self.shapes, self.dtypes, strict=True):
+            wider = dtype.itemsize // self.narrow.itemsize
+            more = (*shape[3:], wider) if wider > 1 else shape[3:]
+            found.append([(*shape[:2], count, *more) for count in rows])
+        return found
 
 
 @dataclass(eq=False)
@@ -51,36 +97,51 @@ class Flight:
     """
 
     group: ProcessGroup
-    kinds: tuple[_Kind, ...]
+    hops: tuple[Hop, ...]
+    out: _Load
+    back: _Load
     ticket: Tensor | None = None
     wire: Tensor | None = None
 
-    def send(self, kinds: tuple[_Kind, ...], pieces: Sequence[Tensor]) -> None:
-        self.wire = _send(self.group, kinds, pieces)
+    @classmethod
+    def of(cls, group: ProcessGroup, tensors: Sequence[Tensor], hops: Sequence[Hop]) -> Self:
+        """For rows of such tensors."""
+        shapes, dtypes = tuple(x.shape for x in tensors), tuple(x.dtype for x in tensors)
+        out, back = (tuple(getattr(hop.route, way) for hop in hops) for way in ("sent", "received"))
+        return cls(group, tuple(hops), _Load(out, shapes, dtypes), _Load(back, shapes, dtypes))
 
-    def arrive(self, kinds: tuple[_Kind, ...]) -> tuple[Tensor, ...]:
+    def send(self, wire: Tensor, *, out: bool) -> None:
+        sent, received = (self.out, self.back) if out else (self.back, self.out)
+        self.wire = torch.ops._c10d_functional.all_to_all_single(
+            wire, received.sizes, sent.sizes, self.group.group_name
+        )
+
+    def arrive(self) -> Tensor:
         wire, self.wire = self.wire, None
         assert wire is not None, "what is waited for was sent"
-        return _arrived(torch.ops._c10d_functional.wait_tensor(wire), kinds)
+        arrived: Tensor = torch.ops._c10d_functional.wait_tensor(wire)
+        return arrived
 
 
-def begin(group: ProcessGroup, pieces: Sequence[tuple[Tensor, Route]]) -> Flight:
-    """Sends the rows of several tensors in one message per rank.
+def begin(group: ProcessGroup, pieces: Sequence[tuple[Tensor, Hop]]) -> tuple[Flight, tuple[Tensor, ...]]:
+    """Sends tokens of several tensors [B, heads, tokens, ...] in one message per rank, which lies as `_Load` says.
 
-    The rows of a tensor are along its first dimension, first those for rank 0, then those for rank 1 and so on. The
-    tensors have one dtype, or a wider one beside bfloat16 and float16.
+    The tensors have one dtype, or a wider one beside bfloat16 and float16. Also given are the tensors themselves, for
+    one attention that reads them meanwhile: backward, the gradients that come are added to its own where they lie.
+    Autograd would add up tensors as large as all tokens, nearly all zeros.
     """
-    kinds = tuple(_Kind(route, tuple(rows.shape[1:]), rows.dtype) for rows, route in pieces)
-    flight = Flight(group, kinds)
-    flight.ticket = _Begin.apply(flight, *(rows for rows, _ in pieces))  # type: ignore[no-untyped-call]
-    return flight
+    tensors = [x for x, _ in pieces]
+    flight = Flight.of(group, tensors, [hop for _, hop in pieces])
+    flight.ticket, *same = _Begin.apply(flight, *tensors)  # type: ignore[no-untyped-call]
+    return flight, tuple(same)
 
 
-def finish(flight: Flight) -> tuple[Tensor, ...]:
-    """What came, for each tensor that was sent: its rows from rank 0, then those from rank 1 and so on."""
+def finish(flight: Flight) -> list[tuple[Tensor, ...]]:
+    """What came, for each tensor of which something was sent: from each rank [B, heads, rows, ...]."""
     ticket, flight.ticket = flight.ticket, None  # a flight that autograd keeps must not keep autograd's graph
     found: tuple[Tensor, ...] = _Finish.apply(ticket, flight)  # type: ignore[no-untyped-call]
-    return found
+    ranks = len(flight.back.sizes)
+    return [found[first : first + ranks] for first in range(0, len(found), ranks)]
 
 
 def tied(results: tuple[Tensor, ...], received: Sequence[Tensor]) -> tuple[Tensor, ...]:
@@ -91,28 +152,50 @@ def tied(results: tuple[Tensor, ...], received: Sequence[Tensor]) -> tuple[Tenso
 
 class _Begin(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, flight: Flight, *pieces: Tensor) -> Tensor:
+    def forward(ctx: Any, flight: Flight, *tensors: Tensor) -> tuple[Tensor, ...]:
         ctx.flight = flight
-        flight.send(flight.kinds, pieces)
-        return pieces[0].new_empty(0)
+        ctx.set_materialize_grads(False)
+        wire = tensors[0].new_empty(sum(flight.out.sizes), dtype=flight.out.narrow)
+        for x, hop, parcels in zip(tensors, flight.hops, flight.out.parcels(wire), strict=True):
+            for parcel, places in zip(parcels, hop.parts, strict=True):
+                places.take_into(parcel, _narrowed(x, wire.dtype))
+        flight.send(wire, out=True)
+        return tensors[0].new_empty(0), *(x.view_as(x) for x in tensors)
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, _: Tensor) -> tuple[Any, ...]:
-        return None, *ctx.flight.arrive(tuple(kind.back for kind in ctx.flight.kinds))
+    def backward(ctx: Any, _: Tensor, *gradients: Tensor | None) -> tuple[Any, ...]:
+        flight, found = ctx.flight, []
+        parcels = flight.out.parcels(wire := flight.arrive())
+        for number, (gradient, hop, dtype) in enumerate(zip(gradients, flight.hops, flight.out.dtypes, strict=True)):
+            total = wire.new_zeros(flight.out.shapes[number], dtype=dtype) if gradient is None else owned(gradient)
+            for parcel, places in zip(parcels[number], hop.parts, strict=True):
+                places.add_to(total, _widened(parcel, dtype))
+            found.append(total)
+        return None, *found
 
 
 class _Finish(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, ticket: Tensor, flight: Flight) -> tuple[Tensor, ...]:
-        ctx.flight = flight
-        return flight.arrive(flight.kinds)
+        ctx.flight, ctx.device = flight, ticket.device
+        ctx.set_materialize_grads(False)
+        each = zip(flight.back.parcels(flight.arrive()), flight.back.dtypes, strict=True)
+        return tuple(_widened(parcel, dtype) for parcels, dtype in each for parcel in parcels)
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Any, ...]:
-        ctx.flight.send(tuple(kind.back for kind in ctx.flight.kinds), gradients)
-        return gradients[0].new_empty(0), None
+    def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Any, ...]:
+        flight, load = ctx.flight, ctx.flight.back
+        wire = torch.empty(sum(load.sizes), dtype=load.narrow, device=ctx.device)
+        parcels = [parcel for each in load.parcels(wire) for parcel in each]
+        for gradient, parcel in zip(gradients, parcels, strict=True):
+            if gradient is None:
+                parcel.zero_()
+            else:
+                parcel.copy_(_narrowed(gradient, wire.dtype))
+        flight.send(wire, out=False)
+        return wire.new_empty(0, dtype=load.dtypes[0]), None
 
 
 class _Tied(torch.autograd.Function):
@@ -132,43 +215,13 @@ class _Tied(torch.autograd.Function):
         return None, *gradients, *(None for _ in range(ctx.others))
 
 
-def _send(group: ProcessGroup, kinds: tuple[_Kind, ...], pieces: Sequence[Tensor]) -> Tensor:
-    """Starts the exchange; what it gives has no values before it is waited for."""
-    narrow = min((kind.dtype for kind in kinds), key=lambda dtype: dtype.itemsize)
-    laid: list[list[Tensor]] = []
-    for piece, kind in zip(pieces, kinds, strict=True):
-        parts = piece.split(kind.route.sent)
-        laid.append([part.reshape(-1).contiguous().view(narrow) for part in parts])
-    parcels = [part for target in zip(*laid, strict=True) for part in target]
-    sent, received = _sizes(kinds, narrow, sending=True), _sizes(kinds, narrow, sending=False)
-    wire = torch.cat(parcels) if parcels else pieces[0].new_empty(0, dtype=narrow)
-    flying: Tensor = torch.ops._c10d_functional.all_to_all_single(wire, received, sent, group.group_name)
-    return flying
+def _narrowed(x: Tensor, narrow: torch.dtype) -> Tensor:
+    """[...] as it is, or [..., numbers of the wire] where a number of x is several of them."""
+    return x if x.dtype == narrow else x.contiguous()[..., None].view(narrow)
 
 
-def _arrived(wire: Tensor, kinds: tuple[_Kind, ...]) -> tuple[Tensor, ...]:
-    """Takes apart what came from each rank."""
-    sizes = [
-        rows * _numbers(kind, wire.dtype)
-        for rank in range(len(kinds[0].route.received))
-        for rows, kind in ((kind.route.received[rank], kind) for kind in kinds)
-    ]
-    parcels = wire.split(sizes)
-    found = []
-    for number, kind in enumerate(kinds):
-        own = [parcel for parcel in parcels[number :: len(kinds)] if len(parcel)]
-        rows = own[0] if len(own) == 1 and len(kinds) == 1 else torch.cat(own) if own else wire.new_empty(0)
-        found.append(rows.view(kind.dtype).view(sum(kind.route.received), *kind.features))
-    return tuple(found)
-
-
-def _numbers(kind: _Kind, narrow: torch.dtype) -> int:
-    """How many numbers of the wire's dtype a row takes."""
-    return math.prod(kind.features) * kind.dtype.itemsize // narrow.itemsize
-
-
-def _sizes(kinds: tuple[_Kind, ...], narrow: torch.dtype, *, sending: bool) -> list[int]:
-    """Numbers per rank."""
-    rows = [kind.route.sent if sending else kind.route.received for kind in kinds]
-    numbers = [_numbers(kind, narrow) for kind in kinds]
-    return [sum(map(lambda x, y: x * y, numbers, each)) for each in zip(*rows, strict=True)]
+def _widened(parcel: Tensor, dtype: torch.dtype) -> Tensor:
+    """The inverse; what was narrowed may lie anywhere in a wire, so it is copied."""
+    if parcel.dtype == dtype:
+        return parcel
+    return parcel.clone(memory_format=torch.contiguous_format).view(dtype)[..., 0]

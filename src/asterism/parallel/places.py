@@ -1,6 +1,8 @@
 """Places of tokens among others: kept as numbers, and as what a tensor is indexed by on each device."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -18,10 +20,15 @@ class Places:
     numbers: Integers
     _on: dict[torch.device, Tensor] = field(default_factory=dict)
 
+    @classmethod
+    def first(cls, count: int) -> "Places":
+        """Those of the first tokens."""
+        return cls(np.arange(count))
+
     def __len__(self) -> int:
         return len(self.numbers)
 
-    @property
+    @cached_property
     def run(self) -> slice | None:
         """The same as a slice, where they are neighbours."""
         if not len(self):
@@ -48,6 +55,35 @@ class Places:
             return x.index_copy(2, self.on(x.device), values)
         return torch.cat([x[:, :, : run.start], values, x[:, :, run.stop :]], dim=2)
 
+    def among(self, others: Integers) -> "Places":
+        """Where these stand among others, which are ascending."""
+        return Places(np.searchsorted(others, self.numbers))
+
+    def split(self, counts: Sequence[int]) -> "tuple[Places, ...]":
+        """So many of them each, one after another."""
+        return tuple(Places(numbers) for numbers in np.split(self.numbers, np.cumsum(counts)[:-1]))
+
+    def take_into(self, found: Tensor, x: Tensor) -> None:
+        """What `take` gives of x, written where `found` lies."""
+        if (run := self.run) is None:
+            torch.index_select(x, 2, self.on(x.device), out=found)
+        else:
+            found.copy_(x[:, :, run])
+
+    def add_to(self, x: Tensor, values: Tensor) -> None:
+        """Adds values [B, heads, places, ...] to x where it lies."""
+        if (run := self.run) is None:
+            x.index_add_(2, self.on(x.device), values)
+        else:
+            x[:, :, run] += values
+
+    def write_to(self, x: Tensor, values: Tensor) -> None:
+        """Writes values [B, heads, places, ...] over those of x."""
+        if (run := self.run) is None:
+            x.index_copy_(2, self.on(x.device), values)
+        else:
+            x[:, :, run] = values
+
     def share(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """x, which one attention alone reads, and what `take` gives of it.
 
@@ -56,6 +92,11 @@ class Places:
         """
         all_of_it, some = _Shared.apply(x, self)  # type: ignore[no-untyped-call]
         return all_of_it, some
+
+    def part_from(self, x: Tensor, others: "Places") -> tuple[Tensor, Tensor]:
+        """What these and `others` take of x, all of whose tokens are either's; backward, nothing is added up."""
+        own, theirs = _Parted.apply(x, self, others)  # type: ignore[no-untyped-call]
+        return own, theirs
 
 
 class _Shared(torch.autograd.Function):
@@ -67,10 +108,30 @@ class _Shared(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(context: Any, gradient: Tensor, of_some: Tensor) -> tuple[Tensor, None]:
-        if 0 in gradient.stride() and gradient.numel():  # no memory of its own
-            gradient = gradient.clone(memory_format=torch.contiguous_format)
-        if (run := context.places.run) is not None:
-            gradient[:, :, run] += of_some
-        else:
-            gradient.index_add_(2, context.places.on(gradient.device), of_some)
+        gradient = owned(gradient)
+        context.places.add_to(gradient, of_some)
         return gradient, None
+
+
+class _Parted(torch.autograd.Function):
+    @staticmethod
+    def forward(context: Any, x: Tensor, *places: Places) -> tuple[Tensor, ...]:
+        context.places, context.shape = places, x.shape
+        return tuple(one.take(x) for one in places)
+
+    @staticmethod
+    @once_differentiable
+    def backward(context: Any, *gradients: Tensor) -> tuple[Any, ...]:
+        for gradient in gradients:
+            if gradient.shape == context.shape:
+                return gradient, None, None
+        whole = gradients[0].new_empty(context.shape)
+        for places, gradient in zip(context.places, gradients, strict=True):
+            places.write_to(whole, gradient)
+        return whole, None, None
+
+
+def owned(gradient: Tensor) -> Tensor:
+    """A gradient with a memory of its own, which can be added to."""
+    shares = 0 in gradient.stride() and gradient.numel()
+    return gradient.clone(memory_format=torch.contiguous_format) if shares else gradient

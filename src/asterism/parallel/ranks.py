@@ -6,7 +6,6 @@ All ranks call each of these, in the same order; what autograd calls on the way 
 from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor
@@ -16,13 +15,17 @@ from asterism.parallel.context import SequenceParallel
 from asterism.patterns.intervals import Integers
 
 
+def gathered(context: SequenceParallel, own: Tensor) -> Tensor:
+    """[ranks, numbers]: what each rank gave, all of them equally many numbers of one dtype, where `own` lies."""
+    everyone = own.new_empty(context.ranks, len(own))
+    dist.all_gather(list(everyone.unbind()), own, group=context.group)
+    return everyone
+
+
 def gather_numbers(context: SequenceParallel, numbers: Sequence[int], device: torch.device) -> Integers:
     """int64 [ranks, numbers]: what each rank gave; all give equally many."""
-    own = torch.tensor(list(numbers), dtype=torch.int64, device=device)
-    found = [torch.empty_like(own) for _ in range(context.ranks)]
-    dist.all_gather(found, own, group=context.group)
-    gathered: Integers = np.stack([each.cpu().numpy() for each in found])
-    return gathered
+    told: Integers = gathered(context, torch.tensor(list(numbers), dtype=torch.int64, device=device)).cpu().numpy()
+    return told
 
 
 def whole(context: SequenceParallel, part: Tensor) -> Tensor:

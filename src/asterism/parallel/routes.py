@@ -1,13 +1,14 @@
 """What one rank does of a communication plan: which of its rows go where, and what it computes. Numbers only."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
+from itertools import product
 
 import numpy as np
 
 from asterism.compiler.devices import Communication, Residues, Ring, Rows, Shards, Transfers
 from asterism.compiler.devices.needs import Blocks, needed, restricted, runs, terms
-from asterism.parallel.exchange import Route
+from asterism.parallel.exchange import Hop, Route, whole
 from asterism.parallel.places import Places
 from asterism.patterns import Pattern, part
 from asterism.patterns.intervals import Integers
@@ -17,25 +18,37 @@ _BORDER_BLOCK = 64
 
 
 @dataclass(frozen=True, eq=False)
-class Hop:
-    """One all-to-all: `rows` are the places of those to send, in the order of the ranks that they go to."""
+class Second:
+    """The second hop of rows: `own` of those that are `taken` from the own rows, `held` of what came first."""
 
-    rows: Places
-    route: Route
+    taken: Places
+    own: Hop
+    held: Hop
 
 
 @dataclass(frozen=True, eq=False)
 class Delivery:
-    """Rows that come to this rank in up to two hops.
+    """Rows that come to this rank in up to two hops; None for one that no rank has rows for.
 
-    The second hop sends rows of [own | what came first]. `order` sorts [what came first | what came second] by
-    position, and `positions` are then those of all. None for a hop that no rank has rows for.
+    first      from the ranks that own them
+    second     from the ranks to which they came first, whether they own them or not
+    order      sorts [what came first | what owners sent in the second hop | what others did] by position
+    positions  those of all, in order
     """
 
     first: Hop | None
-    second: Hop | None
+    second: Second | None
     order: Places
     positions: Integers
+
+    def among(self, own: Integers) -> "Delivery":
+        """The same where the own rows are these of the shard."""
+        first, second = self.first, self.second
+        if first is not None:
+            first = Hop(first.rows.among(own), first.route)
+        if second is not None:
+            second = replace(second, taken=second.taken.among(own))
+        return replace(self, first=first, second=second)
 
 
 @dataclass(frozen=True, eq=False)
@@ -60,33 +73,27 @@ class Local:
 class Answers:
     """Queries that all ranks answer with their own keys.
 
-    queries   how they come to this rank
-    own       places among the queries of this rank of those that it asks
+    queries   how they come to this rank; its own rows are those that it asks
     order     sorts [own | what came] by position
     attended  what this rank answers, to all of them
-    merged    which of the answers it merges, `others` those that other ranks do; `parts` sends them there
-    kept      which of those merged are its own, `away` those of other ranks; `returned` sends them there
-    before    how many of its own queries are merged by ranks before it
+    merged    which of the answers it merges; `sent` are those that other ranks do
+    kept      which of those merged are of its own queries; those of others go `back` to them
     """
 
     queries: Delivery
-    own: Places
     order: Places
     attended: Local
     merged: Places
-    others: Places
-    parts: Route
+    sent: Hop
     kept: Places
-    away: Places
-    returned: Route
-    before: int
+    back: Hop
 
 
 @dataclass(frozen=True, eq=False)
 class RowsOf:
     """A share by rows, as one rank sees it.
 
-    free      places of its queries that it answers itself, ascending
+    free      places of its queries that it answers itself, ascending, and `asked` of those that it asks everyone
     interior  these and its own keys
     border    those of them that read received keys, at `border_places` among them
     at_once   instead of both, where most queries are of the border: these and all keys, of which so many as `before`
@@ -96,6 +103,7 @@ class RowsOf:
 
     keys: Delivery
     free: Places
+    asked: Places
     interior: Local
     border: Local
     border_places: Places
@@ -114,6 +122,14 @@ class ResiduesOf:
     attended: Local
     back: Places
 
+    @cached_property
+    def leaving(self) -> Hop:
+        return Hop(self.rows, self.route)
+
+    @cached_property
+    def returning(self) -> Hop:
+        return whole(self.route.back)
+
 
 @lru_cache(maxsize=256)
 def rows_of(plan: Communication, share: Rows, rank: int) -> RowsOf:
@@ -130,6 +146,7 @@ def rows_of(plan: Communication, share: Rows, rank: int) -> RowsOf:
     return RowsOf(
         keys=keys,
         free=Places(free - first),
+        asked=Places(asked - first),
         interior=Local(share.pattern, at, own, plan.keys.length),
         border=Local(share.pattern, at[border], keys.positions, plan.keys.length),
         border_places=Places(border),
@@ -153,17 +170,16 @@ def _answers(plan: Communication, share: Rows, asking: Integers, rank: int) -> A
     owners = np.bincount(queries.owners(asking[start:stop]), minlength=queries.ranks)
     came = tuple(max(0, min(end, parts.range(other)[1]) - max(begin, parts.range(other)[0])) for other in everyone)
     return Answers(
-        queries=delivery,
-        own=Places(own - first),
+        queries=delivery.among(own - first),
         order=Places(np.argsort(np.concatenate([own, delivery.positions]), kind="stable")),
         attended=Local(share.pattern, asking + plan.query_offset, np.arange(*plan.keys.range(rank)), plan.keys.length),
         merged=Places(all_of_them[start:stop]),
-        others=Places(np.delete(all_of_them, slice(start, stop))),
-        parts=Route(_without(parts.sizes, rank), _without((len(mine),) * queries.ranks, rank)),
+        sent=Hop(
+            Places(np.delete(all_of_them, slice(start, stop))),
+            Route(_without(parts.sizes, rank), _without((len(mine),) * queries.ranks, rank)),
+        ),
         kept=Places(mine[is_own]),
-        away=Places(mine[~is_own]),
-        returned=Route(_without(tuple(int(x) for x in owners), rank), _without(came, rank)),
-        before=sum(came[:rank]),
+        back=Hop(Places(mine[~is_own]), Route(_without(tuple(int(x) for x in owners), rank), _without(came, rank))),
     )
 
 
@@ -208,36 +224,37 @@ def _deliver(shards: Shards, direct: Transfers, shared: Integers, rank: int) -> 
         own = parts[target][owners[target] == source]
         return _nothing() if source == target else np.union1d(direct.positions(source, target), own)
 
-    def second(source: int, target: int) -> Integers:
+    def second(source: int, target: int, *, own: bool) -> Integers:
         piece = parts[source]
         if source == target or not len(piece):
             return _nothing()
         to_target = direct.target == target
         held = _positions(np.stack([direct.start[to_target], direct.stop[to_target]], axis=1))
-        return np.setdiff1d(piece[owners[source] != target], held, assume_unique=True)
+        is_own = owners[source] == source
+        sent = (owners[source] != target) & (is_own if own else ~is_own)
+        return np.setdiff1d(piece[sent], held, assume_unique=True)
 
-    everyone = range(ranks)
+    everyone, both = range(ranks), (True, False)
     came = [first(source, rank) for source in everyone]
-    came_second = [second(source, rank) for source in everyone]
-    start = shards.range(rank)[0]
-    own = np.arange(*shards.range(rank))
-    holding = np.concatenate([own, *came])
-    by_position = np.argsort(holding, kind="stable")
-
-    def place(positions: Integers) -> Integers:
-        return by_position[np.searchsorted(holding, positions, sorter=by_position)]
-
+    came_second = [[second(source, rank, own=own) for source in everyone] for own in both]
     goes = [first(rank, target) for target in everyone]
-    goes_second = [second(rank, target) for target in everyone]
+    goes_second = [[second(rank, target, own=own) for target in everyone] for own in both]
     some = len(direct.start) or any((owners[target] != target).any() for target in everyone)
-    some_second = any(len(second(source, target)) for source in everyone for target in everyone)
-    all_came = np.concatenate([*came, *came_second])
+    some_second = any(len(second(*pair, own=own)) for pair in product(everyone, everyone) for own in both)
+    held = np.concatenate(came)
+    all_came = np.concatenate([held, *came_second[0], *came_second[1]])
     order = np.argsort(all_came, kind="stable")
+    start = shards.range(rank)[0]
+    twice = None
+    if some_second:
+        of_own, of_held = (np.concatenate(each) for each in goes_second)
+        # What came first ascends: from each rank in order, and ranks hold one stretch after another.
+        rows = Places.first(len(of_own)), Places(of_held).among(held)
+        hops = (Hop(*one) for one in zip(rows, map(_route, goes_second, came_second), strict=True))
+        twice = Second(Places(of_own - start), *hops)
     return Delivery(
         first=Hop(Places(np.concatenate(goes) - start), _route(goes, came)) if some else None,
-        second=Hop(Places(place(np.concatenate(goes_second))), _route(goes_second, came_second))
-        if some_second
-        else None,
+        second=twice,
         order=Places(order),
         positions=all_came[order],
     )

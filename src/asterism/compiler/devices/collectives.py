@@ -1,6 +1,7 @@
 """The all-to-alls of each share of a communication plan, counted in closed form: nothing here lists rows.
 
-Backward, the gradients of a collective's rows go back the same ways, so what was sent is received.
+Backward, the gradients of a collective's rows go back the same ways, so what was sent is received; but the ring goes
+round again.
 """
 
 from collections.abc import Iterator
@@ -24,6 +25,7 @@ class Collective:
     sent, received  bytes
     targets         to how many ranks something is sent
     sources         from how many ranks something comes
+    again           what moves backward, where it is not the gradients of these rows the other way
     """
 
     name: str
@@ -31,6 +33,7 @@ class Collective:
     received: Integers
     targets: Integers
     sources: Integers
+    again: Traffic | None = None
 
     @property
     def forward(self) -> Traffic:
@@ -38,7 +41,7 @@ class Collective:
 
     @property
     def backward(self) -> Traffic:
-        return Traffic(self.received, self.sent, self.sources)
+        return Traffic(self.received, self.sent, self.sources) if self.again is None else self.again
 
     @classmethod
     def sparse(cls, name: str, source: Integers, target: Integers, rows: Integers, row: int, ranks: int) -> Self:
@@ -169,9 +172,13 @@ def _to_everyone(name: str, moved: Integers) -> Collective:
 def of_ring(keys: Shards, key: int) -> Iterator[Collective]:
     """The steps of Ring together: in each, every rank hands on the shard that it got, and at first its own.
 
-    All shards come by every rank but its own; the one that it does not hand on is that of the next.
+    All shards come by every rank but its own; the one that it does not hand on is that of the next. Backward, they go
+    round once more, and so do their gradients: a rank hands on those of all shards but its own, whose come to it last.
     """
     sizes = np.array(keys.sizes)
     some = (sizes > 0).astype(np.int64)
     sent, targets = sizes.sum() - np.roll(sizes, -1), some.sum() - np.roll(some, -1)
-    yield Collective("shards of keys", sent * key, (sizes.sum() - sizes) * key, targets, some.sum() - some)
+    received, sources = sizes.sum() - sizes, some.sum() - some
+    gradients = sizes.sum() - np.roll(sizes, 1)
+    again = Traffic((sent + received) * key, (received + gradients) * key, targets + sources)
+    yield Collective("shards of keys", sent * key, received * key, targets, sources, again)

@@ -2,7 +2,9 @@
 
 A rule is shared out among ways to bring queries and keys together. No pair is in two shares, so their results merge
 exactly by log-sum-exp, as those of a plan's passes do. Every way is a sequence of all-to-alls of rows. Backward, the
-gradients of the same rows go back the same ways, and where a row went to several ranks they are added at its owner.
+gradients of the same rows go back the same ways, and where a row went to several ranks they are added at its owner;
+but round the ring keys and values go a second time, so that no rank keeps those of others, and their gradients with
+them.
 """
 
 from dataclasses import dataclass
@@ -106,7 +108,8 @@ class Communication:
         return sum(moved, Traffic.none(self.ranks))
 
     def backward(self, shape: RowShape) -> Traffic:
-        """What each rank sends and receives backward: the gradients of the same rows, the other way."""
+        """What each rank sends and receives backward: the gradients of the same rows, the other way; round the ring,
+        the shards again and their gradients."""
         moved = [each.backward for share in self.shares for each in self.collectives(share, shape)]
         return sum(moved, Traffic.none(self.ranks))
 
@@ -130,7 +133,10 @@ class Communication:
             case Heads():
                 return np.full(self.ranks, self.keys.length * shape.key // self.ranks)
             case Ring():  # the shard that is computed with, and the next one, which comes meanwhile
-                return np.minimum(2 * sizes.max(initial=0), sizes.sum() - sizes) * shape.key
+                steps, ranks = np.arange(1, self.ranks + 1)[:, None], np.arange(self.ranks)
+                came = np.where(steps < self.ranks, sizes[(ranks - steps) % self.ranks], 0)
+                pairs: Integers = (came[:-1] + came[1:]).max(axis=0, initial=0)
+                return pairs * shape.key
 
 
 def some_heads(pattern: Pattern, first: int, past: int) -> Pattern | None:

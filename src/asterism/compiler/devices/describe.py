@@ -41,7 +41,7 @@ def refusal(plan: Communication, shape: RowShape) -> str:
     return (
         f"{shown(plan.pattern.text)} over {plan.ranks} ranks would move {moved:,} bytes from or to one rank in each"
         f" forward pass, where bringing it every key takes {everything:,}: use a sparser pattern or longer sequences,"
-        " or ask for it: dense_exchange=True"
+        " or ask for it: dense_exchange=True (a run: --dense-exchange true)"
     )
 
 

@@ -146,7 +146,11 @@ class _Model:
         moved = forward.most
         if name == "by pattern" and self.place.sample:
             # Who sends to ranks that were not planned is not known; who sends to those that were is.
-            ranks, messages = list(self.place.sample), plan.backward(shape).messages
+            ranks, each_way = (
+                list(self.place.sample),
+                [each for x in plan.shares for each in plan.collectives(x, shape)],
+            )
+            messages = sum((each.sources for each in each_way), np.zeros(plan.ranks, np.int64))
             moved = self.place.moved(plan)
         collectives = sum(1 for x in plan.shares for each in plan.collectives(x, shape) if each.forward.most)
         collectives = plan.ranks - 1 if name == "ring" else collectives

@@ -1,0 +1,205 @@
+"""Keys and values that go round from rank to rank, and back again (Liu et al. 2023, Ring Attention).
+
+A rank holds its own shard, the one that it computes with, and the one that is on its way. Nothing of others is kept for
+the backward pass: there all shards go round a second time, the gradients of each a step behind it, and every step is
+differentiated by the results of all together.
+"""
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from asterism import kernels
+from asterism.kernels.attend import attend_part
+from asterism.kernels.checks import as_they_are
+from asterism.kernels.operator import Rounded
+from asterism.parallel.context import SequenceParallel
+from asterism.parallel.exchange import Flight, Hop, Route, begin, finish, whole
+from asterism.parallel.marks import Marks
+from asterism.parallel.merging import Result
+from asterism.parallel.places import Places
+from asterism.patterns import Pattern
+
+
+class Question(NamedTuple):
+    """What a kernel is asked: q, k and v, the pattern between them, and options of `kernels.attend`."""
+
+    tensors: tuple[Tensor, Tensor, Tensor]
+    rule: Pattern
+    options: dict[str, Any]
+
+
+Questions = Iterator[tuple[Places, Iterator[Question]]]
+"""For places of queries, disjoint sets of keys one after another."""
+
+
+@dataclass(frozen=True, eq=False)
+class Turn:
+    """Once round the ring.
+
+    sizes      keys of each rank
+    marks      of the own keys
+    questions  of a step, for q, k and v, the marks of these keys, and what is learned beside
+    """
+
+    context: SequenceParallel
+    sizes: tuple[int, ...]
+    marks: Marks
+    questions: Callable[[int, Sequence[Tensor], Marks, Sequence[Tensor]], Questions]
+
+    def go(self, k: Tensor, v: Tensor, use: Callable[[int, Tensor, Tensor, Marks], None]) -> None:
+        """Gives all shards to `use`, the own one first; the next one comes while it computes."""
+        marks, wire, flight = self.marks, None, None
+        for step in range(len(self.sizes)):
+            if comes := step + 1 < len(self.sizes):
+                hop, of_marks = self.handed_on(step), None
+                if (rows := marks.rows) is not None:
+                    of_marks, _ = begin(self.context.group, [(rows, hop)])
+                wire = _packed((k, v)) if wire is None else wire
+                flight = Flight.of(self.context.group, (k, v), (hop, hop))
+                flight.send(wire, out=True)
+            use(step, k, v, marks)
+            if comes and flight is not None:
+                if of_marks is not None:
+                    marks = marks.read(finish(of_marks)[0][self.context.rank - 1])
+                wire = flight.arrive()
+                k, v = (parcels[self.context.rank - 1] for parcels in flight.back.parcels(wire))
+
+    def handed_on(self, step: int) -> Hop:
+        """To the next rank the shard that is held, and from the one before that which it holds."""
+        rank, ranks = self.context.rank, len(self.sizes)
+        sent, received = [0] * ranks, [0] * ranks
+        sent[(rank + 1) % ranks] = self.sizes[(rank - step) % ranks]
+        received[rank - 1] = self.sizes[(rank - step - 1) % ranks]
+        return whole(Route(tuple(sent), tuple(received)))
+
+
+def round_the_ring(turn: Turn, tensors: Sequence[Tensor], learned: Sequence[Tensor]) -> Result:
+    """The results of the own q over the keys of all, for the own k and v and what is learned beside."""
+    return Result(*_Round.apply(turn, *tensors, *learned))  # type: ignore[no-untyped-call]
+
+
+class _Round(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, turn: Turn, q: Tensor, k: Tensor, v: Tensor, *learned: Tensor) -> tuple[Tensor, Tensor]:
+        wide = torch.promote_types(q.dtype, torch.float32)
+        out = q.new_zeros((*q.shape[:3], v.shape[3]), dtype=wide)
+        lse = q.new_full(q.shape[:3], -math.inf, dtype=wide)
+
+        def use(step: int, k: Tensor, v: Tensor, marks: Marks) -> None:
+            for places, questions in turn.questions(step, (q, k, v), marks, learned):
+                for one in questions:
+                    _merge_into(
+                        out, lse, places, *kernels.attend(*one.tensors, one.rule, return_lse=True, **one.options)
+                    )
+
+        turn.go(k, v, use)
+        total = Rounded.rounded(out, lse, q.dtype)
+        ctx.turn = turn
+        ctx.save_for_backward(q, k, v, *learned, total.out, total.lse, total.residual)
+        return total.out, total.lse
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad_out: Tensor, grad_lse: Tensor) -> tuple[Tensor | None, ...]:
+        *operands, out, lse, residual = ctx.saved_tensors
+        with as_they_are(out):
+            way = _Back(ctx.turn, operands, ctx.needs_input_grad[1:], Rounded(out, lse, residual), (grad_out, grad_lse))
+            return None, *way.gradients()
+
+
+class _Back:
+    """The second turn: `operands` are q, k, v and what is learned, of some of which gradients are `wanted`.
+
+    Those of q and of what is learned stay here; those of k and v follow their shard, and end at its owner, who keeps
+    its own part of them meanwhile.
+    """
+
+    def __init__(
+        self,
+        turn: Turn,
+        operands: list[Tensor],
+        wanted: Sequence[bool],
+        total: Rounded,
+        grads: tuple[Tensor, Tensor],
+    ) -> None:
+        self.turn, self.operands, self.wanted, self.total, self.grads = turn, operands, wanted, total, grads
+        self.staying: list[Tensor | None] = [None] * len(operands)
+        self.travelling = [x for x, is_wanted in zip(operands[1:3], wanted[1:3], strict=True) if is_wanted]
+        self.flight: Flight | None = None
+
+    def gradients(self) -> list[Tensor | None]:
+        self.turn.go(self.operands[1], self.operands[2], self._use)
+        if self.flight is not None:
+            parcels = self.flight.back.parcels(self.flight.arrive())
+            for place in (1, 2):
+                if self.wanted[place]:
+                    self._add(place, parcels.pop(0)[self.turn.context.rank - 1])
+        each = zip(self.staying, self.operands, self.wanted, strict=True)
+        found = [torch.zeros_like(x) if total is None else total.to(x.dtype) for total, x, _ in each]
+        return [one if is_wanted else None for one, is_wanted in zip(found, self.wanted, strict=True)]
+
+    def _add(self, place: int, gradient: Tensor) -> None:
+        total = self.staying[place]
+        if total is None:
+            self.staying[place] = gradient.to(torch.promote_types(gradient.dtype, torch.float32))
+        else:
+            total += gradient
+
+    def _use(self, step: int, k: Tensor, v: Tensor, marks: Marks) -> None:
+        found = self._of_step(step, [self.operands[0], k, v, *self.operands[3:]], marks)
+        for place, gradient in enumerate(found):
+            if gradient is not None and (place not in (1, 2) or not step):
+                self._add(place, gradient)
+        if step and self.travelling:
+            self._pass_on(step, [x for x, is_wanted in zip(found[1:3], self.wanted[1:3], strict=True) if is_wanted])
+
+    def _pass_on(self, step: int, gradients: Sequence[Tensor | None]) -> None:
+        """Adds to what ranks before this one found of the gradients of a shard, and hands the sum on."""
+        context, hop = self.turn.context, self.turn.handed_on(step)
+        flight = Flight.of(context.group, self.travelling, [hop] * len(self.travelling))
+        before = self.flight
+        wire = self.travelling[0].new_zeros(sum(flight.out.sizes)) if before is None else before.arrive()
+        for parcels, gradient in zip(flight.out.parcels(wire), gradients, strict=True):
+            if gradient is not None:
+                parcels[(context.rank + 1) % context.ranks] += gradient
+        flight.send(wire, out=True)
+        self.flight = flight
+
+    def _of_step(self, step: int, tensors: Sequence[Tensor], marks: Marks) -> list[Tensor | None]:
+        """The gradients by one shard: of each tensor, None for one that is not wanted or not read."""
+        outputs: list[Tensor] = []
+        grads: list[Tensor] = []
+        total = self.total
+        with torch.enable_grad():
+            leaves = [x.detach().requires_grad_(wanted) for x, wanted in zip(tensors, self.wanted, strict=True)]
+            for places, questions in self.turn.questions(step, leaves[:3], marks, leaves[3:]):
+                residual = places.take(total.residual) if total.residual.numel() else total.residual
+                some = (places.take(x).contiguous() for x in (total.out, total.lse))
+                part = Rounded(*some, residual.contiguous())
+                for one in questions:
+                    outputs += attend_part(*one.tensors, one.rule, part, **one.options)
+                    grads += [places.take(x).contiguous() for x in self.grads]
+        asked = [leaf for leaf in leaves if leaf.requires_grad]
+        found = iter(torch.autograd.grad(outputs, asked, grads, allow_unused=True) if outputs else [None] * len(asked))
+        return [next(found) if leaf.requires_grad else None for leaf in leaves]
+
+
+def _merge_into(out: Tensor, lse: Tensor, places: Places, more_out: Tensor, more_lse: Tensor) -> None:
+    """Adds results of the queries at these places, over further keys, where the wide out and lse lie."""
+    own_out, own_lse = places.take(out), places.take(lse)
+    both = torch.logaddexp(own_lse, more_lse)
+    finite = both.masked_fill(both == -math.inf, 0)
+    shares = ((x - finite).exp()[..., None] for x in (own_lse, more_lse))
+    places.write_to(out, own_out * next(shares) + more_out * next(shares))
+    places.write_to(lse, both)
+
+
+def _packed(tensors: Sequence[Tensor]) -> Tensor:
+    """As they lie on the wire to one rank."""
+    return torch.cat([x.reshape(-1) for x in tensors])
