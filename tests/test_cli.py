@@ -539,6 +539,17 @@ def test_show_and_plan_start_without_torch():
         subprocess.run([sys.executable, "-c", check, verb, "causal()", "-n", "9"], check=True, capture_output=True)
 
 
+@pytest.mark.parametrize("verb", ["show", "generate", "predict", "import"])
+def test_what_one_process_does_is_not_done_by_several(run: Run, monkeypatch: pytest.MonkeyPatch, verb: str):
+    monkeypatch.setenv("WORLD_SIZE", "3")
+    code, out, err = run(verb, "window(3)", "-n", "8")
+    assert (code, out) == (2, "")
+    assert f"{verb} is the work of one process, and WORLD_SIZE says that there are 3" in err
+    monkeypatch.setenv("WORLD_SIZE", "1")
+    if verb == "show":
+        assert run(verb, "window(3)", "-n", "8")[0] == 0
+
+
 @pytest.mark.parametrize("words", [["--help"], ["show", "--help"], ["plan", "--help"], ["--version"]])
 def test_help_loads_nothing_heavy(words: list[str]):
     heavy = {"torch", "transformers", "scipy", "matplotlib", "rich", "jsonargparse"}
@@ -547,6 +558,12 @@ def test_help_loads_nothing_heavy(words: list[str]):
         f" assert not {heavy} & {{*sys.modules}}, sys.modules"
     )
     subprocess.run([sys.executable, "-c", check, *words], check=True, capture_output=True)
+
+
+def test_asking_a_run_loads_nothing_that_only_draws_or_reads_settings():
+    heavy = {"matplotlib", "jsonargparse"}
+    check = f"import sys, asterism.training.pipeline; assert not {heavy} & {{*sys.modules}}, sys.modules"
+    subprocess.run([sys.executable, "-c", check], check=True, capture_output=True)
 
 
 def test_a_missing_extra_is_named(run: Run, monkeypatch: pytest.MonkeyPatch):

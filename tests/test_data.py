@@ -101,7 +101,7 @@ def _make(tmp_path, kind):
         ("empty folder", "empty folder holds no files"),
         ("broken link", "cannot read .*broken link/a: No such file or directory"),
         ("few bytes", "few bytes is too small to split: its validation split is empty"),
-        ("one file in a folder", "is too small to split: its .* split is empty"),
+        ("one file in a folder", "has too few documents, 1: each goes whole to a split, by its hash, and none to the"),
         ("device", "/dev/null is neither a file nor a folder"),
     ],
 )

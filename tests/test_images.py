@@ -200,8 +200,34 @@ def test_arrays_of_another_size_are_fitted_as_files_are(tmp_path):
         path = save(tmp_path / "elsewhere" / "one.png", picture)
         assert one == Images(4, 4, channels=1).read_prompt(path).tobytes()
     (tmp_path / "elsewhere" / "one.png").unlink()
-    with pytest.raises(DataError, match=r"val\.npy: picture 0 has 7 x 9 pixels, not 4 x 4"):
-        whole(Images(4, 4, resize="exact").splits(str(tmp_path)), "validation")
+
+
+@pytest.mark.parametrize("kind", ["files", "arrays"])
+def test_pictures_of_a_refused_size_are_refused_before_a_run_is_begun(tmp_path, capsys, kind):
+    pictures = noise(3, 4, 4, 3), noise(1, 9, 7, 3)
+    for split, some in zip(("train", "val"), pictures, strict=True):
+        if kind == "files":
+            for number, picture in enumerate(some):
+                save(tmp_path / "data" / split / f"{number}.png", picture)
+        else:
+            (tmp_path / "data").mkdir(exist_ok=True)
+            np.save(tmp_path / "data" / f"{split}.npy", some)
+    words = ["--modality", "images(width=4, height=4, resize='exact')", "--context", "48", "--dtype", "float32"]
+    run = tmp_path / "run"
+    assert main(["train", *words, "--data", str(tmp_path / "data"), "--folder", str(run), "--steps", "1"]) == 3
+    place = "val/0.png has" if kind == "files" else "val.npy: picture 0 has"
+    assert f"{place} 7 x 9 pixels, not 4 x 4" in capsys.readouterr().err
+    assert not run.exists()
+
+
+def test_a_picture_that_its_camera_turned_has_its_size(tmp_path):
+    """Its first bytes say 7 x 9."""
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    (tmp_path / "train").mkdir()
+    Image.fromarray(noise(9, 7, 3)).save(tmp_path / "train" / "one.png", exif=exif)
+    splits = Images(9, 7, resize="exact").splits(str(tmp_path))
+    assert [len(one) for split in SPLITS for one in whole(splits, split)] == [9 * 7 * 3]
 
 
 def write_cifar(root: Path, batches: int = 2) -> tuple[np.ndarray, np.ndarray]:

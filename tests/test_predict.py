@@ -19,6 +19,7 @@ from asterism.errors import CheckpointError, ConfigurationError, DataError
 from asterism.training import FineTuneConfig, ModelConfig, RunConfig, open_run, predict, predict_file, train
 from asterism.training.data.formats import FORMATS
 from asterism.training.run import prediction, progress
+from asterism.training.run.heap import Heap
 from asterism.training.run.loop import quiet_transformers
 from asterism.training.tasks import TASKS
 from asterism.training.tasks.files import FileClassification
@@ -605,3 +606,10 @@ def test_a_long_line_is_a_line(runs, tmp_path):
 def test_every_format_is_read_by_some_task():
     kinds = [FileClassification, *(TASKS.load(task) for task in TASKS)]
     assert {name for kind in kinds for name in kind.formats} == set(FORMATS)
+
+
+def test_the_heap_is_tidied_between_batches(runs, monkeypatch):
+    tidied = []
+    monkeypatch.setattr(Heap, "tidy", lambda heap: tidied.append(heap))
+    assert len(list(predict(runs["classify"][0], bare("classify", EXAMPLES["classify"])))) > 4  # the size of batches
+    assert len(tidied) == -(-len(EXAMPLES["classify"]) // 4) and len(set(tidied)) == 1

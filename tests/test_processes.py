@@ -1,5 +1,6 @@
 """A run that several processes share is the run of one: its curve, its folder, its end."""
 
+import json
 import os
 import signal
 import time
@@ -8,15 +9,18 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from launched_runs import assert_same_curve, flags, is_gone, launched, settings, steps_done, told, workers
+from launched_runs import EXACT, assert_same_curve, flags, is_gone, launched, settings, steps_done, told, workers
 from safetensors.torch import load_file
+from transformers import BertConfig, RobertaConfig
 
 from asterism.cli.told import is_follower
 from asterism.errors import ConfigurationError
 from asterism.models import AsterismConfig
-from asterism.training import RunConfig, open_run, train
+from asterism.training import FineTuneConfig, RunConfig, evaluate, open_run, train
 from asterism.training.run.estimate import estimate
-from asterism.training.run.fitting import _refuse_dense_exchange
+from asterism.training.run.exchange import refuse_dropout, weighed
+from asterism.training.run.fitting import _refuse_whole_rows
+from asterism.training.run.folder import RunFolder
 from asterism.training.run.loop import slice_weights
 from asterism.training.run.mesh import MeshShape, mesh_shape
 from asterism.training.run.processes import Processes
@@ -43,6 +47,58 @@ def test_two_processes_have_the_curve_of_one(alone, tmp_path):
     assert sorted(path.name for path in (tmp_path / "run").iterdir()) == sorted(
         path.name for path in (alone / "run").iterdir()
     )
+
+
+OF_HALF_ROWS = """
+import sys
+from torch import nn
+from asterism.cli.main import main
+from asterism.models import AsterismForCausalLM
+from asterism.parallel import sharding
+def call(self, **given):
+    assert given["input_ids"].shape[1] == 24 and sharding().dense_exchange
+    return nn.Module.__call__(self, **given)
+AsterismForCausalLM.__call__ = call
+sys.exit(main(sys.argv[1:]))
+"""
+
+
+def test_an_evaluation_shares_the_tokens_of_its_rows(alone, tmp_path):
+    script = tmp_path / "script.py"
+    script.write_text(OF_HALF_ROWS)
+    asked = ["evaluate", str(alone / "run"), "--minimum-context", "0", "9", "--parallel", "cp=2", "--json"]
+    process = launched(2, [*asked, "--dense-exchange"], program=(str(script),))
+    out, errors = process.communicate(timeout=180)
+    assert process.returncode == 0, errors
+    found, wanted = json.loads(out), evaluate(alone / "run", minimum_context=(0, 9))
+    assert found["bytes_scored"] == wanted.bytes_scored
+    assert [score["bits_per_byte"] for score in found["scores"]] == pytest.approx(
+        [score.bits_per_byte for score in wanted.scores], abs=EXACT
+    )
+
+
+def test_an_evaluation_shares_no_weights_out(alone):
+    with pytest.raises(ConfigurationError, match="every process of an evaluation has the whole model"):
+        evaluate(alone / "run", parallel="fsdp=2")
+
+
+def test_an_evaluation_of_a_task_shares_no_tokens(tmp_path, monkeypatch):
+    config = FineTuneConfig(task="tag", model="x", data="x")
+    monkeypatch.setattr(RunFolder, "read_config", lambda folder: config)
+    with pytest.raises(ConfigurationError, match="every process reads whole rows of the examples of a task"):
+        evaluate(tmp_path, parallel="cp=2")
+
+
+def test_readers_take_turns_and_those_of_a_row_hold_parts_of_it(alone):
+    group = SimpleNamespace(get_group=lambda axis: axis)
+    made = [Processes(MeshShape(dp=2, cp=2), rank, group) for rank in range(4)]
+    turns = [list(one.share(3)) for one in made]
+    assert turns[0] == turns[1] == [(0, True), (2, True)]
+    assert turns[2] == turns[3] == [(1, True), (2, False)]
+    model, tokens = open_run(alone / "run").model, torch.arange(10).view(2, 5)
+    given = [one.tokens(model, {"input_ids": tokens, "shift_labels": tokens})["input_ids"] for one in made]
+    for first, second in (given[:2], given[2:]):
+        assert torch.equal(first, tokens[:, :3]) and torch.equal(second, tokens[:, 3:])
 
 
 def test_a_signal_to_one_process_stops_all_after_the_same_step_and_one_goes_on(alone, tmp_path):
@@ -150,17 +206,89 @@ def test_followers_know_themselves(monkeypatch):
         ("interleave(fourier(), window(4, 4))", {}, False),
         ("causal()", {"block": "all_attention", "persistent_vectors": 4, "relative_span": 8}, False),
         ("bigbird_etc(block=4, random=0, globals=3)", {"global_tokens": 3}, False),
+        ("window(4, 4)", {"decoder_mixers": "causal()"}, True),
+        ("window(4, 4)", {"decoder_mixers": "window(left=4)"}, True),
     ],
 )
 def test_an_exchange_as_large_as_dense_is_refused_before_a_folder_is_begun(mixers, fields, refused):
     shape = AsterismConfig(mixers=mixers, hidden_size=32, num_attention_heads=4, **fields)
     config = RunConfig(context=64, batch_size=2, dtype="float32")
-    setup = SimpleNamespace(config=config, shape=shape)
     shared = Processes(MeshShape(cp=3))
     if refused:
-        with pytest.raises(ConfigurationError, match=r"causal\(\)' over 3 ranks would move .* dense_exchange=True"):
-            _refuse_dense_exchange(setup, shared)
+        with pytest.raises(ConfigurationError, match=r"(causal|dense)\(\)' over 3 ranks .* dense_exchange=True"):
+            weighed(config, shape, (64, 64), shared)
     else:
-        _refuse_dense_exchange(setup, shared)
-    _refuse_dense_exchange(SimpleNamespace(config=replace(config, dense_exchange=True), shape=shape), shared)
-    _refuse_dense_exchange(setup, Processes(MeshShape(dp=3)))
+        assert weighed(config, shape, (64, 64), shared).dense_exchange  # rows that are shorter are computed
+    assert weighed(config, shape, (64, 64), replace(shared, dense_exchange=True)).dense_exchange
+    assert not weighed(config, shape, (64, 64), Processes(MeshShape(dp=3))).dense_exchange
+
+
+@pytest.mark.parametrize(
+    ("kind", "pattern", "task", "line"),
+    [
+        (BertConfig, None, "tag", "of a bert model only where it attends by a pattern: save it with one"),
+        (
+            BertConfig,
+            "window(3, 3)",
+            "classify",
+            "of a bert model cp shares out the loss of tokens, so the task must be",
+        ),
+        (
+            RobertaConfig,
+            "window(3, 3)",
+            "tag",
+            "of models of ours, and of llama, gpt_neox, bert, modernbert, not of rob",
+        ),
+        (BertConfig, "window(3, 3)", "tag", None),
+    ],
+)
+def test_models_of_transformers_share_tokens_only_where_that_is_tested(kind, pattern, task, line):
+    shape = kind(attention_probs_dropout_prob=0.0)
+    shape.asterism_pattern = pattern
+    setup = SimpleNamespace(config=FineTuneConfig(task=task, model="x", data="x"), shape=shape)
+    if line is None:
+        _refuse_whole_rows(setup)
+    else:
+        with pytest.raises(ConfigurationError, match=line):
+            _refuse_whole_rows(setup)
+
+
+def test_a_model_of_transformers_gets_one_token_at_least():
+    group = SimpleNamespace(get_group=lambda axis: axis)
+    row = {"input_ids": torch.tensor([[5, 6]]), "attention_mask": torch.ones(1, 2), "labels": torch.tensor([[1, 2]])}
+    given = [
+        Processes(MeshShape(cp=3), rank, group).tokens(SimpleNamespace(config=BertConfig()), row) for rank in range(3)
+    ]
+    for name, wanted in {"input_ids": [5, 6, 0], "attention_mask": [1, 1, 0], "labels": [1, 2, -100]}.items():
+        assert [one[name].tolist() for one in given] == [[[value]] for value in wanted]
+    model = SimpleNamespace(config=AsterismConfig())
+    assert Processes(MeshShape(cp=3), 2, group).tokens(model, row)["input_ids"].shape == (1, 0)
+
+
+@pytest.mark.parametrize("tokens", [6, 32])
+def test_the_longest_rows_of_a_model_of_transformers_are_weighed(tokens):
+    shape, config = BertConfig(hidden_size=32, num_attention_heads=4), RunConfig(batch_size=2, dtype="float32")
+    shape.asterism_pattern = "window(6, 6)"
+    shared = Processes(MeshShape(cp=2))
+    if tokens == 32:
+        assert weighed(config, shape, (32,), shared).dense_exchange
+    else:
+        with pytest.raises(ConfigurationError, match=r"window.* over 2 ranks would move"):
+            weighed(config, shape, (6,), shared)
+
+
+def test_a_short_target_asks_about_a_long_source():
+    shape = AsterismConfig(mixers="window(4, 4)", decoder_mixers="window(left=4)", num_attention_heads=4)
+    config, shared = RunConfig(batch_size=2, dtype="float32"), Processes(MeshShape(cp=3))
+    assert weighed(config, shape, (960, 24), shared).dense_exchange
+    with pytest.raises(ConfigurationError, match=r"dense\(\)' over 3 ranks"):
+        weighed(config, shape, (960, 960), shared)
+
+
+def test_dropout_of_pairs_is_refused_before_a_folder_is_begun():
+    shape = AsterismConfig(mixers="window(left=8)", attention_dropout=0.1)
+    with pytest.raises(ConfigurationError, match="attention_dropout goes by the numbers of all tokens"):
+        refuse_dropout(shape, Processes(MeshShape(cp=2)))
+    refuse_dropout(shape, Processes(MeshShape(cp=2), dense_exchange=True))
+    refuse_dropout(shape, Processes(MeshShape(dp=2)))
+    refuse_dropout(AsterismConfig(mixers="window(left=8)"), Processes(MeshShape(cp=2)))

@@ -1,5 +1,6 @@
 """What the README shows is true: its Python runs, its output is the output, its commands and files exist."""
 
+import math
 import re
 import shlex
 import tomllib
@@ -10,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from asterism.cli.main import main
+from asterism.training.run.mesh import mesh_sizes
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text()
@@ -46,6 +48,11 @@ def test_the_commands_are_accepted(command: str):
     elif program == "pip":
         extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
         assert (verb, *rest) == ("install", ".[train]") and "train" in extras
+    elif program == "torchrun":
+        start = rest.index("asterism")
+        mesh = rest.index("--parallel")
+        assert math.prod(mesh_sizes(rest[mesh + 1]).values()) == int(rest[rest.index("--nproc-per-node") + 1])
+        assert main([*rest[start + 1 : mesh], *rest[mesh + 2 :], "--dry-run"]) == 0
     elif verb in ("show", "plan", "train"):
         assert main([verb, *rest, *(["--dry-run"] if verb == "train" else [])]) == 0
     elif verb == "finetune":

@@ -127,6 +127,22 @@ def test_archives_that_cannot_be_read_get_one_line(tmp_path, texts):
         assert "\n" not in str(caught.value) and caught.value.exit_code == 3
 
 
+@pytest.mark.parametrize(
+    ("type_", "line"),
+    [
+        (tarfile.REGTYPE, r"big should have 1,125,899,906,842,624 bytes, and the archive has 2,560$"),
+        (tarfile.GNUTYPE_LONGNAME, "a name is longer than memory"),
+        (tarfile.XHDTYPE, "a name is longer than memory"),
+    ],
+)
+def test_a_member_that_claims_more_than_there_is_gets_one_line(tmp_path, type_, line):
+    member = tarfile.TarInfo("big")
+    member.type, member.size = type_, 2**50
+    (tmp_path / "a.tar").write_bytes(member.tobuf(tarfile.GNU_FORMAT) + b"x" * 2048)
+    with pytest.raises(DataError, match=f"a.tar is no tar archive, or damaged: {line}"):
+        load_corpus(tmp_path / "a.tar")
+
+
 @pytest.mark.parametrize("type_", [tarfile.REGTYPE, b"Z"])
 @pytest.mark.parametrize("size", [-1, -512])
 def test_a_member_of_negative_size_ends_the_archive(tmp_path, size, type_):

@@ -11,6 +11,7 @@ import subprocess
 import sys
 from dataclasses import asdict, replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -22,19 +23,27 @@ from transformers import AutoModelForCausalLM
 
 from asterism.cli.main import main
 from asterism.errors import CheckpointError, ConfigurationError, DataError, NonFiniteLossError
+from asterism.training.data import modality
 from asterism.training.data.corpus import compressed, load_corpus
+from asterism.training.data.modality import VOCABULARY as MODALITIES
 from asterism.training.data.windows import plan_pieces
+from asterism.training.objectives import OBJECTIVES
 from asterism.training.objectives.causal import bits_per_byte
 from asterism.training.pipeline import evaluate, generate, open_run, report, resolve, train
+from asterism.training.readers.text import VOCABULARY as READERS
 from asterism.training.run import arithmetic as arithmetic_module
+from asterism.training.run import heap as heap_module
 from asterism.training.run import muon as muon_module
-from asterism.training.run.configuration import ModelConfig, RunConfig
+from asterism.training.run import versions
+from asterism.training.run.configuration import FineTuneConfig, ModelConfig, RunConfig
 from asterism.training.run.folder import RunFolder
+from asterism.training.run.heap import Heap
 from asterism.training.run.integrity import seal, sums_of
 from asterism.training.run.muon import Muon
 from asterism.training.run.optimizer import parameter_groups
 from asterism.training.run.progress import Bar, Lines, Silence, Status, clock, make_display, rate
 from asterism.training.run.signals import held_back
+from asterism.training.tasks import TASKS
 
 pytestmark = pytest.mark.model
 
@@ -314,11 +323,14 @@ def test_muon_is_torchs_muon(monkeypatch, at_once):
 
 FAULTS = """
 import contextlib, ctypes, resource, sys, torch
-from asterism.training.run.heap import kept_memory
+from asterism.training.run.heap import Heap, kept_memory
+
+heap = Heap()
 
 def faults(rounds):
     before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
     for _ in range(rounds):
+        heap.tidy()
         blocks = [torch.ones(2**20) for _ in range(5)]  # of 4 MiB
         del blocks
     return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
@@ -342,6 +354,66 @@ def test_memory_is_kept_from_step_to_step_and_given_back_after():
     assert count("left alone")[0] > 10 * pages
     within, after = count("kept")
     assert within < pages and after > pages / 2
+
+
+HELD = """
+import torch
+from asterism.training.run.heap import Heap, _resident_bytes, kept_memory
+
+before, lives_on = _resident_bytes(), []
+with kept_memory():
+    blocks = []
+    for _ in range(200):  # of 1 MiB, with something between them that a step leaves behind
+        blocks.append(torch.ones(2**18))
+        lives_on.append(torch.ones(2**10))
+    del blocks
+    print(_resident_bytes() - before)
+    Heap().tidy()
+    print(_resident_bytes() - before)
+"""
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="only glibc can be told to keep memory")
+def test_tidying_gives_back_what_is_free():
+    found = subprocess.run([sys.executable, "-c", HELD], capture_output=True, text=True, check=True).stdout
+    held, left = (int(count) / 2**20 for count in found.split())
+    assert held > 190 and left < 50
+
+
+@pytest.mark.parametrize(
+    ("held", "given_back"),
+    [
+        ([100] * 6, [0]),
+        ([100, 100, 150, 150], [0]),
+        ([100, 100, 151, 100, 150], [0, 3]),
+        ([200, 301, 100, 300, 300], [0, 2]),
+        ([100, 151, 200, 300, 301, 100, 300], [0, 2, 5]),
+    ],
+    ids=["alike", "half as much again", "more than that", "need does not shrink", "need grows"],
+)
+def test_only_what_steps_do_not_need_is_given_back(monkeypatch, held, given_back):
+    """`held`: bytes beyond the first ones after each step; `given_back`: before which steps."""
+    heap, found, extra, step = Heap(), [], 0, 0
+
+    def give_back(_: int) -> None:
+        nonlocal extra
+        extra = 0
+        found.append(step)
+
+    heap.library, heap.can_tidy = SimpleNamespace(malloc_trim=give_back), True
+    monkeypatch.setattr(heap_module, "_resident_bytes", lambda: 1000 + extra)
+    for extra_after in held:
+        heap.tidy()
+        extra = extra_after
+        step += 1
+    assert found == given_back
+
+
+def test_the_heap_is_tidied_between_steps(tiny, tmp_path, monkeypatch):
+    tidied = []
+    monkeypatch.setattr(Heap, "tidy", lambda heap: tidied.append(heap))
+    train(replace(tiny, steps=3), tmp_path / "run", progress=False)
+    assert len(tidied) >= 3 and len(set(tidied)) == 1
 
 
 def test_a_time_budget_ends_the_run(tiny, tmp_path):
@@ -505,6 +577,39 @@ def test_only_the_same_run_is_resumed(tiny, interrupted, tmp_path):
         train(replace(tiny, data=str(moved)), interrupted, resume=True)
     moved.write_bytes(TEXT)
     assert train(replace(tiny, data=str(moved)), interrupted, resume=True, progress=False).steps == 30
+
+
+def test_a_run_is_not_gone_on_with_by_another_version_of_what_reads_its_data(tiny, interrupted, monkeypatch):
+    assert RunFolder(interrupted).read_record()["readers"] == {"objective": {"causal": 1}, "modality": {"bytes": 1}}
+    monkeypatch.setitem(versions.VERSIONS, "modality", {**versions.VERSIONS["modality"], "bytes": 2})
+    with pytest.raises(DataError, match=r"version 1 of modality bytes, and this asterism has 2: .*asterism \d"):
+        train(tiny, interrupted, resume=True, progress=False)
+    run_file = RunFolder(interrupted).run_file
+    record = RunFolder(interrupted).read_record()
+    del record["readers"]  # as in runs that began before they were written down
+    run_file.write_text(json.dumps(seal(record)))
+    assert train(tiny, interrupted, resume=True, progress=False).steps == 30
+
+
+def test_whatever_reads_data_has_a_version():
+    known = {"modality": MODALITIES, "objective": OBJECTIVES, "task": TASKS, "reader": READERS}
+    assert {setting: set(names) for setting, names in versions.VERSIONS.items()} == {
+        setting: set(names) for setting, names in known.items()
+    }
+    fine_tuning = FineTuneConfig(task="classify", model="m", data="d", modality="audio(rate=8000)", reader="whole()")
+    assert versions.versions_of(fine_tuning) == {
+        "objective": {"labelled": 1},
+        "task": {"classify": 1},
+        "reader": {"whole": 1},
+        "modality": {"audio": 1},
+    }
+
+
+def test_a_run_that_could_not_be_drawn_is_not_begun(tiny, tmp_path, monkeypatch):
+    monkeypatch.setattr(modality, "find_spec", lambda name: None)
+    with pytest.raises(ConfigurationError, match=r"needs matplotlib.*pip install 'asterism-attention\[train\]'"):
+        train(tiny, tmp_path / "run", progress=False)
+    assert not (tmp_path / "run").exists()
 
 
 def _truncate(path: Path) -> None:

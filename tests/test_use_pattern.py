@@ -383,6 +383,7 @@ class EagerWithMasks:
 
     def __init__(self, name: str, schedule: str, side: str) -> None:
         self.model = DenseWithMasks(build(name), schedule, side).model
+        self.model.set_attn_implementation("eager")  # transformers 5.17 lets Gemma 2 lose its soft cap in another
         if hasattr(self.model, "set_experts_implementation"):
             self.model.set_experts_implementation("eager")  # others know no float64
         for module in self.model.modules():

@@ -41,4 +41,16 @@ def _parser() -> Parser:
         metavar="M",
         help="every scored byte has at least M bytes before it in its window; one score for each M (default 0)",
     )
+    parser.add_argument(
+        "--parallel",
+        default="",
+        metavar="TEXT",
+        help="how several processes, which a launcher starts, divide the work, such as dp=2,cp=2: dp the rows, cp the"
+        " tokens of a row (default: all are dp)",
+    )
+    parser.add_argument(
+        "--dense-exchange",
+        action="store_true",
+        help="with cp, compute also patterns for which as much moves between processes as for dense attention",
+    )
     return parser

@@ -18,7 +18,7 @@ from typing import TextIO
 
 from asterism import __version__
 from asterism.cli.parser import UsageError
-from asterism.cli.told import may_speak
+from asterism.cli.told import launched, may_speak
 from asterism.errors import AsterismError, nearest
 
 VERBS = {
@@ -35,6 +35,9 @@ VERBS = {
     "bench": "time attention over patterns, beside dense attention and other libraries",
     "promises": "check what models promise, ours and Hugging Face's: padding, causality, caches, memory",
 }
+
+_SHARED = ("train", "finetune", "evaluate")
+"""Verbs whose work several processes divide."""
 
 _EXTRAS = {
     "transformers": "train",
@@ -87,6 +90,8 @@ def _dispatch(argv: Sequence[str]) -> int:
     elif verb == "--version":
         print(f"asterism {__version__}")
     elif verb in VERBS:
+        if verb not in _SHARED:
+            _refuse_many(verb)
         try:
             _run(verb, argv[1:])
         except SystemExit as stop:  # argparse has printed --help
@@ -95,6 +100,15 @@ def _dispatch(argv: Sequence[str]) -> int:
         hint = nearest(verb, VERBS) or f" The verbs are {', '.join(VERBS)}."
         raise UsageError(f"unknown verb {verb!r}.{hint}" if verb else f"a verb is missing.{hint}")
     return 0
+
+
+def _refuse_many(verb: str) -> None:
+    """Raises UsageError where a launcher has started several processes, of which each would do the same."""
+    if launched() > 1:
+        raise UsageError(
+            f"{verb} is the work of one process, and WORLD_SIZE says that there are {launched()}: start it without a"
+            f" launcher; {', '.join(_SHARED)} can be divided"
+        )
 
 
 def _run(verb: str, argv: Sequence[str]) -> None:

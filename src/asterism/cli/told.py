@@ -13,10 +13,16 @@ _LEADERS_TURN = 5.0
 """Seconds for which the others wait for process 0 to speak; launchers give them more before they kill."""
 
 
+def launched() -> int:
+    """How many processes a launcher says there are."""
+    count = os.environ.get("WORLD_SIZE", "")
+    return int(count) if count.isdecimal() else 1
+
+
 def is_follower() -> bool:
     """Whether a launcher started this process beside a process 0."""
     rank = os.environ.get("RANK", "")
-    return rank.isdecimal() and int(rank) > 0 and os.environ.get("WORLD_SIZE", "1") != "1"
+    return rank.isdecimal() and int(rank) > 0 and launched() > 1
 
 
 def may_speak() -> bool:
@@ -24,7 +30,7 @@ def may_speak() -> bool:
 
     From then on SIGTERM does not end it.
     """
-    if os.environ.get("WORLD_SIZE", "1") in ("", "1"):
+    if launched() == 1:
         return True
     if threading.current_thread() is threading.main_thread():  # the launcher ends everybody when process 0 has gone
         signal.signal(signal.SIGTERM, signal.SIG_IGN)

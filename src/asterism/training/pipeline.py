@@ -23,11 +23,13 @@ from asterism.training.objectives import OBJECTIVES
 from asterism.training.objectives.objective import Evaluation, Objective, Question, Report
 from asterism.training.run.arithmetic import settled, weights_dtype
 from asterism.training.run.checkpoint import load_weights
-from asterism.training.run.configuration import AnyConfig
+from asterism.training.run.configuration import AnyConfig, RunConfig
+from asterism.training.run.exchange import weighed
 from asterism.training.run.fitting import fit
 from asterism.training.run.folder import RunFolder
 from asterism.training.run.generation import Sampling
 from asterism.training.run.loop import quiet_transformers
+from asterism.training.run.mesh import mesh_sizes
 from asterism.training.run.processes import joined
 from asterism.training.run.setup import Setup, read_shape
 
@@ -119,6 +121,8 @@ def evaluate(
     minimum_context: int | Sequence[int] = 0,
     limit: int | None = None,
     reader: str | None = None,
+    parallel: str = "",
+    dense_exchange: bool = False,
 ) -> Evaluation:
     """Score a run, or the run in a folder, on data that it has not seen.
 
@@ -128,7 +132,9 @@ def evaluate(
     before it in its window, one score for each value. `reader` is for tasks: how long documents are read, by default as
     in training.
 
-    Processes that a launcher started take turns, whatever those of training were.
+    Processes that a launcher started divide the work as `parallel` says, whatever those of training did: by default
+    they take turns (dp); those of cp share the tokens of rows, and with `dense_exchange` also by patterns for which as
+    much moves as for dense attention. fsdp is refused.
 
     Raises CheckpointError, DataError, and ConfigurationError for what this kind of run has no use for.
     """
@@ -142,9 +148,16 @@ def evaluate(
     if limit is not None and limit < 1:
         raise ConfigurationError(f"limit {limit}: at least one byte or example must be scored")
     folder = run.folder if isinstance(run, Run) else RunFolder(run)
-    with quiet_transformers(), joined(replace(folder.read_config(), parallel="")) as processes:
+    config, sizes = folder.read_config(), mesh_sizes(parallel)
+    if sizes.get("fsdp", 1) > 1:
+        raise ConfigurationError("parallel: every process of an evaluation has the whole model, so use dp and cp")
+    if sizes.get("cp", 1) > 1 and not isinstance(config, RunConfig):
+        raise ConfigurationError("parallel: every process reads whole rows of the examples of a task: cp divides none")
+    mesh = replace(config, parallel=parallel, dense_exchange=dense_exchange)
+    with quiet_transformers(), joined(mesh) as processes:
         with processes.agreed():
             opened = run if isinstance(run, Run) else open_run(run)
+        processes = weighed(opened.config, opened.model.config, opened.objective.longest, processes)
         trained_on = opened.record["corpus"]["sha256"]
         return opened.objective.answer(opened.model, question, trained_on, processes)
 

@@ -20,9 +20,10 @@ import json
 import lzma
 import sysconfig
 import zlib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -212,6 +213,7 @@ def _from_files(name: str, folder: Path, files: Iterable[Path]) -> ByteSplits:
     homes: dict[Split, list[Stored]] = {split: [] for split in SPLITS}
     for document in documents:
         homes[split_of(document.digest(), SPLITS)].append(document)
+    _refuse_few(name, homes)
     train, validation, test = (StoredValues(homes[split]) for split in SPLITS)
     return _corpus(name, train, validation, test, None)
 
@@ -220,8 +222,19 @@ def _from_documents(name: str, documents: Iterable[bytes]) -> ByteSplits:
     parts: dict[Split, list[bytes]] = {split: [] for split in SPLITS}
     for content in documents:
         parts[split_of(hashlib.sha256(content).digest(), SPLITS)].append(content + b"\0")
+    _refuse_few(name, parts)
     train, validation, test = (np.frombuffer(b"".join(parts[split]), dtype=np.uint8) for split in SPLITS)
     return _corpus(name, train, validation, test, None)
+
+
+def _refuse_few(name: str, parts: Mapping[Split, Sequence[Any]]) -> None:
+    """Raises DataError for documents, however large, of which some split has none: they are never cut."""
+    count = sum(map(len, parts.values()))
+    if empty := [split for split in SPLITS if not parts[split]]:
+        raise DataError(
+            f"data: {name} has too few documents, {count:,}: each goes whole to a split, by its hash, and none to the"
+            f" {empty[0]} split; give more documents, or one file of bytes, which is cut"
+        )
 
 
 def _corpus(

@@ -112,6 +112,11 @@ def _members(source: Source) -> Iterator[Stored]:
                 archive.members = []  # type: ignore[attr-defined]  # it would keep every one
                 if member.size < 0:  # the next member would be this one, for ever
                     raise DataError(f"data: {source.path} is no tar archive, or damaged: a size is negative")
+                if archive.offset > source.state[0]:  # where the next one would begin
+                    raise DataError(
+                        f"data: {source.path} is no tar archive, or damaged: {member.name:.200} should have"
+                        f" {member.size:,} bytes, and the archive has {source.state[0]:,}"
+                    )
                 if not member.isfile() or _is_hidden(member.name):
                     continue
                 if member.issparse():
@@ -119,6 +124,8 @@ def _members(source: Source) -> Iterator[Stored]:
                 yield Stored(source, member.offset_data, member.size)
     except (tarfile.TarError, EOFError, ValueError) as error:
         raise DataError(f"data: {source.path} is no tar archive, or damaged: {error}") from None
+    except MemoryError:  # tarfile reads the name of a member as long as its header says
+        raise DataError(f"data: {source.path} is no tar archive, or damaged: a name is longer than memory") from None
     except OSError as error:
         raise DataError(f"data: cannot read {source.path}: {error.strerror or error}") from None
 

@@ -23,7 +23,7 @@ from asterism.training.data.tokenization import Vocabulary
 from asterism.training.data.windows import FIRST_CLASS, ScoringPlan, Windows, plan_pieces, read_windows
 from asterism.training.objectives.objective import Evaluation, Metric, Outcome, Question, Report, refuse_reader
 from asterism.training.objectives.pretraining import Pretraining
-from asterism.training.run.arithmetic import arithmetic
+from asterism.training.run.arithmetic import arithmetic, wide
 from asterism.training.run.configuration import RunConfig
 from asterism.training.run.processes import ALONE, Processes
 
@@ -273,7 +273,8 @@ def bits_per_byte(
     """The mean of -log2 p(value) over the values that `plan` scores in a split, in the run's arithmetic.
 
     The model is left in evaluation mode. Sums are in float64, so that the result does not depend on the number of
-    windows; batches have the size of one slice of the run's batches, and processes take turns.
+    windows; batches have the size of one slice of the run's batches, and readers take turns. Those who share the tokens
+    of rows score their own.
     """
     model.eval()
     size = config.micro_batch_size
@@ -285,9 +286,10 @@ def bits_per_byte(
         inputs, labels = (tensor.to(model.device) for tensor in arguments.values())
         firsts, stops = (torch.from_numpy(ends[chosen])[:, None].to(model.device) for ends in (plan.firsts, plan.stops))
         labels[(positions < firsts) | (positions >= stops)] = IGNORED
-        with arithmetic(config.dtype, model.device):
-            logits = model(input_ids=inputs).logits
-        wanted = labels.flatten()
-        losses = F.cross_entropy(logits.flatten(0, 1).float(), wanted, reduction="none", ignore_index=IGNORED)
+        own = processes.tokens(model, {"input_ids": inputs, "shift_labels": labels})
+        with processes.sharing(), arithmetic(config.dtype, model.device):
+            logits = model(input_ids=own["input_ids"]).logits
+        wanted = own["shift_labels"].flatten()
+        losses = F.cross_entropy(wide(logits.flatten(0, 1)), wanted, reduction="none", ignore_index=IGNORED)
         nats += losses.cpu().double().sum().item() if counts else 0.0
     return processes.total([nats])[0] / math.log(2) / plan.bytes_scored

@@ -26,7 +26,7 @@ from asterism.training.data.splits import Split, Splits
 from asterism.training.data.tokenization import Needs, Vocabulary, end_of, load_tokenizer, vocabulary
 from asterism.training.objectives.objective import Evaluation, Metric, Outcome, Question, Report, refuse_reader
 from asterism.training.objectives.pretraining import Pretraining
-from asterism.training.run.arithmetic import arithmetic
+from asterism.training.run.arithmetic import arithmetic, wide
 from asterism.training.run.configuration import RunConfig
 from asterism.training.run.processes import ALONE, Processes
 
@@ -142,6 +142,11 @@ class Denoising(Pretraining[PairCorpus]):
         super().__init__(config)
         self.tokenizer = tokenizer
         self.end, self.room = end_of(tokenizer), self.room_of(config)
+
+    @property
+    def longest(self) -> tuple[int, ...]:
+        """All inputs have one length, and all targets."""
+        return self.room
 
     # --- what each of them says -------------------------------------------------------------------------------------
 
@@ -288,8 +293,9 @@ class Denoising(Pretraining[PairCorpus]):
             part = numbers[turn * size : (turn + 1) * size]
             batch = self.read(pairs, part, [of_row(_EVALUATION_SEED, 0, number) for number in part.tolist()])
             batch = {name: tensor.to(model.device) for name, tensor in batch.items()}
-            with arithmetic(self.config.dtype, batch["input_ids"].device):
-                logits = model(**batch).logits.flatten(0, 1).float()
+            batch = processes.tokens(model, batch)
+            with processes.sharing(), arithmetic(self.config.dtype, model.device):
+                logits = wide(model(**batch).logits.flatten(0, 1))
             if not counts:
                 continue
             labels = batch["labels"].flatten()

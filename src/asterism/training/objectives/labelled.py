@@ -162,6 +162,11 @@ class Labelled(Objective[Examples]):
         if self.task.scorer is not None:
             save_scorer(self.task.scorer, folder)
 
+    @property
+    def longest(self) -> tuple[int, ...]:
+        """As the task says."""
+        return self.task.longest
+
     def new_model(self, shape: PreTrainedConfig) -> PreTrainedModel:
         model = new_encoder(shape, self.task)
         self.task.prepare(model, self.tokenizer)

@@ -31,7 +31,7 @@ from asterism.training.data.tokenization import Vocabulary, bytes_of_tokens, is_
 from asterism.training.objectives.masking import MASK_SHARE, Masking
 from asterism.training.objectives.objective import Evaluation, Metric, Outcome, Question, Report, refuse_reader
 from asterism.training.objectives.pretraining import Pretraining
-from asterism.training.run.arithmetic import arithmetic
+from asterism.training.run.arithmetic import arithmetic, wide
 from asterism.training.run.configuration import RunConfig
 from asterism.training.run.processes import ALONE, Processes
 
@@ -371,7 +371,7 @@ def masked_metrics(
     tokens_masked, with pairs next_sentence_accuracy, and where tokens stand for bytes those of `_per_byte`.
 
     The masks, and the second parts of pairs, are the same for every model. `frequencies`, int64 [tokens], count the
-    tokens of the training split. Processes take turns. The model is left in evaluation mode.
+    tokens of the training split. Readers take turns. The model is left in evaluation mode.
     """
     model.eval()
     size = rows.config.micro_batch_size
@@ -384,7 +384,9 @@ def masked_metrics(
         part = numbers[turn * size : (turn + 1) * size]
         batch = rows.read(part, [of_row(_EVALUATION_SEED, 0, number) for number in part.tolist()])
         batch = {name: tensor.to(model.device) for name, tensor in batch.items()}
-        logits, answers = _predict(model, batch, rows.config)
+        batch = processes.tokens(model, batch)
+        with processes.sharing():
+            logits, answers = _predict(model, batch, rows.config)
         if not counts:
             continue
         labels = batch["labels"].flatten()
@@ -395,7 +397,7 @@ def masked_metrics(
         entropy += unigram[masked].sum()
         tokens += len(masked)
         letters += 0 if sizes is None else sizes[masked].sum()
-        if answers is not None:
+        if answers is not None and processes.shard == 0:  # all who share a row say the same of it
             pairs_right += (answers.argmax(-1) == batch["next_sentence_label"]).sum().item()
     sums = [nats, entropy, tokens, right, pairs_right, letters]
     nats, entropy, tokens, right, pairs_right, letters = processes.total(sums)
@@ -427,10 +429,10 @@ def read_frequencies(folder: Path) -> np.ndarray:
 def _predict(
     model: PreTrainedModel, batch: Mapping[str, torch.Tensor], config: RunConfig
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """Logits float32 [rows * masked_per_row, vocabulary] of the masked places alone, and with pairs [rows, 2]."""
+    """Logits, float32 or wider, [rows * masked_per_row, vocabulary] of the masked places; with pairs [rows, 2]."""
     with arithmetic(config.dtype, batch["input_ids"].device):
         asked = {name: batch[name] for name in ("input_ids", "token_type_ids", "places") if name in batch}
         found = model(**asked)
     if not config.next_sentence:
-        return found.logits.flatten(0, 1).float(), None
-    return found.prediction_logits.flatten(0, 1).float(), found.seq_relationship_logits.float()
+        return wide(found.logits.flatten(0, 1)), None
+    return wide(found.prediction_logits.flatten(0, 1)), found.seq_relationship_logits.float()

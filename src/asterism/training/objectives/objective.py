@@ -152,6 +152,11 @@ class Objective(ABC, Generic[Data]):
         Raises CheckpointError for weights that do not fit.
         """
 
+    @property
+    @abstractmethod
+    def longest(self) -> tuple[int, ...]:
+        """Tokens of the longest row, and of the longest target, if the model writes any."""
+
     def save_files(self, folder: Path) -> None:
         """Write into a model folder what belongs to the model beside weights: the tokenizer."""
         if self.tokenizer is not None:

@@ -37,6 +37,11 @@ class Pretraining(Objective[Data]):
         self.config = config
         self.units_per_step = config.batch_size * config.context
 
+    @property
+    def longest(self) -> tuple[int, ...]:
+        """All rows have one length."""
+        return (self.config.context,)
+
     # --- what each of them says -------------------------------------------------------------------------------------
 
     @classmethod

@@ -46,6 +46,11 @@ def arithmetic(dtype: Dtype, device: torch.device) -> torch.autocast:
     return torch.autocast(device.type, torch.bfloat16, enabled=_IS_CAST[dtype])
 
 
+def wide(logits: torch.Tensor) -> torch.Tensor:
+    """Logits in float32, or wider where they are: what losses are computed in."""
+    return logits.to(torch.promote_types(logits.dtype, torch.float32))
+
+
 def loss_of(
     model: nn.Module,
     batch: Mapping[str, torch.Tensor],

@@ -21,28 +21,30 @@ from torch.distributed.device_mesh import DeviceMesh
 from transformers import PreTrainedModel
 
 from asterism import __version__
-from asterism.compiler.devices import RowShape, Shards, communicate, refusal
 from asterism.errors import CheckpointError, ConfigurationError, DataError
 from asterism.files import replacing, write_text
 from asterism.kernels import cpu as cpu_kernel
 from asterism.kernels.calibration import pinned, prices_for
 from asterism.models import AsterismConfig
-from asterism.patterns import Pattern
 from asterism.randomness import derive, isolated
 from asterism.training.objectives.objective import Outcome, Report
 from asterism.training.run.checkpoint import TrainingState, first_not_finite, gathered_weights, load_checkpoint
-from asterism.training.run.configuration import RunConfig
+from asterism.training.run.exchange import refuse_dropout, weighed
 from asterism.training.run.folder import RunFolder
 from asterism.training.run.heap import kept_memory
 from asterism.training.run.loop import Loop, loop_arguments, undisturbed
 from asterism.training.run.optimizer import make_optimizer
-from asterism.training.run.picture import draw_history
+from asterism.training.run.picture import draw_history, require_matplotlib
 from asterism.training.run.processes import Processes, compare
 from asterism.training.run.progress import Display, make_display
 from asterism.training.run.session import Session, validation_metrics
 from asterism.training.run.setup import Setup
 from asterism.training.run.sharding import in_parts, shard_weights
 from asterism.training.run.signals import held_back
+from asterism.training.run.versions import refuse_other_versions, versions_of
+
+_SHARED_OUT = ("llama", "gpt_neox", "bert", "modernbert")
+"""Kinds of models of transformers that are tested within `sequence_parallel`."""
 
 
 def fit(setup: Setup, run: RunFolder, processes: Processes, *, resume: bool, progress: bool) -> Report:
@@ -51,7 +53,9 @@ def fit(setup: Setup, run: RunFolder, processes: Processes, *, resume: bool, pro
     All processes of the run call it together. Raises DataError if its data were others, and what `train` raises.
     """
     config = setup.config
+    require_matplotlib()
     _refuse_what_cannot_be_shared(setup, processes)
+    processes = weighed(config, setup.shape, setup.objective.longest, processes)
     with undisturbed(), kept_memory(), isolated(derive(config.seed)), ExitStack() as stack:
         display = stack.enter_context(closing(make_display(progress and processes.leads)))
         arguments = loop_arguments(config, run, processes)
@@ -99,17 +103,34 @@ def _refuse_what_cannot_be_shared(setup: Setup, processes: Processes) -> None:
             " have at least one for each, or give processes to cp"
         )
     if processes.shape.cp > 1 and not isinstance(setup.shape, AsterismConfig):
-        raise ConfigurationError(
-            f"parallel: cp shares out the tokens of models of ours, not of {setup.shape.model_type}; use dp or fsdp, or"
-            " import the model"
-        )
-    _refuse_dense_exchange(setup, processes)
+        _refuse_whole_rows(setup)
+    refuse_dropout(setup.shape, processes)
     with processes.agreed():
         digest = hashlib.sha256()
         for name, tensor in sorted(setup.objective.batch(setup.corpus, 0).items()):
             digest.update(name.encode() + tensor.numpy().tobytes())
     own = {"the corpus": setup.corpus.record()["sha256"], "the first batch": digest.hexdigest()}
     compare(processes, "the SHA-256 of", own)
+
+
+def _refuse_whole_rows(setup: Setup) -> None:
+    """Raises ConfigurationError for a model of transformers whose rows, or whose loss, cannot be shared out."""
+    shape, kind = setup.shape, setup.shape.model_type
+    if kind not in _SHARED_OUT:
+        raise ConfigurationError(
+            f"parallel: cp shares out the tokens of models of ours, and of {', '.join(_SHARED_OUT)}, not of {kind}; use"
+            " dp or fsdp, or import the model"
+        )
+    if getattr(shape, "asterism_pattern", None) is None:
+        raise ConfigurationError(
+            f"parallel: cp shares out the tokens of a {kind} model only where it attends by a pattern: save it with"
+            ' one, use_pattern(model, "window(left=128, right=128)"), or use dp or fsdp'
+        )
+    if getattr(setup.config, "task", None) != "tag":
+        raise ConfigurationError(
+            f"parallel: of a {kind} model cp shares out the loss of tokens, so the task must be tag; use dp or fsdp, or"
+            " import the model"
+        )
 
 
 def _first_model(setup: Setup, device: torch.device) -> tuple[PreTrainedModel, list[str]]:
@@ -121,23 +142,6 @@ def _first_model(setup: Setup, device: torch.device) -> tuple[PreTrainedModel, l
     if weight := first_not_finite(dict(model.named_parameters())):
         raise CheckpointError(f"the model to begin with is damaged: its weight {weight} is not finite")
     return model, notes
-
-
-def _refuse_dense_exchange(setup: Setup, processes: Processes) -> None:
-    """Raises ConfigurationError, before a folder is begun, where the tokens of rows that all have one length are shared
-    out and a layer would move as much as dense attention: attention itself would refuse that at the first step."""
-    config, shape, cp = setup.config, setup.shape, processes.shape.cp
-    if cp == 1 or config.dense_exchange or not isinstance(config, RunConfig) or shape.is_encoder_decoder:
-        return
-    front, *rest = Shards.even(config.context, cp).sizes
-    shards = Shards.of_sizes((front + shape.global_tokens, *rest))
-    heads, rows = shape.num_attention_heads, config.micro_batch_size // processes.shape.readers
-    dims = shape.query_key_dim // heads, shape.value_dim // heads
-    width = RowShape(heads, shape.num_key_value_heads, *dims, getattr(torch, config.dtype).itemsize, rows)
-    mixers = shape.layer_mixers() if shape.relative_span is None else shape.layer_patterns()
-    for mixer in dict.fromkeys(mixers):
-        if isinstance(mixer, Pattern) and (plan := communicate(mixer, shards, shards, width)).is_dense:
-            raise ConfigurationError(f"parallel: {refusal(plan, width)}")
 
 
 def _restore(
@@ -164,6 +168,7 @@ def _newest(setup: Setup, run: RunFolder) -> Path | None:
         raise CheckpointError(f"{run.path} was finished by another process just now; resume it again for its report")
     if record["corpus"]["sha256"] != corpus["sha256"]:
         raise DataError(f"data: {corpus['name']} is not what the run in {run.path} began with: its hash differs")
+    refuse_other_versions(setup.config, record)
     return run.latest_checkpoint()
 
 
@@ -181,6 +186,7 @@ def _record(setup: Setup, notes: list[str], prices: Mapping[str, Any]) -> dict[s
         "dtype": setup.config.dtype,
         "decided": setup.objective.decided(),
         "corpus": setup.corpus.record(),
+        "readers": versions_of(setup.config),
         "notes": [*_choices(setup), *setup.objective.notes, *notes],
         "prices": prices,
         "versions": {"python": platform.python_version(), "asterism": __version__}

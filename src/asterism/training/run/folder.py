@@ -1,7 +1,7 @@
 """The run folder: where everything about a run is, and the one place that knows the names.
 
-    run.json          configuration, corpus (name, hash, sizes), versions; and once there is one, the result and
-                      SHA-256 of the files in model/
+    run.json          configuration, corpus (name, hash, sizes), versions, those of what reads the data among them; and
+                      once there is one, the result and SHA-256 of the files in model/
     history.jsonl     one JSON object per line: training figures, and validation bits per byte
     loss.png          the same as a picture
     tensorboard/      the same for TensorBoard

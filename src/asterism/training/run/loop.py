@@ -5,9 +5,9 @@ What is left is what it is good at: the loop itself, accumulation, clipping, dev
 
 import os
 from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager
 from itertools import count
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import nn
@@ -16,12 +16,11 @@ from transformers import PrinterCallback, Trainer, TrainingArguments
 from transformers.utils import logging
 
 from asterism.models import AsterismConfig
-from asterism.parallel import shard
-from asterism.parallel.context import resumed
 from asterism.randomness import derive
 from asterism.training.run.arithmetic import loss_of
 from asterism.training.run.configuration import TrainingConfig
 from asterism.training.run.folder import RunFolder
+from asterism.training.run.heap import Heap
 from asterism.training.run.processes import Processes
 from asterism.training.run.session import Session
 from asterism.training.run.sharding import whole
@@ -48,7 +47,6 @@ class Loop(Trainer):
         self.model_accepts_loss_kwargs = False
         self.remove_callback(PrinterCallback)
         self.session = session
-        self.context = session.processes.context(session.config)
         self.losses: list[torch.Tensor] = []
         self.weights: list[tuple[float, float]] = []
 
@@ -57,8 +55,9 @@ class Loop(Trainer):
 
         Where the tokens of a row are shared out, targets are shifted before, because a shard knows only its own.
         """
-        processes = self.session.processes
+        processes, heap = self.session.processes, Heap()
         for step in count(self.session.state.step):
+            heap.tidy()
             batch = self.session.objective.batch(self.session.setup.corpus, step)
             parts = self.session.config.gradient_accumulation_steps
             slices = zip(*(tensor.chunk(parts) for tensor in batch.values()), strict=True)
@@ -68,20 +67,13 @@ class Loop(Trainer):
             self.weights = list(zip(by_labels, by_rows, strict=True))
             for part in slices:
                 own = {name: processes.rows(tensor) for name, tensor in zip(batch, part, strict=True)}
-                yield own if self.context is None else shard(self._with_target(own), self.context)
-
-    def _with_target(self, batch: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-        """What the decoder, if there is one, reads, beside what it is to write."""
-        if not self.session.model.config.is_encoder_decoder or "decoder_input_ids" in batch:
-            return batch
-        shifted = cast(Any, self.session.model).prepare_decoder_input_ids_from_labels(batch["labels"])
-        return batch | {"decoder_input_ids": shifted}
+                yield processes.tokens(self.session.model, own)
 
     def training_step(self, model: nn.Module, inputs: dict[str, Any], num_items_in_batch: Any = None) -> torch.Tensor:
         """One slice, forward and backward, with dropout keyed by (seed, step, slice) and the process's part."""
         shard_number = self.session.processes.shard
         torch.manual_seed(derive(self._seed(), shard_number) if shard_number else self._seed())
-        with nullcontext() if self.context is None else resumed(self.context):
+        with self.session.processes.sharing():
             loss = super().training_step(model, inputs, num_items_in_batch)
         self.losses.append(loss)
         return loss

@@ -1,18 +1,25 @@
-"""A run over its steps as a picture, drawn from its history: the metric, and the loss beside it if that is another."""
+"""A run over its steps as a picture, drawn from its history: the metric, and the loss beside it if that is another.
+
+matplotlib takes half a second to import, so it is imported when there is something to draw: most verbs never draw.
+"""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
-
-from matplotlib.axes import Axes
-from matplotlib.backends.backend_agg import FigureCanvasAgg
-from matplotlib.figure import Figure
-from matplotlib.ticker import MaxNLocator
+from typing import TYPE_CHECKING, Any
 
 from asterism.files import replacing_file
+from asterism.training.data.modality import require
 from asterism.training.objectives.objective import Metric
 
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
 LOSS = Metric("loss", "loss in nats")
+
+
+def require_matplotlib() -> None:
+    """Raises ConfigurationError if matplotlib is not there: before the first step, not at the first picture."""
+    require("matplotlib", "matplotlib", "train", "drawing how a run goes")
 
 
 def draw_history(history: Sequence[Mapping[str, Any]], metric: Metric, path: Path) -> None:
@@ -20,6 +27,9 @@ def draw_history(history: Sequence[Mapping[str, Any]], metric: Metric, path: Pat
 
     Where training knows the loss alone, as in fine-tuning, the loss stands in a panel of its own beside the metric.
     """
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
     panels = [metric] if any(metric.name in entry for entry in history) else [LOSS, metric]
     figure = Figure(figsize=(8, 5) if len(panels) == 1 else (12, 5), layout="constrained")
     FigureCanvasAgg(figure)
@@ -29,7 +39,9 @@ def draw_history(history: Sequence[Mapping[str, Any]], metric: Metric, path: Pat
         figure.savefig(temporary, dpi=120, format="png")
 
 
-def _draw(axes: Axes, history: Sequence[Mapping[str, Any]], metric: Metric) -> None:
+def _draw(axes: "Axes", history: Sequence[Mapping[str, Any]], metric: Metric) -> None:
+    from matplotlib.ticker import MaxNLocator
+
     highest = 0.0
     for field, label, style in (
         (metric.name, "training", "C0-"),

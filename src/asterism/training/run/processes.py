@@ -18,7 +18,7 @@ import json
 import os
 import socket
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from datetime import timedelta
 from importlib.metadata import version
@@ -31,10 +31,14 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.distributed_c10d import PrefixStore
 from torch.distributed.rendezvous import rendezvous
 from torch.distributed.tensor import DTensor
+from transformers import PreTrainedModel
 
 from asterism import __version__
 from asterism.errors import AsterismError, ConfigurationError
-from asterism.parallel import SequenceParallel
+from asterism.models import AsterismConfig
+from asterism.parallel import SequenceParallel, shard
+from asterism.parallel.batches import IGNORED
+from asterism.parallel.context import resumed
 from asterism.training.run.configuration import TrainingConfig
 from asterism.training.run.mesh import AXES, MeshShape, mesh_shape
 
@@ -61,12 +65,14 @@ class LostProcessError(AsterismError):
 class Processes:
     """All processes of a run, and which this one is. Alone, nothing below communicates.
 
-    mesh  its axes are those of AXES, in their order; None where a process is alone
+    mesh            its axes are those of AXES, in their order; None where a process is alone
+    dense_exchange  whether those who share the tokens of rows may move as much as for dense attention
     """
 
     shape: MeshShape = MeshShape()
     rank: int = 0
     mesh: DeviceMesh | None = None
+    dense_exchange: bool = False
 
     @property
     def leads(self) -> bool:
@@ -88,11 +94,31 @@ class Processes:
         """Which part of a row's tokens this process holds."""
         return self.rank % self.shape.cp
 
-    def context(self, config: TrainingConfig) -> SequenceParallel | None:
+    @property
+    def context(self) -> SequenceParallel | None:
         """Those with whom this process shares the tokens of its rows, if there are any."""
         if self.mesh is None or self.shape.cp == 1:
             return None
-        return SequenceParallel(self.mesh.get_group("cp"), self.shard, self.shape.cp, config.dense_exchange)
+        return SequenceParallel(self.mesh.get_group("cp"), self.shard, self.shape.cp, self.dense_exchange)
+
+    def sharing(self) -> AbstractContextManager[None]:
+        """Within the body, a model computes the tokens of this process, with those who hold the others of its rows."""
+        return nullcontext() if self.context is None else resumed(self.context)
+
+    def tokens(self, model: PreTrainedModel, batch: Mapping[str, Any]) -> dict[str, Any]:
+        """What `model` is given of whole rows within `sharing`; of an encoder-decoder also what its decoder reads."""
+        whole = dict(batch)
+        if (context := self.context) is None:
+            return whole
+        if model.config.is_encoder_decoder and "decoder_input_ids" not in whole:
+            whole["decoder_input_ids"] = cast(Any, model).prepare_decoder_input_ids_from_labels(whole["labels"])
+        width = whole["input_ids"].shape[1]
+        if width < context.ranks and not isinstance(model.config, AsterismConfig):
+            # A model of transformers computes one token at least, and padding is one.
+            for name, filler in {"input_ids": 0, "attention_mask": 0, "token_type_ids": 0, "labels": IGNORED}.items():
+                if name in whole:
+                    whole[name] = nn.functional.pad(whole[name], (0, context.ranks - width), value=filler)
+        return shard(whole, context)
 
     def gather(self, own: Any) -> list[Any]:
         """What every process gives, JSON, in order of their ranks."""
@@ -147,13 +173,13 @@ class Processes:
         return cast(list[float], sums.tolist())
 
     def share(self, count: int) -> Iterator[tuple[int, bool]]:
-        """This process's part of the numbers 0 .. count - 1, and whether each counts.
+        """This reader's part of the numbers 0 .. count - 1, and whether each counts.
 
-        All processes get equally many, because a model whose weights are shared out is computed by all at a time: who
-        has none left gets the last one, which does not count.
+        All readers get equally many, because a model whose weights are shared out is computed by all at a time: who
+        has none left gets the last one, which does not count. Those who share the tokens of rows get the same.
         """
-        for first in range(0, count, self.shape.processes):
-            number = first + self.rank
+        for first in range(0, count, self.shape.readers):
+            number = first + self.reader
             yield min(number, count - 1), number < count
 
     def rows(self, tensor: Tensor) -> Tensor:
@@ -247,7 +273,7 @@ def joined(config: TrainingConfig) -> Iterator[Processes]:
                 _make_group(config)
             device = "cuda" if torch.cuda.is_available() else "cpu"
             mesh = init_device_mesh(device, tuple(getattr(shape, axis) for axis in AXES), mesh_dim_names=AXES)
-        processes = Processes(shape, dist.get_rank(), mesh)
+        processes = Processes(shape, dist.get_rank(), mesh, config.dense_exchange)
         _refuse_differences(processes, config)
         yield processes
     except RuntimeError as error:

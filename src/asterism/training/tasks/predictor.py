@@ -9,7 +9,7 @@ same predictions.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -20,6 +20,7 @@ from asterism.errors import DataError
 from asterism.training.data.records import Record
 from asterism.training.run.arithmetic import arithmetic
 from asterism.training.run.configuration import Dtype
+from asterism.training.run.heap import Heap
 from asterism.training.tasks.task import Feature, Task, pad
 
 
@@ -32,6 +33,7 @@ class Predictor:
     task: Task[Any]
     dtype: Dtype
     batch_size: int
+    heap: Heap = field(init=False, default_factory=Heap)
 
     @property
     def buffered(self) -> int:
@@ -105,6 +107,7 @@ class Predictor:
             batch = {name: tensor.to(self.model.device) for name, tensor in batch.items()}
             with arithmetic(self.dtype, self.model.device):
                 answers = self.task.ask(self.model, batch, self.tokenizer)
+            self.heap.tidy()
             for number, answer in zip(numbers, answers, strict=True):
                 said[number] = answer
         return said

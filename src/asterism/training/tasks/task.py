@@ -279,6 +279,11 @@ class Task(ABC, Generic[Example]):
         """How much the model found in a feature of what it is asked: the greater, the sooner it is read again."""
         raise NotImplementedError(f"{type(self).__name__} has no reader that reads again")
 
+    @property
+    def longest(self) -> tuple[int, ...]:
+        """Tokens of the longest row, and of the longest target, if texts are written."""
+        return (self.length,)
+
     def document(self, example: Any, encoded: Encoded) -> Document:
         """What the reader sees of an example. Raises DataError for one that it cannot read."""
         document = replace(encoded.document(self.length), scorer=self.scorer)

@@ -89,6 +89,10 @@ class Writing(Task[Pair]):
     asks: bool = False
     start: int | None = None
 
+    @property
+    def longest(self) -> tuple[int, ...]:
+        return self.length, self.target_length
+
     @classmethod
     def format(cls, path: str | Path, asked: str | None = None) -> Format:
         """As of every task; lines of text have its fields."""

@@ -113,8 +113,9 @@ class ImageSplits(Splits):
 def open_images(path: str | None, fitting: Fitting, classes: int | None, settings: str) -> ImageSplits:
     """The pictures at a path; `settings` say how they are read, and are part of their identity.
 
-    Every file is read once, for its hash; what its first bytes say is checked, and nothing is decoded. Raises DataError
-    for what is missing, malformed, beyond the limits, or without the classes that are asked for.
+    Every file is read once, for its hash, and what its first bytes say is checked. Nothing is decoded but pictures of
+    another size where that is refused: they may have been noted to be turned. Raises DataError for what is missing,
+    malformed, beyond the limits, of a size that is refused, or without the classes that are asked for.
     """
     if path is None:
         raise DataError("data: pictures need a folder or a file of your own; give its path")
@@ -183,7 +184,9 @@ def _of_files(
     def digest(path: Path) -> bytes:
         with _told(path):
             content = _content(path)
-            check_header(content)
+            header = check_header(content)
+            if fitting.resize == "exact" and (header.width, header.height) != (fitting.width, fitting.height):
+                decode(content, fitting)
         return hashlib.sha256(content).digest()
 
     found = split_folder(root, names, digest)
@@ -213,6 +216,9 @@ def _of_arrays(
     if None not in homes and "train" not in homes:
         raise DataError(f"data: {root} has arrays of the {homes[0]} split, but none for train")
     files = [open_array(regular(root / one)) for one in names]
+    for file in files:
+        if fitting.resize == "exact" and len(file.pictures):
+            PictureArrays([file], np.arange(1)).read(0, fitting)  # all of a file have one size
     missing = {split for split in SPLITS[1:] if split not in homes}
     numbers: dict[Split, list[int]] = {split: [] for split in SPLITS}
     identity = hashlib.sha256(settings.encode())
