@@ -49,12 +49,22 @@ def environment() -> dict[str, str]:
     return {**os.environ, **own}
 
 
+LAUNCHERS = {
+    "torchrun": "torch.distributed.run --standalone --nproc-per-node {}",
+    "accelerate": "accelerate.commands.launch --multi_gpu --num_processes {} --num_machines 1",
+}
+"""How each of them is started, by Python, for so many processes."""
+
+
 def launched(
-    processes: int, words: list[str], *, program: tuple[str, ...] = ("-m", "asterism.cli.main")
+    processes: int,
+    words: list[str],
+    *,
+    program: tuple[str, ...] = ("-m", "asterism.cli.main"),
+    launcher: str = "torchrun",
 ) -> subprocess.Popen:
-    """`torchrun --standalone` of the command line."""
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(processes)]
-    command += [*program, *words]
+    """The command line, as several processes."""
+    command = [sys.executable, "-m", *LAUNCHERS[launcher].format(processes).split(), *program, *words]
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
     return subprocess.Popen(command, env=environment(), **pipes)
 
@@ -114,8 +124,7 @@ def is_gone(process: int) -> bool:
 def trained(processes: int, jobs: list[tuple[RunConfig | FineTuneConfig, Path]]) -> None:
     """One launch for several runs, one after the other: each is trained in its folder, or goes on there."""
     described = [[config.kind, asdict(config), str(folder)] for config, folder in jobs]
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(processes)]
-    command += [__file__, json.dumps(described)]
+    command = [sys.executable, "-m", *LAUNCHERS["torchrun"].format(processes).split(), __file__, json.dumps(described)]
     subprocess.run(command, env=environment(), check=True, timeout=1200)
 
 

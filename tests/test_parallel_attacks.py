@@ -453,7 +453,7 @@ def test_ranks_that_are_asked_different_things_all_say_so_and_go_on(gloo, differ
 REFUSALS = {
     "mask": "KernelError: key_mask must be",
     "type": "KernelError: q must be a torch.Tensor",
-    "option": "TypeError: ",
+    "option": "TypeError: attend() got an unexpected keyword argument",
     "scale": "KernelError: scale must be a number",
     "implementation": "KernelError: unknown implementation 'fast'",
     "terms": "KernelError: sinks [5] is for 5 heads",

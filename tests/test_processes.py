@@ -9,7 +9,18 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from launched_runs import EXACT, assert_same_curve, flags, is_gone, launched, settings, steps_done, told, workers
+from launched_runs import (
+    EXACT,
+    LAUNCHERS,
+    assert_same_curve,
+    flags,
+    is_gone,
+    launched,
+    settings,
+    steps_done,
+    told,
+    workers,
+)
 from safetensors.torch import load_file
 from transformers import BertConfig, RobertaConfig
 
@@ -36,9 +47,10 @@ def alone(tmp_path_factory):
     return folder
 
 
-def test_two_processes_have_the_curve_of_one(alone, tmp_path):
+@pytest.mark.parametrize("launcher", LAUNCHERS)
+def test_two_processes_have_the_curve_of_one(alone, tmp_path, launcher):
     config = settings(alone)
-    process = launched(2, [*flags(config, tmp_path), "--folder", str(tmp_path / "run")])
+    process = launched(2, [*flags(config, tmp_path), "--folder", str(tmp_path / "run")], launcher=launcher)
     out, errors = process.communicate(timeout=180)
     assert process.returncode == 0, errors
     assert_same_curve(tmp_path / "run", alone / "run")
@@ -138,8 +150,11 @@ def test_a_mesh_says_who_shares_what(text, processes, wanted):
 @pytest.mark.parametrize(
     ("text", "processes", "message"),
     [
-        ("dp=2", 1, "a mesh dp=2 has 2 processes, this is one alone; start it with `torchrun --nproc-per-node 2`"),
-        ("dp=2,cp=2", 3, "a mesh dp=2,cp=2 has 4 processes, there are 3, or say another mesh, such as --parallel dp=3"),
+        ("dp=2", 1, "a mesh dp=2 has 2 processes, this is one alone: start 2 with `torchrun --nproc-per-node 2`, or"),
+        ("dp=2", 1, "or say a mesh of 1, such as --parallel dp=1$"),
+        ("dp=2,cp=2", 3, "has 4 processes, there are 3: start 4 with .* or say a mesh of 3, such as --parallel dp=3$"),
+        ("cp=2", 4, "has 2 processes, there are 4: start 2 with .* such as --parallel dp=2,cp=2$"),
+        ("dp=4,fsdp=2,cp=2", 4, "such as --parallel fsdp=2,cp=2$"),
         ("tp=2", 2, "'tp=2' is not one of dp=N, fsdp=N, cp=N"),
         ("dp=0", 1, "'dp=0' is not one of"),
         ("dp=-1", 1, "'dp=-1' is not one of"),

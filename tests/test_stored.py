@@ -107,10 +107,11 @@ def test_one_archive_is_a_corpus(tmp_path, texts):
 
 def test_archives_that_cannot_be_read_get_one_line(tmp_path, texts):
     members = [(f"{number}", text) for number, text in enumerate(texts)]
-    _pack(tmp_path / "a.tar.gz", members, "w:gz")
-    with pytest.raises(DataError, match=r"a.tar.gz is a compressed archive.*unpack it to a .tar file") as caught:
-        load_corpus(tmp_path / "a.tar.gz")
-    assert "\n" not in str(caught.value)
+    for name, mode in {"a.tar.gz": "w:gz", "gzip.tar": "w:gz", "bzip2.tar": "w:bz2", "xz.tar": "w:xz"}.items():
+        _pack(tmp_path / name, members, mode)
+        with pytest.raises(DataError, match=rf"{name} is a compressed archive.*unpack it to a .tar file") as caught:
+            load_corpus(tmp_path / name)
+        assert "\n" not in str(caught.value)
     _pack(tmp_path / "whole.tar", [("one", b"x" * 5000), ("two", b"y" * 5000)])
     content = (tmp_path / "whole.tar").read_bytes()
     for name, damaged in {

@@ -16,7 +16,7 @@ from jsonargparse import ArgumentParser, DefaultHelpFormatter
 
 from asterism import training
 from asterism.cli.parser import UsageError, print_json, refuse_unknown
-from asterism.cli.told import is_follower
+from asterism.cli.told import is_follower, launched
 from asterism.errors import ConfigurationError, nearest
 from asterism.training.run.configuration import AnyConfig, TrainingConfig
 
@@ -29,7 +29,8 @@ def train_and_tell(config: AnyConfig, folder: str, *, resume: bool, as_json: boo
         report = training.train(config, folder, resume=resume)
     except KeyboardInterrupt:
         if Path(folder, "run.json").exists() and not is_follower():
-            print(f"resume with: asterism {config.kind} --folder {folder} --resume", file=sys.stderr)
+            started = ", started by the same launcher" if launched() > 1 else ""
+            print(f"resume with: asterism {config.kind} --folder {folder} --resume{started}", file=sys.stderr)
         raise
     if is_follower():
         return

@@ -52,16 +52,18 @@ def generate_shards(
     input_ids = given.pop("input_ids", None) if input_ids is None else input_ids
     mask, cache = given.pop("attention_mask", None), given.pop("past_key_values", None)
     settings = _settings(model.generation_config if config is None else config, given)
-    if input_ids is None or model.model.global_tokens is not None:
+    if input_ids is None:
+        raise ConfigurationError("generate within sequence_parallel needs input_ids: this rank's part of the prompt")
+    if model.model.global_tokens is not None:
         raise ConfigurationError(
-            "generate within sequence_parallel needs the input_ids of this rank's part of the prompt, and a model"
-            " without global tokens"
+            "generate within sequence_parallel knows no global tokens, and this model has"
+            f" {model.config.global_tokens}: generate on one device"
         )
     rows = find_rows(context, input_ids, mask)
     lengths = (rows.shards.length,) * len(input_ids) if rows.lengths is None else rows.lengths
     limit, longest = model.config.max_position_embeddings, max(lengths) + settings.new_tokens - 1
     if not min(lengths):
-        raise ConfigurationError("a row of the prompt has no token to go on from")
+        raise ConfigurationError("a row of the prompt has no token to go on from: give it one")
     if model.config.positions_end and longest > limit:
         raise ConfigurationError(too_long(longest, model.config))
     if cache is None:

@@ -2,7 +2,7 @@
 
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 import torch
@@ -70,6 +70,13 @@ class _Options:
     terms: Terms | None = None
 
 
+def _options(given: dict[str, Any]) -> _Options:
+    """Raises the error of `asterism.attend` for a name that is none."""
+    if unknown := given.keys() - {field.name for field in fields(_Options)}:
+        raise TypeError(f"attend() got an unexpected keyword argument {min(unknown)!r}")
+    return _Options(**given)
+
+
 def _untraced() -> Callable[..., Any]:
     """What computes; graphs of torch.compile end before it. Only what compiles has imported the compiler."""
     return torch.compiler.disable(_attend) if "torch._dynamo" in sys.modules else _attend
@@ -86,7 +93,7 @@ def _attend(
     given: dict[str, Any],
 ) -> Any:
     try:
-        asked = _checked(context, q, k, v, pattern, queries, keys, _Options(**given))
+        asked = _checked(context, q, k, v, pattern, queries, keys, _options(given))
     except Exception as error:
         refuse(context, error, q.device if isinstance(q, Tensor) else None)
         raise

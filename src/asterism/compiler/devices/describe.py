@@ -92,7 +92,10 @@ def describe(plan: Communication, shape: RowShape) -> str:
     )
     lines.append(f"beside:    {beside}")
     if plan.is_dense:
-        lines.append("dense:     no way that uses this pattern moves less than bringing every key to every rank")
+        lines.append(
+            "dense:     no way that uses this pattern moves less than bringing every key to every rank; a run is"
+            " refused unless --dense-exchange true asks for it"
+        )
     return "\n".join(lines)
 
 

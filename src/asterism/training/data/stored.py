@@ -22,6 +22,9 @@ ARCHIVE = ".tar"
 COMPRESSED = (".tar.gz", ".tgz", ".tar.xz", ".txz", ".tar.bz2", ".tbz2", ".tar.zst", ".tzst")
 """How the names of archives end that cannot be read from the middle, in any case."""
 
+_COMPRESSED_BYTES = (b"\x1f\x8b", b"\xfd7zXZ\0", b"BZh", b"\x28\xb5\x2f\xfd")
+"""How gzip, xz, bzip2 and zstd files begin, whatever their names say."""
+
 _BLOCK = 2**22
 """Bytes that are hashed, or cut into documents, at a time."""
 
@@ -94,15 +97,19 @@ def documents_in(files: Iterable[Path]) -> Iterator[Stored]:
     for path in files:
         name = path.name.lower()
         if name.endswith(COMPRESSED):
-            raise DataError(
-                f"data: {path} is a compressed archive, and sequences are read from the middle of archives: unpack it"
-                f" to a {ARCHIVE} file, or to a folder"
-            )
+            raise _compressed(path)
         source = Source.of(path)
         if name.endswith(ARCHIVE):
             yield from _members(source)
         else:
             yield Stored(source, 0, source.state[0])
+
+
+def _compressed(path: Path) -> DataError:
+    return DataError(
+        f"data: {path} is a compressed archive, and sequences are read from the middle of archives: unpack it"
+        f" to a {ARCHIVE} file, or to a folder"
+    )
 
 
 def _members(source: Source) -> Iterator[Stored]:
@@ -123,6 +130,8 @@ def _members(source: Source) -> Iterator[Stored]:
                     raise DataError(f"data: {source.path}: {member.name:.200} is stored with holes; pack it without")
                 yield Stored(source, member.offset_data, member.size)
     except (tarfile.TarError, EOFError, ValueError) as error:
+        if source.read(0, min(source.state[0], 8)).startswith(_COMPRESSED_BYTES):
+            raise _compressed(source.path) from None
         raise DataError(f"data: {source.path} is no tar archive, or damaged: {error}") from None
     except MemoryError:  # tarfile reads the name of a member as long as its header says
         raise DataError(f"data: {source.path} is no tar archive, or damaged: a name is longer than memory") from None

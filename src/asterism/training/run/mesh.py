@@ -53,9 +53,17 @@ def mesh_shape(text: str, processes: int) -> MeshShape:
     sizes = mesh_sizes(text) or {"dp": processes}
     if (needed := prod(sizes.values())) != processes:
         there = "this is one alone" if processes == 1 else f"there are {processes}"
-        start = f"; start it with `torchrun --nproc-per-node {needed}`" if processes == 1 else ""
         raise ConfigurationError(
-            f"parallel: a mesh {text} has {needed} processes, {there}{start}, or say another mesh,"
-            f" such as --parallel dp={processes}"
+            f"parallel: a mesh {text} has {needed} processes, {there}: start {needed} with"
+            f" `torchrun --nproc-per-node {needed}`, or say a mesh of {processes}, such as"
+            f" --parallel {_resized(sizes, processes)}"
         )
     return MeshShape(**sizes)
+
+
+def _resized(sizes: dict[str, int], processes: int) -> str:
+    """A mesh of so many processes, where possible with the same sizes of all axes but dp."""
+    others = {name: size for name, size in sizes.items() if name != "dp"}
+    copies, rest = divmod(processes, prod(others.values()))
+    found = {"dp": processes} if rest else {"dp": copies, **others}
+    return ",".join(f"{name}={size}" for name, size in found.items() if size > 1 or len(found) == 1)
