@@ -35,6 +35,7 @@ from oracle import per_head, rule
 from strategies import build, hold, tiers
 
 from asterism import attend, compile_pattern, kernels
+from asterism.kernels.cpu import instruction_set
 
 KERNEL = "cpu"
 DTYPES = DTYPES_OF[KERNEL]
@@ -333,7 +334,13 @@ def test_empty_shapes(shape, dtype):
 
 @each_dtype
 def test_huge_scores_have_gradients(dtype):
-    """Scores of 1e4 and -1e4: each query reads one key, the last of those it may read or the first."""
+    """Scores of 1e4 and -1e4: each query reads one key, the last of those it may read or the first.
+
+    The gradients of such scores are 0, but for AMX, which multiplies weights in bfloat16 and divides by their sum in
+    float32: there they are values, grad_out and keys or queries times half a unit in the last place.
+    """
+    is_rounded = dtype == torch.bfloat16 and instruction_set().startswith("amx")
+    most = 39 * 100 * 2**-9 if is_rounded else 0.0
     k = torch.linspace(-96, 96, 40).to(dtype).reshape(1, 1, 40, 1).requires_grad_()
     v = torch.arange(40.0).to(dtype).reshape(1, 1, 40, 1).requires_grad_()
     own = torch.arange(40)
@@ -343,4 +350,4 @@ def test_huge_scores_have_gradients(dtype):
         d_q, d_k, d_v = torch.autograd.grad(out.sum(), (q, k, v))
         assert torch.equal(out.flatten(), read.to(dtype))
         assert torch.equal(d_v.flatten(), read.bincount(minlength=40).to(dtype))
-        assert not d_q.any() and not d_k.any()
+        assert d_q.abs().max() <= most and d_k.abs().max() <= most * read.bincount().max()

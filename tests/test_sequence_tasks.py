@@ -303,7 +303,7 @@ def test_labelled_promoters_are_taken_as_they_are(settings, tmp_path):
 def learned(model, tmp_path_factory):
     """A run whose columns are motifs, which was drawn on one strand."""
     folder = tmp_path_factory.mktemp("learned")
-    data = write_lines(folder / "train.jsonl", sequences(400))
+    data = write_lines(folder / "train.jsonl", sequences(800))
     groups = folder / "groups.csv"
     groups.write_text("column,group\ngc,rich\ntata,poor\n")
     config = FineTuneConfig(
@@ -313,7 +313,7 @@ def learned(model, tmp_path_factory):
         column_groups=str(groups),
         pooling="mean",
         positive_weight=2.0,
-        learning_rate=1e-2,
+        learning_rate=5e-3,
         warmup_steps=5,
         batch_size=16,
         epochs=10.0,
@@ -324,14 +324,14 @@ def learned(model, tmp_path_factory):
 
 def test_motifs_are_learned(learned):
     folder, report = learned
-    assert report.metric == "auc" and report.training_examples == report.training_features == 360
+    assert report.metric == "auc" and report.training_examples == report.training_features == 720
     assert report.scores["auc"] > 0.9
     assert report.scores["auc"] == pytest.approx((report.scores["auc_rich"] + report.scores["auc_poor"]) / 2)
     assert report.scores["columns_scored"] == 1
     page = (folder / "report.md").read_text()
     assert "| tata | poor |" in page and "- auc: " in page
     rows = [json.loads(line) for line in (folder / "predictions.jsonl").read_text().splitlines()]
-    assert len(rows) == report.validation_examples == 40
+    assert len(rows) == report.validation_examples == 80
     assert set(rows[0]["predicted_probabilities"]) == set(MOTIFS)
     assert evaluate(folder).scores == report.scores
 

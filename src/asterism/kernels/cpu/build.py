@@ -299,6 +299,8 @@ def _build(command: list[str], folder: Path) -> Path:
         what = ["-o", str(fresh / "kernel.so"), *map(str, units())]
         try:
             _run([*command, *what])
+        except _Killed:
+            raise
         except KernelError:
             if not _has_amx():
                 raise
@@ -321,14 +323,19 @@ def _remove_abandoned(folder: Path) -> None:
             shutil.rmtree(left, ignore_errors=True)
 
 
+class _Killed(KernelError):
+    """The compiler was killed, which says nothing of what it knows."""
+
+
 def _run(command: list[str]) -> None:
+    """Raises KernelError if it fails."""
     try:
         done = subprocess.run(command, capture_output=True, text=True, check=False, env=os.environ | {"LC_ALL": "C"})
     except OSError as error:
         reason = f"{command[0]} does not run ({error})"
         raise KernelError(f"the CPU kernel cannot be built: {reason}, {_OTHERWISE}") from error
     if done.returncode < 0 or _KILLED in done.stderr:
-        raise KernelError(
+        raise _Killed(
             f"the CPU kernel cannot be built: {command[0]} was killed while it ran, by somebody or for want of memory."
             f" Start again, {_OTHERWISE}"
         )
