@@ -539,7 +539,7 @@ def test_show_and_plan_start_without_torch():
         subprocess.run([sys.executable, "-c", check, verb, "causal()", "-n", "9"], check=True, capture_output=True)
 
 
-@pytest.mark.parametrize("verb", ["show", "generate", "predict", "import"])
+@pytest.mark.parametrize("verb", ["show", "predict", "import"])
 def test_what_one_process_does_is_not_done_by_several(run: Run, monkeypatch: pytest.MonkeyPatch, verb: str):
     monkeypatch.setenv("WORLD_SIZE", "3")
     code, out, err = run(verb, "window(3)", "-n", "8")

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import time
 from dataclasses import replace
@@ -24,10 +25,11 @@ from launched_runs import (
 from safetensors.torch import load_file
 from transformers import BertConfig, RobertaConfig
 
+from asterism.cli.main import main
 from asterism.cli.told import is_follower
 from asterism.errors import ConfigurationError
 from asterism.models import AsterismConfig
-from asterism.training import FineTuneConfig, RunConfig, evaluate, open_run, train
+from asterism.training import FineTuneConfig, RunConfig, evaluate, generate, open_run, train
 from asterism.training.run.estimate import estimate
 from asterism.training.run.exchange import refuse_dropout, weighed
 from asterism.training.run.fitting import _refuse_whole_rows
@@ -87,6 +89,34 @@ def test_an_evaluation_shares_the_tokens_of_its_rows(alone, tmp_path):
     assert [score["bits_per_byte"] for score in found["scores"]] == pytest.approx(
         [score.bits_per_byte for score in wanted.scores], abs=EXACT
     )
+
+
+@pytest.mark.parametrize(
+    ("prompt", "sampling"),
+    [("17 is not 289, and 3 is.\n18 is", {"temperature": 0}), ("", {"top_k": 9, "seed": 3})],
+    ids=["likeliest", "drawn, from an empty prompt"],
+)
+def test_processes_share_a_prompt_and_one_writes(alone, prompt, sampling):
+    words = [word for name, value in sampling.items() for word in (f"--{name.replace('_', '-')}", str(value))]
+    asked = ["generate", str(alone / "run"), "--prompt", prompt, "--length", "15", *words]
+    process = launched(2, [*asked, "--parallel", "cp=2"])
+    out, errors = process.communicate(timeout=180)
+    assert process.returncode == 0, errors
+    assert out.encode() == prompt.encode() + generate(alone / "run", prompt.encode(), 15, **sampling)
+
+
+def test_a_prompt_is_one_row_of_text(alone, monkeypatch, capsys):
+    with pytest.raises(ConfigurationError, match="a prompt is one row, whose tokens cp divides, got 'dp=2'"):
+        generate(alone / "run", b"1", 5, parallel="dp=2")
+    run = ["generate", str(alone / "run")]
+    for words, said in {
+        ("--output", "x.png", "--parallel", "cp=2"): "files are made by one process",
+        ("--prompt", "1"): "WORLD_SIZE says that there are 2: start it without a launcher, or .* --parallel cp=2",
+        ("--prompt", "1", "--parallel", "cp=3"): "a mesh cp=3 has 3 processes, there are 2",
+    }.items():
+        monkeypatch.setenv("WORLD_SIZE", "2")
+        assert main([*run, *words]) == 2
+        assert re.search(said, capsys.readouterr().err)
 
 
 def test_an_evaluation_shares_no_weights_out(alone):
@@ -153,7 +183,7 @@ def test_a_mesh_says_who_shares_what(text, processes, wanted):
         ("dp=2", 1, "a mesh dp=2 has 2 processes, this is one alone: start 2 with `torchrun --nproc-per-node 2`, or"),
         ("dp=2", 1, "or say a mesh of 1, such as --parallel dp=1$"),
         ("dp=2,cp=2", 3, "has 4 processes, there are 3: start 4 with .* or say a mesh of 3, such as --parallel dp=3$"),
-        ("cp=2", 4, "has 2 processes, there are 4: start 2 with .* such as --parallel dp=2,cp=2$"),
+        ("cp=2", 4, "has 2 processes, there are 4: start 2 with .* such as --parallel cp=4$"),
         ("dp=4,fsdp=2,cp=2", 4, "such as --parallel fsdp=2,cp=2$"),
         ("tp=2", 2, "'tp=2' is not one of dp=N, fsdp=N, cp=N"),
         ("dp=0", 1, "'dp=0' is not one of"),

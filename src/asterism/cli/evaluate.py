@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import asdict
 
 from asterism import training
-from asterism.cli.parser import Parser, print_json, whole_number
+from asterism.cli.parser import Parser, add_dense_exchange, print_json, whole_number
 from asterism.cli.told import is_follower
 from asterism.training.data.splits import SPLITS
 from asterism.training.readers.text import MEANING
@@ -48,9 +48,5 @@ def _parser() -> Parser:
         help="how several processes, which a launcher starts, divide the work, such as dp=2,cp=2: dp the rows, cp the"
         " tokens of a row (default: all are dp)",
     )
-    parser.add_argument(
-        "--dense-exchange",
-        action="store_true",
-        help="with cp, compute also patterns for which as much moves between processes as for dense attention",
-    )
+    add_dense_exchange(parser)
     return parser

@@ -12,11 +12,19 @@ from dataclasses import asdict
 from typing import Any
 
 from asterism import training
-from asterism.cli.parser import Parser, UsageError, print_json, whole_number
+from asterism.cli.parser import Parser, UsageError, add_dense_exchange, print_json, whole_number
+from asterism.cli.told import is_follower, launched
 
 
 def run(argv: Sequence[str]) -> None:
     options, as_json = _parser().options(argv)
+    if options["output"] is not None and (options["parallel"] or options["dense_exchange"]):
+        raise UsageError("--parallel and --dense-exchange are for a prompt of text: files are made by one process")
+    if launched() > 1 and not options["parallel"]:
+        raise UsageError(
+            f"generate is the work of one process, and WORLD_SIZE says that there are {launched()}: start it without a"
+            f" launcher, or divide a prompt of text by --parallel cp={launched()}"
+        )
     if options["output"] is not None:
         _write_file(options, as_json)
         return
@@ -32,6 +40,8 @@ def run(argv: Sequence[str]) -> None:
 
 def _write_text(options: dict[str, Any], as_json: bool) -> None:
     continuation = training.generate(**options)
+    if is_follower():
+        return
     written = options["prompt"] + continuation
     text = written.decode(errors="replace")
     if as_json:
@@ -92,4 +102,11 @@ def _parser() -> Parser:
         "--top-p", type=float, metavar="P", help="draw among the likeliest values that have probability P"
     )
     parser.add_argument("--seed", type=whole_number(0), default=0, help="what the draws depend on (default 0)")
+    parser.add_argument(
+        "--parallel",
+        default="",
+        metavar="TEXT",
+        help="cp=N: the N processes that a launcher starts share the tokens of a prompt of text",
+    )
+    add_dense_exchange(parser)
     return parser

@@ -36,7 +36,7 @@ VERBS = {
     "promises": "check what models promise, ours and Hugging Face's: padding, causality, caches, memory",
 }
 
-_SHARED = ("train", "finetune", "evaluate")
+_SHARED = ("train", "finetune", "evaluate", "generate")
 """Verbs whose work several processes divide."""
 
 _EXTRAS = {

@@ -44,6 +44,15 @@ class Parser(argparse.ArgumentParser):
         raise UsageError(message)
 
 
+def add_dense_exchange(parser: argparse.ArgumentParser) -> None:
+    """The flag of verbs that several processes share by --parallel."""
+    parser.add_argument(
+        "--dense-exchange",
+        action="store_true",
+        help="with cp, compute also patterns for which as much moves between processes as for dense attention",
+    )
+
+
 def refuse_unknown(unknown: Sequence[str], flags: Iterable[str]) -> None:
     """Raise UsageError for the first unknown argument, with the flag most like it."""
     if not unknown:

@@ -7,8 +7,9 @@ A `RunConfig` trains a model of ours on bytes or text, a `FineTuneConfig` any en
 learn, and how, is their objective's to say. Nothing below knows one by name.
 """
 
-from collections.abc import Sequence
-from contextlib import ExitStack
+import hashlib
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
@@ -30,7 +31,7 @@ from asterism.training.run.folder import RunFolder
 from asterism.training.run.generation import Sampling
 from asterism.training.run.loop import quiet_transformers
 from asterism.training.run.mesh import mesh_sizes
-from asterism.training.run.processes import joined
+from asterism.training.run.processes import Processes, compare, joined
 from asterism.training.run.setup import Setup, read_shape
 
 
@@ -147,16 +148,12 @@ def evaluate(
     )
     if limit is not None and limit < 1:
         raise ConfigurationError(f"limit {limit}: at least one byte or example must be scored")
-    folder = run.folder if isinstance(run, Run) else RunFolder(run)
-    config, sizes = folder.read_config(), mesh_sizes(parallel)
+    config, sizes = _folder(run).read_config(), mesh_sizes(parallel)
     if sizes.get("fsdp", 1) > 1:
         raise ConfigurationError("parallel: every process of an evaluation has the whole model, so use dp and cp")
     if sizes.get("cp", 1) > 1 and not isinstance(config, RunConfig):
         raise ConfigurationError("parallel: every process reads whole rows of the examples of a task: cp divides none")
-    mesh = replace(config, parallel=parallel, dense_exchange=dense_exchange)
-    with quiet_transformers(), joined(mesh) as processes:
-        with processes.agreed():
-            opened = run if isinstance(run, Run) else open_run(run)
+    with _opened_by_all(run, parallel, dense_exchange) as (opened, processes):
         processes = weighed(opened.config, opened.model.config, opened.objective.longest, processes)
         trained_on = opened.record["corpus"]["sha256"]
         return opened.objective.answer(opened.model, question, trained_on, processes)
@@ -171,22 +168,52 @@ def generate(
     top_k: int | None = None,
     top_p: float | None = None,
     seed: int = 0,
+    parallel: str = "",
+    dense_exchange: bool = False,
 ) -> bytes:
     """`length` bytes that follow `prompt`, sampled from a run, or the run in a folder, by an explicit seed.
 
     Temperature 0 takes the likeliest byte; `top_k` keeps the k likeliest, `top_p` the fewest that together have that
-    probability. Raises CheckpointError, and ConfigurationError for settings that cannot work, for a run that continues
-    nothing, and for a prompt and length beyond the positions of the model.
+    probability.
+
+    With `parallel`, such as "cp=4", the processes that a launcher started share the tokens of the prompt: it is read in
+    parallel, its keys stay where they are, and all get the same bytes, those of one process but for rounding. With
+    `dense_exchange` also by patterns for which as much moves as for dense attention. All have the same arguments.
+
+    Raises CheckpointError, and ConfigurationError for settings that cannot work, for a run that continues nothing, and
+    for a prompt and length beyond the positions of the model.
     """
     settings = Sampling(temperature=temperature, top_k=top_k, top_p=top_p, seed=seed).arguments(length)
-    opened = run if isinstance(run, Run) else open_run(run)
-    with isolated(seed):
-        return opened.objective.generate(opened.model, prompt, settings)
+    if not parallel:
+        opened = run if isinstance(run, Run) else open_run(run)
+        with isolated(seed):
+            return opened.objective.generate(opened.model, prompt, settings)
+    if any(size > 1 for name, size in mesh_sizes(parallel).items() if name != "cp"):
+        raise ConfigurationError(f"parallel: a prompt is one row, whose tokens cp divides, got {parallel!r}")
+    with _opened_by_all(run, parallel, dense_exchange) as (opened, processes):
+        asked = {"prompt": hashlib.sha256(prompt).hexdigest(), "sampling": str(settings), "seed": str(seed)}
+        compare(processes, "what is asked:", asked)
+        with isolated(seed):
+            return opened.objective.generate(opened.model, prompt, {**settings, "seed": seed}, processes)
+
+
+def _folder(run: Run | str | Path) -> RunFolder:
+    return run.folder if isinstance(run, Run) else RunFolder(run)
+
+
+@contextmanager
+def _opened_by_all(run: Run | str | Path, parallel: str, dense_exchange: bool) -> Iterator[tuple[Run, Processes]]:
+    """The run as all processes have opened it, and these processes, whatever those of training did."""
+    mesh = replace(_folder(run).read_config(), parallel=parallel, dense_exchange=dense_exchange)
+    with quiet_transformers(), joined(mesh) as processes:
+        with processes.agreed():
+            opened = run if isinstance(run, Run) else open_run(run)
+        yield opened, processes
 
 
 def report(run: Run | str | Path) -> Report:
     """What a finished run came to, as run.json has it. Raises CheckpointError for one that is not finished."""
-    folder = run.folder if isinstance(run, Run) else RunFolder(run)
+    folder = _folder(run)
     record, config = folder.read_record(), folder.read_config()
     if record["result"] is None:
         raise CheckpointError(f"{folder.path} is not finished: go on with it, `--resume`, or score it as it is")

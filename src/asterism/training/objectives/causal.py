@@ -25,6 +25,7 @@ from asterism.training.objectives.objective import Evaluation, Metric, Outcome, 
 from asterism.training.objectives.pretraining import Pretraining
 from asterism.training.run.arithmetic import arithmetic, wide
 from asterism.training.run.configuration import RunConfig
+from asterism.training.run.exchange import weighed
 from asterism.training.run.processes import ALONE, Processes
 
 
@@ -184,14 +185,22 @@ class CausalBytes(Pretraining[Windows]):
         first = max(lead, 1) if splits.pieces(split).is_stream else 0
         return self.config.reads().baselines(splits, split, first, stop)
 
-    def generate(self, model: PreTrainedModel, prompt: bytes, sampling: Mapping[str, Any]) -> bytes:
+    def generate(
+        self, model: PreTrainedModel, prompt: bytes, sampling: Mapping[str, Any], processes: Processes = ALONE
+    ) -> bytes:
         """Where training put a NUL byte (between files, before a record) so does this: an empty prompt starts after
         one, and so does every record."""
         modality = self.config.reads()
         if modality.outputs:
             raise ConfigurationError(f"generate: this model makes files: name one, --output FILE{modality.outputs[0]}")
-        start = prompt if prompt and modality.is_stream else b"\0" + prompt
-        return bytes(self.continued(model, torch.tensor([list(start)]), sampling)[0].tolist())
+        start = torch.tensor([list(prompt if prompt and modality.is_stream else b"\0" + prompt)])
+        if processes.alone:
+            return bytes(self.continued(model, start, sampling)[0].tolist())
+        processes = weighed(self.config, model.config, (max(start.shape[1], *self.longest),), processes)
+        own = processes.tokens(model, {"input_ids": start.to(model.device)})
+        with processes.sharing(), arithmetic(self.config.dtype, model.device):
+            values = cast(Any, model).generate(**own, **sampling)
+        return bytes(values[0].tolist())
 
     def continued(self, model: PreTrainedModel, starts: torch.Tensor, sampling: Mapping[str, Any]) -> torch.Tensor:
         """The tokens of classes stand at the beginning of sequences and are never drawn."""

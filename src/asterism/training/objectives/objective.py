@@ -200,8 +200,11 @@ class Objective(ABC, Generic[Data]):
         Raises ConfigurationError for a question that makes no sense here, DataError for data that cannot be used.
         """
 
-    def generate(self, model: PreTrainedModel, prompt: bytes, sampling: Mapping[str, Any]) -> bytes:
-        """What follows the prompt; `sampling` are arguments of the model's `generate`.
+    def generate(
+        self, model: PreTrainedModel, prompt: bytes, sampling: Mapping[str, Any], processes: Processes = ALONE
+    ) -> bytes:
+        """What follows the prompt, the same in all processes, which share its tokens; `sampling` are arguments of the
+        model's `generate`, and a seed where there are several.
 
         Raises ConfigurationError if the model continues nothing: naming the verb that does take it.
         """

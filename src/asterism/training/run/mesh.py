@@ -62,7 +62,9 @@ def mesh_shape(text: str, processes: int) -> MeshShape:
 
 
 def _resized(sizes: dict[str, int], processes: int) -> str:
-    """A mesh of so many processes, where possible with the same sizes of all axes but dp."""
+    """A mesh of so many processes: of the same axis, if it is one, else with the same sizes of all but dp if it can."""
+    if len(sizes) == 1:
+        return f"{min(sizes)}={processes}"
     others = {name: size for name, size in sizes.items() if name != "dp"}
     copies, rest = divmod(processes, prod(others.values()))
     found = {"dp": processes} if rest else {"dp": copies, **others}
