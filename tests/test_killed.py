@@ -7,7 +7,7 @@ import time
 from dataclasses import replace
 
 import pytest
-from launched_runs import assert_same_curve, flags, is_gone, launched, settings, told, workers
+from launched_runs import assert_same_curve, flags, is_gone, launched, settings, steps_done, told, workers
 
 from asterism.training import train
 
@@ -38,10 +38,13 @@ def test_a_run_goes_on_after_one_of_its_workers_was_killed(number, wanted, tmp_p
     mesh, victim = MESHES[number % len(MESHES)], draw.randrange(2)
     launcher = launched(2, [*flags(config, tmp_path), "--parallel", mesh, "--folder", str(run)])
     started = workers(launcher, 2)
-    if number % 5:  # every fifth is killed while it starts, or just after
-        while not (run / "run.json").exists() and launcher.poll() is None:
+    if number % 5:
+        step = draw.randrange(STEPS - 10)  # by steps, not seconds: fast machines are done in a few
+        while (not (run / "run.json").exists() or steps_done(run) < step) and launcher.poll() is None:
             time.sleep(0.02)
-    time.sleep(draw.uniform(0, 5))
+        time.sleep(draw.uniform(0, 0.2))
+    else:  # killed while it starts, or just after
+        time.sleep(draw.uniform(0, 4))
     has_begun, began = (run / "run.json").exists(), time.monotonic()
     os.kill(started[victim], signal.SIGKILL)
     _, errors = launcher.communicate(timeout=PATIENCE + 60)
