@@ -4,6 +4,7 @@ import json
 import os
 import re
 import signal
+import sys
 import time
 from dataclasses import replace
 from types import SimpleNamespace
@@ -89,6 +90,28 @@ def test_an_evaluation_shares_the_tokens_of_its_rows(alone, tmp_path):
     assert [score["bits_per_byte"] for score in found["scores"]] == pytest.approx(
         [score.bits_per_byte for score in wanted.scores], abs=EXACT
     )
+
+
+WITHOUT_THREADS = """
+import atexit, os, pathlib, sys
+def threads():
+    names = [task.joinpath("comm").read_text().strip() for task in pathlib.Path("/proc/self/task").iterdir()]
+    print("still there:", names.count("pt_gloo_runloop"), file=sys.stderr)
+atexit.register(threads)  # first come, last called
+from asterism.cli.main import main
+sys.exit(main(sys.argv[1:]))
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="threads are read from /proc")
+def test_the_threads_of_process_groups_end_before_the_interpreter(alone, tmp_path):
+    """Else one that lets go of a tensor just then aborts the process, once in dozens of runs."""
+    script = tmp_path / "script.py"
+    script.write_text(WITHOUT_THREADS)
+    words = [*flags(settings(alone, steps=1), tmp_path), "--folder", str(tmp_path / "run"), "--parallel", "cp=2"]
+    process = launched(2, words, program=(str(script),))
+    _, errors = process.communicate(timeout=180)
+    assert process.returncode == 0 and errors.count("still there: 0") == 2, errors
 
 
 @pytest.mark.parametrize(

@@ -14,6 +14,8 @@ Invariant: whether a process makes a collective call never depends on what it al
 alone (files, memory), the body stands in `agreed`, so that all fail together.
 """
 
+import atexit
+import gc
 import json
 import os
 import socket
@@ -300,6 +302,10 @@ def _make_group(config: TrainingConfig) -> None:
                 f"WORLD_SIZE says that this is one of {os.environ['WORLD_SIZE']} processes, and {name} is not set:"
                 " start them with torchrun, or unset WORLD_SIZE"
             )
+    # A thread of gloo that still lets go of tensors when the interpreter ends aborts the process, about once in thirty
+    # runs on a busy machine. Threads end with their groups, and these with the last of what refers to them.
+    atexit.unregister(gc.collect)
+    atexit.register(gc.collect)
     patience = timedelta(seconds=config.process_timeout)
     store, rank, count = next(rendezvous("env://", timeout=patience))
     # The launcher's store outlives a group, and a second group must not find what the first has left there.
