@@ -13,7 +13,7 @@ from transformers import PreTrainedModel
 import asterism.models as models
 from asterism.compiler.devices import Shards
 from asterism.errors import ConfigurationError
-from asterism.models import AsterismConfig, sharded_cache, use_pattern
+from asterism.models import AsterismConfig, AsterismForCausalLM, sharded_cache, use_pattern
 from asterism.models.base import AsterismPreTrainedModel
 from asterism.parallel import SequenceParallel, sequence_parallel, shard
 
@@ -323,19 +323,30 @@ _MESH = "from torch.distributed.device_mesh import init_device_mesh\n"
 
 
 def run_the_page(group: dist.ProcessGroup) -> list[float]:
-    """The Python of docs/devices.md that needs several processes: its loss, and that of one."""
+    """The Python of docs/devices.md that needs several processes: its last loss, and that of one; how much it wrote."""
     page = (Path(__file__).parent.parent / "docs" / "devices.md").read_text()
-    model = prepare(causal())
-    known: dict[str, Any] = {"model": model, "batch": batch(), "tokens": drawn(1, 20), "dist": dist}
-    known["init_device_mesh"] = lambda *asked, **named: {"cp": group}  # for as many processes as there are
-    expected = model(**batch()).loss.item()
-    model.requires_grad_(True)
+    # A mesh for as many processes as there are.
+    known: dict[str, Any] = {"init_device_mesh": lambda *asked, **named: {"cp": group}}
+    changes = {"max_new_tokens=100": "max_new_tokens=30", _MESH: "", "CausalLM(config)": "CausalLM(config).double()"}
     for text in re.findall(r"^```py\n(.*?)^```$", page, re.MULTILINE | re.DOTALL):
-        exec(
-            compile(text.replace("max_new_tokens=100", "max_new_tokens=30").replace(_MESH, ""), "devices.md", "exec"),
-            known,
-        )
-    return [known["outputs"].loss.item(), expected, known["new"].shape[1]]
+        for old, new in changes.items():
+            text = text.replace(old, new)
+        exec(compile(text, "devices.md", "exec"), known)
+    return [known["outputs"].loss.item(), _of_one_process(known["config"]), known["new"].shape[1]]
+
+
+def _of_one_process(config: Any) -> float:
+    """The last loss of the page's training loop, without shards."""
+    torch.manual_seed(0)
+    model = AsterismForCausalLM(config).double()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    for step in range(3):
+        rows = torch.randint(256, (2, 1001), generator=torch.Generator().manual_seed(step))
+        loss = model(input_ids=rows, labels=rows).loss
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    return float(loss)
 
 
 # --- refusals --------------------------------------------------------------------------------------------------------

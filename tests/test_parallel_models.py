@@ -190,4 +190,4 @@ def test_all_ranks_refuse_in_one_line(of, name):
 @pytest.mark.model
 def test_the_python_of_the_page_runs(of):
     for loss, expected, tokens in (one.page for one in of(3)):
-        assert abs(loss - expected) < 1e-12 and tokens == 30
+        assert abs(loss - expected) < 1e-9 and tokens == 30

@@ -11,6 +11,7 @@ from inspect import getdoc
 
 from asterism.cli.parser import amount, print_json
 from asterism.cli.settings import SettingsParser, recorded, train_and_tell, underscored
+from asterism.cli.told import is_follower
 from asterism.training.objectives import OBJECTIVES
 from asterism.training.recipes import RECIPES, recipe
 from asterism.training.run.configuration import ModelConfig, RunConfig, config_from_dict
@@ -21,7 +22,8 @@ _MEMORY = ("weight", "gradient", "optimizer", "activation", "plan")
 def run(argv: Sequence[str]) -> None:
     arguments, config = read_arguments(argv)
     if arguments.dry_run:
-        _tell_cost(config, arguments.folder if arguments.resume else None, arguments.json)
+        if not is_follower():
+            _tell_cost(config, arguments.folder if arguments.resume else None, arguments.json)
         return
     train_and_tell(config, arguments.folder, resume=arguments.resume, as_json=arguments.json)
 
@@ -44,7 +46,9 @@ def _tell_cost(config: RunConfig, resumed: str | None, as_json: bool) -> None:
     mixing = cost.mixing_flops_per_step / cost.flops_per_step
     parts = [f"{part} {amount(getattr(cost, f'{part}_memory'), 'B')}" for part in _MEMORY]
     known = config.recipe in RECIPES
-    print(getdoc(RECIPES[config.recipe]) if known else f"Settings of its own: recipe {config.recipe}.")
+    title = getdoc(RECIPES[config.recipe]) if known else f"Settings of its own: recipe {config.recipe}."
+    is_changed = known and replace(recipe(config.recipe), data=config.data, parallel=config.parallel) != config
+    print(f"{title}\nWith other settings than the recipe's; what follows is for them." if is_changed else title)
     print()
     if own is not None:
         print(f"resumes     {own}, after {done:,} steps")

@@ -82,7 +82,7 @@ class TrainingConfig:
         "auto",
     )
     seed: int = _setting("of weights, batches, masks and dropout", 0)
-    log_every: int = _setting("steps between two lines of progress", 10)
+    log_every: int = _setting("steps between two entries of the history; lines of progress come every ten seconds", 10)
     evaluation_every: int = _setting("steps between two evaluations", 250)
     checkpoint_every: int = _setting("steps between two checkpoints", 250)
     parallel: str = _setting(MESH, "")

@@ -33,7 +33,7 @@ def weighed(config: TrainingConfig, shape: PreTrainedConfig, longest: Sequence[i
     width = _row_shape(config, shape, processes)
     for pattern, queries, keys in dict.fromkeys(_layers(shape, longest, processes.shape.cp)):
         if (plan := communicate(pattern, queries, keys, width)).is_dense:
-            raise ConfigurationError(f"parallel: {refusal(plan, width)}")
+            raise ConfigurationError(f"parallel: {refusal(plan, width)}; or let dp and fsdp divide rows instead")
     return replace(processes, dense_exchange=True)
 
 

@@ -75,7 +75,7 @@ def fit(setup: Setup, run: RunFolder, processes: Processes, *, resume: bool, pro
                     run.create(_record(setup, notes, prices))
             state = TrainingState()
         if processes.leads:
-            for note in run.read_record()["notes"]:
+            for note in [*run.read_record()["notes"], *_of_this_session(state, processes)]:
                 display.say(f"note: {note}")
         with (
             held_back() as interrupts,
@@ -89,6 +89,12 @@ def fit(setup: Setup, run: RunFolder, processes: Processes, *, resume: bool, pro
                 Loop(session, arguments).train()
             session.end()
         return _finish(setup, run, model, state, display, processes)
+
+
+def _of_this_session(state: TrainingState, processes: Processes) -> list[str]:
+    """Where the run goes on, and on how many processes, which may be others than before."""
+    goes_on = [f"goes on after step {state.step:,}"] if state.step else []
+    return goes_on if processes.alone else [*goes_on, f"{processes.shape.processes} processes: {processes.shape}"]
 
 
 def _refuse_what_cannot_be_shared(setup: Setup, processes: Processes) -> None:

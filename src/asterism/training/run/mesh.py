@@ -26,6 +26,10 @@ class MeshShape:
         """All of them."""
         return self.dp * self.fsdp * self.cp
 
+    def __str__(self) -> str:
+        """As `parallel` says it."""
+        return ",".join(f"{axis}={size}" for axis in AXES if (size := getattr(self, axis)) > 1) or "dp=1"
+
     @property
     def readers(self) -> int:
         """How many parts the rows of a batch have."""
@@ -67,5 +71,4 @@ def _resized(sizes: dict[str, int], processes: int) -> str:
         return f"{min(sizes)}={processes}"
     others = {name: size for name, size in sizes.items() if name != "dp"}
     copies, rest = divmod(processes, prod(others.values()))
-    found = {"dp": processes} if rest else {"dp": copies, **others}
-    return ",".join(f"{name}={size}" for name, size in found.items() if size > 1 or len(found) == 1)
+    return str(MeshShape(dp=processes) if rest else MeshShape(dp=copies, **others))
