@@ -258,6 +258,8 @@ def bad_input(group: dist.ProcessGroup) -> dict[str, str]:
         "terms": told(within(q, k, v, rule, terms=3)),
         "mask": told(within(q, k, v, rule, key_mask=torch.ones(BATCH, 9, dtype=torch.bool))),
         "types": told(within(q, [1], v, rule)),
+        "gradient": told(lambda: torch.func.grad(lambda q: within(q, k, v, rule)())(q)),
+        "hidden axis": told(lambda: torch.func.vmap(lambda q: within(q, k, v, rule)())(q[None])),
     }
 
 
@@ -427,6 +429,7 @@ def test_bad_input_is_one_clear_line(gloo):
         allowed = ("TypeError",) if name in ("option", "types") else ()
         assert kind in ("ConfigurationError", "KernelError", "PatternError", *allowed), (name, line)
         assert text and "\n" not in text, (name, line)
+    assert all("goes through none of torch.func" in found[name] for name in ("gradient", "hidden axis"))
 
 
 DIFFERENCES = (

@@ -16,6 +16,7 @@ from asterism.kernels.attend import check_options
 from asterism.kernels.checks import as_they_are, autocast, check_scale, check_tensors, check_types
 from asterism.kernels.packed import pattern_of_documents, read_bounds
 from asterism.kernels.terms import Terms, check_by_distance
+from asterism.kernels.transforms import is_transformed
 from asterism.parallel.agreement import agree, in_words, refuse
 from asterism.parallel.context import SequenceParallel, sharding
 from asterism.parallel.exchange import tied
@@ -181,6 +182,11 @@ def _checked(
     options: _Options,
 ) -> _Asked:
     """What is wrong of this rank's own is said here, with whatever error: others may have been asked rightly."""
+    if is_transformed():
+        raise KernelError(
+            "within sequence_parallel attention goes through none of torch.func (grad, vmap, jvp), nor has it forward-mode"
+            " derivatives, as rows travel between ranks: use torch.autograd"
+        )
     check_types(q=q, k=k, v=v, key_mask=options.key_mask, segments=options.segments)
     q, k, v = autocast(q, k, v)
     check_tensors(q, k, v, options.key_mask, options.segments)
