@@ -184,8 +184,8 @@ def _checked(
     """What is wrong of this rank's own is said here, with whatever error: others may have been asked rightly."""
     if is_transformed():
         raise KernelError(
-            "within sequence_parallel attention goes through none of torch.func (grad, vmap, jvp), nor has it forward-mode"
-            " derivatives, as rows travel between ranks: use torch.autograd"
+            "within sequence_parallel attention goes through none of torch.func (grad, vmap, jvp); it has no"
+            " forward-mode derivatives, as rows travel between ranks: use torch.autograd"
         )
     check_types(q=q, k=k, v=v, key_mask=options.key_mask, segments=options.segments)
     q, k, v = autocast(q, k, v)
