@@ -26,8 +26,8 @@ from pathlib import Path
 from asterism.errors import KernelError
 from asterism.kernels.cpu import cache, shipped
 from asterism.kernels.cpu.interface import Problem, Task, require_same_layout
-from asterism.kernels.cpu.processor import features, processor
-from asterism.kernels.cpu.sources import FLAGS, contents, digest, units
+from asterism.kernels.cpu.processor import features, limited_to, processor, processor_class
+from asterism.kernels.cpu.sources import FLAGS, contents, digest, options, units
 
 _OTHERWISE = "or use implementation='eager'"
 
@@ -188,6 +188,8 @@ def _named_compiler() -> str:
 
 
 def _flags() -> list[str]:
+    if limited_to():  # what other libraries may not use, ours leaves alone, so that a lesser machine can be tried here
+        return [*FLAGS, *options(platform.machine(), processor_class()), "-shared"]
     return [*FLAGS, "-mcpu=native" if platform.machine() in ("arm64", "aarch64") else "-march=native", "-shared"]
 
 
