@@ -14,7 +14,7 @@ MODELS := models encoders import import_seq2seq use_pattern huggingface training
 LOWEST := 5.17.0
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/pytest --numprocesses logical --maxprocesses 8
 
-.PHONY: help train test quick test-slow test-lowest bench long-range readers qmsum rfc-summaries promoters digits translation copying cifar genomes devices-check gpu-check wheel test-wheel real-weights lint install clean
+.PHONY: help train test quick test-slow test-lowest bench long-range readers qmsum rfc-summaries promoters digits translation copying cifar genomes devices-check gpu-check machines wheel test-wheel real-weights lint install clean
 .DEFAULT_GOAL := help
 
 help:  ## List the targets
@@ -85,6 +85,9 @@ gpu-check:  ## With a Python that has a GPU (PYTHON=...): its tests and figures,
 	PYTHONPATH=src $(PYTHON) -m pytest -m "slow or not slow" tests/test_triton.py tests/test_triton_compiled.py tests/test_flex.py
 	PYTHONPATH=src $(PYTHON) -m asterism.cli.main bench --device cuda --head-dim 128 -n 16384 65536 --dtypes bfloat16 \
 		--output benchmarks/results/$(GPU).json --plot benchmarks/results/$(GPU).png
+
+machines: $(STAMP)  ## Lesser processors, emulated: steps by share, attention, auto, decoding, into benchmarks/results (ten minutes)
+	$(BIN)/python benchmarks/machines.py benchmarks/results
 
 wheel:  ## Build sdist and wheel into dist/, twice, and check them; the wheel needs no compiler (about five minutes)
 	test -x $(WHEEL)/python || $(PYTHON) -m venv .venv-wheel
