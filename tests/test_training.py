@@ -287,8 +287,9 @@ def test_divergence_stops_before_the_weights_change(tiny, tmp_path):
     assert all(tensor.isfinite().all() for tensor in load_file(checkpoint / "model.safetensors").values())
 
 
+@pytest.mark.parametrize("precision", [torch.bfloat16, torch.float32], ids=str)
 @pytest.mark.parametrize("at_once", [2**22, 3 * 8 * 12], ids=["together", "in parts"])
-def test_muon_is_torchs_muon(monkeypatch, at_once):
+def test_muon_is_torchs_muon(monkeypatch, at_once, precision):
     """Wide, tall and square matrices, one without a gradient, one whose gradient is 0. Products are rounded anew."""
     monkeypatch.setattr(muon_module, "_AT_ONCE", at_once)
     torch.manual_seed(0)
@@ -298,7 +299,7 @@ def test_muon_is_torchs_muon(monkeypatch, at_once):
         other.data.copy_(one.data.normal_())
     before = [one.detach().clone() for one in ours]
     made = [{"params": ours[:3], "weight_decay": 0.1}, {"params": ours[3:], "weight_decay": 0.0}]
-    own = Muon(made, 0.02)
+    own = Muon(made, 0.02, precision)
     torchs = torch.optim.Muon(
         [{"params": theirs[:3], "weight_decay": 0.1}, {"params": theirs[3:], "weight_decay": 0.0}],
         lr=0.02,
@@ -444,7 +445,8 @@ def test_bfloat16_trains_too(tiny, finished, tmp_path):
 
 
 def _rates(monkeypatch, bfloat16):
-    """A machine that multiplies bfloat16 so many times as fast as float32."""
+    """A machine that multiplies bfloat16 so many times as fast as float32, by instructions of its own."""
+    monkeypatch.setattr(arithmetic_module, "multiplies_bfloat16", lambda: True)
     monkeypatch.setattr(arithmetic_module, "matrix_rates", lambda: {"float32": 1e11, "bfloat16": bfloat16 * 1e11})
 
 

@@ -8,6 +8,7 @@ import torch
 from torch import nn
 
 from asterism.kernels import matrix_rates
+from asterism.kernels.cpu.processor import multiplies_bfloat16
 from asterism.parallel import sharding
 from asterism.parallel.ranks import counted_once, whole
 from asterism.training.run.configuration import Dtype, TrainingConfig
@@ -17,7 +18,7 @@ Config = TypeVar("Config", bound=TrainingConfig)
 _WORTH_IT = 1.2
 """How many times as fast as float32 bfloat16 must be: it also casts every weight, and rounds."""
 
-_IS_CAST = {"float32": False, "bfloat16": True, "float64": False}
+_PRODUCTS = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float64": torch.float64}
 
 
 def settled(config: Config) -> Config:
@@ -28,9 +29,14 @@ def settled(config: Config) -> Config:
 
 
 def _prefers_bfloat16() -> bool:
-    """Whether the device that runs are trained on, a GPU if there is one, multiplies bfloat16 faster."""
+    """Whether the device that runs are trained on, a GPU if there is one, multiplies bfloat16 faster.
+
+    A processor without instructions for it does not, whatever the figures are that answer.
+    """
     device = torch.accelerator.current_accelerator(check_available=True)
     if device is None:
+        if not multiplies_bfloat16():
+            return False
         rates = matrix_rates()
         return rates["bfloat16"] > _WORTH_IT * rates["float32"]
     return device.type == "cuda" and torch.cuda.is_bf16_supported(including_emulation=False)
@@ -41,9 +47,14 @@ def weights_dtype(dtype: Dtype) -> torch.dtype:
     return torch.float64 if dtype == "float64" else torch.float32
 
 
+def computed_in(dtype: Dtype) -> torch.dtype:
+    """The type of products, those of the optimiser among them: none is narrower. "auto" must be settled."""
+    return _PRODUCTS[dtype]
+
+
 def arithmetic(dtype: Dtype, device: torch.device) -> torch.autocast:
     """The context in which a model computes: as it is, but autocast for bfloat16. "auto" must be settled."""
-    return torch.autocast(device.type, torch.bfloat16, enabled=_IS_CAST[dtype])
+    return torch.autocast(device.type, torch.bfloat16, enabled=computed_in(dtype) == torch.bfloat16)
 
 
 def wide(logits: torch.Tensor) -> torch.Tensor:

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from asterism.training.run.arithmetic import computed_in
 from asterism.training.run.configuration import TrainingConfig
 from asterism.training.run.muon import Muon
 
@@ -41,7 +42,7 @@ class MuonAndAdamW(torch.optim.Optimizer):
 
     def __init__(self, muon_groups: list[dict[str, Any]], adamw_groups: list[dict[str, Any]], config: TrainingConfig):
         rate, betas = config.learning_rate, (config.beta1, config.beta2)
-        self.muon = Muon(muon_groups, rate)
+        self.muon = Muon(muon_groups, rate, computed_in(config.dtype))
         self.adamw = torch.optim.AdamW(adamw_groups, lr=rate, betas=betas, fused=True)
         super().__init__([*self.muon.param_groups, *self.adamw.param_groups], {})
         self._share()
@@ -66,7 +67,7 @@ class MuonAndAdamW(torch.optim.Optimizer):
 
 
 def make_optimizer(model: nn.Module, config: TrainingConfig) -> torch.optim.Optimizer:
-    """The optimiser that the run asks for, over all parameters of a model."""
+    """The optimiser that the run asks for, over all parameters of a model. dtype "auto" must be settled."""
     groups = parameter_groups(model, config)
     muon, adamw = ([group for group in groups if group["kind"] == kind] for kind in ("muon", "adamw"))
     if muon:
