@@ -1,11 +1,22 @@
 """Which class of processor this is, and that nothing computes in bfloat16 where there are no instructions for it."""
 
+import os
 import platform
+import subprocess
+import sys
+from typing import Any
 
 import pytest
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
+from asterism.kernels import calibration
 from asterism.kernels.cpu import build, processor
 from asterism.kernels.cpu.sources import INSTRUCTION_SETS
+from asterism.training import evaluate, generate, train
+from asterism.training.run import arithmetic
+from asterism.training.run.configuration import ModelConfig, RunConfig
 
 X86 = INSTRUCTION_SETS["x86_64"]
 
@@ -78,3 +89,85 @@ def test_a_system_that_tells_nothing(pretend, monkeypatch):
     pretend(())
     monkeypatch.setattr("torch.backends.cpu.get_cpu_capability", lambda: "AVX512")
     assert processor.processor_class() == "avx512" and not processor.multiplies_bfloat16()
+
+
+# --- no arithmetic by assumption -------------------------------------------------------------------------------------
+
+ALLOWED_NARROW: set[str] = set()
+"""Operations that may see bfloat16 or float16 in a run in float32, by name."""
+
+
+class Narrow(TorchDispatchMode):
+    """Notes every operation, of autograd too, that reads or gives numbers in fewer bits than float32."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: set[str] = set()
+        self.products = 0
+
+    def __torch_dispatch__(self, function: Any, types: Any, arguments: Any = (), keywords: Any = None) -> Any:
+        result = function(*arguments, **(keywords or {}))
+        tensors = [one for one in tree_leaves((arguments, keywords, result)) if isinstance(one, torch.Tensor)]
+        if any(one.dtype in (torch.bfloat16, torch.float16) for one in tensors):
+            self.seen.add(str(function))
+        self.products += "mm" in str(function) or "asterism" in str(function)
+        return result
+
+
+@pytest.fixture(scope="module")
+def run_config(tmp_path_factory):
+    text = tmp_path_factory.mktemp("data") / "text"
+    text.write_bytes(b"the quick brown fox jumps over the lazy dog. " * 200)
+    shape = ModelConfig(mixers="window(left=15) & causal()", hidden_size=32, num_hidden_layers=2, num_attention_heads=2)
+    return dict(data=str(text), model=shape, context=32, batch_size=4, steps=2, log_every=1, evaluation_bytes=64)
+
+
+@pytest.mark.parametrize("optimizer", ("adamw", "muon", "adafactor"))
+def test_a_run_in_float32_computes_nothing_in_fewer_bits(optimizer, run_config, tmp_path):
+    """Training, evaluation and generation, whatever the processor has."""
+    with Narrow() as mode:
+        train(RunConfig(**run_config, dtype="float32", optimizer=optimizer), tmp_path / "run", progress=False)
+        evaluate(tmp_path / "run", limit=64)
+        generate(tmp_path / "run", b"the", 2)
+    assert mode.products > 100 and mode.seen <= ALLOWED_NARROW
+
+
+def test_the_watch_sees_bfloat16(run_config, tmp_path):
+    with Narrow() as mode:
+        train(RunConfig(**run_config, dtype="bfloat16", optimizer="muon"), tmp_path / "run", progress=False)
+    assert {"aten.mm.default", "aten.baddbmm.default"} <= mode.seen
+
+
+@pytest.mark.parametrize("calibrate", ("0", "1", None))
+@pytest.mark.parametrize("name", ("avx512", "avx2", "baseline"))
+def test_auto_leaves_bfloat16_to_processors_that_have_it(name, calibrate, pretend, monkeypatch):
+    """Also on a busy machine, and whatever the figures say."""
+    pretend(X86[name])
+    monkeypatch.setattr(os, "getloadavg", lambda: (100.0, 100.0, 100.0))
+    monkeypatch.setattr(calibration, "time_products", lambda threads: {"float32": 1e9, "bfloat16": 1e12})
+    monkeypatch.setattr(arithmetic, "matrix_rates", lambda: {"float32": 1e9, "bfloat16": 1e12})
+    if calibrate is None:
+        monkeypatch.delenv("ASTERISM_CALIBRATE", raising=False)
+    else:
+        monkeypatch.setenv("ASTERISM_CALIBRATE", calibrate)
+    assert arithmetic.settled(RunConfig()).dtype == "float32"
+    pretend(X86["avx512_bf16"])
+    assert arithmetic.settled(RunConfig()).dtype == "bfloat16"
+
+
+SETTLED = """
+from asterism.training.run.arithmetic import settled
+from asterism.training.run.configuration import RunConfig
+from asterism.kernels.cpu.processor import processor_class
+print(processor_class(), settled(RunConfig()).dtype)
+"""
+
+
+@pytest.mark.skipif(platform.machine() != "x86_64", reason="emulates x86-64")
+def test_auto_on_a_machine_that_is_emulated(tmp_path):
+    told = {"ONEDNN_MAX_CPU_ISA": "AVX2", "ATEN_CPU_CAPABILITY": "avx2", "OMP_NUM_THREADS": "1"}
+    own = {"ASTERISM_CALIBRATE": "0", "ASTERISM_CACHE": str(tmp_path)}
+    done = subprocess.run(
+        [sys.executable, "-c", SETTLED], env=os.environ | told | own, capture_output=True, text=True, check=True
+    )
+    assert done.stdout.split() == ["avx2", "float32"]
