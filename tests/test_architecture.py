@@ -21,12 +21,15 @@ ALLOWED["lazy"] = {"lazy"}
 ALLOWED["theory"].add("lazy")
 ALLOWED["calls"] = {"errors", "calls"}
 ALLOWED["files"] = {"errors", "files"}
+ALLOWED["memory"] = {"memory"}
 ALLOWED["randomness"] = {"randomness"}
 ALLOWED["shape"] = {"errors", "shape"}
 for folder in ("models", "training"):
     ALLOWED[folder] |= {"files", "randomness", "shape"}
 for folder in ("patterns", "training"):
     ALLOWED[folder] |= {"calls"}
+for folder in ORDER[1:]:
+    ALLOWED[folder] |= {"memory"}
 ALLOWED["bench"] = {*ALLOWED["training"], "bench"}
 ALLOWED["promises"] = {*ALLOWED["training"], "bench", "promises"}
 ALLOWED["cli"] |= {"theory", "bench", "promises", "files"}

@@ -85,15 +85,6 @@ def percent(share: float) -> str:
     return f"{share:.2%}" if share == 0 or share >= 0.001 else f"{100 * share:.2g}%"
 
 
-def amount(value: float, unit: str) -> str:
-    """A number with three digits and a prefix: 61440 FLOP is "61.4 kFLOP"."""
-    prefixes = ["", "k", "M", "G", "T", "P", "E", "Z"]
-    while value >= 999.5 and len(prefixes) > 1:
-        value /= 1000
-        del prefixes[0]
-    return f"{value:.3g} {prefixes[0]}{unit}"
-
-
 def print_json(document: object) -> None:
     """Write one JSON document to stdout; in escapes where stdout cannot hold every character."""
     ascii_only = (sys.stdout.encoding or "").lower().replace("-", "") != "utf8"

@@ -11,9 +11,10 @@ from itertools import groupby
 
 from asterism.cli.layers import FOURIER, Turn, add_pattern, heading, queries_of, read_pattern
 from asterism.cli.output import add_plot, written_whole
-from asterism.cli.parser import Parser, UsageError, amount, percent, print_json, whole_number
+from asterism.cli.parser import Parser, UsageError, percent, print_json, whole_number
 from asterism.compiler import Plan, compile_pattern
 from asterism.errors import PatternError
+from asterism.memory import amount
 from asterism.patterns import Fourier, Mixer, Pattern, Schedule
 from asterism.patterns.draw import ASCII_GLYPHS, GLYPHS, Degrees, degrees, draw, draw_image, head_of
 

@@ -9,9 +9,10 @@ from collections.abc import Sequence
 from dataclasses import asdict, replace
 from inspect import getdoc
 
-from asterism.cli.parser import amount, print_json
+from asterism.cli.parser import print_json
 from asterism.cli.settings import SettingsParser, recorded, train_and_tell, underscored
 from asterism.cli.told import is_follower
+from asterism.memory import amount
 from asterism.training.objectives import OBJECTIVES
 from asterism.training.recipes import RECIPES, recipe
 from asterism.training.run.configuration import ModelConfig, RunConfig, config_from_dict
