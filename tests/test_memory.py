@@ -1,10 +1,21 @@
 """What would need more memory than there is, is refused before it is built; what is kept stays within its bound."""
 
+import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from asterism import memory
+from asterism.errors import CheckpointError, ConfigurationError
+from asterism.models import AsterismConfig, AsterismForCausalLM
+from asterism.shape import ModelConfig
+from asterism.training.objectives import OBJECTIVES
+from asterism.training.pipeline import resolve
+from asterism.training.run import footprint as footprint_module
+from asterism.training.run.configuration import FineTuneConfig, RunConfig
+from asterism.training.run.footprint import footprint, require_memory
+from asterism.training.run.optimizer import moment_bytes, parameter_groups
 
 BERT = {"num_hidden_layers": 12, "hidden_size": 768, "intermediate_size": 3072, "vocab_size": 30_522}
 
@@ -26,7 +37,7 @@ def test_what_does_not_fit_is_said_with_both_figures(monkeypatch):
     monkeypatch.setattr(memory, "machine_memory", lambda: 24_600_000_000)
     assert memory.shortage(24_600_000_000, "it") is None
     assert memory.shortage(2_730_000_000_000_000, "the batch") == (
-        "the batch needs at least 2.73 PB of memory, and this machine has 24.6 GB"
+        "the batch needs at least 2.73 PB of memory, and there are 24.6 GB"
     )
 
 
@@ -50,3 +61,93 @@ def test_sizes_that_no_machine_holds_are_known_by_arithmetic(changed):
 def test_any_document_can_be_asked_about():
     odd = {"hidden_size": "wide", "num_labels": None, "vocab_size": -1, "n_layer": 1.5, "d_model": {"a": [1]}}
     assert memory.least_model_memory(odd) == 0
+
+
+# --- runs ------------------------------------------------------------------------------------------------------------
+
+
+def has(monkeypatch: pytest.MonkeyPatch, there: int) -> None:
+    """Let this machine have so many bytes."""
+    for module in (memory, footprint_module):
+        monkeypatch.setattr(module, "machine_memory", lambda: there)
+
+
+@pytest.fixture
+def usual(monkeypatch: pytest.MonkeyPatch) -> None:
+    has(monkeypatch, 24_600_000_000)
+
+
+def small_run(**changes: object) -> RunConfig:
+    model = ModelConfig(num_hidden_layers=2, hidden_size=32, num_attention_heads=2)
+    return replace(RunConfig(model=model, context=64, batch_size=4, dtype="float32"), **changes)
+
+
+def with_model(**changes: object) -> RunConfig:
+    return small_run(model=replace(small_run().model, **changes))
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        with_model(num_hidden_layers=10**7),
+        with_model(hidden_size=10**7),
+        with_model(vocab_size=10**9),
+        small_run(batch_size=10**9),
+        small_run(batch_size=10**9, gradient_accumulation_steps=10**9),
+        with_model(decoder_mixers="causal()", num_decoder_layers=10**7),
+    ],
+    ids=["layers", "hidden", "vocabulary", "batch", "slices", "decoder"],
+)
+def test_a_run_that_no_machine_holds_is_refused_before_data_are_read(usual, config, tmp_path):
+    config = replace(config, data=str(tmp_path / "nothing"))
+    if config.model.decoder_mixers is not None:
+        config = replace(config, objective="span_corruption", tokenizer="bpe:300")
+    with pytest.raises(
+        ConfigurationError, match=r"needs at least .*B of memory, and there are 24.6 GB.*: make the mod"
+    ):
+        resolve(config)
+
+
+def test_what_a_run_needs_is_said_part_by_part(monkeypatch):
+    config, objective = small_run(), OBJECTIVES.load("causal")
+    shape = objective.foundations(config)[2]
+    found = footprint(config, objective, shape)
+    cases = ((found.memory, "note"), (found.memory - 1, "refusal"), (1000 * found.memory, "nothing"))
+    for there, expected in cases:
+        has(monkeypatch, there)
+        if expected == "refusal":
+            with pytest.raises(ConfigurationError, match=r"\(weights .* gradients .* moments .* activations .*\)"):
+                require_memory(config, objective, shape)
+        else:
+            assert len(require_memory(config, objective, shape)) == (expected == "note")
+
+
+@pytest.mark.parametrize("mixers", ["causal()", "interleave(window(left=7), causal(), fourier())"])
+@pytest.mark.parametrize("layers", [1, 5])
+def test_what_is_predicted_of_a_model_is_what_it_has(mixers, layers):
+    config = with_model(num_hidden_layers=layers, mixers=mixers, tie_word_embeddings=True)
+    config = replace(config, objective="mlm", optimizer="muon")
+    objective = OBJECTIVES.load("mlm")
+    shape = objective.foundations(config)[2]
+    model = objective.model_class(config)(shape)
+    found = footprint(config, objective, shape)
+    assert found.parameters == model.num_parameters() == found.weights // 4
+    assert found.moments == moment_bytes(parameter_groups(model, config))
+
+
+@pytest.mark.parametrize("changed", [{"num_hidden_layers": 10**7}, {"num_labels": 10**9}, {"vocab_size": 10**10}])
+@pytest.mark.parametrize("verb", ["finetune", "train"])
+def test_a_model_folder_of_such_sizes_is_refused_at_once(usual, tmp_path, verb, changed):
+    document = {"model_type": "bert", "architectures": ["BertModel"], **BERT, **changed}
+    (tmp_path / "config.json").write_text(json.dumps(document))
+    with pytest.raises((CheckpointError, ConfigurationError), match="needs at least .*B of memory, and there are"):
+        if verb == "train":
+            resolve(small_run(model=ModelConfig(), init_from=str(tmp_path)))
+        else:
+            resolve(FineTuneConfig(task="classify", model=str(tmp_path), data="none"))
+
+
+def test_a_model_of_ten_million_layers_is_refused(usual):
+    config = AsterismConfig(num_hidden_layers=10**7, hidden_size=8, num_attention_heads=1)
+    with pytest.raises(ConfigurationError, match="a model of 10,000,000 layers needs at least 164 GB of memory"):
+        AsterismForCausalLM(config)

@@ -13,7 +13,7 @@ from asterism.errors import ConfigurationError
 from asterism.shape import RULES
 from asterism.training.pipeline import resolve
 from asterism.training.recipes import RECIPES, recipe
-from asterism.training.run import estimate as estimate_module
+from asterism.training.run import footprint as footprint_module
 from asterism.training.run.configuration import ModelConfig, RunConfig, config_from_dict
 from asterism.training.run.estimate import estimate
 from asterism.training.run.schedule import learning_rate_factor, progress
@@ -445,7 +445,7 @@ def test_estimate_agrees_with_the_model_itself():
 def test_fake_tensors_keep_what_real_ones_keep(monkeypatch, dtype):
     config = replace(TINY, dtype=dtype)
     faked = estimate(config).activation_memory
-    monkeypatch.setattr(estimate_module, "FakeTensorMode", contextlib.nullcontext)
+    monkeypatch.setattr(footprint_module, "FakeTensorMode", contextlib.nullcontext)
     assert estimate(config).activation_memory == faked
 
 

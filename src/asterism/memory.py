@@ -5,7 +5,7 @@ gigabytes, and may end other programs.
 """
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 _LAYERS = (
@@ -29,15 +29,15 @@ def machine_memory() -> int:
     return min([installed + swap, *(limit + swap for limit in _group_limits())])
 
 
-def shortage(needed: int, what: str) -> str | None:
-    """Why `what`, which needs so many bytes, does not fit into this machine; None if it does.
+def shortage(needed: int, what: str, there: int | None = None) -> str | None:
+    """Why `what`, which needs so many bytes, does not fit where so many are, by default this machine; None if it does.
 
     `what` begins the sentence, such as "the pattern".
     """
-    there = machine_memory()
+    there = machine_memory() if there is None else there
     if needed <= there:
         return None
-    return f"{what} needs at least {amount(needed, 'B')} of memory, and this machine has {amount(there, 'B')}"
+    return f"{what} needs at least {amount(needed, 'B')} of memory, and there are {amount(there, 'B')}"
 
 
 def least_model_memory(document: Mapping[str, object], bytes_of_number: int = 4) -> int:
@@ -50,16 +50,27 @@ def least_model_memory(document: Mapping[str, object], bytes_of_number: int = 4)
     return max(_least(document, bytes_of_number), sum(_least(part, bytes_of_number) for part in parts))
 
 
+def least_token_memory(document: Mapping[str, object]) -> int:
+    """Bytes that a model keeps of each token at least to compute gradients: one vector of hidden states a layer."""
+    sizes = _sizes(document)
+    return 4 * (sizes(*_LAYERS) + 1) * sizes(*_WIDTHS, choose=min)
+
+
 def _least(document: Mapping[str, object], bytes_of_number: int) -> int:
-    sizes = {name: value for name, value in document.items() if isinstance(value, int) and value > 0}
-
-    def given(*names: str) -> list[int]:
-        return [sizes[name] for name in names if name in sizes]
-
-    layers, width, labels = sum(given(*_LAYERS)), min(given(*_WIDTHS), default=1), sum(given("num_labels"))
-    numbers = layers * width * width + width * (sum(given(*_INNER_WIDTHS)) + labels)
-    numbers += sum(given("vocab_size")) * min(given(*_EMBEDDINGS), default=1)
+    sizes = _sizes(document)
+    layers, width, labels = sizes(*_LAYERS), sizes(*_WIDTHS, choose=min), sizes("num_labels")
+    numbers = layers * width * width + width * (sizes(*_INNER_WIDTHS) + labels)
+    numbers += sizes("vocab_size") * sizes(*_EMBEDDINGS, choose=min)
     return numbers * bytes_of_number + layers * _BYTES_OF_LAYER + labels * _BYTES_OF_LABEL
+
+
+def _sizes(document: Mapping[str, object]) -> Callable[..., int]:
+    def of(*names: str, choose: Callable[[list[int]], int] = sum) -> int:
+        """The sum of those that there are, or what is chosen of them; 0 of none."""
+        values = [document[name] for name in names if name in document]
+        return choose([value for value in values if isinstance(value, int) and value > 0] or [0])
+
+    return of
 
 
 def amount(value: float, unit: str) -> str:

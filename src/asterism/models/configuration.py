@@ -15,7 +15,7 @@ from transformers import PreTrainedConfig
 from asterism.errors import ConfigurationError, PatternError
 from asterism.layers import within_span
 from asterism.layers.fourier import NOT_CAUSAL
-from asterism.patterns import Fourier, Mixer, Pattern, layer_mixers, require_causal
+from asterism.patterns import Fourier, Mixer, Pattern, layer_mixers, mixer_counts, require_causal
 from asterism.shape import RULES, check_values, complaint, described
 
 
@@ -111,24 +111,30 @@ class AsterismConfig(_FromTable):
         """
         return layer_mixers(self.mixers, self.num_hidden_layers)
 
+    def mixer_counts(self) -> dict[Mixer, int]:
+        """How many layers each mixer has. Raises what `layer_mixers` raises."""
+        return mixer_counts(self.mixers, self.num_hidden_layers)
+
     def layer_patterns(self) -> list[Pattern]:
         """The pattern that each layer reads by, for what needs one in every layer, such as a cache.
 
         Raises what `layer_mixers` raises, and ConfigurationError when a layer mixes without a pattern or when
         relative_span limits one that is not causal.
         """
-        patterns = []
-        for mixer in self.layer_mixers():
-            if isinstance(mixer, Fourier):
-                raise ConfigurationError(NOT_CAUSAL)
-            patterns.append(mixer if self.relative_span is None else within_span(mixer, self.relative_span))
-        return patterns
+        read = {mixer: self.pattern_of(mixer) for mixer in self.mixer_counts()}
+        return [read[mixer] for mixer in self.layer_mixers()]
+
+    def pattern_of(self, mixer: Mixer) -> Pattern:
+        """The pattern that layers with this mixer read by. Raises what `layer_patterns` raises."""
+        if isinstance(mixer, Fourier):
+            raise ConfigurationError(NOT_CAUSAL)
+        return mixer if self.relative_span is None else within_span(mixer, self.relative_span)
 
     def encoder_config(self) -> Self:
         """The encoder alone, as the configuration of a model without a decoder."""
         encoder = copy.deepcopy(self)
         encoder.decoder_mixers, encoder.is_encoder_decoder = None, False
-        if not any(isinstance(mixer, Pattern) for mixer in encoder.layer_mixers()):
+        if not any(isinstance(mixer, Pattern) for mixer in encoder.mixer_counts()):
             encoder.attention_dropout = 0.0  # that of the decoder: fourier() has no pairs to drop
         return encoder
 
@@ -165,18 +171,19 @@ class AsterismConfig(_FromTable):
 
     def cross_patterns(self) -> list[Pattern]:
         """Which tokens of the source each layer of the decoder reads. Raises what `layer_mixers` raises."""
-        patterns = []
-        for mixer in layer_mixers(self.cross_mixers, self.num_decoder_layers or self.num_hidden_layers):
+        self._check_cross()
+        return list(layer_mixers(self.cross_mixers, self.num_decoder_layers or self.num_hidden_layers))  # type: ignore[arg-type]
+
+    def _check_cross(self) -> None:
+        for mixer in mixer_counts(self.cross_mixers, self.num_decoder_layers or self.num_hidden_layers):
             if isinstance(mixer, Fourier):
                 raise ConfigurationError(
                     "cross_mixers must be patterns, and fourier() is none: it mixes the tokens of one sequence"
                 )
-            patterns.append(mixer)
-        return patterns
 
     def require_causal(self) -> None:
         """Raises ConfigurationError or PatternError for what a causal model cannot have."""
-        for pattern in dict.fromkeys(self.layer_patterns()):
+        for pattern in dict.fromkeys(map(self.pattern_of, self.mixer_counts())):
             require_causal(pattern)
         for name in ("global_tokens", "global_projections"):
             if getattr(self, name):
@@ -230,10 +237,10 @@ class AsterismConfig(_FromTable):
             decoder.require_causal()
         except (ConfigurationError, PatternError) as error:
             raise type(error)(f"decoder_mixers {self.decoder_mixers!r}: {error}") from error
-        self.cross_patterns()
+        self._check_cross()
         if not self.tie_encoder_decoder:
             return
-        for mixer in self.layer_mixers():
+        for mixer in self.mixer_counts():
             if isinstance(mixer, Fourier):
                 raise ConfigurationError("tie_encoder_decoder needs weights in every mixer, and fourier() has none")
         for name in ("num_hidden_layers", "max_position_embeddings"):
@@ -247,7 +254,7 @@ class AsterismConfig(_FromTable):
 
     def _check_block(self) -> None:
         """Raises ConfigurationError for options of attention and of blocks that do not go together."""
-        attends = [isinstance(mixer, Pattern) for mixer in self.layer_mixers()]
+        attends = [isinstance(mixer, Pattern) for mixer in self.mixer_counts()]
         if self.block == "all_attention":
             refused = {
                 "no feed-forward layer, so fourier() cannot be its mixer": not all(attends),

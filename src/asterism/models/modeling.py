@@ -22,6 +22,7 @@ from asterism.errors import ConfigurationError, shown
 from asterism.kernels import Dropout
 from asterism.layers import BucketedPositions, PersistentAttention, SparseAttention
 from asterism.layers.padding import Packing, count_positions, is_known_full, real_tokens
+from asterism.memory import least_model_memory, shortage
 from asterism.models.base import AsterismPreTrainedModel
 from asterism.models.blocks import make_block, make_distances, make_norm, make_positions
 from asterism.models.cache import PatternCache, PatternCacheLayer
@@ -87,6 +88,9 @@ class AsterismModel(AsterismPreTrainedModel):
         super().__init__(config)
         config.require_one_stack(type(self).__name__)
         config.check()
+        layers = config.num_hidden_layers
+        if reason := shortage(least_model_memory({"num_layers": layers}), f"a model of {layers:,} layers"):
+            raise ConfigurationError(reason)
         width = config.embedding_width
         self.embed_tokens = nn.Embedding(config.vocab_size, width)
         self.embed_types = nn.Embedding(config.type_vocab_size, width) if config.type_vocab_size else None

@@ -43,7 +43,7 @@ from asterism.patterns.published import (
 )
 from asterism.patterns.random_blocks import random_blocks
 from asterism.patterns.schedule import Fourier, Mixer, Schedule, interleave, merge, split_heads
-from asterism.patterns.text import as_schedule, layer_mixers, parse, parse_schedule
+from asterism.patterns.text import as_schedule, layer_mixers, mixer_counts, parse, parse_schedule
 
 __all__ = [
     "Fourier",
@@ -70,6 +70,7 @@ __all__ = [
     "grid",
     "interleave",
     "layer_mixers",
+    "mixer_counts",
     "longformer",
     "merge",
     "parse",

@@ -114,12 +114,28 @@ def layer_mixers(given: Mixer | Schedule | str | Sequence[Mixer | str], layers: 
 
     Raises ConfigurationError for a list whose length is not the number of layers.
     """
+    schedule = _schedule_of(given, layers)
+    return tuple(schedule.layer(number) for number in range(layers))
+
+
+def mixer_counts(given: Mixer | Schedule | str | Sequence[Mixer | str], layers: int) -> dict[Mixer, int]:
+    """How many of so many layers each mixer has, in the order of `layer_mixers`, and without a list of them.
+
+    Raises what `layer_mixers` raises.
+    """
+    schedule = _schedule_of(given, layers)
+    counts: dict[Mixer, int] = {}
+    for number, mixer in enumerate(schedule.mixers[:layers]):
+        counts[mixer] = counts.get(mixer, 0) + len(range(number, layers, schedule.period))
+    return counts
+
+
+def _schedule_of(given: Mixer | Schedule | str | Sequence[Mixer | str], layers: int) -> Schedule:
     if isinstance(given, Sequence) and not isinstance(given, str) and len(given) != layers:
         raise ConfigurationError(
             f"{len(given)} patterns are listed for {layers} layers; give one per layer, or one schedule for all"
         )
-    schedule = as_schedule(given)
-    return tuple(schedule.layer(number) for number in range(layers))
+    return as_schedule(given)
 
 
 def _parse_mixer(text: str) -> Mixer:

@@ -28,6 +28,7 @@ from asterism.training.run.configuration import AnyConfig, RunConfig
 from asterism.training.run.exchange import weighed
 from asterism.training.run.fitting import fit
 from asterism.training.run.folder import RunFolder
+from asterism.training.run.footprint import require_memory_to_load
 from asterism.training.run.generation import Sampling
 from asterism.training.run.loop import quiet_transformers
 from asterism.training.run.mesh import mesh_sizes
@@ -101,6 +102,7 @@ def open_run(folder: str | Path) -> Run:
     """
     run = RunFolder(folder)
     record, config, weights = run.read_record(), run.read_settled(), run.weights()
+    require_memory_to_load(weights, "")
     with quiet_transformers(), isolated(0):  # weights are drawn, and then replaced by those that there are
         objective = OBJECTIVES.load(config.objective).restore(config, weights, record["decided"])
         model = objective.new_model(read_shape(weights))

@@ -22,6 +22,7 @@ from asterism.training.data.records import Record
 from asterism.training.objectives.objective import Evaluation, Metric, Objective, Outcome, Question, Report
 from asterism.training.readers.text import parse_reader, with_reader
 from asterism.training.run.configuration import FineTuneConfig
+from asterism.training.run.footprint import require_memory_to_tune
 from asterism.training.run.processes import ALONE, Processes
 from asterism.training.run.setup import Setup
 from asterism.training.tasks import TASKS
@@ -115,6 +116,7 @@ class Labelled(Objective[Examples]):
 
     @classmethod
     def _resolved(cls, config: FineTuneConfig, own: Path | None, source: Path) -> Setup:
+        require_memory_to_tune(config, source)
         tokenizer, encoder = load_tokenizer(source) if config.modality is None else load_values(source)
         reader = parse_reader(config.reader)
         length = _row_length(reader.length or config.length, encoder, config.model)

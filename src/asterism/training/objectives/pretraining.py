@@ -22,6 +22,7 @@ from asterism.training.objectives.objective import Data, Objective
 from asterism.training.run.checkpoint import load_weights
 from asterism.training.run.configuration import RunConfig
 from asterism.training.run.folder import model_folder
+from asterism.training.run.footprint import require_memory, require_memory_to_load
 from asterism.training.run.setup import Setup, read_shape
 
 UNUSED = ("pooler.", "next_sentence.")
@@ -78,8 +79,9 @@ class Pretraining(Objective[Data]):
     def resolve(cls, config: RunConfig, own: Path | None) -> Setup:
         """Shape and tokenizer are known, and what cannot work is refused, before data are read."""
         source, vocabulary, shape = cls.foundations(config, own)
+        notes = require_memory(config, cls, shape)
         objective, corpus = cls.prepare(config, vocabulary)
-        objective.notes = (*objective.notes, *corpus.notes)
+        objective.notes = (*objective.notes, *corpus.notes, *notes)
         return Setup(
             asked=config,
             config=config,
@@ -96,6 +98,7 @@ class Pretraining(Objective[Data]):
         source = own
         if own is None and config.init_from is not None:
             source = model_folder(config.init_from, "init_from")
+            require_memory_to_load(source, "init_from: ")
         vocabulary = cls.vocabulary(config, source)
         if own is not None:
             return own, vocabulary, read_shape(own)

@@ -1,8 +1,6 @@
 """What a run will cost, without weights and without training: parameters, FLOPs, memory.
 
-The model is laid out on the meta device, attention is counted by the plans of its patterns, and the products with
-weights and what the backward pass needs are found by running models of one and two layers on fake tensors, which have
-shapes and no data. Nothing here repeats how a layer is built, so nothing here can go out of date with it.
+Attention is counted by the plans of its patterns; all else is what `footprint.py` finds out without data.
 """
 
 from collections import Counter
@@ -11,20 +9,17 @@ from math import log2
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
-from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.utils.flop_counter import FlopCounterMode
 
 from asterism.compiler import compile_pattern
 from asterism.kernels import matrix_rates
 from asterism.models import AsterismConfig
-from asterism.patterns import Mixer, Pattern
+from asterism.patterns import Mixer, Pattern, mixer_counts
 from asterism.training.objectives import OBJECTIVES
 from asterism.training.objectives.pretraining import Pretraining
-from asterism.training.run.arithmetic import loss_of, settled, weights_dtype
+from asterism.training.run.arithmetic import settled
 from asterism.training.run.configuration import RunConfig
-from asterism.training.run.optimizer import moment_bytes, parameter_groups
+from asterism.training.run.footprint import footprint, target_length
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,10 +62,6 @@ class Estimate:
         return kept + self.activation_memory + self.plan_memory
 
 
-_WEIGHT_PRODUCTS = (torch.ops.aten.mm, torch.ops.aten.addmm)
-"""What linear layers call; products of two activations are batched."""
-
-
 def estimate(config: RunConfig, own: Path | None = None) -> Estimate:
     """The costs of a run; `own` is the newest checkpoint of one that goes on.
 
@@ -78,15 +69,10 @@ def estimate(config: RunConfig, own: Path | None = None) -> Estimate:
     """
     config = settled(config)
     objective, shape = _foundations(config, own)
-    with torch.device("meta"):
-        model = objective.model_class(config)(shape)
-        model.to(weights_dtype(config.dtype))  # type: ignore[arg-type]  # transformers hides self
-    size = weights_dtype(config.dtype).itemsize
-    parameters = model.num_parameters()
-    products, activations = _products_and_activations(config, objective, shape)
+    found = footprint(config, objective, shape)
     mixing, plan_memory = _mixing(config, objective, shape)
     # Each product with weights takes two more in the backward pass, and one again when it is recomputed.
-    flops = (4 if config.gradient_checkpointing else 3) * products + mixing
+    flops = (4 if config.gradient_checkpointing else 3) * found.products + mixing
     rate = (
         None
         if torch.accelerator.is_available()
@@ -95,17 +81,17 @@ def estimate(config: RunConfig, own: Path | None = None) -> Estimate:
     return Estimate(
         mixers=shape.mixers,
         dtype=config.dtype,
-        parameters=parameters,
+        parameters=found.parameters,
         unit=objective.unit,
         tokens_per_step=config.batch_size * config.context,
         steps=config.steps,
         flops_per_step=flops,
         mixing_flops_per_step=mixing,
         seconds_per_step=None if rate is None else flops / rate,
-        weight_memory=size * parameters,
-        gradient_memory=size * parameters,
-        optimizer_memory=moment_bytes(parameter_groups(model, config)),
-        activation_memory=activations,
+        weight_memory=found.weights,
+        gradient_memory=found.gradients,
+        optimizer_memory=found.moments,
+        activation_memory=found.activations,
         plan_memory=plan_memory,
     )
 
@@ -117,21 +103,20 @@ def _foundations(config: RunConfig, own: Path | None) -> tuple[type[Pretraining[
     return objective, objective.foundations(config, own)[2]
 
 
-def _target(config: RunConfig, objective: type[Pretraining[Any]]) -> int:
-    """How many tokens the decoder of an encoder-decoder reads."""
-    return objective.blank_batch(config, 1)["labels"].shape[1]
-
-
 def _mixing(config: RunConfig, objective: type[Pretraining[Any]], model: AsterismConfig) -> tuple[int, int]:
     """FLOPs of all mixing in a step, of both stacks where there are two, and bytes of all plans."""
     tokens = model.global_tokens + config.context
-    readings: list[tuple[Mixer, int, int]] = [(mixer, tokens, tokens) for mixer in model.layer_mixers()]
-    if model.decoder_mixers is not None:
-        target = _target(config, objective)
-        readings += [(pattern, target, target) for pattern in model.decoder_config().layer_patterns()]
-        readings += [(pattern, target, tokens) for pattern in model.cross_patterns()]
+    readings: Counter[tuple[Mixer, int, int]] = Counter()
+    readings.update({(mixer, tokens, tokens): layers for mixer, layers in model.mixer_counts().items()})
+    if model.num_decoder_layers is not None:
+        target, layers = target_length(config, objective), model.num_decoder_layers
+        decoder = model.decoder_config()
+        for mixer, some in decoder.mixer_counts().items():
+            readings[decoder.pattern_of(mixer), target, target] += some
+        for mixer, some in mixer_counts(model.cross_mixers, layers).items():
+            readings[mixer, target, tokens] += some
     flops = memory = 0
-    for (mixer, queries, keys), layers in Counter(readings).items():
+    for (mixer, queries, keys), layers in readings.items():
         if isinstance(mixer, Pattern):
             plan = compile_pattern(mixer, queries, keys, query_offset=0)
             memory += plan.bytes
@@ -158,75 +143,3 @@ def _attention(model: AsterismConfig, pairs: int, tokens: int, recompute: bool) 
     positions = 2 * pairs * asked if model.position_type == "relative" else 0
     again = forward + positions if recompute else 0
     return forward * 7 // 2 + 3 * positions + again
-
-
-def _products_and_activations(
-    config: RunConfig, objective: type[Pretraining[Any]], model: AsterismConfig
-) -> tuple[int, int]:
-    """FLOPs forward of all products with weights in a step, and bytes kept for the backward pass of one slice.
-
-    Layers with the same kind of mixer cost the same.
-    """
-    sequences = config.micro_batch_size
-    kinds: dict[type, list[str]] = {}
-    for mixer in model.layer_mixers():
-        kinds.setdefault(type(mixer), []).append(str(getattr(mixer, "text", mixer)))
-    products = activations = 0
-    largest = 0
-    for texts in kinds.values():
-        one, two = (_run(config, objective, model, [texts[0]] * layers) for layers in (1, 2))
-        layer, rest = two - one, 2 * one - two
-        products += layer[0] * len(texts)
-        activations += layer[1] * len(texts)
-        largest = max(largest, layer[1])
-    between = model.num_hidden_layers * (config.context + model.global_tokens)
-    if model.num_decoder_layers is not None:
-        layer = _run(config, objective, model, [texts[0]], decoder_layers=2) - one
-        rest = rest - layer
-        products += layer[0] * model.num_decoder_layers
-        activations += layer[1] * model.num_decoder_layers
-        largest = max(largest, layer[1])
-        between += model.num_decoder_layers * _target(config, objective)
-    if config.gradient_checkpointing:
-        activations = weights_dtype(config.dtype).itemsize * sequences * between * model.hidden_size + largest
-    return config.gradient_accumulation_steps * int(products + rest[0]), int(activations + rest[1])
-
-
-def _run(
-    config: RunConfig,
-    objective: type[Pretraining[Any]],
-    model: AsterismConfig,
-    mixers: list[str],
-    decoder_layers: int = 1,
-) -> np.ndarray:
-    """FLOPs of products with weights, forward, and bytes of all tensors, other than parameters, that autograd keeps.
-
-    Of one slice through a model with these mixers alone, and a decoder, if it has one, of so many layers: int64 [2].
-    """
-    changes: dict[str, Any] = {"mixers": mixers, "num_hidden_layers": len(mixers), "adaptive_span": False}
-    if model.decoder_mixers is not None:
-        causal, across = model.decoder_config().layer_patterns()[0].text, model.cross_patterns()[0].text
-        changes |= {"decoder_mixers": [causal] * decoder_layers, "cross_mixers": [across] * decoder_layers}
-        # Stacks that share weights must be equally deep, and sharing changes neither figure.
-        changes |= {"num_decoder_layers": decoder_layers, "tie_encoder_decoder": False}
-    shallow = AsterismConfig(**model.to_dict() | changes)
-    kept: list[torch.Tensor] = []
-
-    def keep(tensor: torch.Tensor) -> torch.Tensor:
-        kept.append(tensor)
-        return tensor
-
-    with FakeTensorMode():
-        network = objective.model_class(config)(shallow)
-        for parameter in network.parameters():  # fake tensors cannot be exchanged by `to`
-            parameter.data = parameter.data.to(weights_dtype(config.dtype))
-        batch = objective.blank_batch(config, config.micro_batch_size)
-        with FlopCounterMode(display=False) as counter, torch.autograd.graph.saved_tensors_hooks(keep, lambda x: x):
-            loss_of(network, batch, config.dtype, seed=0)
-    products = sum(
-        count for operation, count in counter.get_flop_counts()["Global"].items() if operation in _WEIGHT_PRODUCTS
-    )
-    # Views share a storage, which is kept once.
-    storages = {one.untyped_storage()._cdata: one.untyped_storage().nbytes() for one in kept}
-    own = {parameter.untyped_storage()._cdata for parameter in network.parameters()}
-    return np.array([products, sum(size for storage, size in storages.items() if storage not in own)])

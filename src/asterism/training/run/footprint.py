@@ -1,0 +1,256 @@
+"""What a run keeps in memory, and the products with weights in a step, known without weights and without training.
+
+Models of a layer or two of each kind are laid out without data: on the meta device for their parameters, on fake
+tensors for what the backward pass needs. Layers of one kind are alike, so the rest is arithmetic, and ten million of
+them take no longer than two. Nothing here repeats how a layer is built, so nothing here can go out of date with it.
+"""
+
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils.flop_counter import FlopCounterMode
+
+from asterism.errors import CheckpointError, ConfigurationError
+from asterism.files import read_json
+from asterism.memory import amount, least_model_memory, least_token_memory, machine_memory, shortage
+from asterism.models import AsterismConfig
+from asterism.patterns import Pattern, as_schedule
+from asterism.training.run.arithmetic import loss_of, weights_dtype
+from asterism.training.run.configuration import FineTuneConfig, RunConfig, TrainingConfig
+from asterism.training.run.optimizer import moment_bytes, parameter_groups
+
+if TYPE_CHECKING:
+    from asterism.training.objectives.pretraining import Pretraining
+
+_WEIGHT_PRODUCTS = (torch.ops.aten.mm, torch.ops.aten.addmm)
+"""What linear layers call; products of two activations are batched."""
+
+_NEARLY_ALL = 0.8
+"""The share of a machine's memory from which on a run is told about it."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Footprint:
+    """Bytes on one device, buffers inside operations not counted, and FLOPs of the products with weights, forward."""
+
+    parameters: int
+    products: int
+    weights: int
+    moments: int
+    activations: int
+
+    @property
+    def gradients(self) -> int:
+        """Each weight has one."""
+        return self.weights
+
+    @property
+    def memory(self) -> int:
+        """All of it."""
+        return self.weights + self.gradients + self.moments + self.activations
+
+
+def require_memory(config: RunConfig, objective: "type[Pretraining[Any]]", shape: AsterismConfig) -> list[str]:
+    """Notes on the memory of a run that this machine has just enough of.
+
+    Raises ConfigurationError for a run that needs more than there is. Of a run of several processes each is thought to
+    have an equal part of all but the weights, which each of them draws: it may need more.
+    """
+    _require_least(config, vars(shape), config.context)  # which no large number makes slow, or impossible to lay out
+    if _ROOM * _about(config, shape) < machine_memory():
+        return []
+    found = footprint(config, objective, shape)
+    processes = torch.distributed.get_world_size() if torch.distributed.is_initialized() else 1
+    needed = found.weights + (found.memory - found.weights) // processes
+    there = machine_memory()
+    reason = shortage(found.weights, "this run", there)  # they are drawn on the host, whatever the device
+    if torch.cuda.is_available():
+        there = torch.cuda.get_device_properties(torch.cuda.current_device()).total_memory
+    if reason := reason or shortage(needed, "this run", there):
+        parts = {name: getattr(found, name) for name in ("weights", "gradients", "moments", "activations")}
+        listed = ", ".join(f"{name} {amount(size, 'B')}" for name, size in parts.items())
+        raise ConfigurationError(f"{reason} ({listed}): {_REMEDY}")
+    if needed <= _NEARLY_ALL * there:
+        return []
+    return [f"a step needs at least {amount(needed, 'B')} of memory, and there are {amount(there, 'B')}"]
+
+
+def _about(config: RunConfig, shape: AsterismConfig) -> int:
+    """About how many bytes a run needs: enough to know at once those that need no closer look."""
+    stacks = [shape.num_hidden_layers, shape.num_decoder_layers or 0]
+    width = shape.hidden_size + (shape.intermediate_size or 0) + shape.persistent_vectors * shape.num_attention_heads
+    vocabulary, layers = shape.vocab_size or 0, sum(stacks)
+    weights = vocabulary * shape.hidden_size + layers * shape.hidden_size * width
+    return 4 * (weights + config.micro_batch_size * config.context * (layers * width + vocabulary))
+
+
+_ROOM = 30
+"""How many times as much as `_about` a run may need: 0.1 to 3 times as much was found of all recipes."""
+
+
+def require_memory_to_tune(config: FineTuneConfig, folder: Path) -> None:
+    """Raises ConfigurationError if the model in a folder, or batches of it, need more memory than there is."""
+    _require_least(config, _document(folder), 1)
+
+
+def require_memory_to_load(folder: Path, what: str) -> None:
+    """Raises CheckpointError if the model in a folder needs more memory than there is."""
+    if reason := shortage(least_model_memory(_document(folder)), f"{what}a model of the sizes in {folder}/config.json"):
+        raise CheckpointError(reason)
+
+
+def _require_least(config: TrainingConfig, document: Mapping[str, object], tokens: int) -> None:
+    """Raises ConfigurationError if weights, their gradients, and rows of so many tokens need more than there is."""
+    kept = config.micro_batch_size * least_token_memory(document) + 8 * config.batch_size
+    if reason := shortage(2 * least_model_memory(document) + kept * tokens, "this run"):
+        raise ConfigurationError(f"{reason}: {_REMEDY}")
+
+
+def _document(folder: Path) -> Mapping[str, object]:
+    """What config.json says; of one that cannot be read nothing, as who reads it for its meaning says why."""
+    with suppress(CheckpointError):
+        document = read_json(folder / "config.json")
+        if isinstance(document, dict):
+            return document
+    return {}
+
+
+_REMEDY = (
+    "make the model, batch_size or context smaller, raise gradient_accumulation_steps, or set gradient_checkpointing"
+)
+
+
+def footprint(config: RunConfig, objective: "type[Pretraining[Any]]", shape: AsterismConfig) -> Footprint:
+    """What a run on the model of this configuration takes.
+
+    Raises ConfigurationError or PatternError for a model that cannot be built.
+    """
+    shape.check()
+    try:
+        parameters, moments = _grown(partial(_parameters, config, objective, shape), shape, shape.tie_encoder_decoder)[
+            0
+        ]
+        whole, outside, largest = _grown(partial(_step, config, objective, shape), shape, False)
+    except RuntimeError as error:
+        if "overflow" not in str(error):
+            raise
+        raise ConfigurationError(f"this model or batch has tensors of more than 2**63 bytes: {_REMEDY}") from error
+    size = weights_dtype(config.dtype).itemsize
+    products, activations = whole
+    if config.gradient_checkpointing:
+        tokens = shape.num_hidden_layers * (config.context + shape.global_tokens)
+        if shape.num_decoder_layers is not None:
+            tokens += shape.num_decoder_layers * target_length(config, objective)
+        between = size * config.micro_batch_size * tokens * shape.hidden_size
+        activations = between + largest[1] + outside[1]
+    return Footprint(
+        parameters=parameters,
+        products=config.gradient_accumulation_steps * products,
+        weights=size * parameters,
+        moments=moments,
+        activations=activations,
+    )
+
+
+def target_length(config: RunConfig, objective: "type[Pretraining[Any]]") -> int:
+    """How many tokens the decoder of an encoder-decoder reads."""
+    return objective.blank_batch(config, 1)["labels"].shape[1]
+
+
+_Figures = list[int]
+
+
+def _grown(
+    measure: Callable[[list[str], int], _Figures], shape: AsterismConfig, tied: bool
+) -> tuple[_Figures, _Figures, _Figures]:
+    """Figures of the whole model, of what is outside of its layers, and of its largest layer.
+
+    `measure` gives them for these mixers, one a layer, and so many layers of the decoder, if there is one.
+    """
+    counts: dict[bool, tuple[str, int]] = {}
+    for mixer, count in shape.mixer_counts().items():
+        is_pattern = isinstance(mixer, Pattern)  # layers differ in nothing else
+        text, before = counts.get(is_pattern, (mixer.text, 0))
+        counts[is_pattern] = text, before + count
+    texts = [text for text, _ in counts.values()]
+    least = measure(texts, 1)
+    if tied:  # stacks that share weights are equally deep
+        kinds = [(_difference(measure(2 * texts, 2), least), shape.num_hidden_layers)]
+    else:
+        kinds = [(_difference(measure([*texts, text], 1), least), count) for text, count in counts.values()]
+        if shape.num_decoder_layers is not None:
+            kinds.append((_difference(measure(texts, 2), least), shape.num_decoder_layers))
+    outside = least
+    for layer, _ in kinds:
+        outside = _difference(outside, layer)
+    whole = [sum(layer[i] * count for layer, count in kinds) + rest for i, rest in enumerate(outside)]
+    return whole, outside, [max(layer[i] for layer, _ in kinds) for i in range(len(least))]
+
+
+def _difference(one: _Figures, other: _Figures) -> _Figures:
+    return [a - b for a, b in zip(one, other, strict=True)]
+
+
+def _shallow(shape: AsterismConfig, mixers: list[str], decoder_layers: int, **changes: Any) -> AsterismConfig:
+    """The same model with these layers alone."""
+    changes |= {"mixers": mixers, "num_hidden_layers": len(mixers)}
+    if shape.decoder_mixers is not None:
+        causal = as_schedule(shape.decoder_mixers).layer(0).text
+        across = as_schedule(shape.cross_mixers).layer(0).text
+        changes |= {"decoder_mixers": [causal] * decoder_layers, "cross_mixers": [across] * decoder_layers}
+        changes |= {"num_decoder_layers": decoder_layers}
+    return AsterismConfig(**shape.to_dict() | changes)
+
+
+def _parameters(
+    config: RunConfig,
+    objective: "type[Pretraining[Any]]",
+    shape: AsterismConfig,
+    mixers: list[str],
+    decoder_layers: int,
+) -> _Figures:
+    """How many parameters there are, and bytes that the optimiser keeps of them."""
+    with torch.device("meta"):
+        model = objective.model_class(config)(_shallow(shape, mixers, decoder_layers))
+        model.to(weights_dtype(config.dtype))  # type: ignore[arg-type]  # transformers hides self
+    return [model.num_parameters(), moment_bytes(parameter_groups(model, config))]
+
+
+def _step(
+    config: RunConfig,
+    objective: "type[Pretraining[Any]]",
+    shape: AsterismConfig,
+    mixers: list[str],
+    decoder_layers: int,
+) -> _Figures:
+    """FLOPs of products with weights, forward, and bytes of all tensors, other than parameters, that autograd keeps.
+
+    Of one slice of a batch. Sharing weights changes neither figure.
+    """
+    shallow = _shallow(shape, mixers, decoder_layers, adaptive_span=False, tie_encoder_decoder=False)
+    kept: list[torch.Tensor] = []
+
+    def keep(tensor: torch.Tensor) -> torch.Tensor:
+        kept.append(tensor)
+        return tensor
+
+    with FakeTensorMode():
+        network = objective.model_class(config)(shallow)
+        for parameter in network.parameters():  # fake tensors cannot be exchanged by `to`
+            parameter.data = parameter.data.to(weights_dtype(config.dtype))
+        batch = objective.blank_batch(config, config.micro_batch_size)
+        with FlopCounterMode(display=False) as counter, torch.autograd.graph.saved_tensors_hooks(keep, lambda x: x):
+            loss_of(network, batch, config.dtype, seed=0)
+    products = sum(
+        count for operation, count in counter.get_flop_counts()["Global"].items() if operation in _WEIGHT_PRODUCTS
+    )
+    # Views share a storage, which is kept once.
+    storages = {one.untyped_storage()._cdata: one.untyped_storage().nbytes() for one in kept}
+    own = {parameter.untyped_storage()._cdata for parameter in network.parameters()}
+    return [products, sum(size for storage, size in storages.items() if storage not in own)]
