@@ -184,14 +184,13 @@ def test_a_model_of_density_is_a_start(settings, data, tmp_path):
         model=ModelConfig(**shaped), data=str(tmp_path / "text"), context=LENGTH, steps=2, batch_size=4, dtype="float32"
     )
     train(density, tmp_path / "density", progress=False)
-    report = train(
-        settings(model=str(tmp_path / "density"), from_scratch=False, epochs=0.1), tmp_path / "run", progress=False
-    )
+    brief = {"from_scratch": False, "epochs": 0.1, "warmup_steps": 1}
+    report = train(settings(model=str(tmp_path / "density"), **brief), tmp_path / "run", progress=False)
     assert report.notes == [f"drawn anew, as {tmp_path / 'density'} has none that fit: classifier, pooler"]
     with quiet_transformers():
         model = AsterismForSequenceClassification.from_pretrained(tmp_path / "run" / "model")
     assert model.config.mixers == "window(left=8)" and model.config.vocab_size == 256
-    again = train(settings(model=str(tmp_path / "run"), from_scratch=False, epochs=0.1), tmp_path / "2", progress=False)
+    again = train(settings(model=str(tmp_path / "run"), **brief), tmp_path / "2", progress=False)
     assert again.notes == []
 
 

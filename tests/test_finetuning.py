@@ -179,7 +179,7 @@ def test_what_is_asked_of_a_run_decides_it(settings, tmp_path):
 
 def _reload(settings, folder, tmp_path, capsys):
     """The classifier after a step that hardly changes it, its labels, and the notes of the report."""
-    tiny = settings("classify", model=str(folder), learning_rate=1e-12, steps=1)
+    tiny = settings("classify", model=str(folder), learning_rate=1e-12, steps=1, warmup_steps=0)
     report = train(tiny, tmp_path / "again")
     err = capsys.readouterr().err
     assert all(f"note: {note}\n" in err for note in report.notes)
@@ -210,7 +210,9 @@ def test_new_parts_are_named(settings, bert, tmp_path, capsys):
 
 
 def test_heads_of_other_tasks_may_be_left_over(settings, finished, tmp_path):
-    report = train(settings("qa", model=str(finished["classify"][0]), steps=1), tmp_path / "run", progress=False)
+    report = train(
+        settings("qa", model=str(finished["classify"][0]), steps=1, warmup_steps=0), tmp_path / "run", progress=False
+    )
     assert report.notes == [f"drawn anew, as {finished['classify'][0]} has none that fit: qa_outputs"]
 
 

@@ -16,7 +16,7 @@ from asterism.training.recipes import RECIPES, recipe
 from asterism.training.run import footprint as footprint_module
 from asterism.training.run.configuration import ModelConfig, RunConfig, config_from_dict
 from asterism.training.run.estimate import estimate
-from asterism.training.run.schedule import learning_rate_factor, progress
+from asterism.training.run.schedule import learning_rate_factor, notes_at_the_end, progress, warm_up, within
 
 GOLDEN = {
     "bytes-small": """
@@ -500,10 +500,38 @@ def test_learning_rate_warms_up_and_falls_to_zero():
 def test_the_inverse_root_by_hand():
     """Vaswani 2017, section 5.3: min(step^-0.5, step * warmup^-1.5), of which the peak, warmup^-0.5, is 1 here."""
     config = replace(TINY, steps=100, warmup_steps=4, schedule="inverse_sqrt", minutes=1.0)
-    factors = [learning_rate_factor(config, step, 1e6) for step in range(16)]
+    factors = [learning_rate_factor(config, step, 0.0) for step in range(16)]
     assert factors[:4] == pytest.approx([1 / 4, 2 / 4, 3 / 4, 1])
     assert factors[8] == pytest.approx(2 / 3) and factors[15] == pytest.approx(1 / 2)
     assert learning_rate_factor(replace(config, warmup_steps=0), 3, 0.0) == pytest.approx(1 / 2)
+
+
+@pytest.mark.parametrize("name", [name for name in RECIPES if recipe(name).minutes is not None])
+@pytest.mark.parametrize("schedule", ("cosine", "linear", "inverse_sqrt"))
+def test_the_learning_rate_that_was_asked_for_is_reached_on_a_slow_machine(name, schedule):
+    """In a run of 20 steps, where a machine with two cores of today makes two thousand."""
+    config = replace(recipe(name), schedule=schedule)
+    seconds = config.minutes * 60 / 20
+    factors = [learning_rate_factor(config, step, step * seconds) for step in range(20)]
+    assert max(factors) > 0.85 and factors[0] < 0.1
+    assert notes_at_the_end(config, 20, config.minutes * 60) == []
+
+
+def test_warm_up_in_steps_is_as_long_as_asked_for():
+    config = replace(TINY, steps=100, warmup_steps=40)
+    assert [warm_up(config, step, 1e9) for step in (0, 9, 39, 40)] == [1 / 40, 10 / 40, 1, 1]
+    (note,) = notes_at_the_end(replace(config, warmup_steps=400, learning_rate=3e-3), 100, 1e9)
+    assert note.startswith(
+        "the run ended during warm-up, after 100 of 400 steps: the learning rate reached 25% of 0.003"
+    )
+    assert "--warmup-steps" in note
+
+
+def test_warm_up_of_a_run_that_epochs_end():
+    config = replace(TINY, steps=1_000, warmup_steps=40)
+    assert within(config, 1_000) == within(config, 2_000) == config
+    assert [within(config, steps).warmup_steps for steps in (999, 400, 100, 5)] == [40, 40, 10, 1]
+    assert within(config, 100).steps == 100
 
 
 def test_time_and_steps_share_one_schedule():

@@ -24,6 +24,7 @@ from asterism.training.readers.text import parse_reader, with_reader
 from asterism.training.run.configuration import FineTuneConfig
 from asterism.training.run.footprint import require_memory_to_tune
 from asterism.training.run.processes import ALONE, Processes
+from asterism.training.run.schedule import within
 from asterism.training.run.setup import Setup
 from asterism.training.tasks import TASKS
 from asterism.training.tasks.encoder import (
@@ -134,8 +135,10 @@ class Labelled(Objective[Examples]):
                 scorer = load_scorer(own)
             task = replace(task, scorer=scorer)
         examples = Examples(config, training, validation, task, tokenizer)
-        steps = min(config.steps, math.ceil(config.epochs * examples.training_features / config.batch_size))
-        known = replace(config, steps=steps, length=length, reader=task.reader)
+        steps = math.ceil(config.epochs * examples.training_features / config.batch_size)
+        known = replace(within(config, steps), length=length, reader=task.reader)
+        if known.warmup_steps != config.warmup_steps:
+            notes.append(f"warm-up takes {known.warmup_steps:,} of the {steps:,} steps, not {config.warmup_steps:,}")
         return Setup(
             asked=config,
             config=known,

@@ -58,7 +58,10 @@ class TrainingConfig:
     steps: int = _setting("the run ends after so many steps, or `minutes`, whichever comes first", 10_000)
     minutes: float | None = _setting("the run ends after so many minutes; null for no such limit", None)
     learning_rate: float = _setting(_LEARNING_RATE, 1e-3)
-    warmup_steps: int = _setting("steps over which the learning rate rises from 0", 100)
+    warmup_steps: int = _setting(
+        """steps over which the learning rate rises from 0; a tenth at most of a run that `minutes` or `epochs` end""",
+        100,
+    )
     schedule: Schedule = _setting(
         """how the learning rate falls after the warm-up: to 0 with max(step / steps, elapsed / minutes), or,
         "inverse_sqrt", as 1 / sqrt(step), whatever the end""",

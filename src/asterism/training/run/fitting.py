@@ -37,6 +37,7 @@ from asterism.training.run.optimizer import make_optimizer
 from asterism.training.run.picture import draw_history, require_matplotlib
 from asterism.training.run.processes import Processes, compare
 from asterism.training.run.progress import Display, make_display
+from asterism.training.run.schedule import notes_at_the_end
 from asterism.training.run.session import Session, validation_metrics
 from asterism.training.run.setup import Setup
 from asterism.training.run.sharding import in_parts, shard_weights
@@ -215,6 +216,8 @@ def _finish(
     processes: Processes,
 ) -> Report:
     """Save the model, score the whole validation split, and write the result down."""
+    for note in notes_at_the_end(setup.config, state.step, state.seconds):
+        display.say(f"note: {note}")
     display.say("evaluating on the whole validation split")
     weights = gathered_weights(model, processes)
     with processes.agreed():
@@ -244,7 +247,7 @@ def _written(setup: Setup, run: RunFolder, model: PreTrainedModel, state: Traini
         minutes=state.seconds / 60,
         corpus=corpus["name"],
         corpus_sha256=corpus["sha256"],
-        notes=record["notes"],
+        notes=[*record["notes"], *notes_at_the_end(setup.config, state.step, state.seconds)],
         **setup.objective.results(setup.corpus, outcome.metrics, state.step),
     )
     metrics = validation_metrics(outcome.metrics)

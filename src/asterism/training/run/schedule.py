@@ -1,13 +1,21 @@
 """How far a run is, and the learning rate there: pure functions of (configuration, step, seconds).
 
 A run has an end in steps and may have one in minutes; whichever is nearer counts. A run on a slow machine therefore
-sees the same schedule as one on a fast machine, with fewer steps. Both functions are continuous in time, and `progress`
-never falls, so a resumed run goes on where it stopped.
+sees the same schedule as one on a fast machine, with fewer steps: warm-up, too, ends with a tenth of the time. All
+functions are continuous in time, and `progress` never falls, so a resumed run goes on where it stopped.
 """
 
 import math
+from dataclasses import replace
+from typing import TypeVar
 
 from asterism.training.run.configuration import TrainingConfig
+
+Config = TypeVar("Config", bound=TrainingConfig)
+
+WARM_UP = 0.1
+"""The share of a run that warm-up takes at most where minutes or epochs, not steps, are its end: how many steps that is
+depends on the machine, or on the data."""
 
 
 def progress(config: TrainingConfig, step: int, seconds: float) -> float:
@@ -16,14 +24,41 @@ def progress(config: TrainingConfig, step: int, seconds: float) -> float:
     return min(1.0, max(step / config.steps, in_time))
 
 
+def warm_up(config: TrainingConfig, step: int, seconds: float) -> float:
+    """The share of the peak learning rate that warm-up allows for the step after `step` steps.
+
+    It reaches 1 with step number `warmup_steps`, or when `WARM_UP` of `minutes` is over, if that is earlier.
+    """
+    in_time = 0.0 if config.minutes is None else seconds / (WARM_UP * 60 * config.minutes)
+    return min(1.0, max((step + 1) / max(1, config.warmup_steps), in_time))
+
+
+def within(config: Config, steps: int) -> Config:
+    """The configuration of a run that ends after so many steps at most, because its epochs are over."""
+    if steps >= config.steps:
+        return config
+    return replace(config, steps=steps, warmup_steps=min(config.warmup_steps, max(1, int(WARM_UP * steps))))
+
+
+def notes_at_the_end(config: TrainingConfig, step: int, seconds: float) -> list[str]:
+    """What a user should know of a run that ended after `step` steps."""
+    reached = warm_up(config, step - 1, seconds)
+    if reached == 1:
+        return []
+    return [
+        f"the run ended during warm-up, after {step:,} of {config.warmup_steps:,} steps: the learning rate reached"
+        f" {reached:.0%} of {config.learning_rate:g} at most; have fewer --warmup-steps, or more --steps"
+    ]
+
+
 def learning_rate_factor(config: TrainingConfig, step: int, seconds: float) -> float:
     """What the peak learning rate is multiplied by for the step after `step` steps: linear warm-up times a decay.
 
-    Warm-up reaches 1 with step number `warmup_steps`. The decay falls from 1 at the start to 0 at the end of the run:
-    half a cosine (Child 2019, section 6) or a line (Devlin 2019, appendix A.2). "inverse_sqrt" knows no end: behind
-    warm-up it is sqrt(warmup_steps / step number) (Vaswani 2017, section 5.3).
+    The decay falls from 1 at the start to 0 at the end of the run: half a cosine (Child 2019, section 6) or a line
+    (Devlin 2019, appendix A.2). "inverse_sqrt" knows no end: behind warm-up it is sqrt(warmup_steps / step number)
+    (Vaswani 2017, section 5.3).
     """
-    warm = min(1.0, (step + 1) / max(1, config.warmup_steps))
+    warm = warm_up(config, step, seconds)
     if config.schedule == "inverse_sqrt":
         return warm * math.sqrt(min(1.0, max(1, config.warmup_steps) / (step + 1)))
     done = progress(config, step, seconds)
