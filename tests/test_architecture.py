@@ -22,6 +22,7 @@ ALLOWED["theory"].add("lazy")
 ALLOWED["calls"] = {"errors", "calls"}
 ALLOWED["files"] = {"errors", "files"}
 ALLOWED["memory"] = {"memory"}
+ALLOWED["memo"] = {"memo", "memory"}
 ALLOWED["randomness"] = {"randomness"}
 ALLOWED["shape"] = {"errors", "shape"}
 for folder in ("models", "training"):
@@ -29,7 +30,7 @@ for folder in ("models", "training"):
 for folder in ("patterns", "training"):
     ALLOWED[folder] |= {"calls"}
 for folder in ORDER[1:]:
-    ALLOWED[folder] |= {"memory"}
+    ALLOWED[folder] |= {"memo", "memory"}
 ALLOWED["bench"] = {*ALLOWED["training"], "bench"}
 ALLOWED["promises"] = {*ALLOWED["training"], "bench", "promises"}
 ALLOWED["cli"] |= {"theory", "bench", "promises", "files"}
@@ -269,6 +270,14 @@ def test_no_function_has_ten_parameters():
         if "triton" not in file and not file.startswith("models/")
     }
     assert {name for name, count in counts.items() if count > 9} <= MANY_PARAMETERS
+
+
+def test_what_is_kept_is_kept_in_one_place():
+    """Arrays are bounded in bytes, and tensors made outside of inference mode, by `memo.py` alone. Below are answers
+    about the machine, and those that must stay as long as the process lives."""
+    own = {"compiler/cost.py", "kernels/choice.py", "kernels/cpu/build.py", "kernels/flex.py"}
+    for file in in_folder(*ORDER[: ORDER.index("models") + 1]):
+        assert short(file) in own or not imports(file) & {"functools.lru_cache", "functools.cache"}, short(file)
 
 
 def test_no_code_is_evaluated():

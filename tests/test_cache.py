@@ -10,7 +10,7 @@ from small_models import CAUSAL_MIXERS, VOCABULARY, random_tokens, small_config,
 from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import DynamicCache, StaticCache
 
-from asterism import patterns
+from asterism import clear_caches, patterns
 from asterism.compiler import last_reader
 from asterism.compiler.slots import SlotPlan
 from asterism.errors import ConfigurationError, PatternError
@@ -458,3 +458,35 @@ def test_no_cache_is_made_unless_asked_for() -> None:
     model = small_model()
     assert model(random_tokens(1, 5)).past_key_values is None
     assert isinstance(model(random_tokens(1, 5), use_cache=True).past_key_values, PatternCache)
+
+
+@pytest.mark.parametrize("between", ["another cache", "reset"])
+def test_a_cache_that_was_filled_in_inference_mode_can_be_trained_with(between):
+    """Tensors made in inference mode cannot be saved for a backward pass, and what is kept is asked for again."""
+    clear_caches()
+    model = small_model(mixers="per_head((window(left=7), causal(), window(left=7), causal()))")
+    tokens, mask = random_tokens(2, 5), torch.tensor([[1, 1, 1, 1, 0], [1, 1, 1, 1, 1]])
+    cache = PatternCache(model.config)
+    with torch.inference_mode():
+        model(tokens, attention_mask=mask, past_key_values=cache)
+    if between == "reset":
+        cache.reset()
+    else:
+        cache = PatternCache(model.config)
+    model.train()
+    model(tokens, attention_mask=mask, past_key_values=cache).logits.sum().backward()
+    assert all(parameter.grad is not None for parameter in model.parameters())
+
+
+def test_rows_of_very_different_lengths_find_their_tables_again(monkeypatch):
+    """Of 32 rows each needs a table of its own, for hundreds of tokens."""
+    clear_caches()
+    layer = PatternCacheLayer(patterns.fixed(stride=64, summary=8))
+    lengths = [300 * row + 5 for row in range(32)]
+    feed(layer, *lengths)
+    made = []
+    tabulate = SlotPlan.tabulate
+    monkeypatch.setattr(SlotPlan, "tabulate", lambda plan, *which: made.append(which) or tabulate(plan, *which))
+    for _ in range(6):
+        feed(layer, *[1] * 32)
+    assert 0 < len(made) <= 33

@@ -22,9 +22,10 @@ from strategies import LENGTHS, TILES, build, hold, tiers
 from test_patterns import ALL, named
 
 from asterism import compile_pattern, patterns
+from asterism.compiler import compile as compiling
 from asterism.compiler import compile_mask
-from asterism.compiler.memo import remembering
 from asterism.errors import PatternError
+from asterism.memo import Store, remembering
 from asterism.patterns.by_text import by_text, remember
 
 COMPILED_LENGTHS = (1, 2, 7, 63, 64, 65, 100, 257, 1000)
@@ -303,18 +304,39 @@ def test_threads_that_meet_at_a_new_pattern_share_one_plan():
         assert all(plan is plans[0] for plan in plans)
 
 
+@pytest.mark.parametrize("unions", [5, 63, 64, 65])
+def test_a_conjunction_of_many_unions_is_not_multiplied_out(monkeypatch, unions):
+    """Of 63 unions of two the number of terms, 2**63, has no int64, and of 64 it is 0 there."""
+    monkeypatch.setattr(compiling, "product", None)
+    pattern = patterns.parse(" & ".join(f"(window({i + 2}, {i}) | columns({i + 3}))" for i in range(unions)))
+    np.testing.assert_array_equal(compile_pattern(pattern, 90).to_dense(), pattern.dense(90))
+
+
 class TestMemo:
     def test_it_forgets_the_oldest(self):
         asked = []
-        double = remembering(2)(lambda x: asked.append(x) or 2 * x)
-        assert [double(x) for x in (1, 2, 1, 3, 1, 2)] == [2, 4, 2, 6, 2, 4]
-        assert asked == [1, 2, 3, 2]
+        # Of a budget of nothing the latest four stay.
+        double = remembering(lambda x: asked.append(x) or 2 * x, Store(0))
+        assert [double(x) for x in (1, 2, 3, 4, 1, 5, 1, 2)] == [2, 4, 6, 8, 2, 10, 2, 4]
+        assert asked == [1, 2, 3, 4, 5, 2]
+
+    def test_what_is_kept_stays_within_the_budget(self):
+        store = Store(10_000)
+        zeros = remembering(lambda x: np.zeros(x, np.int8), store)
+        for size in range(300, 2000, 100):
+            zeros(size)
+            largest = sorted(weight for _, weight in store.results.values())[-4:]
+            assert store.weight == sum(weight for _, weight in store.results.values())
+            assert store.weight <= max(store.budget, sum(largest))
+        assert 4 < len(store.results) < 17 and zeros(1900) is zeros(1900)
+        store.clear()
+        assert not store.results and not store.weight
 
     def test_a_failure_is_not_kept_and_wakes_those_who_wait(self):
         calls = []
         together = threading.Barrier(2)
 
-        @remembering(2)
+        @remembering
         def fails_once(x):
             calls.append(x)
             if len(calls) == 1:
@@ -338,9 +360,9 @@ class TestMemo:
         """Forked while another thread computes, which the child does not have."""
         code = """
 import os, sys, threading
-from asterism.compiler.memo import remembering
+from asterism.memo import Store, remembering
 begun, go_on = threading.Event(), threading.Event()
-@remembering(2)
+@remembering
 def slow(x):
     if os.getpid() == parent:
         begun.set()

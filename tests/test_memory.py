@@ -4,10 +4,14 @@ import json
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
+import torch
 
-from asterism import memory
+from asterism import attend, clear_caches, compile_pattern, memory, patterns
+from asterism.compiler import slot_plan
 from asterism.errors import CheckpointError, ConfigurationError
+from asterism.memo import KEPT, weight_of
 from asterism.models import AsterismConfig, AsterismForCausalLM
 from asterism.shape import ModelConfig
 from asterism.training.objectives import OBJECTIVES
@@ -151,3 +155,35 @@ def test_a_model_of_ten_million_layers_is_refused(usual):
     config = AsterismConfig(num_hidden_layers=10**7, hidden_size=8, num_attention_heads=1)
     with pytest.raises(ConfigurationError, match="a model of 10,000,000 layers needs at least 164 GB of memory"):
         AsterismForCausalLM(config)
+
+
+# --- what is kept ----------------------------------------------------------------------------------------------------
+
+
+def test_fresh_patterns_fill_no_memory(monkeypatch):
+    """Plans, programs, masks, edges, tables of a cache: together they stay within the budget, and can all be freed."""
+    clear_caches()
+    monkeypatch.setattr(KEPT, "_budget", 2**21)
+    q = torch.randn(3, 1, 1, 400, 8, generator=torch.Generator().manual_seed(0))
+    for number in range(40):
+        edges = np.random.Generator(np.random.Philox(number)).integers(400, size=(2000, 2))
+        for implementation in ("eager", "reference"):
+            attend(*q, patterns.explicit(edges, 400), implementation=implementation)
+        slot_plan(patterns.window(left=100 + number), 8).table(300, 200)
+        heaviest = sorted(weight for _, weight in KEPT.results.values())[-4:]
+        assert KEPT.weight <= max(KEPT.budget, sum(heaviest))
+    kinds = {key[0].function.__name__ for key in KEPT.results}
+    assert {"_compile", "_program", "_mask", "_parse_edges", "_tabulate"} <= kinds
+    clear_caches()
+    assert not KEPT.results and KEPT.weight == 0
+
+
+def test_a_value_weighs_what_it_is_made_of():
+    arrays = np.zeros(1000), torch.zeros(500)
+    assert 10_000 <= weight_of(arrays) <= 10_500
+    assert weight_of((arrays, arrays)) <= 10_700
+    assert weight_of("x" * 10**6) >= 10**6
+    pattern = patterns.explicit(np.tri(200, dtype=bool))
+    plan = compile_pattern(pattern, 200)
+    assert weight_of(plan) >= plan.bytes + len(pattern.text)
+    assert weight_of(test_fresh_patterns_fill_no_memory) == 0

@@ -34,7 +34,7 @@ from kernel_cases import (
 from oracle import rule
 from strategies import build, hold, rules, tiers
 
-from asterism import attend, compile_pattern, patterns
+from asterism import attend, clear_caches, compile_pattern, patterns
 from asterism.errors import KernelError
 from asterism.kernels.reference import reference
 
@@ -94,10 +94,10 @@ def whole_tiles(monkeypatch):
 @pytest.fixture
 def short_pieces(monkeypatch):
     """Rows and columns of more than two small tiles are cut."""
-    tables.tabulate.cache_clear()
+    clear_caches()
     monkeypatch.setattr(tables, "_SHORTEST_PIECE", 32)
     yield
-    tables.tabulate.cache_clear()
+    clear_caches()
 
 
 @st.composite

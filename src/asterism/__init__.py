@@ -12,6 +12,7 @@ from asterism import patterns
 from asterism.compiler import compile_pattern
 from asterism.errors import AsterismError
 from asterism.lazy import lazily
+from asterism.memo import clear_caches
 
 if TYPE_CHECKING:
     from asterism.kernels import Alibi, Buckets, DistanceTable, Dropout, SoftSpan, Terms, attend, decode
@@ -31,6 +32,7 @@ __all__ = [
     "SparseAttention",
     "Terms",
     "attend",
+    "clear_caches",
     "compile_pattern",
     "decode",
     "patterns",
@@ -39,5 +41,5 @@ __all__ = [
 __getattr__, __dir__ = lazily(
     __name__,
     {"attend": "kernels", "decode": "kernels", "SparseAttention": "layers"} | dict.fromkeys(_TERMS, "kernels"),
-    eager=("AsterismError", "compile_pattern", "patterns"),
+    eager=("AsterismError", "clear_caches", "compile_pattern", "patterns"),
 )

@@ -9,8 +9,9 @@ rest only one tile per signature is looked at pair by pair. The work grows with 
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
-from functools import lru_cache, reduce
+from functools import reduce
 from itertools import product
+from math import prod
 from operator import or_
 
 import numpy as np
@@ -18,11 +19,11 @@ import numpy as np
 from asterism.compiler.cost import TILE_SIZES, tile_cost
 from asterism.compiler.join import join
 from asterism.compiler.layout import Bands, KeySubset, Layout, Natural, QuerySubset, Reordered, Residues, Tiles
-from asterism.compiler.memo import remembering
 from asterism.compiler.parts import ResiduesOfPart, SortedPart, asked_of
 from asterism.compiler.plan import Indices, Integers, Pass, Plan
 from asterism.compiler.tables import Masks, offsets
 from asterism.errors import PatternError
+from asterism.memo import remembering, remembering_few
 from asterism.patterns.across import Across
 from asterism.patterns.documents import Documents
 from asterism.patterns.explicit import Explicit
@@ -55,9 +56,6 @@ _SAMPLED_ROWS = 24
 
 _LONG_DOCUMENT = 2048
 """Tokens from which on documents may have tiles of 128."""
-
-_PLAN_BYTES = 2**28
-"""What plans may take that are kept beyond the latest 128: those of short documents, whose lengths keep changing."""
 
 _MOST_TERMS = 16
 """Above so many terms a conjunction of unions is left as it is."""
@@ -96,11 +94,7 @@ _Shares = list[tuple[Layout, Pattern]]
 """The part of a rule that each layout has."""
 
 
-def _size(plan: Plan) -> int:
-    return plan.bytes + 2**12  # the objects around the arrays
-
-
-@remembering(128, _size, _PLAN_BYTES)
+@remembering
 def _compile(pattern: Pattern, n_queries: int, n_keys: int, offset: int, tile: int | None) -> Plan:
     if isinstance(pattern, Documents) and offset == 0 and n_queries == n_keys >= pattern.end:
         return _compile_documents(pattern, n_keys, tile)
@@ -140,14 +134,14 @@ def _compile_documents(pattern: Documents, length: int, tile: int | None) -> Pla
     if tile is None:
         typical = int(np.square(stops - starts).sum() // max(1, (stops - starts).sum()))  # where most tokens stand
         rule = concrete(pattern.pattern, 0, max(typical, 1))
-        tile = _best_tile(rule, *[_similar(typical)] * 2, 0)
+        tile = _best_tile(rule, _similar(typical), _similar(typical), 0)
         # Larger tiles are a little cheaper where they are full, and tails fill few of them.
         tile = min(tile, 64) if typical < _LONG_DOCUMENT else tile
     plans = [_compile_document(pattern.pattern, n, tile) for n in lengths.tolist()]
     return join(pattern, length, tile, plans, which)
 
 
-@remembering(128, _size, _PLAN_BYTES)
+@remembering
 def _compile_document(pattern: Pattern, length: int, tile: int) -> Plan:
     """The plan of one document. Its layouts are those that suit a similar length, so that few are ever weighed."""
     if isinstance(pattern, Documents):
@@ -210,7 +204,7 @@ def terms_of(rule: Pattern) -> list[Pattern]:
         case And(parts=parts):
             factors = [terms_of(part) for part in parts]
             # (a | b) & (c | d) has 4 terms and ten such factors 1024: then one layout for all is the lesser evil.
-            if np.prod([len(factor) for factor in factors]) > _MOST_TERMS:
+            if prod(len(factor) for factor in factors) > _MOST_TERMS:  # Python's integers: 2**63 has no int64
                 return [rule]
             return [reduce(lambda a, b: a & b, choice) for choice in product(*factors)]
         case Not(part=And(parts=parts)):  # ~(a & b) is ~a | ~b
@@ -257,7 +251,7 @@ def _bands(around: Grid) -> list[Bands]:
     return [Bands(around, *each) for each in dict.fromkeys(heights) if each[0] > (around.dilation == 1)]
 
 
-@lru_cache(maxsize=256)
+@remembering_few(256)
 def _best_tile(rule: Pattern, n_queries: int, n_keys: int, offset: int) -> int:
     """All heads have one tile size, because they share masks; the first one's rule stands for the others, which in
     published patterns read elsewhere, but as much."""
@@ -292,7 +286,7 @@ def _assign(rule: Pattern, lengths: _Lengths) -> tuple[_Shares, float]:
     return shares, sum(spent.values())
 
 
-_assign_once = lru_cache(maxsize=256)(_assign)
+_assign_once = remembering_few(256)(_assign)
 
 
 def _estimate(layout: Layout, terms: list[Pattern], lengths: _Lengths) -> float:
@@ -342,7 +336,7 @@ def _count_kept(layout: Layout, tiles: "_Tiling", rows: Integers) -> int:
     return sum(int(np.count_nonzero(tiles.judge(rows[row[chunk]], column[chunk]))) for chunk in chunks)
 
 
-@lru_cache(maxsize=16)
+@remembering
 def _orders(layout: Layout, lengths: _Lengths) -> tuple[Tiles, Tiles]:
     return layout.orders(lengths.offset, lengths.n_queries, lengths.n_keys, lengths.tile)
 

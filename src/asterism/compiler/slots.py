@@ -10,14 +10,14 @@ after a position can be taken back: by then it has replaced only keys that had b
 Heads that keep different keys have plans of their own (`head_groups`).
 """
 
-from collections import OrderedDict, deque
+from collections import deque
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import NamedTuple
 
 import numpy as np
 
 from asterism.compiler.liveness import FOREVER, last_reader, most_living
+from asterism.memo import remembering, remembering_few
 from asterism.patterns import Pattern, per_head
 from asterism.patterns.explicit import Explicit
 from asterism.patterns.intervals import Integers
@@ -28,7 +28,6 @@ EMPTY = -1
 
 _FIRST_WIDTH, _GROWTH, _MULTIPLE = 64, 1.2, 16
 _LARGEST_TABLE = 2**20
-_TABLES_KEPT = 8
 
 
 class HeadGroup(NamedTuple):
@@ -53,7 +52,7 @@ class Table:
     allowed: Booleans
 
 
-@lru_cache(maxsize=256)
+@remembering_few(256)
 def head_groups(pattern: Pattern, heads: int, key_heads: int) -> tuple[HeadGroup, ...]:
     """The groups of heads that keep different keys; query head h reads key head h // (heads // key_heads).
 
@@ -90,7 +89,7 @@ def _of_head(pattern: Pattern, head: int) -> Pattern:
     return pattern.rebuild(tuple(_of_head(part, head) for part in pattern.children))
 
 
-@lru_cache(maxsize=64)
+@remembering_few(64)
 def slot_plan(pattern: Pattern, restorable: int) -> "SlotPlan":
     """The plan of a causal pattern; equal questions share it."""
     return SlotPlan(pattern, restorable)
@@ -109,7 +108,6 @@ class SlotPlan:
         self.bound = None if living is None else living + restorable
         self._longest = _longest(pattern)
         self._given = _Given(np.empty(0, np.int32), 0, (), {})
-        self._tables: OrderedDict[tuple[int, int], Table] = OrderedDict()
 
     def used(self, length: int) -> int:
         """How many slots the first `length` tokens have ever taken at once."""
@@ -154,16 +152,11 @@ class SlotPlan:
         """The table for `width` slots that `position` belongs to; it ends before the first key that finds no room."""
         size = 2 ** min(max((_LARGEST_TABLE // (width * self.pattern.heads)).bit_length() - 1, 4), 8)
         first = position // size * size
-        key = (first, width)
-        table = self._tables.get(key)
-        if table is None:
-            table = self._tables[key] = self._tabulate(first, position, min(first + size, self._longest), width)
-            if len(self._tables) > _TABLES_KEPT:
-                self._tables.popitem(last=False)
-        return table
+        # A position beyond the longest sequence is asked about alone, so that the pattern says what it is made for.
+        return _tabulate(self, first, max(min(first + size, self._longest), position + 1), width)
 
-    def _tabulate(self, first: int, position: int, stop: int, width: int) -> Table:
-        stop = max(stop, position + 1)  # beyond the longest sequence, so that the pattern says what it is made for
+    def tabulate(self, first: int, stop: int, width: int) -> Table:
+        """The table of the positions from `first` to before `stop`, computed anew."""
         slots = self._slots_of(stop)[first:].astype(np.int64)
         stop = first + int(np.append(slots >= width, True).argmax())
         slots = slots[: stop - first]
@@ -204,6 +197,12 @@ class SlotPlan:
             if end != FOREVER:
                 freed_at.setdefault(end, []).append(slot)
         return _Given(np.concatenate([given.slots, slots]), count, tuple(free), freed_at)
+
+
+@remembering
+def _tabulate(plan: SlotPlan, first: int, stop: int, width: int) -> Table:
+    """Rows of a batch may need as many tables as there are, each for many tokens."""
+    return plan.tabulate(first, stop, width)
 
 
 class _Given(NamedTuple):

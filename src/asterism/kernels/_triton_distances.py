@@ -4,7 +4,6 @@ The gradient of a bias is a sum over all pairs of a distance. A program of the G
 distances, place by place; PyTorch adds up the places of each distance, in a fixed order.
 """
 
-from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -13,11 +12,12 @@ from torch import Tensor
 
 from asterism.compiler import Plan
 from asterism.kernels._triton_tables import Lists, TiledPass, lists_of
+from asterism.memo import remembering
 
 _Array = np.ndarray[Any, np.dtype[Any]]
 
 
-@lru_cache(maxsize=64)
+@remembering
 def tabulate_by_distance(plan: Plan, device: torch.device, heads: int) -> tuple[Lists, ...]:
     """By pass, lists of the tiles whose pairs have equal distances, place by place: entries [column, kind, row].
 

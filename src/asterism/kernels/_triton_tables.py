@@ -5,7 +5,6 @@ than the others are cut, so that none holds up the grid.
 """
 
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -13,6 +12,7 @@ import torch
 from torch import Tensor
 
 from asterism.compiler import Pass, Plan
+from asterism.memo import remembering
 
 _SHORTEST_PIECE = 2048
 """Tile rows (columns) of at most so many keys (queries) are never cut into pieces."""
@@ -82,7 +82,7 @@ class TiledPlan:
     writes_keys: bool
 
 
-@lru_cache(maxsize=64)
+@remembering
 def tabulate(plan: Plan, device: torch.device, heads: int, kv_heads: int) -> TiledPlan:
     masks = plan.masks_with_ends.view(np.int32)
     group = heads // kv_heads

@@ -12,7 +12,7 @@ Letters: B batch, K key heads, G query heads per key head, R tile rows at a time
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import lru_cache, reduce
+from functools import reduce
 from typing import NamedTuple
 
 import numpy as np
@@ -23,6 +23,7 @@ from asterism.compiler import Pass, Plan
 from asterism.kernels.operands import Operands
 from asterism.kernels.operator import Gradients, Rounded, Tiles, Wanted, operator
 from asterism.kernels.philox import dropped
+from asterism.memo import remembering
 
 _CHUNK_ELEMENTS = 2**20
 """Scores computed at a time: what the caches of a core hold."""
@@ -67,7 +68,7 @@ class _Block:
     kinds: Tensor | None
 
 
-@lru_cache(maxsize=64)
+@remembering
 def _program(plan: Plan, device: torch.device, dtype: torch.dtype) -> _Program:
     groups: list[_Group] = []
     for part in plan.passes:

@@ -28,6 +28,7 @@ from asterism.compiler import Pass, Plan
 from asterism.errors import KernelError
 from asterism.kernels.operands import Attended, Operands
 from asterism.kernels.transforms import is_transformed
+from asterism.memo import remembering
 
 _CPU_TILE, _GPU_TILE = 64, 128
 """On CPUs 64 is faster than 128; on GPUs 128 is FlexAttention's own, and smaller ones may not fit its kernels."""
@@ -321,7 +322,7 @@ def _read_in_segments(call: _Call, asked: Tensor, placed: Tensor) -> Tensor:
 # --- from plan to calls ----------------------------------------------------------------------------------------------
 
 
-@lru_cache(maxsize=16)
+@remembering
 def _calls(plan: Plan, device: torch.device) -> tuple[_Call, ...]:
     """The fewest calls that cover the plan: one per query order and set of heads that the same passes serve."""
     served: dict[tuple[int, ...], list[int]] = {}

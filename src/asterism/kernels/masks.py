@@ -1,6 +1,5 @@
 """Who may attend to whom as boolean tensors, for the kernels that take a mask: operators that know only the rule."""
 
-from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -9,6 +8,7 @@ from torch import Tensor
 
 from asterism.kernels.operands import Operands, refuse_distances
 from asterism.kernels.philox import dropped
+from asterism.memo import remembering, remembering_few
 from asterism.patterns import Pattern, require_cross_attention
 from asterism.patterns.by_text import by_text, remember
 
@@ -67,12 +67,12 @@ def _(
     return torch.empty((by_text(pattern).heads, n_queries, n_keys), dtype=torch.bool, device=device)
 
 
-@lru_cache(maxsize=32)
+@remembering
 def _mask(pattern: str, n_queries: int, n_keys: int, query_offset: int, device: torch.device) -> Tensor:
     return torch.from_numpy(by_text(pattern).dense(n_queries, n_keys, query_offset)).to(device)
 
 
-@lru_cache(maxsize=256)
+@remembering_few(256)
 def _distances_read(pattern: str, n_queries: int, n_keys: int, query_offset: int) -> tuple[int, int] | None:
     """The least and the greatest distance of a pair that is allowed."""
     _, queries, keys = by_text(pattern).dense(n_queries, n_keys, query_offset).nonzero()

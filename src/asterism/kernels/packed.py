@@ -5,7 +5,6 @@ So plans, kernels and their schemas know nothing of it.
 
 import operator
 from collections.abc import Sequence
-from functools import lru_cache
 
 import torch
 from torch import Tensor
@@ -13,6 +12,7 @@ from torch.utils.weak import WeakTensorKeyDictionary
 
 from asterism.errors import KernelError, shown
 from asterism.kernels.checks import check_types
+from asterism.memo import remembering_few
 from asterism.patterns import Pattern, documents
 from asterism.patterns.by_text import by_text, remember
 
@@ -81,7 +81,7 @@ def _read_once(cu_seqlens: Tensor) -> tuple[int, ...]:
     return values
 
 
-@lru_cache(maxsize=128)  # they must live until the backward pass, which has only the text
+@remembering_few(128)  # they must live until the backward pass, which has only the text
 def _documents(text: str, bounds: tuple[int, ...], tokens: int) -> Pattern:
     if not bounds or bounds[0] != 0 or bounds[-1] != tokens:
         ends = f"{bounds[0]} to {bounds[-1]}" if bounds else "nothing"

@@ -11,7 +11,7 @@ Nothing is added atomically: equal inputs give equal bits.
 """
 
 from dataclasses import dataclass
-from functools import cached_property, lru_cache
+from functools import cached_property
 from importlib.util import find_spec
 from typing import Any, NamedTuple
 
@@ -25,6 +25,7 @@ from asterism.kernels._triton_tables import Lists, TiledPass, tabulate
 from asterism.kernels.operands import Attended, Operands
 from asterism.kernels.operator import Gradients, Rounded, Tiles, Wanted, operator
 from asterism.kernels.transforms import is_transformed
+from asterism.memo import remembering
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 """What q, k and v may be."""
@@ -573,7 +574,7 @@ DECODING = Decoding()
 """Attention of a few queries against the keys of a cache."""
 
 
-@lru_cache(maxsize=256)
+@remembering
 def _decoding_splits(n_blocks: int, n_chunks: int, device: torch.device) -> Tensor:
     """The table `splits` of _triton_device.py: each block of rows has the slots of its chunks."""
     block = torch.arange(n_blocks)

@@ -5,12 +5,12 @@ contents in parts, each for some rows and some heads, and `read` puts the result
 """
 
 from collections.abc import Callable, Sequence
-from functools import lru_cache
 from typing import Any, NamedTuple
 
 import torch
 
 from asterism.kernels import attend, decode_slots
+from asterism.memo import remembering
 from asterism.patterns import Pattern
 
 
@@ -139,9 +139,11 @@ def index_of(chosen: tuple[int, ...] | None, device: torch.device) -> slice | to
         return slice(None)
     if chosen == tuple(range(chosen[0], chosen[-1] + 1)):
         return slice(chosen[0], chosen[-1] + 1)
+    if torch.compiler.is_compiling():  # a graph keeps it
+        return torch.tensor(chosen, device=device)
     return _on(chosen, device)
 
 
-@lru_cache(maxsize=256)
+@remembering
 def _on(chosen: tuple[int, ...], device: torch.device) -> torch.Tensor:
     return torch.tensor(chosen, device=device)

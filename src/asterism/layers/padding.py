@@ -11,12 +11,12 @@ next; one without such a token gets 0.
 """
 
 from collections.abc import Callable, Sequence
-from functools import lru_cache
 from typing import Any, NamedTuple
 
 import torch
 
 from asterism.errors import ConfigurationError
+from asterism.memo import remembering_few
 from asterism.patterns import Pattern, documents
 
 
@@ -141,7 +141,7 @@ def in_documents(pattern: Pattern, sizes: tuple[int, ...]) -> Pattern:
     return documents(pattern, *sizes) if torch.compiler.is_compiling() else _in_documents(pattern, sizes)
 
 
-@lru_cache(maxsize=128)  # the text, which is long, is written once for all layers
+@remembering_few(128)  # the text, which is long, is written once for all layers
 def _in_documents(pattern: Pattern, sizes: tuple[int, ...]) -> Pattern:
     return documents(pattern, *sizes)
 

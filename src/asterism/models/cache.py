@@ -14,6 +14,7 @@ Invariant: a slot that a query may read holds the key at the position that the p
 from collections.abc import Sequence
 from typing import Any, Protocol
 
+import numpy as np
 import torch
 from transformers.cache_utils import Cache, CacheLayerMixin
 
@@ -126,11 +127,12 @@ class _Slots:
         if found is None:
             lengths = tokens.after.lengths
             rows = (lengths,) if isinstance(lengths, int) else lengths
-            found = torch.full((len(rows), self.width), -1, device="cpu")  # whatever the caller's default is
+            positions = np.full((len(rows), self.width), -1)
             for row, length in enumerate(rows):
-                held = torch.from_numpy(self.plan.held(length))
-                found[row, : len(held)] = held
-            found = tokens.results[key] = found.to(self.keys.device)
+                held = self.plan.held(length)
+                positions[row, : len(held)] = held
+            with torch.inference_mode(False):  # whoever asks next may need gradients
+                found = tokens.results[key] = torch.from_numpy(positions).to(self.keys.device)
         return found
 
     def choose_rows(self, rows: torch.Tensor) -> None:

@@ -4,7 +4,6 @@ Inside torch.compile the tables stay outside the graph: an operator looks the po
 the graph of one token is that of the next.
 """
 
-from functools import lru_cache
 from typing import NamedTuple
 
 import numpy as np
@@ -13,6 +12,7 @@ import torch
 from asterism.compiler.slots import SlotPlan, Table, slot_plan
 from asterism.errors import ConfigurationError
 from asterism.layers.kept import NewTokens
+from asterism.memo import remembering
 from asterism.patterns.by_text import by_text
 
 
@@ -36,8 +36,16 @@ def find_step(plan: SlotPlan, tokens: NewTokens, width: int, device: torch.devic
     key = plan.text, plan.restorable, width, device
     step: Step | None = tokens.results.get(key)
     if step is None:
-        step = tokens.results[key] = _step(plan, tokens, width, device, reads_slots)
+        step = tokens.results[key] = _kept_step(plan, tokens, width, device, reads_slots)
     return step
+
+
+def _kept_step(plan: SlotPlan, tokens: NewTokens, width: int, device: torch.device, reads_slots: bool) -> Step:
+    """The step for whoever asks next: after `reset` that may be a call that needs gradients."""
+    if torch.compiler.is_compiling():  # nothing stays
+        return _step(plan, tokens, width, device, reads_slots)
+    with torch.inference_mode(False):
+        return _step(plan, tokens, width, device, reads_slots)
 
 
 def _step(plan: SlotPlan, tokens: NewTokens, width: int, device: torch.device, reads_slots: bool) -> Step:
@@ -142,7 +150,7 @@ def _allowed(table: Table, position: int, count: int, device: torch.device) -> t
     return _table_on(table, device)[:, row : row + count]
 
 
-@lru_cache(maxsize=16)
+@remembering
 def _table_on(table: Table, device: torch.device) -> torch.Tensor:
     return torch.from_numpy(table.allowed).to(device)
 

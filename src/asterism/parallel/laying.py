@@ -6,11 +6,11 @@ them, read or not.
 """
 
 from dataclasses import dataclass
-from functools import lru_cache
 
 import numpy as np
 
 from asterism.compiler.devices.needs import runs
+from asterism.memo import remembering
 from asterism.parallel.places import Places
 from asterism.parallel.routes import Local, as_runs
 from asterism.patterns import Pattern, part
@@ -39,7 +39,7 @@ class Laid:
     stretches: tuple[Stretch, ...]
 
 
-@lru_cache(maxsize=256)
+@remembering
 def laid(local: Local, by_distance: bool, with_segments: bool) -> tuple[Laid, ...]:
     """What is computed instead of `local`: the same pairs, each once."""
     return tuple(

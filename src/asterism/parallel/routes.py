@@ -1,13 +1,14 @@
 """What one rank does of a communication plan: which of its rows go where, and what it computes. Numbers only."""
 
 from dataclasses import dataclass, replace
-from functools import cached_property, lru_cache
+from functools import cached_property
 from itertools import product
 
 import numpy as np
 
 from asterism.compiler.devices import Communication, Residues, Ring, Rows, Shards, Transfers
 from asterism.compiler.devices.needs import Blocks, needed, restricted, runs, terms
+from asterism.memo import remembering
 from asterism.parallel.exchange import Hop, Route, whole
 from asterism.parallel.places import Places
 from asterism.patterns import Pattern, part
@@ -131,7 +132,7 @@ class ResiduesOf:
         return whole(self.route.back)
 
 
-@lru_cache(maxsize=256)
+@remembering
 def rows_of(plan: Communication, share: Rows, rank: int) -> RowsOf:
     """What rank `rank` does of a share by rows."""
     keys = _deliver(plan.keys, share.direct, _positions(share.shared), rank)
@@ -183,7 +184,7 @@ def _answers(plan: Communication, share: Rows, asking: Integers, rank: int) -> A
     )
 
 
-@lru_cache(maxsize=256)
+@remembering
 def residues_of(plan: Communication, share: Residues, rank: int) -> ResiduesOf:
     """What rank `rank` does of a share by residues."""
     tokens, parts = plan.keys, Shards.even(share.period, plan.keys.ranks)
@@ -201,7 +202,7 @@ def residues_of(plan: Communication, share: Residues, rank: int) -> ResiduesOf:
     )
 
 
-@lru_cache(maxsize=256)
+@remembering
 def ring_of(plan: Communication, share: Ring, rank: int) -> tuple[Local, ...]:
     """What rank `rank` computes at each step, with the keys of the rank that is as many before it."""
     first, past = plan.queries.range(rank)

@@ -1,12 +1,12 @@
 """The user's own pattern: a matrix, an edge list, or a text that lists each query's keys."""
 
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import ClassVar
 
 import numpy as np
 
 from asterism.errors import PatternError, shown
+from asterism.memo import remembering
 from asterism.patterns.intervals import Integers, Intervals
 from asterism.patterns.pattern import Booleans, Pattern, Tokens, Verdict, Verdicts, check_integer
 
@@ -153,7 +153,7 @@ def _read_edges(text: str) -> tuple[Integers, Integers]:
     return np.repeat(np.asarray(row, np.int64), counts), np.repeat(np.asarray(start, np.int64), counts) + within
 
 
-@lru_cache(maxsize=16)
+@remembering
 def _parse_edges(text: str, size: int) -> Integers:
     queries, keys = _read_edges(text)
     codes = queries * size + keys

@@ -2,12 +2,12 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import ClassVar
 
 import numpy as np
 
 from asterism.errors import PatternError, shown
+from asterism.memo import remembering
 from asterism.patterns.intervals import Integers, Intervals
 from asterism.patterns.pattern import MOST_HEADS, Booleans, Pattern, Tokens, Verdicts, check_integer, verdicts
 from asterism.patterns.primitives import mixed_if_contiguous, positions_of
@@ -81,7 +81,7 @@ class RandomBlocks(Pattern):
         return None if self.earlier and all(number >= 0 for number in self.avoid) else self
 
 
-@lru_cache(maxsize=64)
+@remembering
 def _draw_blocks(pattern: RandomBlocks, n_rows: int, n_blocks: int, head: int) -> Integers:
     """Draw without replacement, all rows at once.
 

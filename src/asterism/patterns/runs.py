@@ -6,12 +6,13 @@ before a position, are binary searches among the runs.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property, lru_cache
+from functools import cached_property
 from typing import NamedTuple, Self
 
 import numpy as np
 
 from asterism.errors import PatternError, shown
+from asterism.memo import remembering
 from asterism.patterns.intervals import Integers, Intervals
 from asterism.patterns.pattern import GREATEST, Tokens
 
@@ -194,7 +195,7 @@ def _write_run(start: int, stop: int, step: int) -> str:
     return f"{start}:{stop}" if step == 1 else f"{start}:{stop}:{step}"
 
 
-@lru_cache(maxsize=256)
+@remembering
 def _read_text(call: str, name: str, text: str) -> Integers:
     rows = []
     for run in text.split(",") if text else ():

@@ -10,11 +10,11 @@ the operators | & ~, whole numbers, True, False, None, strings, tuples and lists
 
 import ast
 from collections.abc import Callable, Sequence
-from functools import lru_cache
 from typing import TypeGuard
 
 from asterism.calls import call, expression, quoted
 from asterism.errors import ConfigurationError, PatternError, nearest, shown
+from asterism.memo import remembering_few
 from asterism.patterns import primitives, published
 from asterism.patterns.across import across
 from asterism.patterns.documents import documents
@@ -70,7 +70,7 @@ _NAMES = (*VOCABULARY, "interleave", "fourier")
 _LIST_MEMBERS = "a call such as window(left=255), the operators | & ~, whole numbers, tuples and lists"
 
 
-@lru_cache(maxsize=1024)
+@remembering_few(1024)
 def parse(text: str) -> Pattern:
     """The pattern that a text means; `parse(str(p)) == p`.
 
@@ -80,7 +80,7 @@ def parse(text: str) -> Pattern:
     return _read_pattern(_read(text), text)
 
 
-@lru_cache(maxsize=1024)
+@remembering_few(1024)
 def parse_schedule(text: str) -> Schedule:
     """The schedule that a text means: `interleave(a, b)`, or a single mixer for every layer. Raises as `parse` does."""
     tree = _read(text)

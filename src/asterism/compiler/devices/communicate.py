@@ -20,8 +20,8 @@ from asterism.compiler.devices.needs import (
 )
 from asterism.compiler.devices.shards import Shards
 from asterism.compiler.devices.traffic import RowShape, Transfers
-from asterism.compiler.memo import remembering
 from asterism.errors import PatternError, shown
+from asterism.memo import remembering
 from asterism.patterns.intervals import Integers, Intervals
 from asterism.patterns.pattern import Pattern
 from asterism.patterns.text import parse
@@ -41,9 +41,6 @@ _MOST_PERIODS = 4
 _MOST_LISTED = 2**23
 """The most intervals that the keys which a pattern names may make for all ranks together."""
 
-_PLAN_BYTES = 2**26
-"""What plans may take that are kept beyond the latest 64."""
-
 
 def communicate(
     pattern: Pattern | str, queries: Shards, keys: Shards, shape: RowShape, query_offset: int = 0
@@ -58,11 +55,7 @@ def communicate(
     return _communicate(pattern, queries, keys, shape, query_offset)
 
 
-def _size(plan: Communication) -> int:
-    return sum(4 * share.direct.start.nbytes for share in plan.shares if isinstance(share, Rows)) + 2**12
-
-
-@remembering(64, _size, _PLAN_BYTES)
+@remembering
 def _communicate(pattern: Pattern, queries: Shards, keys: Shards, shape: RowShape, query_offset: int) -> Communication:
     plans = list(candidates(pattern, queries, keys, shape, query_offset))
     moved = [plan.traffic(shape).most for plan in plans]

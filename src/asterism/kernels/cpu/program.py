@@ -1,13 +1,12 @@
 """A plan as the kernel reads it: structures, masks by key, and what can be skipped."""
 
-from functools import lru_cache
-
 import numpy as np
 
 from asterism.compiler import Pass, Plan
 from asterism.compiler.plan import Booleans, Words
 from asterism.kernels.cpu import interface
 from asterism.kernels.cpu.interface import GROUP, address
+from asterism.memo import remembering
 
 
 class Program:
@@ -30,7 +29,7 @@ class Program:
         )
 
 
-@lru_cache(maxsize=128)
+@remembering
 def program(plan: Plan, heads: int) -> Program:
     """The program of a plan. Two threads that meet at a new plan get one each, and the cache keeps one of them."""
     return Program(plan, heads)

@@ -5,7 +5,6 @@ A pattern that depends on the length is laid over each row's own length. A slidi
 where the configuration says so.
 """
 
-from functools import lru_cache
 from itertools import accumulate
 from typing import Any, NamedTuple
 
@@ -24,6 +23,7 @@ from asterism.layers.padding import (
     in_documents,
     lay_end_to_end,
 )
+from asterism.memo import remembering_few
 from asterism.models.cache import PatternCacheLayer
 from asterism.models.drop_in.documents import from_boundaries, from_positions
 from asterism.models.drop_in.field import read_native_window, read_patterns
@@ -116,7 +116,7 @@ def _constant_rule(*question: Any) -> tuple[str, bool]:
     return _complete_rule(*question)
 
 
-@lru_cache(maxsize=1024)
+@remembering_few(1024)
 def _complete_rule(
     texts: str | tuple[str, ...] | None, number: int, layers: int, causal: bool, own_window: int | None
 ) -> tuple[str, bool]:

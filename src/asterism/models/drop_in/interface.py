@@ -9,10 +9,11 @@ import ast
 import inspect
 import textwrap
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import Any
 
 from torch import nn
+
+from asterism.memo import remembering_few
 
 HARMLESS = frozenset(
     (
@@ -64,7 +65,7 @@ def interface_of(module: nn.Module) -> Interface | None:
     return _read(kind)
 
 
-@lru_cache(maxsize=1024)
+@remembering_few(1024)
 def _read(kind: Any) -> Interface | None:
     try:
         source = textwrap.dedent(inspect.getsource(kind.forward))

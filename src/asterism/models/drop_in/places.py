@@ -7,13 +7,13 @@ refuses before anything has changed, in terms of the model and of what its user 
 import inspect
 import re
 from collections.abc import Sequence
-from functools import lru_cache
 from typing import Any, NamedTuple
 
 from torch import nn
 from transformers import PreTrainedConfig, PreTrainedModel
 
 from asterism.errors import ConfigurationError
+from asterism.memo import remembering_few
 from asterism.models.drop_in.interface import KNOWN_ARGUMENTS, interface_of
 
 
@@ -78,7 +78,7 @@ def _has_own_mask(kind: Any) -> bool:
     return "generate_block_attention_mask(" in _forward_of(kind)
 
 
-@lru_cache(maxsize=1024)
+@remembering_few(1024)
 def _forward_of(kind: Any) -> str:
     try:
         return inspect.getsource(kind.forward)
