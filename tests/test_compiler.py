@@ -382,6 +382,35 @@ go_on.set()
         done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
         assert done.stdout == "5\n", done.stderr
 
+    @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+    def test_a_child_does_not_wait_for_a_property_that_a_thread_computes(self):
+        """The lock of functools.cached_property in Python 3.11 is one for all plans."""
+        code = """
+import os, signal, threading
+from asterism import compile_pattern
+from asterism.compiler.plan import Plan
+one, other = (compile_pattern(text, 64) for text in ("causal()", "window(3)"))
+begun, go_on, count, parent = threading.Event(), threading.Event(), Plan._pairs, os.getpid()
+def slow(plan, part):
+    if os.getpid() == parent and plan is one:
+        begun.set()
+        go_on.wait()
+    return count(plan, part)
+Plan._pairs = slow
+one.__dict__.pop("pairs", None), other.__dict__.pop("pairs", None)
+threading.Thread(target=lambda: one.pairs).start()
+begun.wait()
+child = os.fork()
+if child == 0:
+    signal.alarm(5)
+    os._exit(other.pairs == other.to_dense().sum())
+print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+go_on.set()
+"""
+        command = [sys.executable, "-W", "ignore", "-c", code]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
+        assert done.stdout == "1\n", done.stderr
+
 
 @pytest.mark.parametrize("tile", (None, *COMPILED_TILES))
 @pytest.mark.parametrize("shape", ((1, 1, 1), (1, 3, 40), (2, 20, 70), (3, 130, 5), (1, 0, 4), (1, 4, 0)), ids=str)

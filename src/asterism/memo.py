@@ -7,12 +7,12 @@ Unlike with `functools.lru_cache`, a second thread that asks at the same time wa
 result of its own, and all but one of them would die while they are computed with.
 """
 
+import functools
 import os
 import sys
 from collections import OrderedDict
 from collections.abc import Callable, Hashable
 from contextlib import AbstractContextManager, nullcontext
-from functools import lru_cache, partial
 from threading import Event, Lock
 from typing import Any, Generic, ParamSpec, TypeVar
 
@@ -104,13 +104,28 @@ class Memo(Generic[Arguments, Result]):
 
     def __call__(self, *arguments: Arguments.args, **_: Arguments.kwargs) -> Result:
         """The function's result for positional arguments."""
-        found: Result = self.store.get((self, *arguments), partial(self.function, *arguments))  # type: ignore[call-arg]
+        found: Result = self.store.get((self, *arguments), functools.partial(self.function, *arguments))  # type: ignore[call-arg]
         return found
 
 
 def remembering(function: Callable[Arguments, Result], store: Store = KEPT) -> Memo[Arguments, Result]:
     """Make a function a Memo: for results that hold arrays or long texts."""
     return Memo(function, store)
+
+
+class cached_property(functools.cached_property[Result]):  # a decorator, named as Python's
+    """As `functools.cached_property`, and without the lock that it has in Python 3.11, one for all objects of a class:
+    a child that was forked while another thread held it would wait for ever. Two threads may both compute the value.
+    """
+
+    def __get__(self, instance: Any, owner: type | None = None) -> Any:
+        if instance is None:
+            return self
+        values = instance.__dict__
+        if self.attrname not in values:
+            with _usable_anywhere():
+                values[self.attrname] = self.func(instance)
+        return values[self.attrname]
 
 
 _FEW: list[Any] = []
@@ -120,7 +135,7 @@ def remembering_few(size: int) -> Callable[[Callable[Arguments, Result]], Callab
     """`functools.lru_cache` of that size, for results of a few bytes: what torch.compile looks through."""
 
     def decorate(function: Callable[Arguments, Result]) -> Callable[Arguments, Result]:
-        _FEW.append(lru_cache(maxsize=size)(function))
+        _FEW.append(functools.lru_cache(maxsize=size)(function))
         kept: Callable[Arguments, Result] = _FEW[-1]
         return kept
 

@@ -6,11 +6,11 @@ window over neighbours is a window.
 
 import math
 from dataclasses import dataclass, replace
-from functools import cached_property
 
 import numpy as np
 
 from asterism.compiler.layout import Layout, Sorted, Tiles
+from asterism.memo import cached_property
 from asterism.patterns.documents import Documents
 from asterism.patterns.intervals import Integers, Intervals
 from asterism.patterns.part import Part

@@ -7,13 +7,13 @@ so the passes' results merge exactly by log-sum-exp. `to_dense` is the inverse o
 
 import math
 from dataclasses import dataclass, fields
-from functools import cached_property
 from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from asterism.compiler.cost import DENSE_MASK_LIMIT, ONE_HEAD, Setting, dense_cost, plan_cost
+from asterism.memo import cached_property
 
 Booleans = NDArray[np.bool_]
 Integers = NDArray[np.int64]

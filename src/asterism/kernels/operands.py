@@ -3,7 +3,6 @@
 import math
 from collections.abc import Collection
 from dataclasses import dataclass, replace
-from functools import cached_property
 from typing import NamedTuple, Protocol
 
 import torch
@@ -12,6 +11,7 @@ from torch import Tensor
 from asterism.compiler import Plan, compile_mask, compile_pattern
 from asterism.compiler.cost import Setting
 from asterism.errors import KernelError, shown
+from asterism.memo import cached_property
 from asterism.patterns import Pattern
 from asterism.patterns.by_text import by_text
 

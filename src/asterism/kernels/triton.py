@@ -11,7 +11,6 @@ Nothing is added atomically: equal inputs give equal bits.
 """
 
 from dataclasses import dataclass
-from functools import cached_property
 from importlib.util import find_spec
 from typing import Any, NamedTuple
 
@@ -25,7 +24,7 @@ from asterism.kernels._triton_tables import Lists, TiledPass, tabulate
 from asterism.kernels.operands import Attended, Operands
 from asterism.kernels.operator import Gradients, Rounded, Tiles, Wanted, operator
 from asterism.kernels.transforms import is_transformed
-from asterism.memo import remembering
+from asterism.memo import cached_property, remembering
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 """What q, k and v may be."""

@@ -9,7 +9,6 @@ so all ranks call the same collectives in the same order, whatever each of them 
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any, Self
 
 import torch
@@ -17,6 +16,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.distributed import ProcessGroup
 
+from asterism.memo import cached_property
 from asterism.parallel.places import Places, owned
 
 

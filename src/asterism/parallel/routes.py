@@ -1,14 +1,13 @@
 """What one rank does of a communication plan: which of its rows go where, and what it computes. Numbers only."""
 
 from dataclasses import dataclass, replace
-from functools import cached_property
 from itertools import product
 
 import numpy as np
 
 from asterism.compiler.devices import Communication, Residues, Ring, Rows, Shards, Transfers
 from asterism.compiler.devices.needs import Blocks, needed, restricted, runs, terms
-from asterism.memo import remembering
+from asterism.memo import cached_property, remembering
 from asterism.parallel.exchange import Hop, Route, whole
 from asterism.parallel.places import Places
 from asterism.patterns import Pattern, part

@@ -7,12 +7,12 @@ inner pattern is, this one is prefix-stable.
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import cached_property
 from typing import ClassVar
 
 import numpy as np
 
 from asterism.errors import PatternError, shown
+from asterism.memo import cached_property
 from asterism.patterns.intervals import Integers, Intervals, once
 from asterism.patterns.pattern import (
     GREATEST,

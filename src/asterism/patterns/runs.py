@@ -6,13 +6,12 @@ before a position, are binary searches among the runs.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from typing import NamedTuple, Self
 
 import numpy as np
 
 from asterism.errors import PatternError, shown
-from asterism.memo import remembering
+from asterism.memo import cached_property, remembering
 from asterism.patterns.intervals import Integers, Intervals
 from asterism.patterns.pattern import GREATEST, Tokens
 
