@@ -83,6 +83,18 @@ def softmax_in_double(monkeypatch):
     monkeypatch.setattr(torch.nn.functional, "softmax", softmax)
 
 
+@pytest.fixture
+def t5_in_double(monkeypatch):
+    """T5 computes its mean squares in float32 whatever the model; here it does so in float64."""
+    import torch  # most test files need none
+    from transformers.models.t5.modeling_t5 import T5LayerNorm
+
+    def normalise(self, hidden):
+        return self.weight * hidden * torch.rsqrt(hidden.pow(2).mean(-1, keepdim=True) + self.variance_epsilon)
+
+    monkeypatch.setattr(T5LayerNorm, "forward", normalise)
+
+
 @pytest.fixture(scope="session")
 def gloo():
     """Four processes that compute together, started when a test first needs them: see gloo.py."""

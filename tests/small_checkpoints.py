@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 from safetensors.torch import load_file, save_file
+from torch import nn
 
 
 @contextmanager
@@ -20,6 +21,18 @@ def undone() -> Iterator[None]:
             yield
         finally:
             np.random.set_state(state)
+
+
+def draw_weights(model: nn.Module, *, spread_of: Callable[[str], float] = lambda name: 0.3) -> None:
+    """Weights, biases and norms that all matter; `spread_of` gives the spread by the name of a parameter."""
+    generator = torch.Generator().manual_seed(0)
+    for name, parameter in model.named_parameters():
+        if not parameter.requires_grad:
+            continue  # sines
+        is_scale = "norm" in name.lower() and name.endswith("weight")
+        nn.init.normal_(parameter, mean=float(is_scale), std=0.1 if is_scale else spread_of(name), generator=generator)
+    if hasattr(model, "final_logits_bias"):
+        model.final_logits_bias.normal_(generator=generator)
 
 
 def recorder(draw: Callable[..., list[np.ndarray]], drawn: list) -> Callable[..., list[np.ndarray]]:

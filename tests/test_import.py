@@ -16,7 +16,7 @@ import pytest
 import torch
 import transformers
 from safetensors.torch import load_file, save_file
-from small_checkpoints import change_tensors, edit, pattern_of, recorder, undone
+from small_checkpoints import change_tensors, draw_weights, edit, pattern_of, recorder, undone
 from tokenizers import Tokenizer, models, pre_tokenizers
 from torch import nn
 from transformers import (
@@ -64,11 +64,7 @@ def original(kind: str, head: str = "Model", **fields: Any) -> nn.Module:
     with undone():
         config = getattr(transformers, f"{kind}Config")(**(SIZES | KINDS[kind] | fields))
         model = getattr(transformers, kind + head)(config).double().eval()
-    generator = torch.Generator().manual_seed(0)
-    for name, parameter in model.named_parameters():
-        is_scale = "norm" in name.lower() and name.endswith("weight")
-        spread = 1.0 if "embeddings.weight" in name else 0.3
-        nn.init.normal_(parameter, mean=float(is_scale), std=0.1 if is_scale else spread, generator=generator)
+    draw_weights(model, spread_of=lambda name: 1.0 if "embeddings.weight" in name else 0.3)
     return model
 
 

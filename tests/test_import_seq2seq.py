@@ -11,7 +11,7 @@ import pytest
 import torch
 import transformers
 from safetensors.torch import load_file, save_file
-from small_checkpoints import change_tensors, edit, pattern_of, recorder, undone
+from small_checkpoints import change_tensors, draw_weights, edit, pattern_of, recorder, undone
 from torch import nn
 from transformers import AutoModelForSeq2SeqLM
 
@@ -78,14 +78,7 @@ def original(name: str, **fields: Any) -> nn.Module:
         model = getattr(transformers, f"{kind}ForConditionalGeneration")(config).double().eval()
     if config.to_dict().get("scale_decoder_outputs", True) is False:
         model.lm_head.weight = nn.Parameter(torch.empty_like(model.lm_head.weight))
-    generator = torch.Generator().manual_seed(0)
-    for parameter_name, parameter in model.named_parameters():
-        if not parameter.requires_grad:
-            continue  # sines
-        is_scale = "norm" in parameter_name.lower() and parameter_name.endswith("weight")
-        nn.init.normal_(parameter, mean=float(is_scale), std=0.1 if is_scale else 0.3, generator=generator)
-    if hasattr(model, "final_logits_bias"):
-        model.final_logits_bias.normal_(generator=generator)
+    draw_weights(model)
     return model
 
 
@@ -102,13 +95,8 @@ def imported(tmp_path: Path) -> Callable[..., Any]:
 
 
 @pytest.fixture(autouse=True)
-def everything_in_double(monkeypatch: pytest.MonkeyPatch, softmax_in_double: None) -> None:
-    """T5 computes its mean squares, and LED its softmax, in float32 whatever the model; here not."""
-
-    def normalise(self: Any, hidden: torch.Tensor) -> torch.Tensor:
-        return self.weight * hidden * torch.rsqrt(hidden.pow(2).mean(-1, keepdim=True) + self.variance_epsilon)
-
-    monkeypatch.setattr(transformers.models.t5.modeling_t5.T5LayerNorm, "forward", normalise)
+def everything_in_double(t5_in_double: None, softmax_in_double: None) -> None:
+    """Classes that compute in float32 whatever the model do not."""
 
 
 def pairs(name: str, padded: str, *, source: int = 21, target: int = 11) -> dict[str, torch.Tensor]:

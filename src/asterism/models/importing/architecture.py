@@ -202,13 +202,17 @@ def common_fields(config: PreTrainedConfig, offset: int) -> dict[str, Any]:
         "layer_norm_eps": config.layer_norm_eps,
         "initializer_range": config.initializer_range,
         "tie_word_embeddings": config.tie_word_embeddings,
-        "pad_token_id": config.pad_token_id,
-        "bos_token_id": config.bos_token_id,
-        "eos_token_id": config.eos_token_id,
+        **special_tokens(config),
         "id2label": config.id2label,
         "label2id": config.label2id,
         "problem_type": config.problem_type,
     }
+
+
+def special_tokens(config: PreTrainedConfig) -> dict[str, Any]:
+    """The numbers of the tokens that mean something; not every class has all of these fields."""
+    names = ("pad_token_id", "bos_token_id", "eos_token_id", "decoder_start_token_id")
+    return {name: getattr(config, name, None) for name in names}
 
 
 def activation(config: PreTrainedConfig, field: str = "hidden_act") -> str:

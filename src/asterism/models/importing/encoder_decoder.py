@@ -13,7 +13,7 @@ from transformers import PreTrainedConfig
 
 from asterism.errors import CheckpointError
 from asterism.layers import SinusoidalPositions
-from asterism.models.importing.architecture import Architecture, activation
+from asterism.models.importing.architecture import Architecture, activation, special_tokens
 
 HEAD = "ForConditionalGeneration"
 HEADS = {HEAD: {"final_logits_bias": "lm_head", "lm_head": "lm_head"}}
@@ -165,10 +165,4 @@ def same_positions(config: PreTrainedConfig) -> dict[str, Any]:
 
 def tokens(config: PreTrainedConfig) -> dict[str, Any]:
     """The vocabulary, and the tokens that mean something."""
-    return {
-        "vocab_size": config.vocab_size,
-        "pad_token_id": config.pad_token_id,
-        "bos_token_id": config.bos_token_id,
-        "eos_token_id": config.eos_token_id,
-        "decoder_start_token_id": getattr(config, "decoder_start_token_id", None),
-    }
+    return {"vocab_size": config.vocab_size, **special_tokens(config)}
