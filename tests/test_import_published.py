@@ -12,9 +12,8 @@ from typing import Any
 
 import pytest
 import torch
-import transformers
 from safetensors.torch import load_file, save_file
-from small_checkpoints import change_tensors, draw_weights, undone
+from small_checkpoints import draw_weights, undone
 from torch import nn
 from transformers import AutoModel, AutoModelForMaskedLM, AutoModelForPreTraining, AutoModelForSeq2SeqLM
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING

@@ -2,7 +2,8 @@
 
 A file or folder is written under a temporary name, flushed to disk and renamed, so that under its own name it is always
 whole, and nothing whole is removed before its successor is. Who is killed leaves hidden temporary names behind, which
-`remove_leftovers` knows again. Only data are read and written: JSON and safetensors.
+`remove_leftovers` knows again. Only data are read and written: JSON and safetensors. A folder may be a stranger's, so
+only regular files are opened, links followed: a pipe would be waited for, a device read without end.
 """
 
 import errno
@@ -10,15 +11,16 @@ import json
 import os
 import re
 import shutil
+import stat
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 import torch
 from huggingface_hub.errors import StrictDataclassError
-from safetensors import SafetensorError
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file
 
 from asterism.errors import CheckpointError
@@ -28,6 +30,15 @@ DAMAGED = (StrictDataclassError, AttributeError, KeyError, TypeError, ValueError
 
 LOCAL: dict[str, Any] = {"local_files_only": True, "trust_remote_code": False}
 """How transformers reads a folder: nothing is fetched, and code that lies in it is neither run nor asked about."""
+
+LARGEST = 2**27
+"""Bytes of a JSON document or of a file of a tokenizer: several times those of a vocabulary of 250,000 tokens."""
+
+_DEEPEST = 100
+"""How deep the brackets of a JSON document may be nested: what transformers does with it is recursive."""
+
+_READ_BY_TRANSFORMERS = (".json", ".txt", ".model", ".jinja", ".safetensors", ".bin")
+_KINDS = {stat.S_IFIFO: "a pipe", stat.S_IFSOCK: "a socket", stat.S_IFDIR: "a folder"}
 
 _TEMPORARY = re.compile(r"\..+-[0-9a-f]{32}")
 """The names that `_beside` gives."""
@@ -43,22 +54,80 @@ def why_unread(error: Exception) -> str:
 
 def read_tensors(path: Path) -> dict[str, torch.Tensor]:
     """All tensors of a safetensors file, on the CPU. Raises CheckpointError."""
+    _require_file(path)
     try:
         return load_file(path)
-    except FileNotFoundError:
-        raise CheckpointError(f"{path} is missing") from None
     except (SafetensorError, OSError) as error:
         raise CheckpointError(f"{path} is damaged: {error}") from error
+
+
+def read_bytes(path: Path) -> bytes:
+    """The contents of a file of at most `LARGEST` bytes. Raises CheckpointError."""
+    _require_file(path)
+    try:
+        with path.open("rb") as file:
+            content = file.read(LARGEST + 1)  # some regular files, such as those of /proc, do not tell their size
+    except OSError as error:
+        raise CheckpointError(f"{path} is damaged: {error}") from error
+    if len(content) > LARGEST:
+        raise CheckpointError(f"{path} has more than {LARGEST:,} bytes, the most that are read of such a file")
+    return content
 
 
 def read_json(path: Path) -> Any:
     """A JSON document. Raises CheckpointError."""
     try:
-        return json.loads(path.read_text())
+        document = json.loads(read_bytes(path).decode())
+    except (ValueError, RecursionError) as error:
+        raise CheckpointError(f"{path} is damaged: {error}") from error
+    level, depth = [document], 0
+    while level := [inner for outer in level for inner in _inner(outer) if isinstance(inner, dict | list)]:
+        depth += 1
+        if depth >= _DEEPEST:
+            raise CheckpointError(f"{path} is damaged: its brackets are nested more than {_DEEPEST} deep")
+    return document
+
+
+def check_model_folder(folder: Path) -> None:
+    """Look at the files that transformers would read in a stranger's folder, before it does.
+
+    Raises CheckpointError for what is not a file, for JSON that is damaged or too deep, and for complex weights, whose
+    imaginary part would be dropped.
+    """
+    for path in sorted(folder.iterdir()):
+        if path.suffix not in _READ_BY_TRANSFORMERS or path.is_dir() or not path.exists():
+            continue
+        _require_file(path)
+        if path.suffix == ".json":
+            read_json(path)
+        elif path.suffix == ".safetensors":
+            _refuse_complex(path)
+
+
+def _inner(container: Any) -> Iterable[Any]:
+    return container.values() if isinstance(container, dict) else container
+
+
+def _require_file(path: Path) -> None:
+    """Raises CheckpointError for a path that does not lead to a regular file."""
+    try:
+        mode = path.stat().st_mode
     except FileNotFoundError:
         raise CheckpointError(f"{path} is missing") from None
-    except (ValueError, RecursionError, OSError) as error:
+    except OSError as error:  # such as links that lead to each other
         raise CheckpointError(f"{path} is damaged: {error}") from error
+    if not stat.S_ISREG(mode):
+        raise CheckpointError(f"{path} is {_KINDS.get(stat.S_IFMT(mode), 'a device')}; a file is read here")
+
+
+def _refuse_complex(path: Path) -> None:
+    try:
+        with safe_open(path, framework="pt") as file:
+            names = [name for name in file.keys() if file.get_slice(name).get_dtype().startswith("C")]  # noqa: SIM118
+    except (SafetensorError, OSError) as error:
+        raise CheckpointError(f"{path} is damaged: {error}") from error
+    if names:
+        raise CheckpointError(f"{path} has complex weights ({names[0]}), which no model here computes with")
 
 
 def write_json(path: Path, document: object) -> None:

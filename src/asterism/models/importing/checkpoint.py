@@ -28,9 +28,10 @@ from asterism.models.importing.longformer import LONGFORMER
 from asterism.models.importing.notes import notes_on
 from asterism.models.importing.pegasus import PEGASUS
 from asterism.models.importing.roberta import CAMEMBERT, ROBERTA, XLM_ROBERTA
+from asterism.models.importing.sentences import read_pipeline
 from asterism.models.importing.source import read_configuration, read_generation, read_weights
 from asterism.models.importing.t5 import T5
-from asterism.models.importing.tokenizer import copy_tokenizer
+from asterism.models.importing.tokenizer import read_tokenizer
 from asterism.models.masked_lm import AsterismForMaskedLM, AsterismForPreTraining
 from asterism.models.modeling import AsterismModel
 from asterism.models.question_answering import AsterismForQuestionAnswering
@@ -66,6 +67,10 @@ CLASSES: dict[str, type[PreTrainedModel]] = {
 
 _FEW = 10_000
 """A model of so many layers, or so wide, is laid out quickly, and then compared with the weights."""
+_SIZES = (
+    *("num_hidden_layers", "num_layers", "num_decoder_layers", "encoder_layers", "decoder_layers"),
+    *("hidden_size", "d_model", "num_labels"),
+)
 _DTYPES = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
 _EMBEDDING, _DECODER = "embed_tokens.weight", "lm_head.decoder.weight"
 _POSITIONS = ("positions.weight", "encoder.positions.weight")
@@ -82,7 +87,7 @@ class ImportedCheckpoint:
                         how many of the source
     has_table           whether positions are rows of a table, so that a longer model repeats them
     mixers              of the model's configuration
-    tokenizer           files that were copied; none if the checkpoint has no tokenizer
+    tokenizer           its files; none if the checkpoint has no tokenizer
     left_out            tensors of the checkpoint that the model has no use for
     notes               what the model does otherwise than the checkpoint's class, one line each
     """
@@ -130,10 +135,11 @@ def import_checkpoint(
     path, output = Path(path), Path(output)
     if output.exists() and (not output.is_dir() or any(output.iterdir())):
         raise CheckpointError(f"{output} exists and is not an empty folder; choose another one for the imported model")
-    source = _read_source_config(path)
-    architecture = ARCHITECTURES[source.model_type]
+    document = _read_document(path)
+    tokenizer, pipeline = read_tokenizer(path, document["model_type"], length), read_pipeline(path, length)
     weights = read_weights(path, allow_pickle=allow_pickle)
-    _refuse_sizes(path, source, weights)
+    source = _source_config(path, document, weights)
+    architecture = ARCHITECTURES[source.model_type]
     head = architecture.head_of(source, weights)
     weights = architecture.prepare(source, weights)
     offset = architecture.offset(source)
@@ -145,6 +151,7 @@ def import_checkpoint(
     renamed = architecture.rename(weights, head, tied=config.tie_word_embeddings, unwanted=unwanted)
     with torch.device("meta"):  # draws no random numbers
         model = CLASSES[head](config)
+    _refuse_not_finite(path, weights)
     pooler = _spare_pooler(model, renamed.tensors)
     if config.tie_word_embeddings:
         _tie(path, model, renamed.tensors)
@@ -154,7 +161,9 @@ def import_checkpoint(
         model.generation_config = read_generation(path, source)
     with replacing(output) as temporary:
         model.save_pretrained(temporary, state_dict=model.state_dict() | pooler)
-        tokenizer = copy_tokenizer(path, temporary, source.model_type, length)
+        for name, content in (tokenizer | pipeline.files).items():
+            (temporary / name).parent.mkdir(exist_ok=True)
+            (temporary / name).write_bytes(content)
     return ImportedCheckpoint(
         folder=str(output),
         source=architecture.class_prefix + head,
@@ -163,34 +172,43 @@ def import_checkpoint(
         positions=(positions, config.max_position_embeddings),
         has_table=config.positions_end,
         mixers=config.mixers,
-        tokenizer=tokenizer,
+        tokenizer=list(tokenizer),
         left_out=renamed.unused,
-        notes=notes_on(source, architecture.class_prefix + head, config, pattern),
+        notes=notes_on(source, architecture.class_prefix + head, config, pattern) + pipeline.notes,
     )
 
 
-def _read_source_config(path: Path) -> PreTrainedConfig:
-    """The checkpoint's configuration, with the defaults of its class for what config.json leaves out."""
+def _read_document(path: Path) -> dict[str, Any]:
+    """The checkpoint's config.json, of a kind that is imported. Raises CheckpointError."""
     document = read_configuration(path)
     kind = document.get("model_type")
-    if kind not in ARCHITECTURES:
+    if not isinstance(kind, str) or kind not in ARCHITECTURES:
         raise CheckpointError(
-            f"{path} is of model_type {kind!r}; imported are {', '.join(ARCHITECTURES)}."
-            + nearest(str(kind), ARCHITECTURES)
+            f"{path} is of model_type {shown(kind)}; imported are {', '.join(ARCHITECTURES)}."
+            + nearest(shown(kind), ARCHITECTURES)
         )
+    return document
+
+
+def _source_config(path: Path, document: Mapping[str, Any], weights: Mapping[str, torch.Tensor]) -> PreTrainedConfig:
+    """The checkpoint's configuration, with the defaults of its class for what config.json leaves out.
+
+    Raises CheckpointError, and does so for more than the weights can be of before anything is made of that size.
+    """
+    most = max(_FEW, len(weights), *(size for tensor in weights.values() for size in tensor.shape))
+    for name in _SIZES:
+        if isinstance(given := document.get(name), int) and given > most:
+            raise CheckpointError(f"{path} has {name} {given:,} in its config.json, more than its weights can be of")
     try:
-        return CONFIG_MAPPING[kind].from_dict(document)
+        return CONFIG_MAPPING[document["model_type"]].from_dict(dict(document))
     except DAMAGED as error:
         raise CheckpointError(f"{path / 'config.json'} is damaged: {' '.join(str(error).split())}") from error
 
 
-def _refuse_sizes(path: Path, source: PreTrainedConfig, weights: Mapping[str, torch.Tensor]) -> None:
-    """Raises CheckpointError for more than the weights can be of, before a model of that size is laid out."""
-    most = max(_FEW, len(weights), *(size for tensor in weights.values() for size in tensor.shape))
-    stacks = ("encoder_layers", "decoder_layers", "num_layers", "num_decoder_layers")
-    for name in (*stacks, "d_model", "num_hidden_layers", "hidden_size"):
-        if isinstance(given := getattr(source, name, None), int) and given > most:
-            raise CheckpointError(f"{path} has {name} {given:,} in its config.json, more than its weights can be of")
+def _refuse_not_finite(path: Path, weights: Mapping[str, torch.Tensor]) -> None:
+    """Raises CheckpointError for weights that no model can have learned."""
+    if names := [name for name, tensor in weights.items() if _is_plain(tensor) and not tensor.isfinite().all()]:
+        raise CheckpointError(f"the weights of {path} are not finite (NaN or infinity): {_some(sorted(names))}")
 
 
 def _change(

@@ -56,7 +56,7 @@ class Record:
             raise self.error(field, f"must be text, got {_shortened(value)}")
         if not value.strip():
             raise self.error(field, "is empty")
-        self._refuse_surrogates(field, value)
+        self.refuse_surrogates(field, value)
         return value
 
     def texts(self, field: str) -> list[str]:
@@ -65,11 +65,11 @@ class Record:
         if not isinstance(value, list) or not all(isinstance(item, str) for item in value):
             raise self.error(field, f"must be a list of texts, got {_shortened(value)}")
         for item in value:
-            self._refuse_surrogates(field, item)
+            self.refuse_surrogates(field, item)
         return value
 
-    def _refuse_surrogates(self, field: str, text: str) -> None:
-        """JSON can write half of a surrogate pair, which is no character: tokenizers and UTF-8 know no such thing."""
+    def refuse_surrogates(self, field: str, text: str) -> None:
+        """Raises DataError for half of a surrogate pair: JSON can write it, UTF-8 and tokenizers have no such thing."""
         try:
             text.encode()
         except UnicodeEncodeError as error:

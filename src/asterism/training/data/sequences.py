@@ -71,6 +71,8 @@ def columns_of(record: Record) -> tuple[str, ...]:
     names = tuple(str(name) for name in record.fields if name not in NOT_LABELS)
     if not names:
         raise DataError(f"{record.place}: there is no label: give columns of 0 and 1, or a list of them as 'labels'")
+    for name in names:
+        record.refuse_surrogates(name, name)
     return names
 
 

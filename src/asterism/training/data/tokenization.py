@@ -20,8 +20,8 @@ import numpy as np
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 from transformers import AutoTokenizer, PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
-from asterism.errors import ConfigurationError, DataError
-from asterism.files import DAMAGED, LOCAL, why_unread
+from asterism.errors import CheckpointError, ConfigurationError, DataError
+from asterism.files import DAMAGED, LOCAL, check_model_folder, why_unread
 from asterism.training.data.dna_tokens import LETTERS, Maker, dna_tokenizer
 
 SPECIAL_TOKENS = {
@@ -178,8 +178,9 @@ def load_tokenizer(folder: str | Path, needs: Needs = MASKING) -> PreTrainedToke
             " or for DNA bases, kmer:LENGTH or dna-bpe:SIZE"
         )
     try:
+        check_model_folder(Path(folder))
         tokenizer = AutoTokenizer.from_pretrained(folder, **LOCAL)
-    except (OSError, ImportError, *DAMAGED) as error:
+    except (CheckpointError, OSError, ImportError, *DAMAGED) as error:
         raise DataError(f"tokenizer: {folder} holds none that can be read: {why_unread(error)}") from error
     known = tokenizer.get_vocab()
     lacking = [" or ".join(names) for names in needs.tokens if all(getattr(tokenizer, one) is None for one in names)]

@@ -26,6 +26,7 @@ from typing import Any, get_args
 
 from asterism.errors import AsterismError, CheckpointError
 from asterism.files import (
+    check_model_folder,
     flush,
     is_leftover,
     make_folder,
@@ -231,4 +232,8 @@ def model_folder(path: str | Path, setting: str) -> Path:
         raise CheckpointError(
             f"{setting}: {folder} is no folder of a model or a run: it has no config.json or run.json"
         )
+    try:
+        check_model_folder(folder)
+    except CheckpointError as error:
+        raise CheckpointError(f"{setting}: {error}") from error
     return folder

@@ -239,7 +239,10 @@ def labels_in(record: Record, several: bool) -> tuple[str, ...]:
     values = value if several else [value]
     if not isinstance(values, list) or not all(_is_label(one) for one in values):
         raise record.error(field, f"must be {'a list of labels' if several else 'one label'}, got {value!r:.40}")
-    return tuple(dict.fromkeys(str(one) for one in values))
+    labels = tuple(dict.fromkeys(str(one) for one in values))
+    for label in labels:
+        record.refuse_surrogates(field, label)
+    return labels
 
 
 def _is_label(value: Any) -> bool:
