@@ -117,7 +117,7 @@ def import_checkpoint(
 
     BERT, RoBERTa (and CamemBERT, XLM-RoBERTa), Longformer, BigBird and FNet: backbone, pooler, and the heads that have
     an exact counterpart. BART, Pegasus, BigBird-Pegasus, T5 and LED: the models that generate, with their settings for
-    that. Dtypes stay as they are. Tokenizer files are copied along.
+    that. Dtypes stay as they are. The tokenizer and the pooling of SentenceTransformers come along.
 
     length        how many tokens the model is to reach: the table of learned positions is copied one after the other,
                   as often as needed (Beltagy 2020, section 5). By default as many as the checkpoint has. Of an
@@ -161,9 +161,7 @@ def import_checkpoint(
         model.generation_config = read_generation(path, source)
     with replacing(output) as temporary:
         model.save_pretrained(temporary, state_dict=model.state_dict() | pooler)
-        for name, content in (tokenizer | pipeline.files).items():
-            (temporary / name).parent.mkdir(exist_ok=True)
-            (temporary / name).write_bytes(content)
+        _write(temporary, tokenizer | pipeline.files)
     return ImportedCheckpoint(
         folder=str(output),
         source=architecture.class_prefix + head,
@@ -290,6 +288,12 @@ def _fill(model: PreTrainedModel, tensors: Mapping[str, torch.Tensor], offset: i
             filled[name] = extend_positions(tensor[offset:], len(own[name]))
     model.load_state_dict(filled, assign=True)
     model.tie_weights()
+
+
+def _write(folder: Path, files: Mapping[str, bytes]) -> None:
+    for name, content in files.items():
+        (folder / name).parent.mkdir(exist_ok=True)
+        (folder / name).write_bytes(content)
 
 
 def _bare(name: str) -> str:
