@@ -5,7 +5,7 @@ from contextlib import contextmanager
 
 import pytest
 
-from asterism.training.run import fitting
+from asterism.training import pipeline
 from asterism.training.run.progress import Silence
 
 
@@ -15,9 +15,9 @@ def at_step(step, act=lambda: signal.raise_signal(signal.SIGINT)):
 
     class Acting(Silence):
         def show(self, status):
-            if status.step == step:
+            if getattr(status, "step", None) == step:  # an evaluation has none
                 act()
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(fitting, "make_display", lambda enabled: Acting())
+        patch.setattr(pipeline, "make_display", lambda enabled: Acting())
         yield

@@ -9,7 +9,7 @@ learn, and how, is their objective's to say. Nothing below knows one by name.
 
 import hashlib
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
@@ -33,6 +33,7 @@ from asterism.training.run.generation import Sampling
 from asterism.training.run.loop import quiet_transformers
 from asterism.training.run.mesh import mesh_sizes
 from asterism.training.run.processes import Processes, compare, joined
+from asterism.training.run.progress import make_display, watching
 from asterism.training.run.setup import Setup, read_shape
 
 
@@ -72,9 +73,11 @@ def train(config: AnyConfig, folder: str | Path, *, resume: bool = False, progre
                 stack.enter_context(run.held())
         own = processes.decided(lambda: str(run.latest_checkpoint() or "") if resume else "")
         dtype = processes.decided(lambda: (run.read_settled() if resume else settled(config)).dtype)
+        display = stack.enter_context(closing(make_display(progress and processes.leads)))
+        display.doing("reading the data")
         with processes.agreed():
             setup = resolve(replace(config, dtype=dtype), Path(own) if own else None)
-        return fit(replace(setup, asked=config), run, processes, resume=resume, progress=progress)
+        return fit(replace(setup, asked=config), run, processes, display, resume=resume)
 
 
 def _is_finished(run: RunFolder, config: AnyConfig) -> bool:
@@ -126,6 +129,7 @@ def evaluate(
     reader: str | None = None,
     parallel: str = "",
     dense_exchange: bool = False,
+    progress: bool = True,
 ) -> Evaluation:
     """Score a run, or the run in a folder, on data that it has not seen.
 
@@ -137,7 +141,7 @@ def evaluate(
 
     Processes that a launcher started divide the work as `parallel` says, whatever those of training did: by default
     they take turns (dp); those of cp share the tokens of rows, and with `dense_exchange` also by patterns for which as
-    much moves as for dense attention. fsdp is refused.
+    much moves as for dense attention. fsdp is refused. `progress` shows a bar or lines on stderr.
 
     Raises CheckpointError, DataError, and ConfigurationError for what this kind of run has no use for.
     """
@@ -155,8 +159,12 @@ def evaluate(
         raise ConfigurationError("parallel: every process of an evaluation has the whole model, so use dp and cp")
     if sizes.get("cp", 1) > 1 and not isinstance(config, RunConfig):
         raise ConfigurationError("parallel: every process reads whole rows of the examples of a task: cp divides none")
-    with _opened_by_all(run, parallel, dense_exchange) as (opened, processes):
+    with (
+        _opened_by_all(run, parallel, dense_exchange) as (opened, processes),
+        closing(make_display(progress and processes.leads)) as display,
+    ):
         processes = weighed(opened.config, opened.model.config, opened.objective.longest, processes)
+        processes = replace(processes, watch=watching(display))
         trained_on = opened.record["corpus"]["sha256"]
         return opened.objective.answer(opened.model, question, trained_on, processes)
 

@@ -6,7 +6,7 @@ of transformers want them.
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -24,6 +24,7 @@ from asterism.training.readers.text import parse_reader, with_reader
 from asterism.training.run.configuration import FineTuneConfig
 from asterism.training.run.footprint import require_memory_to_tune
 from asterism.training.run.processes import ALONE, Processes
+from asterism.training.run.progress import Watch
 from asterism.training.run.schedule import within
 from asterism.training.run.setup import Setup
 from asterism.training.tasks import TASKS
@@ -207,7 +208,8 @@ class Labelled(Objective[Examples]):
         """
         every = max(1, -(-len(corpus.validation) // self.config.evaluation_examples)) if sample else 1
         examples = corpus.validation[::every]
-        predictions = list(self.predictor(model).predict(examples, corpus.validation_features[::every]))
+        predictor, features = self.predictor(model), corpus.validation_features[::every]
+        predictions = list(_watched(predictor.predict(examples, features), predictor, len(examples), processes.watch))
         scores = self._score(examples, predictions)
         return Outcome(
             scores,
@@ -247,7 +249,8 @@ class Labelled(Objective[Examples]):
             name, sha256 = question.data, identity(question.data)
         examples = examples[: question.limit]
         predictor = self.predictor(model, reader=question.reader)
-        predictions = list(predictor.predict(examples, Asked(predictor.task, examples, self.tokenizer)))
+        asked = predictor.predict(examples, Asked(predictor.task, examples, self.tokenizer))
+        predictions = list(_watched(asked, predictor, len(examples), processes.watch))
         return LabelledEvaluation(
             corpus=name,
             corpus_sha256=sha256,
@@ -282,6 +285,18 @@ class Labelled(Objective[Examples]):
     def _score(self, examples: Sequence[Any], predictions: Sequence[Mapping[str, Any]]) -> dict[str, float]:
         answers = [prediction[self.task.answer] for prediction in predictions]
         return self.task.score(answers, [self.task.gold(example) for example in examples])
+
+
+def _watched(
+    predictions: Iterable[dict[str, Any]], predictor: Predictor, examples: int, watch: Watch
+) -> Iterator[dict[str, Any]]:
+    """The predictions for so many examples, and how many batches of them are done."""
+    size = predictor.batch_size
+    watch(0, -(-examples // size))
+    for number, prediction in enumerate(predictions):
+        if number % size == 0:
+            watch(number // size, -(-examples // size))
+        yield prediction
 
 
 def _line(record: Record, fields: Mapping[str, Any]) -> dict[str, Any]:

@@ -11,7 +11,7 @@ import json
 import platform
 from collections.abc import Mapping
 from contextlib import ExitStack, closing
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any, cast
@@ -36,7 +36,7 @@ from asterism.training.run.loop import Loop, loop_arguments, undisturbed
 from asterism.training.run.optimizer import make_optimizer
 from asterism.training.run.picture import draw_history, require_matplotlib
 from asterism.training.run.processes import Processes, compare
-from asterism.training.run.progress import Display, make_display
+from asterism.training.run.progress import Display, watching
 from asterism.training.run.schedule import notes_at_the_end
 from asterism.training.run.session import Session, validation_metrics
 from asterism.training.run.setup import Setup
@@ -48,7 +48,7 @@ _SHARED_OUT = ("llama", "gpt_neox", "bert", "modernbert")
 """Kinds of models of transformers that are tested within `sequence_parallel`."""
 
 
-def fit(setup: Setup, run: RunFolder, processes: Processes, *, resume: bool, progress: bool) -> Report:
+def fit(setup: Setup, run: RunFolder, processes: Processes, display: Display, *, resume: bool) -> Report:
     """Train what a setup gives in a run folder; with `resume` the folder holds an unfinished run of the same setup.
 
     All processes of the run call it together. Raises DataError if its data were others, and what `train` raises.
@@ -58,7 +58,7 @@ def fit(setup: Setup, run: RunFolder, processes: Processes, *, resume: bool, pro
     _refuse_what_cannot_be_shared(setup, processes)
     processes = weighed(config, setup.shape, setup.objective.longest, processes)
     with undisturbed(), kept_memory(), isolated(derive(config.seed)), ExitStack() as stack:
-        display = stack.enter_context(closing(make_display(progress and processes.leads)))
+        display.doing("making the model")
         arguments = loop_arguments(config, run, processes)
         prices = processes.decided(lambda: dict(run.read_prices() if resume else _prices(setup, arguments.device)))
         stack.enter_context(pinned(prices))
@@ -86,7 +86,9 @@ def fit(setup: Setup, run: RunFolder, processes: Processes, *, resume: bool, pro
                 session.save()  # from here on the run no longer needs the model it began with
             if not session.is_over():
                 if arguments.device.type == "cpu":
+                    display.doing("making the CPU kernel ready")
                     cpu_kernel.is_available()  # builds the kernel, if need be, before the run's clock starts
+                display.doing(f"step {state.step + 1:,}")  # whose batch is drawn before the Trainer says that it begins
                 Loop(session, arguments).train()
             session.end()
         return _finish(setup, run, model, state, display, processes)
@@ -219,6 +221,7 @@ def _finish(
     for note in notes_at_the_end(setup.config, state.step, state.seconds):
         display.say(f"note: {note}")
     display.say("evaluating on the whole validation split")
+    display.doing("saving the model")
     weights = gathered_weights(model, processes)
     with processes.agreed():
         if processes.leads:
@@ -226,7 +229,9 @@ def _finish(
                 model.save_pretrained(folder, state_dict=weights)
                 setup.objective.save_files(folder)
     with in_parts(model):
-        outcome = setup.objective.evaluate(model, setup.corpus, processes=processes)
+        seen = replace(processes, watch=watching(display))
+        outcome = setup.objective.evaluate(model, setup.corpus, processes=seen)
+    display.doing("writing the report")
     report = processes.decided(lambda: asdict(_written(setup, run, model, state, outcome)))
     return setup.objective.report_type(**report)
 

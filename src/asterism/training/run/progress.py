@@ -1,12 +1,17 @@
-"""What a person sees while a run goes on: a bar when stderr is a terminal, now and then a line when it is not."""
+"""What a person sees while work goes on: a bar when stderr is a terminal, plain lines when it is not.
+
+Invariant: ten seconds never pass without a line, or a bar that moves, however long a step or an evaluation takes.
+"""
 
 import sys
+import threading
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
 from rich.console import Console
-from rich.progress import BarColumn, TaskProgressColumn, TextColumn
+from rich.progress import BarColumn, TaskProgressColumn, TextColumn, TimeElapsedColumn
 from rich.progress import Progress as RichProgress
 
 SECONDS_BETWEEN_LINES = 10.0
@@ -46,11 +51,42 @@ class Moment(Protocol):
     def fraction(self) -> float | None: ...
 
 
+@dataclass(frozen=True)
+class Scoring:
+    """How far an evaluation is: `done` of `total` batches after so many seconds; `of_run` is the share of a run that
+    goes on behind it."""
+
+    done: int
+    total: int
+    seconds: float
+    of_run: float | None = None
+
+    @property
+    def fraction(self) -> float:
+        return self.done / self.total if self.of_run is None else self.of_run
+
+    def __str__(self) -> str:
+        left = f"  {clock(self.seconds * (self.total - self.done) / self.done)} left" if self.done else ""
+        return f"evaluating: {self.done:,} of {self.total:,} batches{left}"
+
+
+Watch = Callable[[int, int], None]
+"""Is told how many batches of an evaluation are done, and how many there are."""
+
+
+def unwatched(done: int, total: int) -> None:
+    """Nobody looks."""
+
+
 class Display(Protocol):
     """Shows the moments of a run."""
 
     def show(self, status: Moment) -> None:
         """Show where the run is."""
+        ...
+
+    def doing(self, text: str) -> None:
+        """From now on this is being done: shown where nothing else is for a while."""
         ...
 
     def say(self, text: str) -> None:
@@ -60,6 +96,13 @@ class Display(Protocol):
     def close(self) -> None:
         """The run is over."""
         ...
+
+
+def watching(display: Display, of_run: float | None = None) -> Watch:
+    """Shows an evaluation that begins now."""
+    began = time.monotonic()
+    display.doing("evaluating")
+    return lambda done, total: display.show(Scoring(done, total, time.monotonic() - began, of_run))
 
 
 def make_display(enabled: bool) -> Display:
@@ -75,6 +118,9 @@ class Silence:
     def show(self, status: Moment) -> None:
         """Nothing."""
 
+    def doing(self, text: str) -> None:
+        """Nothing."""
+
     def say(self, text: str) -> None:
         """Nothing."""
 
@@ -83,40 +129,70 @@ class Silence:
 
 
 class Lines:
-    """Plain lines, at most one in SECONDS_BETWEEN_LINES, for logs."""
+    """Plain lines for logs: statuses at most once in so many seconds, and as often what is being done without one."""
 
-    def __init__(self) -> None:
-        self.shown_at = -SECONDS_BETWEEN_LINES
+    def __init__(self, every: float = SECONDS_BETWEEN_LINES) -> None:
+        self.every = every
+        self.shown_at = -every
+        self.printed_at = time.monotonic()
+        self.activity, self.since = "starting", self.printed_at
+        self.closed = threading.Event()
+        self.heart: threading.Thread | None = None
 
     def show(self, status: Moment) -> None:
         """Print the status if the last one is some time ago or the run is at its end."""
-        if (status.fraction or 0) >= 1 or time.monotonic() - self.shown_at >= SECONDS_BETWEEN_LINES:
+        if (status.fraction or 0) >= 1 or time.monotonic() - self.shown_at >= self.every:
             self.shown_at = time.monotonic()
             self.say(str(status) if status.fraction is None else f"{status.fraction:6.1%}  {status}")
 
+    def doing(self, text: str) -> None:
+        """Print it, and for how long it has been going on, whenever nothing has been printed for some time."""
+        self.activity, self.since = text, time.monotonic()
+        if self.heart is None:
+            self.heart = threading.Thread(target=self._beat, name="progress", daemon=True)
+            self.heart.start()
+
+    def _beat(self) -> None:
+        while not self.closed.wait(max(0.0, self.printed_at + self.every - time.monotonic())):
+            now = time.monotonic()
+            if now - self.printed_at >= self.every:
+                self.say(f"{self.activity}: {clock(now - self.since)} so far")
+
     def say(self, text: str) -> None:
         """Print a line."""
-        print(text, file=sys.stderr, flush=True)
+        self.printed_at = time.monotonic()
+        sys.stderr.write(f"{text}\n")  # at once, as another thread may print
+        sys.stderr.flush()
 
     def close(self) -> None:
-        """Nothing is left to do."""
+        """No more lines."""
+        self.closed.set()
+        if self.heart is not None:
+            self.heart.join()
 
 
 class Bar:
-    """A progress bar that redraws itself twice a second."""
+    """A progress bar that redraws itself twice a second; nothing is left of one that no status was shown on."""
 
     def __init__(self) -> None:
-        columns = (BarColumn(), TaskProgressColumn(), TextColumn("{task.fields[status]}"))
-        self.bar = RichProgress(*columns, console=Console(stderr=True), refresh_per_second=2)
-        self.task = self.bar.add_task("training", total=1.0, status="")
-        self.bar.start()
+        columns = (BarColumn(), TaskProgressColumn(), TextColumn("{task.fields[status]}"), TimeElapsedColumn())
+        self.bar = RichProgress(*columns, console=Console(stderr=True), refresh_per_second=2, transient=True)
+        self.task = self.bar.add_task("training", total=None, status="")
 
     def show(self, status: Moment) -> None:
         """Move the bar."""
+        self.bar.live.transient = False
         if status.fraction is None:
             self.bar.update(self.task, total=None, status=str(status))
         else:
-            self.bar.update(self.task, completed=min(1.0, status.fraction), status=str(status))
+            self.bar.update(self.task, total=1.0, completed=min(1.0, status.fraction), status=str(status))
+        self.bar.start()
+
+    def doing(self, text: str) -> None:
+        """Show it until the first status comes."""
+        if self.bar.live.transient:
+            self.bar.update(self.task, status=text)
+            self.bar.start()
 
     def say(self, text: str) -> None:
         """Print a line above the bar."""

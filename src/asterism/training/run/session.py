@@ -3,6 +3,7 @@
 import math
 import time
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -14,7 +15,7 @@ from asterism.training.run.events import EventFile
 from asterism.training.run.folder import RunFolder
 from asterism.training.run.picture import draw_history
 from asterism.training.run.processes import Processes
-from asterism.training.run.progress import Display, Status
+from asterism.training.run.progress import Display, Status, watching
 from asterism.training.run.schedule import learning_rate_factor, progress
 from asterism.training.run.setup import Setup
 from asterism.training.run.sharding import in_parts
@@ -101,6 +102,7 @@ class Session(TrainerCallback):
     ) -> None:
         """Called by the Trainer before the first slice of a step."""
         self.step_began = time.monotonic()
+        self.display.doing(f"step {self.state.step + 1:,}")
 
     def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         """Called by the Trainer when the weights have changed."""
@@ -109,9 +111,10 @@ class Session(TrainerCallback):
         self.busy_steps += 1
         self.state.step += 1
         self.state.seconds = now - self.started if self.processes.alone else self.agreed_seconds
-        over = self.is_over()
+        over, status = self.is_over(), self.status()
         if over or self.state.step % self.config.log_every == 0:
             self.log()
+        self.display.show(status)
         if not over and self.state.step % self.config.evaluation_every == 0:
             self.evaluate()
         if not over and self.state.step % self.config.checkpoint_every == 0:
@@ -119,39 +122,45 @@ class Session(TrainerCallback):
         interrupted = self.interrupts.received if self.processes.alone else self.interrupts.agreed
         control.should_training_stop = over or interrupted is not None
 
-    def log(self) -> None:
-        """Record the mean of the steps since the last record, and show it."""
+    def status(self) -> Status:
+        """Where the run is: means of the steps since the last record."""
         loss = self.state.loss_sum / self.state.loss_steps
-        metrics = self.objective.training_metrics(loss)
-        speed = self.busy_steps * self.objective.units_per_step / self.busy_seconds
         fraction = progress(self.config, self.state.step, self.state.seconds)
+        return Status(
+            step=self.state.step,
+            fraction=fraction,
+            seconds_left=self.state.seconds * (1 / fraction - 1),
+            loss=loss,
+            metric=self.objective.metric.label,
+            training=self.objective.training_metrics(loss).get(self.objective.metric.name),
+            validation=self.validation,
+            speed=self.speed(),
+            unit=self.objective.unit,
+        )
+
+    def speed(self) -> float:
+        """Units per second of the steps since the last record."""
+        return self.busy_steps * self.objective.units_per_step / self.busy_seconds
+
+    def log(self) -> None:
+        """Record the mean of the steps since the last record."""
+        loss = self.state.loss_sum / self.state.loss_steps
         self.record(
             loss=loss,
-            **metrics,
+            **self.objective.training_metrics(loss),
             learning_rate=self.learning_rate,
             gradient_norm=self.gradient_norm,
-            **{f"{self.objective.unit}_per_second": speed},
-        )
-        self.display.show(
-            Status(
-                step=self.state.step,
-                fraction=fraction,
-                seconds_left=self.state.seconds * (1 / fraction - 1),
-                loss=loss,
-                metric=self.objective.metric.label,
-                training=metrics.get(self.objective.metric.name),
-                validation=self.validation,
-                speed=speed,
-                unit=self.objective.unit,
-            )
+            **{f"{self.objective.unit}_per_second": self.speed()},
         )
         self.state.loss_sum, self.state.loss_steps = 0.0, 0
         self.busy_seconds, self.busy_steps = 0.0, 0
 
     def evaluate(self) -> None:
         """Score the fixed sample of the validation split, record it, and draw the curve."""
+        of_run = progress(self.config, self.state.step, self.state.seconds)
+        seen = replace(self.processes, watch=watching(self.display, of_run))
         with in_parts(self.model):
-            outcome = self.objective.evaluate(self.model, self.setup.corpus, sample=True, processes=self.processes)
+            outcome = self.objective.evaluate(self.model, self.setup.corpus, sample=True, processes=seen)
         metrics = outcome.metrics
         self.validation = metrics[self.objective.metric.name]
         self.record(**validation_metrics(metrics))
