@@ -8,7 +8,6 @@ result of its own, and all but one of them would die while they are computed wit
 """
 
 import functools
-import os
 import sys
 from collections import OrderedDict
 from collections.abc import Callable, Hashable
@@ -17,6 +16,7 @@ from threading import Event, Lock
 from typing import Any, Generic, ParamSpec, TypeVar
 
 from asterism.memory import machine_memory
+from asterism.system import after_fork
 
 Arguments = ParamSpec("Arguments")
 Result = TypeVar("Result")
@@ -37,7 +37,7 @@ class Store:
     def __init__(self, budget: int | None = None) -> None:
         self._budget = budget
         self._start()
-        os.register_at_fork(after_in_child=self._start)  # the child has none of the threads that its parent waits for
+        after_fork(self._start)  # the child has none of the threads that its parent waits for
 
     def _start(self) -> None:
         self.lock = Lock()

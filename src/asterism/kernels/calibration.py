@@ -21,6 +21,7 @@ from asterism.compiler.cost import Prices, shipped, shipped_matrix_rates
 from asterism.kernels.cpu import is_available
 from asterism.kernels.figures import Figures, alone, keep, stored
 from asterism.kernels.measure import ATTENTION_SECONDS, DTYPES, time_attention, time_products
+from asterism.system import after_fork
 
 Change = Callable[[Figures], Figures]
 
@@ -53,8 +54,11 @@ def may_measure() -> bool:
 
 
 def is_busy() -> bool:
-    """Whether more work waits for this machine's processors than they can do, on average over the last minute."""
-    return os.getloadavg()[0] > (os.cpu_count() or 1) + 1
+    """Whether more work waits for this machine's processors than they can do, on average over the last minute.
+
+    False where the system does not tell.
+    """
+    return hasattr(os, "getloadavg") and os.getloadavg()[0] > (os.cpu_count() or 1) + 1
 
 
 def matrix_rates() -> dict[str, float]:
@@ -136,7 +140,7 @@ class _Machine:
         self.pin: Figures | None = None
         self.figures: dict[int, Figures] = {}
         self._make_locks()
-        os.register_at_fork(after_in_child=self._go_on_in_child)
+        after_fork(self._go_on_in_child)
 
     def _make_locks(self) -> None:
         self.reading, self.measuring = Lock(), Lock()

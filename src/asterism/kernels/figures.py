@@ -5,7 +5,6 @@ It is written whole. One that is damaged, of another version, or holds what no m
 and gives way to what is measured next.
 """
 
-import fcntl
 import hashlib
 import itertools
 import json
@@ -26,6 +25,7 @@ from asterism.compiler.cost import Curve, Prices
 from asterism.errors import shown
 from asterism.kernels.cpu import cache
 from asterism.kernels.cpu.build import identity
+from asterism.system import lock
 
 Points = Sequence[Sequence[float]]
 
@@ -188,7 +188,7 @@ def alone() -> Iterator[None]:
         until = time.monotonic() + _LONGEST_WAIT
         while descriptor is not None and time.monotonic() < until:
             try:
-                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                lock(descriptor)
                 break
             except BlockingIOError:
                 time.sleep(0.05)

@@ -8,7 +8,6 @@ found without running the compiler, or without having any.
 """
 
 import ctypes
-import fcntl
 import hashlib
 import logging
 import os
@@ -28,6 +27,7 @@ from asterism.kernels.cpu import cache, shipped
 from asterism.kernels.cpu.interface import Problem, Task, require_same_layout
 from asterism.kernels.cpu.processor import features, limited_to, processor, processor_class
 from asterism.kernels.cpu.sources import FLAGS, contents, digest, options, units
+from asterism.system import HAS_LOCKS, lock
 
 _OTHERWISE = "or use implementation='eager'"
 
@@ -48,7 +48,7 @@ _log = logging.getLogger("asterism")
 @lru_cache(maxsize=1)
 def library() -> ctypes.CDLL:
     """The kernel's library, built if need be. Raises KernelError with the reason if that is impossible."""
-    if os.name != "posix":
+    if not HAS_LOCKS:
         raise KernelError(f"implementation 'cpu' needs Linux or macOS, this is {platform.system()}: use 'eager'")
     reasons: list[str] = []
     for way in _ways():
@@ -283,7 +283,7 @@ def _alone_in(folder: Path) -> Iterator[None]:
     descriptor = os.open(folder / "building.lock", os.O_RDWR | os.O_CREAT, 0o600)
     try:
         try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX)
+            lock(descriptor, wait=True)
         except OSError as error:
             _log.warning("%s: the file system has no locks (%s), so other processes may build as well", folder, error)
         yield

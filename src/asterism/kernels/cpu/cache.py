@@ -4,9 +4,7 @@ The rule is that of OpenSSH for its keys: the folder and every folder above it b
 else may write there; of a folder above, others may write to it if they can only remove what is their own (/tmp).
 """
 
-import grp
 import os
-import pwd
 import stat
 import tempfile
 from collections.abc import Iterator
@@ -18,8 +16,11 @@ def places() -> Iterator[Path]:
     """Folders that may keep libraries, best first.
 
     $ASTERISM_CACHE and no other if it is set; else the user's cache ($XDG_CACHE_HOME or ~/.cache), and the temporary
-    folder for users without a home, or with one that cannot be written or lets no program run.
+    folder for users without a home, or with one that cannot be written or lets no program run. None on Windows, where
+    files do not say who else may write them.
     """
+    if not hasattr(os, "geteuid"):
+        return
     if chosen := os.environ.get("ASTERISM_CACHE"):
         yield Path(chosen).absolute()
         return
@@ -60,6 +61,9 @@ def require_private(path: Path) -> None:
 
 def _is_own_group(number: int) -> bool:
     """Whether it is the user's private group, to which distributions with umask 002 let every new folder be open."""
+    import grp  # here, because Windows has neither
+    import pwd
+
     try:
         group, user = grp.getgrgid(number), pwd.getpwuid(os.geteuid())
     except KeyError:

@@ -4,7 +4,6 @@ The lock is the kernel's, on an open file: it ends with the process, however tha
 """
 
 import errno
-import fcntl
 import os
 import socket
 import warnings
@@ -14,6 +13,7 @@ from pathlib import Path
 
 from asterism.errors import CheckpointError
 from asterism.files import make_folder, writing
+from asterism.system import HAS_LOCKS, after_fork, lock
 
 LOCK = ".lock"
 _UNSUPPORTED = (errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOLCK)
@@ -24,8 +24,11 @@ def locked(folder: Path) -> Iterator[None]:
     """Hold a folder's lock within the body; folders made for it are removed again if the body leaves them empty.
 
     Children that are forked within the body do not hold it. Where the file system knows no locks, a warning says so,
-    and the body goes on. Raises CheckpointError, which names the holder, if another process or thread has the lock.
+    and the body goes on. Raises CheckpointError, which names the holder, if another process or thread has the lock, and
+    on a system without such locks.
     """
+    if not HAS_LOCKS:
+        raise CheckpointError(f"{folder} cannot be locked: runs need Linux or macOS (on Windows: WSL)")
     with writing(folder):
         made = make_folder(folder)
         lock = _Lock(folder / LOCK)
@@ -47,7 +50,7 @@ class _Lock:
         os.ftruncate(self.descriptor, 0)
         os.write(self.descriptor, f"process {os.getpid()} on {socket.gethostname()}".encode())
         # A child's copy of the descriptor would keep the lock when this process has ended.
-        os.register_at_fork(after_in_child=self._forget)
+        after_fork(self._forget)
 
     def release(self) -> bool:
         """Let go, and remove the file. False in a forked child, which has nothing to let go."""
@@ -67,7 +70,7 @@ class _Lock:
         while True:
             descriptor = os.open(self.path, os.O_RDWR | os.O_CREAT, 0o666)
             try:
-                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                lock(descriptor)
                 if _is_there(self.path, descriptor):  # else its holder removed it after it was opened here
                     return descriptor
             except BlockingIOError:

@@ -5,7 +5,6 @@ is whole. Lines are appended, so a kill leaves whole lines and perhaps a part of
 then every row that was written with the row of the input that it must have been made of.
 """
 
-import fcntl
 import os
 import sys
 from collections.abc import Iterator, Mapping
@@ -15,6 +14,7 @@ from typing import Any, BinaryIO
 
 from asterism.errors import CheckpointError, ConfigurationError, DataError
 from asterism.files import read_json, write_json, writing
+from asterism.system import lock
 from asterism.training.data.formats import Format
 from asterism.training.data.records import STDIN, Record, Source
 
@@ -180,7 +180,7 @@ class PredictionOutput:
     def _locked(file: BinaryIO, path: Path) -> BinaryIO:
         """Two that go on with one file would write its rows twice."""
         try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            lock(file)
         except BlockingIOError:
             file.close()
             raise CheckpointError(f"output: {path} is being written by another process") from None
