@@ -24,17 +24,18 @@ ALLOWED["files"] = {"errors", "files"}
 ALLOWED["memory"] = {"memory"}
 ALLOWED["memo"] = {"memo", "memory", "system"}
 ALLOWED["system"] = {"system"}
+ALLOWED["presence"] = {"errors", "presence"}
 ALLOWED["randomness"] = {"randomness"}
 ALLOWED["shape"] = {"errors", "shape"}
 for folder in ("models", "training"):
-    ALLOWED[folder] |= {"files", "randomness", "shape"}
+    ALLOWED[folder] |= {"files", "presence", "randomness", "shape"}
 for folder in ("patterns", "training"):
     ALLOWED[folder] |= {"calls"}
 for folder in ORDER[1:]:
     ALLOWED[folder] |= {"memo", "memory", "system"}
 ALLOWED["bench"] = {*ALLOWED["training"], "bench"}
 ALLOWED["promises"] = {*ALLOWED["training"], "bench", "promises"}
-ALLOWED["cli"] |= {"theory", "bench", "promises", "files"}
+ALLOWED["cli"] |= {"theory", "bench", "promises", "files", "presence"}
 NO_TORCH = ("errors", "shape", "patterns", "compiler")
 
 

@@ -5,16 +5,21 @@ Of bytes: bits per byte; of text: nats per masked token; of a fine-tuned model: 
 
 from collections.abc import Sequence
 from dataclasses import asdict
+from pathlib import Path
 
 from asterism import training
 from asterism.cli.parser import Parser, add_dense_exchange, print_json, whole_number
 from asterism.cli.told import is_follower
+from asterism.presence import require_data, require_run
 from asterism.training.data.splits import SPLITS
 from asterism.training.readers.text import MEANING
 
 
 def run(argv: Sequence[str]) -> None:
     options, as_json = _parser().options(argv)
+    require_run(Path(options["run"]))
+    if options["data"] is not None:
+        require_data(Path(options["data"]))
     result = training.evaluate(**options)
     if is_follower():
         return

@@ -9,11 +9,13 @@ import os
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict
+from pathlib import Path
 from typing import Any
 
 from asterism import training
 from asterism.cli.parser import Parser, UsageError, add_dense_exchange, print_json, whole_number
 from asterism.cli.told import is_follower, launched
+from asterism.presence import require_run
 
 
 def run(argv: Sequence[str]) -> None:
@@ -25,6 +27,7 @@ def run(argv: Sequence[str]) -> None:
             f"generate is the work of one process, and WORLD_SIZE says that there are {launched()}: start it without a"
             f" launcher, or divide a prompt of text by --parallel cp={launched()}"
         )
+    require_run(Path(options["run"]))
     if options["output"] is not None:
         _write_file(options, as_json)
         return

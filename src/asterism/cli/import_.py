@@ -7,9 +7,11 @@ AutoModelForMaskedLM, AutoModelForSeq2SeqLM, ... after `import asterism.models`,
 
 from collections.abc import Sequence
 from dataclasses import asdict
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from asterism.cli.parser import Parser, print_json, whole_number
+from asterism.presence import require_checkpoint
 
 if TYPE_CHECKING:
     from asterism.models import ImportedCheckpoint
@@ -17,6 +19,7 @@ if TYPE_CHECKING:
 
 def run(argv: Sequence[str]) -> None:
     options, as_json = _parser().options(argv)
+    require_checkpoint(Path(options["path"]))
     from asterism.models import import_checkpoint  # takes seconds to import
     from asterism.training.run.loop import quiet_transformers
 

@@ -11,10 +11,12 @@ import shlex
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict
+from pathlib import Path
 
 from asterism import training
 from asterism.cli.parser import Parser, UsageError, print_json, whole_number
 from asterism.errors import DataError
+from asterism.presence import require_data, require_run
 from asterism.training.data.formats import FORMATS
 from asterism.training.readers.text import MEANING
 
@@ -25,6 +27,9 @@ def run(argv: Sequence[str]) -> None:
         for flag, given in (("--resume", arguments.resume), ("--json", arguments.json)):
             if given:
                 raise UsageError(f"{flag} needs --output: without it the predictions go to stdout")
+    require_run(Path(arguments.run))
+    if arguments.data != "-":
+        require_data(Path(arguments.data))
     try:
         report = training.predict_file(
             arguments.run,

@@ -9,11 +9,12 @@ from collections.abc import Sequence
 from asterism.cli.output import add_record, say, write_record
 from asterism.cli.parser import Parser, print_json
 from asterism.errors import AsterismError
-from asterism.promises import broken, check_promises, table
 
 
 def run(argv: Sequence[str]) -> None:
     arguments = _parser().parse(argv)
+    from asterism.promises import broken, check_promises, table  # takes seconds to import
+
     record = check_promises(say)
     if arguments.output:
         write_record(arguments.output, record)

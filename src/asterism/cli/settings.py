@@ -18,6 +18,7 @@ from asterism import training
 from asterism.cli.parser import UsageError, print_json, refuse_unknown
 from asterism.cli.told import is_follower, launched
 from asterism.errors import ConfigurationError, nearest
+from asterism.presence import require_data, require_model, require_run
 from asterism.training.run.configuration import AnyConfig, TrainingConfig
 
 Config = TypeVar("Config", bound=TrainingConfig)
@@ -25,6 +26,7 @@ Config = TypeVar("Config", bound=TrainingConfig)
 
 def train_and_tell(config: AnyConfig, folder: str, *, resume: bool, as_json: bool) -> None:
     """Train, and print what came of it; when interrupted, say how to go on."""
+    _require_what_it_names(config, folder, resume)
     try:
         report = training.train(config, folder, resume=resume)
     except KeyboardInterrupt:
@@ -43,8 +45,21 @@ def train_and_tell(config: AnyConfig, folder: str, *, resume: bool, as_json: boo
     print(f"saved in {report.folder}")
 
 
+def _require_what_it_names(config: AnyConfig, folder: str, resume: bool) -> None:
+    """Raises DataError and CheckpointError for what is not there. A run that goes on may have its model in itself."""
+    if resume:
+        require_run(Path(folder))
+    for setting in ("data", "validation"):
+        if (path := getattr(config, setting, None)) is not None:
+            require_data(Path(path))
+    for setting in ("model", "init_from"):
+        if not resume and isinstance(path := getattr(config, setting, None), str):
+            require_model(Path(path), setting)
+
+
 def recorded(folder: str, kind: type[Config]) -> Config:
     """The configuration of the run in a folder. Raises ConfigurationError if another verb began it, and names that."""
+    require_run(Path(folder))
     from asterism.training.run.folder import RunFolder  # takes seconds to import
 
     config = RunFolder(folder).read_config()

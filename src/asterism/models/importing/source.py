@@ -13,6 +13,7 @@ from transformers import GenerationConfig, PreTrainedConfig
 
 from asterism.errors import CheckpointError
 from asterism.files import DAMAGED, read_json, read_tensors
+from asterism.presence import require_checkpoint
 
 Tensors = dict[str, torch.Tensor]
 
@@ -21,11 +22,7 @@ _SAFETENSORS, _PICKLE = "model.safetensors", "pytorch_model.bin"
 
 def read_configuration(folder: Path) -> dict[str, Any]:
     """The contents of config.json. Raises CheckpointError."""
-    if not folder.is_dir():
-        raise CheckpointError(
-            f"{folder} is not a folder; give one with config.json and model.safetensors"
-            " (`hf download NAME --local-dir FOLDER` fetches it)"
-        )
+    require_checkpoint(folder)
     document = read_json(folder / "config.json")
     if not isinstance(document, dict):
         raise CheckpointError(f"{folder / 'config.json'} is damaged: it must hold one JSON object")

@@ -28,6 +28,7 @@ from typing import Any
 import numpy as np
 
 from asterism.errors import ConfigurationError, DataError
+from asterism.presence import require_data
 from asterism.training.data.folders import regular, split_of
 from asterism.training.data.modality import Modality
 from asterism.training.data.splits import SPLITS, ArrayPieces, Split, Splits
@@ -185,8 +186,7 @@ def _text_of(path: str | Path, number: int, line: bytes) -> bytes:
 
 
 def _from_file(path: Path, record_length: int | None) -> ByteSplits:
-    if not path.exists():
-        raise DataError(f"data: there is no file or folder {path}")
+    require_data(path)
     if not path.is_file():
         raise DataError(f"data: {path} is neither a file nor a folder")
     size = path.stat().st_size

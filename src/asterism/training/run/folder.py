@@ -37,6 +37,7 @@ from asterism.files import (
     writing,
 )
 from asterism.kernels.figures import Figures
+from asterism.presence import require_model, require_run
 from asterism.training.run.configuration import AnyConfig, Dtype, config_from_dict
 from asterism.training.run.integrity import check_sums, read_sealed, seal, sums_of
 from asterism.training.run.lock import LOCK, locked
@@ -89,8 +90,7 @@ class RunFolder:
 
     def read_record(self) -> dict[str, Any]:
         """The contents of run.json. Raises CheckpointError if this is no run folder, or a damaged one."""
-        if not self.run_file.exists():
-            raise CheckpointError(f"{self.path} is not a run folder: it has no {self.run_file.name}")
+        require_run(self.path)
         record = read_sealed(self.run_file)
         if lacking := [name for name in RECORDED if name not in record]:
             raise CheckpointError(f"{self.run_file} is damaged: it lacks {', '.join(lacking)}")
@@ -228,10 +228,7 @@ def model_folder(path: str | Path, setting: str) -> Path:
     folder = Path(path)
     if (folder / "run.json").exists():
         return RunFolder(folder).weights()
-    if not (folder / "config.json").exists():
-        raise CheckpointError(
-            f"{setting}: {folder} is no folder of a model or a run: it has no config.json or run.json"
-        )
+    require_model(folder, setting)
     try:
         check_model_folder(folder)
     except CheckpointError as error:
