@@ -1,12 +1,14 @@
 """Is `auto` ever much slower than the better of dense and sparse? Times them over lengths and densities.
 
     python benchmarks/choice.py [--quick] benchmarks/results/<device>-choice.json
-    python benchmarks/choice.py --fit benchmarks/results/<device>-choice.json
+    python benchmarks/choice.py --costs benchmarks/results/costs-<class>-<threads>.json
+    python benchmarks/choice.py --fit benchmarks/results/costs-<class>-<threads>.json
 
 The first measures the machine as `asterism bench --calibrate` does, without keeping it; then it prints, per dtype,
 direction and length, the time of `auto` over the best of the others for windows of growing width, causal and dense
-attention, and writes all times. It takes up to ten minutes, with --quick two. The second fits costs to such a file and
-prints src/asterism/compiler/costs/<device>.json.
+attention, and writes all times. It takes up to ten minutes, with --quick two. The second times, in half a minute, what
+the third fits costs to and prints: src/asterism/compiler/costs/cpu-<class>-<threads>.json. The class is that of the
+processor, or a lesser one that variables of the libraries emulate, such as ONEDNN_MAX_CPU_ISA=AVX2.
 """
 
 import json
@@ -33,6 +35,9 @@ from asterism.errors import KernelError
 from asterism.kernels.calibration import calibrate
 from asterism.kernels.choice import choose
 from asterism.kernels.clock import Task
+from asterism.kernels.cpu.processor import limited_to, processor_class
+from asterism.kernels.figures import Figures
+from asterism.kernels.measure import time_products
 from asterism.kernels.operands import Operands
 from asterism.kernels.operator import Tiles
 
@@ -62,11 +67,13 @@ class Grid:
 
 
 QUICK = Grid((16, 64, 128, 512, 1024), (1 / 16, 1 / 2), 0.5)
+FITTED = Grid((16, 32, 64, 128), (1 / 16, 1 / 2), 0.25)
 
 
 def main(output: Path, grid: Grid) -> None:
     """Measure, print, write."""
-    figures = calibrate(torch.get_num_threads())
+    threads = torch.get_num_threads()
+    figures = Figures(time_products(threads)) if grid is FITTED else calibrate(threads)
     rows = []
     for dtype in DTYPES:
         for length in grid.lengths:
@@ -76,7 +83,10 @@ def main(output: Path, grid: Grid) -> None:
     record = {
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
         "machine": describe("cpu"),
+        "class": processor_class(),
+        "emulated": limited_to() is not None,
         "grid": asdict(grid),
+        "matrix_rates": {name: float(f"{rate:.3g}") for name, rate in figures.matrix_rates.items()},
         "prices": figures.nanoseconds,
         "rows": rows,
     }
@@ -211,7 +221,8 @@ def fit(record: dict[str, Any]) -> dict[str, Any]:
             print(f"  measured over fitted {ratios.min():.2f} to {ratios.max():.2f}", file=sys.stderr)
             line = {"launch": 1000 * round(launch / 1000), "pair": float(f"{pair:.3g}")}
             lines.setdefault("float32" if dtype == "float32" else "half", {})[direction] = line
-    return {"machine": record["machine"], "date": record["date"], "nanoseconds": costs}
+    about = {name: record[name] for name in ("machine", "class", "emulated", "date", "matrix_rates") if name in record}
+    return about | {"nanoseconds": costs}
 
 
 def observation(row: dict[str, Any], way: str) -> tuple[float, float] | None:
@@ -239,9 +250,10 @@ if __name__ == "__main__":
     parser = ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("record", type=Path, help="the file to write, or to fit costs to")
     parser.add_argument("--quick", action="store_true", help="a smaller grid, in two minutes")
+    parser.add_argument("--costs", action="store_true", help="only what costs are fitted to, in half a minute")
     parser.add_argument("--fit", action="store_true", help="print costs that are fitted to the record")
     arguments = parser.parse_args()
     if arguments.fit:
         print(json.dumps(fit(json.loads(arguments.record.read_text())), indent=1))
     else:
-        main(arguments.record, QUICK if arguments.quick else Grid())
+        main(arguments.record, FITTED if arguments.costs else QUICK if arguments.quick else Grid())

@@ -85,7 +85,7 @@ def test_a_run_of_earlier_versions_goes_on_by_the_prices_of_the_library(config, 
             train(config, tmp_path / "parts")
     folder = RunFolder(tmp_path / "parts")
     record = folder.read_record()
-    assert record.pop("prices") == {}
+    del record["prices"]
     folder.run_file.write_text(json.dumps(seal(record)))
     machine("dense")
     train(config, tmp_path / "parts", resume=True)

@@ -26,6 +26,9 @@ from asterism.kernels.figures import Figures
 
 RATES = {"float32": 3e9, "bfloat16": 5e9}
 
+PINNED = {"float32": {"forward": {"cpu": [[1, 2]], "dense full": [[1, 3]]}}}
+"""Prices of one dtype and direction."""
+
 
 @pytest.fixture(autouse=True)
 def fresh(tmp_path, monkeypatch):
@@ -36,6 +39,11 @@ def fresh(tmp_path, monkeypatch):
     start_again(monkeypatch)
     yield
     choice._answer.cache_clear()
+
+
+def shipped_rates() -> dict[str, float]:
+    """What comes with the library for this class of processor and number of threads."""
+    return cost.shipped_matrix_rates(calibration._processor(torch.get_num_threads()))
 
 
 def start_again(monkeypatch):
@@ -100,6 +108,66 @@ def test_figures_are_of_a_number_of_threads(counted):
     assert [threads for threads, *_ in counted] == [1, 2]
 
 
+def test_another_number_of_threads_says_more_than_another_machine(counted, monkeypatch):
+    """Where nothing may be measured: rates grow with the threads, and the nearest number of threads counts."""
+    for threads, rate in ((2, 2e9), (64, 1e9)):
+        figures.keep(threads, lambda one, rate=rate: Figures({"float32": rate, "bfloat16": 2 * rate}))
+    monkeypatch.delenv("ASTERISM_CALIBRATE")
+    monkeypatch.setattr(os, "getloadavg", lambda: (99.0, 0, 0))
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 1)
+    assert calibration.matrix_rates() == {"float32": 1e9, "bfloat16": 2e9}
+    assert calibration.expected_rates() == ({"float32": 1e9, "bfloat16": 2e9}, True)
+    figures.keep(2, lambda one: Figures(nanoseconds=PINNED))
+    start_again(monkeypatch)
+    cell = calibration.Cell("float32", False, 1)
+    assert calibration.known_prices(cell, "cpu")["cpu"].points == ((1, 2),)
+    with calibration.pinned({}):
+        assert calibration.known_prices(cell, "cpu")["cpu"].points != ((1, 2),)
+    monkeypatch.setenv("ASTERISM_CALIBRATE", "0")
+    assert calibration.matrix_rates() == shipped_rates()
+    assert calibration.expected_rates() == (shipped_rates(), False) and not counted
+
+
+def test_how_long_it_will_take_is_measured_on_a_busy_machine_too(counted, monkeypatch):
+    """By two small products, which are not kept."""
+    monkeypatch.delenv("ASTERISM_CALIBRATE")
+    monkeypatch.setattr(os, "getloadavg", lambda: (99.0, 0, 0))
+    monkeypatch.setattr(measure, "_TRIED", (16, 16, 16))
+    rates, measured = calibration.expected_rates()
+    assert measured and rates != shipped_rates() and all(1e5 < rate < 1e15 for rate in rates.values())
+    assert not counted and not list(Path(os.environ["ASTERISM_CACHE"]).glob("*.json"))
+
+
+def test_a_dtype_without_instructions_is_not_measured_for_long(monkeypatch):
+    """The small product says enough; the large ones would take seconds."""
+    asked = []
+
+    def sample(task):
+        left, _ = task.call.args
+        asked.append((left.dtype, left.shape))
+        task.seconds.append(1e-3 if left.dtype == torch.float32 else 0.5)
+        return task.seconds[-1]
+
+    monkeypatch.setattr(measure.Task, "sample", sample)
+    rates = measure.time_products(1)
+    assert rates["bfloat16"] == 2 * 512**3 / 0.5 and rates["float32"] > 1e11
+    assert [shape for dtype, shape in asked if dtype == torch.bfloat16] == [(512, 512)]
+
+
+def test_a_run_keeps_the_prices_that_the_library_gave_it(monkeypatch):
+    """Pinned, they are the same lines, also on a processor of another class."""
+    monkeypatch.setenv("ASTERISM_CALIBRATE", "0")
+    cell = calibration.Cell("float32", True, torch.get_num_threads())
+    prices, before = calibration.prices_for("float32"), calibration.known_prices(cell, "cpu")
+    monkeypatch.setattr(calibration, "_processor", lambda threads: cost.Processor("avx2", 1))
+    after = calibration.known_prices(cell, "cpu")
+    with calibration.pinned(json.loads(json.dumps(prices))):
+        again = calibration.known_prices(cell, "cpu")
+    for way, curve in before.items():
+        for pairs in (10, 1e4, 1e8):
+            assert again[way].at(pairs) == pytest.approx(curve.at(pairs)) != pytest.approx(after[way].at(pairs))
+
+
 def test_figures_are_of_a_kernel_and_a_pytorch(monkeypatch):
     names = {figures.file_name(1), figures.file_name(2)}
     with monkeypatch.context() as patch:
@@ -119,7 +187,7 @@ def test_nothing_of_the_caller_is_on_while_measuring(counted):
 
 def test_switched_off_it_is_what_comes_with_the_library(counted, monkeypatch):
     monkeypatch.setenv("ASTERISM_CALIBRATE", "0")
-    assert calibration.matrix_rates() == cost.shipped_matrix_rates()
+    assert calibration.matrix_rates() == shipped_rates()
     assert not counted and not Path(os.environ["ASTERISM_CACHE"]).exists()
 
 
@@ -127,14 +195,14 @@ def test_a_busy_machine_is_not_measured(counted, monkeypatch):
     """Figures taken there were thirty times too dear; what comes with the library is nearer."""
     monkeypatch.delenv("ASTERISM_CALIBRATE")
     monkeypatch.setattr(os, "getloadavg", lambda: (os.cpu_count() + 1.5, 0, 0))
-    assert calibration.matrix_rates() == cost.shipped_matrix_rates() and not counted
+    assert calibration.matrix_rates() == shipped_rates() and not counted
     monkeypatch.setattr(os, "getloadavg", lambda: (os.cpu_count() + 0.5, 0, 0))
     assert calibration.matrix_rates() == RATES and len(counted) == 1
 
 
 def test_a_forked_child_does_not_measure(counted):
     with multiprocessing.get_context("fork").Pool(1) as pool:
-        assert pool.apply(calibration.matrix_rates) == cost.shipped_matrix_rates()
+        assert pool.apply(calibration.matrix_rates) == shipped_rates()
 
 
 def test_threads_that_ask_at_once_share_one_measurement(counted, monkeypatch):

@@ -10,7 +10,7 @@ import torch
 from asterism import compile_pattern
 from asterism.compiler import cost
 from asterism.compiler.cost import Curve, Setting
-from asterism.kernels import choice
+from asterism.kernels import calibration, choice
 
 BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
 
@@ -24,16 +24,34 @@ def fitting():
     return module
 
 
-def test_the_figures_for_cpus_are_those_fitted_to_the_record(fitting):
-    record = json.loads((BENCHMARKS / "results" / "cpu-epyc-avx512-costs.json").read_text())
-    shipped = cost._read("cpu")
-    del shipped["matrix_rates"]  # those of another record
+PROCESSORS = [cost.Processor(kind, threads) for kind in ("avx2", "avx512", "avx512_bf16") for threads in (1, 2)]
+
+
+@pytest.mark.parametrize("processor", PROCESSORS, ids=lambda one: f"{one.kind}-{one.threads}")
+def test_the_figures_for_cpus_are_those_fitted_to_the_record(fitting, processor):
+    name = f"{processor.kind}-{processor.threads}"
+    record = json.loads((BENCHMARKS / "results" / f"costs-{name}.json").read_text())
+    shipped = cost._read(f"cpu-{name}")
     assert fitting.fit(record) == shipped
+    assert (shipped["class"], shipped["machine"]["threads"]) == processor
+    assert cost.shipped_matrix_rates(processor) == record["matrix_rates"]
 
 
 def test_the_shipped_matrix_rates_are_those_of_the_record():
     record = json.loads((BENCHMARKS / "results" / "cpu-epyc-avx512.json").read_text())
     assert cost.shipped_matrix_rates() == pytest.approx(record["matmul_flops_per_second"], rel=0.005)
+
+
+def test_every_class_of_processor_has_figures():
+    """Its own, or those of a lesser one; bfloat16 is the faster only where it has instructions for it."""
+    for kind in ("amx", "avx512_bf16", "avx512", "avx2", "baseline", "neon", "neon_bf16"):
+        for threads in (1, 2, 3, 64):
+            processor = cost.Processor(kind, threads)
+            assert set(cost.shipped("cpu", "float32", True, processor)) == set(cost.shipped("cpu", "float32", True))
+            rates = cost.shipped_matrix_rates(processor)
+            assert (rates["bfloat16"] > rates["float32"]) == (kind in ("amx", "avx512_bf16"))
+    many, two = (cost.shipped_matrix_rates(cost.Processor("avx2", threads)) for threads in (64, 2))
+    assert many == {name: 32 * rate for name, rate in two.items()}
 
 
 @pytest.mark.parametrize("device", ("cpu", "cuda"))
@@ -47,7 +65,7 @@ def test_every_way_has_every_figure(device, dtype, training):
 
 
 def test_costs_by_hand():
-    """launch + pair * tile * pairs * heads, from the figures of cpu.json and tiles.json."""
+    """launch + pair * tile * pairs * heads, from the figures of cpu-avx512_bf16-2.json and tiles.json."""
     plan = compile_pattern("causal()", 128, tile=64)
     setting = Setting(heads=8)
     assert plan.sparse_cost("cpu", setting) == pytest.approx(99e3 + 1.41 * 1.0 * 3 * 64**2 * 8)
@@ -73,8 +91,10 @@ def decided(pattern, tokens, heads, half, training, on_gpu, eager=False):
     return [taken, compile_pattern(pattern, tokens).tile]
 
 
-def test_what_the_costs_decide_is_as_it_was():
-    """As recorded when the figures stood in the source (commit 06cecfa)."""
+def test_what_the_costs_decide_is_as_it_was(monkeypatch):
+    """As recorded when the figures stood in the source (commit 06cecfa), which were those of one machine."""
+    monkeypatch.setattr(calibration, "_processor", lambda threads: cost.PLANNED_FOR)
+    choice._answer.cache_clear()
     record = json.loads((Path(__file__).parent / "data" / "choices.json").read_text())
     assert len(record) > 300 and len({taken for *_, (taken, _) in record}) == 6
     for *question, expected in record:

@@ -23,6 +23,7 @@ from transformers import AutoModelForCausalLM
 
 from asterism.cli.main import main
 from asterism.errors import CheckpointError, ConfigurationError, DataError, NonFiniteLossError
+from asterism.kernels.calibration import Rates
 from asterism.training.data import modality
 from asterism.training.data.corpus import compressed, load_corpus
 from asterism.training.data.modality import VOCABULARY as MODALITIES
@@ -464,6 +465,15 @@ def test_auto_is_what_the_machine_multiplies_faster(tiny, monkeypatch, capsys, f
     assert json.loads(capsys.readouterr().out)["dtype"] == dtype
     assert main([*words, "--dtype", "float32"]) == 0
     assert "dtype       float32\n" in capsys.readouterr().out
+
+
+def test_a_time_that_was_not_measured_is_called_a_guess(tiny, monkeypatch, capsys):
+    words = ["train", "--data", tiny.data, "--context", "64", "--batch-size", "2", "--dry-run", "--dtype", "float32"]
+    for measured, begins in ((True, "at least"), (False, "a guess, as nothing was measured here: at least")):
+        rates = Rates({"float32": 1e9, "bfloat16": 1.0}, measured)
+        monkeypatch.setattr("asterism.training.run.estimate.expected_rates", lambda rates=rates: rates)
+        assert main(words) == 0
+        assert f"time        {begins} " in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("optimizer", ["adamw", "muon"])

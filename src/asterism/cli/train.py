@@ -65,8 +65,9 @@ def _tell_cost(config: RunConfig, resumed: str | None, as_json: bool) -> None:
     print(f"run         {left:,} {'more ' if done else ''}steps, {amount(cost.flops_per_step * left, 'FLOP')}{limit}")
     if cost.seconds_per_step is not None:
         hours = cost.seconds_per_step * left / 3600
+        begins = "at least" if cost.is_measured else "a guess, as nothing was measured here: at least"
         seconds = f"{cost.seconds_per_step:.3g} s a step"
-        print(f"time        at least {seconds} on this machine, {hours:,.1f} hours for all steps")
+        print(f"time        {begins} {seconds} on this machine, {hours:,.1f} hours for all steps")
     print(f"memory      {amount(cost.memory, 'B')}: {', '.join(parts)}")
 
 

@@ -1,8 +1,9 @@
 """What computing attention costs, by the way it is computed: nanoseconds by the number of pairs computed.
 
-The figures that come with the library are data, in `costs/`: for each kind of device a fixed part and a part for every
-pair, for heads 64 wide, as `benchmarks/choice.py --fit` fits them to times measured on the machine that the file names;
-elsewhere only their ratios matter. Those measured on the machine at hand (kernels/calibration.py) take their place.
+The figures that come with the library are data, in `costs/`: a fixed part and a part for every pair, for heads 64 wide,
+as `benchmarks/choice.py --fit` fits them to times measured on the machine that the file names, or on a lesser one that
+it emulated; elsewhere only their ratios matter. CPUs have a file for each class of processor and number of threads.
+Figures measured on the machine at hand (kernels/calibration.py) take their place.
 They choose whether dense attention is the faster way to the same numbers, and `tiles.json` tile sizes and layouts. No
 GPU has been measured: `costs/cuda.json` holds guesses, and says so.
 """
@@ -42,6 +43,22 @@ class Curve(NamedTuple):
         end, last = self.points[after]
         return launch + (last - launch) * (pairs - start) / (end - start)
 
+
+class Processor(NamedTuple):
+    """What figures of CPUs are for: a class, as kernels/cpu/processor.py names it, and a number of threads."""
+
+    kind: str
+    threads: int
+
+
+PLANNED_FOR = Processor("avx512_bf16", 2)
+"""The processor whose figures compare plans where no machine is at hand."""
+
+_LESSER = {"amx": "avx512_bf16", "neon_bf16": "avx2", "neon": "avx2", "baseline": "avx2"}
+"""Classes without figures, and the class whose figures serve: they promise no more of bfloat16 than there may be."""
+
+_MOST_THREADS = 2
+"""Files are for one thread and for two; more threads take the latter."""
 
 Prices = Mapping[str, Curve]
 """What each way to compute costs, for one dtype and direction on one machine."""
@@ -88,18 +105,28 @@ def tile_costs() -> TileCosts:
     return TileCosts({int(tile): cost for tile, cost in table["pair"].items()}, table["further_pass"])
 
 
-@lru_cache(maxsize=16)
-def shipped(device: str, dtype: str, training: bool) -> Prices:
-    """The figures that come with the library for a "cpu" or "cuda", a dtype, and forward or forward and backward."""
+@lru_cache(maxsize=64)
+def shipped(device: str, dtype: str, training: bool, processor: Processor = PLANNED_FOR) -> Prices:
+    """The figures that come with the library for a "cpu" or "cuda", a dtype, and forward or forward and backward.
+
+    `processor` is that of a "cpu".
+    """
     numbers = "half" if dtype in ("float16", "bfloat16") else "float32"
     direction = "training" if training else "forward"
-    lines = {way: formats[numbers][direction] for way, formats in _read(device)["nanoseconds"].items()}
+    table = _of(processor) if device == "cpu" else _read(device)
+    lines = {way: formats[numbers][direction] for way, formats in table["nanoseconds"].items()}
     return {way: Curve(((0, line["launch"]),), line["pair"]) for way, line in lines.items()}
 
 
-def shipped_matrix_rates() -> dict[str, float]:
-    """FLOP/s of matrix products by dtype, on the machine of `costs/cpu.json`."""
-    return dict(_read("cpu")["matrix_rates"])
+def shipped_matrix_rates(processor: Processor = PLANNED_FOR) -> dict[str, float]:
+    """FLOP/s of matrix products by dtype; more threads than were measured are taken to be as much faster."""
+    more = max(1.0, processor.threads / _MOST_THREADS)
+    return {name: more * rate for name, rate in _of(processor)["matrix_rates"].items()}
+
+
+def _of(processor: Processor) -> dict[str, Any]:
+    kind = _LESSER.get(processor.kind, processor.kind)
+    return _read(f"cpu-{kind}-{min(processor.threads, _MOST_THREADS)}")
 
 
 def _read(name: str) -> dict[str, Any]:

@@ -1,8 +1,9 @@
 """How fast this machine is: measured once, in seconds, at first need, and kept beside the built kernel.
 
-What was measured holds for a machine, a kernel, a version of PyTorch and a number of threads (`figures.py`); the
-figures that come with the library answer until then, and where nothing may be measured. Invariant: one measurement at
-a time, none in a forked child, none with ASTERISM_CALIBRATE=0, and none on a busy machine unless that is 1.
+What was measured holds for a machine, a kernel, a version of PyTorch and a number of threads (`figures.py`). Until
+then, and where nothing may be measured, figures of this machine for another number of threads answer, or else those
+that come with the library for its class of processor. Invariant: one measurement at a time, none in a forked child,
+none with ASTERISM_CALIBRATE=0, and none that is kept on a busy machine unless that is 1.
 """
 
 import logging
@@ -13,17 +14,19 @@ from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from threading import Lock
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 
-from asterism.compiler.cost import Prices, shipped, shipped_matrix_rates
+from asterism.compiler.cost import Curve, Prices, Processor, shipped, shipped_matrix_rates
 from asterism.kernels.cpu import is_available
-from asterism.kernels.figures import Figures, alone, keep, stored
-from asterism.kernels.measure import ATTENTION_SECONDS, DTYPES, time_attention, time_products
+from asterism.kernels.cpu.processor import processor_class
+from asterism.kernels.figures import Figures, alone, keep, stored, stored_for_others
+from asterism.kernels.measure import ATTENTION_SECONDS, DTYPES, time_attention, time_products, time_two_products
 from asterism.system import after_fork
 
 Change = Callable[[Figures], Figures]
+Found = TypeVar("Found")
 
 _RENEWING = 4.0
 """Seconds for each dtype and direction when figures are renewed, with all ways to compute among them."""
@@ -64,23 +67,52 @@ def is_busy() -> bool:
 def matrix_rates() -> dict[str, float]:
     """FLOP/s of matrix products on the CPU with as many threads as PyTorch has now: {"float32": ..., "bfloat16": ...}.
 
-    Measured once in under a second, on products as a training step has them, and kept. With ASTERISM_CALIBRATE=0, and
+    Measured once in about a second, on products as a training step has them, and kept. With ASTERISM_CALIBRATE=0, and
     in a forked child where nobody measured before, the figures that come with the library.
     """
     threads = torch.get_num_threads()
     if may_measure():
-        known = _MACHINE.measured(
-            "matrix products", threads, lambda one: bool(one.matrix_rates), partial(_products, threads)
-        )
-    else:
-        known = _MACHINE.known(threads)
-    return dict(known.matrix_rates) or shipped_matrix_rates()
+        what, measure = "matrix products", partial(_products, threads)
+        return dict(_MACHINE.measured(what, threads, lambda one: bool(one.matrix_rates), measure).matrix_rates)
+    return dict(_known_rates(threads)) or shipped_matrix_rates(_processor(threads))
+
+
+class Rates(NamedTuple):
+    """FLOP/s of matrix products by dtype, and whether they are this machine's or a guess from its class."""
+
+    by_dtype: Mapping[str, float]
+    measured: bool
+
+
+def expected_rates() -> Rates:
+    """`matrix_rates` for somebody who wants to know how long work will take here and now.
+
+    Where nothing is known of this machine and it is too busy to be measured, two small products are, and not kept:
+    how busy it is, is part of the answer.
+    """
+    rates, threads = matrix_rates(), torch.get_num_threads()
+    if may_measure() or _known_rates(threads):
+        return Rates(rates, True)
+    if is_switched_off() or _MACHINE.is_forked:
+        return Rates(rates, False)
+    return Rates(_apart(partial(time_two_products, threads)), True)
+
+
+def _known_rates(threads: int) -> Mapping[str, float]:
+    return _MACHINE.known(threads).matrix_rates or _MACHINE.known_of_others(threads).matrix_rates
+
+
+def _processor(threads: int) -> Processor:
+    return Processor(processor_class(), threads)
 
 
 def known_prices(cell: Cell, tiles: str) -> Prices:
     """What dense attention and that kernel of tiles cost, and perhaps others, as is known without measuring."""
-    prices = _MACHINE.known(cell.threads).prices(cell.dtype, cell.direction)
-    return prices if tiles in prices else shipped("cpu", cell.dtype, cell.training)
+    for figures in (_MACHINE.known, _MACHINE.known_of_others):
+        prices = figures(cell.threads).prices(cell.dtype, cell.direction)
+        if tiles in prices:
+            return prices
+    return shipped("cpu", cell.dtype, cell.training, _processor(cell.threads))
 
 
 def measured_prices(cell: Cell, tiles: str) -> Prices:
@@ -119,14 +151,20 @@ def pinned(nanoseconds: Mapping[str, Any]) -> Iterator[None]:
 
 
 def prices_for(dtype: str) -> Mapping[str, Any]:
-    """The prices of a dtype in both directions, measured if need be and allowed, for `pinned`; else none."""
-    if dtype not in DTYPES or not may_measure():
+    """The prices of a dtype in both directions, measured if need be and allowed, for `pinned`; none of float64."""
+    if dtype not in DTYPES:
         return {}
     threads, tiles = torch.get_num_threads(), "cpu" if is_available() else "eager"
-    for training in (False, True):
-        measured_prices(Cell(dtype, training, threads), tiles)
-    nanoseconds = _MACHINE.known(threads).nanoseconds
-    return {dtype: nanoseconds[dtype]} if dtype in nanoseconds else {}
+    cells = [Cell(dtype, training, threads) for training in (False, True)]
+    prices = {cell.direction: measured_prices(cell, tiles) for cell in cells}
+    return {dtype: {side: {way: _as_points(curve) for way, curve in ways.items()} for side, ways in prices.items()}}
+
+
+def _as_points(curve: Curve) -> list[list[float]]:
+    """The points of a curve that was measured; two of a line that came with the library, farther apart than calls."""
+    if curve.points[0][0] > 0:
+        return [list(point) for point in curve.points]
+    return [[pairs, curve.at(pairs)] for pairs in (1.0, 2.0**50)]
 
 
 # --- what is known ---------------------------------------------------------------------------------------------------
@@ -139,6 +177,7 @@ class _Machine:
         self.is_forked, self.epoch = False, 0
         self.pin: Figures | None = None
         self.figures: dict[int, Figures] = {}
+        self.figures_of_others: dict[int, Figures] = {}
         self._make_locks()
         after_fork(self._go_on_in_child)
 
@@ -155,6 +194,20 @@ class _Machine:
         if self.pin is not None:
             return self.pin
         return Figures() if is_switched_off() else self._own(threads)
+
+    def known_of_others(self, threads: int) -> Figures:
+        """What this machine is known to do with another number of threads, if nothing is pinned or switched off.
+
+        Prices are as they are there: what decides is which way is cheaper. Rates are taken to grow with the threads.
+        """
+        if self.pin is not None or is_switched_off():
+            return Figures()
+        with self.reading:
+            if threads not in self.figures_of_others:
+                other, found = stored_for_others(threads)
+                rates = {name: rate * threads / other for name, rate in found.matrix_rates.items()}
+                self.figures_of_others[threads] = replace(found, matrix_rates=rates)
+            return self.figures_of_others[threads]
 
     def _own(self, threads: int) -> Figures:
         with self.reading:
@@ -222,7 +275,7 @@ def _attention(cell: Cell, tiles: Sequence[str], seconds: float = ATTENTION_SECO
     return lambda figures: figures.with_prices(cell.dtype, cell.direction, points)
 
 
-def _apart(work: Callable[[], Change]) -> Change:
+def _apart(work: Callable[[], Found]) -> Found:
     """The result of `work` in a thread of its own.
 
     There nothing holds that a caller may have on: autocast, transforms, modes, hooks on what is saved for gradients.

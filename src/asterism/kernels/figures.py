@@ -8,6 +8,7 @@ and gives way to what is measured next.
 import hashlib
 import itertools
 import json
+import math
 import os
 import stat
 import sys
@@ -98,8 +99,12 @@ def _require_measured(name: str, value: object) -> None:
 
 def file_name(threads: int) -> str:
     """The name of the file for a number of threads."""
+    return f"{_begins()}{threads}.json"
+
+
+def _begins() -> str:
     made_of = hashlib.sha256(f"{identity()}\0{torch.__version__}".encode()).hexdigest()[:16]
-    return f"speed-{made_of}-{threads}.json"
+    return f"speed-{made_of}-"
 
 
 class Stored(NamedTuple):
@@ -120,6 +125,17 @@ def stored(threads: int) -> Stored:
         except (OSError, ValueError, TypeError, AttributeError, RecursionError) as error:
             return Stored(Figures(), f"{path}: {' '.join(str(error).split())[:200]}")
     return Stored(Figures())
+
+
+def stored_for_others(threads: int) -> tuple[int, Figures]:
+    """The number of threads nearest to this one for which this machine has figures, and those; or 1 and none."""
+    begins = _begins()
+    names = [path.stem.removeprefix(begins) for folder in _folders([]) for path in folder.glob(f"{begins}*.json")]
+    others = {int(name) for name in names if name.isdecimal() and 0 < int(name) != threads}
+    for other in sorted(others, key=lambda other: abs(math.log(other / threads))):
+        if (found := stored(other)).figures != Figures():
+            return other, found.figures
+    return 1, Figures()
 
 
 def _read(path: Path) -> str:

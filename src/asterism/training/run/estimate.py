@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from asterism.compiler import compile_pattern
-from asterism.kernels import matrix_rates
+from asterism.kernels.calibration import expected_rates
 from asterism.models import AsterismConfig
 from asterism.patterns import Mixer, Pattern, mixer_counts
 from asterism.training.objectives import OBJECTIVES
@@ -32,7 +32,7 @@ class Estimate:
     device: what is kept during a step, the compiled patterns (`plan_memory`) included. Buffers inside operations come
     on top. `dtype` is what products and attention are computed in, on this machine where that is left open.
     `seconds_per_step` is what the FLOPs take at the rate of matrix products of this machine's processor, which no step
-    exceeds; None where runs are trained on a GPU.
+    exceeds; None where runs are trained on a GPU. `is_measured` is False where that rate is a guess from its class.
     """
 
     mixers: str | list[str]
@@ -44,6 +44,7 @@ class Estimate:
     flops_per_step: int
     mixing_flops_per_step: int
     seconds_per_step: float | None
+    is_measured: bool
     weight_memory: int
     gradient_memory: int
     optimizer_memory: int
@@ -73,11 +74,8 @@ def estimate(config: RunConfig, own: Path | None = None) -> Estimate:
     mixing, plan_memory = _mixing(config, objective, shape)
     # Each product with weights takes two more in the backward pass, and one again when it is recomputed.
     flops = (4 if config.gradient_checkpointing else 3) * found.products + mixing
-    rate = (
-        None
-        if torch.accelerator.is_available()
-        else matrix_rates()["bfloat16" if config.dtype == "bfloat16" else "float32"]
-    )
+    rates = None if torch.accelerator.is_available() else expected_rates()
+    rate = None if rates is None else rates.by_dtype["bfloat16" if config.dtype == "bfloat16" else "float32"]
     return Estimate(
         mixers=shape.mixers,
         dtype=config.dtype,
@@ -88,6 +86,7 @@ def estimate(config: RunConfig, own: Path | None = None) -> Estimate:
         flops_per_step=flops,
         mixing_flops_per_step=mixing,
         seconds_per_step=None if rate is None else flops / rate,
+        is_measured=rates is not None and rates.measured,
         weight_memory=found.weights,
         gradient_memory=found.gradients,
         optimizer_memory=found.moments,
