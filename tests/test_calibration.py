@@ -244,7 +244,7 @@ def test_a_folder_that_knows_no_locks_is_no_obstacle(counted, monkeypatch):
     def refuse(*arguments):
         raise OSError("no locks available")
 
-    monkeypatch.setattr(figures.fcntl, "flock", refuse)
+    monkeypatch.setattr(figures, "lock", refuse)
     assert calibration.matrix_rates() == RATES
     start_again(monkeypatch)
     the_file().unlink()

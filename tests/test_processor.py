@@ -30,7 +30,7 @@ def pretend(monkeypatch):
             monkeypatch.delenv(name, raising=False)
         for name, value in variables.items():
             monkeypatch.setenv(name, value)
-        monkeypatch.setattr(processor, "processor", lambda: {"flags": " ".join(features)})
+        monkeypatch.setattr(processor, "processor", lambda: {"flags": " ".join(features)} if features else {})
         monkeypatch.setattr(platform, "machine", lambda: machine)
         processor.processor_class.cache_clear()
 

@@ -89,7 +89,7 @@ def processor_class() -> str:
     has, machine = features(), platform.machine()
     if machine in ("aarch64", "arm64"):
         return "neon_bf16" if "bf16" in has else "neon"
-    if has:
+    if processor():
         sets = INSTRUCTION_SETS.get(machine, {})
         return next((name for name, takes in sets.items() if has.issuperset(takes)), "baseline")
     import torch  # only here: what builds or ships a kernel reads this file, too
