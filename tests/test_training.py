@@ -323,6 +323,17 @@ def test_muon_is_torchs_muon(monkeypatch, at_once, precision):
         own.step(lambda: 0.0)
 
 
+@pytest.mark.parametrize(("rows", "columns", "rank"), [(8, 40, 8), (8, 16, 3), (1, 5, 1), (12, 12, 12), (12, 20, 12)])
+def test_matrices_become_orthogonal_by_squares_too(rows, columns, rank):
+    """In float32 wide matrices take another order of operations than in float64; one of all zeros stays so."""
+    generator = torch.Generator().manual_seed(0)
+    left, right = (torch.randn(shape, generator=generator) for shape in ((3, rows, rank), (3, rank, columns)))
+    matrices = left @ right
+    matrices[2] = 0
+    exact = muon_module.orthogonal(matrices.double())
+    assert (muon_module.orthogonal(matrices) - exact).norm() <= 2e-4 * exact.norm()
+
+
 FAULTS = """
 import contextlib, ctypes, resource, sys, torch
 from asterism.training.run.heap import Heap, kept_memory

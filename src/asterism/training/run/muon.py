@@ -70,13 +70,35 @@ def orthogonal(matrices: Tensor, epsilon: float = 1e-7) -> Tensor:
 
     By iterations of Newton and Schulz: they end between 0.5 and 1.5, which serves as well as 1 (Jordan 2024).
     """
-    a, b, c = COEFFICIENTS
     norms = matrices.norm(dim=(1, 2), keepdim=True)
     matrices = matrices / norms.clamp(min=epsilon)  # no singular value is above 1
+    if matrices.dtype == torch.float32 and matrices.shape[2] >= 2 * matrices.shape[1]:
+        return _by_squares(matrices)
+    a, b, c = COEFFICIENTS
     for _ in range(ITERATIONS):
         gram = matrices @ matrices.mT
         matrices = torch.baddbmm(matrices, torch.baddbmm(gram, gram, gram, beta=b, alpha=c), matrices, beta=a)
     return matrices
+
+
+def _by_squares(matrices: Tensor) -> Tensor:
+    """The same iterations, with about half the operations where columns are four times the rows.
+
+    Each multiplies the matrices by a polynomial of their Gram matrix, and that by its square: all of them together by
+    scale * I + rest, and until the end only square matrices are multiplied. They hold squares of singular values, for
+    which bfloat16 has too few digits.
+    """
+    a, b, c = COEFFICIENTS
+    gram = matrices @ matrices.mT
+    rest = torch.baddbmm(gram, gram, gram, beta=b, alpha=c)  # the first polynomial is a * I + this
+    scale, polynomial = a, rest
+    for _ in range(ITERATIONS - 1):
+        half = torch.baddbmm(gram, polynomial, gram, beta=a)
+        gram = torch.baddbmm(half, half, polynomial, beta=a)
+        polynomial = torch.baddbmm(gram, gram, gram, beta=b, alpha=c)
+        rest = torch.baddbmm(scale * polynomial + a * rest, polynomial, rest)
+        scale *= a
+    return torch.baddbmm(matrices, rest, matrices, beta=scale)
 
 
 def _of_one_shape(parameters: list[Tensor]) -> Iterator[list[int]]:
