@@ -155,6 +155,15 @@ def test_auto_leaves_bfloat16_to_processors_that_have_it(name, calibrate, preten
     assert arithmetic.settled(RunConfig()).dtype == "bfloat16"
 
 
+def test_bfloat16_that_was_asked_for_is_taken_with_a_note(pretend):
+    pretend(X86["avx2"])
+    assert arithmetic.settled(RunConfig(dtype="bfloat16")).dtype == "bfloat16"
+    (note,) = arithmetic.notes_on_dtype("bfloat16", "bfloat16")
+    assert "no instructions for bfloat16" in note and not arithmetic.notes_on_dtype("float32", "float32")
+    pretend(X86["avx512_bf16"])
+    assert not arithmetic.notes_on_dtype("bfloat16", "bfloat16")
+
+
 SETTLED = """
 from asterism.training.run.arithmetic import settled
 from asterism.training.run.configuration import RunConfig

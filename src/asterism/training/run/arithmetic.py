@@ -42,6 +42,15 @@ def _prefers_bfloat16() -> bool:
     return device.type == "cuda" and torch.cuda.is_bf16_supported(including_emulation=False)
 
 
+def notes_on_dtype(asked: Dtype, taken: Dtype) -> list[str]:
+    """What the machine decided, or would have, for people."""
+    if asked != taken:
+        return [f"dtype: auto chose {taken}"]
+    if asked == "bfloat16" and not torch.accelerator.is_available() and not multiplies_bfloat16():
+        return ["dtype: this processor has no instructions for bfloat16, and computes faster in float32"]
+    return []
+
+
 def weights_dtype(dtype: Dtype) -> torch.dtype:
     """What weights, gradients and moments are kept in."""
     return torch.float64 if dtype == "float64" else torch.float32

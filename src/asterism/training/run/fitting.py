@@ -28,6 +28,7 @@ from asterism.kernels.calibration import pinned, prices_for
 from asterism.models import AsterismConfig
 from asterism.randomness import derive, isolated
 from asterism.training.objectives.objective import Outcome, Report
+from asterism.training.run.arithmetic import notes_on_dtype
 from asterism.training.run.checkpoint import TrainingState, first_not_finite, gathered_weights, load_checkpoint
 from asterism.training.run.exchange import refuse_dropout, weighed
 from asterism.training.run.folder import RunFolder
@@ -196,17 +197,12 @@ def _record(setup: Setup, notes: list[str], prices: Mapping[str, Any]) -> dict[s
         "decided": setup.objective.decided(),
         "corpus": setup.corpus.record(),
         "readers": versions_of(setup.config),
-        "notes": [*_choices(setup), *setup.objective.notes, *notes],
+        "notes": [*notes_on_dtype(setup.asked.dtype, setup.config.dtype), *setup.objective.notes, *notes],
         "prices": prices,
         "versions": {"python": platform.python_version(), "asterism": __version__}
         | {name: version(name) for name in packages},
         "result": None,
     }
-
-
-def _choices(setup: Setup) -> list[str]:
-    """What the machine decided, for people."""
-    return [] if setup.asked.dtype == setup.config.dtype else [f"dtype: auto chose {setup.config.dtype}"]
 
 
 def _finish(
