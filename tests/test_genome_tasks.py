@@ -225,6 +225,15 @@ def test_arrays_of_all_kinds_say_the_same(tmp_path, name):
         assert [one.letters for one in examples[2:4]] == letters[2:4] and examples[0].columns == ("0", "1", "2")
 
 
+@pytest.mark.parametrize("target", ["/trainxdata", "/nowhere"])
+def test_links_that_lead_nowhere_are_refused(tmp_path, target):
+    with h5py.File(tmp_path / "x.h5", "w") as file:
+        file["trainxdata"] = h5py.SoftLink(target)
+    with pytest.raises(DataError, match="x.h5: trainxdata cannot be read: .*") as refused:
+        read_deepsea(tmp_path / "x.h5")
+    assert "\n" not in str(refused.value)
+
+
 def test_channels_last_are_known_by_their_number(tmp_path):
     letters, bits, labels = profiles(7)
     examples = read_deepsea(save_profiles(tmp_path / "x.npz", bits.transpose(0, 2, 1), labels))

@@ -4,14 +4,18 @@ import json
 import math
 import os
 import resource
+import signal
 import sys
 from dataclasses import replace
+from itertools import pairwise
 
 import pytest
 import torch
 from small_encoders import REVIEWS, save_tiny_bert, write_lines
 
+from asterism.cli import show
 from asterism.cli.main import main
+from asterism.cli.train import read_arguments
 from asterism.errors import CheckpointError, ConfigurationError, DataError
 from asterism.training import FineTuneConfig, ModelConfig, RunConfig, pipeline, predict_file, train
 from asterism.training.run import prediction
@@ -191,3 +195,72 @@ def test_a_record_of_brackets_is_damaged(tmp_path):
     (tmp_path / "run.json").write_text("[" * 100_000)
     with pytest.raises(CheckpointError, match="run.json is damaged"):
         RunFolder(tmp_path).read_record()
+
+
+# --- files of settings -----------------------------------------------------------------------------------------------
+
+_BOMB = "a: &a [x,x,x,x,x,x,x,x,x]\n" + "".join(
+    f"{own}: &{own} [{','.join(9 * [f'*{before}'])}]\n" for before, own in pairwise("abcdefghijklm")
+)
+
+
+@pytest.mark.parametrize(
+    ("settings", "complaint"),
+    [
+        (_BOMB + "data: *m\n", "has more than 10,000 values"),
+        ("".join(f"k{number}: &k{number} 1\n" for number in range(30_000)), "has more than 10,000 values"),
+        ("data: " + "[" * 20_000 + "]" * 20_000, "is nested more than 20 deep"),
+        ("data: " + "{a: " * 3000 + "1" + "}" * 3000, "is nested more than 20 deep"),
+        ("steps: " + "9" * 5000, "has a number of 5,000 digits"),
+        ("steps: 0x" + "f" * 5000, "steps must be at most 2,147,483,647, got a number of 20000 bits"),
+        ("model: 5", "model configuration: must be settings by their names, got 5"),
+        ("model: [1]", "must be settings by their names, got [1]"),
+        ("model: null", "must be settings by their names, got None"),
+        ("steps: 3\n\udcff", "is no text in UTF-8: invalid start byte at byte 9"),
+    ],
+    ids=["aliases", "anchors", "sequences", "mappings", "digits", "hexadecimal", "number", "list", "null", "bytes"],
+)
+def test_hostile_settings_are_refused_in_one_line(tmp_path, capsys, settings, complaint):
+    file = tmp_path / "settings.yaml"
+    file.write_text(settings, errors="surrogateescape")
+    assert main(["train", "--config", str(file), "--folder", str(tmp_path / "run")]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert complaint in line
+
+
+def test_settings_may_have_aliases_and_long_patterns(tmp_path):
+    file = tmp_path / "settings.yaml"
+    rule = "explicit(" + repr(";".join(f"{query}:0-{query}" for query in range(3000))) + ", 3000)"
+    file.write_text(f"steps: &few 7\nwarmup_steps: *few\nmodel:\n  mixers: {json.dumps(rule)}\n")
+    assert read_arguments(["--config", str(file)])[1].model.mixers == rule
+
+
+def test_settings_that_are_no_file_are_refused(tmp_path, capsys):
+    os.mkfifo(tmp_path / "settings.yaml")
+    for path in (tmp_path / "settings.yaml", "/dev/zero", tmp_path):
+        assert main(["train", "--config", str(path)]) == 2
+        assert f"{path} is no regular file" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
+def test_a_signal_while_a_class_is_made_ends_a_verb_as_ever(monkeypatch, capsys, number, code):
+    """As matplotlib's are, at the end of a run."""
+
+    class Field:
+        def __set_name__(self, owner, name):
+            signal.raise_signal(number)
+
+    monkeypatch.setattr(show, "run", lambda words: type("Made", (), {"field": Field()}))
+    assert main(["show", "causal()"]) == code
+    assert capsys.readouterr().err == f"asterism: {'terminated' if code == 143 else 'interrupted'}\n"
+
+
+def test_a_damaged_history_does_not_stop_a_resume(tmp_path):
+    """Its checkpoint is whole: it has what the run needs."""
+    folder = RunFolder(tmp_path)
+    folder.history_file.write_bytes(b'{"step": 1}\n{"st\xb2p": 2}\n{"step": 3}\n{"step": 4}\n{"ste')
+    with pytest.raises(CheckpointError, match="history.jsonl is damaged in line 2"):
+        folder.read_history()
+    (damage,) = folder.cut_history(3)
+    assert "history.jsonl is damaged in line 2: 'utf-8' codec can't decode" in damage
+    assert folder.read_history() == [{"step": 1}, {"step": 3}]

@@ -72,6 +72,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         told = f" ({error})" if str(error) else ""
         return _fail(f"error: there is not enough memory{told}; ask for a shorter length or a smaller pattern", 1)
     except RuntimeError as error:
+        # So Python 3.11 wraps what a signal raises while a class is made, which libraries do as they are imported.
+        if isinstance(error.__cause__, KeyboardInterrupt):
+            is_terminated = isinstance(error.__cause__, Terminated)
+            return _fail("terminated", 143) if is_terminated else _fail("interrupted", 130)
         if not _is_lack_of_memory(error):
             raise
         return _fail("error: there is not enough memory; ask for a smaller model, batch or length", 1)

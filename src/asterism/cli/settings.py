@@ -16,6 +16,7 @@ from jsonargparse import ArgumentParser, DefaultHelpFormatter
 
 from asterism import training
 from asterism.cli.parser import UsageError, print_json, refuse_unknown
+from asterism.cli.settings_file import check_settings_file
 from asterism.cli.told import is_follower, launched
 from asterism.errors import ConfigurationError, nearest
 from asterism.presence import require_data, require_model, require_run
@@ -110,6 +111,8 @@ class SettingsParser(ArgumentParser):
             return self.parse_args(_file_first(words)).as_dict()
         except argparse.ArgumentError as error:
             raise _usage_error(str(error), [_dashed(flag) for flag in self._option_string_actions]) from None
+        except RecursionError:
+            raise UsageError("a setting is nested too deeply, and settings are flat") from None
 
 
 def _meanings(configuration: type, prefix: str = "--") -> dict[str, str]:
@@ -134,6 +137,8 @@ def _file_first(words: Sequence[str]) -> list[str]:
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
     parser.add_argument("--config")
     found, rest = parser.parse_known_args(words)
+    if found.config is not None:
+        check_settings_file(found.config)
     return rest if found.config is None else [f"--config={found.config}", *rest]
 
 

@@ -12,7 +12,7 @@ from dataclasses import MISSING, dataclass, field, fields
 from types import NoneType
 from typing import Any, ClassVar, Literal, get_args
 
-from asterism.errors import ConfigurationError, nearest
+from asterism.errors import ConfigurationError, nearest, shown
 from asterism.shape import ModelConfig, Pooling
 from asterism.training.data.modality import MEANING as MODALITIES
 from asterism.training.data.modality import Modality, parse_modality
@@ -145,7 +145,8 @@ class TrainingConfig:
                 raise ConfigurationError(f"run configuration: {name}={value!r} must be finite")
             largest = 2**63 - 1 if name == "seed" else 2**31 - 1
             if isinstance(value, int) and abs(value) > largest:
-                raise ConfigurationError(f"run configuration: {name} must be at most {largest:,}, got {value:.4g}")
+                given = f"{value:.4g}" if abs(value) < 2**256 else shown(value)
+                raise ConfigurationError(f"run configuration: {name} must be at most {largest:,}, got {given}")
 
     @property
     def micro_batch_size(self) -> int:
@@ -391,7 +392,9 @@ def config_from_dict(kind: str, values: Mapping[str, Any]) -> AnyConfig:
     return made(**values)
 
 
-def _check_names(what: str, values: Mapping[str, Any], kind: type) -> None:
+def _check_names(what: str, values: object, kind: type) -> None:
+    if not isinstance(values, Mapping):
+        raise ConfigurationError(f"{what}: must be settings by their names, got {shown(values)}")
     known = [one.name for one in fields(kind)]
     for name in values:
         if name not in known:

@@ -70,7 +70,7 @@ def fit(setup: Setup, run: RunFolder, processes: Processes, display: Display, *,
             shard_weights(model, cast(DeviceMesh, processes.mesh), config)
         optimizer = make_optimizer(model, config)
         if resume:
-            state = _restore(setup, run, model, optimizer, processes)
+            state = _restore(setup, run, model, optimizer, processes, display)
         else:
             with processes.agreed():
                 if processes.leads:
@@ -155,7 +155,12 @@ def _first_model(setup: Setup, device: torch.device) -> tuple[PreTrainedModel, l
 
 
 def _restore(
-    setup: Setup, run: RunFolder, model: PreTrainedModel, optimizer: torch.optim.Optimizer, processes: Processes
+    setup: Setup,
+    run: RunFolder,
+    model: PreTrainedModel,
+    optimizer: torch.optim.Optimizer,
+    processes: Processes,
+    display: Display,
 ) -> TrainingState:
     """Go back to the newest checkpoint, or to the beginning if there is none yet.
 
@@ -167,7 +172,8 @@ def _restore(
     with processes.agreed():
         if processes.leads:
             run.keep_only(Path(found) if found else None)
-            run.cut_history(state.step)
+            for damage in run.cut_history(state.step):
+                display.say(f"note: {damage}; the line is left out")
     return state
 
 

@@ -191,25 +191,38 @@ class RunFolder:
 
     def read_history(self) -> list[dict[str, Any]]:
         """All whole lines of the history; a last line that was cut off is left out. Raises CheckpointError."""
-        if not self.history_file.exists():
-            return []
-        lines = self.history_file.read_text().splitlines(keepends=True)
-        entries = []
-        for number, line in enumerate(lines, start=1):
-            try:
-                entry = json.loads(line)
-            except (ValueError, RecursionError) as error:
-                if number == len(lines):
-                    break
-                raise CheckpointError(f"{self.history_file} is damaged in line {number}: {error}") from error
-            if not isinstance(entry, dict) or not isinstance(entry.get("step"), int):
-                raise CheckpointError(f"{self.history_file} is damaged in line {number}: it holds no figures of a step")
-            entries.append(entry)
+        entries, damage = self._history()
+        if damage:
+            raise CheckpointError(damage[0])
         return entries
 
-    def cut_history(self, step: int) -> None:
-        """Forget what was recorded after `step`: the run goes on from there."""
-        self._write_history([entry for entry in self.read_history() if entry["step"] <= step])
+    def cut_history(self, step: int) -> list[str]:
+        """Forget what was recorded after `step`, from where the run goes on, and lines that are damaged.
+
+        Returns what is wrong with these: the run does not need them.
+        """
+        entries, damage = self._history()
+        self._write_history([entry for entry in entries if entry["step"] <= step])
+        return damage
+
+    def _history(self) -> tuple[list[dict[str, Any]], list[str]]:
+        """The lines that can be read, and what is wrong with the others; the last one may have been cut off."""
+        if not self.history_file.exists():
+            return [], []
+        lines = self.history_file.read_bytes().splitlines(keepends=True)
+        entries, damage = [], []
+        for number, line in enumerate(lines, start=1):
+            try:
+                entry = json.loads(line.decode())
+            except (ValueError, RecursionError) as error:
+                if number < len(lines):
+                    damage.append(f"{self.history_file} is damaged in line {number}: {error}")
+                continue
+            if isinstance(entry, dict) and isinstance(entry.get("step"), int):
+                entries.append(entry)
+            else:
+                damage.append(f"{self.history_file} is damaged in line {number}: it holds no figures of a step")
+        return entries, damage
 
     def _write_history(self, entries: Sequence[Mapping[str, Any]]) -> None:
         write_text(self.history_file, "".join(json.dumps(entry, allow_nan=False) + "\n" for entry in entries))

@@ -127,7 +127,8 @@ def _read_matlab(path: Path) -> dict[str, Any]:
         import h5py
 
         opened = h5py.File(path, "r")
-        return {name: one for name, one in opened.items() if isinstance(one, h5py.Dataset)}
+        found = {name: _linked(path, opened, name) for name in opened}
+        return {name: one for name, one in found.items() if isinstance(one, h5py.Dataset)}
     if not head.startswith(b"MATLAB 5.0"):
         raise DataError(f"{path}: is neither MATLAB 5 nor HDF5 (MATLAB 7.3): it begins with {head[:10]!r}")
     import scipy.io
@@ -137,8 +138,16 @@ def _read_matlab(path: Path) -> dict[str, Any]:
         if name.endswith("data"):
             _refuse_large(path, name, shape, _ITEM.get(kind, 8))
             names.append(name)
-    found = scipy.io.loadmat(path, variable_names=names)
-    return {name: found[name] for name in names if isinstance(found.get(name), np.ndarray)}
+    loaded = scipy.io.loadmat(path, variable_names=names)
+    return {name: loaded[name] for name in names if isinstance(loaded.get(name), np.ndarray)}
+
+
+def _linked(path: Path, opened: Any, name: str) -> Any:
+    """What a name stands for, which may be a link. Raises DataError for one that leads nowhere, or in a circle."""
+    try:
+        return opened[name]
+    except (KeyError, OSError, RuntimeError) as error:
+        raise DataError(f"{path}: {name} cannot be read: {' '.join(str(error).split())}") from error
 
 
 def _read_npz(path: Path) -> dict[str, Any]:
