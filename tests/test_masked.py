@@ -19,7 +19,14 @@ from asterism.randomness import of_row
 from asterism.training.data.contract import IGNORED
 from asterism.training.data.corpus import load_documents
 from asterism.training.data.packing import SORTED_TOGETHER, Epochs, EpochsByLength, TokenStream
-from asterism.training.data.tokenization import SPECIAL_TOKENS, encode, load_tokenizer, make_tokenizer, pieces
+from asterism.training.data.tokenization import (
+    SPECIAL_TOKENS,
+    _learned_from,
+    encode,
+    load_tokenizer,
+    make_tokenizer,
+    pieces,
+)
 from asterism.training.objectives.masked import MaskedTokens, Rows
 from asterism.training.objectives.masking import Masking
 from asterism.training.pipeline import evaluate, generate, open_run, resolve, train
@@ -267,6 +274,23 @@ def test_long_documents_are_cut_behind_line_ends_and_lose_nothing(monkeypatch):
     assert parts == ["one\ntwo\n", "three", "x" * 10, "x" * 10, "x" * 5, "", "short"]
 
 
+@pytest.mark.parametrize("run", ["x", " ", ".", "ab"])
+@pytest.mark.parametrize("kind", ["bpe", "unigram"])
+def test_one_word_of_a_million_letters_is_learned_from(kind, run):
+    """A merge in a word takes time by the square of its length: this took hours."""
+    tokenizer = make_tokenizer(f"{kind}:300", ["near and far\n", run * 2**19], 64)
+    (tokens,) = encode(tokenizer, ["far " + run * 5000])
+    assert tokenizer.decode(tokens) == "far " + run * 5000
+
+
+def test_words_to_learn_from_are_cut_and_lose_nothing():
+    texts = ["one two\n" * 900, "a " + "x" * 2500 + " " * 1001 + "\u6f22" * 1000 + "b" * 7]
+    parts = list(_learned_from(texts))
+    assert "".join(parts) == "".join(texts)
+    assert parts[0] == texts[0], "a text as it is"
+    assert [len(part) for part in parts[1:]] == [1002, 1000, 1500, 1001, 7]
+
+
 def test_a_tokenizer_from_a_folder_is_used_as_it_is(tiny, tokenizer, tmp_path):
     tokenizer.save_pretrained(tmp_path / "own")
     config = replace(tiny, tokenizer=str(tmp_path / "own"), steps=2)
@@ -435,6 +459,8 @@ def test_lines_that_hold_no_document_are_named(tiny, tmp_path, line, message):
     ("change", "error", "message"),
     [
         ({"tokenizer": "bpe:260"}, ConfigurationError, "the size must be a whole number of at least 261"),
+        ({"tokenizer": "bpe:1000000000"}, ConfigurationError, "special ones, and at most 1,048,576"),
+        ({"tokenizer": "unigram:" + "9" * 5000}, ConfigurationError, "special ones, and at most 1,048,576"),
         ({"tokenizer": "unigram:many"}, ConfigurationError, "the size must be a whole number of at least 261"),
         ({"tokenizer": "nowhere"}, DataError, "tokenizer: there is no folder nowhere"),
         ({"context": 100_000}, DataError, "the train split of .* tokens in .* documents, a sequence needs 99,998"),

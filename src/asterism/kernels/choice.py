@@ -25,7 +25,7 @@ from asterism.kernels.operands import Attended, Kernel, Operands
 from asterism.kernels.operator import Tiles
 from asterism.kernels.reference import PairTerms, reference
 from asterism.kernels.slots import SLOTS
-from asterism.kernels.transforms import is_transformed
+from asterism.kernels.transforms import is_for_onnx, is_transformed
 from asterism.kernels.triton import TRITON
 from asterism.patterns.by_text import by_text
 
@@ -115,6 +115,8 @@ IMPLEMENTATIONS = ("auto", "reference", "eager", "cpu", "triton", "dense", "flex
 def choose(operands: Operands, implementation: str) -> Kernel:
     """The kernel for a stretch of a sequence. Raises KernelError where there is none of that name, or it refuses."""
     _require_known(implementation)
+    if is_for_onnx():
+        return _for_onnx(operands, implementation)
     if implementation in NAMED:
         if not torch.compiler.is_compiling():
             operands.pattern.check_heads(operands.q.shape[1])
@@ -161,6 +163,17 @@ def _choose_with_terms(operands: Operands, implementation: str) -> Kernel:
     raise KernelError(
         f'implementation="{implementation}" does not decode with terms of the score: use "auto", "cpu" or "eager"'
     )
+
+
+def _for_onnx(operands: Operands, implementation: str) -> Kernel:
+    """A kernel that is made of PyTorch's operators alone. Raises KernelError for one that is not."""
+    if implementation not in ("auto", "dense", "reference"):
+        raise KernelError(
+            f'implementation="{implementation}" is an operator of this library, which ONNX does not have: use "auto",'
+            ' "dense" or "reference"'
+        )
+    known = {"auto": (MASKED, REFERENCE), "dense": (MASKED,), "reference": (REFERENCE,)}
+    return _first_of(known[implementation], operands)
 
 
 def _require_known(implementation: str) -> None:

@@ -6,8 +6,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from asterism.errors import KernelError
 from asterism.kernels.operands import Operands, refuse_distances
 from asterism.kernels.philox import dropped
+from asterism.kernels.transforms import is_for_onnx
 from asterism.memo import remembering, remembering_few
 from asterism.patterns import Pattern, require_cross_attention
 from asterism.patterns.by_text import by_text, remember
@@ -19,7 +21,8 @@ def allowed_pairs(operands: Operands) -> Tensor:
         return operands.allowed
     n_queries, n_keys, offset = operands.q.shape[2], operands.k.shape[2], operands.query_offset
     first, past = operands.known_distances
-    allowed = mask(operands.text, n_queries, n_keys, offset, first, past, operands.q.device)[None]
+    pairs = _as_numbers if is_for_onnx() else mask
+    allowed = pairs(operands.text, n_queries, n_keys, offset, first, past, operands.q.device)[None]
     if operands.key_mask is not None:
         allowed = allowed & operands.key_mask[:, None, None, :]
     if operands.segments is not None:
@@ -69,6 +72,15 @@ def _(
 
 @remembering
 def _mask(pattern: str, n_queries: int, n_keys: int, query_offset: int, device: torch.device) -> Tensor:
+    return torch.from_numpy(by_text(pattern).dense(n_queries, n_keys, query_offset)).to(device)
+
+
+def _as_numbers(
+    pattern: str, n_queries: int, n_keys: int, query_offset: int, first: int, past: int, device: torch.device
+) -> Tensor:
+    """The same as `mask`, written into the graph: ONNX has no operators of this library. Raises KernelError."""
+    if not all(isinstance(size, int) for size in (n_queries, n_keys, query_offset)):
+        raise KernelError("a pattern is exported to ONNX for one length: leave dynamic_shapes out")
     return torch.from_numpy(by_text(pattern).dense(n_queries, n_keys, query_offset)).to(device)
 
 

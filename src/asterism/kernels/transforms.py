@@ -1,4 +1,4 @@
-"""Function transforms: torch.func (grad, vjp, jvp, vmap) and forward-mode differentiation.
+"""Function transforms: torch.func (grad, vjp, jvp, vmap), forward-mode differentiation, and export to ONNX.
 
 Under them, tensors carry more than their numbers (a tangent, a hidden axis), which a kernel that reads memory would
 drop in silence. So a kernel says what it can: differentiate once, and see a hidden axis as part of the batch.
@@ -17,6 +17,11 @@ from asterism.errors import KernelError
 def is_transformed() -> bool:
     """Whether a transform of torch.func or forward-mode differentiation is under way; torch.compile can trace this."""
     return forward_ad._current_level >= 0 or torch._C._are_functorch_transforms_active()
+
+
+def is_for_onnx() -> bool:
+    """Whether torch.onnx.export is at work, which knows no operators of this library; torch.compile can trace this."""
+    return torch.compiler.is_exporting() and torch.onnx.is_in_onnx_export()
 
 
 def refuse_tangents(name: str) -> NoReturn:

@@ -11,6 +11,7 @@ every byte, so that no text is unknown to them.
 """
 
 import json
+import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,9 +21,9 @@ import numpy as np
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 from transformers import AutoTokenizer, PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
-from asterism.errors import CheckpointError, ConfigurationError, DataError
+from asterism.errors import CheckpointError, ConfigurationError, DataError, shown
 from asterism.files import DAMAGED, LOCAL, check_model_folder, why_unread
-from asterism.training.data.dna_tokens import LETTERS, Maker, dna_tokenizer
+from asterism.training.data.dna_tokens import LETTERS, MOST_PIECES, Maker, dna_tokenizer
 
 SPECIAL_TOKENS = {
     "pad_token": "[PAD]",
@@ -34,6 +35,11 @@ SPECIAL_TOKENS = {
 _SMALLEST = 256 + len(SPECIAL_TOKENS)
 _PIECE = 1 << 20
 """Characters that a tokenizer is given at once: it needs many times their memory."""
+
+_WORD = 1000
+"""Letters of a word to learn from: merging inside a word takes time by the square of its length."""
+
+_LONGER = re.compile(rf"(?<!\w)\w{{{_WORD + 1},}}|(?<!\s)\s{{{_WORD + 1},}}|(?<![\w\s])[^\w\s]{{{_WORD + 1},}}")
 
 
 @dataclass(frozen=True)
@@ -149,7 +155,7 @@ def _of_bytes(kind: str, size: int, documents: Iterable[str]) -> Tokenizer:
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
     if kind != "bytes":
-        tokenizer.train_from_iterator(pieces(documents), trainer)
+        tokenizer.train_from_iterator(_learned_from(documents), trainer)
     if kind == "unigram":
         tokenizer.model = _settled(tokenizer)
     return tokenizer
@@ -237,6 +243,17 @@ def pieces(documents: Iterable[str]) -> Iterator[str]:
         yield document[start:]
 
 
+def _learned_from(documents: Iterable[str]) -> Iterator[str]:
+    """Pieces of the documents, cut inside words and white space that are longer than any of a text."""
+    for piece in pieces(documents):
+        start = 0
+        for run in _LONGER.finditer(piece):
+            for end in range(run.start() + _WORD, run.end(), _WORD):
+                yield piece[start:end]
+                start = end
+        yield piece[start:]
+
+
 def _found(name: str) -> tuple[int, Maker] | None:
     """How many tokens the tokenizer called `name` has at most, and its maker; None for the name of a folder."""
     kind, colon, size = name.partition(":")
@@ -244,9 +261,9 @@ def _found(name: str) -> tuple[int, Maker] | None:
         return _SMALLEST, lambda documents: _of_bytes(kind, _SMALLEST, documents)
     if kind not in ("bpe", "unigram") or not colon:
         return dna_tokenizer(name, list(SPECIAL_TOKENS.values()))
-    if not size.isdecimal() or int(size) < _SMALLEST:
+    if not size.isdecimal() or not _SMALLEST <= int(size[:10]) <= MOST_PIECES:
         raise ConfigurationError(
-            f"tokenizer {name!r}: the size must be a whole number of at least {_SMALLEST},"
-            f" a token for every byte and {len(SPECIAL_TOKENS)} special ones"
+            f"tokenizer {shown(name)}: the size must be a whole number of at least {_SMALLEST}, a token for every byte"
+            f" and {len(SPECIAL_TOKENS)} special ones, and at most {MOST_PIECES:,}"
         )
     return int(size), lambda documents: _of_bytes(kind, int(size), documents)
