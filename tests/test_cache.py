@@ -395,6 +395,13 @@ def test_more_cannot_be_taken_back_than_the_pattern_remembers() -> None:
         ragged.crop(-3)
     ragged.crop(-2)
     assert ragged.lengths == (5, 3)
+    ragged = PatternCacheLayer(patterns.causal())
+    keys = torch.randn(2, 1, 6, 4)
+    ragged.extend(keys, keys, ragged.new_tokens(6, [6, 2], 4))  # four columns of padding on the left of the second row
+    with pytest.raises(ConfigurationError, match=r"crop\(-3\) would take back padding: only the 2 tokens after it"):
+        ragged.crop(-3)
+    ragged.crop(-2)
+    assert ragged.lengths == (4, 0)
 
 
 # --- the cache of a model --------------------------------------------------------------------------------------------

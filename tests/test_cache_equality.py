@@ -3,12 +3,15 @@
 The patterns are those of the vocabulary, each constructor made causal; a new one has to be added here.
 """
 
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
 from small_models import small_model
+from transformers import LlamaConfig, LlamaForCausalLM
 
-from asterism.models import AsterismForCausalLM
+from asterism.models import AsterismConfig, AsterismForCausalLM, use_pattern
 from asterism.models.cache import RESTORABLE, PatternCache
 from asterism.patterns.text import VOCABULARY
 
@@ -127,6 +130,29 @@ def test_generated_tokens(name: str, how: dict, length: int) -> None:
     assert torch.equal(cached, model.generate(tokens, use_cache=False, **options, **how))
 
 
+@pytest.mark.parametrize("how", ["lookup", "assistant"])
+@pytest.mark.parametrize("padded", [1, 9])
+@pytest.mark.parametrize("kind", ["own", "dropped in"])
+def test_guesses_after_padding_on_the_left(kind: str, padded: int, how: str) -> None:
+    """The first guess is given back together with the last token of the prompt, which is none of the padding."""
+
+    def model(text: str, seed: int) -> Any:
+        torch.manual_seed(seed)
+        sizes = {"vocab_size": 40, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4}
+        if kind == "own":
+            return AsterismForCausalLM(AsterismConfig(**sizes, mixers=text, positions="rotary")).eval()
+        return use_pattern(LlamaForCausalLM(LlamaConfig(**sizes, intermediate_size=64)).eval(), text)
+
+    tokens = torch.randint(3, 40, (1, 12), generator=torch.Generator().manual_seed(padded)).repeat(1, 2)
+    mask = torch.ones_like(tokens)
+    mask[:, :padded] = 0
+    options = {"attention_mask": mask, "do_sample": False, "max_new_tokens": 16, "eos_token_id": None}
+    helper = {"prompt_lookup_num_tokens": 4} if how == "lookup" else {"assistant_model": model("window(left=3)", 1)}
+    asked = model("interleave(window(left=6), sinks(first=2, window=5))", 0)
+    expected = asked.generate(tokens, **options, pad_token_id=0, use_cache=False)
+    assert torch.equal(asked.generate(tokens, **options, pad_token_id=0, **helper), expected)
+
+
 # --- compiled steps --------------------------------------------------------------------------------------------------
 
 
@@ -166,10 +192,6 @@ def test_a_compiled_step_is_compiled_once(name: str, length: int, compilations: 
 @pytest.mark.slow
 @torch.no_grad()
 def test_a_compiled_step_of_a_model_of_transformers(compilations: list) -> None:
-    from transformers import LlamaConfig, LlamaForCausalLM
-
-    from asterism.models import use_pattern
-
     def counting(graph, inputs):
         compilations.append(graph)
         return graph.forward

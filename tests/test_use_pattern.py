@@ -613,7 +613,7 @@ def test_guesses_of_assistants_and_caches_of_fixed_size_change_no_token(name: st
         assert torch.equal(model.generate(tokens, **length, **how), expected)
     for kind, message in (
         ("static", "static or sliding cache|a static cache cannot forget"),
-        ("offloaded", "is an offloaded"),
+        ("offloaded", "past_key_values .offloaded DynamicCache. cannot"),
     ):
         with pytest.raises(ConfigurationError, match=message):
             model.generate(tokens, **length, cache_implementation=kind, disable_compile=True)

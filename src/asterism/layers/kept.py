@@ -34,34 +34,44 @@ class Seen(NamedTuple):
 
 
 class NewTokens:
-    """N columns that come after what a cache has seen. In each row the real tokens come first.
+    """N columns that come after what a cache has seen. In each row the real tokens are given first.
 
     before   what has been seen
     width    N
     counts   how many of the columns are real in each row; None where all are
+    padded   then, the last of them that is padding in some row as the model was given them, counted from 1: N unless
+             said otherwise
     results  what layers have found out about these tokens, to share it
     """
 
-    def __init__(self, before: Seen, width: int, counts: Sequence[int] | None = None) -> None:
+    def __init__(
+        self, before: Seen, width: int, counts: Sequence[int] | None = None, padded: int | None = None
+    ) -> None:
         self.before, self.width = before, width
         self.counts = _counts(counts, width)
+        self.padded = width if padded is None else padded
         self.results: dict[Any, Any] = {}
         self.after = self._after()
 
-    def are(self, before: Seen, width: int, counts: Sequence[int] | None) -> bool:
-        """Whether these are the tokens that NewTokens(before, width, counts) would be."""
+    def are(self, before: Seen, width: int, counts: Sequence[int] | None, padded: int | None) -> bool:
+        """Whether these are the tokens that NewTokens(before, width, counts, padded) would be."""
         if self.before is not before and self.before != before:
             return False
-        return self.width == width and self.counts == _counts(counts, width)
+        same_padding = self.counts == _counts(counts, width) and self.padded == (width if padded is None else padded)
+        return self.width == width and same_padding
 
     def _after(self) -> Seen:
         lengths, columns, padded, excess = self.before
-        columns, excess = columns + self.width, max(excess - self.width, 0)
+        if self.counts is not None:
+            padded = columns + self.padded
+        # In a row of fewer real tokens, fewer of those that were taken back are replaced.
+        replaced = self.width if self.counts is None else min(self.counts)
+        columns, excess = columns + self.width, max(excess - replaced, 0)
         if self.counts is None:
             grown = lengths + self.width if isinstance(lengths, int) else tuple(each + self.width for each in lengths)
             return Seen(grown, columns, padded, excess)
         rows = tuple(self.before.of(row) + count for row, count in enumerate(self.counts))
-        return Seen(rows[0] if len(set(rows)) == 1 else rows, columns, columns, excess)
+        return Seen(rows[0] if len(set(rows)) == 1 else rows, columns, padded, excess)
 
     def positions(self, device: torch.device) -> torch.Tensor:
         """Where the tokens stand in their rows: int64 [B or 1, N], -1 for padding."""

@@ -47,6 +47,16 @@ class Packing(NamedTuple):
         slot = _like(self.slot, slots)
         return slots.gather(1, slot.clamp(min=0)).masked_fill(slot < 0, 0)
 
+    def known(self) -> tuple[list[int], int]:
+        """How many tokens of each row are real; the last column that is padding in some row, counted from 1.
+
+        A GPU is waited for, once.
+        """
+        # The padding of a row stands behind its real tokens in `column`, in ascending order.
+        last = torch.where(self.real[:, -1:], -1, self.column[:, -1:]) + 1
+        rows = torch.cat([self.real.sum(dim=1, keepdim=True), last], dim=1).tolist()
+        return [count for count, _ in rows], max(column for _, column in rows)
+
     def mixer_arguments(self, by_length: Sequence[bool], front: int) -> list[dict[str, Any]]:
         """What each mixer must be told: lengths where its pattern depends on them, else which keys are real.
 

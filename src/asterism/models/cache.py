@@ -28,6 +28,8 @@ from asterism.patterns import Pattern, require_causal
 RESTORABLE = 64
 """How many of the last tokens can always be taken back: more than transformers' assistants guess at a time."""
 
+OUTSIDE_GRAPHS = "the slots of a cache are made by its first tokens: give the model these uncompiled, the next compiled"
+
 
 class _Slots:
     """The keys [B, h, W, D] and values [B, h, W, Dv] of one group of heads.
@@ -183,15 +185,15 @@ class PatternCacheLayer(CacheLayerMixin):
             width = 0 if self.max_tokens is None else slots.plan.capacity(self.max_tokens)
             slots.allocate(key_states, value_states, width)
 
-    def new_tokens(self, width: int, counts: Sequence[int] | None = None) -> NewTokens:
-        """The next `width` columns; of each row, the first `counts` are real, by default all.
+    def new_tokens(self, width: int, counts: Sequence[int] | None = None, padded: int | None = None) -> NewTokens:
+        """The next `width` columns; of each row, `counts` are real, by default all, and `padded` as in NewTokens.
 
         Layers of one cache get the same ones, so that what follows from the pattern is found once for all of them.
         """
         if torch.compiler.is_compiling():
-            return NewTokens(self.seen, width, counts)
-        if not (self._latest and self._latest[0].are(self.seen, width, counts)):
-            self._latest[:] = [NewTokens(self.seen, width, counts)]
+            return NewTokens(self.seen, width, counts, padded)
+        if not (self._latest and self._latest[0].are(self.seen, width, counts, padded)):
+            self._latest[:] = [NewTokens(self.seen, width, counts, padded)]
         return self._latest[0]
 
     def join(self, other: "PatternCacheLayer") -> None:
@@ -214,7 +216,7 @@ class PatternCacheLayer(CacheLayerMixin):
     def _is_traceable(self, tokens: NewTokens) -> bool:
         return self.is_initialized and self.max_tokens is not None and 0 < tokens.width <= self.restorable + 1
 
-    @torch.compiler.disable
+    @torch.compiler.disable(reason=OUTSIDE_GRAPHS)
     def _extend_outside_graphs(self, keys: torch.Tensor, values: torch.Tensor, tokens: NewTokens) -> list[Kept]:
         return self.extend(keys, values, tokens)
 

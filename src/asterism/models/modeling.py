@@ -223,8 +223,8 @@ class AsterismModel(AsterismPreTrainedModel):
         if documents is not None:
             positions, packing = documents.positions, None  # no padding
         elif caches[0] is not None:
-            counts = None if packing is None else packing.real.sum(dim=1).tolist()
-            cached["tokens"] = tokens = caches[0].new_tokens(embedded.shape[1], counts)
+            padding = () if packing is None else packing.known()
+            cached["tokens"] = tokens = caches[0].new_tokens(embedded.shape[1], *padding)
             positions = tokens.positions(embedded.device)
         else:
             real = None if packing is None else packing.real

@@ -182,17 +182,13 @@ def _attend_cached(
 ) -> torch.Tensor:
     """k and v hold the N new tokens, which the cache is extended by."""
     tokens = asked.tokens
-    if cache.get_seq_length() != tokens.seen:
-        raise ConfigurationError(
-            f"the cache has seen {tokens.seen} tokens, but the part of it for this layer {cache.get_seq_length()}: it"
-            " belongs to a model of fewer layers; pass a PatternCache(), or nothing"
-        )
-    packing, counts = tokens.packing, tokens.counts
+    _check_seen(cache.get_seq_length(), tokens.seen)
+    packing, padding = tokens.packing, tokens.padding or ()
     queries, keys, values = q, k, v
     if packing is not None:
-        counts = packing.real.sum(dim=1).tolist() if counts is None else counts
+        padding = padding or packing.known()
         queries, keys, values = (packing.pack(x.transpose(1, 2)).transpose(1, 2) for x in (q, k, v))
-    parts = cache.extend(keys, values, cache.new_tokens(q.shape[2], counts))
+    parts = cache.extend(keys, values, cache.new_tokens(q.shape[2], *padding))
     if not tokens.seen:
         return _attend_all(q, k, v, asked)
     (mixed,) = read(queries, parts, lambda some, part: (_read(some, part, asked),))
@@ -255,6 +251,18 @@ def _check_documents(key: torch.Tensor, tokens: Tokens, new: int, cache: Pattern
             " attention_mask"
         )
     _check_keys(key, tokens, new)
+
+
+def _check_seen(by_layer: int, by_model: int) -> None:
+    # Were two counters of a graph compared, a guard would make them one, and inductor binds no input to the one that is
+    # left (NameError in PyTorch 2.11 to 2.13). So a graph only asks of each whether there is anything.
+    compiling = torch.compiler.is_compiling()
+    unequal = (not by_model if by_layer else by_model) if compiling else by_layer != by_model
+    if unequal:
+        raise ConfigurationError(
+            f"the cache has seen {by_model} tokens, but the part of it for this layer {by_layer}: it belongs to a model"
+            " of fewer layers; pass a PatternCache(), or nothing"
+        )
 
 
 def _check_keys(key: torch.Tensor, tokens: Tokens, new: int) -> None:

@@ -14,7 +14,7 @@ from transformers import DynamicCache, PreTrainedModel
 from transformers.cache_utils import Cache, DynamicLayer
 
 from asterism.errors import ConfigurationError
-from asterism.models.cache import PatternCache, PatternCacheLayer, new_layer
+from asterism.models.cache import OUTSIDE_GRAPHS, PatternCache, PatternCacheLayer, new_layer
 from asterism.models.drop_in.attention import layer_rule
 from asterism.models.drop_in.field import IMPLEMENTATION
 from asterism.models.drop_in.tokens import Tokens, require_tokens
@@ -67,27 +67,37 @@ def _check_cache(module: nn.Module, arguments: tuple[Any, ...], named: dict[str,
 
 def _forgetting_layer(cache: Cache, number: int, text: str) -> PatternCacheLayer:
     """The cache's part for a layer; an empty DynamicCache is given one, in place, because its owner holds on to it."""
-    if type(cache) not in (DynamicCache, PatternCache) or cache.offloading:
-        kind = f"{'n offloaded' if cache.offloading else ''} {type(cache).__name__}"
+    known = type(cache) in (DynamicCache, PatternCache) and number < len(cache.layers)
+    layer = cache.layers[number] if known else None
+    if not isinstance(layer, PatternCacheLayer):
+        layer = _make_layer(cache, number, text)
+    if layer.pattern.text != text:
         raise ConfigurationError(
-            f"past_key_values is a{kind}, which cannot forget by a pattern; pass a PatternCache(), with"
-            " max_tokens for one of fixed size, or nothing"
+            f"past_key_values forgets by the pattern {layer.pattern.text}, but layer {number} reads by {text};"
+            " pass a PatternCache(), or nothing"
+        )
+    return layer
+
+
+@torch.compiler.disable(reason=OUTSIDE_GRAPHS)
+def _make_layer(cache: Cache, number: int, text: str) -> PatternCacheLayer:
+    if type(cache) not in (DynamicCache, PatternCache) or cache.offloading:
+        kind = f"{'offloaded ' if cache.offloading else ''}{type(cache).__name__}"
+        raise ConfigurationError(
+            f"past_key_values ({kind}) cannot forget by a pattern; pass a PatternCache(), with max_tokens for one of"
+            " fixed size, or leave it out"
         )
     if isinstance(cache, PatternCache) and len(cache.layers) == number:
         cache.add_layer(parse(text))
     while len(cache.layers) <= number:
         cache.layers.append(DynamicLayer())
     layer = cache.layers[number]
-    if not isinstance(layer, PatternCacheLayer):
-        if cache.get_seq_length(number) > 0:
-            raise ConfigurationError(
-                "past_key_values was filled without the pattern, and the positions of its keys are unknown;"
-                " pass a PatternCache(), or nothing"
-            )
-        layer = cache.layers[number] = new_layer(cache, parse(text))
-    if layer.pattern.text != text:
+    if isinstance(layer, PatternCacheLayer):
+        return layer
+    if cache.get_seq_length(number) > 0:
         raise ConfigurationError(
-            f"past_key_values forgets by the pattern {layer.pattern.text}, but layer {number} reads by {text};"
+            "past_key_values was filled without the pattern, and the positions of its keys are unknown;"
             " pass a PatternCache(), or nothing"
         )
+    layer = cache.layers[number] = new_layer(cache, parse(text))
     return layer

@@ -20,7 +20,7 @@ class Tokens(NamedTuple):
 
     real     bool [B, S + N], False for padding; None when all tokens are real
     packing  of the new tokens, when there is padding among them
-    counts   then, how many of the new tokens of each row are real; None where it is not known, in a compiled graph
+    padding  then, `packing.known()`; None where it is not known, in a compiled graph
     seen     S
     causal   whether the model hides the future
     documents  the lengths of the documents that the rows hold one after another, all rows in one list; None where each
@@ -32,7 +32,7 @@ class Tokens(NamedTuple):
 
     real: torch.Tensor | None
     packing: Packing | None
-    counts: list[int] | None
+    padding: tuple[list[int], int] | None
     seen: int
     causal: bool
     window: int | None
@@ -94,8 +94,8 @@ def describe_tokens(
     real = None if real is None or is_known_full(real) else real
     new = None if real is None else real[:, q_offset:]
     packing = None if new is None or (q_offset and is_known_full(new)) else Packing.of(new)
-    counts = None if packing is None or torch.compiler.is_compiling() else packing.real.sum(dim=1).tolist()
-    return Tokens(real, packing, counts, q_offset, causal, local_size, documents)
+    padding = None if packing is None or torch.compiler.is_compiling() else packing.known()
+    return Tokens(real, packing, padding, q_offset, causal, local_size, documents)
 
 
 def chunks(config: Any) -> bool:
