@@ -339,7 +339,7 @@ def assembled(source) -> str:
 
 @pytest.mark.slow
 def test_real_instructions_are_assembled():
-    text = assembled(SOURCES / "kernel.cpp")
+    text = assembled(SOURCES / "amx.cpp")
     counts = {name: text.count(f"\t{name}") for name in ("tdpbf16ps", "tileloadd", "tilestored")}
     # Two directions, two kinds of block: 4 products, 8 loads and 4 stores each, wherever they are inlined.
     blocks = counts["tilestored"] // 4

@@ -34,8 +34,10 @@ SPILLED = 3
 
 def loops(machine: str) -> dict[tuple[str, int, int], list[list[str]]]:
     """The instructions of the innermost loop of every product, by units, rows and vectors."""
-    command = ["c++", *build._flags(), f"-march={machine}", "-S", "-o", "-", *map(str, sources.units())]
-    text = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    command = ["c++", *build._flags(), f"-march={machine}", "-S", "-o", "-"]
+    passes = [str(unit) for unit in sources.units() if unit.name.startswith(("forward", "backward"))]
+    texts = [subprocess.run([*command, unit], capture_output=True, text=True, check=True).stdout for unit in passes]
+    text = "\n".join(texts)
     found: dict[tuple[str, int, int], list[list[str]]] = {}
     for function in re.split(r"^(?=_Z\w+:)", text, flags=re.MULTILINE):
         if name := re.match(r"_Z\w*run_of_units\w*?(FloatUnits|BFloat16Pairs)ELb[01]ELi(\d+)ELi(\d+)E", function):

@@ -3,7 +3,9 @@
 Nothing is compiled here: a stand-in for the compiler copies the library that this process uses.
 """
 
+import _ctypes
 import errno
+import hashlib
 import logging
 import multiprocessing
 import os
@@ -21,11 +23,12 @@ from kernel_cases import has_compiler
 from test_kernels_build import REFUSAL, start
 
 from asterism.errors import KernelError
-from asterism.kernels.cpu import build, cache
+from asterism.kernels.cpu import build, cache, compiling
 
 pytestmark = pytest.mark.skipif(not has_compiler(), reason="no C++ compiler on this machine")
 
 STAND_IN = """#!/bin/sh
+case " $* " in *" -c "*) exit 0 ;; esac
 echo run >> "{runs}"
 while [ "$1" != -o ]; do shift; done
 cp "{library}" "$2"
@@ -34,7 +37,7 @@ cp "{library}" "$2"
 
 @pytest.fixture
 def runs(tmp_path, monkeypatch):
-    """A file with a line for each run of the compiler; the cache is empty, at tmp_path / "cache"."""
+    """A file with a line for each library that the compiler made; the cache is empty, at tmp_path / "cache"."""
     library, compiler = build.library()._name, tmp_path / "c++"
     compiler.write_text(STAND_IN.format(runs=tmp_path / "runs", library=library))
     compiler.chmod(0o755)
@@ -54,6 +57,11 @@ def warm(runs, tmp_path, monkeypatch):
 def found() -> Path:
     """The library that a fresh process would use."""
     return Path(build.library.__wrapped__()._name)
+
+
+def seal(library: Path) -> None:
+    """The digest that a builder of these bytes would have left."""
+    library.with_name("kernel.sha256").write_text(hashlib.sha256(library.read_bytes()).hexdigest())
 
 
 def refusal(monkeypatch, caplog) -> str:
@@ -152,7 +160,7 @@ def test_after_a_builder_that_was_killed_the_next_one_builds(runs, killed, monke
 def test_a_compiler_that_was_killed_is_not_called_broken(runs, end, monkeypatch, caplog):
     Path(os.environ["CXX"]).write_text(f"#!/bin/sh\n{end}\n")
     line = refusal(monkeypatch, caplog)
-    assert "was killed while it ran" in line and "tart again" in line and "Set CXX" not in line
+    assert "was killed while compiling" in line and "Run again" in line and "Set CXX" not in line
 
 
 def test_without_locks_it_is_built_all_the_same(runs, monkeypatch, caplog):
@@ -237,7 +245,7 @@ def test_a_library_that_cannot_be_loaded_is_refused(warm, monkeypatch, caplog):
     source.write_text("int missing(); int needed() { return missing(); }")
     library.unlink()  # not written over: this process has it loaded
     subprocess.run([shutil.which("c++"), "-shared", "-fPIC", "-Wl,-z,now", "-o", library, source], check=True)
-    (library.parent / "kernel.sha256").write_text(build._digest_of_library(library.parent))
+    seal(library)
     monkeypatch.setenv("ASTERISM_CACHE", str(warm.rename(warm.parent / "unknown to the loader")))
     assert "missing" in refusal(monkeypatch, caplog)
 
@@ -245,6 +253,62 @@ def test_a_library_that_cannot_be_loaded_is_refused(warm, monkeypatch, caplog):
 def test_a_compiler_that_cannot_be_run(runs, monkeypatch, caplog):
     Path(os.environ["CXX"]).write_bytes(b"\0not a program")
     assert "does not run" in refusal(monkeypatch, caplog)
+
+
+def test_a_compiler_that_hangs_is_stopped_with_all_that_it_started(runs, tmp_path, monkeypatch, caplog):
+    monkeypatch.setattr(compiling, "_LONGEST", 0.2)
+    Path(os.environ["CXX"]).write_text(f'#!/bin/sh\nsleep 60 &\necho $! >> "{tmp_path}/started"\nwait\n')
+    assert "did not end within 0.2 seconds" in refusal(monkeypatch, caplog)
+    for process in (tmp_path / "started").read_text().split():
+        end = time.monotonic() + 30
+        while Path("/proc", process).exists() and " Z " not in Path("/proc", process, "stat").read_text():
+            assert time.monotonic() < end, "it still runs"
+            time.sleep(0.01)
+
+
+def test_a_complaint_that_is_no_text(runs, monkeypatch, caplog):
+    Path(os.environ["CXX"]).write_text("#!/bin/sh\nprintf '\\377\\376 error: \\200' >&2; exit 1\n")
+    assert "\ufffd error: \ufffd" in refusal(monkeypatch, caplog)
+
+
+def test_a_command_that_is_none(runs, monkeypatch, caplog):
+    monkeypatch.setenv("CXX", "g++ '")
+    assert "CXX=g++ ' is not a command (No closing quotation)" in refusal(monkeypatch, caplog)
+
+
+@pytest.mark.parametrize("loads", (True, False))
+def test_what_a_compiler_made_and_is_not_the_kernel_is_not_kept(runs, loads, tmp_path, monkeypatch, caplog):
+    compiler, foreign = Path(os.environ["CXX"]), tmp_path / "foreign.so"
+    foreign.write_bytes(Path(_ctypes.__file__).read_bytes() if loads else b"a library of somebody else")
+    compiler.write_text(compiler.read_text().replace(build.library()._name, str(foreign)))
+    assert "is not the kernel" in refusal(monkeypatch, caplog)
+    assert not list((tmp_path / "cache").rglob("kernel.so"))
+
+
+def unfit(folder: Path, how: str) -> None:
+    """Makes what is kept there something that must not be loaded, or be read to its end."""
+    library, sealed = folder / "kernel.so", folder / "kernel.sha256"
+    if how != "pipe":
+        library.unlink()  # its bytes are in use
+    if how == "foreign":
+        library.write_bytes(Path(_ctypes.__file__).read_bytes())
+        seal(library)
+    elif how == "device":
+        library.symlink_to("/dev/zero")
+    else:
+        sealed.unlink()
+        os.mkfifo(sealed)
+
+
+@pytest.mark.parametrize("how", ("foreign", "device", "pipe"))
+def test_what_is_not_a_library_of_ours_is_built_anew(runs, how, monkeypatch):
+    unfit(found().parent, how)
+    assert found().stat().st_size == Path(build.library()._name).stat().st_size
+    assert runs.read_text() == "run\n" * 2
+    unfit(found().parent, how)
+    monkeypatch.setenv("CXX", "/etc/passwd")
+    with pytest.raises(KernelError, match="/etc/passwd is not a program"):
+        found()
 
 
 def test_what_a_killed_build_left_is_removed(runs, tmp_path):

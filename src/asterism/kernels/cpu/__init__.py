@@ -1,8 +1,8 @@
 """Attention over the tiles of a plan in C++, brought by a wheel or built at first use, and called through ctypes.
 
-`kernel.cpp` and its headers compute, `interface.hpp` says what they are given, `program.py` says the same in Python,
-`shipped.py` finds a wheel's library, `build.py` and `cache.py` make and keep one, and `kernel.py` and `decode.py` call
-it.
+The C++ units and their headers compute, `interface.hpp` says what they are given, `program.py` says the same in Python,
+`shipped.py` finds a wheel's library, `build.py`, `compiling.py` and `cache.py` make and keep one, and `kernel.py` and
+`decode.py` call it.
 """
 
 from asterism.kernels.cpu.build import instruction_set, is_available, library, origin

@@ -1,10 +1,10 @@
 """The CPU kernel's library: the one that came with a wheel, or one that is built at first use and kept.
 
 A wheel brings libraries (shipped.py). Where it does not, or CXX names a compiler, the machine's own C++ compiler builds
-for the machine's own instruction set, in about ten seconds. It needs no header of PyTorch or Python. A library is kept
-in a folder whose name holds what it was made of: the sources, the flags, the processor and the C library, then the
-compiler. So a changed one is built anew, machines that share a home do not take each other's, and one that is there is
-found without running the compiler, or without having any.
+for the machine's own instruction set, its translation units on as many cores as there are. It needs no header of
+PyTorch or Python. A library is kept in a folder whose name holds what it was made of: the sources, the flags, the
+processor and the C library, then the compiler. So a changed one is built anew, machines that share a home do not take
+each other's, and one that is there is found without running the compiler, or without having any.
 """
 
 import ctypes
@@ -14,7 +14,7 @@ import os
 import platform
 import shlex
 import shutil
-import subprocess
+import stat
 import tempfile
 import time
 from collections.abc import Callable, Iterator
@@ -24,18 +24,17 @@ from pathlib import Path
 
 from asterism.errors import KernelError
 from asterism.kernels.cpu import cache, shipped
+from asterism.kernels.cpu.compiling import OTHERWISE, Killed, compile_and_link
 from asterism.kernels.cpu.interface import Problem, Task, require_same_layout
 from asterism.kernels.cpu.processor import features, limited_to, processor, processor_class
 from asterism.kernels.cpu.sources import FLAGS, contents, digest, options, units
 from asterism.system import HAS_LOCKS, lock
 
-_OTHERWISE = "or use implementation='eager'"
-
 _ABANDONED = 3600
 """Seconds after which a build that is still unfinished was killed."""
 
-_KILLED = "signal terminated program"
-"""What a compiler says of a program of its own that was killed."""
+_OURS = b"asterism_layout"
+"""A name that every library of the kernel holds."""
 
 _PROCESSOR = ("vendor_id", "cpu family", "model", "flags", "CPU implementer", "CPU part", "Features", "isa", "cpu")
 """What Linux says of a processor that its instruction set and its tuning follow from."""
@@ -101,7 +100,7 @@ def _native() -> ctypes.CDLL:
             reasons.append(str(error))
     if isinstance(compiler, str):
         unfit = f" Nothing that was built before can be used: {'; '.join(reasons)}." if reasons else ""
-        raise KernelError(f"implementation 'cpu' needs a C++17 compiler with OpenMP; {compiler}, {_OTHERWISE}.{unfit}")
+        raise KernelError(f"implementation 'cpu' needs a C++17 compiler with OpenMP; {compiler}, {OTHERWISE}.{unfit}")
     for folder in usable:
         try:
             with _alone_in(folder):
@@ -111,7 +110,7 @@ def _native() -> ctypes.CDLL:
             reasons.append(f"{error} ({folder})")
     raise KernelError(
         f"the CPU kernel can be kept nowhere: {'; '.join(reasons)}."
-        f" Set ASTERISM_CACHE to a folder of your own that can be written and may hold programs, {_OTHERWISE}"
+        f" Set ASTERISM_CACHE to a folder of your own that can be written and may hold programs, {OTHERWISE}"
     )
 
 
@@ -173,7 +172,10 @@ def _compiler() -> list[str] | str:
     """The command of the compiler, or why there is none and how to get one."""
     named = _named_compiler()
     for candidate in [named] if named else ["c++", "g++", "clang++"]:
-        command = shlex.split(candidate)
+        try:
+            command = shlex.split(candidate)
+        except ValueError as error:
+            return f"CXX={named} is not a command ({error}): set it to a compiler and its options"
         if shutil.which(command[0]):
             return command
     seen = f"CXX={named} is not a program" if named else "none of c++, g++, clang++ is on the PATH"
@@ -189,8 +191,8 @@ def _named_compiler() -> str:
 
 def _flags() -> list[str]:
     if limited_to():  # what other libraries may not use, ours leaves alone, so that a lesser machine can be tried here
-        return [*FLAGS, *options(platform.machine(), processor_class()), "-shared"]
-    return [*FLAGS, "-mcpu=native" if platform.machine() in ("arm64", "aarch64") else "-march=native", "-shared"]
+        return [*FLAGS, *options(platform.machine(), processor_class())]
+    return [*FLAGS, "-mcpu=native" if platform.machine() in ("arm64", "aarch64") else "-march=native"]
 
 
 def _machine() -> Iterator[str]:
@@ -230,6 +232,14 @@ def _load_kept(folder: Path) -> ctypes.CDLL:
 def _load(file: Path) -> ctypes.CDLL:
     """Raises OSError if the library cannot be loaded here."""
     loaded = ctypes.CDLL(str(file))
+    try:
+        return _declared(loaded)
+    except AttributeError as error:
+        raise OSError(f"{file} is not the kernel's library ({error})") from error
+
+
+def _declared(loaded: ctypes.CDLL) -> ctypes.CDLL:
+    """The library with the types of its functions. Raises AttributeError if it lacks one."""
     require_same_layout(loaded)
     for function in (loaded.asterism_forward, loaded.asterism_backward):
         function.argtypes, function.restype = [ctypes.POINTER(Problem)], ctypes.c_int32
@@ -262,15 +272,14 @@ def _has_amx() -> bool:
 
 
 def _is_whole(folder: Path) -> bool:
-    """Whether the folder holds a library with the digest that it was built with."""
+    """Whether the folder holds a library of ours with the digest that it was built with."""
     try:
-        return _digest_of_library(folder) == (folder / "kernel.sha256").read_text()
+        if not all(stat.S_ISREG((folder / name).lstat().st_mode) for name in ("kernel.so", "kernel.sha256")):
+            return False  # a pipe or a device would be read without end
+        library, sealed = (folder / "kernel.so").read_bytes(), (folder / "kernel.sha256").read_bytes()
     except OSError:
         return False
-
-
-def _digest_of_library(folder: Path) -> str:
-    return hashlib.sha256((folder / "kernel.so").read_bytes()).hexdigest()
+    return _OURS in library and hashlib.sha256(library).hexdigest().encode() == sealed
 
 
 @contextmanager
@@ -293,22 +302,30 @@ def _alone_in(folder: Path) -> Iterator[None]:
 
 def _build(command: list[str], folder: Path) -> Path:
     """Builds beside the folder and moves the result there at once: another process never sees half a library."""
-    _log.warning("building the CPU kernel, once, in about ten seconds")
     _remove_abandoned(folder.parent)
+    cores, begin = _cores(), time.monotonic()
+    _log.warning("building the CPU kernel, once: about half a minute of processor time, shared by %d cores", cores)
     with tempfile.TemporaryDirectory(dir=folder.parent, prefix="building-") as name:
         fresh = Path(name) / "kernel"
         fresh.mkdir(mode=0o700)
-        what = ["-o", str(fresh / "kernel.so"), *map(str, units())]
+        library = fresh / "kernel.so"
         try:
-            _run([*command, *what])
-        except _Killed:
+            compile_and_link(command, units(), library, cores)
+        except Killed:
             raise
         except KernelError:
             if not _has_amx():
                 raise
-            _run([*command, "-mno-amx-tile", "-mno-amx-bf16", *what])  # its assembler may be older than AMX
-        (fresh / "kernel.so").chmod(0o700)  # the linker asks the umask, which may let others write
-        (fresh / "kernel.sha256").write_text(_digest_of_library(fresh))
+            without = [*command, "-mno-amx-tile", "-mno-amx-bf16"]  # its assembler may be older than AMX
+            compile_and_link(without, units(), library, cores)
+        library.chmod(0o700)  # the linker asks the umask, which may let others write
+        made = library.read_bytes()
+        if _OURS not in made:
+            raise KernelError(
+                f"the CPU kernel cannot be built: what {command[0]} made is not the kernel."
+                f" Set CXX to a C++17 compiler with OpenMP (g++ 11 or newer), {OTHERWISE}"
+            )
+        (fresh / "kernel.sha256").write_text(hashlib.sha256(made).hexdigest())
         if not _is_whole(folder):
             shutil.rmtree(folder, ignore_errors=True)
         try:
@@ -316,34 +333,17 @@ def _build(command: list[str], folder: Path) -> Path:
         except OSError:
             if not _is_whole(folder):  # else another process was faster
                 raise
+    _log.warning("the CPU kernel is built, in %.0f s", time.monotonic() - begin)
     return folder
+
+
+def _cores() -> int:
+    """How many translation units are compiled at a time: one for each core that this process may use."""
+    known = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return min(known, len(units()))
 
 
 def _remove_abandoned(folder: Path) -> None:
     for left in folder.glob("building-*"):
         if time.time() - left.stat().st_mtime > _ABANDONED:
             shutil.rmtree(left, ignore_errors=True)
-
-
-class _Killed(KernelError):
-    """The compiler was killed, which says nothing of what it knows."""
-
-
-def _run(command: list[str]) -> None:
-    """Raises KernelError if it fails."""
-    try:
-        done = subprocess.run(command, capture_output=True, text=True, check=False, env=os.environ | {"LC_ALL": "C"})
-    except OSError as error:
-        reason = f"{command[0]} does not run ({error})"
-        raise KernelError(f"the CPU kernel cannot be built: {reason}, {_OTHERWISE}") from error
-    if done.returncode < 0 or _KILLED in done.stderr:
-        raise _Killed(
-            f"the CPU kernel cannot be built: {command[0]} was killed while it ran, by somebody or for want of memory."
-            f" Start again, {_OTHERWISE}"
-        )
-    if done.returncode:
-        complaint = next((line for line in done.stderr.splitlines() if "error" in line), done.stderr.strip()[-200:])
-        raise KernelError(
-            f"the CPU kernel cannot be built: {command[0]} says {complaint!r}."
-            f" Set CXX to a C++17 compiler with OpenMP (g++ 11 or newer), {_OTHERWISE}"
-        )

@@ -244,13 +244,6 @@ class Lot {
   int n_common_, n_own_[kRowsTogether];
 };
 
-// How many threads such a call pays for.
-inline int32_t threads_for(const Slots& s) {
-  const int64_t bytes = s.batch * s.kv_heads * s.n_slots * (s.dim + s.value_dim) * (s.is_bfloat16 ? 2 : 4);
-  const int64_t rows = s.heads / s.kv_heads * s.n_queries;
-  return bytes * ((rows + kRowsTogether - 1) / kRowsTogether) < kAlone ? 1 : s.threads;
-}
-
 template <class Element>
 class Decode {
  public:

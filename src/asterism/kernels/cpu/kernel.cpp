@@ -1,7 +1,8 @@
-// Exact block-sparse attention on CPUs, forward and backward, over the tiles of a plan (compiler/plan.py).
+// Exact block-sparse attention on CPUs, forward and backward, over the tiles of a plan (compiler/plan.py): what Python
+// calls.
 //
-// One row of tiles at a time: its queries are packed once, then its key tiles stream through. This file is the one
-// translation unit, so the headers' names are local to it; what Python calls is at its end.
+// One row of tiles at a time: its queries are packed once, then its key tiles stream through. The headers' names are
+// local to each translation unit (units.hpp).
 
 #include <algorithm>
 #include <new>
@@ -10,21 +11,12 @@
 #include <thread>
 #include <vector>
 
-#include "amx_backward_row.hpp"
-#include "amx_forward_row.hpp"
-#include "backward.hpp"
-#include "decode.hpp"
-#include "forward.hpp"
+#include "forked.hpp"
 #include "interface.hpp"
-#include "parallel.hpp"
+#include "memory.hpp"
+#include "units.hpp"
 
 namespace {
-
-#ifdef __AVX512BF16__
-using BFloat16 = NativeBFloat16;
-#else
-using BFloat16 = WidenedBFloat16;
-#endif
 
 // What a call returns; interface.py puts it into words. No exception may cross into Python: it would end the process.
 enum Status : int32_t { kDone = 0, kNoMemory = 1, kNoThread = 2, kFault = 3 };
@@ -55,28 +47,20 @@ Status run(int32_t threads, Body body) {
   return outer == kDone ? inner : outer;
 }
 
-// Whether products are by AMX: half of every register would be padding in tiles of 16. Rows with products by AMX know
-// no terms; calls with terms go to the rows of vectors.
-bool takes_amx([[maybe_unused]] const Problem& problem) {
-#ifdef ASTERISM_AMX
-  return problem.is_bfloat16 && !problem.terms && problem.tile % kStrip == 0 && amx::is_permitted();
-#else
-  return false;
-#endif
+using Computing = void(const Problem&, std::vector<Task>*);
+
+Status run_in_dtype(const Problem& problem, Computing* amx, Computing* bfloat16, Computing* float32,
+                    std::vector<Task>* told) {
+  Computing* const compute = takes_amx(problem) ? amx : problem.is_bfloat16 ? bfloat16 : float32;
+  return run(problem.threads, [&] { compute(problem, told); });
 }
 
-template <template <class> class Direction>
-Status run_in_dtype(const Problem& problem, std::vector<Task>* told = nullptr) {
-  return run(problem.threads, [&] {
-    Team team(problem, told);
-#ifdef ASTERISM_AMX
-    if (takes_amx(problem)) return Direction<AmxBFloat16>(problem, team).run();
-#endif
-    if (problem.is_bfloat16)
-      Direction<BFloat16>(problem, team).run();
-    else
-      Direction<Float32>(problem, team).run();
-  });
+Status forward(const Problem& problem, std::vector<Task>* told = nullptr) {
+  return run_in_dtype(problem, forward_amx, forward_bfloat16, forward_float32, told);
+}
+
+Status backward(const Problem& problem, std::vector<Task>* told = nullptr) {
+  return run_in_dtype(problem, backward_amx, backward_bfloat16, backward_float32, told);
 }
 
 void wish_for_huge_results(const Problem& p) {
@@ -97,32 +81,25 @@ void wish_for_huge_gradients(const Problem& p) {
 // Writes out, residual and lse.
 extern "C" int32_t asterism_forward(const Problem* problem) {
   wish_for_huge_results(*problem);
-  return run_in_dtype<Forward>(*problem);
+  return forward(*problem);
 }
 
 // Writes those of grad_q, grad_k and grad_v that are asked for.
 extern "C" int32_t asterism_backward(const Problem* problem) {
   wish_for_huge_gradients(*problem);
-  return run_in_dtype<Backward>(*problem);
+  return backward(*problem);
 }
 
 // Writes out and lse.
 extern "C" int32_t asterism_decode(const Slots* slots) {
   Slots given = *slots;
   given.threads = threads_for(given);
-  return run(given.threads, [&] {
-    if (given.is_bfloat16)
-      Decode<uint16_t>(given).run();
-    else
-      Decode<float>(given).run();
-  });
+  return run(given.threads, [&] { decode(given); });
 }
 
 // Which instructions multiply bfloat16 here. build.py says it to the user.
 extern "C" const char* asterism_instruction_set() {
-#ifdef ASTERISM_AMX
-  if (amx::is_permitted()) return ASTERISM_AMX;
-#endif
+  if (const char* amx = amx_instruction_set()) return amx;
 #if defined(__AVX512BF16__)
   return "avx512_bf16";
 #elif defined(__AVX512F__)
@@ -136,21 +113,12 @@ extern "C" const char* asterism_instruction_set() {
 #endif
 }
 
-// Whether the compiler knew AMX and was to use it; whether the system lets it is another question.
-extern "C" int32_t asterism_knows_amx() {
-#ifdef ASTERISM_AMX
-  return 1;
-#else
-  return 0;
-#endif
-}
-
 // Lists the first `room` tasks of a forward or backward pass, phase by phase in the order in which threads take them, and
 // counts all of them; computes nothing, and reads neither q, k, v nor what would be written.
-extern "C" int32_t asterism_schedule(const Problem* problem, int32_t backward, Task* tasks, int64_t room,
+extern "C" int32_t asterism_schedule(const Problem* problem, int32_t is_backward, Task* tasks, int64_t room,
                                      int64_t* count) {
   std::vector<Task> told;
-  const Status status = backward ? run_in_dtype<Backward>(*problem, &told) : run_in_dtype<Forward>(*problem, &told);
+  const Status status = is_backward ? backward(*problem, &told) : forward(*problem, &told);
   *count = told.size();
   std::copy_n(told.begin(), std::min<int64_t>(room, *count), tasks);
   return status;

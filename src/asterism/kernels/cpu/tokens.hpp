@@ -70,6 +70,8 @@ struct NativeBFloat16 {
   static float widen(uint16_t x) { return bfloat16_to_float(x); }
 };
 
+using BFloat16 = NativeBFloat16;
+
 // Pairs along the row: to[j] = (from[2 j], from[2 j + 1]), n a multiple of 2 * kLanes or equal to kLanes.
 inline void narrow_row(const float* from, int n, float* to) {
   if (n == kLanes) {
@@ -100,6 +102,8 @@ inline Vector paired(Vector even, Vector odd) {
 inline void narrow_pair(const float* even, const float* odd, int n, float* to) {
   for (int j = 0; j < n; j += kLanes) store(to + j, paired(load(even + j), load(odd + j)));
 }
+#else
+using BFloat16 = WidenedBFloat16;
 #endif
 
 // Tokens as rows of units along the features, [count][width]; what pads the features is 0.

@@ -1,0 +1,48 @@
+#include <cstddef>
+#include <sstream>
+#include <string>
+
+#include "interface.hpp"
+
+// Where each field lies, as kernels/cpu/interface.py says it too: a structure changed on one side only would be read at
+// wrong places.
+extern "C" const char* asterism_layout() {
+  static const std::string text = [] {
+    std::ostringstream lines;
+    lines << "group " << kGroup;
+#define STRUCTURE(type) lines << "\n" #type " " << sizeof(type)
+#define FIELD(type, name) \
+  lines << "\n" #type "." #name " at " << offsetof(type, name) << ", " << sizeof(type::name) << " bytes"
+    STRUCTURE(Tensor);
+    FIELD(Tensor, data), FIELD(Tensor, batch), FIELD(Tensor, head), FIELD(Tensor, token), FIELD(Tensor, feature);
+    STRUCTURE(Pass);
+    FIELD(Pass, query_index), FIELD(Pass, key_index), FIELD(Pass, n_queries), FIELD(Pass, n_keys), FIELD(Pass, n_rows);
+    FIELD(Pass, row_offsets), FIELD(Pass, columns), FIELD(Pass, kinds), FIELD(Pass, list_of_head);
+    STRUCTURE(Terms);
+    FIELD(Terms, bias), FIELD(Terms, bias_heads), FIELD(Terms, bias_head), FIELD(Terms, bias_distance);
+    FIELD(Terms, relative), FIELD(Terms, n_relative), FIELD(Terms, relative_distance), FIELD(Terms, relative_feature);
+    FIELD(Terms, seed), FIELD(Terms, dropped_below), FIELD(Terms, softcap);
+    FIELD(Terms, kept_factor), FIELD(Terms, grad_bias), FIELD(Terms, grad_relative);
+    STRUCTURE(Problem);
+    FIELD(Problem, batch), FIELD(Problem, heads), FIELD(Problem, kv_heads), FIELD(Problem, n_queries);
+    FIELD(Problem, n_keys), FIELD(Problem, dim), FIELD(Problem, value_dim), FIELD(Problem, query_offset);
+    FIELD(Problem, tile), FIELD(Problem, n_passes), FIELD(Problem, words), FIELD(Problem, passes);
+    FIELD(Problem, masks), FIELD(Problem, live), FIELD(Problem, has_unread), FIELD(Problem, key_mask);
+    FIELD(Problem, segments), FIELD(Problem, terms), FIELD(Problem, scale), FIELD(Problem, is_bfloat16);
+    FIELD(Problem, threads), FIELD(Problem, poison), FIELD(Problem, q), FIELD(Problem, k), FIELD(Problem, v);
+    FIELD(Problem, out), FIELD(Problem, residual), FIELD(Problem, lse), FIELD(Problem, grad_out);
+    FIELD(Problem, grad_lse), FIELD(Problem, grad_q), FIELD(Problem, grad_k), FIELD(Problem, grad_v);
+    STRUCTURE(Slots);
+    FIELD(Slots, batch), FIELD(Slots, heads), FIELD(Slots, kv_heads), FIELD(Slots, n_queries), FIELD(Slots, n_slots);
+    FIELD(Slots, dim), FIELD(Slots, value_dim), FIELD(Slots, q), FIELD(Slots, k), FIELD(Slots, v);
+    FIELD(Slots, allowed), FIELD(Slots, before), FIELD(Slots, bias), FIELD(Slots, sinks), FIELD(Slots, out);
+    FIELD(Slots, lse), FIELD(Slots, scale), FIELD(Slots, softcap), FIELD(Slots, is_bfloat16), FIELD(Slots, threads);
+    FIELD(Slots, poison);
+    STRUCTURE(Task);
+    FIELD(Task, phase), FIELD(Task, tiles), FIELD(Task, cut), FIELD(Task, rows), FIELD(Task, floats);
+#undef FIELD
+#undef STRUCTURE
+    return lines.str();
+  }();
+  return text.c_str();
+}
