@@ -136,9 +136,12 @@ def write_json(path: Path, document: object) -> None:
 
 
 def write_text(path: Path, text: str) -> None:
-    """Write a file atomically: readers see the old one or the whole new one."""
+    """Write a file atomically, in UTF-8 on every machine: readers see the old one or the whole new one.
+
+    Half of a surrogate pair, which a JSON file can bring with it, becomes the escape that it came from.
+    """
     with replacing_file(path) as temporary:
-        temporary.write_text(text)
+        temporary.write_text(text, encoding="utf-8", errors="backslashreplace")
 
 
 @contextmanager

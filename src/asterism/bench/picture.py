@@ -26,7 +26,7 @@ _COLOURS = (
 
 
 def draw_times(record: Mapping[str, Any], path: Path) -> None:
-    """Write a PNG; a column for each pattern, a row for each dtype and direction that was measured."""
+    """Write a PNG or an SVG, by the suffix; a column for each pattern, a row for each dtype and direction measured."""
     timed = [row for row in record["rows"] if row["status"] == "timed"]
     patterns, dtypes = (list(dict.fromkeys(row[name] for row in timed)) for name in ("pattern", "dtype"))
     downward = [(dtype, name) for dtype in dtypes for name in _DIRECTIONS if any(row[name] for row in timed)]
@@ -51,7 +51,7 @@ def draw_times(record: Mapping[str, Any], path: Path) -> None:
     order = [name for name, _ in names if name in lines]
     figure.legend([lines[name] for name in order], order, loc="outside right center", fontsize=9)
     figure.suptitle(_title(record), fontsize=10)
-    figure.savefig(path, dpi=120, format="png")
+    figure.savefig(path, dpi=120, format=path.suffix[1:].lower())
 
 
 def _title(record: Mapping[str, Any]) -> str:

@@ -3,7 +3,7 @@
 import argparse
 import json
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Any, NoReturn
 
 from asterism.errors import AsterismError, nearest
@@ -30,7 +30,7 @@ class Parser(argparse.ArgumentParser):
 
     def parse(self, argv: Sequence[str]) -> argparse.Namespace:
         """The arguments. Raises UsageError, also for flags that the verb does not know."""
-        arguments, unknown = self.parse_known_args(argv)
+        arguments, unknown = self.parse_known_args(with_values(argv, ["--dense-exchange"]))
         refuse_unknown(unknown, self._option_string_actions)
         return arguments
 
@@ -48,9 +48,27 @@ def add_dense_exchange(parser: argparse.ArgumentParser) -> None:
     """The flag of verbs that several processes share by --parallel."""
     parser.add_argument(
         "--dense-exchange",
-        action="store_true",
+        type=_true_or_false,
+        default=False,
+        metavar="{true,false}",
         help="with cp, compute also patterns for which as much moves between processes as for dense attention",
     )
+
+
+def _true_or_false(text: str) -> bool:
+    """An argument type."""
+    if text.lower() not in ("true", "false"):
+        raise argparse.ArgumentTypeError(f"must be true or false, got {text[:40]!r}")
+    return text.lower() == "true"
+
+
+def with_values(words: Sequence[str], switches: Collection[str]) -> list[str]:
+    """The words, with `true` for each switch that has no value: `--x` means `--x true` to every verb."""
+    given = []
+    for word, following in zip(words, [*words[1:], ""], strict=True):
+        has_value = following.lower() in ("true", "false")
+        given.append(f"{word}=true" if word in switches and not has_value else word)
+    return given
 
 
 def refuse_unknown(unknown: Sequence[str], flags: Iterable[str]) -> None:

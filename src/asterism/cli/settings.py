@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 from jsonargparse import ArgumentParser, DefaultHelpFormatter
 
 from asterism import training
-from asterism.cli.parser import UsageError, print_json, refuse_unknown
+from asterism.cli.parser import UsageError, print_json, refuse_unknown, with_values
 from asterism.cli.settings_file import check_settings_file
 from asterism.cli.told import is_follower, launched
 from asterism.errors import ConfigurationError, nearest
@@ -89,6 +89,7 @@ class SettingsParser(ArgumentParser):
             exit_on_error=False,
             allow_abbrev=False,
         )
+        self.switches: list[str] = []
         self.add_argument("--config", action="config", metavar="PATH", help="a YAML or JSON file of settings")
         self.add_argument("--json", action="store_true", help="print one JSON document instead of text")
 
@@ -100,6 +101,7 @@ class SettingsParser(ArgumentParser):
             groups[name].title = title
         for flag, meaning in _meanings(configuration).items():
             self._option_string_actions[flag].help = meaning
+        self.switches = _switches(configuration)
         self.set_defaults(dict(defaults))
 
     def format_help(self) -> str:
@@ -108,7 +110,7 @@ class SettingsParser(ArgumentParser):
     def parse(self, words: Sequence[str]) -> dict[str, Any]:
         """The values of all flags; flags override the file, wherever they stand. Raises UsageError."""
         try:
-            return self.parse_args(_file_first(words)).as_dict()
+            return self.parse_args(_file_first(with_values(words, self.switches))).as_dict()
         except argparse.ArgumentError as error:
             raise _usage_error(str(error), [_dashed(flag) for flag in self._option_string_actions]) from None
         except RecursionError:
@@ -124,6 +126,17 @@ def _meanings(configuration: type, prefix: str = "--") -> dict[str, str]:
         elif "help" in field.metadata:
             meanings[prefix + field.name] = field.metadata["help"]
     return meanings
+
+
+def _switches(configuration: type, prefix: str = "--") -> list[str]:
+    """The flags of fields that are true or false, those of fields that are dataclasses included."""
+    switches = []
+    for field in fields(configuration):
+        if is_dataclass(field.type):
+            switches += _switches(field.type, f"{prefix}{field.name}.")
+        elif field.type is bool:
+            switches.append(prefix + field.name)
+    return switches
 
 
 def underscored(word: str) -> str:

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from asterism.errors import CheckpointError, ConfigurationError
+from asterism.errors import AsterismError, CheckpointError, ConfigurationError
 from asterism.randomness import isolated
 from asterism.training.data.splits import Split
 from asterism.training.objectives import OBJECTIVES
@@ -27,7 +27,7 @@ from asterism.training.run.checkpoint import load_weights
 from asterism.training.run.configuration import AnyConfig, RunConfig
 from asterism.training.run.exchange import weighed
 from asterism.training.run.fitting import fit
-from asterism.training.run.folder import RunFolder
+from asterism.training.run.folder import PLACES, RunFolder
 from asterism.training.run.footprint import require_memory_to_load
 from asterism.training.run.generation import Sampling
 from asterism.training.run.loop import quiet_transformers
@@ -86,7 +86,17 @@ def _is_finished(run: RunFolder, config: AnyConfig) -> bool:
     finished = run.read_record()["result"] is not None
     if finished:
         run.tidy()
+        if run.has_moved(config):
+            _follow(run, config)
     return finished
+
+
+def _follow(run: RunFolder, config: AnyConfig) -> None:
+    """Write down where the data of a finished run are now. Raises DataError for others."""
+    setup = resolve(replace(config, dtype=run.read_settled().dtype), run.weights())
+    run.refuse_other_data(setup.corpus.record())
+    with run.held():
+        run.record_places(config, setup.objective.decided())
 
 
 def resolve(config: AnyConfig, own: Path | None = None) -> Setup:
@@ -99,11 +109,22 @@ def resolve(config: AnyConfig, own: Path | None = None) -> Setup:
 
 
 def open_run(folder: str | Path) -> Run:
-    """The run in a folder, of any kind, without its data; the model is on the GPU if there is one.
+    """The run in a folder, of any kind, without its data; the model is on the GPU if there is one. A process may be
+    training there.
 
     Raises CheckpointError if the folder is no run, is damaged, or has no weights yet.
     """
     run = RunFolder(folder)
+    while True:
+        before = run.newest()
+        try:
+            return _opened(run)
+        except (AsterismError, OSError):
+            if run.newest() == before:
+                raise  # else a process that trains here has put another checkpoint in the place of the one being read
+
+
+def _opened(run: RunFolder) -> Run:
     record, config, weights = run.read_record(), run.read_settled(), run.weights()
     require_memory_to_load(weights, "")
     with quiet_transformers(), isolated(0):  # weights are drawn, and then replaced by those that there are
@@ -233,7 +254,7 @@ def report(run: Run | str | Path) -> Report:
         raise CheckpointError(f"{folder.run_file} is damaged: result: {error}") from error
 
 
-_MAY_CHANGE = ("data", "validation", "parallel", "dense_exchange", "process_timeout")
+_MAY_CHANGE = (*PLACES, "parallel", "dense_exchange", "process_timeout")
 """Settings that decide no number of a run."""
 
 

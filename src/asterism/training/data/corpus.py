@@ -29,7 +29,7 @@ import numpy as np
 
 from asterism.errors import ConfigurationError, DataError
 from asterism.presence import require_data
-from asterism.training.data.folders import regular, split_of
+from asterism.training.data.folders import list_folder, regular, split_of
 from asterism.training.data.modality import Modality
 from asterism.training.data.splits import SPLITS, ArrayPieces, Split, Splits
 from asterism.training.data.stored import ARCHIVE, COMPRESSED, Stored, StoredValues, documents_in
@@ -261,9 +261,8 @@ def _corpus(
 
 
 def _folder_files(folder: Path) -> list[Path]:
-    """All files below `folder`; names that start with a dot are skipped, as are the folders that have such names."""
-    found = (path for path in folder.rglob("*") if not path.is_dir())
-    files = [path for path in found if not any(part.startswith(".") for part in path.relative_to(folder).parts)]
+    """All files below `folder`, links to folders followed; names that start with a dot are skipped, folders too."""
+    files = [folder / name for name in list_folder(folder, any_name=True)]
     for path in files:
         if path.exists() and not path.is_file():  # reading a pipe or a device may never end
             raise DataError(f"data: {path} is neither a file nor a folder; move it elsewhere")

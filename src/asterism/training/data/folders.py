@@ -57,11 +57,11 @@ class SplitFolder:
         return digest.hexdigest()
 
 
-def list_folder(folder: Path) -> list[str]:
+def list_folder(folder: Path, *, any_name: bool = False) -> list[str]:
     """All files below a folder, by their paths below it, sorted; names that begin with a dot are skipped.
 
     Links to folders are followed. Raises DataError for what is no folder or cannot be read, for a folder that is met
-    twice, as links can have it, and for names that are not UTF-8.
+    twice, as links can have it, and, unless `any_name` will do, for names that are not UTF-8.
     """
     if not os.path.isdir(folder):
         raise DataError(f"data: there is no folder {folder}")
@@ -73,7 +73,7 @@ def list_folder(folder: Path) -> list[str]:
             raise DataError(f"data: {place} is the same folder as {first}, by a link; remove one of them")
         folders[:] = [name for name in folders if not name.startswith(".")]
         files = [name for name in files if not name.startswith(".")]
-        for name in (*folders, *files):
+        for name in () if any_name else (*folders, *files):
             _require_utf8(place, name)
         below = os.path.relpath(place, folder)
         found += [name if below == "." else f"{below}/{name}" for name in files]

@@ -41,7 +41,7 @@ LONGEST_LINE = 1 << 24
 COMPRESSED = (".gz", ".bgz", ".xz")
 
 LIST_SEPARATOR = ";"
-"""What stands between the members of a list in a cell of a CSV file."""
+"""What stands between the members of a list in a cell of a CSV file, unless the cell is a list in JSON."""
 
 _FIELD_LIMIT = threading.Lock()
 """The csv module has one limit for all of its readers; who raises it puts it back before another does."""
@@ -105,7 +105,7 @@ class JsonLines(Format):
                 yield Record(place, json_object(place, line), line, folder=source.folder)
 
     def body(self, record: Record, prediction: Prediction) -> str:
-        return f"{_opened(record)}{_json(prediction)[1:]}\n"
+        return f"{_opened(record)}{json_line(prediction)[1:]}\n"
 
     def is_made_of(self, written: Record, record: Record) -> bool:
         return written.raw.startswith(_opened(record))
@@ -115,10 +115,10 @@ class WrittenAsJson(Format):
     """A format whose records come out as JSONL."""
 
     def body(self, record: Record, prediction: Prediction) -> str:
-        return f"{_json({**record.fields, **prediction})}\n"
+        return f"{json_line({**record.fields, **prediction})}\n"
 
     def is_made_of(self, written: Record, record: Record) -> bool:
-        return written.raw.startswith(_json(record.fields)[:-1])
+        return written.raw.startswith(json_line(record.fields)[:-1])
 
     @property
     def written_format(self) -> Format:
@@ -185,7 +185,7 @@ class Csv(Format):
         if isinstance(like, Mapping):
             return {key: float(written.fields[f"{_singular(name)}_{key}"]) for key in like}
         value = written.fields.get(name, "")
-        return [one for one in value.split(LIST_SEPARATOR) if one] if isinstance(like, list) else value
+        return split_list(value) if isinstance(like, list) else value
 
     def _joined(self, raw: str, more: Iterator[Any] | Sequence[Any] | Mapping[str, Any]) -> str:
         added = io.StringIO()
@@ -463,7 +463,25 @@ def _cells(prediction: Prediction) -> Iterator[tuple[str, Any]]:
         if isinstance(value, Mapping):
             yield from ((f"{_singular(name)}_{key}", one) for key, one in value.items())
         else:
-            yield name, LIST_SEPARATOR.join(value) if isinstance(value, list) else value
+            yield name, _joined_list(value) if isinstance(value, list) else value
+
+
+def _joined_list(members: Sequence[str]) -> str:
+    """A list in a cell: in JSON where joined members would be read as others, else joined."""
+    joined = LIST_SEPARATOR.join(members)
+    return joined if split_list(joined) == list(members) else json.dumps(list(members), ensure_ascii=False)
+
+
+def split_list(cell: str) -> list[str]:
+    """The members of a list in a cell of a CSV file."""
+    if cell.lstrip().startswith("["):
+        try:
+            members = json.loads(cell)
+        except (ValueError, RecursionError):
+            members = None
+        if isinstance(members, list) and all(isinstance(one, str) for one in members):
+            return members
+    return [one for one in map(str.strip, cell.split(LIST_SEPARATOR)) if one]
 
 
 def _singular(name: str) -> str:
@@ -484,8 +502,11 @@ def _opened(record: Record) -> str:
     return f"{inside}, " if record.fields else inside
 
 
-def _json(value: Mapping[str, Any]) -> str:
-    """One line of JSON that can be written as UTF-8: half of a surrogate pair stays the escape that it came from."""
+def json_line(value: Mapping[str, Any]) -> str:
+    """One line of JSON that can be written as UTF-8: half of a surrogate pair stays the escape that it came from.
+
+    What a record had that is no JSON, such as NaN, stays as it stood, too.
+    """
     return json.dumps(value, ensure_ascii=False).encode(errors="backslashreplace").decode()
 
 

@@ -42,7 +42,7 @@ from asterism.training.tasks.encoder import (
 from asterism.training.tasks.predictor import Predictor, as_fields, model_inputs
 from asterism.training.tasks.ranking import learned_scorer, load_scorer, require_scorer, save_scorer
 from asterism.training.tasks.start import start_of
-from asterism.training.tasks.task import Task
+from asterism.training.tasks.task import NoScoreError, Task
 
 RANKING = 2**33
 """Keys what a reader draws that learns: no pass over the examples has this number."""
@@ -135,6 +135,7 @@ class Labelled(Objective[Examples]):
             else:
                 scorer = load_scorer(own)
             task = replace(task, scorer=scorer)
+        task.require_scores(validation)
         examples = Examples(config, training, validation, task, tokenizer)
         steps = math.ceil(config.epochs * examples.training_features / config.batch_size)
         known = replace(within(config, steps), length=length, reader=task.reader)
@@ -202,7 +203,8 @@ class Labelled(Objective[Examples]):
     def evaluate(
         self, model: PreTrainedModel, corpus: Examples, *, sample: bool = False, processes: Processes = ALONE
     ) -> Outcome:
-        """The task's scores of the validation examples, or of `evaluation_examples` of them, spread evenly.
+        """The task's scores of the validation examples, or of `evaluation_examples` of them, spread evenly: none of
+        a sample that has no score, such as one without a positive.
 
         Predictions carry place and id of their record. Every process asks about all examples.
         """
@@ -210,7 +212,12 @@ class Labelled(Objective[Examples]):
         examples = corpus.validation[::every]
         predictor, features = self.predictor(model), corpus.validation_features[::every]
         predictions = list(_watched(predictor.predict(examples, features), predictor, len(examples), processes.watch))
-        scores = self._score(examples, predictions)
+        try:
+            scores = self._score(examples, predictions)
+        except NoScoreError:
+            if not sample:  # all of them have one, which was seen to before the first step
+                raise
+            scores = {}
         return Outcome(
             scores,
             [

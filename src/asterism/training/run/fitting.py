@@ -7,7 +7,6 @@ is part of the schedule). Invariant: weights change, and checkpoints are written
 """
 
 import hashlib
-import json
 import platform
 from collections.abc import Mapping
 from contextlib import ExitStack, closing
@@ -21,12 +20,13 @@ from torch.distributed.device_mesh import DeviceMesh
 from transformers import PreTrainedModel
 
 from asterism import __version__
-from asterism.errors import CheckpointError, ConfigurationError, DataError
+from asterism.errors import CheckpointError, ConfigurationError
 from asterism.files import replacing, write_text
 from asterism.kernels import cpu as cpu_kernel
 from asterism.kernels.calibration import pinned, prices_for
 from asterism.models import AsterismConfig
 from asterism.randomness import derive, isolated
+from asterism.training.data.formats import json_line
 from asterism.training.objectives.objective import Outcome, Report
 from asterism.training.run.arithmetic import notes_on_dtype
 from asterism.training.run.checkpoint import TrainingState, first_not_finite, gathered_weights, load_checkpoint
@@ -171,6 +171,8 @@ def _restore(
         state = load_checkpoint(Path(found), model, optimizer) if found else TrainingState()
     with processes.agreed():
         if processes.leads:
+            if run.has_moved(setup.asked):
+                run.record_places(setup.asked, setup.objective.decided())
             run.keep_only(Path(found) if found else None)
             for damage in run.cut_history(state.step):
                 display.say(f"note: {damage}; the line is left out")
@@ -179,11 +181,10 @@ def _restore(
 
 def _newest(setup: Setup, run: RunFolder) -> Path | None:
     """The newest checkpoint, if there is one, of a run that can go on."""
-    record, corpus = run.read_record(), setup.corpus.record()
+    record = run.read_record()
     if record["result"] is not None:
         raise CheckpointError(f"{run.path} was finished by another process just now; resume it again for its report")
-    if record["corpus"]["sha256"] != corpus["sha256"]:
-        raise DataError(f"data: {corpus['name']} is not what the run in {run.path} began with: its hash differs")
+    run.refuse_other_data(setup.corpus.record())
     refuse_other_versions(setup.config, record)
     return run.latest_checkpoint()
 
@@ -241,8 +242,7 @@ def _finish(
 def _written(setup: Setup, run: RunFolder, model: PreTrainedModel, state: TrainingState, outcome: Outcome) -> Report:
     """The result, when all of the run folder is written."""
     if outcome.predictions is not None:
-        lines = [json.dumps(one, ensure_ascii=False, allow_nan=False) for one in outcome.predictions]
-        write_text(run.predictions, "\n".join(lines) + "\n")
+        write_text(run.predictions, "".join(f"{json_line(one)}\n" for one in outcome.predictions))
     if outcome.page is not None:
         write_text(run.page, outcome.page)
     record, corpus = run.read_record(), setup.corpus.record()

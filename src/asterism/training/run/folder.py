@@ -24,7 +24,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, get_args
 
-from asterism.errors import AsterismError, CheckpointError
+from asterism.errors import AsterismError, CheckpointError, DataError
 from asterism.files import (
     check_model_folder,
     flush,
@@ -44,6 +44,8 @@ from asterism.training.run.lock import LOCK, locked
 
 STATE = "state.json"
 """The record of a checkpoint, in its folder."""
+PLACES = ("data", "validation", "genome", "label_table", "column_groups")
+"""Settings that say where the data are: they may move, and their hash tells whether they are the same."""
 RECORDED = ("kind", "config", "decided", "corpus", "notes", "result")
 """What run.json says at least; `kind` is one of `configuration.KINDS`."""
 
@@ -74,6 +76,23 @@ class RunFolder:
     def finish(self, result: Mapping[str, Any]) -> None:
         """Write down the result, and the sums of the files of the finished model."""
         write_json(self.run_file, seal(self.read_record() | {"result": result, "model_files": sums_of(self.model)}))
+
+    def has_moved(self, config: AnyConfig) -> bool:
+        """Whether files of the data are elsewhere than run.json says."""
+        recorded = self.read_config()
+        return any(getattr(recorded, name, None) != getattr(config, name, None) for name in PLACES)
+
+    def refuse_other_data(self, corpus: Mapping[str, Any]) -> None:
+        """Raises DataError if a corpus, as its record says, is not what the run began with."""
+        if self.read_record()["corpus"]["sha256"] != corpus["sha256"]:
+            raise DataError(f"data: {corpus['name']} is not what the run in {self.path} began with: its hash differs")
+
+    def record_places(self, config: AnyConfig, decided: Mapping[str, Any]) -> None:
+        """Write down where the data are now, and what depends on it."""
+        record = self.read_record()
+        places = {name: getattr(config, name) for name in PLACES if hasattr(config, name)}
+        changes = {"config": {**record["config"], **places}, "decided": decided}
+        write_json(self.run_file, seal({**record, **changes}))
 
     @contextmanager
     def held(self) -> Iterator[None]:
@@ -128,6 +147,13 @@ class RunFolder:
     def checkpoint(self, step: int) -> Path:
         """Where the checkpoint of a step is."""
         return self.checkpoints / f"step-{step:08d}"
+
+    def newest(self) -> tuple[bool, list[str]]:
+        """What a process that trains here changes: whether there is a result, and the names of the checkpoints."""
+        finished = self.read_record()["result"] is not None
+        with suppress(FileNotFoundError):
+            return finished, sorted(path.name for path in self.checkpoints.iterdir())
+        return finished, []
 
     def latest_checkpoint(self) -> Path | None:
         """The newest checkpoint, or None. Raises CheckpointError if one of its files is not what was written."""

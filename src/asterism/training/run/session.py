@@ -162,7 +162,7 @@ class Session(TrainerCallback):
         with in_parts(self.model):
             outcome = self.objective.evaluate(self.model, self.setup.corpus, sample=True, processes=seen)
         metrics = outcome.metrics
-        self.validation = metrics[self.objective.metric.name]
+        self.validation = metrics.get(self.objective.metric.name)
         self.record(**validation_metrics(metrics))
         with self.processes.agreed():
             if self.processes.leads:

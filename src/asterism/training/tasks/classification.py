@@ -17,7 +17,7 @@ import torch
 from transformers import PreTrainedTokenizerFast
 
 from asterism.errors import DataError, nearest
-from asterism.training.data.formats import LIST_SEPARATOR, read_records
+from asterism.training.data.formats import read_records, split_list
 from asterism.training.data.records import Record
 from asterism.training.readers.reader import Row
 from asterism.training.run.configuration import FineTuneConfig
@@ -235,7 +235,7 @@ def labels_in(record: Record, several: bool) -> tuple[str, ...]:
         raise record.error(other, f"cannot be mixed with {field!r}: all documents have one label, or all have lists")
     value = record.get(field)
     if several and isinstance(value, str):
-        value = [label for label in map(str.strip, value.split(LIST_SEPARATOR)) if label]
+        value = split_list(value)
     values = value if several else [value]
     if not isinstance(values, list) or not all(_is_label(one) for one in values):
         raise record.error(field, f"must be {'a list of labels' if several else 'one label'}, got {value!r:.40}")

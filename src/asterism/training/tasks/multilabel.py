@@ -40,7 +40,7 @@ from asterism.training.tasks.classification import label_fields
 from asterism.training.tasks.curves import aucs, known_mean
 from asterism.training.tasks.encoding import Encoded, encode
 from asterism.training.tasks.scores import Counts
-from asterism.training.tasks.task import Feature, Labelling, Logits, shown
+from asterism.training.tasks.task import Feature, Labelling, Logits, NoScoreError, shown
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -269,10 +269,7 @@ class MultiLabel(Labelling[LabelledSequence]):
         each = aucs(scores, labels)
         mean = known_mean(each)
         if mean is None:
-            raise DataError(
-                f"none of the {len(self.columns):,} columns has both a 0 and a 1 among the {len(there):,} examples that"
-                " are scored: there is no area under a curve; score more of them"
-            )
+            raise self._no_area(len(there))
         by_group = {group: self._of_group(each, group) for group in dict.fromkeys(self.groups)}
         found = Counts(int((scores > 0.5).sum()), int(labels.sum()), int(((scores > 0.5) & labels).sum()))
         return {
@@ -281,6 +278,21 @@ class MultiLabel(Labelling[LabelledSequence]):
             "micro_f1": found.f1,
             "columns_scored": sum(one is not None for one in each) / len(each),
         }
+
+    def _no_area(self, examples: int) -> NoScoreError:
+        return NoScoreError(
+            f"none of the {len(self.columns):,} columns has both a 0 and a 1 among the {examples:,} examples that"
+            " are scored: there is no area under a curve; score more of them"
+        )
+
+    def require_scores(self, examples: Sequence[LabelledSequence]) -> None:
+        seen = np.zeros((2, len(self.columns)), dtype=bool)
+        for example in examples:
+            labels = self._known(example) > 0
+            seen |= [~labels, labels]
+            if seen.all(0).any():
+                return
+        raise self._no_area(len(examples))
 
     def _of_group(self, each: Sequence[float | None], group: str) -> float | None:
         return known_mean([one for one, own in zip(each, self.groups, strict=True) if own == group])

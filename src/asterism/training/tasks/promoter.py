@@ -99,6 +99,9 @@ class Promoter(MultiLabel):
     def answer(self) -> str:
         return "probability"
 
+    def require_scores(self, examples: Sequence[LabelledSequence]) -> None:
+        """Any examples have an F1."""
+
     def predict(self, example: LabelledSequence, features: Sequence[Feature], said: Sequence[Logits]) -> dict[str, Any]:
         """`label`, yes if that is more likely than not; `probability` of yes."""
         (probability,) = map(shown, self._probabilities(said))

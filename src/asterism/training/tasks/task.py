@@ -65,6 +65,10 @@ Logits = tuple[np.ndarray, ...]
 """What a model says about a feature of a `Labelling`: one float32 array for each of its `outputs`, padding cut off."""
 
 
+class NoScoreError(DataError):
+    """The metric cannot be computed of these examples."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Task(ABC, Generic[Example]):
     """One kind of question about documents. A task is immutable, and a dataclass of what JSON can hold.
@@ -333,7 +337,13 @@ class Task(ABC, Generic[Example]):
 
     @abstractmethod
     def score(self, predicted: Sequence[Any], there: Sequence[Any]) -> dict[str, float]:
-        """The scores of answers, beside what `gold` says is right, the metric among them."""
+        """The scores of answers, beside what `gold` says is right, the metric among them.
+
+        Raises NoScoreError for examples of which there is none.
+        """
+
+    def require_scores(self, examples: Sequence[Example]) -> None:
+        """Raises NoScoreError for examples of which no answers can be scored: before the first step, not at the end."""
 
     def page(
         self, scores: Mapping[str, float], examples: Sequence[Example], predictions: Sequence[Mapping[str, Any]]

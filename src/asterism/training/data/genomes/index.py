@@ -5,11 +5,14 @@ files that are compressed, irregular or no FASTA, their letters as regular FASTA
 entry belongs to one state of one file (path, size, time of change), appears whole and is never changed.
 """
 
+import fcntl
 import hashlib
 import json
 import os
 import shutil
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any
@@ -70,7 +73,10 @@ def index_of(path: str | Path) -> Indexed:
         before, folder = _state(path), _folder(path)
         if (found := _kept(path, folder)) is not None:
             return found
-        _make(path, folder)
+        with _alone_in(folder.parent):
+            if (found := _kept(path, folder)) is not None:  # another process was faster
+                return found
+            _make(path, folder)
         if _state(path) != before:
             shutil.rmtree(folder, ignore_errors=True)
             raise DataError(f"{path} changed while it was read; start again when it is whole")
@@ -85,6 +91,18 @@ def index_of(path: str | Path) -> Indexed:
     if (found := _kept(path, folder)) is None:
         raise DataError(f"data: the index of {path} in {folder} was removed while it was opened")
     return found
+
+
+@contextmanager
+def _alone_in(folder: Path) -> Iterator[None]:
+    """Within the body, no other process makes an entry: those that a launcher starts at once would all read the file.
+
+    The lock is the system's and ends with its holder. A file system without locks has every process make its own.
+    """
+    with (folder / "making.lock").open("ab") as file:
+        with suppress(OSError):
+            fcntl.flock(file, fcntl.LOCK_EX)
+        yield
 
 
 def _make(path: Path, folder: Path) -> None:
