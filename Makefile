@@ -8,6 +8,7 @@ BIN := .venv/bin
 WHEEL := .venv-wheel/bin
 DIST ?= dist
 STAMP := .venv/installed
+TRAINING := .venv/installed-training
 QUICK := algebra architecture compiler data draw liveness patterns pictures recipes scores text
 MODELS := models encoders import import_seq2seq use_pattern huggingface training start finetuning masked positions \
 	seq2seq seq2seq_across seq2seq_generation seq2seq_training
@@ -20,7 +21,7 @@ PYTEST := OMP_NUM_THREADS=1 $(BIN)/pytest --numprocesses logical --maxprocesses 
 help:  ## List the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## */\t/' | expand -t 14
 
-train: $(STAMP)  ## Train the small byte model (about ten minutes), or go on with it; print a sample
+train: $(TRAINING)  ## Train the small byte model (about ten minutes), or go on with it; print a sample
 	$(BIN)/asterism train --folder $(RUN) $(if $(wildcard $(RUN)/run.json),--resume)
 	$(BIN)/asterism generate $(RUN) --prompt "def "
 
@@ -119,10 +120,12 @@ lint: $(STAMP)  ## Check style and types
 
 install: $(STAMP)  ## Create .venv and install the package with the pinned versions
 
-$(STAMP): pyproject.toml constraints.txt
+$(STAMP): EXTRAS := dev
+$(TRAINING): EXTRAS := train
+$(STAMP) $(TRAINING): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "asterism needs Python 3.11 or newer")'
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
-	$(BIN)/pip install --constraint constraints.txt --editable ".[dev]"
+	$(BIN)/pip install --constraint constraints.txt --editable ".[$(EXTRAS)]"
 	@touch $@
 
 clean:  ## Remove .venv and caches; runs/ stays

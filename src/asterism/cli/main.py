@@ -42,6 +42,8 @@ _SHARED = ("train", "finetune", "evaluate", "generate")
 _EXTRAS = {
     "transformers": "train",
     "accelerate": "train",
+    "jsonargparse": "train",
+    "rich": "train",
     "tensorboard": "train",
     "matplotlib": "plot",
 }
