@@ -21,11 +21,11 @@ from asterism.training.run.configuration import FineTuneConfig
 
 
 def run(argv: Sequence[str]) -> None:
-    folder, resume, as_json, config = _read_arguments(argv)
+    folder, resume, as_json, config = read_arguments(argv)
     train_and_tell(config, folder, resume=resume, as_json=as_json)
 
 
-def _read_arguments(argv: Sequence[str]) -> tuple[str, bool, bool, FineTuneConfig]:
+def read_arguments(argv: Sequence[str]) -> tuple[str, bool, bool, FineTuneConfig]:
     """The run folder, whether to resume it, whether to print JSON, and the configuration of the run."""
     words = [underscored(word) for word in argv]
     asked = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
