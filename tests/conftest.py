@@ -1,5 +1,6 @@
 """Settings of every test: generated examples are the same on each run and have no deadline."""
 
+import gc
 import math
 import os
 import shutil
@@ -33,6 +34,16 @@ os.environ["ASTERISM_POISON"] = "1"
 
 # What the machine's speed decides is decided by the figures that come with the library.
 os.environ["ASTERISM_CALIBRATE"] = "0"
+
+
+def pytest_collection_finish():
+    """What the test files have imported stays: else every training run, which collects garbage, looks through it all."""
+    gc.collect()
+    gc.freeze()
+
+
+def pytest_unconfigure():
+    gc.unfreeze()  # at the end of the process libraries complain of objects that are still there
 
 
 @pytest.fixture
