@@ -9,8 +9,9 @@ import pytest
 import torch
 
 from asterism import attend, clear_caches, compile_pattern, memory, patterns
+from asterism.compiler import compile as compiling
 from asterism.compiler import slot_plan
-from asterism.errors import CheckpointError, ConfigurationError
+from asterism.errors import CheckpointError, ConfigurationError, PatternError
 from asterism.memo import KEPT, weight_of
 from asterism.models import AsterismConfig, AsterismForCausalLM
 from asterism.shape import ModelConfig
@@ -187,3 +188,30 @@ def test_a_value_weighs_what_it_is_made_of():
     plan = compile_pattern(pattern, 200)
     assert weight_of(plan) >= plan.bytes + len(pattern.text)
     assert weight_of(test_fresh_patterns_fill_no_memory) == 0
+
+
+@pytest.mark.parametrize("text", ["dense()", "causal()"])
+def test_a_plan_that_no_machine_holds_is_refused_before_tokens_are_ordered(usual, monkeypatch, text):
+    monkeypatch.setattr(compiling, "_best_tile", None)
+    with pytest.raises(PatternError, match=r"^a plan of about [\d,]+ pairs needs at least \d+ GB of memory, and there"):
+        compile_pattern(text, 2**24)
+
+
+def test_tiles_that_no_machine_holds_are_refused_before_they_are_found(monkeypatch):
+    """Scattered keys: few pairs, in many tiles. What the first and last tokens read says nothing of the others."""
+    monkeypatch.setattr(compiling, "_MANY_TILES", 2**8)
+    monkeypatch.setattr(compiling, "_find_tiles", lambda *_: pytest.fail("tiles were looked for"))
+    scattered = patterns.random_blocks(block=1, count=64)
+    monkeypatch.setattr(memory, "machine_memory", lambda: 2**13)
+    with pytest.raises(PatternError, match=r"^a plan of about [\d,]+ tiles needs at least .* kB of memory, and there"):
+        compile_pattern(scattered, 5000)
+
+
+def test_global_tokens_do_not_make_a_long_plan_look_dense(monkeypatch):
+    monkeypatch.setattr(compiling, "_MANY_TILES", 1)
+    pattern = patterns.window(left=8) | patterns.global_tokens((0, 700, -1))
+    plan = compile_pattern(pattern, 2000, tile=16)
+    monkeypatch.setattr(memory, "machine_memory", lambda: 2 * plan.bytes)
+    clear_caches()
+    again = compile_pattern(pattern, 2000, tile=16)
+    assert again is not plan and again.tiles == plan.tiles

@@ -167,6 +167,8 @@ def weight_of(value: object) -> int:
             weight += size
         elif isinstance(one, dict):
             open_ += [*one.keys(), *one.values()]
+        elif isinstance(one, tuple | list) and len(one) > _MANY and isinstance(one[0], int):
+            weight += len(one) * _OBJECT  # numbers, which would take long to be looked at
         elif isinstance(one, tuple | list | set | frozenset):
             open_ += one
         else:
@@ -176,6 +178,8 @@ def weight_of(value: object) -> int:
 
 _OBJECT = 64
 """What a Python object takes, roughly."""
+
+_MANY = 1000
 
 
 def _usable_anywhere() -> AbstractContextManager[object]:

@@ -24,8 +24,10 @@ from asterism.compiler.plan import Indices, Integers, Pass, Plan
 from asterism.compiler.tables import Masks, offsets
 from asterism.errors import PatternError
 from asterism.memo import remembering, remembering_few
+from asterism.memory import shortage
 from asterism.patterns.across import Across
 from asterism.patterns.documents import Documents
+from asterism.patterns.draw import keys_read
 from asterism.patterns.explicit import Explicit
 from asterism.patterns.grid import Grid
 from asterism.patterns.part import Part
@@ -56,6 +58,14 @@ _SAMPLED_ROWS = 24
 
 _LONG_DOCUMENT = 2048
 """Tokens from which on documents may have tiles of 128."""
+
+_MANY_TILES = 2**26
+"""A pass that could have so many tiles is looked at for the memory that they take before they are found."""
+
+_SAMPLED_QUERIES = 5
+
+_BYTES_OF_TILE = 16
+"""In a plan: its column and kind in the lists of rows, its row and kind in the lists of columns."""
 
 _MOST_TERMS = 16
 """Above so many terms a conjunction of unions is left as it is."""
@@ -100,6 +110,7 @@ def _compile(pattern: Pattern, n_queries: int, n_keys: int, offset: int, tile: i
         return _compile_documents(pattern, n_keys, tile)
     extent = max(n_keys, offset + n_queries)
     rules = [concrete(pattern, head, extent) for head in range(pattern.heads)]
+    _require_room(rules[0], n_queries, n_keys, offset)
     lengths = _Lengths(n_queries, n_keys, offset, tile or _best_tile(rules[0], n_queries, n_keys, offset))
     return _arrange(pattern, lengths, [_assign(rule, lengths)[0] for rule in rules])
 
@@ -297,16 +308,46 @@ def _estimate(layout: Layout, terms: list[Pattern], lengths: _Lengths) -> float:
     if not len(queries) or not len(keys):
         return 0.0
     tiles = _Tiling(layout.within(reduce(or_, terms)), queries, keys, lengths.n_keys)
-    long_rows = _rows_of_global_queries(tiles)
+    passes = 1 if isinstance(layout, Natural) else 2  # any other order is a further pass, whose results are merged
+    return tile_cost(_about_kept(layout, tiles), len(queries), passes, lengths.tile)
+
+
+def _about_kept(layout: Layout, tiles: "_Tiling") -> float:
+    """How many tiles are kept, from a sample of tile rows."""
+    count, long_rows = len(tiles.queries), _rows_of_global_queries(tiles)
     # The middles of equal stretches of rows: at the ends, patterns are clipped and rows cost less than most.
-    sampled = np.linspace(0, len(queries), _SAMPLED_ROWS, endpoint=False) + len(queries) / (2 * _SAMPLED_ROWS)
+    sampled = np.linspace(0, count, _SAMPLED_ROWS, endpoint=False) + count / (2 * _SAMPLED_ROWS)
     sample = np.setdiff1d(sampled.astype(np.int64), long_rows)
     kept = 0.0
-    for rows, stand_for in ((long_rows, len(long_rows)), (sample, len(queries) - len(long_rows))):
+    for rows, stand_for in ((long_rows, len(long_rows)), (sample, count - len(long_rows))):
         if len(rows):
             kept += _count_kept(layout, tiles, rows) * stand_for / len(rows)
-    passes = 1 if isinstance(layout, Natural) else 2  # any other order is a further pass, whose results are merged
-    return tile_cost(kept, len(queries), passes, lengths.tile)
+    return kept
+
+
+def _require_room(rule: Pattern, n_queries: int, n_keys: int, offset: int) -> None:
+    """Raises PatternError for lengths at which even tiles that are full would need more memory than there is: by the
+    keys of a few queries, before orders of all tokens are weighed."""
+    largest = max(TILE_SIZES) ** 2
+    if n_queries * n_keys < _MANY_TILES * largest:
+        return
+    some = offset + np.linspace(0, n_queries, _SAMPLED_QUERIES, endpoint=False).astype(np.int64)
+    # Half of the queries read at least so many; a few global ones say nothing of the others.
+    pairs = n_queries * int(np.median(keys_read(rule, some, n_keys, 0)))
+    if reason := shortage(_BYTES_OF_TILE * pairs // largest, f"a plan of about {pairs:,} pairs"):
+        raise PatternError(f"{reason}: {_LESS}")
+
+
+_LESS = "ask for a shorter length or a sparser pattern"
+
+
+def _require_memory(layout: Layout, tiles: "_Tiling") -> None:
+    """Raises PatternError for a pass whose tiles need more memory than there is."""
+    if len(tiles.queries) * len(tiles.keys) < _MANY_TILES:
+        return
+    kept = int(_about_kept(layout, tiles))
+    if reason := shortage(_BYTES_OF_TILE * kept, f"a plan of about {kept:,} tiles"):
+        raise PatternError(f"{reason}: {_LESS}")
 
 
 def _rows_of_global_queries(tiles: "_Tiling") -> Integers:
@@ -419,6 +460,7 @@ class _Tiling:
 
 def _compile_pass(layout: Layout, rule: Pattern, heads: list[int], lengths: _Lengths, masks: Masks) -> Pass:
     queries, keys = _orders(layout, lengths)
+    _require_memory(layout, _Tiling(rule, queries, keys, lengths.n_keys, heads[0] if rule.heads > 1 else 0))
     # A rule without parts per head has the same tiles for all heads: one list serves them.
     own_heads = heads if rule.heads > 1 else heads[:1]
     lists = [_find_tiles(layout, _Tiling(rule, queries, keys, lengths.n_keys, head), masks) for head in own_heads]

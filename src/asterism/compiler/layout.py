@@ -49,13 +49,10 @@ class Tiles:
         padded = np.full(n_tiles * tile, -1)
         padded[: len(positions)] = positions
         relative = np.where(padded.reshape(n_tiles, tile) < 0, -1, padded.reshape(n_tiles, tile) - first[:, None])
-        # A row as a single value of bytes, so that np.unique compares whole rows at once.
-        rows = np.ascontiguousarray(relative).view(np.dtype((np.void, tile * 8))).ravel()
-        _, shape = np.unique(rows, return_inverse=True)
         # Where residues meet in a tile, or the tokens are a gathered set, a rule must not be told of a step.
         progression = np.where(np.arange(tile) < count[:, None], np.arange(tile) * step, -1)
         regular = (relative == progression).all(axis=1) & (step > 0)
-        return cls(positions, tile, step, first, last, count, regular, shape.astype(np.int64))
+        return cls(positions, tile, step, first, last, count, regular, _shapes(relative, regular & (count == tile)))
 
     def __len__(self) -> int:
         return len(self.first)
@@ -68,6 +65,18 @@ class Tiles:
         """Positions of the chosen tiles [n, tile], and which of them exist."""
         place = chosen[:, None] * self.tile + np.arange(self.tile)
         return self.positions[np.minimum(place, len(self.positions) - 1)], place < len(self.positions)
+
+
+def _shapes(relative: Integers, alike: Booleans) -> Integers:
+    """A number for each distinct row of `relative` [tiles, tile]; those `alike` are known to be equal, as most are."""
+    others = np.flatnonzero(~alike)
+    compared = np.append(others, np.flatnonzero(alike)[:1])
+    # A row as a single value of bytes, so that np.unique compares whole rows at once.
+    rows = relative[compared].view(np.dtype((np.void, relative.shape[1] * 8))).ravel()
+    _, numbers = np.unique(rows, return_inverse=True)
+    shapes = np.full(len(relative), numbers[-1] if len(numbers) else 0)
+    shapes[others] = numbers[: len(others)]
+    return shapes
 
 
 class Layout(ABC):

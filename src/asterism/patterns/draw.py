@@ -140,7 +140,7 @@ def degrees(pattern: Pattern, n: int, head: int = 0, queries: int | None = None)
     pairs_per_query = max(int((rest.stops - rest.starts).sum()) // few.size, 1)
     asked = _spread(count, max(_MANY_PAIRS // pairs_per_query, few.size))
     counts = np.concatenate(
-        [_count(pattern, chunk, n, head) for chunk in np.array_split(asked, -(-asked.size // _CHUNK))]
+        [keys_read(pattern, chunk, n, head) for chunk in np.array_split(asked, -(-asked.size // _CHUNK))]
     )
     return Degrees(int(counts.min()), float(counts.mean()), int(counts.max()), asked.size)
 
@@ -259,8 +259,8 @@ def _spread(n: int, count: int) -> Integers:
     return np.arange(n) if count >= n else np.linspace(0, n - 1, count).astype(np.int64)
 
 
-def _count(pattern: Pattern, queries: Integers, n: int, head: int) -> Integers:
-    """How many keys each query reads."""
+def keys_read(pattern: Pattern, queries: Integers, n: int, head: int) -> Integers:
+    """How many of `n` keys each of some queries reads: int64 [queries]."""
     counts, rest = _count_whole(pattern, queries, n, head)
     row, start, stop = rest.triples()
     group = np.cumsum(stop - start) // (_CHUNK * _CHUNK)

@@ -12,6 +12,7 @@ from typing import ClassVar
 import numpy as np
 
 from asterism.errors import PatternError, shown
+from asterism.memo import cached_property
 from asterism.patterns.intervals import Integers, Intervals
 from asterism.patterns.pattern import (
     MOST_HEADS,
@@ -316,14 +317,19 @@ class TokenSet(OneSided):
     def unstable_part(self) -> Pattern | None:
         return self if any(position < 0 for position in self.positions) else None
 
+    @cached_property
+    def _numbers(self) -> Integers:
+        """The positions in ascending order: of a hundred thousand they are asked for as often as tiles are judged."""
+        return np.unique(np.asarray(self.positions, np.int64))
+
     def _intervals(self, length: int) -> tuple[Integers, Integers, Integers]:
         """Starts and stops of the members' runs, and how many members stand before each run.
 
         Runs are whole, also beyond the length: there a query may stand that comes from another sequence.
         """
-        n_blocks = -(-length // self.block)
-        numbers = np.unique(np.asarray(self.positions, np.int64))
-        numbers = np.unique(np.where(numbers < 0, numbers + n_blocks, numbers))
+        n_blocks, numbers = -(-length // self.block), self._numbers
+        if len(numbers) and numbers[0] < 0:
+            numbers = np.unique(np.where(numbers < 0, numbers + n_blocks, numbers))
         starts = numbers[(numbers >= 0) & (numbers < _FAR // self.block)] * self.block
         stops = starts + self.block
         before: Integers = np.arange(len(starts)) * self.block
