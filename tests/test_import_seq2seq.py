@@ -446,6 +446,16 @@ SPOILT: dict[str, tuple[str, Callable[[Path], object], str]] = {
         lambda folder: edit(folder, attention_type="sparse"),
         r"attention_type must be 'block_sparse' or 'original_full', got 'sparse'|is damaged",
     ),
+    "a list of layers": (
+        "bigbird_pegasus",
+        lambda folder: edit(folder, attention_type="block_sparse", num_hidden_layers=[1]),
+        r"config\.json is damaged: 'list' object",
+    ),
+    "no width": (
+        "bart, scaled",
+        lambda folder: edit(folder, d_model=-1),
+        r"config\.json is damaged: math domain|shape",
+    ),
     "windows": ("led", lambda folder: edit(folder, attention_window=[4]), r"attention_window \[4\] must be an even"),
     "generation": (
         "bart",

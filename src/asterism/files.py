@@ -25,7 +25,7 @@ from safetensors.torch import load_file
 
 from asterism.errors import CheckpointError
 
-DAMAGED = (StrictDataclassError, AttributeError, KeyError, TypeError, ValueError)
+DAMAGED = (StrictDataclassError, ArithmeticError, AttributeError, IndexError, KeyError, TypeError, ValueError)
 """What transformers raises for a config.json whose fields hold what they cannot; which, depends on its version."""
 
 LOCAL: dict[str, Any] = {"local_files_only": True, "trust_remote_code": False}

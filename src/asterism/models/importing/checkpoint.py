@@ -4,7 +4,8 @@ Nothing is guessed: every tensor of the checkpoint is used, or the import is ref
 left out. The output appears whole or not at all, and no random number is drawn.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ import torch
 from transformers import PreTrainedConfig, PreTrainedModel
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
-from asterism.errors import CheckpointError, ConfigurationError, nearest, shown
+from asterism.errors import AsterismError, CheckpointError, ConfigurationError, nearest, shown
 from asterism.files import DAMAGED, replacing
 from asterism.models.classification import AsterismForSequenceClassification, AsterismForTokenClassification
 from asterism.models.configuration import AsterismConfig
@@ -71,6 +72,9 @@ _SIZES = (
     *("num_hidden_layers", "num_layers", "num_decoder_layers", "encoder_layers", "decoder_layers"),
     *("hidden_size", "d_model", "num_labels"),
 )
+_BEYOND = 2**40
+"""No size is as large; products of larger ones overflow."""
+
 _DTYPES = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
 _EMBEDDING, _DECODER = "embed_tokens.weight", "lm_head.decoder.weight"
 _POSITIONS = ("positions.weight", "encoder.positions.weight")
@@ -126,8 +130,7 @@ def import_checkpoint(
     globals       for Longformer and LED: the places of their global tokens, by default the first only, or with a
                   pattern none; they read every token and are read by all, whatever the pattern. None at all leaves the
                   global projections out.
-    allow_pickle  read weights from pytorch_model.bin where there are no safetensors; with PyTorch's restricted reader,
-                  which builds tensors and runs no code
+    allow_pickle  read pytorch_model.bin where there are no safetensors, by PyTorch's restricted reader, without code
 
     Raises CheckpointError for what is missing, damaged, unknown or in the way, ConfigurationError for a length or
     pattern that does not fit the checkpoint, PatternError for a pattern that cannot be read.
@@ -140,10 +143,11 @@ def import_checkpoint(
     weights = read_weights(path, allow_pickle=allow_pickle)
     source = _source_config(path, document, weights)
     architecture = ARCHITECTURES[source.model_type]
-    head = architecture.head_of(source, weights)
-    weights = architecture.prepare(source, weights)
+    with _config_read(path):
+        head = architecture.head_of(source, weights)
+        weights = architecture.prepare(source, weights)
+        fields = architecture.configuration(source, head, weights)
     offset = architecture.offset(source)
-    fields = architecture.configuration(source, head, weights)
     positions = fields["max_position_embeddings"]
     _change(fields, architecture, length, pattern, globals)
     config = AsterismConfig(**fields)
@@ -197,8 +201,20 @@ def _source_config(path: Path, document: Mapping[str, Any], weights: Mapping[str
     for name in _SIZES:
         if isinstance(given := document.get(name), int) and given > most:
             raise CheckpointError(f"{path} has {name} {given:,} in its config.json, more than its weights can be of")
-    try:
+    for name, value in document.items():
+        if isinstance(value, int) and abs(value) >= _BEYOND:
+            raise CheckpointError(f"{path / 'config.json'} is damaged: {name} must be below 2^40, got {shown(value)}")
+    with _config_read(path):
         return CONFIG_MAPPING[document["model_type"]].from_dict(dict(document))
+
+
+@contextmanager
+def _config_read(path: Path) -> Iterator[None]:
+    """Raises CheckpointError for whatever comes of a field of config.json that holds what it cannot."""
+    try:
+        yield
+    except AsterismError:
+        raise
     except DAMAGED as error:
         raise CheckpointError(f"{path / 'config.json'} is damaged: {' '.join(str(error).split())}") from error
 

@@ -18,6 +18,7 @@ from transformers import AutoConfig, AutoTokenizer, PreTrainedConfig, PreTrained
 from asterism.errors import AsterismError, CheckpointError, ConfigurationError
 from asterism.files import DAMAGED, LOCAL, why_unread
 from asterism.models import AsterismConfig  # registers our models with the Auto classes
+from asterism.shape import check_values
 from asterism.training.data.value_tokens import is_of_values, value_tokenizer
 from asterism.training.tasks.task import Task
 
@@ -30,7 +31,8 @@ def load_tokenizer(folder: Path) -> tuple[PreTrainedTokenizerFast, PreTrainedCon
 
     It gives no token types to a model that knows none.
 
-    Raises CheckpointError if the folder does not have both, ConfigurationError for a tokenizer without offsets.
+    Raises CheckpointError if the folder does not have both, ConfigurationError for a tokenizer without offsets and for
+    a field of ours that no model can have.
     """
     if not any((folder / name).exists() for name in TOKENIZER_FILES):
         raise CheckpointError(f"model: {folder} holds no tokenizer; put there the one that the model was trained with")
@@ -41,6 +43,8 @@ def load_tokenizer(folder: Path) -> tuple[PreTrainedTokenizerFast, PreTrainedCon
         raise CheckpointError(
             f"model: {folder} holds no model and tokenizer that can be read: {why_unread(error)}"
         ) from error
+    if isinstance(config, AsterismConfig):
+        check_values(vars(config))  # a file of ours always loads, whatever it holds
     if not tokenizer.is_fast:
         raise ConfigurationError(f"model: {folder} has no fast tokenizer, which says where in the text its tokens are")
     if getattr(config, "type_vocab_size", 0) < 2:
