@@ -37,7 +37,7 @@ os.environ["ASTERISM_CALIBRATE"] = "0"
 
 
 def pytest_collection_finish():
-    """What the test files have imported stays: else every training run, which collects garbage, looks through it all."""
+    """What the test files have imported stays: else every run, which collects garbage, looks through it all."""
     gc.collect()
     gc.freeze()
 

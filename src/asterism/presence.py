@@ -1,5 +1,6 @@
 """What a command names must be there: asked before torch and transformers are imported, which takes seconds."""
 
+import os
 from pathlib import Path
 
 from asterism.errors import CheckpointError, DataError
@@ -28,7 +29,15 @@ def require_checkpoint(folder: Path) -> None:
         )
 
 
-def require_data(path: Path) -> None:
-    """Raises DataError for a path where nothing is."""
-    if not path.exists():
-        raise DataError(f"data: there is no file or folder {path}")
+def require_data(path: str | Path) -> None:
+    """Raises DataError where nothing is at a path, or at either of a pair of them."""
+    for one in pair_of(path) or (path,):
+        if not os.path.exists(one):  # noqa: PTH110
+            raise DataError(f"data: there is no file or folder {one}")
+
+
+def pair_of(path: str | Path) -> tuple[str, str] | None:
+    """The names of two files that are given as SOURCE,TARGET; None for the name of one, which may have a comma."""
+    first, _, second = str(path).partition(",")
+    # Unlike Path.exists, which raises before Python 3.14, this is false of what can be no name of a file.
+    return (first, second) if first and second and not os.path.exists(path) else None  # noqa: PTH110

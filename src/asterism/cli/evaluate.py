@@ -19,7 +19,7 @@ def run(argv: Sequence[str]) -> None:
     options, as_json = _parser().options(argv)
     require_run(Path(options["run"]))
     if options["data"] is not None:
-        require_data(Path(options["data"]))
+        require_data(options["data"])
     result = training.evaluate(**options)
     if is_follower():
         return

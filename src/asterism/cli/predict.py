@@ -29,7 +29,7 @@ def run(argv: Sequence[str]) -> None:
                 raise UsageError(f"{flag} needs --output: without it the predictions go to stdout")
     require_run(Path(arguments.run))
     if arguments.data != "-":
-        require_data(Path(arguments.data))
+        require_data(arguments.data)
     try:
         report = training.predict_file(
             arguments.run,

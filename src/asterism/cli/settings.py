@@ -20,6 +20,7 @@ from asterism.cli.settings_file import check_settings_file
 from asterism.cli.told import is_follower, launched
 from asterism.errors import ConfigurationError, nearest
 from asterism.presence import require_data, require_model, require_run
+from asterism.training.recipes import RECIPES
 from asterism.training.run.configuration import AnyConfig, TrainingConfig
 
 Config = TypeVar("Config", bound=TrainingConfig)
@@ -47,15 +48,19 @@ def train_and_tell(config: AnyConfig, folder: str, *, resume: bool, as_json: boo
 
 
 def _require_what_it_names(config: AnyConfig, folder: str, resume: bool) -> None:
-    """Raises DataError and CheckpointError for what is not there. A run that goes on may have its model in itself."""
+    """Raises DataError and CheckpointError for what is not there. A run that goes on may be finished, and need nothing
+    but itself.
+    """
     if resume:
         require_run(Path(folder))
+        return
+    for setting in ("model", "init_from"):
+        path = getattr(config, setting, None)
+        if isinstance(path, str) and path not in RECIPES:  # of a recipe, it is the shape that is asked for
+            require_model(Path(path), setting)
     for setting in ("data", "validation"):
         if (path := getattr(config, setting, None)) is not None:
-            require_data(Path(path))
-    for setting in ("model", "init_from"):
-        if not resume and isinstance(path := getattr(config, setting, None), str):
-            require_model(Path(path), setting)
+            require_data(path)
 
 
 def recorded(folder: str, kind: type[Config]) -> Config:

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from asterism.errors import DataError, nearest
+from asterism.presence import pair_of
 
 STDIN = "-"
 """The path that stands for standard input."""
@@ -163,13 +164,6 @@ class PairedSource(Source):
                 )
             self.position = sum(one.position for one in self.files)
             yield row
-
-
-def pair_of(path: str | Path) -> tuple[str, str] | None:
-    """The names of two files that are given as SOURCE,TARGET; None for the name of one, which may have a comma."""
-    first, _, second = str(path).partition(",")
-    # Unlike Path.exists, which raises before Python 3.14, this is false of what can be no name of a file.
-    return (first, second) if first and second and not os.path.exists(path) else None  # noqa: PTH110
 
 
 def source_of(path: str | Path) -> Source:
