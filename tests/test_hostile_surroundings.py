@@ -4,6 +4,7 @@ import json
 import math
 import os
 import resource
+import shutil
 import signal
 import sys
 from dataclasses import replace
@@ -17,9 +18,11 @@ from asterism.cli import show
 from asterism.cli.main import main
 from asterism.cli.train import read_arguments
 from asterism.errors import CheckpointError, ConfigurationError, DataError
+from asterism.files import write_json
 from asterism.training import FineTuneConfig, ModelConfig, RunConfig, pipeline, predict_file, train
 from asterism.training.run import prediction
 from asterism.training.run.folder import RunFolder
+from asterism.training.run.integrity import seal
 
 pytestmark = pytest.mark.model
 
@@ -264,3 +267,27 @@ def test_a_damaged_history_does_not_stop_a_resume(tmp_path):
     (damage,) = folder.cut_history(3)
     assert "history.jsonl is damaged in line 2: 'utf-8' codec can't decode" in damage
     assert folder.read_history() == [{"step": 1}, {"step": 3}]
+
+
+@pytest.mark.parametrize(
+    ("place", "values"),
+    [
+        ("decided", (None, 5, "x", [], {}, {"a": 1})),
+        ("corpus", (None, 5, "x", [], {}, {"sha256": 5})),
+        ("decided.length", (None, "x", [1], -1, 1e300, True)),
+        ("decided.reader", (None, 5, [], {"a": 1})),
+        ("decided.labels", (None, 5, {}, [1], [None])),
+    ],
+    ids=lambda given: given if isinstance(given, str) else "",
+)
+def test_a_record_with_other_values_and_a_sum_of_its_own_is_refused(finished, tmp_path, place, values):
+    folder = tmp_path / "run"
+    shutil.copytree(finished, folder)
+    record = json.loads((folder / "run.json").read_text())
+    *above, name = place.split(".")
+    holder = record[above[0]] if above else record
+    for value in values:
+        holder[name] = value
+        write_json(folder / "run.json", seal(record))
+        with pytest.raises((CheckpointError, ConfigurationError)):
+            pipeline.evaluate(folder)

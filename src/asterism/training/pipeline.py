@@ -128,7 +128,10 @@ def _opened(run: RunFolder) -> Run:
     record, config, weights = run.read_record(), run.read_settled(), run.weights()
     require_memory_to_load(weights, "")
     with quiet_transformers(), isolated(0):  # weights are drawn, and then replaced by those that there are
-        objective = OBJECTIVES.load(config.objective).restore(config, weights, record["decided"])
+        try:
+            objective = OBJECTIVES.load(config.objective).restore(config, weights, record["decided"])
+        except (AttributeError, KeyError, TypeError) as error:
+            raise CheckpointError(f"{run.run_file} is damaged: decided: {error}") from error
         model = objective.new_model(read_shape(weights))
     hidden: Any = model  # whose `to` hides self in transformers' types
     hidden.to(weights_dtype(config.dtype))

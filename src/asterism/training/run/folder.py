@@ -113,6 +113,9 @@ class RunFolder:
         record = read_sealed(self.run_file)
         if lacking := [name for name in RECORDED if name not in record]:
             raise CheckpointError(f"{self.run_file} is damaged: it lacks {', '.join(lacking)}")
+        corpus = record["corpus"]
+        if not (isinstance(corpus, dict) and isinstance(corpus.get("sha256"), str)):
+            raise CheckpointError(f"{self.run_file} is damaged: it does not say what the corpus is")
         return record
 
     def read_config(self) -> AnyConfig:

@@ -14,7 +14,8 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import MISSING, dataclass, field, fields, replace
 from pathlib import Path
-from typing import Any, ClassVar, Generic, Self, TypeVar
+from types import NoneType, UnionType
+from typing import Any, ClassVar, Generic, Self, TypeVar, Union, get_args, get_origin
 
 import numpy as np
 import torch
@@ -103,6 +104,8 @@ class Task(ABC, Generic[Example]):
     scorer: Scorer | None = field(default=None, repr=False, compare=False)
 
     def __post_init__(self) -> None:
+        if self.length < 1:
+            raise ConfigurationError(f"length: rows have at least one token, got {self.length}")
         reading = parse_reader(self.reader)
         if reading.name not in self.readers:
             kind = type(self).__name__.lower()
@@ -179,6 +182,9 @@ class Task(ABC, Generic[Example]):
         values: dict[str, Any] = {
             name: tuple(value) if isinstance(value, list) else value for name, value in record.items()
         }
+        for one in kept:
+            if one.name in values and not _fits(values[one.name], one.type):
+                raise TypeError(f"{one.name} is {values[one.name]!r:.60}")
         return cls(**values)
 
     def record(self) -> dict[str, Any]:
@@ -379,6 +385,21 @@ class Labelling(Task[Example]):
     @abstractmethod
     def predict(self, example: Example, features: Sequence[Feature], said: Sequence[Logits]) -> dict[str, Any]:
         """What the model says about an example, given the logits of each of its features."""
+
+
+def _fits(value: object, kind: Any) -> bool:
+    """Whether a field of this type can have the value, of those that JSON gives. Other types are not looked into."""
+    inside = get_args(kind)
+    if get_origin(kind) in (Union, UnionType):
+        return any(_fits(value, one) for one in inside)
+    if get_origin(kind) is tuple:
+        return isinstance(value, list | tuple) and all(_fits(one, inside[0]) for one in value)
+    if kind is NoneType:
+        return value is None
+    if kind in (bool, float, int, str):
+        like = (float, int) if kind is float else kind
+        return isinstance(value, like) and isinstance(value, bool) == (kind is bool)
+    return True
 
 
 def not_finite() -> AsterismError:
