@@ -359,7 +359,7 @@ def test_models_that_cannot_be_used(settings, bert, tmp_path):
 
     damaged = changed("damaged")
     (damaged / "model.safetensors").write_bytes((bert / "model.safetensors").read_bytes()[:200])
-    refused(damaged, CheckpointError, "damaged cannot be read for this task")
+    refused(damaged, CheckpointError, r"model: .*damaged/model\.safetensors is damaged: ")
 
     wide = changed("wide")
     word_tokenizer([f"word{number}" for number in range(90)]).save_pretrained(wide)
