@@ -363,6 +363,7 @@ def refused(context: SequenceParallel) -> dict[str, str]:
     named: dict[str, Callable[[], Any]] = {
         "labels": lambda: model(tokens, labels=tokens),
         "mask": lambda: model(tokens, attention_mask=hole),
+        "mask of one": lambda: model(tokens, attention_mask=torch.ones(2, 4 + (context.rank == 1))),
         "rows": lambda: model(tokens[: 1 + (context.rank == 0)]),
         "cache": lambda: model(tokens, use_cache=True),
         "long": lambda: model(drawn(1, 40)),

@@ -135,7 +135,8 @@ def save_with_pattern(family, folder):
     )
     with isolated(1):
         model = kind(config)
-    use_pattern(model, "window(left=6)" if family in ("llama", "gpt_neox") else "window(6, 6)").save_pretrained(folder)
+    pattern = "window(left=6)" if family in ("llama", "gpt_neox") else "window(6, 6)"
+    use_pattern(model, pattern, native_window="replace").save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     return folder
 

@@ -166,6 +166,7 @@ def test_tokens_are_those_of_one_process_and_keys_stay_where_they_are(of, ranks,
 REFUSALS = {
     "labels": "labels must be shifted before a sequence is sharded: give shift_labels",
     "mask": "within sequence_parallel padding comes last in its row: pad on the right",
+    "mask of one": r"attention_mask has shape \[2, 5\]|rank 1 was refused its attention_mask",
     "rows": r"must give the same rows and arguments: .* are \[2, 0, 0, 0\] on rank 0 and \[1,",
     "cache": "a cache cannot be used in a forward pass within sequence_parallel",
     "long": "120 tokens are more than the 64 positions of this model",

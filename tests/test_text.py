@@ -193,6 +193,11 @@ def test_refused(text):
         ("causal() and dense()", ("&",)),
         ("causal() or dense()", ("|",)),
         ("not causal()", ("~",)),
+        ("per_head(window(left=2), causal())", ("one list", "write per_head([window(left=2), causal()])")),
+        ("causal() | window(left=2", ("at character 18", "'(' was never closed")),
+        ("window(left=2))", ("at character 15", "unmatched ')'")),
+        ("causal", ("needs parentheses: write causal()",)),
+        ("stride", ("needs parentheses: write stride(...)",)),
     ],
 )
 def test_the_message_names_what_was_asked_and_what_is_near(text, parts):

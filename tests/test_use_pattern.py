@@ -2,6 +2,7 @@
 
 import copy
 import json
+import re
 
 import numpy as np
 import pytest
@@ -227,7 +228,7 @@ def test_a_pattern_that_covers_everything_changes_nothing(name: str, side: str) 
 def test_logits_equal_those_of_the_dense_model_with_the_pattern_as_mask(name: str, text: str, side: str) -> None:
     inputs = batch(side)
     expected = real_logits(DenseWithMasks(build(name), text, side).model, inputs)
-    got = real_logits(use_pattern(build(name), text), inputs)
+    got = real_logits(use_pattern(build(name), text, native_window="replace"), inputs)
     assert_close(got, expected)
     assert not torch.allclose(got, real_logits(build(name), inputs), atol=1e-3)
 
@@ -260,13 +261,22 @@ def test_a_window_of_the_models_own_is_replaced_or_intersected_as_asked(
     torch.testing.assert_close(got, expected, atol=1e-4, rtol=1e-3)
 
 
-def test_a_pattern_replaces_a_window_unless_told_otherwise() -> None:
+@pytest.mark.parametrize(("name", "text"), [("mistral, own window", "causal()"), ("modernbert", "dense()")])
+def test_nothing_becomes_of_a_window_unless_it_is_said(name: str, text: str) -> None:
+    model = use_pattern(build(name), text)
+    with pytest.raises(ConfigurationError, match=r"has a window of \d+ tokens of its own; say what becomes of it"):
+        model(**batch("none"))
+    model.config.asterism_native_window = "replace"  # as the files of earlier versions say
+    model(**batch("none"))
+
+
+def test_what_becomes_of_a_window_is_said_with_each_pattern() -> None:
     model = use_pattern(build("gemma3"), "window(left=9)", native_window="intersect")
     assert model.config.asterism_native_window == "intersect"
-    assert use_pattern(model, "window(left=9)").config.asterism_native_window == "replace"
+    assert not hasattr(use_pattern(model, "window(left=9)").config, "asterism_native_window")
     with pytest.raises(ConfigurationError, match='native_window must be "replace" or "intersect", got \'union\''):
         use_pattern(model, "window(left=2)", native_window="union")
-    assert (model.config.asterism_pattern, model.config.asterism_native_window) == ("window(left=9)", "replace")
+    assert model.config.asterism_pattern == "window(left=9)" and not hasattr(model.config, "asterism_native_window")
 
 
 @pytest.mark.parametrize("checkpointing", [False, True])
@@ -285,7 +295,10 @@ def test_gradients_equal_those_of_the_dense_model_with_the_pattern_as_mask(name,
     predicted = inputs["attention_mask"].roll(1, dims=1) * inputs["attention_mask"] == 1
     labels = torch.where(predicted, inputs["input_ids"], -100)
     gradients = []
-    for model in (DenseWithMasks(build(name), text, side).model, use_pattern(build(name), text)):
+    for model in (
+        DenseWithMasks(build(name), text, side).model,
+        use_pattern(build(name), text, native_window="replace"),
+    ):
         model.train()
         if checkpointing:
             enable_checkpointing(model)
@@ -321,7 +334,7 @@ def test_a_compiled_model_trains() -> None:
 def test_one_whole_graph_serves_all_lengths(name: str, text: str, arguments: dict[str, bool]) -> None:
     torch._dynamo.reset()
     counter = CompileCounter()
-    model = use_pattern(build(name), text).train()
+    model = use_pattern(build(name), text, native_window="replace").train()
     run = torch.compile(model, backend=counter, fullgraph=True)
     for columns in range(COLUMNS, COLUMNS - 10, -1):
         inputs = {name: x[:, :columns] for name, x in batch("right").items()}
@@ -350,7 +363,7 @@ def test_a_compiled_model_makes_no_cache_unless_told_and_refuses_packed_document
 @torch.no_grad()
 def test_padding_changes_no_real_token(name: str, side: str) -> None:
     text = "strided(stride=4)" if name in CAUSAL else "bigbird(block=3, window=1, random=1)"
-    model, inputs = use_pattern(build(name), text), batch(side)
+    model, inputs = use_pattern(build(name), text, native_window="replace"), batch(side)
     positions = (inputs["attention_mask"].cumsum(dim=1) - 1).clamp(min=0)
     together = model(**inputs, position_ids=positions).logits
     for row, real in enumerate(SIDES[side]):
@@ -522,7 +535,7 @@ def loss_of_documents(logits: torch.Tensor, tokens: torch.Tensor) -> torch.Tenso
 def test_packed_documents_are_what_they_are_alone(name: str, text: str, how: str) -> None:
     if name == "gpt2" and how == "positions and a mask":
         pytest.skip("GPT-2 tells its attention nothing of positions, and makes no packed mask beside an attention_mask")
-    model = use_pattern(build(name), text).train()
+    model = use_pattern(build(name), text, native_window="replace").train()
     inputs = packed(return_flash_attn_kwargs=how in ("boundaries", "both"))
     if how == "boundaries" and name != "gpt2":  # whose positions are absolute
         inputs.pop("position_ids")
@@ -562,7 +575,7 @@ def test_rows_may_hold_different_documents() -> None:
 @torch.no_grad()
 def test_logits_with_the_cache_equal_logits_without(name: str, side: str) -> None:
     text = "interleave(fixed(stride=6, summary=1), window(left=4), sinks(first=1, window=3))"
-    model, inputs = use_pattern(build(name), text), batch(side)
+    model, inputs = use_pattern(build(name), text, native_window="replace"), batch(side)
     expected = real_logits(model, inputs, use_cache=False)
     cache, parts = DynamicCache(config=model.config), []
     for start, stop in ((0, 9), (9, 10), (10, 16), *((i, i + 1) for i in range(16, COLUMNS))):
@@ -584,7 +597,8 @@ def test_logits_with_the_cache_equal_logits_without(name: str, side: str) -> Non
     "how", [{}, {"num_beams": 3}, {"do_sample": True}, {"num_beams": 2, "num_return_sequences": 2}, {"min_p": 0.0}]
 )
 def test_generate_with_the_cache_equals_generate_without(name: str, how: dict) -> None:
-    model, inputs = use_pattern(build(name), "interleave(fixed(stride=6, summary=1), window(left=4))"), batch("left")
+    text = "interleave(fixed(stride=6, summary=1), window(left=4))"
+    model, inputs = use_pattern(build(name), text, native_window="replace"), batch("left")
     outputs = []
     for use_cache in (True, False):
         with torch.random.fork_rng():
@@ -601,12 +615,13 @@ def test_generate_with_the_cache_equals_generate_without(name: str, how: dict) -
 
 @pytest.mark.parametrize("name", ["llama", "gpt2", "mistral, own window"])
 def test_guesses_of_assistants_and_caches_of_fixed_size_change_no_token(name: str) -> None:
-    model = use_pattern(build(name), "interleave(fixed(stride=6, summary=1), window(left=4), sinks(first=2, window=6))")
+    text = "interleave(fixed(stride=6, summary=1), window(left=4), sinks(first=2, window=6))"
+    model = use_pattern(build(name), text, native_window="replace")
     tokens, length = batch("none")["input_ids"][:1], {"max_new_tokens": 24, "do_sample": False}
     expected = model.generate(tokens, **length)
     for how in (
         {"prompt_lookup_num_tokens": 4},
-        {"assistant_model": use_pattern(build(name), "window(left=3)")},
+        {"assistant_model": use_pattern(build(name), "window(left=3)", native_window="replace")},
         {"assistant_model": build(name)},
         {"past_key_values": PatternCache(max_tokens=COLUMNS + 24)},
     ):
@@ -649,7 +664,7 @@ def test_a_mask_may_be_left_out_once_the_cache_knows_the_padding() -> None:
 )
 @torch.no_grad()
 def test_a_saved_model_keeps_its_pattern(tmp_path, monkeypatch, name: str, auto, pattern) -> None:
-    model, inputs = use_pattern(build(name), pattern), batch("left")
+    model, inputs = use_pattern(build(name), pattern, native_window="replace"), batch("left")
     expected = real_logits(model, inputs)
     for folder in ("first", "second"):  # saved again after it was loaded
         model.save_pretrained(tmp_path / folder)
@@ -670,7 +685,7 @@ def test_a_saved_model_keeps_its_pattern(tmp_path, monkeypatch, name: str, auto,
 @torch.no_grad()
 @pytest.mark.parametrize("name", ["llama", "mistral, own window"])
 def test_a_loaded_model_generates_the_same_and_forgets(tmp_path, name: str) -> None:
-    model, inputs = use_pattern(build(name), "fixed(stride=6, summary=1)"), batch("left")
+    model, inputs = use_pattern(build(name), "fixed(stride=6, summary=1)", native_window="replace"), batch("left")
     expected = model.generate(**inputs, max_new_tokens=12)
     model.save_pretrained(tmp_path)
     loaded = AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.float64).eval()
@@ -705,6 +720,28 @@ def test_a_pattern_can_be_changed_set_aside_and_dropped(tmp_path) -> None:
     assert model.generate(**inputs, max_new_tokens=3).shape == (3, COLUMNS + 3)
     with pytest.raises(ConfigurationError, match="configuration names no pattern"):
         use_pattern(model)
+
+
+@torch.no_grad()
+def test_another_attention_may_be_asked_for_and_is_what_is_saved(tmp_path, caplog) -> None:
+    model, inputs = build("llama"), batch("right")
+    dense = real_logits(model, inputs)
+    narrow = real_logits(use_pattern(model, "window(left=2)"), inputs)
+    model.save_pretrained(tmp_path / "narrow")
+    for kind in (AutoModelForCausalLM, LlamaForCausalLM):
+        loaded = kind.from_pretrained(tmp_path / "narrow", attn_implementation="sdpa", dtype=torch.float64)
+        assert_close(real_logits(loaded, inputs), dense)
+        assert_close(real_logits(use_pattern(loaded), inputs), narrow)
+    assert AutoConfig.from_pretrained(tmp_path / "narrow", attn_implementation="eager")._attn_implementation == "eager"
+    assert not caplog.records
+    model.set_attn_implementation("sdpa")
+    assert "the pattern window(left=2) is set aside and will not be saved" in caplog.text
+    model.save_pretrained(tmp_path / "dense")
+    again = AutoModelForCausalLM.from_pretrained(tmp_path / "dense", dtype=torch.float64)
+    assert again.config.asterism_pattern is None
+    assert_close(real_logits(again, inputs), dense)
+    assert_close(real_logits(use_pattern(model), inputs), narrow)
+    assert model.config.to_dict()["asterism_pattern"] == "window(left=2)"
 
 
 # --- models without numbered layers, without masks, and inside of others ---------------------------------------------
@@ -888,7 +925,7 @@ def test_chunks_of_a_model_are_replaced_but_not_intersected() -> None:
     model = Llama4ForCausalLM(Llama4TextConfig(**GROUPED, **chunks)).double().eval()
     with pytest.raises(ConfigurationError, match="attends in chunks .* leave native_window at"):
         use_pattern(model, "causal()", native_window="intersect")
-    use_pattern(model, "causal()")(**batch("left"))
+    use_pattern(model, "causal()", native_window="replace")(**batch("left"))
 
 
 def test_what_a_pattern_does_not_say_is_refused() -> None:
@@ -905,6 +942,13 @@ def test_what_a_pattern_does_not_say_is_refused() -> None:
         llama(tokens, cu_seq_lens_q=torch.tensor([0, 7, 20]), use_cache=False)
     with pytest.raises(ConfigurationError, match=r"attention_mask has shape \[3, 20\]"):
         llama(tokens, attention_mask=inputs["attention_mask"][:, 1:], use_cache=True)
+    for value in (-1e9, -torch.inf, 0.5):
+        added = torch.zeros(tokens.shape).index_fill(1, torch.arange(5), value)
+        with pytest.raises(
+            ConfigurationError, match=re.escape(f"attention_mask holds {value:g}, as if it were to be added")
+        ):
+            bert(tokens, attention_mask=added)
+    assert_close(bert(tokens, attention_mask=torch.ones(tokens.shape)).logits, bert(tokens).logits)
     with pytest.raises(ValueError, match="output_attentions"):
         bert.config.output_attentions = True
 

@@ -22,6 +22,21 @@ def expression(text: str) -> ast.expr | None:
         return None
 
 
+def fault(text: str) -> str:
+    """Where Python's grammar stops in a text that is no expression, as the end of a sentence; "" where it is not known.
+
+    " (at character 7: '(' was never closed)"
+    """
+    try:
+        ast.parse(text.strip(), mode="eval")
+    except SyntaxError as error:
+        if error.lineno == 1 and error.offset:
+            return f" (at character {error.offset}: {error.msg})"
+    except (ValueError, RecursionError, MemoryError):
+        pass
+    return ""
+
+
 def call(
     name: str,
     function: Callable[..., Result],

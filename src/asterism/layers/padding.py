@@ -70,14 +70,27 @@ class Packing(NamedTuple):
 def real_tokens(attention_mask: torch.Tensor, batch: int, seen: int, new: int) -> torch.Tensor:
     """The mask as bool [B, S + N] of S tokens that a cache has seen and N new ones, True for real tokens.
 
-    Raises ConfigurationError for a mask of another shape.
+    Raises ConfigurationError for a mask of another shape, and for one that would be added to the scores.
     """
     if list(attention_mask.shape) != [batch, seen + new]:
         raise ConfigurationError(
             f"attention_mask has shape {list(attention_mask.shape)}; {new} new tokens after {seen} columns"
             f" need [{batch}, {seen + new}], 1 for tokens and 0 for padding"
         )
+    refuse_added(attention_mask)
     return attention_mask.bool()
+
+
+def refuse_added(attention_mask: torch.Tensor) -> None:
+    """Raises ConfigurationError for a mask [B, N] of other numbers than 0 and 1, all of which would count as 1."""
+    if not attention_mask.is_floating_point() or torch.compiler.is_compiling():
+        return
+    others = attention_mask[(attention_mask != 0) & (attention_mask != 1)]
+    if others.numel():
+        raise ConfigurationError(
+            f"attention_mask holds {float(others[0]):g}, as if it were to be added to the scores; give 1 for tokens and"
+            " 0 for padding"
+        )
 
 
 def is_known_full(mask: torch.Tensor) -> bool:

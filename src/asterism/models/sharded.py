@@ -76,8 +76,17 @@ def find_rows(
     Raises ConfigurationError, on all ranks, for ranks that do not say the same, and for padding before a token.
     """
     batch, own = tokens.shape[:2]
+    real, refused = None, None
+    try:
+        real = None if attention_mask is None else real_tokens(attention_mask, batch, 0, own)
+    except ConfigurationError as error:
+        refused = error  # raised when all ranks know of it: the others would wait for this one
     given = [attention_mask is not None, position_ids is not None, cu_seqlens is not None]
-    said = gather_numbers(context, [own, batch, *given], tokens.device)
+    said = gather_numbers(context, [own, batch, *given, int(refused is not None)], tokens.device)
+    if said[:, -1].any():
+        rank = int(said[:, -1].argmax())
+        raise refused or ConfigurationError(f"rank {rank} was refused its attention_mask; its own message says why")
+    said = said[:, :-1]
     if (said[:, 1:] != said[0, 1:]).any():
         rank = int(np.flatnonzero((said[:, 1:] != said[0, 1:]).any(axis=1))[0])
         raise ConfigurationError(
@@ -87,7 +96,6 @@ def find_rows(
     shards = Shards.of_sizes(tuple(said[:, 0].tolist()))
     positions = torch.arange(*shards.range(context.rank), device=tokens.device)[None]
     rows = ShardedRows(context, shards, positions)
-    real = None if attention_mask is None else real_tokens(attention_mask, batch, 0, own)
     lengths = None if real is None else _lengths(context, real, shards)
     documents = _documents(context, shards, position_ids, cu_seqlens, tokens, lengths)
     if documents is not None:

@@ -10,9 +10,10 @@ the operators | & ~, whole numbers, True, False, None, strings, tuples and lists
 
 import ast
 from collections.abc import Callable, Sequence
+from inspect import signature
 from typing import TypeGuard
 
-from asterism.calls import call, expression, quoted
+from asterism.calls import call, expression, fault, quoted
 from asterism.errors import ConfigurationError, PatternError, nearest, shown
 from asterism.memo import remembering_few
 from asterism.patterns import primitives, published
@@ -162,7 +163,7 @@ def _calls(tree: ast.expr, name: str) -> TypeGuard[ast.Call]:
 def _read(text: str) -> ast.expr:
     tree = expression(text)
     if tree is None:
-        raise PatternError(f"{quoted(text)} cannot be read as a pattern: write {_LIST_MEMBERS}")
+        raise PatternError(f"{quoted(text)} cannot be read as a pattern{fault(text)}: write {_LIST_MEMBERS}")
     return tree
 
 
@@ -190,7 +191,8 @@ def _value(tree: ast.expr, text: str) -> object:
         case ast.Call(func=ast.Name(id=name), args=arguments, keywords=keywords):
             return _call(name, arguments, keywords, text)
         case ast.Name(id=name) if name in VOCABULARY:
-            raise PatternError(f"{name} is a pattern's name and needs its arguments: write {name}(...)")
+            inside = "..." if signature(VOCABULARY[name]).parameters else ""
+            raise PatternError(f"{name} is a pattern's name and needs parentheses: write {name}({inside})")
         case ast.Name(id=name):
             raise _unknown(name, text)
         case _:
@@ -208,6 +210,9 @@ def _pattern(tree: ast.expr, text: str) -> Pattern:
 def _call(name: str, arguments: list[ast.expr], keywords: list[ast.keyword], text: str) -> Pattern:
     if name not in VOCABULARY:
         raise _unknown(name, text)
+    if name == "per_head" and len(arguments) > 1:
+        listed = ", ".join(map(ast.unparse, arguments))
+        raise PatternError(f"per_head takes one list, with a pattern for each head: write per_head([{listed}])")
     named = ((keyword.arg, _value(keyword.value, text)) for keyword in keywords)
     return call(name, VOCABULARY[name], [_value(argument, text) for argument in arguments], named, PatternError)
 

@@ -26,7 +26,7 @@ from asterism.layers.padding import (
 from asterism.memo import remembering_few
 from asterism.models.cache import PatternCacheLayer
 from asterism.models.drop_in.documents import from_boundaries, from_positions
-from asterism.models.drop_in.field import read_native_window, read_patterns
+from asterism.models.drop_in.field import read_native_window, read_patterns, require_native_window
 from asterism.models.drop_in.places import place_of
 from asterism.models.drop_in.terms import of_heads, read_terms
 from asterism.models.drop_in.tokens import Tokens, require_tokens
@@ -102,10 +102,13 @@ def pattern_attention(
 def layer_rule(module: Any, tokens: Tokens) -> Rule:
     """Who reads whom in a layer: its pattern, and the model's own window with it where the configuration wants both.
 
-    Raises PatternError for a causal model whose pattern reads the future or is not prefix-stable.
+    Raises PatternError for a causal model whose pattern reads the future or is not prefix-stable, ConfigurationError
+    where the model has a window and the configuration does not say what becomes of it.
     """
     field, place = module.config.asterism_pattern, place_of(module)
     texts = tuple(field) if isinstance(field, list) else field
+    if tokens.window is not None:
+        require_native_window(module.config, tokens.window)
     own_window = tokens.window if read_native_window(module.config) == "intersect" else None
     return Rule(*_constant_rule(texts, *place, tokens.causal, own_window))
 

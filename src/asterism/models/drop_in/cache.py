@@ -14,6 +14,7 @@ from transformers import DynamicCache, PreTrainedModel
 from transformers.cache_utils import Cache, DynamicLayer
 
 from asterism.errors import ConfigurationError
+from asterism.layers.padding import refuse_added
 from asterism.models.cache import OUTSIDE_GRAPHS, PatternCache, PatternCacheLayer, new_layer
 from asterism.models.drop_in.attention import layer_rule
 from asterism.models.drop_in.field import IMPLEMENTATION
@@ -33,6 +34,19 @@ def spare_caches(model: PreTrainedModel) -> None:
     takes_it = "use_cache" in inspect.signature(model.forward).parameters or getattr(model.config, "use_cache", False)
     if takes_it and _make_no_cache not in model._forward_pre_hooks.values():
         model.register_forward_pre_hook(_make_no_cache, with_kwargs=True)
+
+
+def check_masks(model: PreTrainedModel) -> None:
+    """Have a model, and those inside of it, refuse masks that transformers would turn into ones before we see them."""
+    for part in model.modules():
+        if isinstance(part, PreTrainedModel) and _check_mask not in part._forward_pre_hooks.values():
+            part.register_forward_pre_hook(_check_mask, with_kwargs=True)
+
+
+def _check_mask(model: Any, arguments: tuple[Any, ...], named: dict[str, Any]) -> None:
+    mask = named.get("attention_mask", arguments[1] if len(arguments) > 1 else None)
+    if isinstance(mask, torch.Tensor) and mask.ndim == 2 and model.config._attn_implementation == IMPLEMENTATION:
+        refuse_added(mask)
 
 
 def _make_no_cache(

@@ -7,7 +7,8 @@ with its pattern, and without, transformers refuses to build it, because no atte
 """
 
 from collections.abc import Sequence
-from typing import Literal, get_args
+from functools import wraps
+from typing import Any, Literal, get_args
 
 from transformers import PreTrainedConfig
 
@@ -49,12 +50,44 @@ class PatternField:
 
     @classmethod
     def register(cls) -> None:
-        """Give the field to all configurations, also to those read from files."""
+        """Give the field to all configurations, also to those read from files. Calling it again changes nothing."""
+        if hasattr(PreTrainedConfig, cls.name):
+            return
         setattr(PreTrainedConfig, cls.name, cls())
+        _let_another_attention_be_asked_for(PreTrainedConfig)
+
+
+def _let_another_attention_be_asked_for(kind: Any) -> None:
+    """`from_pretrained(..., attn_implementation="sdpa")` selects it, and a pattern that is set aside is not saved."""
+    read, write = kind.from_dict, kind.to_dict
+
+    def from_dict(cls: Any, /, config_dict: dict[str, Any], **given: Any) -> Any:
+        result = read.__func__(cls, config_dict, **given)
+        if (asked := given.get("attn_implementation")) is not None:
+            config = result[0] if isinstance(result, tuple) else result
+            config._attn_implementation = asked  # the pattern, read after it, has selected its own
+        return result
+
+    @wraps(write)
+    def to_dict(self: Any) -> dict[str, Any]:
+        written: dict[str, Any] = write(self)
+        if PatternField.name in written and is_set_aside(self):
+            for name in (PatternField.name, WINDOW_FIELD, "attn_implementation"):
+                written.pop(name, None)
+        return written
+
+    kind.from_dict, kind.to_dict = classmethod(from_dict), to_dict
+
+
+def is_set_aside(config: PreTrainedConfig) -> bool:
+    """Whether another attention is selected than that by patterns."""
+    return config._attn_implementation not in (None, IMPLEMENTATION)
 
 
 def read_native_window(config: PreTrainedConfig) -> NativeWindow:
     """What the configuration says about windows of the model's own; "replace" where it says nothing.
+
+    A model that has one is refused at its first call then (`require_native_window`).
 
     Raises ConfigurationError for anything else that stands there.
     """
@@ -68,6 +101,16 @@ def write_native_window(config: PreTrainedConfig, native_window: NativeWindow) -
     """Keep it next to the pattern, so that a saved model reads the same keys."""
     vars(config)[WINDOW_FIELD] = native_window
     read_native_window(config)
+
+
+def require_native_window(config: PreTrainedConfig, window: int) -> None:
+    """Raises ConfigurationError for a window of the model's own where nobody said what becomes of it."""
+    if WINDOW_FIELD not in vars(config):
+        raise ConfigurationError(
+            f"the model has a window of {window} tokens of its own; say what becomes of it, use_pattern(model, pattern,"
+            ' native_window="intersect") to read what both the pattern and the window allow, or native_window="replace"'
+            " to read by the pattern alone"
+        )
 
 
 def write_patterns(given: Pattern | Schedule | str | Sequence[Pattern | str]) -> str | list[str]:

@@ -5,20 +5,23 @@ model). All of them ask which attention to use where none is asked for, and end 
 selected, and the layers are told their places, so that a saved model reads and forgets the same keys when it is loaded.
 """
 
+import logging
 from functools import wraps
 from typing import Any
 
 from transformers import PreTrainedModel
 
 from asterism.models.drop_in.adapters import remember_in_adapters
-from asterism.models.drop_in.field import IMPLEMENTATION
+from asterism.models.drop_in.field import IMPLEMENTATION, is_set_aside
 from asterism.models.drop_in.interface import interface_of
 from asterism.models.drop_in.use_pattern import restore_pattern
+
+_LOG = logging.getLogger(__name__)
 
 
 def restore_when_built(kind: type[PreTrainedModel]) -> None:
     """Have models of a kind restored when they are built. Calling it again changes nothing."""
-    choose, finish = kind.get_correct_attn_implementation, kind.post_init
+    choose, finish, select = kind.get_correct_attn_implementation, kind.post_init, kind.set_attn_implementation
     if getattr(finish, "restores_patterns", False):
         return
 
@@ -38,5 +41,27 @@ def restore_when_built(kind: type[PreTrainedModel]) -> None:
             restore_pattern(self)
 
     post_init.restores_patterns = True  # type: ignore[attr-defined]
+
+    @wraps(select)
+    def set_attn_implementation(self: PreTrainedModel, *arguments: Any, **named: Any) -> None:
+        before = _following(self)
+        select(self, *arguments, **named)
+        for config in before:
+            if config.asterism_pattern is None or not is_set_aside(config):
+                continue
+            _LOG.warning(
+                "attention is %r now: the pattern %s is set aside and will not be saved; use_pattern(model) selects it"
+                " again",
+                config._attn_implementation,
+                config.asterism_pattern,
+            )
+
+    kind.set_attn_implementation = set_attn_implementation  # type: ignore[method-assign]
     kind.get_correct_attn_implementation = get_correct_attn_implementation  # type: ignore[method-assign]
     kind.post_init = post_init  # type: ignore[method-assign]
+
+
+def _following(model: PreTrainedModel) -> list[Any]:
+    """The configurations in a model whose pattern is followed."""
+    configs = {id(part.config): part.config for part in model.modules() if isinstance(part, PreTrainedModel)}
+    return [config for config in configs.values() if config.asterism_pattern is not None and not is_set_aside(config)]

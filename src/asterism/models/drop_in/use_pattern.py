@@ -8,9 +8,10 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from asterism.errors import ConfigurationError
-from asterism.models.drop_in.cache import install_hooks, spare_caches
+from asterism.models.drop_in.cache import check_masks, install_hooks, spare_caches
 from asterism.models.drop_in.field import (
     IMPLEMENTATION,
+    WINDOW_FIELD,
     NativeWindow,
     read_native_window,
     read_patterns,
@@ -49,10 +50,11 @@ def use_pattern(
     None removes the pattern, as `drop_pattern` does.
 
     - The weights stay as they are; only the mask changes: the pattern says who reads whom, in every layer.
-    - That holds for layers with a window of their own, too (Mistral; five of six layers of Gemma 3): by default,
-      `native_window="replace"`, the pattern takes its place, so that `sinks(4, 508)` reads the sinks. With
-      `native_window="intersect"` a query reads what both the pattern and the window allow: what was trained on short
-      distances keeps them, and nothing beyond the window is read. The choice is saved with the pattern.
+    - For layers with a window of their own (Mistral; five of six layers of Gemma 3) say what becomes of it, or the
+      first call is refused. With `native_window="intersect"` a query reads what both the pattern and the window allow:
+      what was trained on short distances keeps them, and `causal()` (`dense()` for encoders) changes nothing. With
+      `native_window="replace"` the pattern takes the window's place, so that `sinks(4, 508)` reads the sinks. The
+      choice is saved with the pattern.
     - Causal models need a pattern that is causal and prefix-stable; encoders take any.
     - To the pattern, positions count the real tokens of a row, whatever side padding is on. A pattern that depends on
       the length, such as `bigbird`, is laid over each row's own length. So padding changes no real token, unless the
@@ -62,7 +64,9 @@ def use_pattern(
     - `save_pretrained` writes the pattern to config.json. After `import asterism.models`, `from_pretrained` of
       transformers gives the model with its pattern; without that import transformers refuses to build the model.
     - A model of PEFT is taken, too: its base model follows the pattern, which is saved with the adapter.
-    - A call with `attn_implementation` or `set_attn_implementation` still selects another attention, for comparison.
+    - For comparison, `from_pretrained(..., attn_implementation="sdpa")` and `set_attn_implementation("sdpa")` select
+      another attention. The pattern is set aside then: `use_pattern(model)` selects it again, and what is saved without
+      that has no pattern.
     - Documents packed into a row, told by `position_ids` that start again or by `cu_seq_lens_q`, follow the pattern
       each by itself. That needs use_cache=False.
     - Attention drops in training as the configuration says. Which pairs follows from a seed drawn from torch's
@@ -84,7 +88,7 @@ def use_pattern(
     try:
         if pattern is not _AsConfigured.AS_CONFIGURED:
             base.config.asterism_pattern = write_patterns(pattern)
-            write_native_window(base.config, "replace")
+            vars(base.config).pop(WINDOW_FIELD, None)
         if native_window is not None:
             write_native_window(base.config, native_window)
         _check_patterns(base, modules)
@@ -151,6 +155,7 @@ def _select(model: PreTrainedModel) -> None:
 
 def _prepare(model: PreTrainedModel, modules: list[Any]) -> None:
     spare_caches(model)
+    check_masks(model)
     set_places(modules)
     install_sharding(model)
     for module in modules:
