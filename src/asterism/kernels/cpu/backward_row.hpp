@@ -115,14 +115,17 @@ class BackwardRow : public TermRow<Kind> {
   }
 
   // scores -> weights, gradients of weights -> gradients of scores, in place.
-  void differentiate_softmax(const Allowed& may, int g) {
+  void differentiate_softmax(const Allowed may, int g) {
     const Vector scale = splat(p_.scale * kLog2E), outer = splat(p_.scale);
+    const Range keys = ranges_[g];  // local, as is all that the inner loop asks: a member would be read in every turn
+    const int64_t row = t_;
+    float *const all_scores = scores_, *const all_grads = grad_scores_;
     for (int i = g * kGroup; i < (g + 1) * kGroup; i += kLanes) {
       const Vector lse = load(lse_ + i), delta = load(delta_ + i);
-      for (int j = ranges_[g].begin; j < ranges_[g].end; ++j) {
-        float *scores = scores_ + static_cast<int64_t>(j) * t_ + i, *grad = grad_scores_ + static_cast<int64_t>(j) * t_ + i;
+      for (int j = keys.begin; j < keys.end; ++j) {
+        float *scores = all_scores + j * row + i, *grad = all_grads + j * row + i;
         Vector x = load(scores) * scale;
-        if (may.bits) x = forbid(x, this->lane_bits(may, j, i));
+        if (may.bits) x = forbid(x, may.lanes(j, i));
         const Vector weight = exp2(x - lse);
         store(scores, weight);
         store(grad, weight * (load(grad) - delta) * outer);
@@ -151,7 +154,7 @@ class BackwardRow : public TermRow<Kind> {
       for (int j = ranges_[g].begin; j < ranges_[g].end; ++j) {
         const int64_t at = static_cast<int64_t>(j) * t_ + i;
         Vector slope = splat(1), x = this->template score_of<kBias, kIsCapped>(load(scores_ + at), j, i, &slope);
-        if (may.bits) x = forbid(x, this->lane_bits(may, j, i));
+        if (may.bits) x = forbid(x, may.lanes(j, i));
         const Vector weight = exp2(x - lse), grad = load(grad_scores_ + at);
         store(scores_ + at, kept_ ? this->drop(weight, kept_, j, i) : weight);
         const Vector grad_score = weight * ((kept_ ? this->drop(grad, kept_, j, i) : grad) - delta);

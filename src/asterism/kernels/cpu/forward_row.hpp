@@ -62,12 +62,13 @@ class ForwardRow : public TermRow<Kind> {
     if (this->has_terms() && !may.nothing) this->enter(column, n_keys, may);
     if (may.nothing) return 0;
     float* scores = scores_ + static_cast<int64_t>(before) * t_;
+    const Vector scale = splat(p_.scale * kLog2E);
     this->score(column, may, n_keys, scores);
     if (this->has_terms())
       add_terms(column, may, n_keys, before, scores);
     else
       for (int g = 0; g < groups_; ++g)
-        scale_and_mask(may, g, scores, [&](Vector raw, int, int) { return raw * splat(p_.scale * kLog2E); });
+        scale_and_mask(may, g, scores, [scale](Vector raw, int, int) { return raw * scale; });
     for (int g = 0; g < groups_; ++g) remember(g, before, n_keys);
     const auto v = this->tokens(p_.v, this->kv_head(), pass_.key_index, column * t_, n_keys, p_.value_dim);
     if constexpr (Kind::kPairs) {
@@ -99,16 +100,17 @@ class ForwardRow : public TermRow<Kind> {
   }
 
   // Raw scores of a group of queries -> scaled(raw, key, query) and masked. Also notes the highest score of each query
-  // in the step.
+  // in the step. What the inner loop asks is in local variables: a member would be read again after every store.
   template <class Scaled>
-  void scale_and_mask(const Allowed& may, int g, float* scores, Scaled scaled) {
+  void scale_and_mask(const Allowed may, int g, float* scores, Scaled scaled) {
     const Range keys = ranges_[g];
+    const int64_t row = t_;
     for (int i = g * kGroup; i < (g + 1) * kGroup; i += kLanes) {
       Vector highest = load(step_highest_ + i);
       for (int j = keys.begin; j < keys.end; ++j) {
-        float* at = scores + static_cast<int64_t>(j) * t_ + i;
+        float* at = scores + j * row + i;
         Vector x = scaled(load(at), j, i);
-        if (may.bits) x = forbid(x, this->lane_bits(may, j, i));
+        if (may.bits) x = forbid(x, may.lanes(j, i));
         highest = larger(x, highest);
         store(at, x);
       }
@@ -169,21 +171,22 @@ class ForwardRow : public TermRow<Kind> {
   Vector weigh(Range keys, int i, Vector shift) {
     Vector total = {};
     float* scores = scores_ + i;
+    const int64_t row = t_;  // as in scale_and_mask
     const auto dropped = [&](Vector weight, int64_t j) { return kDrops ? this->drop(weight, kept_, j, i) : weight; };
 #ifdef __AVX512BF16__
     if constexpr (Kind::kPairs) {
       for (int64_t j = keys.begin; j < keys.end; j += 2) {
-        const Vector even = exp2(load(scores + j * t_) - shift), odd = exp2(load(scores + (j + 1) * t_) - shift);
+        const Vector even = exp2(load(scores + j * row) - shift), odd = exp2(load(scores + (j + 1) * row) - shift);
         total += even + odd;
-        store(scores + j / 2 * t_, paired(dropped(even, j), dropped(odd, j + 1)));
+        store(scores + j / 2 * row, paired(dropped(even, j), dropped(odd, j + 1)));
       }
       return total;
     }
 #endif
     for (int64_t j = keys.begin; j < keys.end; ++j) {
-      const Vector weight = exp2(load(scores + j * t_) - shift);
+      const Vector weight = exp2(load(scores + j * row) - shift);
       total += weight;
-      store(scores + j * t_, dropped(weight, j));
+      store(scores + j * row, dropped(weight, j));
     }
     return total;
   }

@@ -30,14 +30,9 @@ void load_output(const Problem& p, int64_t at, float* to) {
 
 // Rounds to bfloat16; returns what that takes. Infinity has no remainder.
 inline Vector round_off(Vector x, uint16_t* to) {
-#ifdef __AVX512BF16__
-  const __m256bh halves = _mm512_cvtneps_pbh((__m512)x);
+  const Halves halves = narrowed(x);
   std::memcpy(to, &halves, sizeof(halves));
-  const Vector rest = x - (Vector)_mm512_slli_epi32(_mm512_cvtepu16_epi32((__m256i)halves), 16);
-#else
-  for (int i = 0; i < kLanes; ++i) to[i] = float_to_bfloat16(x[i]);
-  const Vector rest = x - load_floats(to);
-#endif
+  const Vector rest = x - widened(halves);
   return rest - rest == Vector{} ? rest : Vector{};
 }
 

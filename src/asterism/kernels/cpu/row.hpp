@@ -23,8 +23,14 @@ constexpr int kKeysPerStep = 256;  // keys that share one step of the online sof
 // computed.
 struct Allowed {
   const uint64_t* bits;
+  int64_t words;
   const uint8_t* live;
   bool has_unread, nothing;
+
+  // Which of kLanes queries may read a key.
+  uint32_t lanes(int64_t key, int query) const {
+    return static_cast<uint32_t>(bits[key * words + query / 64] >> (query % 64)) & ((1u << kLanes) - 1);
+  }
 };
 
 struct Range {
@@ -155,9 +161,9 @@ class Row {
     if (is_cut) kind = ~kind;
     const uint64_t* bits = kind ? p_.masks + (kind - 1) * p_.tile * p_.words : nullptr;
     const uint8_t* live = p_.live + static_cast<int64_t>(kind) * groups_ * 2;
-    if (!is_cut) return {bits, live, p_.has_unread[kind] != 0, false};
+    if (!is_cut) return {bits, p_.words, live, p_.has_unread[kind] != 0, false};
     const bool is_read = p_.words == 1 ? cut<1>(column, n_keys, bits) : cut<2>(column, n_keys, bits);
-    return {bits_, live, true, !is_read};
+    return {bits_, p_.words, live, true, !is_read};
   }
 
   // bits_ = bits (null: all) without what the batch forbids; whether any is left.
@@ -236,10 +242,6 @@ class Row {
       product<Units, false>(static_cast<int>(end - begin), queries.end - queries.begin, n_units, a,
                             columns + queries.begin, t_, to + begin * t_ + queries.begin, t_);
     });
-  }
-
-  uint32_t lane_bits(const Allowed& may, int key, int query) const {
-    return static_cast<uint32_t>(may.bits[key * p_.words + query / 64] >> (query % 64)) & ((1u << kLanes) - 1);
   }
 
   const Problem& p_;

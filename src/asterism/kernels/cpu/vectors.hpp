@@ -83,15 +83,11 @@ inline Vector exp2(Vector x) {
   const __mmask16 is_normal = _mm512_cmp_ps_mask((__m512)x, _mm512_set1_ps(-126.0f), _CMP_NLT_UQ);  // NaN is one
   return (Vector)_mm512_maskz_scalef_ps(is_normal, (__m512)exp2_of_fraction(x - nearest), (__m512)nearest);
 #else
-  const Vector magic = splat(12582912.0f);  // 1.5 * 2^23: adding it rounds to an integer
-  const Vector floor = splat(-150.0f);
-  Vector clamped = x < floor ? floor : x;
-  Vector shifted = clamped + magic, whole = shifted - magic, f = clamped - whole;
-  Integers exponent = __builtin_convertvector(whole, Integers);
-  const Integers least = Integers{} - 126;
-  Integers held = exponent < least ? least : exponent;
-  Vector power = reinterpret_cast<Vector>((held + 127) << 23);
-  Vector result = exp2_of_fraction(f) * power;
+  // 1.5 * 2^23: adding it rounds to an integer, which then stands in the lowest bits, here with the bias of exponents.
+  const Vector magic = splat(12582912.0f + 127.0f);
+  const Vector shifted = x + magic, nearest = shifted - magic;
+  const Vector power = reinterpret_cast<Vector>(reinterpret_cast<Integers>(shifted) << 23);
+  const Vector result = exp2_of_fraction(x - nearest) * power;
   return x < splat(-126.0f) ? Vector{} : result;
 #endif
 }
@@ -171,13 +167,16 @@ inline float bfloat16_to_float(uint16_t x) {
   return y;
 }
 
+typedef uint16_t Halves __attribute__((vector_size(kLanes * 2)));
+
+inline Vector widened(Halves x) { return reinterpret_cast<Vector>(__builtin_convertvector(x, Integers) << 16); }
+
 // kLanes numbers as floats.
 inline Vector load_floats(const float* from) { return load(from); }
 inline Vector load_floats(const uint16_t* from) {
-  typedef uint16_t Halves __attribute__((vector_size(kLanes * 2)));
   Halves bits;
   std::memcpy(&bits, from, sizeof(bits));
-  return reinterpret_cast<Vector>(__builtin_convertvector(bits, Integers) << 16);
+  return widened(bits);
 }
 
 inline uint16_t float_to_bfloat16(float x) {
@@ -187,14 +186,23 @@ inline uint16_t float_to_bfloat16(float x) {
   return static_cast<uint16_t>((bits + 0x7fff + ((bits >> 16) & 1)) >> 16);
 }
 
+// The same of every lane.
+inline Halves narrowed(Vector x) {
+#ifdef __AVX512BF16__
+  return (Halves)_mm512_cvtneps_pbh((__m512)x);
+#else
+  typedef uint32_t Bits __attribute__((vector_size(kLanes * 4)));
+  const Bits bits = reinterpret_cast<Bits>(x), rounded = (bits + 0x7fff + ((bits >> 16) & 1)) >> 16;
+  return __builtin_convertvector(x == x ? rounded : Bits{} + 0x7fc0, Halves);
+#endif
+}
+
 inline void round_to_bfloat16(const float* from, int64_t n, uint16_t* to) {
   int64_t i = 0;
-#ifdef __AVX512BF16__
   for (; i + kLanes <= n; i += kLanes) {
-    __m256bh x = _mm512_cvtneps_pbh((__m512)load(from + i));
-    std::memcpy(to + i, &x, sizeof(x));
+    const Halves halves = narrowed(load(from + i));
+    std::memcpy(to + i, &halves, sizeof(halves));
   }
-#endif
   for (; i < n; ++i) to[i] = float_to_bfloat16(from[i]);
 }
 
