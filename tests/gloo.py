@@ -80,7 +80,7 @@ class Gloo:
     def _start(self) -> None:
         self.folder = tempfile.TemporaryDirectory()
         context = mp.get_context("forkserver")
-        context.set_forkserver_preload(["asterism.parallel"])
+        context.set_forkserver_preload(["asterism.parallel", "asterism.models"])
         for rank in range(WORKERS):
             here, there = context.Pipe()
             worker = context.Process(target=_serve, args=(rank, self.folder.name, there), daemon=True)

@@ -11,8 +11,8 @@ from asterism.compiler.devices import Shards
 from asterism.errors import ConfigurationError
 from asterism.parallel import SequenceParallel, shard
 
-PATIENCE = 150
-"""Seconds that all models may take on some ranks."""
+PATIENCE = 500
+"""Seconds that all models may take on some ranks, on a busy machine."""
 
 
 def parts(batch: dict, ranks: int, **options) -> list[dict]:

@@ -64,27 +64,64 @@ def test_two_processes_have_the_curve_of_one(alone, tmp_path, launcher):
     )
 
 
-OF_HALF_ROWS = """
-import sys
+ONE_AFTER_THE_OTHER = """
+import atexit, contextlib, json, os, pathlib, sys
+def threads():
+    names = [task.joinpath("comm").read_text().strip() for task in pathlib.Path("/proc/self/task").iterdir()]
+    print("still there:", names.count("pt_gloo_runloop"), file=sys.stderr)
+if sys.platform == "linux":
+    atexit.register(threads)  # first come, last called
 from torch import nn
 from asterism.cli.main import main
 from asterism.models import AsterismForCausalLM
 from asterism.parallel import sharding
 def call(self, **given):
-    assert given["input_ids"].shape[1] == 24 and sharding().dense_exchange
+    shared = sharding()
+    widths.append([given["input_ids"].shape[1], shared is not None and shared.dense_exchange])
     return nn.Module.__call__(self, **given)
 AsterismForCausalLM.__call__ = call
-sys.exit(main(sys.argv[1:]))
+folder = pathlib.Path(sys.argv[1])
+told = {}
+for name, words in json.loads((folder / "asked.json").read_text()).items():
+    widths = []
+    out = folder / f"{name}-{os.environ['RANK']}.out"
+    with out.open("w", encoding="utf-8", newline="") as stream, contextlib.redirect_stdout(stream):
+        code = main(words)
+    told[name] = [code, out.read_bytes().decode(), widths]
+(folder / f"told-{os.environ['RANK']}.json").write_text(json.dumps(told))
 """
+"""Several command lines by the same two processes, as each start takes seconds: what each ended with, said and read."""
+
+PROMPTS = {
+    "likeliest": ("17 is not 289, and 3 is.\n18 is", {"temperature": 0}),
+    "drawn from an empty prompt": ("", {"top_k": 9, "seed": 3}),
+}
 
 
-def test_an_evaluation_shares_the_tokens_of_its_rows(alone, tmp_path):
-    script = tmp_path / "script.py"
-    script.write_text(OF_HALF_ROWS)
-    asked = ["evaluate", str(alone / "run"), "--minimum-context", "0", "9", "--parallel", "cp=2", "--json"]
-    process = launched(2, [*asked, "--dense-exchange"], program=(str(script),))
-    out, errors = process.communicate(timeout=180)
+@pytest.fixture(scope="module")
+def shared(alone, tmp_path_factory):
+    """What the first process told of each command line, and what both wrote to stderr."""
+    folder, run = tmp_path_factory.mktemp("shared"), str(alone / "run")
+    asked = {"evaluate": ["evaluate", run, "--minimum-context", "0", "9", "--json", "--dense-exchange"]}
+    for name, (prompt, sampling) in PROMPTS.items():
+        words = [word for key, value in sampling.items() for word in (f"--{key.replace('_', '-')}", str(value))]
+        asked[name] = ["generate", run, "--prompt", prompt, "--length", "15", *words]
+    asked["train"] = [*flags(settings(alone, steps=1), folder), "--folder", str(folder / "run")]
+    asked = {name: [*words, "--parallel", "cp=2"] for name, words in asked.items()}
+    (folder / "asked.json").write_text(json.dumps(asked))
+    script = folder / "script.py"
+    script.write_text(ONE_AFTER_THE_OTHER)
+    _, errors = (process := launched(2, [str(folder)], program=(str(script),))).communicate(timeout=300)
     assert process.returncode == 0, errors
+    first, second = (json.loads((folder / f"told-{rank}.json").read_text()) for rank in range(2))
+    assert all(code == 0 for one in (first, second) for code, _, _ in one.values()), errors
+    assert all(out == "" for _, out, _ in second.values())
+    return first, errors
+
+
+def test_an_evaluation_shares_the_tokens_of_its_rows(alone, shared):
+    _, out, widths = shared[0]["evaluate"]
+    assert widths and all(width == [24, True] for width in widths)
     found, wanted = json.loads(out), evaluate(alone / "run", minimum_context=(0, 9))
     assert found["bytes_scored"] == wanted.bytes_scored
     assert [score["bits_per_byte"] for score in found["scores"]] == pytest.approx(
@@ -92,40 +129,16 @@ def test_an_evaluation_shares_the_tokens_of_its_rows(alone, tmp_path):
     )
 
 
-WITHOUT_THREADS = """
-import atexit, os, pathlib, sys
-def threads():
-    names = [task.joinpath("comm").read_text().strip() for task in pathlib.Path("/proc/self/task").iterdir()]
-    print("still there:", names.count("pt_gloo_runloop"), file=sys.stderr)
-atexit.register(threads)  # first come, last called
-from asterism.cli.main import main
-sys.exit(main(sys.argv[1:]))
-"""
-
-
 @pytest.mark.skipif(sys.platform != "linux", reason="threads are read from /proc")
-def test_the_threads_of_process_groups_end_before_the_interpreter(alone, tmp_path):
+def test_the_threads_of_process_groups_end_before_the_interpreter(shared):
     """Else one that lets go of a tensor just then aborts the process, once in dozens of runs."""
-    script = tmp_path / "script.py"
-    script.write_text(WITHOUT_THREADS)
-    words = [*flags(settings(alone, steps=1), tmp_path), "--folder", str(tmp_path / "run"), "--parallel", "cp=2"]
-    process = launched(2, words, program=(str(script),))
-    _, errors = process.communicate(timeout=180)
-    assert process.returncode == 0 and errors.count("still there: 0") == 2, errors
+    assert shared[1].count("still there: 0") == 2, shared[1]
 
 
-@pytest.mark.parametrize(
-    ("prompt", "sampling"),
-    [("17 is not 289, and 3 is.\n18 is", {"temperature": 0}), ("", {"top_k": 9, "seed": 3})],
-    ids=["likeliest", "drawn, from an empty prompt"],
-)
-def test_processes_share_a_prompt_and_one_writes(alone, prompt, sampling):
-    words = [word for name, value in sampling.items() for word in (f"--{name.replace('_', '-')}", str(value))]
-    asked = ["generate", str(alone / "run"), "--prompt", prompt, "--length", "15", *words]
-    process = launched(2, [*asked, "--parallel", "cp=2"])
-    out, errors = process.communicate(timeout=180)
-    assert process.returncode == 0, errors
-    assert out.encode() == prompt.encode() + generate(alone / "run", prompt.encode(), 15, **sampling)
+@pytest.mark.parametrize("name", PROMPTS)
+def test_processes_share_a_prompt_and_one_writes(alone, shared, name):
+    prompt, sampling = PROMPTS[name]
+    assert shared[0][name][1].encode() == prompt.encode() + generate(alone / "run", prompt.encode(), 15, **sampling)
 
 
 def test_a_prompt_is_one_row_of_text(alone, monkeypatch, capsys):

@@ -27,18 +27,24 @@ def run(argv: Sequence[str]) -> None:
             f"generate is the work of one process, and WORLD_SIZE says that there are {launched()}: start it without a"
             f" launcher, or divide a prompt of text by --parallel cp={launched()}"
         )
+    if options["output"] is None:
+        _refuse_what_files_take(options)
     require_run(Path(options["run"]))
     if options["output"] is not None:
         _write_file(options, as_json)
         return
+    options["length"] = options["length"] or 500
+    del options["output"]
+    _write_text(options, as_json)
+
+
+def _refuse_what_files_take(options: dict[str, Any]) -> None:
+    """Takes the options of files out; raises UsageError for one that is given, and for a missing prompt."""
     for name in ("complete", "keep", "count", "label", "data"):
         if options.pop(name) not in (None, []):
             raise UsageError(f"--{name} needs --output: what is made is written to a file")
     if options["prompt"] is None:
         raise UsageError("the following arguments are required: --prompt, or --output for models of files")
-    options["length"] = options["length"] or 500
-    del options["output"]
-    _write_text(options, as_json)
 
 
 def _write_text(options: dict[str, Any], as_json: bool) -> None:
