@@ -7,6 +7,7 @@ nothing left over in its folder.
 
 import argparse
 import ctypes
+import gc
 import hashlib
 import json
 import os
@@ -73,6 +74,7 @@ class Ground:
         self.library = ctypes.CDLL(None)
         self.go_on(self.run)
         self.truth = self.bits()
+        gc.freeze()  # else every attempt looks through all that is imported for garbage, and copies it
 
     def go_on(self, folder: Path) -> None:
         """Begin the run in this folder, or go on with it."""
