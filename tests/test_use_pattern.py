@@ -942,6 +942,9 @@ def test_what_a_pattern_does_not_say_is_refused() -> None:
         llama(tokens, cu_seq_lens_q=torch.tensor([0, 7, 20]), use_cache=False)
     with pytest.raises(ConfigurationError, match=r"attention_mask has shape \[3, 20\]"):
         llama(tokens, attention_mask=inputs["attention_mask"][:, 1:], use_cache=True)
+    for name, message in (("seq_idx", "leave out return_seq_idx=True"), ("output_attentions", "weights are never all")):
+        with pytest.raises(ConfigurationError, match=message):
+            llama(tokens, use_cache=False, **{name: torch.zeros(3, COLUMNS) if name == "seq_idx" else True})
     for value in (-1e9, -torch.inf, 0.5):
         added = torch.zeros(tokens.shape).index_fill(1, torch.arange(5), value)
         with pytest.raises(

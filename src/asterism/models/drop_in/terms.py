@@ -28,10 +28,17 @@ def read_terms(given: dict[str, Any], dropout: float) -> Terms | None:
     sinks = next((given.pop(name) for name in SINKS if name in given), None)
     bias = given.pop("position_bias", None)
     for name in given:
-        if name not in HARMLESS or name == "output_attentions":
+        if name == "output_attentions":
+            raise ConfigurationError("attention weights are never all there: leave out output_attentions=True")
+        if name == "seq_idx":
+            raise ConfigurationError(
+                "seq_idx is not followed: position_ids that start again say where documents end; leave out"
+                " return_seq_idx=True of the collator"
+            )
+        if name not in HARMLESS:
             raise ConfigurationError(
                 f"the model gives its attention {name!r}, which can change its scores in a way that a pattern does not"
-                " know, or asks for its weights, which are never all there"
+                " know"
             )
     if softcap is None and sinks is None and bias is None and not dropout:
         return None

@@ -115,7 +115,8 @@ def require_tokens(mask: object, module: Any) -> Tokens:
         return Tokens(None, None, None, 0, False, None)
     if isinstance(mask, torch.Tensor) and mask.ndim == 4 and mask.shape[1:3] == (1, 1):
         return _of_padding(mask[:, 0, 0])
-    seen = f"a mask of shape {list(mask.shape)}" if isinstance(mask, torch.Tensor) else f"{mask!r} in place of a mask"
+    seen = "no mask from its model" if mask is None else f"{mask!r} in place of a mask"
+    seen = f"a mask of shape {list(mask.shape)}" if isinstance(mask, torch.Tensor) else seen
     raise ConfigurationError(
         f"attention got {seen}, which no pattern can be laid over: pass attention_mask as [batch, tokens], 1 for tokens"
         " and 0 for padding; the pattern takes the place of masks [batch, heads, queries, keys]"
