@@ -377,7 +377,10 @@ def test_train_evaluate_generate(run: Run, text_file: Path, tmp_path: Path):
     refuses(run("train", "--folder", folder, "--resume", "--steps", "9"), 2, "steps is 9, but the run began with 3")
 
 
-def test_bytes_that_are_no_text(run: Run, monkeypatch: pytest.MonkeyPatch):
+def test_bytes_that_are_no_text(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "run.json").touch()  # all that is asked for before the run is opened
+    monkeypatch.chdir(tmp_path)
     raw = b"\xff\x00\x1b[31m"
     monkeypatch.setattr(training, "generate", lambda *_, **__: raw, raising=False)
     assert os.fsencode(run("generate", "run", "--prompt", "x").out) == b"x" + raw

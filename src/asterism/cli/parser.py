@@ -65,7 +65,7 @@ def _true_or_false(text: str) -> bool:
 def with_values(words: Sequence[str], switches: Collection[str]) -> list[str]:
     """The words, with `true` for each switch that has no value: `--x` means `--x true` to every verb."""
     given = []
-    for word, following in zip(words, [*words[1:], ""], strict=True):
+    for word, following in zip(words, [*words, ""][1:], strict=True):
         has_value = following.lower() in ("true", "false")
         given.append(f"{word}=true" if word in switches and not has_value else word)
     return given
