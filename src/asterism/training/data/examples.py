@@ -15,11 +15,11 @@ from typing import Any, ClassVar, overload
 import numpy as np
 from transformers import PreTrainedTokenizerFast
 
+from asterism.presence import pair_of
 from asterism.randomness import of_row
 from asterism.training.data.contract import Corpus
 from asterism.training.data.folders import list_folder
 from asterism.training.data.packing import Epochs, EpochsByLength
-from asterism.training.data.records import pair_of
 from asterism.training.data.splits import Split
 from asterism.training.run.configuration import FineTuneConfig
 from asterism.training.tasks.task import Feature, Task

@@ -27,10 +27,11 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from asterism.errors import ConfigurationError, DataError
+from asterism.presence import pair_of
 from asterism.training.data.folders import list_folder
 from asterism.training.data.genomes.annotation import read_annotation
 from asterism.training.data.genomes.unpacking import lines
-from asterism.training.data.records import STDIN, Record, Source, json_object, pair_of, source_of
+from asterism.training.data.records import STDIN, Record, Source, json_object, source_of
 
 LARGEST_FIELD = 2**31 - 1
 """Characters in a field of a CSV file; the csv module's own limit, 131,072, is less than a long document."""
