@@ -24,6 +24,9 @@ from asterism.training.data.splits import Split
 from asterism.training.run.configuration import FineTuneConfig
 from asterism.training.tasks.task import Feature, Task
 
+LOOKED_AT = 200
+"""Examples, of those that are read on demand, by which it is told before the first step how many are cut."""
+
 
 class Asked(Sequence[list[Feature]]):
     """The features of each example, to be asked about, made when they are taken."""
@@ -74,13 +77,27 @@ class Examples(Corpus[list[Feature]]):
         if not task.on_demand:
             features = list(task.training_features(training, tokenizer))
             self.training = [one for some in features for one in some]
-            self.notes = task.notes(training, features)
+            self.notes = [*self._cuts([some[0] for some in features if some]), *task.notes(training, features)]
             self.validation_features = list(task.features(validation, tokenizer))
+        else:
+            looked_at = training[:: max(1, len(training) // LOOKED_AT)]
+            self.notes = self._cuts([some[0] for some in task.features(looked_at, tokenizer)])
         self.training_features = len(training) if task.on_demand else len(self.training)
         self.epochs = Epochs(self.training_features, config.seed)
         if config.group_by_length:
             lengths = np.array([task.tokens(self._feature(number, 0, 0)) for number in range(self.training_features)])
             self.epochs = EpochsByLength(lengths, config.batch_size, config.seed)
+
+    def _cuts(self, features: Sequence[Feature]) -> list[str]:
+        """How many documents are cut, by the first feature of each of those that were looked at."""
+        cut = sum(one.is_cut for one in features)
+        if not cut:
+            return []
+        return [
+            f"{cut / len(features):.0%} of the training documents ({cut:,} of {len(features):,}"
+            f"{' that were looked at' if len(features) < len(self.examples) else ''}) are longer than"
+            f" {self.task.length:,} tokens and cut there: a greater length, or another reader, reads more of them"
+        ]
 
     @property
     def asked_features(self) -> int:

@@ -5,10 +5,11 @@ fine-tuned model folder is whole: weights, configuration with the names of the l
 of transformers want them.
 """
 
+import json
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -52,6 +53,7 @@ RANKING = 2**33
 class LabelledReport(Report):
     """What a finished run came to, on `validation_examples` examples. Scores are from 0 to 1, the higher the better.
 
+    `baselines` are the scores of what needs no model, by name, on the same examples (`tasks/baselines.py`).
     `training_features` and `validation_features` are the rows that the model reads: more than there are examples when
     documents are read through windows. `metric` names the score to judge by.
     """
@@ -62,9 +64,14 @@ class LabelledReport(Report):
     validation_features: int
     metric: str
     scores: dict[str, float]
+    baselines: dict[str, dict[str, float]] = field(default_factory=dict)
 
     def __str__(self) -> str:
-        return _describe(f"validation: {self.validation_examples:,} examples", self.scores)
+        lines = [_describe(f"validation: {self.validation_examples:,} examples", self.scores)]
+        known = [f"{name} {scores[self.metric]:.4f}" for name, scores in self.baselines.items()]
+        if known:
+            lines.append(f"{self.metric} without a model: {', '.join(known)}")
+        return "\n".join(lines)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -225,7 +232,19 @@ class Labelled(Objective[Examples]):
                 for example, prediction in zip(examples, predictions, strict=True)
             ],
             None if sample else self.task.page(scores, examples, predictions),
+            self._sameness(examples, predictions),
         )
+
+    def _sameness(self, examples: Sequence[Any], predictions: Sequence[Mapping[str, Any]]) -> list[str]:
+        """A note if the model says the same about all examples, though not all are the same."""
+        said = [one.get("label", one[self.task.answer]) for one in predictions]
+        there = [self.task.gold(example) for example in examples]
+        if any(one != said[0] for one in said) or all(one == there[0] for one in there):
+            return []
+        return [
+            f"the model answers the same to all {len(said):,} examples, {json.dumps(said[0])[:60]}: it has learned"
+            " nothing of them yet; try more steps, or another learning rate"
+        ]
 
     def results(self, corpus: Examples, metrics: Mapping[str, float], steps: int) -> dict[str, Any]:
         """The fields of LabelledReport."""
@@ -236,6 +255,7 @@ class Labelled(Objective[Examples]):
             "validation_features": corpus.asked_features,
             "metric": self.metric.name,
             "scores": dict(metrics),
+            "baselines": self.task.baselines(corpus.examples, corpus.validation),
         }
 
     def answer(

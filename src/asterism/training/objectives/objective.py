@@ -88,11 +88,13 @@ class Outcome:
     metrics      what was measured, by name
     predictions  if there are any, one per example
     page         for people to read, in Markdown: what was measured, and some examples
+    notes        what a user should know about it, one line each
     """
 
     metrics: dict[str, float]
     predictions: Sequence[Mapping[str, Any]] | None = None
     page: str | None = None
+    notes: Sequence[str] = ()
 
 
 Data = TypeVar("Data", bound=Corpus[Any])

@@ -234,6 +234,8 @@ def _finish(
     with in_parts(model):
         seen = replace(processes, watch=watching(display))
         outcome = setup.objective.evaluate(model, setup.corpus, processes=seen)
+    for note in outcome.notes:
+        display.say(f"note: {note}")
     display.doing("writing the report")
     report = processes.decided(lambda: asdict(_written(setup, run, model, state, outcome)))
     return setup.objective.report_type(**report)
@@ -254,7 +256,7 @@ def _written(setup: Setup, run: RunFolder, model: PreTrainedModel, state: Traini
         minutes=state.seconds / 60,
         corpus=corpus["name"],
         corpus_sha256=corpus["sha256"],
-        notes=[*record["notes"], *notes_at_the_end(setup.config, state.step, state.seconds)],
+        notes=[*record["notes"], *notes_at_the_end(setup.config, state.step, state.seconds), *outcome.notes],
         **setup.objective.results(setup.corpus, outcome.metrics, state.step),
     )
     metrics = validation_metrics(outcome.metrics)

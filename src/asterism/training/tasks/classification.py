@@ -21,6 +21,7 @@ from asterism.training.data.formats import read_records, split_list
 from asterism.training.data.records import Record
 from asterism.training.readers.reader import Row
 from asterism.training.run.configuration import FineTuneConfig
+from asterism.training.tasks.baselines import baselines
 from asterism.training.tasks.encoding import Encoded, encode
 from asterism.training.tasks.scores import accuracy, macro_f1, micro_f1
 from asterism.training.tasks.task import Feature, Labelling, Logits, Studied, shown
@@ -169,12 +170,34 @@ class Classification(Labelling[Document]):
         if not self.several:
             pooled /= pooled.sum()
         by_label = dict(zip(self.labels, pooled.tolist(), strict=True))
-        chosen: str | list[str]
+        return {
+            self.answer: self._chosen(pooled),
+            "probabilities": {label: shown(one) for label, one in by_label.items()},
+        }
+
+    def _chosen(self, probabilities: np.ndarray) -> str | list[str]:
+        """The likeliest label, or those more likely than not."""
+        by_label = dict(zip(self.labels, probabilities.tolist(), strict=True))
         if self.several:
-            chosen = [label for label, probability in by_label.items() if probability > 0.5]
-        else:
-            chosen = max(by_label, key=by_label.__getitem__)
-        return {self.answer: chosen, "probabilities": {label: shown(one) for label, one in by_label.items()}}
+            return [label for label, probability in by_label.items() if probability > 0.5]
+        return max(by_label, key=by_label.__getitem__)
+
+    def baselines(self, training: Sequence[Document], scored: Sequence[Document]) -> dict[str, dict[str, float]]:
+        """The most frequent labels, and a regression on counted words."""
+        there = [self.gold(one) for one in scored]
+        return baselines(
+            [
+                (self._words(one), np.array([float(name in (one.labels or ())) for name in self.labels]))
+                for one in training
+            ],
+            [self._words(one) for one in scored],
+            lambda found: self.score([self._chosen(row) for row in found], there),
+            is_one_each=not self.several,
+        )
+
+    def _words(self, example: Document) -> str:
+        """What words are counted of."""
+        return example.text
 
     def found(self, feature: Feature, said: Logits) -> float:
         """The probability of the likeliest label."""

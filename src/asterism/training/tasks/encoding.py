@@ -26,6 +26,7 @@ class Encoded:
     words       int32 [end - first]: the word that each of them is of, where documents come in words
     text        the document, "" if it comes in words
     question    what stands before it, if anything does
+    goes_on     whether the document has more tokens than these
     """
 
     inputs: dict[str, np.ndarray]
@@ -35,6 +36,7 @@ class Encoded:
     words: np.ndarray
     text: str
     question: str | None
+    goes_on: bool = False
 
     @property
     def tokens(self) -> int:
@@ -117,4 +119,5 @@ def _encoded(row: Encoding, inputs: dict[str, np.ndarray], text: str, question: 
     first, end = (int(places[0]), int(places[-1]) + 1) if len(places) else (len(mine), len(mine))
     characters = np.maximum(characters, 0)
     words = [-1 if word is None else word for word in row.word_ids[first:end]]
-    return Encoded(inputs, first, end, characters[first:end], np.array(words, dtype=np.int32), text, question)
+    words_of = np.array(words, dtype=np.int32)
+    return Encoded(inputs, first, end, characters[first:end], words_of, text, question, bool(row.overflowing))

@@ -93,6 +93,10 @@ class FileClassification(Classification):
         """`file`, and if `labelled` its `label` or `labels`."""
         return _labelled(record, labels_in(record, self.several) if labelled else None, self.several)
 
+    def _words(self, example: Document) -> str:
+        """Files have none."""
+        return ""
+
     def encoded(self, examples: Sequence[Document], tokenizer: PreTrainedTokenizerFast) -> Iterator[Encoded]:
         """The values of each file."""
         modality = self.reads
@@ -117,6 +121,7 @@ def _encoded(values: np.ndarray, most: int | None) -> Encoded:
         words=np.full(len(tokens), -1, dtype=np.int32),
         text="",
         question=None,
+        goes_on=len(tokens) < len(values),
     )
 
 

@@ -36,11 +36,15 @@ from asterism.training.data.sequences import (
 )
 from asterism.training.readers.reader import Row
 from asterism.training.run.configuration import FineTuneConfig
+from asterism.training.tasks.baselines import baselines
 from asterism.training.tasks.classification import label_fields
 from asterism.training.tasks.curves import aucs, known_mean
 from asterism.training.tasks.encoding import Encoded, encode
 from asterism.training.tasks.scores import Counts
 from asterism.training.tasks.task import Feature, Labelling, Logits, NoScoreError, shown
+
+MOST_COUNTED = 10_000
+"""Training examples that are read for baselines, evenly spread."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -293,6 +297,23 @@ class MultiLabel(Labelling[LabelledSequence]):
             if seen.all(0).any():
                 return
         raise self._no_area(len(examples))
+
+    def baselines(
+        self, training: Sequence[LabelledSequence], scored: Sequence[LabelledSequence]
+    ) -> dict[str, dict[str, float]]:
+        """The frequencies of the columns, and a regression on counted words or bases."""
+        examples = list(training[:: max(1, len(training) // MOST_COUNTED)])
+        there = [self.gold(one) for one in scored]
+        return baselines(
+            [(one.letters, self._known(one).astype(np.float64)) for one in examples],
+            [one.letters for one in scored],
+            lambda found: self.score([self._as_answer(row) for row in found], there),
+            of_bases=all(one.of_bases for one in examples),
+        )
+
+    def _as_answer(self, probabilities: np.ndarray) -> Any:
+        """Probabilities of the columns as `score` takes them."""
+        return dict(zip(self.columns, probabilities.tolist(), strict=True))
 
     def _of_group(self, each: Sequence[float | None], group: str) -> float | None:
         return known_mean([one for one, own in zip(each, self.groups, strict=True) if own == group])

@@ -107,6 +107,9 @@ class Promoter(MultiLabel):
         (probability,) = map(shown, self._probabilities(said))
         return {"label": _word(probability > 0.5), "probability": probability}
 
+    def _as_answer(self, probabilities: np.ndarray) -> Any:
+        return float(probabilities[0])
+
     def score(self, predicted: Sequence[Any], there: Sequence[Any]) -> dict[str, float]:
         """F1, precision and recall of yes; the share of right answers; the area under the curve if there are both."""
         scores = np.array([float(one) for one in predicted])

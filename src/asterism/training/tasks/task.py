@@ -43,12 +43,14 @@ class Feature:
     target   what the loss needs, as the task's `targets` reads it; None for an example without labels
     tokens   what the task needs to know about each of the N tokens to read logits, or nothing
     row      which of the document's tokens it holds
+    is_cut   whether nobody reads the end of the document
     """
 
     inputs: dict[str, np.ndarray]
     target: Any
     tokens: np.ndarray | None = None
     row: Row = ()
+    is_cut: bool = False
 
 
 @dataclass(frozen=True, eq=False)
@@ -242,8 +244,14 @@ class Task(ABC, Generic[Example]):
         Raises DataError at the first example that cannot be used, such as one without a token; those before it come.
         """
         for example, encoded in zip(examples, self.encoded(examples, tokenizer), strict=True):
-            rows = self.rows(self.document(example, encoded))
-            yield [self.feature(example, encoded, row) for row in rows]
+            document = self.document(example, encoded)
+            yield self._made(example, encoded, document, self.rows(document))
+
+    def _made(self, example: Example, encoded: Encoded, document: Document, rows: Sequence[Row]) -> list[Feature]:
+        features = [self.feature(example, encoded, row) for row in rows]
+        if self.reading.cuts and (encoded.goes_on or document.tokens > document.room):
+            return [replace(feature, is_cut=True) for feature in features]
+        return features
 
     def tokens(self, feature: Feature) -> int:
         """How long a feature is, where features of like length are to share a batch."""
@@ -263,8 +271,8 @@ class Task(ABC, Generic[Example]):
     ) -> Iterator[list[Feature]]:
         """The features of each example, in their order, to be learned from. Raises as `features` does."""
         for example, encoded in zip(examples, self.encoded(examples, tokenizer), strict=True):
-            rows = self.reading.training_rows(self.document(example, encoded))
-            yield [self.feature(example, encoded, row) for row in rows]
+            document = self.document(example, encoded)
+            yield self._made(example, encoded, document, self.reading.training_rows(document))
 
     def drawn(self, example: Example, tokenizer: PreTrainedTokenizerFast, random: np.random.Generator) -> Feature:
         """The one feature of an example that a step learns from. Raises as `features` does."""
@@ -347,6 +355,10 @@ class Task(ABC, Generic[Example]):
 
         Raises NoScoreError for examples of which there is none.
         """
+
+    def baselines(self, training: Sequence[Example], scored: Sequence[Example]) -> dict[str, dict[str, float]]:
+        """The scores on labelled examples of what needs no model, by name; {} where there is nothing of the kind."""
+        return {}
 
     def require_scores(self, examples: Sequence[Example]) -> None:
         """Raises NoScoreError for examples of which no answers can be scored: before the first step, not at the end."""
