@@ -37,7 +37,7 @@ from asterism.bench.machine import describe
 from asterism.compiler import compile_pattern
 from asterism.kernels import calibration
 from asterism.kernels.clock import Task, in_turns
-from asterism.kernels.cpu.processor import features, processor_class
+from asterism.kernels.cpu.processor import features, limited_to, processor_class
 from asterism.kernels.cpu.sources import INSTRUCTION_SETS
 from asterism.models import AsterismConfig, AsterismForCausalLM
 from asterism.randomness import isolated
@@ -93,7 +93,7 @@ def rates() -> dict[str, float]:
         a, b = (torch.randn(512, 512, generator=torch.Generator().manual_seed(0)).to(dtype) for _ in range(2))
         task = Task(partial(torch.mm, a, b), "cpu")
         task.warm_up(0.5)
-        in_turns([task], 5, 2.0)
+        in_turns([task], 20, 3.0)
         found[str(dtype).removeprefix("torch.")] = 2 * 512**3 / min(task.seconds)
     return found
 
@@ -321,7 +321,7 @@ def record(name: str) -> Record:
     say(f"{name}: rates")
     found: Record = {
         "class": name,
-        "is_emulated": name != playable()[-1],
+        "is_emulated": limited_to() is not None,
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
         "machine": describe("cpu"),
         "seen_as": processor_class(),

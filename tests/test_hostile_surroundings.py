@@ -220,8 +220,12 @@ _BOMB = "a: &a [x,x,x,x,x,x,x,x,x]\n" + "".join(
         ("model: [1]", "must be settings by their names, got [1]"),
         ("model: null", "must be settings by their names, got None"),
         ("steps: 3\n\udcff", "is no text in UTF-8: invalid start byte at byte 9"),
+        ('steps: !!int "x"', "a setting in the file cannot be read: invalid literal for int()"),
+        ('steps: !!timestamp "x"', "a setting in the file cannot be read"),
+        (f"minutes: {':'.join('1' * 400)}:0.5", "cannot be read: int too large"),
     ],
-    ids=["aliases", "anchors", "sequences", "mappings", "digits", "hexadecimal", "number", "list", "null", "bytes"],
+    ids=["aliases", "anchors", "sequences", "mappings", "digits", "hexadecimal", "number", "list", "null", "bytes"]
+    + ["integer", "timestamp", "sexagesimal"],
 )
 def test_hostile_settings_are_refused_in_one_line(tmp_path, capsys, settings, complaint):
     file = tmp_path / "settings.yaml"

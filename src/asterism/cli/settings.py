@@ -120,6 +120,8 @@ class SettingsParser(ArgumentParser):
             raise _usage_error(str(error), [_dashed(flag) for flag in self._option_string_actions]) from None
         except RecursionError:
             raise UsageError("a setting is nested too deeply, and settings are flat") from None
+        except (AttributeError, OverflowError, ValueError) as error:  # what YAML says of values under a tag
+            raise UsageError(f"a setting in the file cannot be read: {' '.join(str(error).split())[:200]}") from None
 
 
 def _meanings(configuration: type, prefix: str = "--") -> dict[str, str]:

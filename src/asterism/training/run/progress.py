@@ -16,6 +16,9 @@ from rich.progress import Progress as RichProgress
 
 SECONDS_BETWEEN_LINES = 10.0
 
+_SOONER = 0.8
+"""A status comes this much earlier, so that of short steps one is shown before it is said that they go on."""
+
 
 @dataclass(frozen=True)
 class Status:
@@ -141,7 +144,7 @@ class Lines:
 
     def show(self, status: Moment) -> None:
         """Print the status if the last one is some time ago or the run is at its end."""
-        if (status.fraction or 0) >= 1 or time.monotonic() - self.shown_at >= self.every:
+        if (status.fraction or 0) >= 1 or time.monotonic() - self.shown_at >= _SOONER * self.every:
             self.shown_at = time.monotonic()
             self.say(str(status) if status.fraction is None else f"{status.fraction:6.1%}  {status}")
 
