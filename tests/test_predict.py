@@ -449,7 +449,7 @@ def test_a_line_that_cannot_be_used_stops_behind_those_before_it(runs, task, nam
 @pytest.mark.parametrize(
     ("words", "code", "message"),
     [
-        ("{run} --data none.jsonl", 3, r"data: there is no file none\.jsonl"),
+        ("{run} --data none.jsonl", 3, r"data: there is no file or folder none\.jsonl"),
         ("{run} --data .", 3, r"data: \. must be a file of one of the kinds \.jsonl, \.csv, by its name"),
         ("{run} --data -", 2, r"format: what stdin holds must be said, one of: jsonl, csv"),
         ("{run} --data - --format conll", 2, r"format: 'conll' was asked for; this task reads jsonl, csv"),
