@@ -186,12 +186,12 @@ def test_a_model_of_density_is_a_start(settings, data, tmp_path):
     train(density, tmp_path / "density", progress=False)
     brief = {"from_scratch": False, "epochs": 0.1, "warmup_steps": 1}
     report = train(settings(model=str(tmp_path / "density"), **brief), tmp_path / "run", progress=False)
-    assert report.notes == [f"drawn anew, as {tmp_path / 'density'} has none that fit: classifier, pooler"]
+    assert report.notes[:1] == [f"drawn anew, as {tmp_path / 'density'} has none that fit: classifier, pooler"]
     with quiet_transformers():
         model = AsterismForSequenceClassification.from_pretrained(tmp_path / "run" / "model")
     assert model.config.mixers == "window(left=8)" and model.config.vocab_size == 256
     again = train(settings(model=str(tmp_path / "run"), **brief), tmp_path / "2", progress=False)
-    assert again.notes == []
+    assert not any("drawn anew" in note for note in again.notes)
 
 
 def test_the_tokenizer_of_values_is_known_again(learned):

@@ -193,7 +193,7 @@ def test_a_switch_may_have_a_value_or_none_in_every_verb(words):
     options, _ = evaluate_verb._parser().options([*words, "runs/x"])
     assert options["dense_exchange"] is True and options["run"] == "runs/x"
     asked = ["--task", "classify", "--model", "m", "--data", "d"]
-    *_, config = finetune_verb._read_arguments([*asked, *words, "--from-scratch", "--data", "e"])
+    *_, config = finetune_verb.read_arguments([*asked, *words, "--from-scratch", "--data", "e"])
     assert (config.dense_exchange, config.from_scratch, config.data) == (True, True, "e")
     options, _ = evaluate_verb._parser().options(["runs/x", "--dense-exchange", "false"])
     assert options["dense_exchange"] is False

@@ -588,7 +588,7 @@ def test_targets_that_cannot_be_learned(settings, tmp_path):
     report = train(
         settings("generate", **own, steps=1, warmup_steps=0, target_length=24), tmp_path / "run", progress=False
     )
-    assert report.notes == [
+    assert [note for note in report.notes if "answers the same" not in note] == [
         "1 of 49 training targets have more than 24 tokens and were cut off: a greater target_length would keep them"
         " whole"
     ]

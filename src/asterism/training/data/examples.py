@@ -77,7 +77,7 @@ class Examples(Corpus[list[Feature]]):
         if not task.on_demand:
             features = list(task.training_features(training, tokenizer))
             self.training = [one for some in features for one in some]
-            self.notes = [*self._cuts([some[0] for some in features if some]), *task.notes(training, features)]
+            self.notes = [*task.notes(training, features), *self._cuts([some[0] for some in features if some])]
             self.validation_features = list(task.features(validation, tokenizer))
         else:
             looked_at = training[:: max(1, len(training) // LOOKED_AT)]
