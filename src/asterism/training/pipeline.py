@@ -82,8 +82,9 @@ def train(config: AnyConfig, folder: str | Path, *, resume: bool = False, progre
 
 def _is_finished(run: RunFolder, config: AnyConfig) -> bool:
     """Whether a run that is to go on with these settings has its result. Raises ConfigurationError for others."""
-    _refuse_other_settings(run.read_config(), config)
     finished = run.read_record()["result"] is not None
+    remedy = f"; it is finished: train on from its weights with --init-from {run.path}" if finished else ""
+    _refuse_other_settings(run.read_config(), config, remedy)
     if finished:
         run.tidy()
         if run.has_moved(config):
@@ -261,7 +262,7 @@ _MAY_CHANGE = (*PLACES, "parallel", "dense_exchange", "process_timeout")
 """Settings that decide no number of a run."""
 
 
-def _refuse_other_settings(recorded: AnyConfig, asked: AnyConfig) -> None:
+def _refuse_other_settings(recorded: AnyConfig, asked: AnyConfig, remedy: str) -> None:
     """Raises ConfigurationError if a run that is to go on began with other settings; data may have moved, and
     there may be more processes, or fewer."""
     if recorded.kind != asked.kind:
@@ -272,4 +273,4 @@ def _refuse_other_settings(recorded: AnyConfig, asked: AnyConfig) -> None:
     for field in fields(recorded):
         old, new = getattr(recorded, field.name), getattr(asked, field.name)
         if field.name not in _MAY_CHANGE and old != new:
-            raise ConfigurationError(f"resume: {field.name} is {new!r}, but the run began with {old!r}")
+            raise ConfigurationError(f"resume: {field.name} is {new!r}, but the run began with {old!r}{remedy}")
