@@ -90,6 +90,16 @@ def test_a_private_file_behind_a_link_is_not_published(name, content, folder, tm
     refused(folder, rf"{name} is damaged: ")
 
 
+def test_a_folder_does_not_vouch_for_what_its_links_lead_to(folder, tmp_path):
+    (tmp_path / "private").write_text("-----BEGIN PRIVATE KEY-----\nsecret\n")
+    (folder / "vocab.txt").unlink(missing_ok=True)
+    (folder / "vocab.txt").symlink_to(tmp_path / "private")
+    settings = json.loads((folder / "tokenizer_config.json").read_text())
+    settings["unk_token"] = "-----BEGIN PRIVATE KEY-----"
+    (folder / "tokenizer_config.json").write_text(json.dumps(settings))
+    refused(folder, r"vocab.txt is damaged: ")
+
+
 def test_links_as_such_are_allowed(checkpoint, tmp_path):
     """As in a snapshot of Hugging Face's cache."""
     snapshot = tmp_path / "snapshot"

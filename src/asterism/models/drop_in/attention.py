@@ -258,7 +258,7 @@ def _check_documents(key: torch.Tensor, tokens: Tokens, new: int, cache: Pattern
 
 def _check_seen(by_layer: int, by_model: int) -> None:
     # Were two counters of a graph compared, a guard would make them one, and inductor binds no input to the one that is
-    # left (NameError in PyTorch 2.11 to 2.13). So a graph only asks of each whether there is anything.
+    # left (NameError in PyTorch 2.13). So a graph only asks of each whether there is anything.
     compiling = torch.compiler.is_compiling()
     unequal = (not by_model if by_layer else by_model) if compiling else by_layer != by_model
     if unequal:

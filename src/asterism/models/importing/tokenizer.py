@@ -17,6 +17,7 @@ from asterism.errors import CheckpointError
 from asterism.files import read_bytes, read_json
 
 _CONFIGURATION = "tokenizer_config.json"
+_UNKNOWN = frozenset({"[UNK]", "[unk]", "<unk>", "<UNK>"})
 _SPECIAL = frozenset(PreTrainedTokenizerBase.SPECIAL_TOKENS_ATTRIBUTES) | {"additional_special_tokens"}
 _SETTINGS = _SPECIAL | {
     *("tokenizer_class", "backend", "model_max_length", "model_input_names", "name_or_path", "added_tokens_decoder"),
@@ -104,14 +105,13 @@ def _numbers(path: Path) -> dict[str, int]:
 
 
 def _words(folder: Path) -> bytes:
-    """A vocabulary with a token in each line, one of which stands for what is unknown."""
+    """A vocabulary with a token in each line, one of which stands for what is unknown.
+
+    In one of the usual spellings: one that the folder itself names could be a line of any private file.
+    """
     path = folder / "vocab.txt"
-    lines = _text(path).splitlines()
-    settings = folder / _CONFIGURATION
-    unknown = read_object(settings).get("unk_token") if settings.exists() else None
-    named = unknown.get("content") if isinstance(unknown, dict) else unknown
-    if not {"[UNK]", "<unk>", named} & set(lines):
-        raise _no(path, "vocabulary: none of its lines is the token of unknown words, [UNK]")
+    if _UNKNOWN.isdisjoint(_text(path).splitlines()):
+        raise _no(path, f"vocabulary: none of its lines is a token of unknown words ({', '.join(sorted(_UNKNOWN))})")
     return read_bytes(path)
 
 
