@@ -17,7 +17,7 @@ TRAINING = Path(pipeline.__file__).parent
 PAGE = (TRAINING.parents[2] / "docs" / "architecture.md").read_text()
 CONDUCTORS = {
     *("pipeline.py", "run/fitting.py", "run/processes.py", "run/configuration.py", "run/arithmetic.py"),
-    *("objectives/pretraining.py", "objectives/causal.py"),
+    *("objectives/pretraining.py", "objectives/causal.py", "run/footprint.py"),
 }
 """Who is seen again: the files that lead through the others, the processes, who join at the beginning and say at a step
 with whom tokens are shared, a property of the configuration, its dtype, which the leader of several processes settles
