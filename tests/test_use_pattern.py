@@ -413,7 +413,7 @@ class EagerWithMasks:
 @pytest.mark.parametrize("text", CAUSAL_PATTERNS[2:])
 def test_soft_capping_and_sinks_are_terms_of_the_score(with_terms: str, text: str, side: str) -> None:
     inputs, gradients = batch(side), []
-    models = EagerWithMasks(with_terms, text, side).model, use_pattern(build(with_terms), text)
+    models = EagerWithMasks(with_terms, text, side).model, use_pattern(build(with_terms), text, native_window="replace")
     for model in models:
         if hasattr(model, "set_experts_implementation"):
             model.set_experts_implementation("eager")
@@ -433,7 +433,7 @@ def test_soft_capping_and_sinks_are_terms_of_the_score(with_terms: str, text: st
 def test_a_model_with_terms_generates_the_same_with_the_cache_and_without(with_terms: str) -> None:
     # Per head, so that sinks are those of the heads that keep the same keys.
     text = "interleave(fixed(stride=6, summary=1, heads=4), split_heads(window(left=4), causal(), heads=4))"
-    model, inputs = use_pattern(build(with_terms), text), batch("left")
+    model, inputs = use_pattern(build(with_terms), text, native_window="replace"), batch("left")
     if hasattr(model, "set_experts_implementation"):
         model.set_experts_implementation("eager")
     texts = [model.generate(**inputs, max_new_tokens=20, use_cache=use_cache) for use_cache in (True, False)]
