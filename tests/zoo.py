@@ -168,7 +168,7 @@ def causes(model: PreTrainedModel) -> str:
     """The pattern that hides nothing of what the model shows."""
     try:
         with torch.random.fork_rng():
-            use_pattern(model, "dense()")
+            use_pattern(model, "dense()", native_window="replace")
         return "dense()"
     except AsterismError as error:
         if "causal model" in str(error):
@@ -271,7 +271,7 @@ def check_window(model: PreTrainedModel, covering: str) -> None:
     moved = []
     with torch.no_grad():
         for pattern in (covering, "window(left=2)" if covering == "causal()" else "window(left=2, right=2)"):
-            use_pattern(model, pattern)
+            use_pattern(model, pattern, native_window="replace")
             before, after = (output(model, x, **_without_cache(model)) for x in (inputs, changed))
             moved.append((before - after)[1].abs().flatten(1).amax(dim=1) if before.ndim == 3 else None)
     use_pattern(model, covering, native_window="replace" if _chunks(model) else "intersect")
