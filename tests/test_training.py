@@ -366,7 +366,7 @@ def test_memory_is_kept_from_step_to_step_and_given_back_after():
     pages = 5 * 2**22 // mmap.PAGESIZE
     assert count("left alone")[0] > 10 * pages
     within, after = count("kept")
-    assert within < pages and after > pages / 2
+    assert within < 2 * pages and after > pages / 2
 
 
 HELD = """
