@@ -45,16 +45,16 @@ class Muon(torch.optim.Optimizer):
                 self._step(parameters, group["lr"], group["weight_decay"])
 
     def _step(self, parameters: list[Tensor], rate: float, weight_decay: float) -> None:
-        gradients = [cast(Tensor, parameter.grad) for parameter in parameters]
-        momenta = [self._momentum(parameter) for parameter in parameters]
-        torch._foreach_lerp_(momenta, gradients, 1 - MOMENTUM)
-        updates = torch._foreach_lerp(gradients, momenta, MOMENTUM)
-        torch._foreach_mul_(parameters, 1 - rate * weight_decay)
         for places in _of_one_shape(parameters):
-            wide = orthogonal(torch.stack([_wide(updates[place]).to(self.precision) for place in places]))
-            for place, update in zip(places, wide, strict=True):
-                parameter = parameters[place]
+            alike = [parameters[place] for place in places]
+            stack = alike[0].new_empty((len(alike), *sorted(alike[0].shape)), dtype=self.precision)
+            for parameter, row in zip(alike, stack, strict=True):
+                gradient = cast(Tensor, parameter.grad)
+                momentum = self._momentum(parameter).lerp_(gradient, 1 - MOMENTUM)
+                row.copy_(_wide(torch.lerp(gradient, momentum, MOMENTUM)))
+            for parameter, update in zip(alike, orthogonal(stack), strict=True):
                 update = update if parameter.shape == update.shape else update.T
+                parameter.mul_(1 - rate * weight_decay)
                 parameter.add_(update, alpha=-0.2 * max(parameter.shape) ** 0.5 * rate)
 
     def _momentum(self, parameter: Tensor) -> Tensor:
