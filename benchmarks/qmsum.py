@@ -140,6 +140,7 @@ def pretraining(arguments: argparse.Namespace) -> RunConfig:
         data=str(arguments.folder / "data" / "text.jsonl"),
         tokenizer="bpe:8000",
         context=1024,
+        batch_size=4,
         minutes=None,
         steps=arguments.pretraining_steps,
         evaluation_every=500,
