@@ -78,7 +78,7 @@ def test_it_is_made_of_this_librarys_layers():
     attention = [layer for layer in layers if isinstance(layer, SparseAttention)]
     feed_forward = [layer for layer in layers if isinstance(layer, FeedForward)]
     assert len(attention) + len(feed_forward) == len(layers)
-    assert {layer.pattern.text for layer in attention} == {"window(left=1, right=1)"}
+    assert {str(layer.pattern) for layer in attention} == {"window(left=1, right=1)"}
     assert {layer.num_heads for layer in attention} == {2}
     assert {layer.query.out_features for layer in attention} == {2}
     assert {layer.up_proj.out_features for layer in feed_forward} == {4}
@@ -236,7 +236,7 @@ def test_a_star_in_one_pattern_of_a_cycle():
     model = approximation.model()
     price = approximation.price
     assert (price.attention_layers, price.idle) == (3 * (2 * (3 + 1) + 1), 2 * (2 * (3 + 1) + 1))
-    assert [layer.layer.pattern.text for layer in model.map][:4] == [
+    assert [str(layer.layer.pattern) for layer in model.map][:4] == [
         "window()",
         "star()",
         "stride(period=2)",

@@ -322,7 +322,7 @@ def test_plan_schedules(run: Run):
     plans = json.loads(run("plan", schedule, "-n", "128", "--json").out)["mixers"]
     assert [(plan["places"], plan["plan"]["pattern"]) for plan in plans] == [
         ([0, 2], "causal()"),
-        ([1], "window(left=4)"),
+        ([1], "window(left=4, right=0, dilation=1)"),
     ]
     assert run("plan", "interleave(causal(), causal())", "-n", "9").out.startswith("every layer\ncausal()")
 

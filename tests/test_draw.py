@@ -98,7 +98,7 @@ def test_each_head_has_its_own_picture():
     pattern = patterns.fixed(stride=8, summary=2, heads=4)
     for head in range(4):
         text = draw(pattern, 32, head=head)
-        assert text.startswith(f"{pattern.text}, 32 tokens, head {head} of 4\n")
+        assert text.startswith(f"{pattern}, 32 tokens, head {head} of 4\n")
         assert glyphs_of(text) == expected_glyphs(pattern.dense(32)[head], 1)
 
 

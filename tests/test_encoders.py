@@ -677,6 +677,6 @@ def test_a_narrow_embedding_cannot_be_tied_to_a_causal_head() -> None:
 def test_mixers_take_turns_with_fourier() -> None:
     config = encoder_config("interleave(fourier(), window(left=2) | star(), fourier())", num_hidden_layers=5)
     texts = ["fourier()", "window(left=2) | star()", "fourier()", "fourier()", "window(left=2) | star()"]
-    assert [mixer.text for mixer in config.layer_mixers()] == texts
-    assert [mixer.text for mixer in encoder_config(texts, num_hidden_layers=5).layer_mixers()] == texts
+    assert [str(mixer) for mixer in config.layer_mixers()] == texts
+    assert [str(mixer) for mixer in encoder_config(texts, num_hidden_layers=5).layer_mixers()] == texts
     assert encoder_config(patterns.star()).layer_patterns() == [patterns.star()] * 3

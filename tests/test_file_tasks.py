@@ -189,7 +189,7 @@ def test_a_model_of_density_is_a_start(settings, data, tmp_path):
     assert report.notes[:1] == [f"drawn anew, as {tmp_path / 'density'} has none that fit: classifier, pooler"]
     with quiet_transformers():
         model = AsterismForSequenceClassification.from_pretrained(tmp_path / "run" / "model")
-    assert model.config.mixers == "window(left=8)" and model.config.vocab_size == 256
+    assert model.config.mixers == "window(left=8, right=0, dilation=1)" and model.config.vocab_size == 256
     again = train(settings(model=str(tmp_path / "run"), **brief), tmp_path / "2", progress=False)
     assert not any("drawn anew" in note for note in again.notes)
 

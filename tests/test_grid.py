@@ -115,8 +115,8 @@ def test_the_pictures_on_the_page():
 
 def test_one_number_is_both_radii():
     assert patterns.grid(8, radius=(2, 2)) == patterns.grid(8, radius=[2, 2]) == patterns.grid(width=8, radius=2)
-    assert patterns.grid(8, 2).text == "grid(width=8, radius=2)"
-    assert patterns.grid(8, np.array([1, 2]), 3, 4).text == "grid(width=8, radius=(1, 2), dilation=3, channels=4)"
+    assert str(patterns.grid(8, 2)) == "grid(width=8, radius=2)"
+    assert str(patterns.grid(8, np.array([1, 2]), 3, 4)) == "grid(width=8, radius=(1, 2), dilation=3, channels=4)"
     assert patterns.grid(8, (1, 2)) != patterns.grid(8, (2, 1))
 
 

@@ -236,7 +236,7 @@ def test_a_short_span_reads_fewer_keys(monkeypatch) -> None:
     for share in (0.1, 0.9):
         layer.adaptive_span.shares.data.fill_(share)
         layer(random(1, 3, HIDDEN))
-    reached = [pattern.text for pattern in patterns_read if isinstance(pattern, Pattern)]
+    reached = [str(pattern) for pattern in patterns_read if isinstance(pattern, Pattern)]
     assert [text.rpartition("&")[2] for text in reached] == [" window(left=224)", " window(left=1824)"]
 
 

@@ -20,7 +20,8 @@ def assert_round_trip(pattern):
     again = patterns.parse(str(pattern))
     assert again == pattern
     assert hash(again) == hash(pattern)
-    assert again.text == pattern.text == str(pattern)
+    assert (again.text, str(again)) == (pattern.text, str(pattern))
+    assert patterns.parse(pattern.text) == pattern
     assert "\n" not in pattern.text
 
 

@@ -741,7 +741,7 @@ def test_another_attention_may_be_asked_for_and_is_what_is_saved(tmp_path, caplo
     assert again.config.asterism_pattern is None
     assert_close(real_logits(again, inputs), dense)
     assert_close(real_logits(use_pattern(model), inputs), narrow)
-    assert model.config.to_dict()["asterism_pattern"] == "window(left=2)"
+    assert model.config.to_dict()["asterism_pattern"] == "window(left=2, right=0, dilation=1)"
 
 
 # --- models without numbered layers, without masks, and inside of others ---------------------------------------------

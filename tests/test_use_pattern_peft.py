@@ -8,6 +8,7 @@ from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 
 from asterism.errors import ConfigurationError
 from asterism.models import drop_pattern, use_pattern
+from asterism.patterns import in_full
 
 peft = pytest.importorskip("peft")
 pytestmark = [pytest.mark.model, pytest.mark.filterwarnings("ignore:.*is_gradient_checkpointing:FutureWarning")]
@@ -49,7 +50,7 @@ def test_an_adapter_keeps_the_pattern(folder, before: bool, task_type: str | Non
     assert dense is None or not torch.allclose(dense, expected)
     model.save_pretrained(folder / "adapter")
     written = json.loads((folder / "adapter" / "adapter_config.json").read_text())
-    assert (written["asterism_pattern"], written["asterism_native_window"]) == (TEXT, "replace")
+    assert (written["asterism_pattern"], written["asterism_native_window"]) == (in_full(TEXT), "replace")
     for loaded in (
         peft.PeftModel.from_pretrained(load(folder), folder / "adapter"),
         peft.PeftModel.from_pretrained(use_pattern(load(folder), TEXT), folder / "adapter"),

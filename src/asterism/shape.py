@@ -195,6 +195,9 @@ class ModelConfig:
 RULES = MappingProxyType({one.name: one for one in fields(ModelConfig)})
 """The rows of the table by name."""
 
+MIXERS = ("mixers", "decoder_mixers", "cross_mixers")
+"""The fields that hold patterns."""
+
 
 _HOLDS = {"minimum": operator.ge, "above": operator.gt, "below": operator.lt}
 _WORDS = {"minimum": "at least {}", "above": "above {}", "below": "below {}"}

@@ -33,7 +33,7 @@ def run(argv: Sequence[str]) -> None:
             {"places": turn.places, "mixer": turn.mixer.text, "plan": plan[1] if plan else None}
             for turn, plan in zip(turns, plans, strict=True)
         ]
-        print_json({"schedule": str(schedule), "length": arguments.length, "period": schedule.period, "mixers": rows})
+        print_json({"schedule": schedule.text, "length": arguments.length, "period": schedule.period, "mixers": rows})
         return
     for number, (turn, plan) in enumerate(zip(turns, plans, strict=True)):
         if schedule.period > 1:

@@ -36,7 +36,7 @@ def run(argv: Sequence[str]) -> None:
             {"places": turn.places, "mixer": turn.mixer.text, **_record(turn.mixer, queries, n, head)}
             for turn, queries in zip(turns, counts, strict=True)
         ]
-        print_json({"schedule": str(schedule), "length": n, "period": schedule.period, "mixers": rows})
+        print_json({"schedule": schedule.text, "length": n, "period": schedule.period, "mixers": rows})
         return
     for number, (turn, queries) in enumerate(zip(turns, counts, strict=True)):
         if schedule.period > 1:

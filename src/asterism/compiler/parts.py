@@ -132,11 +132,10 @@ class _OfPart(Pattern):
         numbers = np.arange(len(self.tokens))
         return numbers[self.contains(numbers, len(numbers))] if len(numbers) else numbers
 
-    def _write(self) -> str:
+    def _write(self, in_full: bool) -> str:
+        if not in_full:
+            return str(self.inner)  # for people, to whom thousands of runs say nothing
         return f"{self.inner.text} among {self.whole} at {self.tokens.text}"
-
-    def __str__(self) -> str:
-        return self.inner.text  # for people, to whom thousands of runs say nothing
 
 
 class KeysOfPart(_OfPart, KeySet):

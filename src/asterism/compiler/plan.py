@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from asterism.compiler.cost import DENSE_MASK_LIMIT, ONE_HEAD, Setting, dense_cost, plan_cost
 from asterism.memo import cached_property
+from asterism.patterns.text import parse
 
 Booleans = NDArray[np.bool_]
 Integers = NDArray[np.int64]
@@ -209,7 +210,7 @@ class Plan:
         square = max(1, self.heads * self.n_queries * self.n_keys)
         shared = "one rule for all heads" if self.heads == 1 else f"{self.heads} heads with rules of their own"
         lines = [
-            self.pattern,
+            str(parse(self.pattern)),
             "",
             f"tokens   {self.n_queries:,} queries x {self.n_keys:,} keys, {shared}",
             f"pairs    {self.pairs:,} allowed of {square:,}: density {self.density:.2%}",

@@ -371,7 +371,7 @@ class SparseAttention(nn.Module):
             raise ConfigurationError("global_projections read every token, the future too: they go with no cache")
         if cache.pattern != self.pattern:
             raise ConfigurationError(
-                f"the cache forgets by the pattern {cache.pattern.text}, but the layer reads by {self.pattern.text}"
+                f"the cache forgets by the pattern {cache.pattern}, but the layer reads by {self.pattern}"
             )
 
     @staticmethod
@@ -380,7 +380,7 @@ class SparseAttention(nn.Module):
         return projected.unflatten(-1, (heads, -1)).transpose(1, 2)
 
     def extra_repr(self) -> str:
-        return f"{self.num_heads} heads, {self.num_key_value_heads} of keys and values, {self.pattern.text}"
+        return f"{self.num_heads} heads, {self.num_key_value_heads} of keys and values, {self.pattern}"
 
 
 @dataclass(frozen=True, eq=False)

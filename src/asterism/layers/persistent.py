@@ -236,7 +236,7 @@ def within_span(pattern: Pattern, span: int) -> Pattern:
     """
     if not pattern.is_causal:
         raise ConfigurationError(
-            f"a span of {span} tokens is for causal patterns, and {pattern.text} may read the future; "
-            f"write ({pattern.text}) & causal(), or leave the span out"
+            f"a span of {span} tokens is for causal patterns, and {pattern} may read the future; "
+            f"write ({pattern}) & causal(), or leave the span out"
         )
     return pattern & window(left=span)

@@ -331,7 +331,7 @@ class PatternCacheLayer(CacheLayerMixin):
             slots.plan.is_restorable(length - count, length + excess) for slots in self.groups for length in set(rows)
         ):
             raise ConfigurationError(
-                f"crop({tokens_to_remove}) would bring back keys that the pattern {self.pattern.text} has forgotten:"
+                f"crop({tokens_to_remove}) would bring back keys that the pattern {self.pattern} has forgotten:"
                 f" it remembers {self.restorable - excess} tokens (PatternCache(..., restorable=n) for n)"
             )
         less = lengths - count if isinstance(lengths, int) else tuple(length - count for length in lengths)

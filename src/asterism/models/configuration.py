@@ -15,8 +15,8 @@ from transformers import PreTrainedConfig
 from asterism.errors import ConfigurationError, PatternError
 from asterism.layers import within_span
 from asterism.layers.fourier import NOT_CAUSAL
-from asterism.patterns import Fourier, Mixer, Pattern, layer_mixers, mixer_counts, require_causal
-from asterism.shape import RULES, check_values, complaint, described
+from asterism.patterns import Fourier, Mixer, Pattern, in_full, layer_mixers, mixer_counts, require_causal
+from asterism.shape import MIXERS, RULES, check_values, complaint, described
 
 
 class _FromTable(PreTrainedConfig):
@@ -102,6 +102,11 @@ class AsterismConfig(_FromTable):
         for name in damaged.keys() - kwargs.keys():
             setattr(config, name, damaged[name])
         return loaded
+
+    def to_dict(self) -> dict[str, Any]:
+        """The fields as a file holds them: patterns with every argument."""
+        written: dict[str, Any] = super().to_dict()
+        return written | {name: in_full(written[name]) for name in MIXERS if written.get(name) is not None}
 
     def layer_mixers(self) -> tuple[Mixer, ...]:
         """What mixes the tokens of each layer.

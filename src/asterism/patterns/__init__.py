@@ -43,7 +43,7 @@ from asterism.patterns.published import (
 )
 from asterism.patterns.random_blocks import random_blocks
 from asterism.patterns.schedule import Fourier, Mixer, Schedule, interleave, merge, split_heads
-from asterism.patterns.text import as_schedule, layer_mixers, mixer_counts, parse, parse_schedule
+from asterism.patterns.text import as_schedule, in_full, layer_mixers, mixer_counts, parse, parse_schedule
 
 __all__ = [
     "Fourier",
@@ -68,6 +68,7 @@ __all__ = [
     "global_queries",
     "global_tokens",
     "grid",
+    "in_full",
     "interleave",
     "layer_mixers",
     "mixer_counts",

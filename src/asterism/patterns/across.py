@@ -14,7 +14,7 @@ import numpy as np
 
 from asterism.errors import PatternError, shown
 from asterism.patterns.intervals import Integers, Intervals
-from asterism.patterns.pattern import Booleans, Moved, Pattern, Tokens, Verdicts, check_pattern
+from asterism.patterns.pattern import Booleans, Moved, Pattern, Tokens, Verdicts, check_pattern, write_part
 
 _GREATEST_STEP = 2**20
 """The most that a step's numerator and denominator may be: a position times it stays within int64."""
@@ -78,10 +78,10 @@ class Across(Moved):
     def _needs_no_place(self) -> bool:
         return True
 
-    def _write(self) -> str:
+    def _write(self, in_full: bool) -> str:
         whole = self.step.denominator == 1
-        step = "" if self.step == 1 else f", step={self.step if whole else repr(str(self.step))}"
-        return f"{self.keyword}({self.inner.text}{step})"
+        step = f", step={self.step if whole else repr(str(self.step))}" if in_full or self.step != 1 else ""
+        return f"{self.keyword}({write_part(self.inner, in_full)}{step})"
 
 
 def across(inner: Pattern, step: int | str | Fraction = 1) -> Pattern:
@@ -93,7 +93,7 @@ def across(inner: Pattern, step: int | str | Fraction = 1) -> Pattern:
     across already, and for a step that is not above 0 or has a numerator or denominator beyond 2**20.
     """
     if check_pattern("across", "inner", inner).crosses:
-        raise PatternError(f"across: {inner.text} goes across already: write one across(...) around one pattern")
+        raise PatternError(f"across: {inner} goes across already: write one across(...) around one pattern")
     return Across(inner, _read_step(step))
 
 

@@ -26,8 +26,7 @@ def require_causal(pattern: Pattern) -> None:
     require_prefix_stable(pattern)
     if not pattern.is_causal:
         raise PatternError(
-            f"{pattern.text} cannot be used by a causal model: it may read the future;"
-            f" write ({pattern.text}) & causal()"
+            f"{pattern} cannot be used by a causal model: it may read the future; write ({pattern}) & causal()"
         )
 
 
@@ -35,7 +34,7 @@ def require_self_attention(pattern: Pattern, user: str) -> None:
     """Refuse a pattern whose queries are tokens of another sequence than the keys. Raises PatternError."""
     if pattern.crosses:
         raise PatternError(
-            f"{pattern.text} cannot be used by {user}: across(...) is for cross attention, where the queries are tokens"
+            f"{pattern} cannot be used by {user}: across(...) is for cross attention, where the queries are tokens"
             " of another sequence than the keys; use the pattern inside it"
         )
 
@@ -44,8 +43,8 @@ def require_cross_attention(pattern: Pattern) -> None:
     """Refuse a pattern that needs its queries to be tokens of the keys' sequence. Raises PatternError."""
     if not pattern.takes_any_query:
         raise PatternError(
-            f"{pattern.text} cannot be used by cross attention, where the queries are tokens of another sequence than"
-            f" the keys: write across({pattern.text}, step=...), or dense()"
+            f"{pattern} cannot be used by cross attention, where the queries are tokens of another sequence than"
+            f" the keys: write across({pattern}, step=...), or dense()"
         )
 
 
@@ -58,7 +57,7 @@ def require_prefix_stable(pattern: Pattern) -> None:
     if part is not None:
         culprit = _outermost_named(pattern, part)
         raise PatternError(
-            f"{pattern.text} cannot be used by a causal model or with a cache: {culprit.text} is not prefix-stable,"
+            f"{pattern} cannot be used by a causal model or with a cache: {culprit} is not prefix-stable,"
             " what a query may read changes as the sequence grows;"
             f" use {_STABLE_RELATIVES[_call_name(culprit)]} instead"
         )

@@ -23,6 +23,7 @@ from asterism.patterns.pattern import (
     Verdict,
     Verdicts,
     check_pattern,
+    write_part,
 )
 
 
@@ -132,8 +133,8 @@ class Documents(Moved):
     def unstable_part(self) -> Pattern | None:
         return None
 
-    def _write(self) -> str:
-        return f"{self.keyword}({', '.join((self.pattern.text, *map(str, self.sizes)))})"
+    def _write(self, in_full: bool) -> str:
+        return f"{self.keyword}({', '.join((write_part(self.pattern, in_full), *map(str, self.sizes)))})"
 
 
 def documents(pattern: Pattern, *lengths: int) -> Pattern:

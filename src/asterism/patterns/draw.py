@@ -71,7 +71,7 @@ def draw(
     which_head = f", head {head} of {pattern.heads}" if pattern.heads > 1 else ""
     asking = "" if count == n else f"{count:,} quer{'y' if count == 1 else 'ies'} of "
     lengths = f"{asking}{n:,} token{'s' * (n != 1)}"
-    return "\n".join([f"{pattern.text}, {lengths}{which_head}", *rows, _legend(grid, tile, glyphs)])
+    return "\n".join([f"{pattern}, {lengths}{which_head}", *rows, _legend(grid, tile, glyphs)])
 
 
 def check_queries(pattern: Pattern, n: int, queries: int | None) -> int:
@@ -121,7 +121,7 @@ def head_of(pattern: Pattern, head: int) -> int:
 
 def _title(pattern: Pattern, head: int) -> str:
     """The pattern's text in lines that fit above a panel, and which head is drawn."""
-    lines = textwrap.wrap(pattern.text, 72, break_long_words=True)
+    lines = textwrap.wrap(str(pattern), 72, break_long_words=True)
     shortened = [*lines[:3], "..."] if len(lines) > 4 else lines
     return "\n".join(shortened) + (f", head {head} of {pattern.heads}" if pattern.heads > 1 else "")
 
@@ -282,4 +282,4 @@ def _count_whole(pattern: Pattern, queries: Integers, n: int, head: int) -> tupl
 
 def _check_head(pattern: Pattern, head: int) -> None:
     if not 0 <= check_integer("draw", "head", head) < pattern.heads:
-        raise PatternError(f"{pattern.text} has {pattern.heads} head(s), numbered from 0; head {head} was asked for")
+        raise PatternError(f"{pattern} has {pattern.heads} head(s), numbered from 0; head {head} was asked for")

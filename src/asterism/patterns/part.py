@@ -21,6 +21,7 @@ from asterism.patterns.pattern import (
     Verdicts,
     check_integer,
     check_pattern,
+    write_part,
 )
 from asterism.patterns.runs import Pieces, Runs
 
@@ -143,8 +144,9 @@ class Part(Moved):
     def _needs_no_place(self) -> bool:
         return True
 
-    def _write(self) -> str:
-        return f"{self.keyword}({self.inner.text}, {self.length}, {self.queries.text!r}, {self.keys.text!r})"
+    def _write(self, in_full: bool) -> str:
+        inner = write_part(self.inner, in_full)
+        return f"{self.keyword}({inner}, {self.length}, {self.queries.text!r}, {self.keys.text!r})"
 
 
 def part(pattern: Pattern, length: int, queries: object, keys: object) -> Pattern:

@@ -6,13 +6,16 @@ keeping without looking at every pair. Spans compose by interval arithmetic and 
 composition is as fast as its parts. Two laws bind them: spans are a superset of what the rule allows, and a verdict
 never contradicts it.
 
-A pattern is its text: two patterns are equal when their texts are, and `parse(str(p)) == p`.
+A pattern is its text, which holds every argument: two patterns are equal when their texts are, and `parse(p.text) == p`
+whatever the defaults are by then, so it is what files hold. `str(p)` is the short form, for people: arguments at their
+defaults are left out.
 """
 
 import dataclasses
+import inspect
 import operator
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 from functools import reduce
@@ -78,6 +81,7 @@ class Pattern(ABC):
 
     keyword: ClassVar[str]
     text: str
+    """The call that builds the pattern, with every argument: what files hold."""
     heads: int
     """1 when all heads share the rule, else how many heads have a rule of their own."""
     crosses: bool
@@ -86,7 +90,7 @@ class Pattern(ABC):
     """Whether a query may stand at a position that no key has: what it reads needs no place among the keys."""
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "text", self._write())
+        object.__setattr__(self, "text", self._write(in_full=True))
         object.__setattr__(self, "heads", self._count_heads())
         object.__setattr__(self, "crosses", self._goes_across())
         object.__setattr__(self, "takes_any_query", self._needs_no_place())
@@ -132,7 +136,7 @@ class Pattern(ABC):
         """Raise PatternError unless the pattern is for one head (then for all) or for exactly `heads` heads."""
         if self.heads not in (1, heads):
             raise PatternError(
-                f"{self.text} is a pattern of {self.heads} heads and the attention has {heads}: make them equal"
+                f"{self} is a pattern of {self.heads} heads and the attention has {heads}: make them equal"
             )
 
     # --- what each kind of pattern answers, for many ranges at once -------------------------------------------------
@@ -193,16 +197,17 @@ class Pattern(ABC):
 
     # --- the value -----------------------------------------------------------------------------------------------
 
-    def _write(self) -> str:
-        """The canonical text: the call that builds the pattern, arguments at their defaults left out."""
+    def _write(self, in_full: bool) -> str:
+        """The call that builds the pattern: with every argument, or with those that are not at their defaults."""
         fields = dataclasses.fields(self)  # type: ignore[arg-type]  # every subclass is a dataclass
         arguments = {f.name: (getattr(self, f.name), f.default) for f in fields}
-        return write_call(self.keyword, {n: value for n, (value, default) in arguments.items() if value != default})
+        told = {name: value for name, (value, default) in arguments.items() if in_full or value != default}
+        return write_call(self.keyword, told, in_full)
 
     def _count_heads(self) -> int:
         counts = sorted({child.heads for child in self.children} - {1})
         if len(counts) > 1:
-            raise PatternError(f"{self.text} combines patterns of {counts[0]} and {counts[1]} heads: use equal numbers")
+            raise PatternError(f"{self} combines patterns of {counts[0]} and {counts[1]} heads: use equal numbers")
         return counts[0] if counts else 1
 
     def _goes_across(self) -> bool:
@@ -212,10 +217,10 @@ class Pattern(ABC):
         return bool(self.children) and all(child.takes_any_query for child in self.children)
 
     def __str__(self) -> str:
-        return self.text
+        return self._write(in_full=False)
 
     def __repr__(self) -> str:
-        return self.text
+        return str(self)
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Pattern) and self.text == other.text
@@ -234,7 +239,7 @@ class Pattern(ABC):
 
     def __bool__(self) -> NoReturn:
         raise PatternError(
-            f"the truth value of the pattern {self.text} was asked for; `and`, `or` and `not` do not work on patterns:"
+            f"the truth value of the pattern {self} was asked for; `and`, `or` and `not` do not work on patterns:"
             " write p & q, p | q and ~p"
         )
 
@@ -291,8 +296,8 @@ class Or(Combination):
     def is_causal(self) -> bool:
         return all(part.is_causal for part in self.parts)
 
-    def _write(self) -> str:
-        return " | ".join(part.text for part in self.parts)
+    def _write(self, in_full: bool) -> str:
+        return " | ".join(write_part(part, in_full) for part in self.parts)
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -317,8 +322,11 @@ class And(Combination):
     def is_causal(self) -> bool:
         return any(part.is_causal for part in self.parts)
 
-    def _write(self) -> str:
-        return " & ".join(f"({part.text})" if isinstance(part, Or) else part.text for part in self.parts)
+    def _write(self, in_full: bool) -> str:
+        texts = [write_part(part, in_full) for part in self.parts]
+        return " & ".join(
+            f"({text})" if isinstance(part, Or) else text for part, text in zip(self.parts, texts, strict=True)
+        )
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -349,8 +357,9 @@ class Not(Pattern):
     def __invert__(self) -> Pattern:
         return self.part
 
-    def _write(self) -> str:
-        return f"~({self.part.text})" if isinstance(self.part, (Or, And)) else f"~{self.part.text}"
+    def _write(self, in_full: bool) -> str:
+        text = write_part(self.part, in_full)
+        return f"~({text})" if isinstance(self.part, (Or, And)) else f"~{text}"
 
 
 class Follower(Pattern):
@@ -455,9 +464,13 @@ class Shifted(Moved):
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Named(Follower):
-    """A composition known under a name of its own: `body` is what it means, `parts` the factors it is made of."""
+    """A composition known under a name of its own: `body` is what it means, `parts` the factors it is made of.
+
+    `call` is its text, `short_call` that for people.
+    """
 
     call: str
+    short_call: str
     body: Pattern
     parts: tuple[Pattern, ...]
 
@@ -475,8 +488,8 @@ class Named(Follower):
     def is_causal(self) -> bool:
         return self.body.is_causal
 
-    def _write(self) -> str:
-        return self.call
+    def _write(self, in_full: bool) -> str:
+        return self.call if in_full else self.short_call
 
 
 # --- helpers ---------------------------------------------------------------------------------------------------------
@@ -505,15 +518,29 @@ def default_offset(crosses: bool, n_queries: int, n_keys: int) -> int:
     return 0 if crosses or n_queries > n_keys else n_keys - n_queries
 
 
-def write_call(name: str, arguments: Mapping[str, object]) -> str:
-    """The text of a call with keyword arguments."""
-    return f"{name}({', '.join(f'{key}={_write_value(value)}' for key, value in arguments.items())})"
+def named(
+    function: Callable[..., Pattern], arguments: Mapping[str, object], body: Pattern, parts: tuple[Pattern, ...]
+) -> Named:
+    """The composition that a function makes of these arguments, all that it has: numbers and tuples of them."""
+    name, parameters = function.__name__, inspect.signature(function).parameters
+    told = {name: value for name, value in arguments.items() if value != parameters[name].default}
+    return Named(write_call(name, arguments, True), write_call(name, told, False), body, parts)
 
 
-def _write_value(value: object) -> str:
+def write_call(name: str, arguments: Mapping[str, object], in_full: bool) -> str:
+    """The text of a call with keyword arguments; `in_full` is about the patterns among them."""
+    return f"{name}({', '.join(f'{key}={_write_value(value, in_full)}' for key, value in arguments.items())})"
+
+
+def write_part(part: Pattern, in_full: bool) -> str:
+    """What a pattern's text holds for a part of it."""
+    return part.text if in_full else str(part)
+
+
+def _write_value(value: object, in_full: bool) -> str:
     if isinstance(value, tuple):
-        return f"({', '.join(_write_value(item) for item in value)}{',' if len(value) == 1 else ''})"
-    return value.text if isinstance(value, Pattern) else repr(value)
+        return f"({', '.join(_write_value(item, in_full) for item in value)}{',' if len(value) == 1 else ''})"
+    return write_part(value, in_full) if isinstance(value, Pattern) else repr(value)
 
 
 def check_integer(call: str, name: str, value: object, minimum: int | None = None, maximum: int = GREATEST) -> int:

@@ -6,7 +6,7 @@ Every function documents its rule in terms of a query position q and a key posit
 
 from abc import abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import ClassVar
 
 import numpy as np
@@ -17,7 +17,6 @@ from asterism.patterns.intervals import Integers, Intervals
 from asterism.patterns.pattern import (
     MOST_HEADS,
     Booleans,
-    Named,
     Pattern,
     PerHead,
     Shifted,
@@ -26,8 +25,8 @@ from asterism.patterns.pattern import (
     Verdicts,
     check_integer,
     check_pattern,
+    named,
     verdicts,
-    write_call,
 )
 
 # --- everything, the past, neighbours --------------------------------------------------------------------------------
@@ -82,6 +81,8 @@ class Window(Pattern):
     keyword: ClassVar[str] = "window"
     left: int = 0
     right: int = 0
+    dilation: int = field(default=1, init=False)
+    """As the text has it; dilated ones are compositions."""
 
     def _allows(self, q: Integers, k: Integers, length: int, head: int) -> Booleans:
         distance = q - k
@@ -126,10 +127,8 @@ def window(left: int = 0, right: int = 0, dilation: int = 1) -> Pattern:
     dilation = check_integer("window", "dilation", dilation, 1)
     if dilation == 1:
         return Window(left, right)
-    arguments = {"left": left, "right": right}
-    text = write_call("window", {name: size for name, size in arguments.items() if size} | {"dilation": dilation})
     body = Window(left * dilation, right * dilation) & Stride(dilation)
-    return Named(text, body, (body,))
+    return named(window, {"left": left, "right": right, "dilation": dilation}, body, (body,))
 
 
 # --- periodic patterns -----------------------------------------------------------------------------------------------
@@ -391,10 +390,7 @@ def global_tokens(positions: int | Sequence[int], block: int = 1) -> Pattern:
     """
     positions, block = positions_of("global_tokens", positions, block)
     rows, keys = GlobalQueries(positions, block), GlobalKeys(positions, block)
-    arguments: dict[str, object] = {"positions": positions}
-    return Named(
-        write_call("global_tokens", arguments | ({"block": block} if block > 1 else {})), rows | keys, (rows, keys)
-    )
+    return named(global_tokens, {"positions": positions, "block": block}, rows | keys, (rows, keys))
 
 
 def positions_of(call: str, positions: int | Sequence[int], block: int) -> tuple[tuple[int, ...], int]:
@@ -419,7 +415,7 @@ def per_head(patterns: Sequence[Pattern]) -> Pattern:
     check_integer("per_head", "the number of patterns", len(parts), 1, MOST_HEADS)
     for part in parts:
         if part.heads not in (1, len(parts)):
-            raise PatternError(f"per_head: {part.text} is made for {part.heads} heads, and {len(parts)} are listed")
+            raise PatternError(f"per_head: {part} is made for {part.heads} heads, and {len(parts)} are listed")
     return PerHead(parts)
 
 

@@ -12,7 +12,7 @@ from typing import ParamSpec
 
 from asterism.errors import PatternError, shown
 from asterism.patterns import primitives
-from asterism.patterns.pattern import MOST_HEADS, Named, Pattern, check_integer, write_call
+from asterism.patterns.pattern import MOST_HEADS, Named, Pattern, check_integer, named
 from asterism.patterns.random_blocks import random_blocks
 
 Arguments = ParamSpec("Arguments")
@@ -29,8 +29,7 @@ def _published(compose: Callable[Arguments, Named]) -> Callable[Arguments, Named
         values = {name: _canonical(value) for name, value in bound.arguments.items()}
         call: Callable[..., Named] = compose
         union = call(**values)
-        shown = {n: value for n, value in values.items() if value != signature.parameters[n].default}
-        return Named(write_call(compose.__name__, shown), union.body, union.parts)
+        return named(compose, values, union.body, union.parts)
 
     return build
 
@@ -38,7 +37,7 @@ def _published(compose: Callable[Arguments, Named]) -> Callable[Arguments, Named
 def _union(*parts: Pattern) -> Named:
     """The union of some parts, which it keeps; `_published` gives it its name."""
     body = reduce(or_, parts)
-    return Named(body.text, body, parts)
+    return Named(body.text, body.text, body, parts)
 
 
 def _canonical(value: object) -> object:

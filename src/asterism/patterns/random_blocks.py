@@ -70,8 +70,8 @@ class RandomBlocks(Pattern):
     def _count_heads(self) -> int:
         return self.n_heads
 
-    def _write(self) -> str:
-        return super()._write().replace("n_heads=", "heads=")
+    def _write(self, in_full: bool) -> str:
+        return super()._write(in_full).replace("n_heads=", "heads=")
 
     @property
     def is_causal(self) -> bool:

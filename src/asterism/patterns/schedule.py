@@ -5,6 +5,7 @@ groups of heads follow different patterns (MULTIHEAD). Merging and splitting giv
 know the layer.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -54,10 +55,17 @@ class Schedule:
         """The mixer of a layer, counted from 0."""
         return self.mixers[number % len(self.mixers)]
 
+    @property
+    def text(self) -> str:
+        """The schedule with every argument of its patterns: what files hold."""
+        return _write([mixer.text for mixer in self.mixers])
+
     def __str__(self) -> str:
-        if len(self.mixers) == 1:
-            return self.mixers[0].text
-        return f"interleave({', '.join(mixer.text for mixer in self.mixers)})"
+        return _write([str(mixer) for mixer in self.mixers])
+
+
+def _write(mixers: Sequence[str]) -> str:
+    return mixers[0] if len(mixers) == 1 else f"interleave({', '.join(mixers)})"
 
 
 def interleave(*mixers: Mixer) -> Schedule:

@@ -11,7 +11,7 @@ the operators | & ~, whole numbers, True, False, None, strings, tuples and lists
 import ast
 from collections.abc import Callable, Sequence
 from inspect import signature
-from typing import TypeGuard
+from typing import Any, TypeGuard
 
 from asterism.calls import call, expression, fault, quoted
 from asterism.errors import ConfigurationError, PatternError, nearest, shown
@@ -108,6 +108,20 @@ def as_schedule(given: Mixer | Schedule | str | Sequence[Mixer | str]) -> Schedu
     raise PatternError(
         f"a pattern, a schedule, the text of one, or a list with one per layer is needed, got {shown(given)}"
     )
+
+
+def in_full(mixers: Any) -> Any:
+    """The text of a schedule, or a list with one per layer, as files hold it: with every argument, so that a model
+    stays what it is where a default becomes another.
+
+    What cannot be read stays as it is; whoever builds a model of it refuses it.
+    """
+    if isinstance(mixers, list | tuple):
+        return [in_full(mixer) for mixer in mixers]
+    try:
+        return as_schedule(mixers).text
+    except PatternError:
+        return mixers
 
 
 def layer_mixers(given: Mixer | Schedule | str | Sequence[Mixer | str], layers: int) -> tuple[Mixer, ...]:

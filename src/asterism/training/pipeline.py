@@ -10,7 +10,7 @@ learn, and how, is their objective's to say. Nothing below knows one by name.
 import hashlib
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +24,7 @@ from asterism.training.objectives import OBJECTIVES
 from asterism.training.objectives.objective import Evaluation, Objective, Question, Report
 from asterism.training.run.arithmetic import settled, weights_dtype
 from asterism.training.run.checkpoint import load_weights
-from asterism.training.run.configuration import AnyConfig, RunConfig
+from asterism.training.run.configuration import AnyConfig, RunConfig, config_to_dict
 from asterism.training.run.exchange import weighed
 from asterism.training.run.fitting import fit
 from asterism.training.run.folder import PLACES, RunFolder
@@ -270,7 +270,8 @@ def _refuse_other_settings(recorded: AnyConfig, asked: AnyConfig, remedy: str) -
             f"resume: this run began with `asterism {recorded.kind}`, not {asked.kind}: go on with"
             f" `asterism {recorded.kind} --resume`"
         )
-    for field in fields(recorded):
-        old, new = getattr(recorded, field.name), getattr(asked, field.name)
-        if field.name not in _MAY_CHANGE and old != new:
-            raise ConfigurationError(f"resume: {field.name} is {new!r}, but the run began with {old!r}{remedy}")
+    before, now = config_to_dict(recorded), config_to_dict(asked)
+    for name in before:
+        if name not in _MAY_CHANGE and before[name] != now[name]:
+            old, new = getattr(recorded, name), getattr(asked, name)
+            raise ConfigurationError(f"resume: {name} is {new!r}, but the run began with {old!r}{remedy}")

@@ -82,7 +82,7 @@ def candidates(
     found = terms(pattern, place.extent)
     if (listed := listed_at_most(found, keys)) > _MOST_LISTED:
         raise PatternError(
-            f"{shown(pattern.text)} names keys so scattered that a plan for {keys.ranks:,} ranks would list up to"
+            f"{shown(str(pattern))} names keys so scattered that a plan for {keys.ranks:,} ranks would list up to"
             f" {listed:,} intervals, and at most {_MOST_LISTED:,} are listed: use fewer ranks or larger blocks of keys"
         )
     yield from place.ways(pattern, found)

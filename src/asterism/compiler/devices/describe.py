@@ -39,7 +39,7 @@ def refusal(plan: Communication, shape: RowShape) -> str:
     """Why a dense plan is not executed unless that was asked for."""
     moved, everything = plan.traffic(shape).most, without_pattern(plan.queries, plan.keys, shape)["all-gather"]
     return (
-        f"{shown(plan.pattern.text)} over {plan.ranks} ranks would move {moved:,} bytes from or to one rank in each"
+        f"{shown(str(plan.pattern))} over {plan.ranks} ranks would move {moved:,} bytes from or to one rank in each"
         f" forward pass, where bringing it every key takes {everything:,}: use a sparser pattern or longer sequences,"
         " or ask for it: dense_exchange=True (a run: --dense-exchange true)"
     )
@@ -66,7 +66,7 @@ def describe(plan: Communication, shape: RowShape) -> str:
     """The plan in plain lines."""
     found = summary(plan, shape)
     lines = [
-        plan.pattern.text,
+        str(plan.pattern),
         f"devices:   {plan.ranks:,}, with at most {max(plan.keys.sizes):,} of {plan.keys.length:,} keys each",
     ]
     for share in found["shares"]:

@@ -15,6 +15,7 @@ from transformers import PreTrainedModel
 from asterism.errors import ConfigurationError
 from asterism.models.drop_in.field import WINDOW_FIELD, PatternField, read_native_window
 from asterism.models.drop_in.use_pattern import use_pattern
+from asterism.patterns import in_full
 
 _FIELDS = (PatternField.name, WINDOW_FIELD)
 
@@ -38,7 +39,10 @@ def _keep_in_configurations(kind: Any) -> None:
 
     @wraps(write)
     def to_dict(self: Any) -> dict[str, Any]:
-        return write(self) | {name: vars(self)[name] for name in _FIELDS if vars(self).get(name) is not None}
+        own = {name: vars(self)[name] for name in _FIELDS if vars(self).get(name) is not None}
+        if PatternField.name in own:
+            own[PatternField.name] = in_full(own[PatternField.name])
+        return write(self) | own
 
     def from_peft_type(cls: Any, /, **fields: Any) -> Any:
         own = {name: fields.pop(name) for name in _FIELDS if name in fields}
@@ -102,7 +106,10 @@ def _follow(model: PreTrainedModel, config: Any) -> None:
         return
     if model.config.asterism_pattern is None:
         use_pattern(model, pattern, native_window=native_window)
-    elif (model.config.asterism_pattern, read_native_window(model.config)) != (pattern, native_window):
+    elif (in_full(model.config.asterism_pattern), read_native_window(model.config)) != (
+        in_full(pattern),
+        native_window,
+    ):
         raise ConfigurationError(
             f"the adapter was trained with the pattern {pattern}, and the model follows"
             f" {model.config.asterism_pattern}; put it on a model without a pattern, or with that of the adapter"

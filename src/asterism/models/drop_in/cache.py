@@ -87,7 +87,7 @@ def _forgetting_layer(cache: Cache, number: int, text: str) -> PatternCacheLayer
         layer = _make_layer(cache, number, text)
     if layer.pattern.text != text:
         raise ConfigurationError(
-            f"past_key_values forgets by the pattern {layer.pattern.text}, but layer {number} reads by {text};"
+            f"past_key_values forgets by the pattern {layer.pattern}, but layer {number} reads by {text};"
             " pass a PatternCache(), or nothing"
         )
     return layer

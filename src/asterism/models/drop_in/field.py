@@ -13,7 +13,7 @@ from typing import Any, Literal, get_args
 from transformers import PreTrainedConfig
 
 from asterism.errors import ConfigurationError, shown
-from asterism.patterns import Pattern, Schedule, as_schedule, layer_mixers
+from asterism.patterns import Pattern, Schedule, as_schedule, in_full, layer_mixers
 
 IMPLEMENTATION = "asterism"
 """The name of the attention function in transformers. Names with "sdpa", "flex" or "flash" in them change the model."""
@@ -58,7 +58,10 @@ class PatternField:
 
 
 def _let_another_attention_be_asked_for(kind: Any) -> None:
-    """`from_pretrained(..., attn_implementation="sdpa")` selects it, and a pattern that is set aside is not saved."""
+    """`from_pretrained(..., attn_implementation="sdpa")` selects it, and a pattern that is set aside is not saved.
+
+    One that is saved has every argument.
+    """
     read, write = kind.from_dict, kind.to_dict
 
     def from_dict(cls: Any, /, config_dict: dict[str, Any], **given: Any) -> Any:
@@ -74,6 +77,8 @@ def _let_another_attention_be_asked_for(kind: Any) -> None:
         if PatternField.name in written and is_set_aside(self):
             for name in (PatternField.name, WINDOW_FIELD, "attn_implementation"):
                 written.pop(name, None)
+        if PatternField.name in written:
+            written[PatternField.name] = in_full(written[PatternField.name])
         return written
 
     kind.from_dict, kind.to_dict = classmethod(from_dict), to_dict
@@ -116,7 +121,7 @@ def require_native_window(config: PreTrainedConfig, window: int) -> None:
 def write_patterns(given: Pattern | Schedule | str | Sequence[Pattern | str]) -> str | list[str]:
     """What the field holds for a pattern or schedule, or for one pattern per layer. Raises PatternError for others."""
     schedule = as_schedule(given)
-    texts = [pattern.text for pattern in schedule.patterns]
+    texts = [str(pattern) for pattern in schedule.patterns]
     return str(schedule) if isinstance(given, str | Pattern | Schedule) else texts
 
 

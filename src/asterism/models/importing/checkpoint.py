@@ -272,7 +272,7 @@ def _refuse_other_weights(own: Sequence[Mixer], new: Sequence[Mixer]) -> None:
     for number, (old, mixer) in enumerate(zip(own, new, strict=True)):
         if isinstance(old, Fourier) != isinstance(mixer, Fourier):
             raise ConfigurationError(
-                f"the pattern gives layer {number} {mixer.text}, where the checkpoint has the weights of {old.text}:"
+                f"the pattern gives layer {number} {mixer}, where the checkpoint has the weights of {old}:"
                 " attention and Fourier mixing cannot replace each other"
             )
 

@@ -330,7 +330,7 @@ def _certified(pattern: Pattern | Schedule | str, length: int) -> Certificate:
     for part in certificate.schedule.patterns:
         if part.heads > 1:
             raise PatternError(
-                f"the construction's heads share one pattern and {part.text} has {part.heads}:"
+                f"the construction's heads share one pattern and {part} has {part.heads}:"
                 " write their patterns as a cycle, interleave(a, b, ...)"
             )
     return certificate

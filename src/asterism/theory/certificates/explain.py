@@ -49,7 +49,7 @@ def summary(certificate: "Certificate") -> dict[str, object]:
     """
     path, reach, hub = certificate.path, certificate.reach, certificate.hub
     return {
-        "schedule": str(certificate.schedule),
+        "schedule": certificate.schedule.text,
         "length": certificate.n,
         "star": certificate.star,
         "hub": _place(hub) if isinstance(hub, Hub) else None,

@@ -8,12 +8,13 @@ it holds. What an objective or a task asks of its settings stands in the registr
 
 import math
 from collections.abc import Mapping
-from dataclasses import MISSING, dataclass, field, fields
+from dataclasses import MISSING, asdict, dataclass, field, fields
 from types import NoneType
 from typing import Any, ClassVar, Literal, get_args
 
 from asterism.errors import ConfigurationError, nearest, shown
-from asterism.shape import ModelConfig, Pooling
+from asterism.patterns import in_full
+from asterism.shape import MIXERS, ModelConfig, Pooling
 from asterism.training.data.modality import MEANING as MODALITIES
 from asterism.training.data.modality import Modality, parse_modality
 from asterism.training.objectives import OBJECTIVES
@@ -372,8 +373,17 @@ KINDS: dict[str, type[RunConfig] | type[FineTuneConfig]] = {
 """The configurations by the name that run.json gives them."""
 
 
+def config_to_dict(config: TrainingConfig) -> dict[str, Any]:
+    """The settings as run.json holds them: as `dataclasses.asdict` gives them, and patterns with every argument."""
+    written = asdict(config)
+    if isinstance(config, RunConfig):
+        shape = written["model"]
+        shape |= {name: in_full(shape[name]) for name in MIXERS if shape[name] is not None}
+    return written
+
+
 def config_from_dict(kind: str, values: Mapping[str, Any]) -> AnyConfig:
-    """The inverse of `dataclasses.asdict(config)` for a configuration of this kind, also after a trip through JSON.
+    """The inverse of `config_to_dict` for a configuration of this kind, also after a trip through JSON.
 
     Raises ConfigurationError for a kind or field that does not exist (with the nearest that does), for one that is
     missing, and for a value that cannot work.

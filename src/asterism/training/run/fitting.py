@@ -30,6 +30,7 @@ from asterism.training.data.formats import json_line
 from asterism.training.objectives.objective import Outcome, Report
 from asterism.training.run.arithmetic import notes_on_dtype
 from asterism.training.run.checkpoint import TrainingState, first_not_finite, gathered_weights, load_checkpoint
+from asterism.training.run.configuration import config_to_dict
 from asterism.training.run.exchange import refuse_dropout, weighed
 from asterism.training.run.folder import RunFolder
 from asterism.training.run.heap import kept_memory
@@ -199,7 +200,7 @@ def _record(setup: Setup, notes: list[str], prices: Mapping[str, Any]) -> dict[s
     packages = ("torch", "transformers", "accelerate", "numpy", "safetensors")
     return {
         "kind": setup.asked.kind,
-        "config": asdict(setup.asked),
+        "config": config_to_dict(setup.asked),
         "dtype": setup.config.dtype,
         "decided": setup.objective.decided(),
         "corpus": setup.corpus.record(),
