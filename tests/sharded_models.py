@@ -360,11 +360,30 @@ def refused(context: SequenceParallel) -> dict[str, str]:
     none = {"hidden_dropout_prob": 0, "attention_probs_dropout_prob": 0}
     roberta = transformers.RobertaForMaskedLM(transformers.RobertaConfig(**SIZES, **none))
     plain = transformers.LlamaForCausalLM(transformers.LlamaConfig(**SIZES))
+    dropping = causal(attention_dropout=0.1).train()
+    writer = encoder(
+        "fourier()", "AsterismForConditionalGeneration", decoder_mixers="causal()", attention_dropout=0.1
+    ).train()
+    one = context.rank == 1
     named: dict[str, Callable[[], Any]] = {
         "labels": lambda: model(tokens, labels=tokens),
         "mask": lambda: model(tokens, attention_mask=hole),
         "mask of one": lambda: model(tokens, attention_mask=torch.ones(2, 4 + (context.rank == 1))),
         "rows": lambda: model(tokens[: 1 + (context.rank == 0)]),
+        "dropout_seed of one": lambda: dropping(tokens, dropout_seed=None if one else 3),
+        "dropout_seed of one writer": lambda: writer(tokens, decoder_input_ids=tokens, dropout_seed=None if one else 3),
+        "labels of one": lambda: model(tokens, shift_labels=tokens if one else None),
+        "labels of one classifier": lambda: encoder("window(2)")(tokens, labels=tokens if one else None),
+        "tokens of all but one": lambda: model(None if one else tokens),
+        "an argument of one": lambda: model(tokens, output_attentions=one),
+        "seed of all but one": lambda: model.generate(
+            tokens, max_new_tokens=2, do_sample=True, **({} if one else {"seed": 1})
+        ),
+        "llama labels of one": lambda: llama()(tokens, shift_labels=tokens if one else None),
+        "llama unshifted labels of one": lambda: llama()(tokens, labels=tokens if one else None),
+        "llama tokens of all but one": lambda: llama()(None if one else tokens),
+        "llama cache of one": lambda: llama()(tokens, use_cache=one),
+        "llama positions of one": lambda: llama()(tokens, position_ids=torch.zeros(1, 4 + one, dtype=torch.int64)),
         "cache": lambda: model(tokens, use_cache=True),
         "long": lambda: model(drawn(1, 40)),
         "seed": lambda: model.generate(tokens, max_new_tokens=2, do_sample=True),

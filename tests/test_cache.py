@@ -497,3 +497,14 @@ def test_rows_of_very_different_lengths_find_their_tables_again(monkeypatch):
     for _ in range(6):
         feed(layer, *[1] * 32)
     assert 0 < len(made) <= 33
+
+
+def test_a_cache_that_forgets_has_no_tensors_of_all_keys() -> None:
+    model = small_model("window(left=3)")
+    cache = model(random_tokens(1, 9), use_cache=True).past_key_values
+    for name in ("keys", "values"):
+        with pytest.raises(
+            ConfigurationError, match=rf"^layers\[i\].{name}: a cache that forgets .*get_seq_length"
+        ) as said:
+            getattr(cache.layers[0], name)
+        assert "\n" not in str(said.value) and not hasattr(cache.layers[0], name)

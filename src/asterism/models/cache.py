@@ -142,6 +142,16 @@ class _Slots:
             self.keys, self.values = self.keys[rows], self.values[rows]
 
 
+class NoTensorsError(ConfigurationError, AttributeError):
+    """Keys and values are asked for as tensors, one for all tokens: for `hasattr` there are none."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(
+            f"layers[i].{name}: a cache that forgets by a pattern holds no tensor of all {name}; get_seq_length() says"
+            " how many tokens it has seen, and a model without a pattern keeps all in a DynamicCache"
+        )
+
+
 class PatternCacheLayer(CacheLayerMixin):
     """The keys of one attention layer that its pattern can still read.
 
@@ -167,6 +177,24 @@ class PatternCacheLayer(CacheLayerMixin):
         self.seen = Seen()
         self.groups: list[_Slots] = []
         self._latest: list[NewTokens] = []
+
+    @property
+    def keys(self) -> torch.Tensor | None:  # type: ignore[override]
+        """Refused with NoTensorsError: keys lie in slots, those of each group of heads in its own."""
+        raise NoTensorsError("keys")
+
+    @property
+    def values(self) -> torch.Tensor | None:  # type: ignore[override]
+        """Refused as `keys` are."""
+        raise NoTensorsError("values")
+
+    @keys.setter
+    def keys(self, none: None) -> None:  # what transformers does first
+        pass
+
+    @values.setter
+    def values(self, none: None) -> None:
+        pass
 
     @property
     def is_compileable(self) -> bool:  # type: ignore[override]

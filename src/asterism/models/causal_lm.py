@@ -15,6 +15,7 @@ from asterism.models.documents import hide_first_tokens
 from asterism.models.generation import GeneratesTokens
 from asterism.models.loss import refuse_shifting, shift
 from asterism.models.modeling import AsterismModel
+from asterism.models.sharded import together, with_all_ranks
 from asterism.models.sharded_generation import generate_shards
 from asterism.parallel import sharding
 
@@ -56,11 +57,15 @@ class AsterismForCausalLM(GeneratesTokens):
         context = sharding()
         if context is None:
             return super().generate(inputs, generation_config, *args, **kwargs)
-        if args:
-            raise ConfigurationError("within sequence_parallel, name what generate takes beside inputs and its config")
-        return generate_shards(self, context, inputs, generation_config, kwargs)
+        with together(context, {}, self.device):
+            if args:
+                raise ConfigurationError(
+                    "within sequence_parallel, name what generate takes beside inputs and its config"
+                )
+            return generate_shards(self, context, inputs, generation_config, kwargs)
 
     @can_return_tuple
+    @with_all_ranks
     def forward(
         self,
         input_ids: torch.Tensor | None = None,

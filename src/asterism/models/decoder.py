@@ -13,7 +13,7 @@ from asterism.kernels import Dropout
 from asterism.layers.padding import Packing, is_known_full, real_tokens
 from asterism.models.configuration import AsterismConfig
 from asterism.models.modeling import Asked, AsterismModel, Reading, layer_seed
-from asterism.models.sharded import find_rows
+from asterism.models.sharded import find_rows, with_all_ranks
 from asterism.models.source_cache import SourceLayer
 from asterism.parallel import SequenceParallel, sharding
 from asterism.patterns import Pattern
@@ -73,6 +73,7 @@ class AsterismDecoder(AsterismModel):
     def _cross_patterns(config: AsterismConfig) -> Sequence[Pattern | None]:
         return config.cross_patterns()
 
+    @with_all_ranks
     def forward(
         self,
         input_ids: torch.Tensor | None = None,
@@ -92,10 +93,10 @@ class AsterismDecoder(AsterismModel):
         source_layers  of a SourceCache, one for each layer; they are filled
         """
         embedded = self._embed(input_ids, inputs_embeds)
-        cache = self._find_cache(past_key_values, False)
+        cache, dropouts = self._find_cache(past_key_values, False), self._dropout_arguments(dropout_seed)
         reading = self._read(source, source_mask, source_layers, dropout_seed)
         asked = Asked(attention_mask, cache)
-        last, states = self._run(embedded, asked, output_hidden_states, dropout_seed, reading)
+        last, states = self._run(embedded, asked, output_hidden_states, dropouts, reading)
         return BaseModelOutputWithPast(last_hidden_state=last, past_key_values=cache, hidden_states=states)
 
     def _read(
@@ -142,9 +143,10 @@ class AsterismDecoder(AsterismModel):
             raise ConfigurationError(
                 "the keys of a source cannot be kept in a cache within sequence_parallel: set use_cache=False"
             )
+        dropout = [self._cross_dropout(dropout_seed, layer) for layer in range(len(self.layers))]
         rows = find_rows(context, source, mask)
         told = {"real": rows.real, "source_shards": rows.shards}
-        return Reading(source, [told | self._cross_dropout(dropout_seed, layer) for layer in range(len(self.layers))])
+        return Reading(source, [told | one for one in dropout])
 
     def _cross_dropout(self, seed: int | None, layer: int) -> dict[str, Any]:
         rate = self.config.attention_dropout

@@ -12,6 +12,7 @@ from asterism.errors import ConfigurationError
 from asterism.models.base import AsterismPreTrainedModel
 from asterism.models.configuration import AsterismConfig
 from asterism.models.modeling import AsterismModel
+from asterism.models.sharded import with_all_ranks
 
 
 class EncoderWithHead(AsterismPreTrainedModel):
@@ -91,7 +92,7 @@ def encoder_head(compute: Callable[..., Output]) -> Callable[..., Output]:
 
     *inputs, _, hidden_states, seed, position_ids, cu_seqlens, _ = inspect.signature(forward).parameters.values()
     at = next((number for number, one in enumerate(own) if one.kind is one.VAR_KEYWORD), len(own))
-    head = can_return_tuple(functools.wraps(compute)(forward))
+    head = can_return_tuple(functools.wraps(compute)(with_all_ranks(forward)))
     head.__signature__ = inspect.signature(compute).replace(
         parameters=[*inputs, *own[:at], hidden_states, seed, position_ids, cu_seqlens, *own[at:]]
     )

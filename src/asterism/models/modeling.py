@@ -29,7 +29,7 @@ from asterism.models.cache import PatternCache, PatternCacheLayer
 from asterism.models.columns import Columns
 from asterism.models.configuration import AsterismConfig
 from asterism.models.documents import PackedDocuments, find_documents
-from asterism.models.sharded import find_rows
+from asterism.models.sharded import find_rows, with_all_ranks
 from asterism.models.sharded_cache import ShardedCache
 from asterism.parallel import SequenceParallel, sharding
 from asterism.patterns import Pattern
@@ -131,6 +131,7 @@ class AsterismModel(AsterismPreTrainedModel):
         return [None] * config.num_hidden_layers
 
     @can_return_tuple
+    @with_all_ranks
     def forward(
         self,
         input_ids: torch.Tensor | None = None,
@@ -165,7 +166,7 @@ class AsterismModel(AsterismPreTrainedModel):
         embedded = self._add_types(self._embed(input_ids, inputs_embeds), token_type_ids)
         cache = self._find_cache(past_key_values, use_cache)
         asked = Asked(attention_mask, cache, position_ids, cu_seqlens)
-        last, states = self._run(embedded, asked, output_hidden_states, dropout_seed)
+        last, states = self._run(embedded, asked, output_hidden_states, self._dropout_arguments(dropout_seed))
         return BaseModelOutputWithPast(last_hidden_state=last, past_key_values=cache, hidden_states=states)
 
     def _embed(self, input_ids: torch.Tensor | None, inputs_embeds: torch.Tensor | None) -> torch.Tensor:
@@ -181,7 +182,7 @@ class AsterismModel(AsterismPreTrainedModel):
         embedded: torch.Tensor,
         asked: Asked,
         output_hidden_states: bool | None,
-        dropout_seed: int | None,
+        dropouts: list[dict[str, Any]],
         reading: Reading | None = None,
     ) -> tuple[torch.Tensor, tuple[torch.Tensor, ...] | None]:
         """The last hidden states of embedded tokens, and those of all layers where they are wanted."""
@@ -197,7 +198,7 @@ class AsterismModel(AsterismPreTrainedModel):
             self._check_length(laid.columns_seen, laid.positions)
             embedded = embedded + self.positions(laid.positions.clamp(min=0)).to(embedded.dtype)
         hidden, positions = self._begin(embedded, laid.positions, columns.front)
-        calls = self._calls(laid.told, dropout_seed, reading)
+        calls = self._calls(laid.told, dropouts, reading)
         wanted = self.config.output_hidden_states if output_hidden_states is None else output_hidden_states
         states = []
         for block, layer_cache, arguments in zip(self.layers, laid.caches, calls, strict=True):
@@ -258,7 +259,7 @@ class AsterismModel(AsterismPreTrainedModel):
         return Laid(embedded, rows.positions, 0, columns, told, caches)
 
     def _calls(
-        self, padding: list[dict[str, Any]], dropout_seed: int | None, reading: Reading | None
+        self, padding: list[dict[str, Any]], dropouts: list[dict[str, Any]], reading: Reading | None
     ) -> list[dict[str, Any]]:
         """What each block is told beside positions and its cache."""
         distances: dict[str, Any] = {}
@@ -266,7 +267,7 @@ class AsterismModel(AsterismPreTrainedModel):
             name = "bias" if isinstance(self.relative, BucketedPositions) else "relative"
             distances[name] = self.relative()
         calls = []
-        for layer, dropout in enumerate(self._dropout_arguments(dropout_seed)):
+        for layer, dropout in enumerate(dropouts):
             attends = isinstance(cast(Any, self.layers[layer]).mixer, SparseAttention)
             cross = {} if reading is None else {"cross": reading.layers[layer]}
             calls.append(padding[layer] | dropout | (distances if attends else {}) | cross)

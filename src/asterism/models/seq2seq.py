@@ -20,6 +20,7 @@ from asterism.models.decoder import AsterismDecoder, AsterismEncoder
 from asterism.models.generation import GeneratesTokens
 from asterism.models.loss import refuse_shifting
 from asterism.models.modeling import AsterismModel
+from asterism.models.sharded import with_all_ranks
 from asterism.models.source_cache import EncoderDecoderPatternCache, SourceLayer, is_plain, own_caches
 
 EncoderOutputs = BaseModelOutput | tuple[torch.Tensor, ...]
@@ -76,6 +77,7 @@ class AsterismEncoderDecoder(AsterismPreTrainedModel):
         return torch.stack(there).sum() if there else None
 
     @can_return_tuple
+    @with_all_ranks
     def forward(
         self,
         input_ids: torch.Tensor | None = None,
@@ -173,6 +175,7 @@ class AsterismForConditionalGeneration(GeneratesTokens):
         return self.model.decoder
 
     @can_return_tuple
+    @with_all_ranks
     def forward(
         self,
         input_ids: torch.Tensor | None = None,

@@ -1,12 +1,17 @@
 """Batches whose rows lie on several devices: every rank holds the same stretch of columns of all rows.
 
 What all ranks must know of rows, they tell each other once per call of a model: how many tokens each holds, how many of
-a row are real, and where packed documents begin. Padding comes last in its row.
+a row are real, and where packed documents begin. Padding comes last in its row. A rank whose own arguments are refused
+before says so in the place of its numbers, so that all ranks raise an error, and none waits for it.
 """
 
-from collections.abc import Sequence
-from dataclasses import replace
-from typing import Any, NamedTuple
+import inspect
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from contextvars import ContextVar
+from dataclasses import dataclass, replace
+from functools import wraps
+from typing import Any, NamedTuple, TypeVar, cast
 
 import numpy as np
 import torch
@@ -19,6 +24,86 @@ from asterism.models.documents import PackedDocuments, find_documents
 from asterism.parallel import SequenceParallel, sharding
 from asterism.parallel.context import shards_of
 from asterism.parallel.ranks import all_tokens, gather_numbers
+from asterism.patterns.intervals import Integers
+
+_NUMBERS = (
+    "tokens",
+    "rows",
+    "attention_mask",
+    "position_ids",
+    "cu_seqlens",
+    "labels",
+    "shift_labels",
+    "num_items_in_batch",
+)
+"""What a rank says of a call, in this order, and at last whether it was refused."""
+
+_TARGETS = ("labels", "next_sentence_label", "start_positions")
+"""Arguments of models that a loss is taken of."""
+
+Function = TypeVar("Function", bound=Callable[..., Any])
+
+
+@dataclass
+class _Meeting:
+    """A call of a model: which labels it was given, and whether the ranks have met in it."""
+
+    labels: tuple[bool, ...]
+    is_over: bool = False
+
+
+_MEETING: ContextVar[_Meeting | None] = ContextVar("meeting", default=None)
+
+
+@contextmanager
+def together(context: SequenceParallel, given: Mapping[str, Any], device: torch.device) -> Iterator[None]:
+    """Around a call of a model with these arguments, by their names, in which ranks meet in `find_rows`.
+
+    A rank that raises an error before says so to the others, which then raise one, too.
+    """
+    around = _MEETING.get()
+    if around is not None and not around.is_over:  # a part of a model, whose call is under way
+        yield
+        return
+    labels = any(given.get(name) is not None for name in _TARGETS)
+    numbers = (given.get(name) is not None for name in ("shift_labels", "num_items_in_batch"))
+    meeting = _Meeting((labels, *numbers))
+    token = _MEETING.set(meeting)
+    try:
+        yield
+    except Exception:
+        if not meeting.is_over:
+            with suppress(Exception):  # this rank has its own error to raise
+                _meet(context, [0] * len(_NUMBERS), device, refused=True)
+        raise
+    finally:
+        _MEETING.reset(token)
+
+
+def with_all_ranks(forward: Function) -> Function:
+    """The `forward` of a model, `together` within `sequence_parallel`."""
+
+    @wraps(forward)
+    def call(self: Any, *arguments: Any, **named: Any) -> Any:
+        context = sharding()
+        if context is None:
+            return forward(self, *arguments, **named)
+        positional = zip(list(inspect.signature(forward).parameters)[1:], arguments, strict=False)
+        with together(context, dict(positional) | named, self.device):
+            return forward(self, *arguments, **named)
+
+    return cast(Function, call)
+
+
+def _meet(context: SequenceParallel, numbers: Sequence[int], device: torch.device, *, refused: bool) -> Integers:
+    """[ranks, numbers]: what each rank says. Raises ConfigurationError where one was refused."""
+    if (meeting := _MEETING.get()) is not None:
+        meeting.is_over = True
+    said = gather_numbers(context, [*numbers, int(refused)], device)
+    if said[:, -1].any() and not refused:
+        rank = int(said[:, -1].argmax())
+        raise ConfigurationError(f"rank {rank} was refused its arguments; its own message says why")
+    return said[:, :-1]
 
 
 class ShardedRows(NamedTuple):
@@ -76,23 +161,12 @@ def find_rows(
     Raises ConfigurationError, on all ranks, for ranks that do not say the same, and for padding before a token.
     """
     batch, own = tokens.shape[:2]
-    real, refused = None, None
-    try:
-        real = None if attention_mask is None else real_tokens(attention_mask, batch, 0, own)
-    except ConfigurationError as error:
-        refused = error  # raised when all ranks know of it: the others would wait for this one
-    given = [attention_mask is not None, position_ids is not None, cu_seqlens is not None]
-    said = gather_numbers(context, [own, batch, *given, int(refused is not None)], tokens.device)
-    if said[:, -1].any():
-        rank = int(said[:, -1].argmax())
-        raise refused or ConfigurationError(f"rank {rank} was refused its attention_mask; its own message says why")
-    said = said[:, :-1]
-    if (said[:, 1:] != said[0, 1:]).any():
-        rank = int(np.flatnonzero((said[:, 1:] != said[0, 1:]).any(axis=1))[0])
-        raise ConfigurationError(
-            "ranks of a sharded sequence must give the same rows and arguments: [rows, attention_mask, position_ids,"
-            f" cu_seqlens] are {said[0, 1:].tolist()} on rank 0 and {said[rank, 1:].tolist()} on rank {rank}"
-        )
+    real = None if attention_mask is None else real_tokens(attention_mask, batch, 0, own)
+    meeting = _MEETING.get()
+    given = attention_mask is not None, position_ids is not None, cu_seqlens is not None
+    labels = (False,) * 3 if meeting is None else meeting.labels
+    said = _meet(context, [own, batch, *given, *labels], tokens.device, refused=False)
+    _refuse_differences(said)
     shards = Shards.of_sizes(tuple(said[:, 0].tolist()))
     positions = torch.arange(*shards.range(context.rank), device=tokens.device)[None]
     rows = ShardedRows(context, shards, positions)
@@ -104,6 +178,22 @@ def find_rows(
     if real is None or lengths is None:
         return rows
     return rows._replace(positions=torch.where(real, positions, -1), real=real, lengths=lengths)
+
+
+def _refuse_differences(said: Integers) -> None:
+    """Raises ConfigurationError, which names what differs, for ranks with other rows or arguments than the first."""
+    others, columns = np.nonzero(said[:, 1:] != said[0, 1:])
+    if not len(others):
+        return
+    rank, column = others[0], columns[0] + 1
+    of_rank = {0: said[0, column], rank: said[rank, column]}
+    told = [
+        f"{number if column == 1 else 'given' if number else 'left out'} on rank {where}"
+        for where, number in of_rank.items()
+    ]
+    raise ConfigurationError(
+        f"ranks of a sharded sequence must give the same rows and arguments: {_NUMBERS[column]}: {', '.join(told)}"
+    )
 
 
 def _lengths(context: SequenceParallel, real: Tensor, shards: Shards) -> tuple[int, ...] | None:

@@ -87,7 +87,7 @@ def generate_shards(
 
 def _run(model: "AsterismForCausalLM", tokens: Tensor, asked: Asked) -> Tensor:
     embedded = model.model._add_types(model.model._embed(tokens, None), None)
-    return model.model._run(embedded, asked, False, None)[0]
+    return model.model._run(embedded, asked, False, model.model._dropout_arguments(None))[0]
 
 
 def _ended(tokens: Tensor, settings: Settings) -> Tensor:

@@ -18,7 +18,7 @@ from asterism.errors import ConfigurationError
 from asterism.models.drop_in.documents import from_positions
 from asterism.models.drop_in.field import IMPLEMENTATION
 from asterism.models.loss import cross_entropy, refuse_shifting
-from asterism.models.sharded import ShardedRows, find_rows
+from asterism.models.sharded import ShardedRows, find_rows, together
 from asterism.parallel import SequenceParallel, sharding
 from asterism.parallel.ranks import all_tokens, whole
 
@@ -93,33 +93,44 @@ def _begin(
     context = sharding()
     if context is None or _CALL.get() is not None:  # or a model around this one has begun
         return None
+    signature = inspect.signature(model.forward)
+    given = dict(signature.bind_partial(*arguments, **named).arguments)
+    given |= given.pop(next((x.name for x in signature.parameters.values() if x.kind is x.VAR_KEYWORD), ""), {})
+    with together(context, given, model.device):
+        return (), _meet(context, model, given, signature)
+
+
+def _meet(context: SequenceParallel, model: Any, given: dict[str, Any], signature: inspect.Signature) -> dict[str, Any]:
+    """What a model is called with, when all ranks know of the call."""
     if model.config._attn_implementation != IMPLEMENTATION:
         raise ConfigurationError(
             f"{type(model).__name__} attends by {model.config._attn_implementation!r}, which knows no shards: within"
             " sequence_parallel it needs use_pattern"
         )
-    signature = inspect.signature(model.forward)
-    given = dict(signature.bind_partial(*arguments, **named).arguments)
-    given |= given.pop(next((x.name for x in signature.parameters.values() if x.kind is x.VAR_KEYWORD), ""), {})
     _check_arguments(model, given, signature)
     labels, items = _take_labels(model, given), given.pop("num_items_in_batch", None)
     tokens = next((given[name] for name in ("input_ids", "inputs_embeds") if given.get(name) is not None), None)
     if tokens is None:
         raise ConfigurationError("a sharded sequence needs input_ids or inputs_embeds, and got neither")
+    if (positions := given.get("position_ids")) is None:
+        _check_positions(model)
+    elif positions.shape not in (tokens.shape[:2], (1, tokens.shape[1])):
+        raise ConfigurationError(
+            f"position_ids must be as the tokens of this rank, {list(tokens.shape[:2])}, got {list(positions.shape)}"
+        )
     rows = find_rows(context, tokens, given.get("attention_mask"))
     if 0 in rows.shards.sizes:
         raise ConfigurationError(
             f"{type(model).__name__} cannot compute on no tokens, and rank {rows.shards.sizes.index(0)} holds none of"
             f" {rows.shards.length}: give each rank one at least"
         )
-    if given.get("position_ids") is None:
-        _check_positions(model)
+    if positions is None:
         given["position_ids"] = torch.arange(*rows.shards.range(context.rank), device=tokens.device)[None]
     own = given["position_ids"].expand(*tokens.shape[:2])
     _CALL.set(Call(model, rows, all_tokens(context, own, rows.shards), labels, items))
     if "use_cache" in signature.parameters:
         given["use_cache"] = False
-    return (), given
+    return given
 
 
 def _end(model: Any, arguments: tuple[Any, ...], named: dict[str, Any], output: Any) -> Any:

@@ -14,6 +14,11 @@ from asterism.layers.padding import Packing, is_known_full, real_tokens
 from asterism.models.drop_in.documents import from_mask
 from asterism.models.drop_in.sharded import Call, sharded_call
 
+_OTHER_CACHE = (
+    "a static or sliding cache cannot forget by a pattern; leave out cache_implementation and past_key_values, or pass"
+    " past_key_values=PatternCache(max_tokens=...) for one of fixed size"
+)
+
 
 class Tokens(NamedTuple):
     """N new tokens per row, after S that a cache has seen.
@@ -41,10 +46,7 @@ class Tokens(NamedTuple):
 
     def contiguous(self) -> "Tokens":
         """Refused with ConfigurationError: only `generate` asks it, of the masks of a static cache."""
-        raise ConfigurationError(
-            "a static cache cannot forget by a pattern; pass past_key_values=PatternCache(max_tokens=...) for one of"
-            " fixed size, or leave out cache_implementation"
-        )
+        raise ConfigurationError(_OTHER_CACHE)
 
 
 def describe_tokens(
@@ -82,9 +84,8 @@ def describe_tokens(
         documents = None if call is not None else from_mask(mask_function, batch_size, q_length, device)
     if isinstance(q_offset, torch.Tensor) or kv_offset != 0 or kv_length != q_offset + q_length:
         raise ConfigurationError(
-            f"{q_length} queries at {q_offset} do not fit {kv_length} keys from {kv_offset} on: a pattern needs all the"
-            " keys of the queries' own sequence, not those of another or of a static or sliding cache;"
-            " the model keeps the right keys in a cache of its own, or in a PatternCache(max_tokens=...) of fixed size"
+            f"{_OTHER_CACHE}: {kv_length} keys came with {q_length} new tokens, and a pattern needs those of the"
+            " queries' own sequence, no more and no fewer"
         )
     if q_offset and not causal:
         raise ConfigurationError("a model that reads the future cannot continue from a cache; pass the whole sequence")
