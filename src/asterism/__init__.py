@@ -3,7 +3,8 @@
     from asterism import attend, patterns
     out = attend(q, k, v, patterns.fixed(stride=128, summary=8))
 
-What needs torch is imported when it is first asked for.
+What needs torch is imported when it is first asked for. The operators of attention are registered with torch when a
+program that was exported is read: torch finds them there by their names alone.
 """
 
 from typing import TYPE_CHECKING
@@ -11,7 +12,7 @@ from typing import TYPE_CHECKING
 from asterism import patterns
 from asterism.compiler import compile_pattern
 from asterism.errors import AsterismError
-from asterism.lazy import lazily
+from asterism.lazy import import_after, lazily
 from asterism.memo import clear_caches
 
 if TYPE_CHECKING:
@@ -43,3 +44,5 @@ __getattr__, __dir__ = lazily(
     {"attend": "kernels", "decode": "kernels", "SparseAttention": "layers"} | dict.fromkeys(_TERMS, "kernels"),
     eager=("AsterismError", "clear_caches", "compile_pattern", "patterns"),
 )
+
+import_after("torch._export.serde.serialize", "asterism.kernels")  # the module that torch.export.load reads by

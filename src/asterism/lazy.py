@@ -1,7 +1,12 @@
 """Packages whose names are imported when they are first asked for, so that `import asterism` loads no torch."""
 
-from collections.abc import Callable, Mapping
+import sys
+from collections.abc import Callable, Mapping, Sequence
 from importlib import import_module
+from importlib.abc import MetaPathFinder
+from importlib.machinery import ModuleSpec
+from importlib.util import find_spec
+from types import ModuleType
 
 
 def lazily(
@@ -20,3 +25,41 @@ def lazily(
         return getattr(import_module(f"{package}.{homes[name]}"), name)
 
     return get, lambda: sorted({*homes, *eager})
+
+
+def import_after(module: str, dependent: str) -> None:
+    """Import `dependent` as soon as somebody imports `module`: at once, where somebody has."""
+    if module in sys.modules:
+        import_module(dependent)
+    else:
+        sys.meta_path.insert(0, _After(module, dependent))
+
+
+class _After(MetaPathFinder):
+    """Finds a module as the others do, and has another one imported when it is executed."""
+
+    def __init__(self, module: str, dependent: str) -> None:
+        self.module, self.dependent, self.looking = module, dependent, False
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None = None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        if fullname != self.module or self.looking:
+            return None
+        self.looking = True
+        try:
+            spec = find_spec(fullname)
+        finally:
+            self.looking = False
+        if spec is None or spec.loader is None:
+            return spec
+        execute = spec.loader.exec_module
+
+        def exec_module(module: ModuleType) -> None:
+            execute(module)
+            if self in sys.meta_path:
+                sys.meta_path.remove(self)
+                import_module(self.dependent)
+
+        spec.loader.exec_module = exec_module  # type: ignore[method-assign]
+        return spec

@@ -3,7 +3,8 @@
 An adapter is saved without its base model, so the base model's configuration, which holds the pattern, is not saved
 with it. Its own configuration (adapter_config.json) holds the pattern instead. Where the adapter is put on a model
 again, the model follows that pattern, or is refused if it follows another. Where this library is not imported, PEFT
-says that it ignores these fields.
+would ignore the pattern with a warning about its own version. So the file names a task that PEFT refuses, in words that
+say what to import, and keeps the task in a field of ours.
 """
 
 import sys
@@ -18,6 +19,10 @@ from asterism.models.drop_in.use_pattern import use_pattern
 from asterism.patterns import in_full
 
 _FIELDS = (PatternField.name, WINDOW_FIELD)
+
+_TASK_FIELD = "asterism_task_type"
+_REFUSED_TASK = "none without asterism: the adapter follows a pattern, so import asterism.models before you load it"
+"""Stands in the file for a task, which PEFT quotes where it refuses it."""
 
 
 def remember_in_adapters() -> None:
@@ -40,12 +45,16 @@ def _keep_in_configurations(kind: Any) -> None:
     @wraps(write)
     def to_dict(self: Any) -> dict[str, Any]:
         own = {name: vars(self)[name] for name in _FIELDS if vars(self).get(name) is not None}
+        written: dict[str, Any] = write(self)
         if PatternField.name in own:
             own[PatternField.name] = in_full(own[PatternField.name])
-        return write(self) | own
+            own |= {_TASK_FIELD: written.get("task_type"), "task_type": _REFUSED_TASK}
+        return written | own
 
     def from_peft_type(cls: Any, /, **fields: Any) -> Any:
         own = {name: fields.pop(name) for name in _FIELDS if name in fields}
+        if _TASK_FIELD in fields:  # adapters of before kept the task where PEFT looks for it
+            fields["task_type"] = fields.pop(_TASK_FIELD)
         config = read.__func__(cls, **fields)
         vars(config).update(own)
         return config
