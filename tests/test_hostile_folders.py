@@ -100,6 +100,51 @@ def test_a_folder_does_not_vouch_for_what_its_links_lead_to(folder, tmp_path):
     refused(folder, r"vocab.txt is damaged: ")
 
 
+API = {"api_key": "s3cret-1", "access_token": "s3cret-2", "errors": ["s3cret-3"], "nested": {"a": "s3cret-4"}}
+
+
+@pytest.mark.parametrize(
+    ("name", "telling"),
+    [
+        ("special_tokens_map.json", {"unk_token": {"content": "[UNK]", "note": "s3cret-5"}}),
+        ("tokenizer_config.json", {"model_max_length": 16, "added_tokens_decoder": {"a": "s3cret-6"}}),
+        ("tokenizer_config.json", {"do_lower_case": True, "sp_model_kwargs": {"a": {"b": "s3cret-7"}}}),
+    ],
+)
+def test_what_no_tokenizer_reads_is_not_published(name, telling, folder, tmp_path):
+    private = {key: value for key, value in API.items() if name[0] == "t" or key.endswith("_token")}
+    (tmp_path / "private").write_text(json.dumps(telling | private))
+    (folder / name).unlink(missing_ok=True)
+    (folder / name).symlink_to(tmp_path / "private")
+    import_checkpoint(folder, tmp_path / "output")
+    for file in (tmp_path / "output").iterdir():
+        assert b"s3cret" not in file.read_bytes(), file.name
+    written = json.loads((tmp_path / "output" / name).read_text())
+    assert written.get("unk_token", {"content": "[UNK]"}) == {"content": "[UNK]"}
+    assert telling.get("model_max_length") == written.get("model_max_length")
+
+
+@pytest.mark.parametrize("name", ["vocab.json", "added_tokens.json"])
+@pytest.mark.parametrize("content", [{"alice": 52_000, "bob": 48_000}, {"alice": 0, "bob": 1}])
+def test_names_and_numbers_are_no_vocabulary(name, content, folder, tmp_path):
+    (tmp_path / "private").write_text(json.dumps(content))
+    (folder / name).symlink_to(tmp_path / "private")
+    refused(folder, rf"{name} is damaged: ")
+
+
+def test_settings_of_tokenizers_stay_as_they_are(folder, tmp_path):
+    added = {"0": {"content": "[PAD]", "lstrip": False, "normalized": False, "special": True}}
+    settings = {
+        **{"do_lower_case": True, "model_max_length": 16, "tokenizer_class": "BertTokenizer", "never_split": ["a"]},
+        **{"added_tokens_decoder": added, "mask_token": {"content": "[MASK]", "lstrip": True, "__type": "AddedToken"}},
+        **{"extra_special_tokens": {"image_token": "<i>"}, "additional_special_tokens": ["<x>", "<y>"]},
+        **{"sp_model_kwargs": {"alpha": 0.5}, "image_token": "<i>", "clean_up_tokenization_spaces": None},
+    }
+    (folder / "tokenizer_config.json").write_text(json.dumps(settings))
+    import_checkpoint(folder, tmp_path / "output")
+    assert json.loads((tmp_path / "output" / "tokenizer_config.json").read_text()) == settings
+
+
 def test_links_as_such_are_allowed(checkpoint, tmp_path):
     """As in a snapshot of Hugging Face's cache."""
     snapshot = tmp_path / "snapshot"

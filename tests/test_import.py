@@ -367,7 +367,7 @@ def test_a_pattern_is_all_that_longformer_reads(imported, tmp_path):
     theirs, inputs = original("Longformer"), batch(1, 30)
     ours = imported(theirs, pattern="window(left=2, right=2)")
     assert ours.config.global_projections is None
-    assert ours.config.mixers == "window(left=2, right=2)"
+    assert ours.config.layer_mixers()[0] == parse("window(left=2, right=2)")
     other = inputs["input_ids"].clone()
     other[0, 20] = (other[0, 20] + 1) % VOCABULARY
     with torch.no_grad():

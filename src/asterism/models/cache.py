@@ -179,21 +179,21 @@ class PatternCacheLayer(CacheLayerMixin):
         self._latest: list[NewTokens] = []
 
     @property
-    def keys(self) -> torch.Tensor | None:  # type: ignore[override]
+    def keys(self) -> torch.Tensor | None:
         """Refused with NoTensorsError: keys lie in slots, those of each group of heads in its own."""
         raise NoTensorsError("keys")
 
+    @keys.setter
+    def keys(self, none: torch.Tensor | None) -> None:  # what transformers does first
+        pass
+
     @property
-    def values(self) -> torch.Tensor | None:  # type: ignore[override]
+    def values(self) -> torch.Tensor | None:
         """Refused as `keys` are."""
         raise NoTensorsError("values")
 
-    @keys.setter
-    def keys(self, none: None) -> None:  # what transformers does first
-        pass
-
     @values.setter
-    def values(self, none: None) -> None:
+    def values(self, none: torch.Tensor | None) -> None:
         pass
 
     @property
