@@ -152,6 +152,17 @@ def test_a_model_folder_of_such_sizes_is_refused_at_once(usual, tmp_path, verb, 
             resolve(FineTuneConfig(task="classify", model=str(tmp_path), data="none"))
 
 
+@pytest.mark.parametrize("verb", ["finetune", "train"])
+def test_more_labels_than_can_be_named_in_a_moment_are_refused(tmp_path, verb):
+    document = {"model_type": "bert", "architectures": ["BertModel"], **BERT, "num_labels": 2**20 + 1, "hidden_size": 8}
+    (tmp_path / "config.json").write_text(json.dumps(document))
+    with pytest.raises(CheckpointError, match=r"has num_labels 1,048,577 in its config.json, and may have 1,048,576$"):
+        if verb == "train":
+            resolve(small_run(model=ModelConfig(), init_from=str(tmp_path)))
+        else:
+            resolve(FineTuneConfig(task="classify", model=str(tmp_path), data="none"))
+
+
 def test_a_model_of_ten_million_layers_is_refused(usual):
     config = AsterismConfig(num_hidden_layers=10**7, hidden_size=8, num_attention_heads=1)
     with pytest.raises(ConfigurationError, match="a model of 10,000,000 layers needs at least 164 GB of memory"):

@@ -95,14 +95,30 @@ _ROOM = 30
 
 
 def require_memory_to_tune(config: FineTuneConfig, folder: Path) -> None:
-    """Raises ConfigurationError if the model in a folder, or batches of it, need more memory than there is."""
-    _require_least(config, _document(folder), 1)
+    """Raises ConfigurationError if the model in a folder, or batches of it, need more memory than there is, and
+    CheckpointError if it names more labels than can be read in a moment."""
+    document = _document(folder)
+    _require_least(config, document, 1)
+    _refuse_labels(document, f"model: {folder}")
 
 
 def require_memory_to_load(folder: Path, what: str) -> None:
-    """Raises CheckpointError if the model in a folder needs more memory than there is."""
-    if reason := shortage(least_model_memory(_document(folder)), f"{what}a model of the sizes in {folder}/config.json"):
+    """Raises CheckpointError if the model in a folder needs more memory than there is, or has too many labels."""
+    document = _document(folder)
+    if reason := shortage(least_model_memory(document), f"{what}a model of the sizes in {folder}/config.json"):
         raise CheckpointError(reason)
+    _refuse_labels(document, f"{what}{folder}")
+
+
+_MOST_LABELS = 2**20
+"""transformers makes names for labels that have none, in two dictionaries, one by one: a second for so many."""
+
+
+def _refuse_labels(document: Mapping[str, object], what: str) -> None:
+    """Raises CheckpointError, which begins with `what`, for a configuration with more labels than that."""
+    labels = document.get("num_labels")
+    if isinstance(labels, int) and labels > _MOST_LABELS:
+        raise CheckpointError(f"{what} has num_labels {labels:,} in its config.json, and may have {_MOST_LABELS:,}")
 
 
 def _require_least(config: TrainingConfig, document: Mapping[str, object], tokens: int) -> None:
