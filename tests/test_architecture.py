@@ -152,7 +152,7 @@ def test_kernels_and_layers_need_no_transformers(file):
     assert not {name for name in imports(file) if name.split(".")[0] == "transformers"}
 
 
-@pytest.mark.parametrize("name", ("eager", "cpu", "triton", "flex"))
+@pytest.mark.parametrize("name", ("eager", "cpu", "triton"))
 def test_tile_kernels_know_no_pattern(name):
     """They see tiles and bit masks, so that every pattern runs on the same loops; their operator reads its text."""
     files = [file for file in in_folder("kernels") if kernel_of(file) == name]
@@ -278,7 +278,7 @@ def test_what_is_kept_is_kept_in_one_place():
     """By `memo.py` arrays are bounded in bytes, tensors made outside of inference mode, and no lock is left to a forked
     child. Below are answers about the machine, and those that must stay as long as the process lives."""
     from_functools = {"functools.lru_cache", "functools.cache", "functools.cached_property"}
-    own = {"compiler/cost.py", "kernels/choice.py", "kernels/flex.py"}
+    own = {"compiler/cost.py", "kernels/choice.py"}
     own |= {"kernels/cpu/build.py", "kernels/cpu/processor.py"}
     for file in in_folder(*ORDER[: ORDER.index("models") + 1]):
         assert short(file) in own or not imports(file) & from_functools, short(file)

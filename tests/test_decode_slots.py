@@ -470,6 +470,6 @@ def test_terms_that_are_refused():
     for message, (terms, where) in given_terms.items():
         with pytest.raises(KernelError, match=message):
             decode_slots(*made.tensors, made.allowed, terms=terms, positions=where)
-    for implementation in ("dense", "flex", "triton"):
+    for implementation in ("dense", "triton"):
         with pytest.raises(KernelError, match=f"{implementation}.*terms"):
             decode_slots(*made.tensors, made.allowed, terms=Terms(softcap=1.0), implementation=implementation)

@@ -214,15 +214,6 @@ def test_vmap_of_the_log_sum_exp(implementation):
         assert_close(found, torch.stack(expected))
 
 
-def test_flex_refuses_transforms():
-    q, k, v = operands()
-    attention = function("window(left=3)", "flex")
-    with forward_ad.dual_level(), pytest.raises(KernelError, match='flex.*transforms.*use implementation="reference"'):
-        attention(forward_ad.make_dual(q, q), k, v)
-    with pytest.raises(KernelError, match='flex.*transforms.*use implementation="reference"'):
-        func.vmap(attention)(q[None], k[None], v[None])
-
-
 def decoded(q, k, v, **keywords):
     return decode(q, k, v, "window(left=3)", torch.tensor([[8]]), torch.arange(9)[None], **keywords)
 

@@ -15,7 +15,7 @@ from asterism.errors import ConfigurationError, nearest
 
 Activation = Literal["quick_gelu", "gelu", "gelu_new", "relu", "silu"]
 Block = Literal["pre_norm", "post_norm", "all_attention"]
-Implementation = Literal["auto", "reference", "eager", "cpu", "triton", "dense", "flex"]
+Implementation = Literal["auto", "reference", "eager", "cpu", "triton", "dense"]
 Pooling = Literal["cls", "mean"]
 PoolerActivation = Literal["tanh", "quick_gelu", "gelu", "gelu_new", "relu", "silu"]
 Norm = Literal["layer", "rms"]

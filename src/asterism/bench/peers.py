@@ -86,7 +86,7 @@ class CompiledFlexAttention(Peer):
         if case.length > _MOST_FLEX_TOKENS:
             return f"its block mask looks at n^2 pairs: too many beyond {_MOST_FLEX_TOKENS:,} tokens"
         if mask_function(case.rule, 1, "cpu") is None:
-            return "the pattern is not written as a native mask function; the implementation flex takes our plan"
+            return "the pattern is not written as a native mask function"
         return None
 
     def prepare(self, case: Case) -> Prepared:

@@ -99,16 +99,15 @@ def attend(
     refuse them. Across with another step than 1 there are none by distance.
 
     Under torch.autocast q, k and v are cast to its dtype first, float64 apart, as scaled_dot_product_attention does it.
-    torch.func.vmap, grad and vjp go through every implementation but "flex". Forward-mode derivatives need "reference"
-    or "dense", second derivatives "reference"; the others refuse them with KernelError.
+    torch.func.vmap, grad and vjp go through every implementation. Forward-mode derivatives need "reference" or "dense",
+    second derivatives "reference"; the others refuse them with KernelError.
 
     `implementation`: "cpu" (fused tiles in C++: float32 and bfloat16), "triton" (fused tiles on a GPU: these and
     float16), "eager" (tiles in plain PyTorch), "dense" (scaled_dot_product_attention; with a mask for short sequences),
-    "flex" (PyTorch's FlexAttention; on CPUs without gradients), "reference" (the oracle, O(n^2) memory), or "auto": the
-    fastest implementation of tiles that there is for the operands, or dense where that is cheaper on this machine. The
-    first long call for which this is open measures it, once, in two seconds, unless the machine is busy
-    (ASTERISM_CALIBRATE=0 switches that off, `asterism bench --calibrate` renews it). Equal calls of a process are
-    answered by the same implementation.
+    "reference" (the oracle, O(n^2) memory), or "auto": the fastest implementation of tiles that there is for the
+    operands, or dense where that is cheaper on this machine. The first long call for which this is open measures it,
+    once, in two seconds, unless the machine is busy (ASTERISM_CALIBRATE=0 switches that off, `asterism bench
+    --calibrate` renews it). Equal calls of a process are answered by the same implementation.
     Raises KernelError for tensors that do not fit each other or the implementation, PatternError for the pattern.
     """
     text = _text(pattern)
@@ -194,7 +193,7 @@ def decode(
     [B or 1, L] (int64) say where in the sequence each query and key stands; a key at -1 is an empty slot. Returns out
     [B, H, M, Dv] and, with `return_lse`, the log-sum-exp [B, H, M], as `attend` does. `implementation` is as in
     `attend`, too: "auto" is a kernel for decoding ("cpu", "triton") where there is one for the dtype and no gradient is
-    asked for, else PyTorch's own attention with a mask; "eager" and "flex" make a plan of the pairs of each call.
+    asked for, else PyTorch's own attention with a mask; "eager" makes a plan of the pairs of each call.
     `terms` are those of `attend`, without dropout; "cpu" computes them, or plain PyTorch.
     Raises KernelError for tensors or positions that do not fit each other or the implementation, and PatternError for a
     pattern that is not prefix-stable, because its answer would depend on the length to come.

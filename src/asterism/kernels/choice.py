@@ -50,26 +50,6 @@ class Reference:
 
 
 @dataclass(frozen=True)
-class Flex:
-    """FlexAttention as a kernel; its file is imported at first use, since it loads PyTorch's compiler."""
-
-    def refusal(self, operands: Operands) -> str | None:
-        if torch.compiler.is_compiling():
-            return None  # `run` leaves the graph before it asks again
-        from asterism.kernels import flex
-
-        return flex.refusal(operands)
-
-    def run(self, operands: Operands) -> Attended:
-        from asterism.kernels import flex
-
-        return flex.flex(operands)
-
-    def costs(self, plan: Plan, setting: Setting) -> float:
-        return math.inf
-
-
-@dataclass(frozen=True)
 class EveryKey:
     """A few queries that read every key, or those that a key_mask leaves, as the keys of a cache: without a gradient.
 
@@ -98,9 +78,9 @@ class EveryKey:
         return cpu.DECODING.costs(plan, setting)
 
 
-REFERENCE, FLEX, EVERY_KEY = Reference(), Flex(), EveryKey()
+REFERENCE, EVERY_KEY = Reference(), EveryKey()
 
-NAMED: dict[str, Kernel] = {"reference": REFERENCE, "eager": EAGER, "cpu": CPU, "triton": TRITON, "flex": FLEX}
+NAMED: dict[str, Kernel] = {"reference": REFERENCE, "eager": EAGER, "cpu": CPU, "triton": TRITON}
 """The kernels by their names; "dense" is three of them."""
 
 DENSE = {"full": FULL, "causal": CAUSAL, "sparse": MASKED}
@@ -108,7 +88,7 @@ DENSE = {"full": FULL, "causal": CAUSAL, "sparse": MASKED}
 
 DTYPE_NAMES = {dtype: str(dtype).removeprefix("torch.") for dtype in DTYPES}
 
-IMPLEMENTATIONS = ("auto", "reference", "eager", "cpu", "triton", "dense", "flex")
+IMPLEMENTATIONS = ("auto", "reference", "eager", "cpu", "triton", "dense")
 """What `implementation` may be."""
 
 

@@ -86,15 +86,11 @@ class Operands:
     @cached_property
     def plan(self) -> Plan:
         """The plan for these lengths, whose heads are 1 or H; it lives as long as the operands do."""
-        return self.plan_of(None)
-
-    def plan_of(self, tile: int | None) -> Plan:
-        """The plan with tiles of that size; None leaves the choice to the compiler."""
         if self.allowed is not None:
-            return compile_mask(self.allowed[0].cpu().numpy(), tile)
+            return compile_mask(self.allowed[0].cpu().numpy())
         self.pattern.check_heads(self.q.shape[1])
         n_queries, n_keys = self.q.shape[2], self.k.shape[2]
-        return compile_pattern(self.pattern, n_queries, n_keys, query_offset=self.query_offset, tile=tile)
+        return compile_pattern(self.pattern, n_queries, n_keys, query_offset=self.query_offset)
 
     @property
     def wide(self) -> torch.dtype:
