@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from asterism.parallel.merging import Result, merged_at
+from asterism.kernels.merging import Result, merged_at
 from asterism.parallel.places import Places
 
 

@@ -10,7 +10,7 @@ import torch
 from attending_ranks import CASES, apart_in_all_cases, refusal
 from gloo import WORKERS
 
-from asterism.parallel.merging import Result, merged, merged_at
+from asterism.kernels.merging import Result, merged, merged_at
 from asterism.parallel.places import Places
 
 

@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 
 from asterism.compiler import Pass, Plan
+from asterism.kernels.merging import joined
 from asterism.kernels.operands import Operands
 from asterism.kernels.operator import Gradients, Rounded, Tiles, Wanted, operator
 from asterism.kernels.philox import dropped
@@ -359,10 +360,8 @@ def _attend(work: _Work) -> tuple[Tensor, Tensor]:
 def _merge(out: Tensor, lse: Tensor, write: Tensor, part: Tensor, part_lse: Tensor) -> None:
     """Merge a partial softmax over further keys into out and lse, in place at the queries `write`."""
     old_lse = lse.index_select(3, write)
-    new_lse = torch.logaddexp(old_lse, part_lse)
-    shift = new_lse.masked_fill(new_lse == -math.inf, 0)
-    old = out.index_select(3, write) * (old_lse - shift).exp()[..., None]
-    out.index_copy_(3, write, old + part * (part_lse - shift).exp()[..., None])
+    new_lse, (old, more) = joined((old_lse, part_lse))
+    out.index_copy_(3, write, out.index_select(3, write) * old[..., None] + part * more[..., None])
     lse.index_copy_(3, write, new_lse)
 
 

@@ -17,6 +17,7 @@ from asterism.compiler import Plan
 from asterism.compiler.cost import Setting
 from asterism.errors import KernelError
 from asterism.kernels.checks import as_they_are
+from asterism.kernels.merging import share
 from asterism.kernels.operands import Attended, Operands, as_heads
 from asterism.kernels.transforms import is_transformed, over_batches, refuse_second_derivatives, refuse_tangents
 
@@ -71,10 +72,10 @@ class Rounded:
     def with_sinks(self, sinks: Tensor) -> "Rounded":
         """The same, where every query also reads a score `sinks` [H] of its head, with a value of 0."""
         lse = torch.logaddexp(self.lse, sinks[:, None])
-        share = (self.lse - lse.masked_fill(lse == -math.inf, 0)).exp()[..., None]
+        part = share(self.lse, lse)[..., None]
         if not self.residual.numel():
-            return Rounded(self.out.mul_(share), lse, self.residual)
-        return Rounded.rounded((self.out.to(lse.dtype) + self.residual) * share, lse, self.out.dtype)
+            return Rounded(self.out.mul_(part), lse, self.residual)
+        return Rounded.rounded((self.out.to(lse.dtype) + self.residual) * part, lse, self.out.dtype)
 
     def gradient_of_sinks(self, sinks: Tensor, grad_out: Tensor, grad_lse: Tensor) -> Tensor:
         """That of `sinks` [H], which are part of this lse."""

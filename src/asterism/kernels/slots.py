@@ -14,6 +14,7 @@ from asterism.compiler import Plan
 from asterism.compiler.cost import Setting
 from asterism.errors import KernelError
 from asterism.kernels.checks import check_positions, check_types
+from asterism.kernels.merging import share
 from asterism.kernels.operands import Attended, Operands, SlotTerms, refuse_distances
 from asterism.kernels.terms import DistanceTable, Terms, expanded
 
@@ -142,7 +143,7 @@ class InPyTorch:
         lse = lse.masked_fill(empty, -math.inf)
         if o.slots.sinks is not None:
             lse = torch.logaddexp(lse, o.slots.sinks[:, None, None].expand_as(lse))
-        weights = (scores - lse.masked_fill(lse == -math.inf, 0)).exp().masked_fill(~allowed, 0)
+        weights = share(scores, lse).masked_fill(~allowed, 0)
         return Attended((weights @ v).to(o.q.dtype), lse[..., 0])
 
     def costs(self, plan: Plan, setting: Setting) -> float:

@@ -16,6 +16,7 @@ from torch import nn
 from asterism import parallel
 from asterism.errors import ConfigurationError
 from asterism.kernels import Dropout, SoftSpan, Terms, attend
+from asterism.kernels.merging import joined
 from asterism.layers.attention import SECOND_READING, Heads, Masks, SparseAttention
 from asterism.layers.kept import Kept, NewTokens, read
 from asterism.layers.linear import Linear
@@ -49,8 +50,8 @@ class PersistentVectors(nn.Module):
         A query that read nothing, whose log-sum-exp is -inf, reads these alone. `dropout` is for these.
         """
         memory, memory_lse = self._read(q, dropout)
-        share = torch.sigmoid(context_lse - memory_lse)[..., None]
-        return (share * context + (1 - share) * memory).to(q.dtype)
+        _, (of_context, of_memory) = joined((context_lse, memory_lse))
+        return (of_context[..., None] * context + of_memory[..., None] * memory).to(q.dtype)
 
     def _read(self, q: torch.Tensor, dropout: Dropout | None) -> tuple[torch.Tensor, torch.Tensor]:
         """(out [B, H, M, Dv], lse [B, H, M]). The queries of a head, over the whole batch, are cut into runs no longer

@@ -16,6 +16,7 @@ from torch import Tensor
 from asterism.compiler.liveness import last_reader
 from asterism.errors import ConfigurationError
 from asterism.kernels import decode
+from asterism.kernels.merging import share
 from asterism.layers.kept import NewTokens, Seen
 from asterism.parallel import SequenceParallel
 from asterism.patterns import Pattern, require_causal
@@ -95,10 +96,8 @@ class ShardedCacheLayer:
         out, lse = decode(q, self.keys, self.values, self.pattern, *known, return_lse=True, **options)
         greatest = lse.clone()
         dist.all_reduce(greatest, dist.ReduceOp.MAX, group=self.context.group)
-        share = (
-            torch.where(greatest == -torch.inf, 0, lse - greatest).exp().masked_fill(lse == -torch.inf, 0)[..., None]
-        )
-        both = torch.cat([out.to(share.dtype) * share, share], dim=-1)
+        part = share(lse, greatest)[..., None]
+        both = torch.cat([out.to(part.dtype) * part, part], dim=-1)
         dist.all_reduce(both, group=self.context.group)
         total = both[..., -1]
         merged = both[..., :-1] / total.masked_fill(total == 0, 1)[..., None]

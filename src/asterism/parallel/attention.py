@@ -14,6 +14,7 @@ from asterism.compiler.devices import Communication, RowShape, Shards, communica
 from asterism.errors import ConfigurationError, KernelError, shown
 from asterism.kernels.attend import check_options
 from asterism.kernels.checks import as_they_are, autocast, check_scale, check_tensors, check_types
+from asterism.kernels.merging import Result, merged
 from asterism.kernels.packed import pattern_of_documents, read_bounds
 from asterism.kernels.terms import Terms, check_by_distance
 from asterism.kernels.transforms import is_transformed
@@ -21,7 +22,6 @@ from asterism.parallel.agreement import agree, in_words, refuse
 from asterism.parallel.context import SequenceParallel, sharding
 from asterism.parallel.exchange import tied
 from asterism.parallel.marks import Marks
-from asterism.parallel.merging import Result, merged
 from asterism.parallel.shares import Call, results_of
 from asterism.patterns import Pattern
 from asterism.patterns.by_text import by_text

@@ -17,11 +17,11 @@ from torch.autograd.function import once_differentiable
 from asterism import kernels
 from asterism.kernels.attend import attend_part
 from asterism.kernels.checks import as_they_are
+from asterism.kernels.merging import Result, joined
 from asterism.kernels.operator import Rounded
 from asterism.parallel.context import SequenceParallel
 from asterism.parallel.exchange import Flight, Hop, Route, begin, finish, whole
 from asterism.parallel.marks import Marks
-from asterism.parallel.merging import Result
 from asterism.parallel.places import Places
 from asterism.patterns import Pattern
 
@@ -193,10 +193,8 @@ class _Back:
 def _merge_into(out: Tensor, lse: Tensor, places: Places, more_out: Tensor, more_lse: Tensor) -> None:
     """Adds results of the queries at these places, over further keys, where the wide out and lse lie."""
     own_out, own_lse = places.take(out), places.take(lse)
-    both = torch.logaddexp(own_lse, more_lse)
-    finite = both.masked_fill(both == -math.inf, 0)
-    shares = ((x - finite).exp()[..., None] for x in (own_lse, more_lse))
-    places.write_to(out, own_out * next(shares) + more_out * next(shares))
+    both, (own, more) = joined((own_lse, more_lse))
+    places.write_to(out, own_out * own[..., None] + more_out * more[..., None])
     places.write_to(lse, both)
 
 

@@ -15,12 +15,12 @@ from torch import Tensor
 from asterism import kernels
 from asterism.compiler.devices import Communication, Heads, Residues, Ring, Rows, Shards, Share
 from asterism.compiler.devices.communication import some_heads
+from asterism.kernels.merging import Result, merged, merged_at, unread
 from asterism.kernels.terms import DistanceTable, Terms
 from asterism.parallel.context import SequenceParallel
 from asterism.parallel.exchange import Flight, Hop, Route, begin, finish, whole
 from asterism.parallel.laying import Stretch, laid
 from asterism.parallel.marks import Marks
-from asterism.parallel.merging import Result, merged, merged_at, unread
 from asterism.parallel.places import Places
 from asterism.parallel.ring import Question, Questions, Turn, round_the_ring
 from asterism.parallel.routes import Answers, Delivery, Local, RowsOf, residues_of, ring_of, rows_of

@@ -1,15 +1,16 @@
 """Results of the same queries over disjoint sets of keys, merged exactly by their log-sum-exps (Dao 2023; Liu et al.
-2023, Ring Attention)."""
+2023, Ring Attention).
+
+The sum of all weights is exp(log-sum-exp), so a result over some of the keys counts with exp(its own - that of all).
+"""
 
 import math
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
-
-from asterism.parallel.places import Places
 
 
 class Result(NamedTuple):
@@ -17,6 +18,31 @@ class Result(NamedTuple):
 
     out: Tensor
     lse: Tensor
+
+
+class Indices(Protocol):
+    """Some of the places along the tokens of a tensor [B, H, N, ...]."""
+
+    def __len__(self) -> int: ...
+
+    def take(self, x: Tensor) -> Tensor:
+        """What stands there."""
+
+    def put(self, x: Tensor, some: Tensor) -> Tensor:
+        """x with others there."""
+
+
+def share(lse: Tensor, whole: Tensor) -> Tensor:
+    """exp(lse - whole), what a result counts with in one over more keys; 0 where neither reads anything."""
+    return (lse - whole.masked_fill(whole == -math.inf, 0)).exp()
+
+
+def joined(lses: Sequence[Tensor]) -> tuple[Tensor, list[Tensor]]:
+    """The log-sum-exp [...] of all of them, each [...], and the share of each in it."""
+    lse = lses[0]
+    for other in lses[1:]:
+        lse = torch.logaddexp(lse, other)
+    return lse, [share(own, lse) for own in lses]
 
 
 def merged(results: Sequence[Result]) -> Result:
@@ -27,7 +53,7 @@ def merged(results: Sequence[Result]) -> Result:
     return Result(*_Merged.apply(*tensors))  # type: ignore[no-untyped-call]
 
 
-def merged_at(whole: Result, more: Result, places: Places) -> Result:
+def merged_at(whole: Result, more: Result, places: Indices) -> Result:
     """The same where `more` has the results of some of the queries only: of those at these places."""
     if len(places) == whole.lse.shape[2]:
         return merged((whole, more))
@@ -61,7 +87,7 @@ class _MergedAt(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, places: Places, out: Tensor, lse: Tensor, more_out: Tensor, more_lse: Tensor
+        ctx: Any, places: Indices, out: Tensor, lse: Tensor, more_out: Tensor, more_lse: Tensor
     ) -> tuple[Tensor, Tensor]:
         own_out = places.take(out)
         merged_out, merged_lse, shares = _merge((own_out, more_out), (places.take(lse), more_lse))
@@ -81,12 +107,8 @@ class _MergedAt(torch.autograd.Function):
 
 def _merge(outs: Sequence[Tensor], lses: Sequence[Tensor]) -> tuple[Tensor, Tensor, list[Tensor]]:
     """Outputs and log-sum-exps as one, and the share of each in them."""
-    lse = lses[0]
-    for other in lses[1:]:
-        lse = torch.logaddexp(lse, other)
-    finite = lse.masked_fill(lse == -math.inf, 0)
-    shares = [(own - finite).exp() for own in lses]
-    wide = sum(out * share[..., None] for out, share in zip(outs, shares, strict=True))
+    lse, shares = joined(lses)
+    wide = sum(out * part[..., None] for out, part in zip(outs, shares, strict=True))
     assert isinstance(wide, Tensor)
     return wide.to(outs[0].dtype), lse, shares
 
@@ -98,9 +120,9 @@ def _part(
     wide = shares[0].dtype
     of_all = grad_lse - (grad_out.to(wide) * out).sum(-1)
     grads, grads_lse = [], []
-    for own, share in zip(outs, shares, strict=True):
-        grads.append((grad_out * share[..., None]).to(grad_out.dtype))
-        grads_lse.append(share * ((grad_out.to(wide) * own).sum(-1) + of_all))
+    for own, part in zip(outs, shares, strict=True):
+        grads.append((grad_out * part[..., None]).to(grad_out.dtype))
+        grads_lse.append(part * ((grad_out.to(wide) * own).sum(-1) + of_all))
     return grads, grads_lse
 
 
