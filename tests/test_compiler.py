@@ -23,7 +23,6 @@ from test_patterns import ALL, named
 
 from asterism import compile_pattern, patterns
 from asterism.compiler import compile as compiling
-from asterism.compiler import compile_mask
 from asterism.errors import PatternError
 from asterism.memo import Store, remembering
 from asterism.patterns.by_text import by_text, remember
@@ -410,18 +409,6 @@ go_on.set()
         command = [sys.executable, "-W", "ignore", "-c", code]
         done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
         assert done.stdout == "1\n", done.stderr
-
-
-@pytest.mark.parametrize("tile", (None, *COMPILED_TILES))
-@pytest.mark.parametrize("shape", ((1, 1, 1), (1, 3, 40), (2, 20, 70), (3, 130, 5), (1, 0, 4), (1, 4, 0)), ids=str)
-def test_a_plan_of_a_mask_is_the_mask(shape, tile):
-    generator = np.random.Generator(np.random.Philox(3))
-    for density in (0, 0.02, 0.5, 1):
-        allowed = generator.random(shape) < density
-        plan = compile_mask(allowed, tile)
-        np.testing.assert_array_equal(decode(plan), allowed)
-        np.testing.assert_array_equal(plan.to_dense(), allowed)
-        assert_well_formed(plan, allowed)
 
 
 def test_a_pattern_is_not_parsed_again_while_it_lives(monkeypatch):

@@ -1,7 +1,6 @@
 """From a rule to a plan: tiles, masks and token orders, and what a cache may forget."""
 
 from asterism.compiler.compile import compile_pattern
-from asterism.compiler.from_mask import compile_mask
 from asterism.compiler.liveness import FOREVER, NEVER, last_reader
 from asterism.compiler.plan import Pass, Plan
 from asterism.compiler.slots import HeadGroup, SlotPlan, head_groups, slot_plan
@@ -13,7 +12,6 @@ __all__ = [
     "Pass",
     "Plan",
     "SlotPlan",
-    "compile_mask",
     "compile_pattern",
     "head_groups",
     "last_reader",

@@ -193,7 +193,7 @@ def decode(
     [B or 1, L] (int64) say where in the sequence each query and key stands; a key at -1 is an empty slot. Returns out
     [B, H, M, Dv] and, with `return_lse`, the log-sum-exp [B, H, M], as `attend` does. `implementation` is as in
     `attend`, too: "auto" is a kernel for decoding ("cpu", "triton") where there is one for the dtype and no gradient is
-    asked for, else PyTorch's own attention with a mask; "eager" makes a plan of the pairs of each call.
+    asked for, else PyTorch's own attention with a mask; "eager" is plain PyTorch, with gradients.
     `terms` are those of `attend`, without dropout; "cpu" computes them, or plain PyTorch.
     Raises KernelError for tensors or positions that do not fit each other or the implementation, and PatternError for a
     pattern that is not prefix-stable, because its answer would depend on the length to come.

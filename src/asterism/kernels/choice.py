@@ -117,32 +117,24 @@ def choose(operands: Operands, implementation: str) -> Kernel:
 
 
 def choose_for_cache(operands: Operands, implementation: str) -> Kernel:
-    """The kernel for a few queries against the keys of a cache. Raises as `choose`."""
+    """The kernel for a few queries against the keys of a cache; with gradients, which none of the fused ones has, that
+    in plain PyTorch. Raises as `choose`.
+    """
     _require_known(implementation)
-    if operands.slots is not None:
-        return _choose_with_terms(operands, implementation)
+    has_terms = operands.slots is not None
     if implementation == "auto":
-        fused = triton.DECODING if operands.q.is_cuda else cpu.DECODING
-        return _first_of((fused, MASKED, REFERENCE), operands)
-    if implementation == "dense":
-        return _first_of((MASKED,), operands)
-    if implementation == "cpu":
-        return _first_of((cpu.DECODING, CPU), operands)
-    if implementation == "triton":
-        return _first_of((triton.DECODING, TRITON), operands)
-    return _first_of((NAMED[implementation],), operands)
-
-
-def _choose_with_terms(operands: Operands, implementation: str) -> Kernel:
-    if implementation == "cpu":
-        return _first_of((cpu.DECODING,), operands)
-    if implementation in ("eager", "reference"):
-        return SLOTS
-    if implementation == "auto":
-        return _first_of((cpu.DECODING, SLOTS), operands)
-    raise KernelError(
-        f'implementation="{implementation}" does not decode with terms of the score: use "auto", "cpu" or "eager"'
-    )
+        fused = triton.DECODING if operands.q.is_cuda and not has_terms else cpu.DECODING
+        return _first_of((fused, SLOTS) if has_terms else (fused, MASKED, REFERENCE), operands)
+    if has_terms and implementation in ("dense", "triton"):
+        raise KernelError(
+            f'implementation="{implementation}" does not decode with terms of the score: use "auto", "cpu" or "eager"'
+        )
+    named: dict[str, Kernel] = {"cpu": cpu.DECODING, "triton": triton.DECODING}
+    named |= {"eager": SLOTS, "dense": MASKED, "reference": REFERENCE}
+    is_fused = implementation in ("cpu", "triton")
+    in_pytorch = has_terms if not is_fused else operands.differentiated or is_transformed()
+    chosen = SLOTS if in_pytorch else named[implementation]
+    return _first_of((chosen,), operands)
 
 
 def _for_onnx(operands: Operands, implementation: str) -> Kernel:

@@ -8,7 +8,7 @@ from typing import NamedTuple, Protocol
 import torch
 from torch import Tensor
 
-from asterism.compiler import Plan, compile_mask, compile_pattern
+from asterism.compiler import Plan, compile_pattern
 from asterism.compiler.cost import Setting
 from asterism.errors import KernelError, shown
 from asterism.memo import cached_property
@@ -24,10 +24,10 @@ class SlotTerms(NamedTuple):
     sinks   [H], wide; and `softcap`, as in Terms
     """
 
-    before: Tensor | None
-    bias: Tensor | None
-    sinks: Tensor | None
-    softcap: float
+    before: Tensor | None = None
+    bias: Tensor | None = None
+    sinks: Tensor | None = None
+    softcap: float = 0.0
 
 
 @dataclass(frozen=True, eq=False)
@@ -86,8 +86,6 @@ class Operands:
     @cached_property
     def plan(self) -> Plan:
         """The plan for these lengths, whose heads are 1 or H; it lives as long as the operands do."""
-        if self.allowed is not None:
-            return compile_mask(self.allowed[0].cpu().numpy())
         self.pattern.check_heads(self.q.shape[1])
         n_queries, n_keys = self.q.shape[2], self.k.shape[2]
         return compile_pattern(self.pattern, n_queries, n_keys, query_offset=self.query_offset)
@@ -145,17 +143,6 @@ class Operands:
         ends = (self.first_distance - first, past - self.first_distance - self.bias.shape[1])
         return replace(self, bias=torch.nn.functional.pad(self.bias, ends), first_distance=first)
 
-    def with_equal_rows(self) -> "Operands":
-        """The same, as a single row of a batch, where `allowed` is not the same for all: a plan knows no batch.
-
-        The rows become heads, [1, B * H, ...], which a plan does know.
-        """
-        allowed = self.allowed
-        if allowed is None or bool((allowed == allowed[:1]).all()):
-            return self
-        q, k, v = (as_heads(x) for x in (self.q, self.k, self.v))
-        return replace(self, q=q, k=k, v=v, allowed=as_heads(allowed.expand(-1, self.q.shape[1], -1, -1)))
-
 
 def refuse_distances(read: tuple[int, int], known: tuple[int, int], text: str) -> None:
     """Raises KernelError where the least or the greatest distance that is read is not among those known."""
@@ -170,11 +157,6 @@ def refuse_distances(read: tuple[int, int], known: tuple[int, int], text: str) -
         f"the terms have a table for distances {first} to {past - 1}, and the pattern reads a key at distance"
         f" {distance}: {remedy}; the pattern is {shown(text)}"
     )
-
-
-def as_heads(x: Tensor) -> Tensor:
-    """[B, H, ...] -> [1, B * H, ...]."""
-    return x.flatten(0, 1)[None]
 
 
 class Attended(NamedTuple):

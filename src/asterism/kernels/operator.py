@@ -18,12 +18,11 @@ from asterism.compiler.cost import Setting
 from asterism.errors import KernelError
 from asterism.kernels.checks import as_they_are
 from asterism.kernels.merging import share
-from asterism.kernels.operands import Attended, Operands, as_heads
+from asterism.kernels.operands import Attended, Operands
 from asterism.kernels.transforms import is_transformed, over_batches, refuse_second_derivatives, refuse_tangents
 
 _OPERANDS = (
-    "Tensor q, Tensor k, Tensor v, Tensor? key_mask, Tensor? segments, Tensor? allowed,"
-    " Tensor? bias, Tensor? relative, Tensor? sinks"
+    "Tensor q, Tensor k, Tensor v, Tensor? key_mask, Tensor? segments, Tensor? bias, Tensor? relative, Tensor? sinks"
 )
 _SETTINGS = (
     "str pattern, SymInt query_offset, float scale, SymInt first_distance, float softcap, float dropout, SymInt seed"
@@ -33,7 +32,7 @@ _BACKWARD = (
     f"({_OPERANDS}, {_SETTINGS}, Tensor out, Tensor residual, Tensor lse, Tensor grad_out, Tensor grad_lse,"
     " bool[6] wanted) -> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)"
 )
-_TENSORS = ("q", "k", "v", "key_mask", "segments", "allowed", "bias", "relative", "sinks")
+_TENSORS = ("q", "k", "v", "key_mask", "segments", "bias", "relative", "sinks")
 _SETTING_NAMES = ("text", "query_offset", "scale", "first_distance", "softcap", "dropout", "seed")
 _FIELDS = (*_TENSORS, *_SETTING_NAMES)
 """The arguments of the operators, as fields of `Operands`."""
@@ -115,16 +114,12 @@ def operator(name: str, forward: Forward, backward: Backward) -> tuple[Operator,
             attended = forward(operands)
             if asked.sinks is not None:
                 attended = attended.with_sinks(asked.sinks)
-        shape = asked.q.shape[:2]
-        out, lse, residual = (_like_rows(x, shape) for x in (attended.out, attended.lse, attended.residual))
-        return out, lse, residual
+        return attended.out, attended.lse, attended.residual
 
     def differentiate(*arguments: Any) -> tuple[Tensor, ...]:
         asked = _operands(arguments[: len(_FIELDS)])
-        operands, given, wanted = _without_spoilt(_for_kernel(asked)), arguments[len(_FIELDS) : -1], arguments[-1]
-        if operands.q.shape != asked.q.shape:
-            given = tuple(as_heads(x) if x.ndim > 1 else x for x in given)
-        out, residual, lse, grad_out, grad_lse = given
+        operands, wanted = _without_spoilt(_for_kernel(asked)), arguments[-1]
+        out, residual, lse, grad_out, grad_lse = arguments[len(_FIELDS) : -1]
         attended = Rounded(out, lse, residual)
         found: list[Tensor | None] = [None] * len(_DIFFERENTIABLE)
         with as_they_are(out):
@@ -205,14 +200,12 @@ def _callable(
 
 
 def _operands(arguments: Sequence[Any]) -> Operands:
-    return Operands(**dict(zip(_FIELDS, arguments, strict=True)))
+    return Operands(allowed=None, **dict(zip(_FIELDS, arguments, strict=True)))
 
 
 def _for_kernel(asked: Operands) -> Operands:
     """The operands as a kernel gets them. Raises KernelError for a pattern that reads what the terms do not know."""
-    if asked.terms and asked.allowed is not None:
-        raise KernelError("attention to a cache has no terms of the score: their tables go by distance")
-    operands = replace(asked.with_equal_rows(), sinks=None)
+    operands = replace(asked, sinks=None)
     operands.check_distances()
     return operands.with_whole_bias()
 
@@ -239,7 +232,7 @@ def _like_operand(gradient: Tensor | None, asked: Operands, name: str) -> Tensor
     if name == "bias" and gradient.shape != operand.shape:
         part = gradient.narrow(1, asked.first_distance - asked.distances[0], operand.shape[1])
         return part.clone(memory_format=torch.contiguous_format)  # also of one row, which keeps a stride of the whole
-    return _like_rows(gradient, operand.shape[:2]) if gradient.ndim == 4 else gradient
+    return gradient
 
 
 def _has_rows_apart(arguments: Sequence[Any]) -> bool:
@@ -250,11 +243,6 @@ def _has_rows_apart(arguments: Sequence[Any]) -> bool:
 
 def _save_nothing(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor, Tensor]) -> None:
     """For a gradient that is always refused."""
-
-
-def _like_rows(x: Tensor, rows: torch.Size) -> Tensor:
-    """x [1, B * H, ...] as [B, H, ...], where it is not (see Operands.with_equal_rows)."""
-    return x if x.ndim == 1 or x.shape[:2] == rows else x.view(*rows, *x.shape[2:])
 
 
 def _fake_forward(q: Tensor, k: Tensor, v: Tensor, *_: Any) -> tuple[Tensor, Tensor, Tensor]:

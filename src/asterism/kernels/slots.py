@@ -1,7 +1,7 @@
-"""Terms of the score for the slots of a cache, where each pair of a query and a slot has a distance of its own.
+"""Decoding in plain PyTorch, and terms of the score where each pair of a query and a slot has a distance of its own.
 
-`of_slots` lays them out pair by pair, for all that decode. `SLOTS` is decoding with terms in plain PyTorch, where no
-kernel computes them: for gradients, for float64 and float16, on every device.
+`of_slots` lays them out pair by pair, for all that decode. `SLOTS` computes what no kernel does: gradients, float64 and
+float16, on every device.
 """
 
 import math
@@ -125,24 +125,24 @@ class InPyTorch:
         return None
 
     def run(self, operands: Operands) -> Attended:
-        o, allowed = operands, operands.allowed
-        assert allowed is not None and o.slots is not None, "only chosen for the slots of a cache with terms"
+        o, allowed, terms = operands, operands.allowed, operands.slots or SlotTerms()
+        assert allowed is not None, "only chosen for the slots of a cache"
         unread = ~allowed.any(dim=2)[..., None]
         k, v = (x.repeat_interleave(o.group, dim=1).masked_fill(unread, 0).to(o.wide) for x in (o.k, o.v))
         scores = o.q.to(o.wide) @ k.transpose(-1, -2)
-        if o.slots.before is not None:
-            scores = scores + o.slots.before
+        if terms.before is not None:
+            scores = scores + terms.before
         scores = scores * o.scale
-        if o.slots.softcap:
-            scores = o.slots.softcap * torch.tanh(scores / o.slots.softcap)
-        if o.slots.bias is not None:
-            scores = scores + o.slots.bias
+        if terms.softcap:
+            scores = terms.softcap * torch.tanh(scores / terms.softcap)
+        if terms.bias is not None:
+            scores = scores + terms.bias
         empty = ~allowed.any(dim=-1, keepdim=True)
         scores = scores.masked_fill(~allowed, -math.inf).masked_fill(empty, 0)
         lse = scores.logsumexp(dim=-1, keepdim=True) if scores.shape[-1] else scores.sum(dim=-1, keepdim=True)
         lse = lse.masked_fill(empty, -math.inf)
-        if o.slots.sinks is not None:
-            lse = torch.logaddexp(lse, o.slots.sinks[:, None, None].expand_as(lse))
+        if terms.sinks is not None:
+            lse = torch.logaddexp(lse, terms.sinks[:, None, None].expand_as(lse))
         weights = share(scores, lse).masked_fill(~allowed, 0)
         return Attended((weights @ v).to(o.q.dtype), lse[..., 0])
 
@@ -151,4 +151,4 @@ class InPyTorch:
 
 
 SLOTS = InPyTorch()
-"""Decoding with terms in plain PyTorch."""
+"""Decoding in plain PyTorch, with terms or without."""
