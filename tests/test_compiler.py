@@ -12,6 +12,7 @@ import threading
 import time
 import tracemalloc
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -70,13 +71,6 @@ def entries(part):
                 yield number, i, int(j), int(kind)
 
 
-def transposed_entries(part):
-    for number, offsets in enumerate(part.column_offsets):
-        for j, (start, stop) in enumerate(zip(offsets[:-1], offsets[1:], strict=True)):
-            for i, kind in zip(part.rows[start:stop], part.row_kinds[start:stop], strict=True):
-                yield number, int(i), j, int(kind)
-
-
 def unpacked(plan, kind: int) -> np.ndarray:
     """The bool [tile, tile] of a kind: 0 is full, m > 0 the m-th mask, bit b of word w being key 64 w + b."""
     if kind == 0:
@@ -127,21 +121,16 @@ def assert_pass_is_well_formed(part, plan):
     assert isinstance(part.layout, str) and part.layout
     assert isinstance(part.heads, tuple) and set(part.heads) <= set(range(plan.heads))
     assert len(set(part.heads)) == len(part.heads)
-    sides = (
-        (part.row_offsets, part.columns, part.kinds, query_tiles, key_tiles),
-        (part.column_offsets, part.rows, part.row_kinds, key_tiles, query_tiles),
-    )
-    for offsets, others, kinds, tiles, other_tiles in sides:
-        assert offsets.dtype == np.int64 and others.dtype == kinds.dtype == np.int32
-        assert len(offsets) in (1, len(part.heads))
-        assert offsets.shape[1] == tiles + 1
-        assert (np.diff(offsets.ravel()) >= 0).all()
-        assert (offsets[1:, 0] == offsets[:-1, -1]).all()
-        assert len(others) == len(kinds) == (offsets[-1, -1] if offsets.size else 0)
-        assert ((others >= 0) & (others < other_tiles)).all()
-        assert ((kinds >= 0) & (kinds <= len(plan.masks))).all()
+    offsets, columns, kinds = part.row_offsets, part.columns, part.kinds
+    assert offsets.dtype == np.int64 and columns.dtype == kinds.dtype == np.int32
+    assert len(offsets) in (1, len(part.heads))
+    assert offsets.shape[1] == query_tiles + 1
+    assert (np.diff(offsets.ravel()) >= 0).all()
+    assert (offsets[1:, 0] == offsets[:-1, -1]).all()
+    assert len(columns) == len(kinds) == (offsets[-1, -1] if offsets.size else 0)
+    assert ((columns >= 0) & (columns < key_tiles)).all()
+    assert ((kinds >= 0) & (kinds <= len(plan.masks))).all()
     listed = sorted(entries(part))
-    assert listed == sorted(transposed_entries(part))
     assert len({entry[:3] for entry in listed}) == len(listed)
     for _, i, j, kind in listed:
         rows = tile_of(tokens(part.query_index, plan.n_queries), i, plan.tile)
@@ -223,12 +212,9 @@ def test_the_decoder_sees_a_wrong_plan():
     """A plan of another pattern, and one with an entry moved, must not pass."""
     plan = compile_pattern("window(left=20)", 100, tile=16)
     assert not np.array_equal(decode(plan), patterns.window(left=21).dense(100))
-    (part, *_) = plan.passes
-    kinds = part.kinds.copy()
-    kinds[:] = 0
-    forged = type(part)(**{name: getattr(part, name) for name in part.__dataclass_fields__} | {"kinds": kinds})
-    with pytest.raises(AssertionError):
-        assert_pass_is_well_formed(forged, plan)
+    part, *others = plan.passes
+    forged = replace(plan, passes=(replace(part, kinds=np.zeros_like(part.kinds)), *others))
+    assert not np.array_equal(decode(forged), decode(plan))
 
 
 # ---------------------------------------------------------------------------------------------------------------------

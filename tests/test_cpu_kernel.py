@@ -105,7 +105,7 @@ def test_every_thread_flushes_denormals_as_the_caller_does():
 def arguments(dtype=torch.float32):
     """What the operator of the backward pass takes, by name."""
     q = torch.ones(1, 2, 20, 8, dtype=dtype)
-    given = {"q": q, "k": q, "v": q, "key_mask": None, "segments": None, "allowed": None}
+    given = {"q": q, "k": q, "v": q, "key_mask": None, "segments": None}
     given |= {"bias": torch.ones(2, 39), "relative": torch.ones(20, 8, dtype=dtype), "sinks": torch.ones(2)}
     given |= {"pattern": "causal()", "query_offset": 0, "scale": 0.5}
     given |= {"first_distance": -19, "softcap": 2.0, "dropout": 0.5, "seed": 1}
@@ -151,7 +151,7 @@ def test_half_precision_of_another_kind_is_not_read_as_float32():
     """The operator itself takes any dtype; float16 has half the bytes of what the kernel would read."""
     q = torch.ones(1, 2, 20, 8, dtype=torch.float16)
     with pytest.raises(KernelError, match="float16"):
-        torch.ops.asterism.cpu(q, q, q, *[None] * 6, "causal()", 0, 0.5, 0, 0.0, 0.0, 0)
+        torch.ops.asterism.cpu(q, q, q, *[None] * 5, "causal()", 0, 0.5, 0, 0.0, 0.0, 0)
 
 
 def test_values_without_features_have_a_log_sum_exp():

@@ -18,7 +18,6 @@ from test_compiler import assert_plan_is
 from asterism import Alibi, Terms, attend, compile_pattern, patterns
 from asterism.compiler.devices.needs import needed_keys
 from asterism.errors import KernelError, PatternError
-from asterism.patterns.part import offset_of
 from asterism.patterns.pattern import Tokens, Verdict
 from asterism.patterns.runs import Runs
 
@@ -283,14 +282,13 @@ def qkv(n_queries, n_keys, heads=2):
 @pytest.mark.parametrize("implementation", ("eager", "dense", "reference"))
 @pytest.mark.parametrize(("queries", "keys"), [((40, 60), (25, 70)), ((40, 60), (40, 60)), ((12, 13), (0, 90))])
 def test_distances_of_neighbours_are_those_of_the_whole(implementation, queries, keys):
-    """Called with the query_offset of `offset_of`, a part of neighbours has the rows of the whole, biases included."""
+    """A part whose queries begin with its keys has, from a query_offset on, the rows of the whole, biases included."""
     q, k, v = qkv(90, 90)
     inner, terms = patterns.parse("window(left=15, right=10) | blocks(16)"), Terms(bias=Alibi(torch.tensor([0.1, 0.5])))
     inside = torch.zeros(1, 90, dtype=torch.bool)
     inside[:, slice(*keys)] = True
     whole = attend(q, k, v, inner, terms=terms, key_mask=inside, implementation="reference")
-    pattern, offset = offset_of(patterns.part(inner, 90, (queries,), (keys,)))
-    assert offset == queries[0] - keys[0]
+    pattern, offset = patterns.part(inner, 90, ((keys[0], queries[1]),), (keys,)), queries[0] - keys[0]
     own = q[:, :, slice(*queries)], k[:, :, slice(*keys)], v[:, :, slice(*keys)]
     found = attend(*own, pattern, terms=terms, query_offset=offset, implementation=implementation)
     torch.testing.assert_close(found, whole[:, :, slice(*queries)])
@@ -300,9 +298,8 @@ def test_distances_of_neighbours_are_those_of_the_whole(implementation, queries,
     ("queries", "keys"), [("40:60", "0:5,30:70"), ("40:60:2", "30:70"), ("10:20", "12:40"), ("3,7", "3:9")]
 )
 def test_distances_that_numbers_do_not_have(queries, keys):
-    """They have no offset; and terms by distance are refused where numbers are not as far apart as positions."""
+    """Terms by distance are refused where numbers are not as far apart as positions."""
     pattern = patterns.part(patterns.dense(), 90, queries, keys)
-    assert offset_of(pattern) is None
     tensors = qkv(len(pattern.queries), len(pattern.keys))
     with pytest.raises(KernelError, match="part.*leave them out") as refused:
         attend(*tensors, pattern, terms=Terms(bias=Alibi(torch.ones(2))))

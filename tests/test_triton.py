@@ -456,7 +456,7 @@ def test_opcheck():
     leaves = [x.requires_grad_() for x in arguments[:3]]
     torch.library.opcheck(
         torch.ops.asterism.triton.default,
-        (*leaves, *arguments[3:], *[None] * 4, build(case.rule).text, 0, 0.5, 0, 0.0, 0.0, 0),
+        (*leaves, *arguments[3:], *[None] * 3, build(case.rule).text, 0, 0.5, 0, 0.0, 0.0, 0),
     )
 
 

@@ -283,7 +283,7 @@ def test_opcheck():
     q, k, v, bias = (torch.randn(*shape, device=DEVICE) for shape in ((1, 2, 20, 8),) * 3 + ((2, 20),))
     sinks = torch.zeros(2, device=DEVICE)
     leaves = [x.requires_grad_() for x in (q, k, v, bias, sinks)]
-    arguments = (*leaves[:3], None, None, None, bias, None, sinks, "fixed(4)", 0, 0.5, 0, 2.0, 0.3, 5)
+    arguments = (*leaves[:3], None, None, bias, None, sinks, "fixed(4)", 0, 0.5, 0, 2.0, 0.3, 5)
     torch.library.opcheck(torch.ops.asterism.triton.default, arguments)
 
 

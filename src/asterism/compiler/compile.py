@@ -466,7 +466,6 @@ def _compile_pass(layout: Layout, rule: Pattern, heads: list[int], lengths: _Len
     lists = [_find_tiles(layout, _Tiling(rule, queries, keys, lengths.n_keys, head), masks) for head in own_heads]
     row, column, kind = (np.concatenate([entry[i] for entry in lists]) for i in range(3))
     which = np.repeat(np.arange(len(lists)), [len(entry[0]) for entry in lists])
-    by_column = np.lexsort((row, column, which))
     # No index saves a copy of the operands in token order; kernels take None for the natural order of all tokens.
     natural_queries = len(queries.positions) == lengths.n_queries and queries.step == 1
     natural_keys = len(keys.positions) == lengths.n_keys and keys.step == 1
@@ -480,9 +479,6 @@ def _compile_pass(layout: Layout, rule: Pattern, heads: list[int], lengths: _Len
         row_offsets=offsets(which, row, len(lists), len(queries)),
         columns=column.astype(np.int32),
         kinds=kind,
-        column_offsets=offsets(which[by_column], column[by_column], len(lists), len(keys)),
-        rows=row[by_column].astype(np.int32),
-        row_kinds=kind[by_column],
     )
 
 

@@ -216,7 +216,6 @@ def _joined(key: _Key, entries: _Entries, queries: _Side, keys: _Side, source: W
     which, row, column = places
     by_row = np.argsort((which * queries.tiles + row) * keys.tiles + column, kind="stable")
     which, row, column, kinds = which[by_row], row[by_row], column[by_row], kinds[by_row]
-    by_column = np.argsort(which * keys.tiles + column, kind="stable")
     length = max(queries.count, keys.count)
     return Pass(
         layout=key[0],
@@ -228,9 +227,6 @@ def _joined(key: _Key, entries: _Entries, queries: _Side, keys: _Side, source: W
         row_offsets=offsets(which, row, entries.lists, queries.tiles),
         columns=column.astype(np.int32),
         kinds=kinds,
-        column_offsets=offsets(which[by_column], column[by_column], entries.lists, keys.tiles),
-        rows=row[by_column].astype(np.int32),
-        row_kinds=kinds[by_column],
     )
 
 

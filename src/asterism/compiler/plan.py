@@ -32,8 +32,7 @@ class Pass:
 
     Tiles are kept in compressed rows: list l (one per head of `heads`, or a single one for all of them) and tile row r
     hold the entries row_offsets[l, r] : row_offsets[l, r + 1] of `columns` (key tiles, ascending) and `kinds`. Kind
-    0 is a full tile, kind m > 0 has the mask masks[m - 1] of the plan. The transposed lists (`column_offsets`,
-    `rows`, `row_kinds`) hold the same tiles by key tile.
+    0 is a full tile, kind m > 0 has the mask masks[m - 1] of the plan.
     """
 
     layout: str
@@ -45,9 +44,6 @@ class Pass:
     row_offsets: Integers
     columns: Indices
     kinds: Indices
-    column_offsets: Integers
-    rows: Indices
-    row_kinds: Indices
 
     def __post_init__(self) -> None:
         _freeze(self)

@@ -141,10 +141,10 @@ def _rows(part: Pass, plan: Plan, heads: list[int], fresh: bool, device: torch.d
 def _columns(part: Pass, plan: Plan, kv_heads: list[int], group: int, fresh: bool, device: torch.device) -> Lists:
     """The tile columns: one list that all key heads share, or one per key head with the entries of its query heads."""
     n_columns = -(-part.n_keys // plan.tile)
-    counts = np.diff(part.column_offsets, axis=1).ravel()
-    place = np.repeat(np.arange(part.lists * n_columns), counts)
-    which, column = place // max(n_columns, 1), place % max(n_columns, 1)
-    entries = np.stack([part.rows, part.row_kinds, np.zeros_like(part.rows)], axis=1)
+    which, row = part.entries()
+    by_column = np.lexsort((row, part.columns, which))
+    which, column, kinds = which[by_column], part.columns[by_column].astype(np.int64), part.kinds[by_column]
+    entries = np.stack([row[by_column].astype(np.int32), kinds, np.zeros_like(kinds)], axis=1)
     if plan.heads == 1:
         return lists_of(which, column, entries, (1, n_columns), kv_heads, len(kv_heads), plan.tile, fresh, device)
     chosen = [np.flatnonzero(which == (0 if part.lists == 1 else number)) for number in range(len(part.heads))]

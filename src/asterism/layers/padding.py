@@ -98,16 +98,12 @@ def is_known_full(mask: torch.Tensor) -> bool:
     return not torch.compiler.is_compiling() and bool(mask.all())
 
 
-def count_positions(
-    real: torch.Tensor | None, tokens: int, device: torch.device, after: torch.Tensor | None = None
-) -> torch.Tensor:
+def count_positions(real: torch.Tensor | None, tokens: int, device: torch.device) -> torch.Tensor:
     """Where each token stands among the real tokens of its row: int64 [B or 1, tokens], -1 for padding.
 
-    `real` is bool [B, tokens], None where all are; `after` is int64 [B], how many came before in each row.
+    `real` is bool [B, tokens], None where all are.
     """
     positions = torch.arange(tokens, device=device)[None] if real is None else real.cumsum(dim=1) - 1
-    if after is not None:
-        positions = positions + after[:, None]
     return positions if real is None else torch.where(real, positions, -1)
 
 

@@ -158,8 +158,8 @@ def part(pattern: Pattern, length: int, queries: object, keys: object) -> Patter
     the part has the first m rows of the whole. There are as many keys as the set has, and queries are among the set's.
 
     Tables by distance (terms of the score) count positions, which numbers of the part stand for only where both sets
-    are neighbours from one position on: see `offset_of`. Raises PatternError for sets that do not ascend, keys beyond
-    the length, and queries beyond it where they must stand among the keys.
+    are neighbours from one position on. Raises PatternError for sets that do not ascend, keys beyond the length, and
+    queries beyond it where they must stand among the keys.
     """
     check_pattern("part", "pattern", pattern)
     length = check_integer("part", "length", length, 0)
@@ -169,24 +169,6 @@ def part(pattern: Pattern, length: int, queries: object, keys: object) -> Patter
         if runs.past > past:
             raise PatternError(f"part: {name} must stand before position {past:,}, got {runs.past - 1:,}")
     return Part(pattern, length, asked, read)
-
-
-def offset_of(pattern: Part) -> tuple[Pattern, int] | None:
-    """The same rows as (another part, the query_offset to call it with), whose numbers are as far apart as positions.
-
-    Tables by distance need that. None where it cannot be: for sets that are not neighbours, and for queries before the
-    first key.
-    """
-    queries, keys = pattern.queries, pattern.keys
-    if not (queries.is_range and keys.is_range):
-        return None
-    if not len(queries) or not len(keys):
-        return pattern, 0
-    first, start = int(queries.start[0]), int(keys.start[0])
-    if first < start:
-        return None
-    asked = Runs.read("part", "queries", ((start, queries.past),))
-    return Part(pattern.inner, pattern.length, asked, keys), first - start
 
 
 def is_of_itself(pattern: Pattern) -> bool:

@@ -358,5 +358,5 @@ def _is_plain(tensor: torch.Tensor) -> bool:
     return tensor.dtype in _DTYPES and tensor.layout == torch.strided and not tensor.is_meta
 
 
-def _some(names: Sequence[str], most: int = 4) -> str:
-    return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")
+def _some(names: Sequence[str]) -> str:
+    return ", ".join(names[:4]) + (f" and {len(names) - 4} more" if len(names) > 4 else "")
