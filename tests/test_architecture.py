@@ -18,6 +18,7 @@ ALLOWED = {folder: set(ORDER[: number + 1]) for number, folder in enumerate(ORDE
     "theory": {"errors", "patterns", "compiler", "layers", "theory"}
 }
 ALLOWED["lazy"] = {"lazy"}
+ALLOWED["labels"] = {"labels"}
 ALLOWED["theory"].add("lazy")
 ALLOWED["calls"] = {"errors", "calls"}
 ALLOWED["files"] = {"errors", "files"}
@@ -29,6 +30,8 @@ ALLOWED["randomness"] = {"randomness"}
 ALLOWED["shape"] = {"errors", "shape"}
 for folder in ("models", "training"):
     ALLOWED[folder] |= {"files", "presence", "randomness", "shape"}
+for folder in ("parallel", "models", "training"):
+    ALLOWED[folder] |= {"labels"}
 for folder in ("patterns", "training"):
     ALLOWED[folder] |= {"calls"}
 for folder in ORDER[1:]:

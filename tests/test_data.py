@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from asterism.errors import DataError
-from asterism.training.data.contract import IGNORED
+from asterism.labels import IGNORED
 from asterism.training.data.corpus import load_corpus
 from asterism.training.data.splits import SPLITS, ArrayPieces
 from asterism.training.data.windows import draw_starts, plan_pieces, read_windows

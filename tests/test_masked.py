@@ -15,8 +15,8 @@ from tokenizers import Tokenizer, models
 from transformers import AutoModelForMaskedLM, AutoTokenizer, PreTrainedTokenizerFast, pipeline
 
 from asterism.errors import CheckpointError, ConfigurationError, DataError
+from asterism.labels import IGNORED
 from asterism.randomness import of_row
-from asterism.training.data.contract import IGNORED
 from asterism.training.data.corpus import load_documents
 from asterism.training.data.packing import SORTED_TOGETHER, Epochs, EpochsByLength, TokenStream
 from asterism.training.data.tokenization import (

@@ -8,6 +8,7 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from asterism.errors import ConfigurationError
+from asterism.labels import IGNORED
 from asterism.layers import initialise
 from asterism.models.configuration import AsterismConfig
 from asterism.models.loss import cross_entropy
@@ -63,7 +64,7 @@ class AsterismPreTrainedModel(PreTrainedModel):
     @staticmethod
     def _count(labels: torch.Tensor, loss_arguments: dict[str, Any]) -> torch.Tensor:
         """How many labels there are, on all ranks together."""
-        count = (labels != loss_arguments.get("ignore_index", -100)).sum()
+        count = (labels != loss_arguments.get("ignore_index", IGNORED)).sum()
         context = sharding()
         return count if context is None else whole(context, count)
 

@@ -10,10 +10,10 @@ from transformers.modeling_outputs import CausalLMOutputWithPast
 from transformers.utils.generic import can_return_tuple
 
 from asterism.errors import ConfigurationError
+from asterism.labels import IGNORED, shifted, without_first_tokens
 from asterism.models.configuration import AsterismConfig
-from asterism.models.documents import hide_first_tokens
 from asterism.models.generation import GeneratesTokens
-from asterism.models.loss import refuse_shifting, shift
+from asterism.models.loss import refuse_shifting
 from asterism.models.modeling import AsterismModel
 from asterism.models.sharded import together, with_all_ranks
 from asterism.models.sharded_generation import generate_shards
@@ -106,20 +106,20 @@ class AsterismForCausalLM(GeneratesTokens):
             return_dict=True,
         )
         logits = self._logits(outputs.last_hidden_state, logits_to_keep)
-        shifted = loss_arguments.get("shift_labels")
-        targets = labels if shifted is None else shifted
-        loss, ignored = None, loss_arguments.get("ignore_index", -100)
-        if labels is not None and shifted is None:
+        wanted = loss_arguments.get("shift_labels")
+        targets = labels if wanted is None else wanted
+        loss, ignored = None, loss_arguments.get("ignore_index", IGNORED)
+        if labels is not None and wanted is None:
             refuse_shifting("labels", "shift_labels")
             documents = self.model.find_documents(position_ids, cu_seqlens, attention_mask, labels)
-            labels = hide_first_tokens(labels, documents, ignored)
+            labels = labels if documents is None else without_first_tokens(labels, documents.positions, ignored)
         if targets is not None and hasattr(self, "_loss_function"):  # one that a caller has set
             loss = self.loss_function(logits, labels, vocab_size=self.config.vocab_size, **loss_arguments)
         elif targets is not None:
-            wanted = shifted if labels is None or shifted is not None else shift(labels, ignored)
-            loss = self._token_loss(logits, cast(torch.Tensor, wanted), loss_arguments)
+            predicted = shifted(cast(torch.Tensor, labels), ignored) if wanted is None else wanted
+            loss = self._token_loss(logits, predicted, loss_arguments)
         return CausalLMOutputWithPast(
-            loss=self._penalise(loss, shifted if labels is None else labels, loss_arguments),
+            loss=self._penalise(loss, wanted if labels is None else labels, loss_arguments),
             logits=logits,
             past_key_values=outputs.past_key_values,
             hidden_states=outputs.hidden_states,

@@ -64,11 +64,6 @@ def find_documents(
     return PackedDocuments(tuple(sizes), torch.from_numpy(rows.astype(np.int64)).to(like.device))
 
 
-def hide_first_tokens(labels: Tensor, documents: PackedDocuments | None, ignored: int) -> Tensor:
-    """Labels [B, N] in which nothing predicts the first token of a document: before it stands another one's last."""
-    return labels if documents is None else labels.masked_fill(documents.positions == 0, ignored)
-
-
 def _positions_by_column(position_ids: Tensor | None, batch: int, tokens: int) -> np.ndarray:
     assert position_ids is not None
     if position_ids.shape not in ((batch, tokens), (1, tokens)) or position_ids.is_floating_point():

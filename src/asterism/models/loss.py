@@ -4,6 +4,7 @@ import torch
 import torch.nn.functional as F
 
 from asterism.errors import ConfigurationError, shown
+from asterism.labels import IGNORED
 from asterism.parallel import sharding
 
 
@@ -11,7 +12,7 @@ def cross_entropy(
     logits: torch.Tensor,
     labels: torch.Tensor,
     *,
-    ignore_index: int = -100,
+    ignore_index: int = IGNORED,
     num_items_in_batch: int | torch.Tensor | None = None,
     label_smoothing: float = 0.0,
 ) -> torch.Tensor:
@@ -38,11 +39,6 @@ def cross_entropy(
         label_smoothing=label_smoothing,
     )
     return loss if num_items_in_batch is None else loss / torch.as_tensor(num_items_in_batch, device=loss.device)
-
-
-def shift(labels: torch.Tensor, ignored: int) -> torch.Tensor:
-    """What each column is to predict, int64 [B, N]: the next one; the last column nothing."""
-    return F.pad(labels[:, 1:], (0, 1), value=ignored)
 
 
 def refuse_shifting(given: str, wanted: str) -> None:

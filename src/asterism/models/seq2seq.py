@@ -14,6 +14,7 @@ from transformers.modeling_outputs import BaseModelOutput, Seq2SeqLMOutput, Seq2
 from transformers.utils.generic import can_return_tuple
 
 from asterism.errors import ConfigurationError
+from asterism.labels import IGNORED
 from asterism.models.base import AsterismPreTrainedModel
 from asterism.models.configuration import AsterismConfig
 from asterism.models.decoder import AsterismDecoder, AsterismEncoder
@@ -260,7 +261,7 @@ class AsterismForConditionalGeneration(GeneratesTokens):
                 " decoder_input_ids"
             )
         first = labels.new_full((*labels.shape[:-1], 1), start)
-        return torch.cat([first, labels[..., :-1].masked_fill(labels[..., :-1] == -100, padding)], dim=-1)
+        return torch.cat([first, labels[..., :-1].masked_fill(labels[..., :-1] == IGNORED, padding)], dim=-1)
 
     def _prepare_cache_for_generation(
         self, generation_config: GenerationConfig, model_kwargs: dict[str, Any], *args: Any, **kwargs: Any

@@ -7,15 +7,12 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from asterism.compiler.devices import Shards
 from asterism.errors import ConfigurationError
+from asterism.labels import IGNORED, shifted, without_first_tokens
 from asterism.parallel.context import SequenceParallel
-
-IGNORED = -100
-"""The label of a token that predicts nothing."""
 
 _TOKENS = ("input_ids", "attention_mask", "token_type_ids", "position_ids", "inputs_embeds")
 _TARGET = ("decoder_input_ids", "decoder_attention_mask", "decoder_inputs_embeds")
@@ -92,12 +89,12 @@ def _shifted(batch: Mapping[str, Any]) -> dict[str, Tensor]:
     if labels is None or batch.get("shift_labels") is not None:
         return {}
     if positions is not None:
-        labels = labels.masked_fill(positions == 0, IGNORED)
+        labels = without_first_tokens(labels, positions)
     if bounds is not None:
         starts = torch.as_tensor(bounds, device=labels.device)[:-1]
         is_first = torch.zeros(labels.shape[1] + 1, dtype=torch.bool, device=labels.device)
         labels = labels.masked_fill(is_first.index_fill(0, starts.long(), True)[:-1], IGNORED)
-    return {"shift_labels": F.pad(labels[:, 1:], (0, 1), value=IGNORED)}
+    return {"shift_labels": shifted(labels)}
 
 
 def _places(batch: Mapping[str, Any], first: int, past: int) -> dict[str, Tensor]:

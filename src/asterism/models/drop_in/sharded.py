@@ -15,6 +15,7 @@ from transformers import PreTrainedModel
 
 from asterism.compiler.devices import Shards
 from asterism.errors import ConfigurationError
+from asterism.labels import IGNORED
 from asterism.models.drop_in.documents import from_positions
 from asterism.models.drop_in.field import IMPLEMENTATION
 from asterism.models.loss import cross_entropy, refuse_shifting
@@ -145,7 +146,7 @@ def _end(model: Any, arguments: tuple[Any, ...], named: dict[str, Any], output: 
             f"the loss of {type(model).__name__} cannot be shared out over ranks: leave out labels, take the logits,"
             " and set return_dict"
         )
-    items = whole(call.context, (call.labels != -100).sum()) if call.items is None else call.items
+    items = whole(call.context, (call.labels != IGNORED).sum()) if call.items is None else call.items
     output.loss = whole(call.context, cross_entropy(output.logits, call.labels, num_items_in_batch=items))
     return output
 

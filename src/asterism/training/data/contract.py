@@ -11,9 +11,6 @@ from asterism.training.data.splits import Split
 
 Sequences = TypeVar("Sequences")
 
-IGNORED = -100
-"""The label of a place that is not predicted: the losses of transformers leave it out."""
-
 
 class Corpus(ABC, Generic[Sequences]):
     """The data of one run, in splits.

@@ -13,8 +13,9 @@ from typing import Any, ClassVar
 import numpy as np
 import torch
 
+from asterism.labels import IGNORED
 from asterism.randomness import of_row
-from asterism.training.data.contract import IGNORED, Corpus
+from asterism.training.data.contract import Corpus
 from asterism.training.data.splits import Pieces, Split, Splits
 
 FIRST_CLASS = 256

@@ -15,8 +15,8 @@ import torch.nn.functional as F
 from transformers import PreTrainedModel
 
 from asterism.errors import ConfigurationError, DataError
+from asterism.labels import IGNORED
 from asterism.models import AsterismForCausalLM
-from asterism.training.data.contract import IGNORED
 from asterism.training.data.modality import Modality
 from asterism.training.data.splits import Pieces, Split, Splits
 from asterism.training.data.tokenization import Vocabulary

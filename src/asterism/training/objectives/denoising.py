@@ -17,9 +17,10 @@ import torch.nn.functional as F
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from asterism.errors import ConfigurationError, DataError
+from asterism.labels import IGNORED
 from asterism.models import AsterismConfig, AsterismForConditionalGeneration
 from asterism.randomness import of_row
-from asterism.training.data.contract import IGNORED, Corpus
+from asterism.training.data.contract import Corpus
 from asterism.training.data.corpus import load_documents
 from asterism.training.data.packing import Epochs
 from asterism.training.data.splits import Split, Splits

@@ -22,9 +22,10 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from asterism.errors import CheckpointError, ConfigurationError, DataError
 from asterism.files import read_tensors
+from asterism.labels import IGNORED
 from asterism.models import AsterismForMaskedLM, AsterismForPreTraining
 from asterism.randomness import of_row
-from asterism.training.data.contract import IGNORED, Corpus
+from asterism.training.data.contract import Corpus
 from asterism.training.data.packing import Epochs, TokenStream
 from asterism.training.data.splits import Split, Splits
 from asterism.training.data.tokenization import Vocabulary, bytes_of_tokens, is_byte_level, load_tokenizer, vocabulary

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 from transformers import PreTrainedTokenizerBase
 
-from asterism.training.data.contract import IGNORED
+from asterism.labels import IGNORED
 
 MASK_SHARE = 0.15
 REPLACED_BY_MASK, REPLACED_BY_TOKEN = 0.8, 0.1

@@ -6,8 +6,8 @@ directions. What is measured is what the objective "causal" measures, over all b
 
 import torch
 
+from asterism.labels import IGNORED
 from asterism.randomness import of_row
-from asterism.training.data.contract import IGNORED
 from asterism.training.data.windows import Windows
 from asterism.training.objectives.causal import CausalBytes
 

@@ -37,9 +37,9 @@ from transformers import PreTrainedModel
 
 from asterism import __version__
 from asterism.errors import AsterismError, ConfigurationError
+from asterism.labels import IGNORED
 from asterism.models import AsterismConfig
 from asterism.parallel import SequenceParallel, shard
-from asterism.parallel.batches import IGNORED
 from asterism.parallel.context import resumed
 from asterism.training.run.configuration import TrainingConfig
 from asterism.training.run.mesh import AXES, MeshShape, mesh_shape

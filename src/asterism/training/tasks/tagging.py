@@ -16,7 +16,7 @@ import torch
 from transformers import PreTrainedTokenizerFast
 
 from asterism.errors import DataError
-from asterism.training.data.contract import IGNORED
+from asterism.labels import IGNORED
 from asterism.training.data.formats import read_records
 from asterism.training.data.records import Record
 from asterism.training.readers.reader import Row

@@ -29,7 +29,7 @@ from transformers import (
 )
 
 from asterism.errors import ConfigurationError
-from asterism.training.data.contract import IGNORED
+from asterism.labels import IGNORED
 from asterism.training.data.formats import Format, Lines, format_of, read_all
 from asterism.training.data.records import Record
 from asterism.training.data.tokenization import end_of
