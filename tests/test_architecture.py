@@ -19,7 +19,8 @@ ALLOWED = {folder: set(ORDER[: number + 1]) for number, folder in enumerate(ORDE
 }
 ALLOWED["lazy"] = {"lazy"}
 ALLOWED["labels"] = {"labels"}
-ALLOWED["theory"].add("lazy")
+for folder in ("theory", "training"):
+    ALLOWED[folder].add("lazy")
 ALLOWED["calls"] = {"errors", "calls"}
 ALLOWED["files"] = {"errors", "files"}
 ALLOWED["memory"] = {"memory"}

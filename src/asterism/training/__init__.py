@@ -7,9 +7,9 @@
 Importing this package imports neither torch nor transformers; what needs them is imported when it is first asked for.
 """
 
-from importlib import import_module
 from typing import TYPE_CHECKING
 
+from asterism.lazy import lazily
 from asterism.shape import ModelConfig
 from asterism.training.recipes import RECIPES, recipe
 from asterism.training.run.configuration import FineTuneConfig, RunConfig
@@ -38,14 +38,8 @@ __all__ = [
     "train",
 ]
 
-_LAZY = {name: "asterism.training.pipeline" for name in ("Run", "evaluate", "generate", "open_run", "report", "train")}
-_LAZY |= {name: "asterism.training.run.prediction" for name in ("predict", "predict_file")}
-_LAZY["generate_file"] = "asterism.training.run.samples"
-_LAZY["load_corpus"] = "asterism.training.data.corpus"
+_HOMES = {name: "pipeline" for name in ("Run", "evaluate", "generate", "open_run", "report", "train")}
+_HOMES |= {"predict": "run.prediction", "predict_file": "run.prediction"}
+_HOMES |= {"generate_file": "run.samples", "load_corpus": "data.corpus"}
 
-
-def __getattr__(name: str) -> object:
-    """Import a function's module when the function is first asked for."""
-    if name not in _LAZY:
-        raise AttributeError(f"module 'asterism.training' has no attribute {name!r}")
-    return getattr(import_module(_LAZY[name]), name)
+__getattr__, __dir__ = lazily(__name__, _HOMES, ("FineTuneConfig", "ModelConfig", "RECIPES", "RunConfig", "recipe"))

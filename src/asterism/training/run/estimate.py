@@ -52,11 +52,6 @@ class Estimate:
     plan_memory: int
 
     @property
-    def flops_per_token(self) -> float:
-        """Operations to train on one token or byte."""
-        return self.flops_per_step / self.tokens_per_step
-
-    @property
     def memory(self) -> int:
         """All memory together."""
         kept = self.weight_memory + self.gradient_memory + self.optimizer_memory
