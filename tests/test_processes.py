@@ -58,7 +58,7 @@ def test_two_processes_have_the_curve_of_one(alone, tmp_path, launcher):
     assert process.returncode == 0, errors
     assert_same_curve(tmp_path / "run", alone / "run")
     assert out.count("validation:") == 1
-    assert errors.count("evaluating on the whole validation split") == 1
+    assert errors.count("evaluating on the validation split") == 1
     assert sorted(path.name for path in (tmp_path / "run").iterdir()) == sorted(
         path.name for path in (alone / "run").iterdir()
     )

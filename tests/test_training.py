@@ -733,7 +733,7 @@ def test_evaluation_is_the_mean_over_every_byte_with_its_context(finished, tiny)
             logits = model(input_ids=torch.tensor([data[byte - 64 : byte]])).logits[0, -1]
         bits -= float(logits.double().log_softmax(0)[data[byte]]) / math.log(2)
     assert evaluation.scores[2].bits_per_byte == pytest.approx(bits / 100, abs=1e-5)
-    assert evaluation.baselines == compressed(bytes(data[64:164]))
+    assert evaluation.baselines == compressed([bytes(data[64:164])])
 
 
 def test_evaluation_of_a_whole_split_agrees_with_the_report(finished):

@@ -27,7 +27,7 @@ from asterism.training.run.checkpoint import load_weights
 from asterism.training.run.configuration import AnyConfig, RunConfig, config_to_dict
 from asterism.training.run.exchange import weighed
 from asterism.training.run.fitting import fit
-from asterism.training.run.folder import PLACES, RunFolder
+from asterism.training.run.folder import RENEWED, RunFolder
 from asterism.training.run.footprint import require_memory_to_load
 from asterism.training.run.generation import Sampling
 from asterism.training.run.loop import quiet_transformers
@@ -83,11 +83,10 @@ def train(config: AnyConfig, folder: str | Path, *, resume: bool = False, progre
 def _is_finished(run: RunFolder, config: AnyConfig) -> bool:
     """Whether a run that is to go on with these settings has its result. Raises ConfigurationError for others."""
     finished = run.read_record()["result"] is not None
-    remedy = f"; it is finished: train on from its weights with --init-from {run.path}" if finished else ""
-    _refuse_other_settings(run.read_config(), config, remedy)
+    _refuse_other_settings(run.read_config(), config, run if finished else None)
     if finished:
         run.tidy()
-        if run.has_moved(config):
+        if run.is_renewed(config):
             _follow(run, config)
     return finished
 
@@ -97,7 +96,7 @@ def _follow(run: RunFolder, config: AnyConfig) -> None:
     setup = resolve(replace(config, dtype=run.read_settled().dtype), run.weights())
     run.refuse_other_data(setup.corpus.record())
     with run.held():
-        run.record_places(config, setup.objective.decided())
+        run.renew(config, setup.objective.decided())
 
 
 def resolve(config: AnyConfig, own: Path | None = None) -> Setup:
@@ -258,13 +257,13 @@ def report(run: Run | str | Path) -> Report:
         raise CheckpointError(f"{folder.run_file} is damaged: result: {error}") from error
 
 
-_MAY_CHANGE = (*PLACES, "parallel", "dense_exchange", "process_timeout")
-"""Settings that decide no number of a run."""
+_MAY_CHANGE = (*RENEWED, "parallel", "dense_exchange", "process_timeout")
+"""Settings that decide no number of training."""
 
 
-def _refuse_other_settings(recorded: AnyConfig, asked: AnyConfig, remedy: str) -> None:
-    """Raises ConfigurationError if a run that is to go on began with other settings; data may have moved, and
-    there may be more processes, or fewer."""
+def _refuse_other_settings(recorded: AnyConfig, asked: AnyConfig, finished: RunFolder | None) -> None:
+    """Raises ConfigurationError if a run that is to go on began with other settings; data may have moved, there may be
+    more processes, or fewer, and the report may be of more, unless it is there: in the folder `finished`."""
     if recorded.kind != asked.kind:
         raise ConfigurationError(
             f"resume: this run began with `asterism {recorded.kind}`, not {asked.kind}: go on with"
@@ -272,6 +271,13 @@ def _refuse_other_settings(recorded: AnyConfig, asked: AnyConfig, remedy: str) -
         )
     before, now = config_to_dict(recorded), config_to_dict(asked)
     for name in before:
-        if name not in _MAY_CHANGE and before[name] != now[name]:
-            old, new = getattr(recorded, name), getattr(asked, name)
-            raise ConfigurationError(f"resume: {name} is {new!r}, but the run began with {old!r}{remedy}")
+        may_change = name in _MAY_CHANGE and (finished is None or name != "report_bytes")
+        if before[name] == now[name] or may_change:
+            continue
+        remedy = ""
+        if finished is not None:
+            other = f"train on from its weights with --init-from {finished.path}"
+            score = f"score more of the data with `asterism evaluate {finished.path}`"
+            remedy = f"; it is finished: {score if name == 'report_bytes' else other}"
+        old, new = getattr(recorded, name), getattr(asked, name)
+        raise ConfigurationError(f"resume: {name} is {new!r}, but the run began with {old!r}{remedy}")

@@ -76,6 +76,9 @@ class ByteSplits(Splits):
                 yield document.decode(errors="replace")
 
 
+COMPRESSED_AT_ONCE = 2**20
+"""Bytes that are read at a time to be compressed."""
+
 LONGEST_PROMPT = 2**24
 """Bytes of a file that is continued."""
 
@@ -101,7 +104,8 @@ class Bytes(Modality):
 
     def baselines(self, splits: Splits, split: Split, first: int, stop: int) -> dict[str, float]:
         """What zlib, bz2 and lzma need, each at its strongest standard setting (9)."""
-        return compressed(splits.pieces(split).read(first, stop).tobytes())
+        pieces, every = splits.pieces(split), COMPRESSED_AT_ONCE
+        return compressed(pieces.read(at, min(at + every, stop)).tobytes() for at in range(first, stop, every))
 
     def read_prompt(self, path: Path) -> np.ndarray:
         try:
@@ -120,14 +124,19 @@ class Bytes(Modality):
         return [output]
 
 
-def compressed(data: bytes) -> dict[str, float]:
-    """Bits per byte that zlib, bz2 and lzma need for `data`, each at its strongest standard setting (9)."""
-    sizes = {
-        "zlib": len(zlib.compress(data, 9)),
-        "bz2": len(bz2.compress(data, 9)),
-        "lzma": len(lzma.compress(data, preset=9)),
+def compressed(blocks: Iterable[bytes]) -> dict[str, float]:
+    """Bits per byte that zlib, bz2 and lzma need for all blocks as one, each at its strongest standard setting (9)."""
+    compressors = {
+        "zlib": zlib.compressobj(9),
+        "bz2": bz2.BZ2Compressor(9),
+        "lzma": lzma.LZMACompressor(preset=9),
     }
-    return {name: 8 * size / len(data) for name, size in sizes.items()}
+    sizes, size = dict.fromkeys(compressors, 0), 0
+    for block in blocks:
+        size += len(block)
+        for name, one in compressors.items():
+            sizes[name] += len(one.compress(block))
+    return {name: 8 * (sizes[name] + len(one.flush())) / size for name, one in compressors.items()}
 
 
 def load_corpus(path: str | Path | None = None, *, record_length: int | None = None) -> ByteSplits:

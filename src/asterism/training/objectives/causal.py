@@ -31,7 +31,8 @@ from asterism.training.run.processes import ALONE, Processes
 
 @dataclass(frozen=True, kw_only=True)
 class ByteReport(Report):
-    """What a finished run on bytes came to, scored on `validation_bytes` bytes: the whole split, without its first."""
+    """What a finished run on bytes came to, scored on `validation_bytes` bytes of the validation split, from its
+    beginning on, the first left out."""
 
     bytes_trained: int
     validation_bytes: int
@@ -132,20 +133,29 @@ class CausalBytes(Pretraining[Windows]):
     def evaluate(
         self, model: PreTrainedModel, corpus: Windows, *, sample: bool = False, processes: Processes = ALONE
     ) -> Outcome:
-        """Bits per byte of the validation split, or of about `evaluation_bytes` bytes spread evenly over it."""
-        plan = _plan(self.config, corpus.validation)
+        """Bits per byte of the first `report_bytes` of the validation split, or of about `evaluation_bytes` spread evenly
+        over it."""
+        whole = _plan(self.config, corpus.validation, len(corpus.validation))
+        plan = _plan(self.config, corpus.validation, self._last_reported(corpus))
+        notes = self.reported(plan.bytes_scored, whole.bytes_scored, self.config.reads().unit)
         if sample:
-            plan = plan.thin(self.config.evaluation_bytes)
-        return Outcome({"bits_per_byte": bits_per_byte(model, corpus.validation, plan, self.config, processes)})
+            plan, notes = whole.thin(self.config.evaluation_bytes), []
+        bits = bits_per_byte(model, corpus.validation, plan, self.config, processes)
+        return Outcome({"bits_per_byte": bits}, notes=notes)
 
     def results(self, corpus: Windows, metrics: Mapping[str, float], steps: int) -> dict[str, Any]:
         """The fields of ByteReport."""
+        stop = self._last_reported(corpus)
         return {
             "bytes_trained": steps * self.units_per_step,
-            "validation_bytes": _plan(self.config, corpus.validation).bytes_scored,
+            "validation_bytes": _plan(self.config, corpus.validation, stop).bytes_scored,
             "validation_bits_per_byte": metrics["bits_per_byte"],
-            "baselines": self._baselines(corpus.splits, "validation", 0, len(corpus.validation)),
+            "baselines": self._baselines(corpus.splits, "validation", 0, stop),
         }
+
+    def _last_reported(self, corpus: Windows) -> int:
+        """The place behind the last value that the report is of."""
+        return _last_scored(self.config, corpus.validation, 0, self.config.report_bytes)
 
     def answer(
         self, model: PreTrainedModel, question: Question, trained_on: str, processes: Processes = ALONE
@@ -270,9 +280,9 @@ def _last_scored(config: RunConfig, pieces: Pieces, lead: int, limit: int | None
     return max(limit, begin + config.context)
 
 
-def _plan(config: RunConfig, pieces: Pieces) -> ScoringPlan:
-    """The windows that score a whole split, next to each other: minimum context 0."""
-    return plan_pieces(pieces, config.context, 0, 0, len(pieces))
+def _plan(config: RunConfig, pieces: Pieces, stop: int) -> ScoringPlan:
+    """The windows that score a split up to the place `stop`, next to each other: minimum context 0."""
+    return plan_pieces(pieces, config.context, 0, 0, stop)
 
 
 @torch.no_grad()

@@ -26,7 +26,7 @@ from asterism.training.data.packing import Epochs
 from asterism.training.data.splits import Split, Splits
 from asterism.training.data.tokenization import Needs, Vocabulary, end_of, load_tokenizer, vocabulary
 from asterism.training.objectives.objective import Evaluation, Metric, Outcome, Question, Report, refuse_reader
-from asterism.training.objectives.pretraining import Pretraining
+from asterism.training.objectives.pretraining import Pretraining, first_rows
 from asterism.training.run.arithmetic import arithmetic, wide
 from asterism.training.run.configuration import RunConfig
 from asterism.training.run.processes import ALONE, Processes
@@ -242,11 +242,14 @@ class Denoising(Pretraining[PairCorpus]):
     def evaluate(
         self, model: PreTrainedModel, corpus: PairCorpus, *, sample: bool = False, processes: Processes = ALONE
     ) -> Outcome:
-        """Metrics of all pairs of the validation split, or of pairs spread evenly over `evaluation_bytes` of it."""
-        numbers = np.arange(corpus.validation.count)
+        """Metrics of the pairs of the first `report_bytes` of the validation split, or of pairs spread evenly over
+        `evaluation_bytes` of it."""
+        count, size = corpus.validation.count, corpus.corpus.length("validation")
+        numbers = np.arange(first_rows(count, size, self.config.report_bytes))
         if sample:
-            numbers = numbers[:: max(1, -(-corpus.corpus.length("validation") // self.config.evaluation_bytes))]
-        return Outcome(self._metrics(model, corpus.validation, numbers, processes))
+            numbers = np.arange(count)[:: max(1, -(-size // self.config.evaluation_bytes))]
+        metrics = self._metrics(model, corpus.validation, numbers, processes)
+        return Outcome(metrics, notes=[] if sample else self.reported(len(numbers), count, "pairs"))
 
     def results(self, corpus: PairCorpus, metrics: Mapping[str, float], steps: int) -> dict[str, Any]:
         """The fields of DenoisingReport."""
@@ -267,10 +270,7 @@ class Denoising(Pretraining[PairCorpus]):
         corpus = load_documents(question.data or self.config.data)
         split = question.split or "validation"
         pairs = self.pairs(corpus, split)
-        wanted = pairs.count
-        if question.limit is not None:
-            size = len(corpus.split(split))
-            wanted = max(1, wanted * min(question.limit, size) // size)
+        wanted = first_rows(pairs.count, corpus.length(split), question.limit)
         metrics = self._metrics(model, pairs, np.arange(wanted), processes)
         return DenoisingEvaluation(
             corpus=corpus.name,

@@ -31,7 +31,7 @@ from asterism.training.data.splits import Split, Splits
 from asterism.training.data.tokenization import Vocabulary, bytes_of_tokens, is_byte_level, load_tokenizer, vocabulary
 from asterism.training.objectives.masking import MASK_SHARE, Masking
 from asterism.training.objectives.objective import Evaluation, Metric, Outcome, Question, Report, refuse_reader
-from asterism.training.objectives.pretraining import Pretraining
+from asterism.training.objectives.pretraining import Pretraining, first_rows
 from asterism.training.run.arithmetic import arithmetic, wide
 from asterism.training.run.configuration import RunConfig
 from asterism.training.run.processes import ALONE, Processes
@@ -228,11 +228,14 @@ class MaskedTokens(Pretraining[MaskedRows]):
     def evaluate(
         self, model: PreTrainedModel, corpus: MaskedRows, *, sample: bool = False, processes: Processes = ALONE
     ) -> Outcome:
-        """Metrics of all rows of the validation split, or of rows spread evenly that hold about `evaluation_bytes`."""
-        rows = np.arange(len(corpus.validation.starts))
+        """Metrics of the rows of the first `report_bytes` of the validation split, or of rows spread evenly over it
+        that hold about `evaluation_bytes`."""
+        count, size = len(corpus.validation.starts), corpus.corpus.length("validation")
+        rows = np.arange(first_rows(count, size, self.config.report_bytes))
         if sample:
-            rows = rows[:: max(1, -(-corpus.corpus.length("validation") // self.config.evaluation_bytes))]
-        return Outcome(masked_metrics(model, corpus.validation, rows, self.frequencies, processes))
+            rows = np.arange(count)[:: max(1, -(-size // self.config.evaluation_bytes))]
+        metrics = masked_metrics(model, corpus.validation, rows, self.frequencies, processes)
+        return Outcome(metrics, notes=[] if sample else self.reported(len(rows), count, "rows"))
 
     def results(self, corpus: MaskedRows, metrics: Mapping[str, float], steps: int) -> dict[str, Any]:
         """The fields of MaskedReport."""
@@ -260,10 +263,7 @@ class MaskedTokens(Pretraining[MaskedRows]):
         corpus = self.config.reads().texts(question.data or self.config.data)
         split = question.split or "validation"
         rows = Rows(self.config, corpus, split, self.tokenizer)
-        wanted = len(rows.starts)
-        if question.limit is not None:
-            size = corpus.length(split)
-            wanted = max(1, wanted * min(question.limit, size) // size)
+        wanted = first_rows(len(rows.starts), corpus.length(split), question.limit)
         metrics = masked_metrics(model, rows, np.arange(wanted), self.frequencies, processes)
         return MaskedEvaluation(
             corpus=corpus.name,

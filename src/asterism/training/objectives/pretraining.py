@@ -75,6 +75,15 @@ class Pretraining(Objective[Data]):
 
     # --- what is the same for all -----------------------------------------------------------------------------------
 
+    def reported(self, scored: int, whole: int, unit: str) -> list[str]:
+        """A note if the report at the end is of less than the whole validation split."""
+        if scored == whole:
+            return []
+        return [
+            f"the report is of {scored:,} of {whole:,} {unit} of the validation split, from its beginning:"
+            f" report_bytes={self.config.report_bytes} sets how many"
+        ]
+
     @classmethod
     def resolve(cls, config: RunConfig, own: Path | None) -> Setup:
         """Shape and tokenizer are known, and what cannot work is refused, before data are read."""
@@ -146,6 +155,11 @@ class Pretraining(Objective[Data]):
                 f"init_from: next_sentence needs two token types, {folder} has {shape.type_vocab_size}"
             )
         return shape
+
+
+def first_rows(rows: int, size: int, limit: int | None) -> int:
+    """How many of the rows that a split of `size` bytes was cut into are of its first `limit` bytes: one at least."""
+    return rows if limit is None else max(1, rows * min(limit, size) // size)
 
 
 def _new_shape(config: RunConfig, vocabulary: Vocabulary) -> AsterismConfig:

@@ -215,6 +215,11 @@ class RunConfig(TrainingConfig):
     evaluation_bytes: int = _setting(
         "evaluate on about so many bytes on the way, spread evenly over the validation split", 131_072
     )
+    report_bytes: int = _setting(
+        """the report at the end scores, and compresses, at most so many bytes of the validation split, from its
+        beginning: as `asterism evaluate --limit`""",
+        2**24,
+    )
 
     @property
     def name(self) -> str:
@@ -231,6 +236,7 @@ class RunConfig(TrainingConfig):
         super().__post_init__()
         self._require_positive("context")
         self._require_positive("evaluation_bytes")
+        self._require_positive("report_bytes")
         fits = self.target_length is None or 8 <= self.target_length <= self.context
         self._require("target_length", fits, f"must be from 8 to context={self.context}")
         is_sequence = self.record_length in (None, self.context)

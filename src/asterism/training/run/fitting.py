@@ -172,8 +172,8 @@ def _restore(
         state = load_checkpoint(Path(found), model, optimizer) if found else TrainingState()
     with processes.agreed():
         if processes.leads:
-            if run.has_moved(setup.asked):
-                run.record_places(setup.asked, setup.objective.decided())
+            if run.is_renewed(setup.asked):
+                run.renew(setup.asked, setup.objective.decided())
             run.keep_only(Path(found) if found else None)
             for damage in run.cut_history(state.step):
                 display.say(f"note: {damage}; the line is left out")
@@ -221,10 +221,10 @@ def _finish(
     display: Display,
     processes: Processes,
 ) -> Report:
-    """Save the model, score the whole validation split, and write the result down."""
+    """Save the model, score the validation split, or as much of it as is asked for, and write the result down."""
     for note in notes_at_the_end(setup.config, state.step, state.seconds):
         display.say(f"note: {note}")
-    display.say("evaluating on the whole validation split")
+    display.say("evaluating on the validation split")
     display.doing("saving the model")
     weights = gathered_weights(model, processes)
     with processes.agreed():

@@ -46,6 +46,8 @@ STATE = "state.json"
 """The record of a checkpoint, in its folder."""
 PLACES = ("data", "validation", "genome", "label_table", "column_groups")
 """Settings that say where the data are: they may move, and their hash tells whether they are the same."""
+RENEWED = (*PLACES, "report_bytes")
+"""Settings that a run which is not finished may go on with others of, and that run.json then says anew."""
 RECORDED = ("kind", "config", "decided", "corpus", "notes", "result")
 """What run.json says at least; `kind` is one of `configuration.KINDS`."""
 
@@ -77,21 +79,21 @@ class RunFolder:
         """Write down the result, and the sums of the files of the finished model."""
         write_json(self.run_file, seal(self.read_record() | {"result": result, "model_files": sums_of(self.model)}))
 
-    def has_moved(self, config: AnyConfig) -> bool:
-        """Whether files of the data are elsewhere than run.json says."""
+    def is_renewed(self, config: AnyConfig) -> bool:
+        """Whether files of the data are elsewhere than run.json says, or the report is to be of more or less."""
         recorded = self.read_config()
-        return any(getattr(recorded, name, None) != getattr(config, name, None) for name in PLACES)
+        return any(getattr(recorded, name, None) != getattr(config, name, None) for name in RENEWED)
 
     def refuse_other_data(self, corpus: Mapping[str, Any]) -> None:
         """Raises DataError if a corpus, as its record says, is not what the run began with."""
         if self.read_record()["corpus"]["sha256"] != corpus["sha256"]:
             raise DataError(f"data: {corpus['name']} is not what the run in {self.path} began with: its hash differs")
 
-    def record_places(self, config: AnyConfig, decided: Mapping[str, Any]) -> None:
-        """Write down where the data are now, and what depends on it."""
+    def renew(self, config: AnyConfig, decided: Mapping[str, Any]) -> None:
+        """Write down where the data are now, what depends on it, and how much of them the report is to be of."""
         record = self.read_record()
-        places = {name: getattr(config, name) for name in PLACES if hasattr(config, name)}
-        changes = {"config": {**record["config"], **places}, "decided": decided}
+        renewed = {name: getattr(config, name) for name in RENEWED if hasattr(config, name)}
+        changes = {"config": {**record["config"], **renewed}, "decided": decided}
         write_json(self.run_file, seal({**record, **changes}))
 
     @contextmanager
