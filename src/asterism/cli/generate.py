@@ -2,7 +2,8 @@
 
 Without --output the prompt is text, and what follows it is written raw to a file or pipe, readable to a terminal. With
 --output the prompt is a file, and the model of pictures (.png), sounds (.wav), genomes (.fasta) or bytes writes one:
-new sequences, a file that goes on, or held-out pieces beside what the model makes of their first half.
+new sequences, a file that goes on, or held-out pieces beside what the model makes of their first half. What is drawn
+is kept beside FILE until that is written: after a stop, --resume draws only what is missing.
 """
 
 import os
@@ -14,7 +15,7 @@ from typing import Any
 
 from asterism import training
 from asterism.cli.parser import Parser, UsageError, add_dense_exchange, print_json, whole_number
-from asterism.cli.told import is_follower, launched
+from asterism.cli.told import is_follower, launched, say_how_to_go_on
 from asterism.presence import require_run
 
 
@@ -31,7 +32,11 @@ def run(argv: Sequence[str]) -> None:
         _refuse_what_files_take(options)
     require_run(Path(options["run"]))
     if options["output"] is not None:
-        _write_file(options, as_json)
+        try:
+            _write_file(options, as_json)
+        except KeyboardInterrupt:
+            say_how_to_go_on("generate", argv, options["output"])
+            raise
         return
     options["length"] = options["length"] or 500
     del options["output"]
@@ -40,8 +45,9 @@ def run(argv: Sequence[str]) -> None:
 
 def _refuse_what_files_take(options: dict[str, Any]) -> None:
     """Takes the options of files out; raises UsageError for one that is given, and for a missing prompt."""
-    for name in ("complete", "keep", "count", "label", "data"):
-        if options.pop(name) not in (None, []):
+    for name in ("complete", "keep", "count", "label", "data", "resume"):
+        value = options.pop(name)
+        if value is not False and value not in (None, []):
             raise UsageError(f"--{name} needs --output: what is made is written to a file")
     if options["prompt"] is None:
         raise UsageError("the following arguments are required: --prompt, or --output for models of files")
@@ -76,7 +82,7 @@ def _write_file(options: dict[str, Any], as_json: bool) -> None:
         data=options["data"],
     )
     how = Sampling(**{name: options[name] for name in ("temperature", "top_k", "top_p", "seed")})
-    report = training.generate_file(options["run"], options["output"], wanted, how)
+    report = training.generate_file(options["run"], options["output"], wanted, how, resume=options["resume"])
     if as_json:
         print_json(asdict(report))
     else:
@@ -88,6 +94,7 @@ def _parser() -> Parser:
     parser.add_argument("run", metavar="RUN", help="the folder of a run")
     parser.add_argument("--prompt", type=os.fsencode, metavar="TEXT", help="what to continue; a file, with --output")
     parser.add_argument("--output", metavar="FILE", help="a file that is not there yet, for what is made")
+    parser.add_argument("--resume", action="store_true", help="go on with an output that is not finished")
     parser.add_argument(
         "--complete",
         type=whole_number(1),

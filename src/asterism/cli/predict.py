@@ -7,7 +7,6 @@ as it was, with fields or columns added, whose names begin with "predicted_"; Co
 the last column; SQuAD's JSON, FASTA, intervals and folders as JSONL. Labels may be there.
 """
 
-import shlex
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict
@@ -15,6 +14,7 @@ from pathlib import Path
 
 from asterism import training
 from asterism.cli.parser import Parser, UsageError, print_json, whole_number
+from asterism.cli.told import say_how_to_go_on
 from asterism.errors import DataError
 from asterism.presence import require_data, require_run
 from asterism.training.data.formats import FORMATS
@@ -42,19 +42,11 @@ def run(argv: Sequence[str]) -> None:
             score=arguments.score,
         )
     except (KeyboardInterrupt, DataError):
-        _say_how_to_go_on(argv, arguments.output)
+        say_how_to_go_on("predict", argv, arguments.output)
         raise
     print(report, file=sys.stderr)
     if arguments.json:
         print_json(asdict(report))
-
-
-def _say_how_to_go_on(argv: Sequence[str], output: str | None) -> None:
-    from asterism.training.run.prediction_output import can_go_on  # takes seconds to import
-
-    if output is not None and can_go_on(output):
-        words = [word for word in argv if word != "--resume"]
-        print(f"go on with: asterism predict {shlex.join([*words, '--resume'])}", file=sys.stderr)
 
 
 def _parser() -> Parser:

@@ -4,9 +4,12 @@ The launcher's store, which every process of a run reaches, keeps who was first.
 """
 
 import os
+import shlex
 import signal
+import sys
 import threading
 import time
+from collections.abc import Sequence
 from datetime import timedelta
 
 _LEADERS_TURN = 5.0
@@ -40,6 +43,15 @@ def may_speak() -> bool:
             return False
         time.sleep(0.05)
     return claims.claim()
+
+
+def say_how_to_go_on(verb: str, argv: Sequence[str], output: str | None) -> None:
+    """The command that goes on with an output which was begun, if it was."""
+    from asterism.training.run.prediction_output import can_go_on  # takes seconds to import
+
+    if output is not None and can_go_on(output):
+        words = [word for word in argv if word != "--resume"]
+        print(f"go on with: asterism {verb} {shlex.join([*words, '--resume'])}", file=sys.stderr)
 
 
 class _Claims:

@@ -133,8 +133,7 @@ class CausalBytes(Pretraining[Windows]):
     def evaluate(
         self, model: PreTrainedModel, corpus: Windows, *, sample: bool = False, processes: Processes = ALONE
     ) -> Outcome:
-        """Bits per byte of the first `report_bytes` of the validation split, or of about `evaluation_bytes` spread evenly
-        over it."""
+        """Bits per byte of the first `report_bytes` of the validation split, or of `evaluation_bytes` all over it."""
         whole = _plan(self.config, corpus.validation, len(corpus.validation))
         plan = _plan(self.config, corpus.validation, self._last_reported(corpus))
         notes = self.reported(plan.bytes_scored, whole.bytes_scored, self.config.reads().unit)

@@ -16,6 +16,7 @@ Invariant: run.json is written first and model/ before its result; whatever is f
 are read only if they have the sums that run.json or state.json records, and those if they have their own.
 """
 
+import hashlib
 import json
 import os
 from collections.abc import Iterator, Mapping, Sequence
@@ -197,6 +198,14 @@ class RunFolder:
         if found is None:
             raise CheckpointError(f"{self.path} holds no model yet: the run ended before its first checkpoint")
         return found
+
+    def weights_digest(self) -> str:
+        """The SHA-256 of the files of the model that is asked."""
+        digest = hashlib.sha256()
+        for path in sorted(path for path in self.weights().iterdir() if path.is_file()):
+            with path.open("rb") as file:
+                digest.update(hashlib.file_digest(file, "sha256").digest())
+        return digest.hexdigest()
 
     def _check(self, folder: Path, sums: Any, record: Path) -> None:
         """Read a folder whole once to see that it is what was written."""

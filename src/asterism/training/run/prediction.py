@@ -8,7 +8,6 @@ Rows come back in order, as they were, with the prediction's fields behind, whos
 that rows bring with them are passed through; they are looked at only if scores are asked for.
 """
 
-import hashlib
 import json
 import time
 from collections.abc import Iterable, Iterator, Mapping
@@ -240,12 +239,8 @@ def _predictor(run: Run, batch_size: int | None, reader: str | None) -> Predicto
 
 def _settings(run: Run, predictor: Predictor) -> dict[str, Any]:
     """All that decides predictions beside the rows."""
-    digest = hashlib.sha256()
-    for path in sorted(path for path in run.folder.weights().iterdir() if path.is_file()):
-        with path.open("rb") as file:
-            digest.update(hashlib.file_digest(file, "sha256").digest())
     return {
-        "model": digest.hexdigest(),
+        "model": run.folder.weights_digest(),
         "reader": predictor.task.reader,
         "length": predictor.task.length,
         "task": json.loads(json.dumps(predictor.task.record())),

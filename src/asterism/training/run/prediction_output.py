@@ -40,7 +40,7 @@ def refuse_existing(path: Path | None) -> None:
 
 def can_go_on(path: str | Path) -> bool:
     """Whether an output was begun and is not finished."""
-    return _resume_file(Path(path)).exists()
+    return resume_file(Path(path)).exists()
 
 
 def _is_kept(path: Path) -> bool:
@@ -48,8 +48,30 @@ def _is_kept(path: Path) -> bool:
     return path.is_file() or path.is_dir() or not path.exists()
 
 
-def _resume_file(path: Path) -> Path:
+def resume_file(path: Path) -> Path:
+    """What lies beside an output that is not finished, and says what decides its contents."""
     return path.with_name(f"{path.name}.resume")
+
+
+def compare_settings(path: Path, beside: Path, recorded: Any, settings: Mapping[str, Any]) -> None:
+    """Raises CheckpointError if the output `path` was begun with others than `settings`, as the file beside it says."""
+    if not isinstance(recorded, dict) or recorded.keys() != settings.keys():
+        raise CheckpointError(f"{beside} is damaged: it must hold {', '.join(settings)}")
+    for name, value in settings.items():
+        if recorded[name] != value:
+            short = not isinstance(value, dict) and len(f"{value}{recorded[name]}") < 40
+            what = f"{name} {recorded[name]}, not {value}" if short else f"another {name}"
+            raise CheckpointError(f"resume: {path} was begun with {what}")
+
+
+def locked_output(file: BinaryIO, path: Path) -> BinaryIO:
+    """Two that go on with one file would write its rows twice. Raises CheckpointError."""
+    try:
+        lock(file)
+    except BlockingIOError:
+        file.close()
+        raise CheckpointError(f"output: {path} is being written by another process") from None
+    return file
 
 
 class PredictionOutput:
@@ -63,7 +85,7 @@ class PredictionOutput:
         self.settings = dict(settings)
         self.format = format
         self.file: BinaryIO | None = None
-        self.resume_file = None if path is None or not _is_kept(path) else _resume_file(path)
+        self.resume_file = None if path is None or not _is_kept(path) else resume_file(path)
         self.resumed = False
         self.rows = 0
         self.size = 0  # bytes of the rows that were there before
@@ -88,17 +110,10 @@ class PredictionOutput:
             self.size += len(written.raw.encode()) + (0 if self.rows else len(written.head.encode()))
             self.rows += 1
 
-    def _check_settings(self, path: Path, resume_file: Path) -> None:
-        if not resume_file.exists():
-            raise CheckpointError(f"resume: {path} is finished, or not ours: {resume_file.name} is not beside it")
-        recorded = read_json(resume_file)
-        if not isinstance(recorded, dict) or recorded.keys() != self.settings.keys():
-            raise CheckpointError(f"{resume_file} is damaged: it must hold {', '.join(self.settings)}")
-        for name, value in self.settings.items():
-            if recorded[name] != value:
-                short = isinstance(value, str | int) and len(str(value)) < 20
-                what = f"{name} {recorded[name]}, not {value}" if short else f"another {name}"
-                raise CheckpointError(f"resume: {path} was begun with {what}")
+    def _check_settings(self, path: Path, beside: Path) -> None:
+        if not beside.exists():
+            raise CheckpointError(f"resume: {path} is finished, or not ours: {beside.name} is not beside it")
+        compare_settings(path, beside, read_json(beside), self.settings)
 
     def _written(self, path: Path) -> Iterator[Record]:
         """The rows that are whole."""
@@ -154,7 +169,7 @@ class PredictionOutput:
         elif self.resume_file is None:
             self.file = self.path.open("wb")
         elif self.rows:
-            self.file = self._locked(self.path.open("r+b"), self.path)
+            self.file = locked_output(self.path.open("r+b"), self.path)
             if not self.resume_file.exists():
                 raise CheckpointError(f"output: {self.path} was finished by another process just now")
             self.file.truncate(self.size)
@@ -163,25 +178,15 @@ class PredictionOutput:
             self.file = self._begin(self.path, self.resume_file)
         return self.file
 
-    def _begin(self, path: Path, resume_file: Path) -> BinaryIO:
+    def _begin(self, path: Path, beside: Path) -> BinaryIO:
         # Since the first look another process may have begun this file, or finished it: only an empty file, and one
         # without a whole row that is gone on with, may be begun. The record comes after the lock, lest it replace that
         # of the other process; who is killed in between leaves an empty file.
         with writing(path):
-            file = self._locked(path.open("ab"), path)
-        if path.stat().st_size and not (self.resumed and resume_file.exists()):
+            file = locked_output(path.open("ab"), path)
+        if path.stat().st_size and not (self.resumed and beside.exists()):
             file.close()
             raise CheckpointError(f"output: another process has written {path}; choose another name")
-        write_json(resume_file, self.settings)
+        write_json(beside, self.settings)
         file.truncate(0)
-        return file
-
-    @staticmethod
-    def _locked(file: BinaryIO, path: Path) -> BinaryIO:
-        """Two that go on with one file would write its rows twice."""
-        try:
-            lock(file)
-        except BlockingIOError:
-            file.close()
-            raise CheckpointError(f"output: {path} is being written by another process") from None
         return file

@@ -4,14 +4,15 @@
     generate_file("runs/cifar", "sheet.png", Wanted(complete=16))
 
 How values become a file is their modality's to say; which token stands before them, and how they are drawn, the
-objective's. Nothing is written before all is there.
+objective's. The files are written when all is there; until then what was drawn is kept beside them (`drawn.py`).
 """
 
+import hashlib
 import os
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from itertools import groupby
 from pathlib import Path
 from typing import Any
@@ -27,6 +28,7 @@ from asterism.training.data.windows import FIRST_CLASS
 from asterism.training.objectives.causal import refuse_labels
 from asterism.training.pipeline import Run, open_run
 from asterism.training.run.configuration import RunConfig
+from asterism.training.run.drawn import Drawn
 from asterism.training.run.generation import Sampling
 from asterism.training.run.loop import quiet_transformers
 from asterism.training.run.prediction_output import output_path
@@ -77,15 +79,16 @@ class Wanted:
 class GenerationReport:
     """What was made: the files, how many sequences, how many values were drawn for them, and how long that took.
 
-    `unit` is what a value is; `milliseconds_per_value` is the time divided by the values that were drawn, of up to
-    AT_ONCE sequences together. `is_training_corpus`: whether completed pieces are of the data of the run; None where
-    none were.
+    `unit` is what a value is; `values_before` of the values were drawn before a stop; `milliseconds_per_value` is the
+    time divided by the others, of up to AT_ONCE sequences together. `is_training_corpus`: whether completed pieces are
+    of the data of the run; None where none were.
     """
 
     run: str
     files: tuple[str, ...]
     sequences: int
     values: int
+    values_before: int
     unit: str
     seconds: float
     milliseconds_per_value: float
@@ -94,9 +97,10 @@ class GenerationReport:
 
     def __str__(self) -> str:
         other = "\nthe data are not those that the run was trained on" if self.is_training_corpus is False else ""
+        before = f", {self.values_before:,} were there before" if self.values_before else ""
         return (
             f"{self.values:,} {self.unit} of {self.sequences:,} sequence{'s' * (self.sequences != 1)} in"
-            f" {clock(self.seconds)} ({self.milliseconds_per_value:.3g} ms each)\n"
+            f" {clock(self.seconds)} ({self.milliseconds_per_value:.3g} ms each){before}\n"
             f"saved in {', '.join(self.files)}{other}"
         )
 
@@ -112,11 +116,21 @@ class _Job:
 
 
 def generate_file(
-    run: Run | str | Path, output: str | Path, wanted: Wanted, how: Sampling | None = None, *, progress: bool = True
+    run: Run | str | Path,
+    output: str | Path,
+    wanted: Wanted,
+    how: Sampling | None = None,
+    *,
+    resume: bool = False,
+    progress: bool = True,
 ) -> GenerationReport:
     """Draw sequences from a run, or the run in a folder, and write them as their modality does.
 
-    Raises CheckpointError for an output that exists or cannot be written, ConfigurationError for settings that cannot
+    With `resume`, an output that was begun is gone on with: what was drawn before a stop is not drawn again, and the
+    files are, to the byte, what they would have been without it.
+
+    Raises CheckpointError for an output that exists, cannot be written, or was begun, without `resume` or of another
+    run or other settings; ConfigurationError for settings that cannot
     work and for a run that continues nothing, DataError for a prompt or pieces that cannot be read.
     """
     how = how or Sampling()
@@ -130,18 +144,26 @@ def generate_file(
     modality.refuse_output(path)
     jobs, is_training_corpus = _Request(config, opened.record, wanted).jobs()
     began = time.monotonic()
-    with closing(make_display(progress)) as display, quiet_transformers():
-        drawn = list(_drawn(opened, modality, jobs, how, display))
-    seconds = time.monotonic() - began
     values = sum(job.length for job in jobs)
+    with (
+        closing(Drawn(path, _settings(opened, wanted, jobs, how), resume=resume)) as kept,
+        closing(make_display(progress)) as display,
+        quiet_transformers(),
+    ):
+        watch = _Watch(display, values, modality.unit)
+        drawn = list(_drawn(opened, modality, jobs, how, watch, kept))
+        seconds = time.monotonic() - began
+        files = _written(modality, jobs, drawn, wanted.count, path)
+        kept.remove()
     return GenerationReport(
         run=str(opened.folder.path),
-        files=tuple(str(file) for file in _written(modality, jobs, drawn, wanted.count, path)),
+        files=tuple(str(file) for file in files),
         sequences=len(jobs),
         values=values,
+        values_before=values - watch.values,
         unit=modality.unit,
         seconds=round(seconds, 3),
-        milliseconds_per_value=round(1000 * seconds / values, 4),
+        milliseconds_per_value=round(1000 * seconds / max(1, watch.values), 4),
         seed=how.seed,
         is_training_corpus=is_training_corpus,
     )
@@ -262,17 +284,48 @@ def _class(label: str, names: Sequence[str], classes: int) -> int:
 # --- drawing ---------------------------------------------------------------------------------------------------------
 
 
-def _drawn(run: Run, modality: Modality, jobs: Sequence[_Job], how: Sampling, display: Display) -> Iterator[np.ndarray]:
-    """The sequences, whole: those that are equally long are drawn together."""
-    watch = _Watch(display, sum(job.length for job in jobs), modality.unit)
+def _settings(run: Run, wanted: Wanted, jobs: Sequence[_Job], how: Sampling) -> dict[str, Any]:
+    """All that decides what is drawn, and how the files look."""
+    given = hashlib.sha256()
+    for job in jobs:
+        for values in (job.given, job.given if job.original is None else job.original):
+            given.update(hashlib.sha256(values.tobytes()).digest())
+        given.update(f"{job.label} {job.length};".encode())
+    return {
+        "model": run.folder.weights_digest(),
+        **asdict(wanted),
+        "labels": list(wanted.labels),
+        "given": given.hexdigest(),
+        **asdict(how),
+        "dtype": run.config.dtype,
+        "device": run.model.device.type,
+    }
+
+
+def _drawn(
+    run: Run, modality: Modality, jobs: Sequence[_Job], how: Sampling, watch: "_Watch", kept: Drawn
+) -> Iterator[np.ndarray]:
+    """The sequences, whole: those that are equally long are drawn together, unless they are kept."""
     for number, batch in enumerate(_batches(jobs)):
-        starts = torch.tensor(np.stack([_start(modality, job) for job in batch]))
-        watch.expect(len(batch))
-        with isolated(derive(how.seed, number)):
-            arguments = how.arguments(batch[0].length) | {"stopping_criteria": StoppingCriteriaList([watch])}
-            values = run.objective.continued(run.model, starts, arguments).numpy().astype(np.uint8)
+        values = kept.batch(len(batch), batch[0].length)
+        if values is None:
+            values = _values(run, modality, batch, number, how, watch)
+            kept.add(values)
+        else:
+            watch.leave_out(values.size)
         for job, row in zip(batch, values, strict=True):
             yield np.concatenate([job.given, row])
+
+
+def _values(
+    run: Run, modality: Modality, batch: Sequence[_Job], number: int, how: Sampling, watch: "_Watch"
+) -> np.ndarray:
+    """What follows in each of a batch: uint8 [sequences, values]."""
+    starts = torch.tensor(np.stack([_start(modality, job) for job in batch]))
+    watch.expect(len(batch))
+    with isolated(derive(how.seed, number)):
+        arguments = how.arguments(batch[0].length) | {"stopping_criteria": StoppingCriteriaList([watch])}
+        return run.objective.continued(run.model, starts, arguments).numpy().astype(np.uint8)
 
 
 def _batches(jobs: Sequence[_Job]) -> Iterator[list[_Job]]:
@@ -294,6 +347,10 @@ class _Watch(StoppingCriteria):
     def __init__(self, display: Display, values: int, unit: str) -> None:
         self.display, self.values, self.unit = display, values, unit
         self.rows, self.drawn, self.began = 0, 0, time.monotonic()
+
+    def leave_out(self, values: int) -> None:
+        """So many values need not be drawn."""
+        self.values -= values
 
     def expect(self, rows: int) -> None:
         """So many sequences are drawn from now on."""
