@@ -162,7 +162,7 @@ GOLDEN_PLACES = [7, 13, 15, 16, 19, 21, 32, 44, 45, 60, 63, 67, 69, 94]
 
 
 def test_packing_loses_no_token_and_pads_nothing(tokenizer):
-    stream = TokenStream.of(["", *TEXTS], tokenizer)
+    stream = TokenStream.made(["", *TEXTS], tokenizer)
     assert stream.documents == len(TEXTS) and stream.empty == 1
     for number, text in enumerate(TEXTS):
         document = stream.tokens[stream.starts[number] : stream.starts[number + 1]]

@@ -173,9 +173,9 @@ def test_a_file_that_changes_is_refused(tmp_path, texts, on_disk):
 def test_tokens_beyond_the_limit_lie_in_a_file(texts, monkeypatch):
     documents = [text.decode() for text in texts]
     tokenizer = make_tokenizer("bytes", documents, 64)
-    held = packing.TokenStream.of(documents, tokenizer)
+    held = packing.TokenStream.made(documents, tokenizer)
     monkeypatch.setattr(appended, "IN_MEMORY", 1000)
-    stored = packing.TokenStream.of(documents, tokenizer)
+    stored = packing.TokenStream.made(documents, tokenizer)
     assert isinstance(stored.tokens.base, np.memmap) and held.tokens.base is None
     np.testing.assert_array_equal(stored.tokens, held.tokens)
     np.testing.assert_array_equal(stored.starts, held.starts)

@@ -8,6 +8,7 @@ learn, and how, is their objective's to say. Nothing below knows one by name.
 """
 
 import hashlib
+import uuid
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, replace
@@ -19,6 +20,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from asterism.errors import AsterismError, CheckpointError, ConfigurationError
 from asterism.randomness import isolated
+from asterism.training.data.prepared import shared
 from asterism.training.data.splits import Split
 from asterism.training.objectives import OBJECTIVES
 from asterism.training.objectives.objective import Evaluation, Objective, Question, Report
@@ -75,7 +77,7 @@ def train(config: AnyConfig, folder: str | Path, *, resume: bool = False, progre
         dtype = processes.decided(lambda: (run.read_settled() if resume else settled(config)).dtype)
         display = stack.enter_context(closing(make_display(progress and processes.leads)))
         display.doing("reading the data")
-        with processes.agreed():
+        with shared(_name(processes)), processes.agreed():
             setup = resolve(replace(config, dtype=dtype), Path(own) if own else None)
         return fit(replace(setup, asked=config), run, processes, display, resume=resume)
 
@@ -190,7 +192,8 @@ def evaluate(
         processes = weighed(opened.config, opened.model.config, opened.objective.longest, processes)
         processes = replace(processes, watch=watching(display))
         trained_on = opened.record["corpus"]["sha256"]
-        return opened.objective.answer(opened.model, question, trained_on, processes)
+        with shared(_name(processes)):
+            return opened.objective.answer(opened.model, question, trained_on, processes)
 
 
 def generate(
@@ -229,6 +232,12 @@ def generate(
         compare(processes, "what is asked:", asked)
         with isolated(seed):
             return opened.objective.generate(opened.model, prompt, {**settings, "seed": seed}, processes)
+
+
+def _name(processes: Processes) -> str | None:
+    """By which the processes of a run share what one of them makes of the data."""
+    name: str | None = None if processes.alone else processes.decided(lambda: uuid.uuid4().hex)
+    return name
 
 
 def _folder(run: Run | str | Path) -> RunFolder:

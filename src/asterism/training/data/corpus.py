@@ -126,7 +126,7 @@ class Bytes(Modality):
 
 def compressed(blocks: Iterable[bytes]) -> dict[str, float]:
     """Bits per byte that zlib, bz2 and lzma need for all blocks as one, each at its strongest standard setting (9)."""
-    compressors = {
+    compressors: dict[str, Any] = {
         "zlib": zlib.compressobj(9),
         "bz2": bz2.BZ2Compressor(9),
         "lzma": lzma.LZMACompressor(preset=9),

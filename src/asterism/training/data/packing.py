@@ -10,6 +10,7 @@ of a row would see the global tokens that these patterns put at fixed places. In
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import lru_cache
+from pathlib import Path
 
 import numpy as np
 from transformers import PreTrainedTokenizerBase
@@ -17,6 +18,8 @@ from transformers import PreTrainedTokenizerBase
 from asterism.errors import DataError
 from asterism.randomness import derive
 from asterism.training.data.appended import Appended
+from asterism.training.data.prepared import made_once
+from asterism.training.data.splits import Split, Splits
 from asterism.training.data.tokenization import encode, end_of
 
 SORTED_TOGETHER = 50
@@ -41,7 +44,13 @@ class TokenStream:
     empty: int
 
     @classmethod
-    def of(cls, documents: Iterable[str], tokenizer: PreTrainedTokenizerBase) -> "TokenStream":
+    def of(cls, corpus: Splits, split: Split, tokenizer: PreTrainedTokenizerBase) -> "TokenStream":
+        """The documents of a split as tokens; of several processes of a machine, one makes them of it."""
+        name = f"tokens {corpus.sha256} {split}"
+        return made_once(name, lambda: cls.made(corpus.documents(split), tokenizer), cls._write, cls._read)
+
+    @classmethod
+    def made(cls, documents: Iterable[str], tokenizer: PreTrainedTokenizerBase) -> "TokenStream":
         """The documents as tokens."""
         separates = end_of(tokenizer) if tokenizer.sep_token_id is None else tokenizer.sep_token_id
         separator = np.array([separates], dtype=np.int32)
@@ -53,6 +62,17 @@ class TokenStream:
             else:
                 empty += 1
         return cls(tokens.array(), np.cumsum(lengths, dtype=np.int64), empty)
+
+    def _write(self, folder: Path) -> None:
+        for name, numbers in (("tokens", self.tokens), ("starts", self.starts), ("empty", np.array(self.empty))):
+            np.save(folder / f"{name}.npy", numbers)
+
+    @classmethod
+    def _read(cls, folder: Path) -> "TokenStream":
+        starts = np.load(folder / "starts.npy")
+        # Mapped, all processes have one copy; nothing cannot be mapped.
+        tokens = np.load(folder / "tokens.npy", mmap_mode="r" if starts[-1] else None)
+        return cls(np.asarray(tokens), starts, int(np.load(folder / "empty.npy")))
 
     @property
     def documents(self) -> int:

@@ -14,6 +14,7 @@ import json
 import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,7 @@ from transformers import AutoTokenizer, PreTrainedTokenizerBase, PreTrainedToken
 from asterism.errors import CheckpointError, ConfigurationError, DataError, shown
 from asterism.files import DAMAGED, LOCAL, check_model_folder, why_unread
 from asterism.training.data.dna_tokens import LETTERS, MOST_PIECES, Maker, dna_tokenizer
+from asterism.training.data.prepared import made_once
 
 SPECIAL_TOKENS = {
     "pad_token": "[PAD]",
@@ -77,7 +79,11 @@ class Vocabulary:
 
     def made(self, documents: Iterable[str], context: int) -> PreTrainedTokenizerBase:
         """The tokenizer, trained on `documents` if it is to be trained, for sequences of `context` tokens."""
-        return self.tokenizer or _make_tokenizer(self.name, documents, context, self.sentinels)
+        if self.tokenizer is not None:
+            return self.tokenizer
+        name = f"tokenizer {self.name} {context} {self.sentinels}"
+        made = partial(_make_tokenizer, self.name, documents, context, self.sentinels)
+        return made_once(name, made, lambda tokenizer, folder: tokenizer.save_pretrained(folder), load_tokenizer)
 
 
 def vocabulary(name: str, needs: Needs = MASKING) -> Vocabulary:

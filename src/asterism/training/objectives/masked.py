@@ -296,7 +296,7 @@ class Rows:
                 " kmer:LENGTH, dna-bpe:SIZE, or the folder of a tokenizer of DNA"
             )
         self.config = config
-        self.stream = TokenStream.of(corpus.documents(split), tokenizer)
+        self.stream = TokenStream.of(corpus, split, tokenizer)
         self.content = content_per_row(config)
         self.stream.require(self.content, what)
         if config.next_sentence and self.stream.documents < 2:

@@ -97,7 +97,7 @@ class SpanPairs(Pairs):
     """
 
     def __init__(self, corpus: Splits, split: Split, tokenizer: PreTrainedTokenizerBase, sizes: SpanSizes) -> None:
-        self.stream = TokenStream.of(corpus.documents(split), tokenizer)
+        self.stream = TokenStream.of(corpus, split, tokenizer)
         self.stream.require(sizes.tokens, f"the {split} split of {corpus.name}")
         self.starts = self.stream.row_starts(sizes.tokens)
         self.sizes, self.sentinels = sizes, sentinel_ids(tokenizer, sizes.spans + 1)

@@ -5,7 +5,6 @@ files that are compressed, irregular or no FASTA, their letters as regular FASTA
 entry belongs to one state of one file (path, size, time of change), appears whole and is never changed.
 """
 
-import fcntl
 import hashlib
 import json
 import os
@@ -18,6 +17,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from asterism.errors import CheckpointError, DataError, shown
+from asterism.system import lock
 from asterism.training.data.genomes.fasta import Layout, Sink, read_fasta, read_fastq
 from asterism.training.data.genomes.genbank import read_genbank_sequences
 from asterism.training.data.genomes.letters import BASES, SEVERAL, translation
@@ -101,7 +101,7 @@ def _alone_in(folder: Path) -> Iterator[None]:
     """
     with (folder / "making.lock").open("ab") as file:
         with suppress(OSError):
-            fcntl.flock(file, fcntl.LOCK_EX)
+            lock(file, wait=True)
         yield
 
 

@@ -1,0 +1,81 @@
+"""What each process of a run would make of the same data, such as tokens: made by one of a machine, and read by all.
+
+Within `shared`, things are kept in a folder for temporary files, under a lock that is the system's and ends with its
+holder: who comes later waits, and reads what is there. If the holder fails, the next one tries. The folder is removed
+behind the body; what is mapped from it stays as long as it is used. Outside of `shared` every process makes its own.
+"""
+
+import hashlib
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from contextvars import ContextVar
+from pathlib import Path
+from typing import TypeVar
+
+from asterism.errors import CheckpointError, DataError
+from asterism.system import lock
+
+Thing = TypeVar("Thing")
+
+_FOLDER: ContextVar[Path | None] = ContextVar("folder", default=None)
+
+
+@contextmanager
+def shared(name: str | None) -> Iterator[None]:
+    """Within the body, all processes of this machine that give one name make things once; None is a process alone.
+
+    They must leave the body together.
+    """
+    folder = None if name is None else Path(tempfile.gettempdir()) / f"asterism-{name}"
+    token = _FOLDER.set(folder)
+    try:
+        yield
+    finally:
+        _FOLDER.reset(token)
+        if folder is not None:
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+def made_once(
+    name: str, make: Callable[[], Thing], write: Callable[[Thing, Path], object], read: Callable[[Path], Thing]
+) -> Thing:
+    """What `make` gives, as `write` keeps it in a folder and `read` reads it there.
+
+    Raises what `make` raises, and DataError if the disk takes no more.
+    """
+    folder = _FOLDER.get()
+    if folder is None:
+        return make()
+    place = folder / hashlib.sha256(name.encode()).hexdigest()
+    with _told(folder):
+        folder.mkdir(mode=0o700, exist_ok=True)
+        file = place.with_suffix(".lock").open("ab")
+    with file:
+        with suppress(OSError):  # a file system without locks has every process make its own
+            lock(file, wait=True)
+        if not place.exists():
+            made = make()
+            with _told(folder):
+                _keep(made, place, write)
+            del made
+        return read(place)
+
+
+def _keep(made: Thing, place: Path, write: Callable[[Thing, Path], object]) -> None:
+    from asterism.files import replacing  # with torch, for which nobody waits here
+
+    with replacing(place) as temporary:
+        write(made, temporary)
+
+
+@contextmanager
+def _told(folder: Path) -> Iterator[None]:
+    try:
+        yield
+    except (OSError, CheckpointError) as error:
+        raise DataError(
+            f"data: what the processes of a run share is kept in {folder}, which failed: {error}; set TMPDIR to a"
+            " folder with more room"
+        ) from None
