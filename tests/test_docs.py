@@ -51,6 +51,8 @@ def test_the_commands_about_imports_work(tmp_path: Path, monkeypatch: pytest.Mon
     save_tiny_bert(tmp_path / "bert-base-uncased")
     commands = re.findall(r"^    asterism (\w+) (.*)$", (DOCS / "import.md").read_text(), re.MULTILINE)
     assert [verb for verb, _ in commands] == ["import", "train", "finetune"]
+    train = shlex.split(commands[1][1])
+    Path(train[train.index("--data") + 1]).touch()  # which must be there, also to be told the cost
     for verb, words in commands[:2]:
         assert main([verb, *shlex.split(words), *(["--dry-run"] if verb == "train" else [])]) == 0
     assert main(["finetune", *shlex.split(commands[2][1])]) == 4

@@ -223,9 +223,12 @@ _BOMB = "a: &a [x,x,x,x,x,x,x,x,x]\n" + "".join(
         ('steps: !!int "x"', "a setting in the file cannot be read: invalid literal for int()"),
         ('steps: !!timestamp "x"', "a setting in the file cannot be read"),
         (f"minutes: {':'.join('1' * 400)}:0.5", "cannot be read: int too large"),
+        ("steps: 1\nbatch_size: 2\nsteps: 3\n", "settings.yaml gives steps twice, in lines 1 and 3"),
+        ("model:\n  mixers: causal()\n  mixers: dense()\n", "gives mixers twice, in lines 2 and 3"),
+        ('{"steps": 1,\n"steps": 2}', "gives steps twice, in lines 1 and 2"),
     ],
     ids=["aliases", "anchors", "sequences", "mappings", "digits", "hexadecimal", "number", "list", "null", "bytes"]
-    + ["integer", "timestamp", "sexagesimal"],
+    + ["integer", "timestamp", "sexagesimal", "twice", "inner", "json"],
 )
 def test_hostile_settings_are_refused_in_one_line(tmp_path, capsys, settings, complaint):
     file = tmp_path / "settings.yaml"

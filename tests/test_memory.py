@@ -113,6 +113,23 @@ def test_a_run_that_no_machine_holds_is_refused_before_data_are_read(usual, conf
         resolve(config)
 
 
+@pytest.mark.parametrize(
+    ("changed", "named"),
+    [
+        ({"type_vocab_size": 10**9}, "type_vocab_size=1,000,000,000"),
+        ({"vocab_size": 10**9}, "vocab_size=1,000,000,000"),
+        ({"num_hidden_layers": 10**7}, "num_hidden_layers=10,000,000"),
+    ],
+)
+def test_the_size_that_takes_most_is_named(usual, changed, named):
+    with pytest.raises(ConfigurationError, match=f"24.6 GB, most of it for {named}: make the model"):
+        resolve(with_model(**changed))
+
+
+def test_a_size_of_a_part_is_not_named():
+    assert memory.heaviest_size({"text_config": BERT, "n": 3}) == memory.heaviest_size({}) == "its sizes"
+
+
 def test_what_a_run_needs_is_said_part_by_part(monkeypatch):
     config, objective = small_run(), OBJECTIVES.load("causal")
     shape = objective.foundations(config)[2]

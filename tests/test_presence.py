@@ -11,6 +11,7 @@ WRONG = {
     "generate nothing --prompt x": 4,
     "generate nothing --output x.png": 4,
     "train --data nothing": 3,
+    "train --data nothing --dry-run": 3,
     "train --recipe nothing": 2,
     "train --resume --folder nothing": 4,
     "train --init-from nothing": 4,

@@ -41,8 +41,11 @@ def test_the_output_shown_is_the_output(capsys: pytest.CaptureFixture[str]):
 
 
 @pytest.mark.parametrize("command", COMMANDS)
-def test_the_commands_are_accepted(command: str):
+def test_the_commands_are_accepted(command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     program, verb, *rest = shlex.split(command)
+    monkeypatch.chdir(tmp_path)
+    if "--data" in rest and "train" in (verb, *rest):  # what is trained on must be there, also to be told the cost
+        Path(rest[rest.index("--data") + 1]).touch()
     if program == "make":
         assert re.search(rf"^{verb}:", (ROOT / "Makefile").read_text(), re.MULTILINE)
     elif program == "pip":

@@ -417,6 +417,8 @@ def test_odd_run_folders(config, finished, tmp_path):
     nothing.symlink_to(tmp_path / "gone")
     there.symlink_to(tmp_path / "target")
     (tmp_path / "target").mkdir()
+    with pytest.raises(CheckpointError, match=r"^'.*no\\x00name' cannot be the name of a folder; choose another$"):
+        RunFolder(tmp_path / "no\0name").refuse_existing()
     with pytest.raises(CheckpointError, match="nothing exists and is not an empty folder"):
         train(config, nothing, progress=False)
     train(config, there, progress=False)

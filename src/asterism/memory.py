@@ -50,6 +50,18 @@ def least_model_memory(document: Mapping[str, object], bytes_of_number: int = 4)
     return max(_least(document, bytes_of_number), sum(_least(part, bytes_of_number) for part in parts))
 
 
+def heaviest_size(document: Mapping[str, object]) -> str:
+    """The size in a model's config.json by which it needs most, such as "vocab_size=1,000,000"; "its sizes" if that is
+    none of its own."""
+    without = {
+        f"{name}={value:,}": least_model_memory({**document, name: 1})
+        for name, value in document.items()
+        if isinstance(value, int) and value > 1
+    }
+    name = min(without, key=without.__getitem__, default="")
+    return name if name and 2 * without[name] < least_model_memory(document) else "its sizes"
+
+
 def least_token_memory(document: Mapping[str, object]) -> int:
     """Bytes that a model keeps of each token at least to compute gradients: one vector of hidden states a layer."""
     sizes = _sizes(document)
@@ -60,7 +72,7 @@ def _least(document: Mapping[str, object], bytes_of_number: int) -> int:
     sizes = _sizes(document)
     layers, width, labels = sizes(*_LAYERS), sizes(*_WIDTHS, choose=min), sizes("num_labels")
     numbers = layers * width * width + width * (sizes(*_INNER_WIDTHS) + labels)
-    numbers += sizes("vocab_size") * sizes(*_EMBEDDINGS, choose=min)
+    numbers += (sizes("vocab_size") + sizes("type_vocab_size")) * sizes(*_EMBEDDINGS, choose=min)
     return numbers * bytes_of_number + layers * _BYTES_OF_LAYER + labels * _BYTES_OF_LABEL
 
 

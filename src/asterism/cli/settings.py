@@ -28,7 +28,7 @@ Config = TypeVar("Config", bound=TrainingConfig)
 
 def train_and_tell(config: AnyConfig, folder: str, *, resume: bool, as_json: bool) -> None:
     """Train, and print what came of it; when interrupted, say how to go on."""
-    _require_what_it_names(config, folder, resume)
+    require_what_it_names(config, folder, resume)
     try:
         report = training.train(config, folder, resume=resume)
     except KeyboardInterrupt:
@@ -47,7 +47,7 @@ def train_and_tell(config: AnyConfig, folder: str, *, resume: bool, as_json: boo
     print(f"saved in {report.folder}")
 
 
-def _require_what_it_names(config: AnyConfig, folder: str, resume: bool) -> None:
+def require_what_it_names(config: AnyConfig, folder: str, resume: bool) -> None:
     """Raises DataError and CheckpointError for what is not there. A run that goes on may be finished, and need nothing
     but itself.
     """

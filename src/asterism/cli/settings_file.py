@@ -31,11 +31,29 @@ def check_settings_file(path: str) -> None:
     if (size := file.stat().st_size) > _LARGEST_FILE:
         raise UsageError(f"--config: {path} has {size:,} bytes, more than settings take")
     try:
-        _count(path, file.read_text(encoding="utf-8"))
+        text = file.read_text(encoding="utf-8")
+        _count(path, text)
+        _refuse_twice(path, yaml.compose(text, Loader=_LOADER), set())
     except UnicodeDecodeError as error:
         raise UsageError(f"--config: {path} is no text in UTF-8: {error.reason} at byte {error.start}") from None
     except yaml.YAMLError:
         return
+
+
+def _refuse_twice(path: str, node: yaml.Node | None, seen: set[int]) -> None:
+    """Raises UsageError for a setting that is given twice: YAML's reader would take the last one in silence."""
+    if not isinstance(node, yaml.CollectionNode) or id(node) in seen:
+        return
+    seen.add(id(node))  # aliases stand for one node
+    lines: dict[str, int] = {}
+    for inner in node.value:
+        key, value = inner if isinstance(node, yaml.MappingNode) else (None, inner)
+        if isinstance(key, yaml.ScalarNode):
+            line = key.start_mark.line + 1
+            if key.value in lines:
+                raise UsageError(f"--config: {path} gives {key.value} twice, in lines {lines[key.value]} and {line}")
+            lines[key.value] = line
+        _refuse_twice(path, value, seen)
 
 
 def _count(path: str, text: str) -> None:

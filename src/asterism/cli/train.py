@@ -10,7 +10,7 @@ from dataclasses import asdict, replace
 from inspect import getdoc
 
 from asterism.cli.parser import print_json
-from asterism.cli.settings import SettingsParser, recorded, train_and_tell, underscored
+from asterism.cli.settings import SettingsParser, recorded, require_what_it_names, train_and_tell, underscored
 from asterism.cli.told import is_follower
 from asterism.memory import amount
 from asterism.training.objectives import OBJECTIVES
@@ -23,6 +23,7 @@ _MEMORY = ("weight", "gradient", "optimizer", "activation", "plan")
 def run(argv: Sequence[str]) -> None:
     arguments, config = read_arguments(argv)
     if arguments.dry_run:
+        require_what_it_names(config, arguments.folder, arguments.resume)
         if not is_follower():
             _tell_cost(config, arguments.folder if arguments.resume else None, arguments.json)
         return

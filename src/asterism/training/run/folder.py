@@ -104,7 +104,9 @@ class RunFolder:
             yield
 
     def refuse_existing(self) -> None:
-        """Raises CheckpointError if there is anything here that a new run would mix with."""
+        """Raises CheckpointError if there is anything here that a new run would mix with, or no folder can be here."""
+        if "\0" in str(self.path):
+            raise CheckpointError(f"{str(self.path)!r} cannot be the name of a folder; choose another")
         if not os.path.lexists(self.path):
             return
         if not self.path.is_dir() or not all(_is_ours(path) for path in self.path.iterdir()):

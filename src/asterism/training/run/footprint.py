@@ -18,7 +18,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from asterism.errors import CheckpointError, ConfigurationError
 from asterism.files import read_json
-from asterism.memory import amount, least_model_memory, least_token_memory, machine_memory, shortage
+from asterism.memory import amount, heaviest_size, least_model_memory, least_token_memory, machine_memory, shortage
 from asterism.models import AsterismConfig
 from asterism.patterns import Pattern, as_schedule
 from asterism.training.run.arithmetic import loss_of, weights_dtype
@@ -86,7 +86,7 @@ def _about(config: RunConfig, shape: AsterismConfig) -> int:
     stacks = [shape.num_hidden_layers, shape.num_decoder_layers or 0]
     width = shape.hidden_size + (shape.intermediate_size or 0) + shape.persistent_vectors * shape.num_attention_heads
     vocabulary, layers = shape.vocab_size or 0, sum(stacks)
-    weights = vocabulary * shape.hidden_size + layers * shape.hidden_size * width
+    weights = (vocabulary + shape.type_vocab_size) * shape.hidden_size + layers * shape.hidden_size * width
     return 4 * (weights + config.micro_batch_size * config.context * (layers * width + vocabulary))
 
 
@@ -124,7 +124,10 @@ def _refuse_labels(document: Mapping[str, object], what: str) -> None:
 def _require_least(config: TrainingConfig, document: Mapping[str, object], tokens: int) -> None:
     """Raises ConfigurationError if weights, their gradients, and rows of so many tokens need more than there is."""
     kept = config.micro_batch_size * least_token_memory(document) + 8 * config.batch_size
-    if reason := shortage(2 * least_model_memory(document) + kept * tokens, "this run"):
+    weights = 2 * least_model_memory(document)
+    if reason := shortage(weights, "this run"):
+        raise ConfigurationError(f"{reason}, most of it for {heaviest_size(document)}: {_REMEDY}")
+    if reason := shortage(weights + kept * tokens, "this run"):
         raise ConfigurationError(f"{reason}: {_REMEDY}")
 
 
