@@ -1,6 +1,7 @@
 """What would need more memory than there is, is refused before it is built; what is kept stays within its bound."""
 
 import json
+import tracemalloc
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,6 +11,7 @@ import torch
 
 from asterism import attend, clear_caches, compile_pattern, memory, patterns
 from asterism.compiler import compile as compiling
+from asterism.compiler import plan as plans
 from asterism.compiler import slot_plan
 from asterism.errors import CheckpointError, ConfigurationError, PatternError
 from asterism.memo import KEPT, weight_of
@@ -243,3 +245,20 @@ def test_global_tokens_do_not_make_a_long_plan_look_dense(monkeypatch):
     clear_caches()
     again = compile_pattern(pattern, 2000, tile=16)
     assert again is not plan and again.tiles == plan.tiles
+
+
+def test_the_memory_that_is_predicted_of_a_plan_is_what_making_it_takes(monkeypatch):
+    """In small steps, so that what a step takes does not count: 60 bytes a tile were taken, and 16 predicted."""
+    monkeypatch.setattr(compiling, "_CHUNK", 2**12)
+    monkeypatch.setattr(plans, "_COUNTED", 2**12)
+    compile_pattern("causal()", 2**17, tile=128)  # what is kept of tokens in their order is there
+    clear_caches()
+    tracemalloc.start()
+    try:
+        plan = compile_pattern("causal()", 2**17, tile=128)
+        plan.describe()
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    of_tokens = 24 * 2**17  # their order, of which long sequences have little beside their tiles
+    assert plan.bytes < peak < 1.1 * compiling._BYTES_OF_TILE * plan.tiles + of_tokens

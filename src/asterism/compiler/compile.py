@@ -21,7 +21,7 @@ from asterism.compiler.join import join
 from asterism.compiler.layout import Bands, KeySubset, Layout, Natural, QuerySubset, Reordered, Residues, Tiles
 from asterism.compiler.parts import ResiduesOfPart, SortedPart, asked_of
 from asterism.compiler.plan import Indices, Integers, Pass, Plan
-from asterism.compiler.tables import Masks, offsets
+from asterism.compiler.tables import Masks, list_offsets
 from asterism.errors import PatternError
 from asterism.memo import remembering, remembering_few
 from asterism.memory import shortage
@@ -64,8 +64,8 @@ _MANY_TILES = 2**26
 
 _SAMPLED_QUERIES = 5
 
-_BYTES_OF_TILE = 16
-"""In a plan: its column and kind in the lists of rows, its row and kind in the lists of columns."""
+_BYTES_OF_TILE = 24
+"""While a plan is made: its row, column and kind, twice when those of all parts are joined. The plan keeps 8."""
 
 _MOST_TERMS = 16
 """Above so many terms a conjunction of unions is left as it is."""
@@ -464,8 +464,6 @@ def _compile_pass(layout: Layout, rule: Pattern, heads: list[int], lengths: _Len
     # A rule without parts per head has the same tiles for all heads: one list serves them.
     own_heads = heads if rule.heads > 1 else heads[:1]
     lists = [_find_tiles(layout, _Tiling(rule, queries, keys, lengths.n_keys, head), masks) for head in own_heads]
-    row, column, kind = (np.concatenate([entry[i] for entry in lists]) for i in range(3))
-    which = np.repeat(np.arange(len(lists)), [len(entry[0]) for entry in lists])
     # No index saves a copy of the operands in token order; kernels take None for the natural order of all tokens.
     natural_queries = len(queries.positions) == lengths.n_queries and queries.step == 1
     natural_keys = len(keys.positions) == lengths.n_keys and keys.step == 1
@@ -476,24 +474,30 @@ def _compile_pass(layout: Layout, rule: Pattern, heads: list[int], lengths: _Len
         n_keys=len(keys.positions),
         query_index=None if natural_queries else (queries.positions - lengths.offset).astype(np.int32),
         key_index=None if natural_keys else keys.positions.astype(np.int32),
-        row_offsets=offsets(which, row, len(lists), len(queries)),
-        columns=column.astype(np.int32),
-        kinds=kind,
+        row_offsets=list_offsets([row for row, _, _ in lists], len(queries)),
+        columns=_joined([column for _, column, _ in lists]),
+        kinds=_joined([kind for _, _, kind in lists]),
     )
 
 
-def _find_tiles(layout: Layout, tiles: _Tiling, masks: Masks) -> tuple[Integers, Integers, Indices]:
+def _joined(parts: list[Indices]) -> Indices:
+    """One behind the other; one alone is not copied, as it may have hundreds of millions of entries."""
+    return parts[0] if len(parts) == 1 else np.concatenate(parts)
+
+
+def _find_tiles(layout: Layout, tiles: _Tiling, masks: Masks) -> tuple[Indices, Indices, Indices]:
     """Row, column and kind of every tile that holds an allowed pair, sorted by row and column."""
-    found: list[tuple[Integers, Integers, Indices]] = []
+    found: list[tuple[Indices, Indices, Indices]] = []
     for rows in _row_chunks(len(tiles.queries), len(tiles.keys)):
         at, column = layout.candidates(tiles.rule, tiles.queries, tiles.keys, rows, tiles.length, tiles.head)
         for start in range(0, len(at), _CHUNK):
             chunk = slice(start, start + _CHUNK)
-            found.append(tiles.keep(rows[at[chunk]], column[chunk], masks))
-    empty = np.zeros(0, np.int64)  # so that there is something to concatenate
-    found.append((empty, empty, empty.astype(np.int32)))
-    row, column, kind = (np.concatenate([entry[i] for entry in found]) for i in range(3))
-    return row, column, kind
+            row, of_row, kind = tiles.keep(rows[at[chunk]], column[chunk], masks)
+            found.append((row.astype(np.int32), of_row.astype(np.int32), kind))
+    empty = np.zeros(0, np.int32)  # so that there is something to concatenate
+    found.append((empty, empty, empty))
+    rows_found, columns, kinds = (np.concatenate([entry[i] for entry in found]) for i in range(3))
+    return rows_found, columns, kinds
 
 
 def _row_chunks(n_rows: int, n_columns: int) -> Iterable[Integers]:

@@ -22,6 +22,10 @@ Indices = NDArray[np.int32]
 Words = NDArray[np.uint64]
 
 
+_COUNTED = 2**20
+"""Tiles whose pairs are counted at a time."""
+
+
 @dataclass(frozen=True, eq=False)
 class Pass:
     """The tiles of one token order.
@@ -335,12 +339,17 @@ class Plan:
         )
 
     def _pairs(self, part: Pass) -> int:
-        _, tile_row = part.entries()
-        full = part.kinds == 0
-        height = np.minimum(self.tile, part.n_queries - tile_row[full] * self.tile)
-        width = np.minimum(self.tile, part.n_keys - part.columns[full].astype(np.int64) * self.tile)
         ones = np.bitwise_count(self.masks).sum(axis=(1, 2), dtype=np.int64)
-        pairs = int((height * width).sum() + ones[part.kinds[~full] - 1].sum())
+        begins, rows = part.row_offsets[:, :-1].ravel(), part.row_offsets.shape[1] - 1
+        pairs = 0
+        for start in range(0, len(part.columns), _COUNTED):  # of hundreds of millions, each array would be gigabytes
+            columns, kinds = part.columns[start : start + _COUNTED], part.kinds[start : start + _COUNTED]
+            entries = np.arange(start, start + len(columns))
+            tile_row = (np.searchsorted(begins, entries, side="right") - 1) % rows
+            full = kinds == 0
+            height = np.minimum(self.tile, part.n_queries - tile_row[full] * self.tile)
+            width = np.minimum(self.tile, part.n_keys - columns[full].astype(np.int64) * self.tile)
+            pairs += int((height * width).sum() + ones[kinds[~full] - 1].sum())
         return pairs * (len(part.heads) if part.lists == 1 else 1)
 
 

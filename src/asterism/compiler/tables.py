@@ -1,5 +1,7 @@
 """The arrays that plans are made of: lists of tiles in compressed rows, and bit masks, each kept once."""
 
+from collections.abc import Sequence
+
 import numpy as np
 
 from asterism.compiler.plan import Booleans, Indices, Integers, Words
@@ -37,3 +39,11 @@ def offsets(which: Integers, row: Integers, lists: int, rows: int) -> Integers:
     counts = np.bincount(which * rows + row, minlength=lists * rows) if rows else np.zeros(0, np.int64)
     starts = np.concatenate([np.zeros(1, np.int64), np.cumsum(counts)])
     return starts[np.arange(lists)[:, None] * rows + np.arange(rows + 1)]
+
+
+def list_offsets(lists: Sequence[Indices], rows: int) -> Integers:
+    """The same for lists that are given one by one, whose entries need not be sorted."""
+    counts = [np.bincount(row, minlength=rows) for row in lists]
+    ends = np.cumsum(np.stack(counts), dtype=np.int64).reshape(len(lists), rows)
+    first = np.concatenate([np.zeros(1, np.int64), ends[:-1, -1]]) if rows else np.zeros(len(lists), np.int64)
+    return np.concatenate([first[:, None], ends], axis=1)
