@@ -8,6 +8,7 @@ from small_encoders import write_lines
 
 from asterism.errors import CheckpointError, ConfigurationError
 from asterism.models import AsterismConfig
+from asterism.patterns import in_full
 from asterism.training import FineTuneConfig, recipe, train
 from asterism.training.objectives.labelled import Labelled
 
@@ -30,7 +31,7 @@ def test_a_recipe_gives_the_shape(sequences):
     setup = Labelled.resolve(settings(sequences), None)
     wanted = recipe("bigbird-tiny").model
     assert isinstance(setup.shape, AsterismConfig) and setup.init_from is None
-    assert tuple(setup.shape.mixers) == tuple(wanted.mixers)
+    assert in_full(setup.shape.mixers) == in_full(wanted.mixers)
     for name in ("hidden_size", "num_hidden_layers", "position_type"):
         assert getattr(setup.shape, name) == getattr(wanted, name)
     assert setup.shape.max_position_embeddings == 16 and setup.shape.vocab_size == len(setup.tokenizer)
@@ -47,7 +48,7 @@ def test_a_recipe_of_density_gives_the_shape_for_values(tmp_path):
         tmp_path / "data", task="classify", model="bytes-small", modality="bytes()", length=8, tokenizer=None
     )
     setup = Labelled.resolve(config, None)
-    assert setup.shape.vocab_size == 256 and setup.shape.mixers == recipe("bytes-small").model.mixers
+    assert setup.shape.vocab_size == 256 and in_full(setup.shape.mixers) == in_full(recipe("bytes-small").model.mixers)
     assert setup.objective.batch(setup.corpus, 0)["input_ids"].shape == (4, 8)
 
 

@@ -76,7 +76,7 @@ def _settings(arguments: Namespace) -> Settings:
     if arguments.device == "cuda" and not torch.cuda.is_available():
         raise UsageError("--device cuda: PyTorch finds no GPU here")
     _check_memory(arguments)
-    patterns = tuple(parse(text).text for text in arguments.patterns) or _DEFAULT.patterns
+    patterns = tuple(str(parse(text)) for text in arguments.patterns) or _DEFAULT.patterns
     for text in patterns:
         parse(text).check_heads(arguments.heads)
         require_self_attention(parse(text), "bench, which measures self-attention")
