@@ -59,12 +59,12 @@ def encoders() -> dict[str, str]:
     """The patterns of each encoder by its name; those of the last tell what is due to the form, and what to the w."""
     found = {"dense": "dense()"}
     for name, make in (("strided", yun_strided), ("fixed", yun_fixed)):
-        one, other = (part.text for part in make(OTHERS_W).parts)
+        one, other = (str(part) for part in make(OTHERS_W).parts)
         per_head = ", ".join([one] * (HEADS // 2) + [other] * (HEADS // 2))
-        found[f"{name} union"] = make(UNION_W).text
+        found[f"{name} union"] = str(make(UNION_W))
         found[f"{name} multihead"] = f"per_head([{per_head}])"
         found[f"{name} sequential"] = f"interleave({one}, {other})"
-    one, other = (part.text for part in yun_strided(UNION_W).parts)
+    one, other = (str(part) for part in yun_strided(UNION_W).parts)
     return {**found, "strided sequential narrow": f"interleave({one}, {other})"}
 
 

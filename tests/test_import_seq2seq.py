@@ -19,7 +19,7 @@ from asterism.cli.main import main
 from asterism.errors import CheckpointError, ConfigurationError
 from asterism.models import AsterismForConditionalGeneration, import_checkpoint
 from asterism.models.importing.checkpoint import ARCHITECTURES
-from asterism.patterns import parse
+from asterism.patterns import in_full, parse
 
 VOCABULARY, PADDING, END, START, POSITIONS = 40, 1, 2, 3, 64
 TOKENS = {
@@ -303,7 +303,7 @@ def test_positions_without_a_table_reach_as_far_as_theirs(name, imported):
 @pytest.mark.parametrize("name", KINDS)
 def test_a_pattern_is_all_that_the_encoder_reads(name, imported):
     ours, batch = imported(original(name), pattern="window(left=2, right=2)"), pairs(name, "none", source=30)
-    assert (ours.config.mixers, ours.config.decoder_mixers) == ("window(left=2, right=2)", "causal()")
+    assert (ours.config.mixers, ours.config.decoder_mixers) == (in_full("window(left=2, right=2)"), "causal()")
     other = batch["input_ids"].clone()
     other[0, 20] = 4 + (other[0, 20] - 3) % (VOCABULARY - 4)
     with torch.no_grad():

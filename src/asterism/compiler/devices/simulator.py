@@ -129,7 +129,7 @@ def simulate(pattern: Pattern | str, length: int, devices: int, shape: RowShape,
     reason = no_ulysses(devices, shape)
     ways.append(Way("Ulysses", reason) if reason else model.way("Ulysses", heads, work.even, waits=True))
     kinds = tuple(type(share).__name__ for share in plan.shares)
-    return Simulation(pattern.text, length, devices, place.sample, kinds, tuple(ways))
+    return Simulation(str(pattern), length, devices, place.sample, kinds, tuple(ways))
 
 
 @dataclass(frozen=True)
