@@ -374,6 +374,8 @@ def refused(context: SequenceParallel) -> dict[str, str]:
         "dropout_seed of one writer": lambda: writer(tokens, decoder_input_ids=tokens, dropout_seed=None if one else 3),
         "labels of one": lambda: model(tokens, shift_labels=tokens if one else None),
         "labels of one classifier": lambda: encoder("window(2)")(tokens, labels=tokens if one else None),
+        "wrong labels of one": lambda: model(tokens, shift_labels=tokens[:, one:]),
+        "llama wrong labels of one": lambda: llama()(tokens, shift_labels=tokens[:, one:]),
         "tokens of all but one": lambda: model(None if one else tokens),
         "an argument of one": lambda: model(tokens, output_attentions=one),
         "seed of all but one": lambda: model.generate(

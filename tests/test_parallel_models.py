@@ -172,6 +172,8 @@ REFUSALS = {
     "dropout_seed of one writer": r"is trained with forward\(dropout_seed=...\)|rank 1 was refused its arguments",
     "labels of one": "arguments: shift_labels: left out on rank 0, given on rank 1",
     "labels of one classifier": "arguments: labels: left out on rank 0, given on rank 1",
+    "wrong labels of one": "shift_labels must be as the tokens of this rank|rank 1 was refused its arguments",
+    "llama wrong labels of one": "labels must be as the tokens of this rank|rank 1 was refused its arguments",
     "tokens of all but one": "give either input_ids or inputs_embeds, not both|rank 1 was refused its arguments",
     "an argument of one": "has no argument 'output_attentions'|rank 1 was refused its arguments",
     "seed of all but one": "needs a seed|rank 1 was refused its arguments",

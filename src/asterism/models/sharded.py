@@ -88,11 +88,23 @@ def with_all_ranks(forward: Function) -> Function:
         context = sharding()
         if context is None:
             return forward(self, *arguments, **named)
-        positional = zip(list(inspect.signature(forward).parameters)[1:], arguments, strict=False)
-        with together(context, dict(positional) | named, self.device):
+        given = dict(zip(list(inspect.signature(forward).parameters)[1:], arguments, strict=False)) | named
+        tokens = next((given[name] for name in ("input_ids", "inputs_embeds") if given.get(name) is not None), None)
+        with together(context, given, self.device):
+            check_targets("shift_labels", given.get("shift_labels"), tokens)
             return forward(self, *arguments, **named)
 
     return cast(Function, call)
+
+
+def check_targets(name: str, targets: Tensor | None, tokens: Tensor | None) -> None:
+    """Raises ConfigurationError for what tokens [B, N, ...] are compared with, if it is not [B, N]: a loss would find
+    out when the ranks have met."""
+    if targets is not None and tokens is not None and targets.shape != tokens.shape[:2]:
+        raise ConfigurationError(
+            f"{name} must be as the tokens of this rank, [batch, tokens] = {list(tokens.shape[:2])}, got"
+            f" {list(targets.shape)}"
+        )
 
 
 def _meet(context: SequenceParallel, numbers: Sequence[int], device: torch.device, *, refused: bool) -> Integers:

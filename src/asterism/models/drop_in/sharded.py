@@ -19,7 +19,7 @@ from asterism.labels import IGNORED
 from asterism.models.drop_in.documents import from_positions
 from asterism.models.drop_in.field import IMPLEMENTATION
 from asterism.models.loss import cross_entropy, refuse_shifting
-from asterism.models.sharded import ShardedRows, find_rows, together
+from asterism.models.sharded import ShardedRows, check_targets, find_rows, together
 from asterism.parallel import SequenceParallel, sharding
 from asterism.parallel.ranks import all_tokens, whole
 
@@ -113,6 +113,7 @@ def _meet(context: SequenceParallel, model: Any, given: dict[str, Any], signatur
     tokens = next((given[name] for name in ("input_ids", "inputs_embeds") if given.get(name) is not None), None)
     if tokens is None:
         raise ConfigurationError("a sharded sequence needs input_ids or inputs_embeds, and got neither")
+    check_targets("labels", labels, tokens)
     if (positions := given.get("position_ids")) is None:
         _check_positions(model)
     elif positions.shape not in (tokens.shape[:2], (1, tokens.shape[1])):
