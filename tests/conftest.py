@@ -1,13 +1,21 @@
-"""Settings of every test: generated examples are the same on each run and have no deadline."""
+"""Settings of every test: generated examples are the same on each run, but in slow tests, and have no deadline."""
 
 import gc
 import math
 import os
 import shutil
 import signal
+import sys
 
 import pytest
 from hypothesis import HealthCheck, Phase, settings
+from seeds import (  # noqa: F401  # hooks
+    pytest_addoption,
+    pytest_configure,
+    pytest_report_header,
+    pytest_runtest_makereport,
+    pytest_runtest_protocol,
+)
 
 pytest.register_assert_rewrite("kernel_cases")
 
@@ -28,6 +36,11 @@ if shutil.which("nvidia-smi") is None:
 
 # A shell that starts the tests in the background has them ignore the signal that some of them send.
 signal.signal(signal.SIGINT, signal.default_int_handler)
+
+# Compiled modules are kept, whatever the environment says: hundreds of processes start here, and each would else
+# compile the library anew, and each worker these tests.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+sys.dont_write_bytecode = False
 
 # Kernels written in C++ fill their scratch memory with NaN.
 os.environ["ASTERISM_POISON"] = "1"

@@ -9,8 +9,9 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import HealthCheck, Phase, given
 from hypothesis import strategies as st
+from seeds import drawing
 from strategies import build, cross_rules, rules
 from torch import Tensor
 from torch.multiprocessing.reductions import StorageWeakRef
@@ -71,13 +72,7 @@ def _cut(length: int, shares: tuple[int, ...]) -> Shards:
     return Shards((*bounds, length))
 
 
-DRAWS: dict[str, Any] = {
-    "phases": [Phase.generate],
-    "derandomize": True,
-    "database": None,
-    "deadline": None,
-    "suppress_health_check": list(HealthCheck),
-}
+DRAWS: dict[str, Any] = {"phases": [Phase.generate], "suppress_health_check": list(HealthCheck)}
 LENGTHS = (1, 2, 3, 7, 16, 31, 64, 65, 97, 128, 131)
 weights = st.one_of(st.just((1, 1, 1, 1)), st.tuples(*[st.sampled_from((0, 1, 2, 5))] * 4))
 
@@ -114,7 +109,7 @@ def cases(draw, text: str | None = None) -> Case:
 
 
 def drawn(first: int, past: int) -> list[Case]:
-    """Cases by number, the same on every run: those of NAMED, then generated ones."""
+    """Cases by number: those of NAMED, then generated ones."""
     found: list[Case] = []
 
     def keep(case: Case) -> None:
@@ -122,11 +117,11 @@ def drawn(first: int, past: int) -> list[Case]:
 
     for text in NAMED[first:past]:
         kept = len(found)
-        settings(max_examples=2, **DRAWS)(given(cases(text))(keep))()
+        drawing(2, **DRAWS)(given(cases(text))(keep))()
         del found[kept + 1 :]
     if past > len(NAMED):
         kept = len(found)
-        settings(max_examples=past - len(NAMED), **DRAWS)(given(cases())(keep))()
+        drawing(past - len(NAMED), **DRAWS)(given(cases())(keep))()
         found[kept:] = found[kept + max(0, first - len(NAMED)) :]
     return found
 

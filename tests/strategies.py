@@ -10,9 +10,10 @@ from typing import Any
 
 import oracle
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from oracle import Rule, rule
+from seeds import drawing
 
 from asterism import patterns
 from asterism.patterns import Pattern
@@ -24,13 +25,13 @@ RANDOM = frozenset({"random_blocks", "yun_random"})
 
 
 def tiers(quick: int, slow: int) -> list:
-    """How many examples to draw: few by default, many in the run marked slow."""
+    """How many examples to draw: few by default, many, and others each time, in the run marked slow."""
     return [pytest.param(quick, id="few"), pytest.param(slow, id="many", marks=pytest.mark.slow)]
 
 
 def hold(law: Callable[[Any], None], cases: st.SearchStrategy, count: int) -> None:
     """Check the law on `count` drawn cases."""
-    settings(max_examples=count)(given(cases)(law))()
+    drawing(count)(given(cases)(law))()
 
 
 def build(rule: Rule) -> Pattern:

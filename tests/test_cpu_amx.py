@@ -17,7 +17,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from kernel_cases import (
     LARGE_BATCH,
     Case,
@@ -32,6 +32,7 @@ from kernel_cases import (
     inputs_of,
 )
 from oracle import rule
+from seeds import drawing
 
 from asterism.kernels import cpu, operands
 from asterism.kernels.cpu import build
@@ -71,7 +72,7 @@ def over_cases(law, tile: int, examples: int) -> None:
     with_tiles(tile)
     seen = set()
 
-    @settings(max_examples=examples, deadline=None, derandomize=True, database=None)
+    @drawing(examples)
     @given(cases(dtypes=(torch.bfloat16,)))
     def run(case):
         torch.set_num_threads(1 + case.seed % 3)

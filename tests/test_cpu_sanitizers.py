@@ -21,22 +21,23 @@ COMPILER = "c++ -g -fsanitize=address,undefined -fno-sanitize-recover=undefined 
 CASES = """
 import sys
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from kernel_cases import attending, cases, check, differentiated, inputs_of
+from seeds import drawing
 from term_cases import check_terms, term_cases
 from asterism.kernels.cpu import library
 
 library()
 seen = set()
 
-@settings(max_examples=int(sys.argv[1]), deadline=None, derandomize=True, database=None)
+@drawing(int(sys.argv[1]))
 @given(cases(dtypes=(torch.float32, torch.bfloat16)))
 def run(case):
     torch.set_num_threads(1 + case.seed % 3)
     check(case, "cpu")
     seen.add(case)
 
-@settings(max_examples=int(sys.argv[1]), deadline=None, derandomize=True, database=None)
+@drawing(int(sys.argv[1]))
 @given(term_cases("cpu"))
 def run_terms(chosen):
     torch.set_num_threads(1 + chosen.case.seed % 3)
