@@ -18,6 +18,7 @@ import numpy as np
 import pytest
 import torch
 from hypothesis import given
+from kept_kernels import with_kernel
 from kernel_cases import (
     LARGE_BATCH,
     Case,
@@ -167,12 +168,10 @@ def per_tile(width: int) -> list[list[int]]:
 
 
 @pytest.fixture(scope="module")
-def environment(tmp_path_factory):
-    folder = os.path.dirname(__file__)
-    path = os.pathsep.join([folder, *filter(None, [os.environ.get("PYTHONPATH")])])
-    cache = str(tmp_path_factory.mktemp("amx"))
+def environment():
+    path = os.pathsep.join([os.path.dirname(__file__), *filter(None, [os.environ.get("PYTHONPATH")])])
     # Working memory is full of NaN, so that what is read before it is written shows.
-    return os.environ | {"CXX": EMULATED, "ASTERISM_CACHE": cache, "PYTHONPATH": path, "ASTERISM_POISON": "1"}
+    return os.environ | with_kernel("-DASTERISM_EMULATED_TILES") | {"PYTHONPATH": path, "ASTERISM_POISON": "1"}
 
 
 def emulated(environment, function, *arguments):
@@ -374,7 +373,7 @@ def test_our_assembly_is_that_of_the_intrinsics(tmp_path):
 
 
 @pytest.mark.skipif(build._has_amx(), reason="this machine has AMX")
-def test_leave_that_is_refused(tmp_path):
+def test_leave_that_is_refused():
     """A library with the real instructions, on a machine whose system refuses them: the next best, and one line."""
     code = (
         "import torch, asterism\nfrom asterism.kernels import cpu\n"
@@ -382,7 +381,7 @@ def test_leave_that_is_refused(tmp_path):
         "asterism.attend(q, q, q, 'causal()', implementation='cpu').sum().backward()\n"
         "print(cpu.library().asterism_knows_amx(), cpu.instruction_set(), q.grad.isfinite().all().item())"
     )
-    environment = os.environ | {"CXX": "c++ -mamx-tile -mamx-bf16", "ASTERISM_CACHE": str(tmp_path)}
+    environment = os.environ | with_kernel("-mamx-tile", "-mamx-bf16", "-O0")
     done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True)
     assert done.stdout.split() == ["1", "avx512_bf16", "True"], done.stderr
     (line,) = (line for line in done.stderr.splitlines() if "AMX" in line)

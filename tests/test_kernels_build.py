@@ -12,6 +12,9 @@ import time
 import pytest
 from kernel_cases import has_compiler
 
+from asterism.kernels import cpu
+from asterism.kernels.cpu import sources
+
 BUILDING = 180
 """Seconds that two builds at once may take on a busy machine."""
 
@@ -129,11 +132,19 @@ def test_poison_changes_no_bit():
 
 
 @needs_compiler
-def test_of_two_processes_that_need_it_at_once_one_builds(cache):
-    ended = [finish(process) for process in [start(DIGEST, ASTERISM_CACHE=str(cache)) for _ in range(2)]]
+def test_of_two_processes_that_need_it_at_once_one_builds(cache, tmp_path):
+    """Which is seen with a compiler that notes what it is asked for, and links the library that this machine has."""
+    compiler, asked = tmp_path / "c++", tmp_path / "asked"
+    link = f'while [ "$1" != -o ]; do shift; done; sleep 1; exec cp "{cpu.library()._name}" "$2"'
+    note = f'for last; do :; done; echo "$last" >> "{asked}"'
+    compiler.write_text(f'#!/bin/sh\ncase "$*" in *-shared*) {link};; esac\n{note}\n')
+    compiler.chmod(0o755)
+    environment = {"CXX": f"'{compiler}'", "ASTERISM_CACHE": str(cache)}
+    ended = [finish(process) for process in [start(DIGEST, **environment) for _ in range(2)]]
     assert len({out for out, _ in ended}) == 1
     assert sum("building the CPU kernel" in err for _, err in ended) == 1
-    out, err = finish(start(DIGEST, ASTERISM_CACHE=str(cache)))
+    assert sorted(asked.read_text().splitlines()) == sorted(map(str, sources.units()))
+    out, err = finish(start(DIGEST, **environment))
     assert out == ended[0][0] and err == "", "the third process builds again"
 
 
