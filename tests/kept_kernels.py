@@ -11,7 +11,7 @@ from asterism.kernels.cpu import cache
 
 
 def with_kernel(*options: str) -> dict[str, str]:
-    """Variables for a process whose kernel is built with these options, at -O1 if they do not say: that halves the time."""
+    """Variables for a process whose kernel is built with these options, at -O1 if they do not say."""
     folder = cache.made(next(cache.places()) / "tests")
     script = f'#!/bin/sh\nexec c++ "$@" {shlex.join(["-O1", *options])}\n'
     compiler = folder / ("c++" + "".join(options).replace("/", "_"))

@@ -51,7 +51,7 @@ def _rectangles(draw, *, draws: bool = True):
     return drawn, draw(st.sampled_from(QUERIES)), n_keys, draw(st.one_of(st.none(), st.integers(0, 150)))
 
 
-@pytest.mark.parametrize("count", tiers(25, 500))
+@pytest.mark.parametrize("count", tiers(13, 500))
 def test_dense_is_the_predicate(count):
     def law(case):
         drawn, n_queries, n_keys, offset = case
@@ -67,7 +67,7 @@ def oracle_offset(n_queries, n_keys, drawn):
     return 0 if "across" in drawn.names else max(n_keys - n_queries, 0)
 
 
-@pytest.mark.parametrize("count", tiers(40, 1000))
+@pytest.mark.parametrize("count", tiers(20, 1000))
 def test_verdicts_and_spans_agree_with_the_picture(count):
     def law(case):
         (drawn, n_queries, n_keys, offset), data = case
@@ -86,7 +86,7 @@ def test_verdicts_and_spans_agree_with_the_picture(count):
     hold(law, questions(), count)
 
 
-@pytest.mark.parametrize("count", tiers(40, 1000))
+@pytest.mark.parametrize("count", tiers(20, 1000))
 def test_plans(count):
     def law(case):
         (drawn, n_queries, n_keys, offset), tile = case
@@ -95,7 +95,7 @@ def test_plans(count):
     hold(law, st.tuples(_rectangles(), st.sampled_from((*TILES, 128, None))), count)
 
 
-@pytest.mark.parametrize("count", tiers(25, 500))
+@pytest.mark.parametrize("count", tiers(13, 500))
 def test_what_a_query_reads_follows_from_its_place(count):
     """Rows of one picture whatever the number of queries, and of the square where there is one key for each place."""
 
@@ -197,18 +197,18 @@ def test_no_such_pattern(name):
 
 @pytest.mark.usefixtures("poison")
 class TestAttention:
-    @pytest.mark.parametrize("count", tiers(45, 1000))
+    @pytest.mark.parametrize("count", tiers(23, 1000))
     @pytest.mark.parametrize("implementation", ALL)
     def test_generated_cases(self, implementation, count):
         hold(lambda case: check(case, implementation), cross_cases(DTYPES_OF[implementation]), count)
 
-    @pytest.mark.parametrize("count", tiers(6, 200))
+    @pytest.mark.parametrize("count", tiers(3, 200))
     @pytest.mark.parametrize("implementation", ALL)
     def test_output_alone(self, implementation, count):
         cases = cross_cases(DTYPES_OF[implementation])
         hold(lambda case: check(case, implementation, return_lse=False), cases, count)
 
-    @pytest.mark.parametrize("count", tiers(6, 200))
+    @pytest.mark.parametrize("count", tiers(3, 200))
     @pytest.mark.parametrize("implementation", ALL)
     def test_what_nobody_reads_changes_no_bit(self, implementation, count):
         sparse = cross_cases(DTYPES_OF[implementation]).map(
@@ -216,7 +216,7 @@ class TestAttention:
         )
         hold(lambda case: check_unread(case, implementation), sparse, count)
 
-    @pytest.mark.parametrize("count", tiers(8, 300))
+    @pytest.mark.parametrize("count", tiers(4, 300))
     @pytest.mark.parametrize("implementation", COMPUTES)
     def test_terms(self, implementation, count):
         hold(lambda chosen: check_terms(chosen, implementation), _terms(implementation), count)

@@ -199,7 +199,7 @@ def _plans(draw):
     return drawn, stop - start, n_keys, start, draw(st.sampled_from(TILES))
 
 
-@pytest.mark.parametrize("count", tiers(100, 2000))
+@pytest.mark.parametrize("count", tiers(50, 2000))
 def test_plans_of_compositions(count):
     def law(case):
         drawn, n_queries, n_keys, offset, tile = case

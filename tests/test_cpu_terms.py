@@ -52,7 +52,7 @@ def threads(count: int):
 # --- orders, widths, long rows, threads ------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("count", tiers(20, 500))
+@pytest.mark.parametrize("count", tiers(10, 500))
 def test_any_number_of_threads(count):
     def law(chosen):
         with threads(2 + chosen.case.seed % 3):

@@ -37,7 +37,7 @@ def _sequences(draw):
     return drawn, some, draw(st.sampled_from((0, 0, 1, 64))), draw(st.sampled_from((16, 32, 64, 128, None)))
 
 
-@pytest.mark.parametrize("count", tiers(60, 2000))
+@pytest.mark.parametrize("count", tiers(30, 2000))
 def test_plans_of_documents(count):
     def law(case):
         drawn, sizes, behind, tile = case

@@ -96,17 +96,17 @@ def fused_cases(draw) -> Case:
     )
 
 
-@pytest.mark.parametrize("count", tiers(60, 3000))
+@pytest.mark.parametrize("count", tiers(30, 3000))
 def test_output_log_sum_exp_and_gradients(count):
     hold(lambda case: check(case, KERNEL), fused_cases(), count)
 
 
-@pytest.mark.parametrize("count", tiers(20, 300))
+@pytest.mark.parametrize("count", tiers(10, 300))
 def test_output_alone(count):
     hold(lambda case: check(case, KERNEL, return_lse=False), fused_cases(), count)
 
 
-@pytest.mark.parametrize("count", tiers(20, 300))
+@pytest.mark.parametrize("count", tiers(10, 300))
 def test_what_nobody_reads_changes_no_bit(count):
     sparse = fused_cases().map(lambda case: replace(case, rule=case.rule & rule("columns", period=3, count=2)))
     hold(lambda case: check_unread(case, KERNEL), sparse, count)

@@ -162,7 +162,7 @@ def _grids(draw):
     return drawn, length, draw(bounds), draw(bounds)
 
 
-@pytest.mark.parametrize("count", tiers(60, 3000))
+@pytest.mark.parametrize("count", tiers(30, 3000))
 def test_picture_spans_and_verdicts_of_any_grid(count):
     from test_algebra import check_spans, check_verdict
 
@@ -200,7 +200,7 @@ def test_verdicts_on_progressions(text, step):
 # --- plans -----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("count", tiers(60, 1500))
+@pytest.mark.parametrize("count", tiers(30, 1500))
 def test_plans_of_any_grid(count):
     def law(case):
         drawn, length, (start, stop), _ = case

@@ -38,25 +38,25 @@ def finest(implementation):
     return DTYPES_OF[implementation][0]
 
 
-@pytest.mark.parametrize("count", tiers(60, 1000))
+@pytest.mark.parametrize("count", tiers(30, 1000))
 def test_eager(count):
     hold(lambda case: check(case, "eager"), cases(), count)
 
 
-@pytest.mark.parametrize("count", tiers(25, 300))
+@pytest.mark.parametrize("count", tiers(13, 300))
 @pytest.mark.parametrize("implementation", ("dense", "auto", "reference"))
 def test_other_implementations(implementation, count):
     hold(lambda case: check(case, implementation), cases(), count)
 
 
-@pytest.mark.parametrize("count", tiers(25, 300))
+@pytest.mark.parametrize("count", tiers(13, 300))
 @pytest.mark.parametrize("implementation", TILED)
 def test_output_alone(implementation, count):
     """Without `return_lse` the same output and the same gradients come back."""
     hold(lambda case: check(case, implementation, return_lse=False), cases(DTYPES_OF[implementation]), count)
 
 
-@pytest.mark.parametrize("count", tiers(25, 300))
+@pytest.mark.parametrize("count", tiers(13, 300))
 def test_reference(count):
     """The library's oracle against the one of the tests."""
 
@@ -68,7 +68,7 @@ def test_reference(count):
     hold(law, cases(), count)
 
 
-@pytest.mark.parametrize("count", tiers(25, 300))
+@pytest.mark.parametrize("count", tiers(13, 300))
 @pytest.mark.parametrize("implementation", ALL)
 def test_what_nobody_reads_changes_no_bit(implementation, count):
     sparse = cases(DTYPES_OF[implementation])

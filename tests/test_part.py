@@ -90,7 +90,7 @@ def test_tokens_stand_at_their_places():
     assert patterns.part(patterns.causal(), 10, ((2, 9, 3),), ((2, 9, 3),)).is_causal
 
 
-@pytest.mark.parametrize("count", tiers(40, 2000))
+@pytest.mark.parametrize("count", tiers(20, 2000))
 def test_rows_and_columns_of_the_whole(count):
     """The rule, its text, its plans of every tile size, and what verdicts and spans say of ranges."""
 
@@ -169,7 +169,7 @@ def test_tiles_that_runs_cut(text):
         assert_plan_is(part, len(part.queries), len(part.keys), tile=16)
 
 
-@pytest.mark.parametrize("count", tiers(20, 500))
+@pytest.mark.parametrize("count", tiers(10, 500))
 def test_some_of_the_queries(count):
     """Rows from an offset on are those of all."""
 
@@ -256,7 +256,7 @@ def part_cases(draw, dtypes) -> Case:
 
 @pytest.mark.usefixtures("poison")
 class TestAttention:
-    @pytest.mark.parametrize("count", tiers(20, 1000))
+    @pytest.mark.parametrize("count", tiers(10, 1000))
     @pytest.mark.parametrize("implementation", ALL)
     def test_generated_cases(self, implementation, count):
         hold(lambda case: check(case, implementation), part_cases(DTYPES_OF[implementation][:2]), count)

@@ -216,7 +216,7 @@ def close(found: torch.Tensor, expected: torch.Tensor, what: str, error: float =
     torch.testing.assert_close(found, expected, atol=error, rtol=error, msg=lambda text: f"{what}: {text}")
 
 
-@pytest.mark.parametrize("count", tiers(10, 300))
+@pytest.mark.parametrize("count", tiers(5, 300))
 def test_logits_and_gradients(count: int) -> None:
     def law(case: Case) -> None:
         model = case.model()

@@ -94,7 +94,7 @@ def test_the_least_distance_need_not_be_in_the_nearest_tile():
     assert plan.distances == (1, 5)
 
 
-@pytest.mark.parametrize("count", tiers(40, 1000))
+@pytest.mark.parametrize("count", tiers(20, 1000))
 def test_a_plan_of_any_pattern_knows_its_distances(count):
     hold(lambda drawn: assert_distances(compile_pattern(build(drawn[0]), drawn[1], tile=16)), questions(), count)
 

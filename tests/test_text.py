@@ -41,7 +41,7 @@ def test_round_trip_of_text(text):
     assert_round_trip(patterns.parse(text))
 
 
-@pytest.mark.parametrize("count", tiers(100, 1000))
+@pytest.mark.parametrize("count", tiers(50, 1000))
 def test_round_trip_of_compositions(count):
     def law(drawn: Rule):
         assert_round_trip(build(drawn))
@@ -267,7 +267,7 @@ def test_parsing_runs_nothing(monkeypatch):
     assert pattern.heads == 1
 
 
-@pytest.mark.parametrize("count", tiers(150, 3000))
+@pytest.mark.parametrize("count", tiers(75, 3000))
 def test_no_text_escapes_as_another_error(count):
     """Damaged text is a pattern or a PatternError, never anything else."""
     from hypothesis import strategies as st

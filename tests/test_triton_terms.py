@@ -229,7 +229,7 @@ def test_tanh_has_the_digits_of_float32():
 # --- tiles by distance -----------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("count", tiers(30, 500))
+@pytest.mark.parametrize("count", tiers(15, 500))
 def test_tiles_are_put_together_by_distance(count, short_pieces):  # noqa: F811
     """Every pair is there once, and those of one place in a piece have the distance that `_distances` says."""
 
