@@ -126,3 +126,32 @@ def gloo():
 
     with Gloo() as workers:
         yield workers
+
+
+@pytest.fixture(scope="session", autouse=True)
+def draws_curves_at_the_end():
+    """A run draws its curve in the end, and not at each evaluation: of a tiny run that would be a quarter of the time.
+
+    `draws_every_curve` is for tests of that.
+    """
+    with pytest.MonkeyPatch.context() as patch:
+        if session := sys.modules.get("asterism.training.run.session"):  # else the tests asked for train nothing
+            patch.setattr(session, "draw_history", lambda *_: None)
+        yield
+
+
+@pytest.fixture
+def draws_every_curve(monkeypatch):
+    from asterism.training.run import picture, session
+
+    monkeypatch.setattr(session, "draw_history", picture.draw_history)
+
+
+@pytest.fixture(scope="session")
+def forked():
+    """Runs code in forks of a process that has imported torch: see forked.py."""
+    from forked import Forked
+
+    forks = Forked()
+    yield forks
+    forks.close()

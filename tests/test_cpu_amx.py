@@ -168,10 +168,12 @@ def per_tile(width: int) -> list[list[int]]:
 
 
 @pytest.fixture(scope="module")
-def environment():
+def environment(forked):
+    """What forks, and the variables of a fork."""
     path = os.pathsep.join([os.path.dirname(__file__), *filter(None, [os.environ.get("PYTHONPATH")])])
     # Working memory is full of NaN, so that what is read before it is written shows.
-    return os.environ | with_kernel("-DASTERISM_EMULATED_TILES") | {"PYTHONPATH": path, "ASTERISM_POISON": "1"}
+    kernel = with_kernel("-DASTERISM_EMULATED_TILES")
+    return forked, os.environ | kernel | {"PYTHONPATH": path, "ASTERISM_POISON": "1"}
 
 
 def emulated(environment, function, *arguments):
@@ -180,7 +182,8 @@ def emulated(environment, function, *arguments):
         f"import test_cpu_amx as tests\nfound = tests.{function.__name__}(*{arguments!r})\n"
         "assert tests.cpu.instruction_set() == 'amx (emulated)'\nassert tests.executed()[2] > 1000\nprint(found)"
     )
-    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=1800)
+    forks, variables = environment
+    done = forks.run(code, variables)
     assert done.returncode == 0, f"exit status {done.returncode}:\n{done.stderr[-4000:]}"
     return done.stdout.strip()
 
@@ -373,7 +376,7 @@ def test_our_assembly_is_that_of_the_intrinsics(tmp_path):
 
 
 @pytest.mark.skipif(build._has_amx(), reason="this machine has AMX")
-def test_leave_that_is_refused():
+def test_leave_that_is_refused(forked):
     """A library with the real instructions, on a machine whose system refuses them: the next best, and one line."""
     code = (
         "import torch, asterism\nfrom asterism.kernels import cpu\n"
@@ -382,7 +385,7 @@ def test_leave_that_is_refused():
         "print(cpu.library().asterism_knows_amx(), cpu.instruction_set(), q.grad.isfinite().all().item())"
     )
     environment = os.environ | with_kernel("-mamx-tile", "-mamx-bf16", "-O0")
-    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True)
+    done = forked.run(code, environment)
     assert done.stdout.split() == ["1", "avx512_bf16", "True"], done.stderr
     (line,) = (line for line in done.stderr.splitlines() if "AMX" in line)
     assert all(part in line for part in ("does without AMX", "ARCH_REQ_XCOMP_PERM", "Linux 5.16"))

@@ -1,8 +1,7 @@
 """The CPU kernel where libraries and scripts change the whole process: nothing of it may reach the numbers."""
 
 import ctypes
-import subprocess
-import sys
+import os
 from dataclasses import replace
 
 import pytest
@@ -53,8 +52,8 @@ print("equal bits")
 
 
 @pytest.mark.parametrize("default", ("bfloat16", "float16", "float64"))
-def test_the_default_dtype_changes_nothing(default):
-    done = subprocess.run([sys.executable, "-c", DEFAULT_DTYPE, default], capture_output=True, text=True, timeout=120)
+def test_the_default_dtype_changes_nothing(default, forked):
+    done = forked.run(DEFAULT_DTYPE, dict(os.environ), default)
     assert (done.returncode, done.stdout.strip()) == (0, "equal bits"), done.stderr
 
 

@@ -22,6 +22,15 @@ def run(code, *arguments, **environment):
         text=True,
         timeout=240,
     )
+    return words_of(done)
+
+
+def forked_run(forked, code, *arguments):
+    """The same, in a fork of a process that has computed nothing."""
+    return words_of(forked.run(code, dict(os.environ), *map(str, arguments)))
+
+
+def words_of(done):
     assert done.returncode == 0, f"exit status {done.returncode}:\n{done.stderr[-3000:]}"
     return done.stdout.split()
 
@@ -146,8 +155,8 @@ print("agree")
 """
 
 
-def test_fifty_forks_after_parallel_regions():
-    assert run(FORKS, 50) == ["agree"]
+def test_fifty_forks_after_parallel_regions(forked):
+    assert forked_run(forked, FORKS, 50) == ["agree"]
 
 
 # The library is first loaded in the child; OpenMP has been used before, by PyTorch, which shares it.
@@ -168,8 +177,8 @@ print("agree")
 """
 
 
-def test_a_fork_before_the_kernel_is_loaded():
-    assert run(FORK_BEFORE_LOADING) == ["agree"]
+def test_a_fork_before_the_kernel_is_loaded(forked):
+    assert forked_run(forked, FORK_BEFORE_LOADING) == ["agree"]
 
 
 LOADER = """
@@ -193,8 +202,8 @@ print("agree")
 """
 
 
-def test_workers_of_a_loader():
-    assert run(LOADER) == ["agree"]
+def test_workers_of_a_loader(forked):
+    assert forked_run(forked, LOADER) == ["agree"]
 
 
 # Ever more memory is allowed, until the call succeeds: on the way, each allocation has failed once.

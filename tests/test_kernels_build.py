@@ -72,6 +72,18 @@ def finish(process):
 
 
 @pytest.fixture
+def run(forked):
+    """(stdout, stderr) of code that must succeed, in a process of its own."""
+
+    def run(code, **environment):
+        done = forked.run(code, os.environ | environment)
+        assert done.returncode == 0, f"exit status {done.returncode}:\n{done.stderr}"
+        return done.stdout.strip(), done.stderr.strip()
+
+    return run
+
+
+@pytest.fixture
 def cache(tmp_path):
     return tmp_path / "a folder with spaces"
 
@@ -82,57 +94,57 @@ def no_compiler(cache, tmp_path):
     return {"CXX": str(tmp_path / "missing" / "c++"), "PATH": "", "ASTERISM_CACHE": str(cache)}
 
 
-def test_without_a_compiler_the_kernel_is_refused_with_the_reason(no_compiler):
-    lines = finish(start(REFUSAL, **no_compiler))[0].splitlines()
+def test_without_a_compiler_the_kernel_is_refused_with_the_reason(run, no_compiler):
+    lines = run(REFUSAL, **no_compiler)[0].splitlines()
     assert len(lines) == 2 and lines[0] == lines[1]
     for part in ("KernelError", "cpu", "compiler", no_compiler["CXX"], "nstall", "eager"):
         assert part in lines[0]
 
 
-def test_without_any_name_for_a_compiler_it_says_what_was_looked_for(no_compiler):
-    line = finish(start(f"import os\ndel os.environ['CXX']\n{REFUSAL}", **no_compiler))[0].splitlines()[0]
+def test_without_any_name_for_a_compiler_it_says_what_was_looked_for(run, no_compiler):
+    line = run(f"import os\ndel os.environ['CXX']\n{REFUSAL}", **no_compiler)[0].splitlines()[0]
     for part in ("KernelError", "cpu", "compiler", "g++", "nstall", "eager"):
         assert part in line
 
 
-def test_without_a_compiler_auto_is_eager_and_says_so_once(no_compiler):
-    out, err = finish(start(AUTO, **no_compiler))
+def test_without_a_compiler_auto_is_eager_and_says_so_once(run, no_compiler):
+    out, err = run(AUTO, **no_compiler)
     assert out.split() == ["True"] * 5
     (line,) = err.splitlines()
     for part in ("eager", "compiler", "nstall"):
         assert part in line
 
 
-def test_a_compiler_that_fails_is_a_refusal(cache, tmp_path):
+def test_a_compiler_that_fails_is_a_refusal(run, cache, tmp_path):
     compiler = tmp_path / "c++"
     compiler.write_text("#!/bin/sh\necho 'cannot compile today' >&2\nexit 1\n")
     compiler.chmod(0o755)
-    out, _ = finish(start(REFUSAL, CXX=str(compiler), ASTERISM_CACHE=str(cache)))
+    out, _ = run(REFUSAL, CXX=str(compiler), ASTERISM_CACHE=str(cache))
     for part in ("KernelError", str(compiler), "cannot compile today", "eager"):
         assert part in out.splitlines()[0]
 
 
 @needs_compiler
-def test_a_cache_that_cannot_be_written_is_a_refusal(tmp_path):
+def test_a_cache_that_cannot_be_written_is_a_refusal(run, tmp_path):
     (tmp_path / "file").write_text("not a folder")
-    out, _ = finish(start(REFUSAL, ASTERISM_CACHE=str(tmp_path / "file" / "cache")))
+    out, _ = run(REFUSAL, ASTERISM_CACHE=str(tmp_path / "file" / "cache"))
     for part in ("KernelError", str(tmp_path / "file"), "ASTERISM_CACHE"):
         assert part in out.splitlines()[0]
 
 
-def test_nothing_is_built_before_it_is_needed(cache):
-    _, err = finish(start(WORK + "digest('eager'), digest('reference')", ASTERISM_CACHE=str(cache)))
+def test_nothing_is_built_before_it_is_needed(run, cache):
+    _, err = run(WORK + "digest('eager'), digest('reference')", ASTERISM_CACHE=str(cache))
     assert err == "" and not cache.exists()
 
 
 @needs_compiler
-def test_poison_changes_no_bit():
-    digests = {finish(start(DIGEST, ASTERISM_POISON=poison))[0] for poison in ("1", "")}
+def test_poison_changes_no_bit(run):
+    digests = {run(DIGEST, ASTERISM_POISON=poison)[0] for poison in ("1", "")}
     assert len(digests) == 1
 
 
 @needs_compiler
-def test_of_two_processes_that_need_it_at_once_one_builds(cache, tmp_path):
+def test_of_two_processes_that_need_it_at_once_one_builds(run, cache, tmp_path):
     """Which is seen with a compiler that notes what it is asked for, and links the library that this machine has."""
     compiler, asked = tmp_path / "c++", tmp_path / "asked"
     link = f'while [ "$1" != -o ]; do shift; done; sleep 1; exec cp "{cpu.library()._name}" "$2"'
@@ -144,7 +156,7 @@ def test_of_two_processes_that_need_it_at_once_one_builds(cache, tmp_path):
     assert len({out for out, _ in ended}) == 1
     assert sum("building the CPU kernel" in err for _, err in ended) == 1
     assert sorted(asked.read_text().splitlines()) == sorted(map(str, sources.units()))
-    out, err = finish(start(DIGEST, **environment))
+    out, err = run(DIGEST, **environment)
     assert out == ended[0][0] and err == "", "the third process builds again"
 
 

@@ -632,6 +632,12 @@ def test_whatever_reads_data_has_a_version():
     }
 
 
+def test_an_evaluation_draws_the_curve_so_far(tiny, tmp_path, draws_every_curve):
+    with pytest.raises(KeyboardInterrupt), at_step(11):
+        train(replace(tiny, evaluation_every=5), tmp_path / "run")
+    assert (tmp_path / "run" / "loss.png").read_bytes().startswith(b"\x89PNG")
+
+
 def test_a_run_that_could_not_be_drawn_is_not_begun(tiny, tmp_path, monkeypatch):
     monkeypatch.setattr(modality, "find_spec", lambda name: None)
     with pytest.raises(ConfigurationError, match=r"needs matplotlib.*pip install 'asterism-attention\[train\]'"):
