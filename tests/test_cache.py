@@ -267,8 +267,8 @@ class Synchronisations(TorchDispatchMode):
 @pytest.mark.parametrize("text", ["sinks(first=2, window=30)", "split_heads(window(left=3), causal(), heads=4)"])
 def test_a_token_asks_no_pattern_and_waits_for_nothing(text: str, padding: int, monkeypatch) -> None:
     """Tables of 256 positions are made once for all layers; after the prompt nothing is asked of a device."""
-    model = small_model(text, position_type="rotary", num_hidden_layers=6)
-    tokens, mask = random_tokens(2, 240), torch.ones(2, 20, dtype=torch.int64)
+    model = small_model(text, position_type="rotary", num_hidden_layers=3)
+    tokens, mask = random_tokens(2, 180), torch.ones(2, 20, dtype=torch.int64)
     mask[1, :padding] = 0
     asked = []
     allows = patterns.Pattern.allows
@@ -277,7 +277,7 @@ def test_a_token_asks_no_pattern_and_waits_for_nothing(text: str, padding: int, 
         model(tokens[:, :20], attention_mask=mask, past_key_values=cache)
         monkeypatch.setattr(patterns.Pattern, "allows", lambda *question: asked.append(1) or allows(*question))
         with Synchronisations() as waited:
-            for column in range(20, 240):
+            for column in range(20, 180):
                 model(tokens[:, column : column + 1], past_key_values=cache)
     assert waited.count == 0
     assert len(asked) <= 8 * len(cache.layers[0].groups)  # a table for each width that the slots had on the way

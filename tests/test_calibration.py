@@ -301,7 +301,7 @@ def test_bytes_that_are_no_text(counted):
 
 
 @pytest.mark.parametrize("kind", ("pipe", "endless", "huge"))
-def test_what_is_no_file_of_ours_is_not_read(counted, kind):
+def test_what_is_no_file_of_ours_is_not_read(counted, forked, kind):
     """A pipe would keep us waiting for ever, the others would fill the memory."""
     calibration.matrix_rates()
     path = the_file()
@@ -315,8 +315,8 @@ def test_what_is_no_file_of_ours_is_not_read(counted, kind):
         os.truncate(path, 2**40)
     code = "import sys, resource; resource.setrlimit(resource.RLIMIT_AS, (8 << 30, 8 << 30));"
     code += "from asterism.kernels import figures; print(figures.stored(int(sys.argv[1])).complaint)"
-    command = [sys.executable, "-c", code, str(torch.get_num_threads())]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
+    done = forked.run(code, dict(os.environ), str(torch.get_num_threads()))
+    assert done.returncode == 0, done.stderr
     assert str(path) in done.stdout and "no file of figures" in done.stdout, done.stdout
 
 

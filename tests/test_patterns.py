@@ -373,9 +373,9 @@ def test_operators_take_patterns_only(other):
 
 def test_more_random_blocks_than_there_are_take_all_at_once():
     """4,096 blocks of a sequence that has two: what is left of the draw costs nothing (it took 38 seconds)."""
-    started = time.perf_counter()
+    started = time.process_time()
     assert patterns.random_blocks(block=50, count=4096).dense(100).all()
-    assert time.perf_counter() - started < 5
+    assert time.process_time() - started < 5
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -696,12 +696,12 @@ def test_documents_of_no_length_are_refused(length, message):
 
 def test_a_hundred_thousand_documents_are_read_and_judged_quickly():
     """Nothing in the rule, its text or its spans recurses, or looks at documents one by one."""
-    started = time.perf_counter()
+    started = time.process_time()
     pattern = patterns.parse(patterns.documents(patterns.strided(3), *[5, 1, 0, -1] * 25_000).text)
     assert pattern.spans((174_990, 175_000), 175_000).tolist() == [[174_986, 174_992], [174_993, 174_999]]
     assert pattern.allows([6, 7, 11], [6, 5, 8], 175_000).tolist() == [False, False, True]
     assert pattern.verdict((0, 5), (5, 175_000), 175_000) == patterns.Verdict.EMPTY
-    assert time.perf_counter() - started < 5
+    assert time.process_time() - started < 5
 
 
 def test_numpy_integers_are_integers():

@@ -78,7 +78,7 @@ def test_random_machines():
     """Full and sparse attention over whole runs, some of which end where the machine leaves its tape."""
     counts = {"full": 0, "sparse": 0}
 
-    @settings(max_examples=200)
+    @settings(max_examples=80)
     @given(machines(), st.data())
     def run(machine: TuringMachine, data: st.DataObject) -> None:
         word = data.draw(st.text(machine.inputs, max_size=4))
@@ -87,7 +87,7 @@ def test_random_machines():
             counts[attention] += own_steps(steps)
 
     run()
-    assert min(counts.values()) >= 5 * 200, counts
+    assert min(counts.values()) >= 5 * 80, counts
 
 
 def run_to_its_end(run: Run, most: int) -> list[Step]:

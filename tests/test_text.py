@@ -236,10 +236,10 @@ def test_the_message_names_what_was_asked_and_what_is_near(text, parts):
     ),
 )
 def test_monsters_are_refused_quickly(text):
-    started = time.perf_counter()
+    started = time.process_time()
     with pytest.raises(PatternError) as refused:
         patterns.parse(text)
-    assert time.perf_counter() - started < 5
+    assert time.process_time() - started < 5
     assert len(str(refused.value)) < 1000
 
 

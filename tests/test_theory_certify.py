@@ -141,9 +141,9 @@ def agrees_as_graph(dense: np.ndarray) -> None:
     assert isinstance(find_hub([[graph]]), Hub) == has_star(dense)
 
 
-def test_a_thousand_random_graphs_on_5_to_8_vertices():
+def test_random_graphs_on_5_to_8_vertices():
     random = np.random.default_rng(5)
-    for number in range(1000):
+    for number in range(300):
         n = 5 + number % 4
         dense = random.random((n, n)) < random.choice([0.15, 0.3, 0.5])
         dense |= np.eye(n, dtype=bool) & (random.random() < 0.7)

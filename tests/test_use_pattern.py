@@ -497,7 +497,7 @@ def test_dropout_is_unbiased() -> None:
     attention = model.bert.encoder.layer[0].attention.self
     seen = []
     attention.register_forward_hook(lambda module, arguments, output: seen.append(output[0]))
-    for _ in range(400):
+    for _ in range(200):
         model(inputs)
     model.eval()(inputs)
     draws, expected = torch.stack(seen[:-1]), seen[-1]
