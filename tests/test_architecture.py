@@ -1,6 +1,7 @@
 """The arrows of docs/architecture.md: which folder may import which, and what `import asterism` must not load."""
 
 import ast
+import functools
 import re
 import subprocess
 import sys
@@ -49,6 +50,11 @@ def module_of(file: Path) -> str:
     return ".".join(parts)
 
 
+@functools.cache
+def parsed(file: Path) -> ast.Module:
+    return ast.parse(file.read_text())
+
+
 def imports_of(tree: ast.AST, module: str, is_package: bool) -> set[str]:
     """Every module or name imported anywhere in a file, functions included, as absolute dotted names."""
     found: set[str] = set()
@@ -67,7 +73,7 @@ def imports_of(tree: ast.AST, module: str, is_package: bool) -> set[str]:
 
 
 def imports(file: Path) -> set[str]:
-    return imports_of(ast.parse(file.read_text()), module_of(file), file.name == "__init__.py")
+    return imports_of(parsed(file), module_of(file), file.name == "__init__.py")
 
 
 def folder_of(dotted: str) -> str | None:
@@ -251,7 +257,7 @@ def test_no_file_is_a_tower():
 
 
 def functions() -> list[tuple[str, ast.FunctionDef]]:
-    trees = ((file, ast.parse(file.read_text())) for file in FILES)
+    trees = ((file, parsed(file)) for file in FILES)
     return [(short(file), node) for file, tree in trees for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)]
 
 
@@ -295,7 +301,7 @@ def test_no_code_is_evaluated():
     for file in FILES:
         calls = {
             node.func.id
-            for node in ast.walk(ast.parse(file.read_text()))
+            for node in ast.walk(parsed(file))
             if isinstance(node, ast.Call) and isinstance(node.func, ast.Name)
         }
         assert not calls & {"eval", "exec", "compile", "__import__"}, short(file)

@@ -13,7 +13,6 @@ import pytest
 import torch
 from launched_runs import (
     EXACT,
-    LAUNCHERS,
     assert_same_curve,
     flags,
     is_gone,
@@ -50,18 +49,19 @@ def alone(tmp_path_factory):
     return folder
 
 
-@pytest.mark.parametrize("launcher", LAUNCHERS)
-def test_two_processes_have_the_curve_of_one(alone, tmp_path, launcher):
+def assert_same_run(found, alone, out):
+    assert_same_curve(found, alone / "run")
+    assert out.count("validation:") == 1
+    assert sorted(path.name for path in found.iterdir()) == sorted(path.name for path in (alone / "run").iterdir())
+
+
+def test_two_processes_of_accelerate_have_the_curve_of_one(alone, tmp_path):
     config = settings(alone)
-    process = launched(2, [*flags(config, tmp_path), "--folder", str(tmp_path / "run")], launcher=launcher)
+    process = launched(2, [*flags(config, tmp_path), "--folder", str(tmp_path / "run")], launcher="accelerate")
     out, errors = process.communicate(timeout=180)
     assert process.returncode == 0, errors
-    assert_same_curve(tmp_path / "run", alone / "run")
-    assert out.count("validation:") == 1
+    assert_same_run(tmp_path / "run", alone, out)
     assert errors.count("evaluating on the validation split") == 1
-    assert sorted(path.name for path in (tmp_path / "run").iterdir()) == sorted(
-        path.name for path in (alone / "run").iterdir()
-    )
 
 
 ONE_AFTER_THE_OTHER = """
@@ -108,6 +108,7 @@ def shared(alone, tmp_path_factory):
         asked[name] = ["generate", run, "--prompt", prompt, "--length", "15", *words]
     asked["train"] = [*flags(settings(alone, steps=1), folder), "--folder", str(folder / "run")]
     asked = {name: [*words, "--parallel", "cp=2"] for name, words in asked.items()}
+    asked["curve"] = [*flags(settings(alone), folder / "curve"), "--folder", str(folder / "curve" / "run")]
     (folder / "asked.json").write_text(json.dumps(asked))
     script = folder / "script.py"
     script.write_text(ONE_AFTER_THE_OTHER)
@@ -116,7 +117,11 @@ def shared(alone, tmp_path_factory):
     first, second = (json.loads((folder / f"told-{rank}.json").read_text()) for rank in range(2))
     assert all(code == 0 for one in (first, second) for code, _, _ in one.values()), errors
     assert all(out == "" for _, out, _ in second.values())
-    return first, errors
+    return first, errors, folder
+
+
+def test_two_processes_of_torchrun_have_the_curve_of_one(alone, shared):
+    assert_same_run(shared[2] / "curve" / "run", alone, shared[0]["curve"][1])
 
 
 def test_an_evaluation_shares_the_tokens_of_its_rows(alone, shared):
