@@ -13,7 +13,7 @@ QUICK := algebra architecture compiler data draw liveness patterns pictures reci
 MODELS := models encoders import import_seq2seq use_pattern huggingface training start finetuning masked positions \
 	seq2seq seq2seq_across seq2seq_generation seq2seq_training
 LOWEST := 5.17.0
-PYTEST := OMP_NUM_THREADS=1 $(BIN)/pytest --numprocesses logical --maxprocesses 8
+PYTEST := OMP_NUM_THREADS=1 $(BIN)/pytest --numprocesses logical --maxprocesses 8 --dist loadfile
 
 .PHONY: help train test quick test-slow test-lowest bench long-range readers qmsum rfc-summaries promoters digits translation copying cifar genomes devices-check gpu-check machines wheel test-wheel real-weights lint install clean
 .DEFAULT_GOAL := help
