@@ -4,11 +4,12 @@ import numpy as np
 import oracle
 import pytest
 import strategies
+import torch
 from hypothesis import strategies as st
 from strategies import build, hold, tiers
 from test_compiler import assert_plan_is
 
-from asterism import clear_caches, compile_pattern, patterns
+from asterism import attend, clear_caches, compile_pattern, patterns
 from asterism.compiler import compile as compiling
 from asterism.memo import KEPT
 
@@ -45,6 +46,18 @@ def test_plans_of_documents(count):
         assert_plan_is(pattern, sum(map(abs, sizes)) + behind, tile=tile)
 
     hold(law, _sequences(), count)
+
+
+@pytest.mark.parametrize("tile", (16, 64))
+@pytest.mark.parametrize("text", ("columns(period=2)", "global_queries((0, 2, 4, 6, 8, 10, 12, 14, 16))"))
+def test_masks_end_where_the_tokens_do(text, tile):
+    """One side of a tile is a tail among others, and the other one is the last, which need not fill its tile."""
+    for last in (2 * tile + 1, 33, 35):
+        pattern = patterns.documents(patterns.parse(text), 1, last)
+        assert_plan_is(pattern, 1 + last, tile=tile)
+        q, k, v = torch.randn(3, 1, 1, 1 + last, 8, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+        found, expected = (attend(q, k, v, pattern, implementation=way) for way in ("eager", "reference"))
+        torch.testing.assert_close(found, expected, atol=1e-12, rtol=0)
 
 
 @pytest.mark.parametrize("tile", (16, 64, 128))

@@ -206,8 +206,11 @@ def _joined(key: _Key, entries: _Entries, queries: _Side, keys: _Side, source: W
     """The pass of all documents. Kinds of the entries count the masks in `source`, whose first is all ones."""
     row, row_shift, row_extent = queries.move(entries.document, entries.row)
     column, column_shift, column_extent = keys.move(entries.document, entries.column)
-    table = np.stack([entries.list, row, column, entries.kind, row_shift, row_extent, column_shift, column_extent])
     is_tail = (row_extent < queries.tile) | (column_extent < keys.tile)
+    # What is no tail may be the last tile, which kernels cut off where tokens end: a mask of it must end there, too.
+    row_extent = np.minimum(row_extent, queries.count - queries.tile * row - row_shift)
+    column_extent = np.minimum(column_extent, keys.count - keys.tile * column - column_shift)
+    table = np.stack([entries.list, row, column, entries.kind, row_shift, row_extent, column_shift, column_extent])
     plain, moved = table[:4, ~is_tail], _cut_tails(table[:, is_tail], queries.tile, queries.tiles, keys.tiles, source)
     used, kind = np.unique(plain[3], return_inverse=True)
     numbers = np.concatenate([np.zeros(int(0 in used), np.int32), masks.add_words(source[used[used > 0]])])
