@@ -64,6 +64,9 @@ def poison(monkeypatch):
     """Memory that nobody wrote holds NaN."""
     import torch  # most test files need none
 
+    with torch.device("cpu"):
+        torch.empty(0)  # PyTorch remembers the functions that a device context reaches: the true ones, for later tests
+
     def poisoned(allocate):
         def allocate_and_poison(*arguments, **keywords):
             fresh = allocate(*arguments, **keywords)

@@ -204,6 +204,6 @@ def test_a_run_records_every_argument_and_one_without_goes_on():
     recorded = config_from_dict("train", json.loads(json.dumps(config_to_dict(before))))
     for old in (before, recorded):  # run.json of earlier versions, and of this one
         for same in ("sinks(window=32)", "sinks(4, 32)", "sinks(first=4, window=32)"):
-            _refuse_other_settings(old, run_of(same), "")
+            _refuse_other_settings(old, run_of(same), None)
         with pytest.raises(ConfigurationError, match="resume: model is .*, but the run began with"):
-            _refuse_other_settings(old, run_of("sinks(first=5, window=32)"), "")
+            _refuse_other_settings(old, run_of("sinks(first=5, window=32)"), None)

@@ -15,6 +15,7 @@ from transformers import BertConfig, BertForPreTraining
 from asterism.cli.main import main
 from asterism.errors import CheckpointError, ConfigurationError, DataError
 from asterism.models import AsterismConfig, AsterismForCausalLM, AsterismForMaskedLM, import_checkpoint
+from asterism.patterns import in_full
 from asterism.training import FineTuneConfig
 from asterism.training.pipeline import evaluate, open_run, resolve, train
 from asterism.training.run import fitting
@@ -84,7 +85,7 @@ def test_from_a_dense_checkpoint_to_a_long_one_that_is_trained_and_fine_tuned(be
     assert main([*start, *settings, "--folder", str(tmp_path / "run"), "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["steps"] == 3
     trained = AsterismConfig.from_pretrained(tmp_path / "run" / "model")
-    assert (trained.mixers, trained.max_position_embeddings, trained.block) == (PATTERN, 64, "post_norm")
+    assert (trained.mixers, trained.max_position_embeddings, trained.block) == (in_full(PATTERN), 64, "post_norm")
     examples = [{"text": f"the lamp is {word} " * 9, "label": word} for word in ("red", "blue") for _ in range(10)]
     data = write_lines(tmp_path / "reviews.jsonl", examples)
     config = FineTuneConfig(task="classify", model=str(tmp_path / "run"), data=str(data), steps=2, dtype="float32")

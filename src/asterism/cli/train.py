@@ -13,6 +13,7 @@ from asterism.cli.parser import print_json
 from asterism.cli.settings import SettingsParser, recorded, require_what_it_names, train_and_tell, underscored
 from asterism.cli.told import is_follower
 from asterism.memory import amount
+from asterism.patterns import as_schedule
 from asterism.training.objectives import OBJECTIVES
 from asterism.training.recipes import RECIPES, recipe
 from asterism.training.run.configuration import ModelConfig, RunConfig, config_from_dict
@@ -73,10 +74,9 @@ def _tell_cost(config: RunConfig, resumed: str | None, as_json: bool) -> None:
 
 
 def _summary(mixers: str | list[str]) -> str:
-    """The mixers in a line: one text, or the first and the last of a list."""
-    if isinstance(mixers, str):
-        return mixers
-    return mixers[0] if len(set(mixers)) == 1 else f"{mixers[0]} ... {mixers[-1]}"
+    """The mixers in a line, in the short form: one text, or the first and the last of a list."""
+    told = [str(as_schedule(mixer)) for mixer in ([mixers] if isinstance(mixers, str) else mixers)]
+    return told[0] if len(set(told)) == 1 else f"{told[0]} ... {told[-1]}"
 
 
 # --- recipe, file and flags to one configuration ---------------------------------------------------------------------
