@@ -24,7 +24,7 @@ def _scripts():
 def test_scripts_are_whole_and_start_runs_that_can_be(kind, tmp_path):
     """With launchers that only print, bash runs them; what they would start is read as the verb reads it."""
     for name, prints in {
-        "scontrol": "echo node-0; echo node-1",
+        "scontrol": "for number in {0..20000}; do echo node-$number; done",
         "srun": 'echo "$@"',
         "torchrun": 'echo torchrun "$@"',
     }.items():

@@ -21,7 +21,7 @@ set -euo pipefail
 
 run=${RUN:-$PWD/runs/long}
 data=${DATA:-$PWD/data}
-head=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)
+read -r head < <(scontrol show hostnames "$SLURM_JOB_NODELIST")
 
 if [[ -e $run/run.json ]]; then
     settings=(--resume)
