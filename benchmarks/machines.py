@@ -418,6 +418,7 @@ def main() -> int:
     parser.add_argument("--report", action="store_true", help="print the tables of the records that are there")
     parser.add_argument("--child", choices=CLASSES, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
+    arguments.folder.mkdir(parents=True, exist_ok=True)
     if arguments.child:
         torch.set_num_threads(arguments.threads)
         text = json.dumps(record(arguments.child), indent=1)
