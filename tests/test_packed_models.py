@@ -115,15 +115,15 @@ def test_positions_that_say_nothing_new_change_nothing():
         ({"position_ids": POSITIONS + 1}, "got 1 first in row 0, column 0"),
         ({"position_ids": POSITIONS * 2}, "got 2 after 0 in row 0, column 1"),
         ({"position_ids": POSITIONS.float()}, "whole numbers"),
-        ({"cu_seqlens": [0, 80]}, r"go from 0 to 79, the tokens of a row, and never fall; got \[0, 80\]"),
-        ({"cu_seqlens": [0, 30, 20, 79]}, "never fall"),
-        ({"cu_seqlens": torch.tensor([0.0, 79.0])}, "whole numbers"),
+        ({"cu_seqlens": [0, 80]}, "cu_seqlens must go from 0 to the number of tokens, 79; got 0 to 80"),
+        ({"cu_seqlens": [0, 30, 20, 79]}, "must not decrease, got 30 and then 20 at 2"),
+        ({"cu_seqlens": torch.tensor([0.0, 79.0])}, "int32 or int64"),
         ({"position_ids": POSITIONS, "attention_mask": torch.arange(79)[None] > 3}, "leave the padding out"),
         ({"position_ids": POSITIONS, "use_cache": True}, "a cache continues one sequence"),
     ),
 )
 def test_what_cannot_be_packed_is_refused_in_one_line(arguments, message):
-    with pytest.raises(ConfigurationError, match=message) as refused:
+    with pytest.raises((ConfigurationError, KernelError), match=message) as refused:
         small_model("causal()")(TOGETHER, **arguments)
     assert "\n" not in str(refused.value)
 

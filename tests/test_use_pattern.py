@@ -68,7 +68,7 @@ from transformers import (
 )
 
 from asterism import patterns
-from asterism.errors import ConfigurationError, PatternError
+from asterism.errors import ConfigurationError, KernelError, PatternError
 from asterism.models import drop_pattern, use_pattern
 from asterism.models.cache import PatternCache, PatternCacheLayer
 
@@ -938,8 +938,11 @@ def test_what_a_pattern_does_not_say_is_refused() -> None:
         llama(tokens, attention_mask=torch.ones(3, 1, COLUMNS, COLUMNS, dtype=torch.bool), use_cache=False)
     with pytest.raises(ConfigurationError, match="documents packed into a row .* come without a cache"):
         llama(tokens, position_ids=torch.arange(COLUMNS)[None] % 7, use_cache=True)
-    with pytest.raises(ConfigurationError, match=r"cu_seq_lens_q \[0, 7, 20\] does not divide the 63 tokens"):
+    with pytest.raises(KernelError, match="cu_seq_lens_q must go from 0 to the number of tokens, 63; got 0 to 20"):
         llama(tokens, cu_seq_lens_q=torch.tensor([0, 7, 20]), use_cache=False)
+    with pytest.raises(ConfigurationError, match="cu_seq_lens_q and cu_seq_lens_k differ"):
+        ends = torch.tensor([0, 7, 63]), torch.tensor([0, 8, 63])
+        llama(tokens, cu_seq_lens_q=ends[0], cu_seq_lens_k=ends[1], use_cache=False)
     with pytest.raises(ConfigurationError, match=r"attention_mask has shape \[3, 20\]"):
         llama(tokens, attention_mask=inputs["attention_mask"][:, 1:], use_cache=True)
     for name, message in (("seq_idx", "leave out return_seq_idx=True"), ("output_attentions", "weights are never all")):

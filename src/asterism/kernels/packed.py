@@ -45,54 +45,60 @@ def pattern_of_documents(
     return remember(_documents(text, bounds, n_queries))
 
 
-def read_bounds(cu_seqlens: Tensor | Sequence[int], device: torch.device) -> tuple[int, ...]:
-    """The numbers, unchecked but for their type."""
-    if isinstance(cu_seqlens, Tensor):
-        return _values(cu_seqlens, device)
+def read_bounds(bounds: Tensor | Sequence[int], device: torch.device, name: str = "cu_seqlens") -> tuple[int, ...]:
+    """The numbers, unchecked but for their type. Raises KernelError, about `name`."""
+    if isinstance(bounds, Tensor):
+        return _values(bounds, device, name)
     try:
-        return tuple(operator.index(bound) for bound in cu_seqlens)
+        return tuple(operator.index(bound) for bound in bounds)
     except TypeError:
-        raise KernelError(f"cu_seqlens must be whole numbers, got {shown(cu_seqlens)}") from None
+        raise KernelError(f"{name} must be whole numbers, got {shown(bounds)}") from None
 
 
-def _values(cu_seqlens: Tensor, device: torch.device) -> tuple[int, ...]:
+def _values(bounds: Tensor, device: torch.device, name: str) -> tuple[int, ...]:
     if torch.compiler.is_compiling():
         raise KernelError(
-            "inside torch.compile the lengths of documents must be known: give cu_seqlens as a list of numbers, not as"
+            f"inside torch.compile the lengths of documents must be known: give {name} as a list of numbers, not as"
             " a tensor, or the pattern as documents(pattern, length, length, ...)"
         )
-    check_types(cu_seqlens=cu_seqlens)
-    if cu_seqlens.ndim != 1 or cu_seqlens.dtype not in (torch.int32, torch.int64):
-        seen = f"{list(cu_seqlens.shape)} of {cu_seqlens.dtype}"
-        raise KernelError(f"cu_seqlens must be [documents + 1] of int32 or int64, got {seen}")
-    if cu_seqlens.device not in (device, torch.device("cpu")):
-        raise KernelError(f"cu_seqlens must be on the CPU or on {device} as q is, got {cu_seqlens.device}")
+    check_types(**{name: bounds})
+    if bounds.ndim != 1 or bounds.dtype not in (torch.int32, torch.int64):
+        seen = f"{list(bounds.shape)} of {bounds.dtype}"
+        raise KernelError(f"{name} must be [documents + 1] of int32 or int64, got {seen}")
+    if bounds.device not in (device, torch.device("cpu")):
+        raise KernelError(f"{name} must be on the CPU or on {device} as q is, got {bounds.device}")
     # On the CPU reading costs nothing, and NumPy may have written to the same memory.
-    is_free = cu_seqlens.device.type == "cpu" or cu_seqlens.is_inference()
-    return tuple(cu_seqlens.tolist()) if is_free else _read_once(cu_seqlens)
+    is_free = bounds.device.type == "cpu" or bounds.is_inference()
+    return tuple(bounds.tolist()) if is_free else _read_once(bounds)
 
 
-def _read_once(cu_seqlens: Tensor) -> tuple[int, ...]:
+def _read_once(bounds: Tensor) -> tuple[int, ...]:
     """The values, read again only after they were written to."""
-    version, values = _READ.get(cu_seqlens, (None, ()))
-    if version != cu_seqlens._version:
-        values = tuple(cu_seqlens.tolist())
-        _READ[cu_seqlens] = cu_seqlens._version, values
+    version, values = _READ.get(bounds, (None, ()))
+    if version != bounds._version:
+        values = tuple(bounds.tolist())
+        _READ[bounds] = bounds._version, values
     return values
 
 
 @remembering_few(128)  # they must live until the backward pass, which has only the text
 def _documents(text: str, bounds: tuple[int, ...], tokens: int) -> Pattern:
+    return documents(by_text(text), *document_lengths(bounds, tokens, "cu_seqlens"))
+
+
+def document_lengths(bounds: tuple[int, ...], tokens: int, name: str) -> tuple[int, ...]:
+    """The lengths of the documents between `bounds`, without those of no token.
+
+    Raises KernelError, about `name`, for bounds that do not go from 0 to `tokens` or that fall.
+    """
     if not bounds or bounds[0] != 0 or bounds[-1] != tokens:
         ends = f"{bounds[0]} to {bounds[-1]}" if bounds else "nothing"
-        raise KernelError(f"cu_seqlens must go from 0 to the number of tokens, {tokens}; got {ends}")
+        raise KernelError(f"{name} must go from 0 to the number of tokens, {tokens}; got {ends}")
     lengths = [past - first for first, past in zip(bounds, bounds[1:], strict=False)]
     falls = next((number for number, length in enumerate(lengths) if length < 0), None)
     if falls is not None:
-        raise KernelError(
-            f"cu_seqlens must not decrease, got {bounds[falls]} and then {bounds[falls + 1]} at {falls + 1}"
-        )
-    return documents(by_text(text), *filter(None, lengths))
+        raise KernelError(f"{name} must not decrease, got {bounds[falls]} and then {bounds[falls + 1]} at {falls + 1}")
+    return tuple(filter(None, lengths))
 
 
 def _text_in_graph(text: str, bounds: tuple[int, ...], tokens: int) -> str:

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from asterism.errors import ConfigurationError
+from asterism.kernels.packed import document_lengths, read_bounds
 from asterism.layers.padding import count_positions
 
 
@@ -27,8 +28,9 @@ def find_documents(
 ) -> PackedDocuments | None:
     """The documents in a batch `like` [B, N, ...]; None where each row is one sequence.
 
-    `real` bool [B, N] is what an attention_mask says, if one is given. Raises ConfigurationError for positions that are
-    not those of documents, for both arguments at once, and for documents in a padded batch.
+    `real` bool [B, N] is what an attention_mask says, if one is given. Raises KernelError for `cu_seqlens` that do not
+    divide a row, ConfigurationError for positions that are not those of documents, for both arguments at once, and for
+    documents in a padded batch.
     """
     if position_ids is None and cu_seqlens is None:
         return None
@@ -36,7 +38,8 @@ def find_documents(
         raise ConfigurationError("position_ids and cu_seqlens both say where documents begin: give one of them")
     batch, tokens = like.shape[:2]
     if cu_seqlens is not None:
-        rows = np.tile(_positions_by_bounds(cu_seqlens, tokens), (batch, 1))
+        lengths = document_lengths(read_bounds(cu_seqlens, like.device), tokens, "cu_seqlens")
+        rows = np.tile(np.concatenate([np.arange(0), *map(np.arange, lengths)]), (batch, 1))
     else:
         rows = _positions_by_column(position_ids, batch, tokens)
     ordinary = np.arange(tokens)
@@ -72,15 +75,3 @@ def _positions_by_column(position_ids: Tensor | None, batch: int, tokens: int) -
             f" got {list(position_ids.shape)} of {position_ids.dtype}"
         )
     return np.broadcast_to(position_ids.cpu().numpy(), (batch, tokens))
-
-
-def _positions_by_bounds(cu_seqlens: Tensor | Sequence[int], tokens: int) -> np.ndarray:
-    bounds = np.array(cu_seqlens.tolist() if isinstance(cu_seqlens, Tensor) else cu_seqlens)
-    is_cut = bounds.ndim == 1 and bounds.size > 0 and bounds.dtype.kind in "iu"
-    if not is_cut or bounds[0] != 0 or bounds[-1] != tokens or (np.diff(bounds) < 0).any():
-        raise ConfigurationError(
-            f"cu_seqlens must be whole numbers that go from 0 to {tokens}, the tokens of a row, and never fall;"
-            f" got {bounds.tolist()[:6]}{'...' if bounds.size > 6 else ''}"
-        )
-    lengths = np.diff(bounds)
-    return np.arange(tokens) - np.repeat(bounds[:-1], lengths)

@@ -233,7 +233,7 @@ def _documents(query: torch.Tensor, tokens: Tokens, given: dict[str, Any]) -> tu
     """The lengths of the documents in the batch, by all that is said of them; None where each row is one sequence."""
     rows, _, new, _ = query.shape
     new = new if tokens.call is None else tokens.call.shards.length
-    documents = from_boundaries(given, rows * new) or tokens.documents
+    documents = from_boundaries(given, rows * new, query.device) or tokens.documents
     if (
         documents is None
         and tokens.call is None

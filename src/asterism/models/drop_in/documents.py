@@ -11,28 +11,24 @@ from typing import Any
 import torch
 
 from asterism.errors import ConfigurationError
+from asterism.kernels.packed import document_lengths, read_bounds
 
 BOUNDARIES = ("cu_seq_lens_q", "cu_seq_lens_k", "max_length_q", "max_length_k")
 """What collators write of documents."""
 
 
-def from_boundaries(given: dict[str, Any], tokens: int) -> tuple[int, ...] | None:
+def from_boundaries(given: dict[str, Any], tokens: int, device: torch.device) -> tuple[int, ...] | None:
     """The lengths of documents from what collators write, taken out of `given`; None for nothing.
 
-    Raises ConfigurationError for boundaries that do not divide the tokens of the batch.
+    Raises KernelError for boundaries that do not divide the tokens of the batch, ConfigurationError for others of keys.
     """
     starts, others, *_ = (given.pop(name, None) for name in BOUNDARIES)
     if starts is None:
         return None
-    ends = [int(end) for end in starts]
-    lengths = tuple(end - start for start, end in zip(ends, ends[1:], strict=False))
-    same = others is None or [int(end) for end in others] == ends
-    if not same or not lengths or ends[0] != 0 or ends[-1] != tokens or min(lengths) < 0:
-        raise ConfigurationError(
-            f"cu_seq_lens_q {ends} does not divide the {tokens} tokens of the batch into documents: it must begin with"
-            f" 0, grow, end with {tokens}, and be equal to cu_seq_lens_k"
-        )
-    return tuple(length for length in lengths if length)
+    bounds = read_bounds(starts, device, BOUNDARIES[0])
+    if others is not None and read_bounds(others, device, BOUNDARIES[1]) != bounds:
+        raise ConfigurationError("cu_seq_lens_q and cu_seq_lens_k differ: documents have as many queries as keys")
+    return document_lengths(bounds, tokens, BOUNDARIES[0])
 
 
 def from_positions(position_ids: Any, rows: int, tokens: int) -> tuple[int, ...] | None:
