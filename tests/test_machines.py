@@ -58,6 +58,19 @@ def test_each_bar_that_is_missed_is_named(machines, found, words):
     assert words in line
 
 
+def test_a_choice_above_the_bar_is_timed_again_and_longer(machines, monkeypatch):
+    def a_row(ratio):
+        times = {"auto": ratio, "cpu": ratio, "dense": 1.0}
+        row = {"pattern": "causal()", "length": 64, "dtype": "float32", "backward": True}
+        return row | {"taken": "cpu", "seconds": times, "fastest": times}
+
+    asked = []
+    monkeypatch.setattr(machines, "measure_choice", lambda *what: asked.append(what) or a_row(1.01))
+    assert machines.confirmed(a_row(1.1)) == a_row(1.1) and asked == []
+    assert machines.confirmed(a_row(1.2)) == a_row(1.01)
+    assert asked == [("causal()", 64, torch.float32, True, 4 * machines.QUICK.seconds)]
+
+
 def test_products_are_seen_with_the_shapes_of_their_operands_and_repeated_in_float32(machines):
     a, b = torch.ones(64, 96, dtype=torch.bfloat16), torch.ones(32, 96, dtype=torch.bfloat16)
     phase = machines.timed(lambda: (torch.mm(a, b.T), a + 1))

@@ -199,7 +199,7 @@ GOLDEN = {
     "span-corruption-tiny": """
         recipe=span-corruption-tiny mixers=window(left=64, right=64) decoder_mixers=causal() hidden_size=192
         num_hidden_layers=3 num_attention_heads=3 position_type=rotary hidden_act=gelu initializer_gain=0.354
-        tie_word_embeddings=True batch_size=8 steps=20000 minutes=10.0 learning_rate=0.003 warmup_steps=50
+        tie_word_embeddings=True batch_size=12 steps=20000 minutes=10.0 learning_rate=0.003 warmup_steps=50
         optimizer=muon weight_decay=0.1 log_every=20 evaluation_every=200 checkpoint_every=200 objective=span_corruption
         tokenizer=bpe:4096 context=512
     """,
