@@ -37,14 +37,14 @@ from transformers import PreTrainedModel
 
 from asterism.bench.machine import describe
 from asterism.training import RunConfig, generate_file, open_run, recipe
+from asterism.training.ask.samples import Wanted
 from asterism.training.data.folders import list_folder
 from asterism.training.data.splits import Pieces
 from asterism.training.data.windows import read_windows
 from asterism.training.pipeline import resolve
 from asterism.training.run.arithmetic import arithmetic, loss_of
-from asterism.training.run.generation import Sampling
 from asterism.training.run.optimizer import make_optimizer
-from asterism.training.run.samples import Wanted
+from asterism.training.settings.sampling import Sampling
 
 PATTERNS = {
     "strided": "strided(stride=96)",

@@ -41,11 +41,11 @@ from asterism.kernels.cpu.processor import features, limited_to, processor_class
 from asterism.kernels.cpu.sources import INSTRUCTION_SETS
 from asterism.models import AsterismConfig, AsterismForCausalLM
 from asterism.randomness import isolated
-from asterism.training.objectives import OBJECTIVES
 from asterism.training.recipes import RECIPES, recipe
 from asterism.training.run.arithmetic import loss_of, settled, weights_dtype
-from asterism.training.run.configuration import RunConfig
 from asterism.training.run.optimizer import make_optimizer
+from asterism.training.settings.configuration import RunConfig
+from asterism.training.settings.registry import OBJECTIVES
 
 HELD = ("ONEDNN_MAX_CPU_ISA", "ATEN_CPU_CAPABILITY", "MKL_ENABLE_INSTRUCTIONS")
 CLASSES = {

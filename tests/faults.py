@@ -39,7 +39,7 @@ def preloaded(library: Path, *words: str) -> dict:
 
 def configuration(data: Path):
     """Four steps, a checkpoint after two, figures at every step."""
-    from asterism.training.run.configuration import ModelConfig, RunConfig
+    from asterism.training.settings.configuration import ModelConfig, RunConfig
 
     return RunConfig(
         model=ModelConfig(

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from asterism.training import FineTuneConfig, ModelConfig, RunConfig, train
-from asterism.training.run.configuration import config_from_dict
+from asterism.training.settings.configuration import config_from_dict
 
 EXACT = 1e-9
 """How far apart the figures of two runs in float64 may be: sums are in another order."""

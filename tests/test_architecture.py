@@ -42,6 +42,8 @@ ALLOWED["bench"] = {*ALLOWED["training"], "bench"}
 ALLOWED["promises"] = {*ALLOWED["training"], "bench", "promises"}
 ALLOWED["cli"] |= {"theory", "bench", "promises", "files", "presence"}
 NO_TORCH = ("errors", "shape", "patterns", "compiler")
+ROOMS = ("data", "readers", "settings", "recipes", "run", "tasks", "objectives", "pipeline", "ask")
+"""Those of training/, in the order in which they build on each other; each may import those before it."""
 
 
 def module_of(file: Path) -> str:
@@ -136,6 +138,22 @@ def without_types(tree: ast.Module) -> ast.Module:
     """The tree without what stands under `if TYPE_CHECKING`, which never runs."""
     kept = [node for node in tree.body if not (isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING")]
     return ast.Module(kept, [])
+
+
+def room_of(dotted: str) -> str | None:
+    """Which room of training/ a module is in, if it is in one."""
+    parts = dotted.split(".")
+    return parts[2] if parts[:2] == ["asterism", "training"] and len(parts) > 2 and parts[2] in ROOMS else None
+
+
+@pytest.mark.parametrize("file", in_folder("training"), ids=short)
+def test_training_is_a_line(file):
+    """No room of it knows one that comes later, not even for a type; the registry names classes, and imports none."""
+    own = room_of(module_of(file))
+    if own is None:
+        return
+    later = set(ROOMS[ROOMS.index(own) + 1 :])
+    assert not {name for name in imports(file) if room_of(name) in later}
 
 
 @pytest.mark.parametrize(

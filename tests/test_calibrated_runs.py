@@ -11,9 +11,9 @@ from asterism.errors import CheckpointError
 from asterism.kernels import calibration, choice, measure
 from asterism.kernels.cpu import library
 from asterism.training.pipeline import train
-from asterism.training.run.configuration import ModelConfig, RunConfig
 from asterism.training.run.folder import RunFolder
 from asterism.training.run.integrity import seal
+from asterism.training.settings.configuration import ModelConfig, RunConfig
 
 pytestmark = pytest.mark.model
 

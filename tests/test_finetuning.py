@@ -19,10 +19,10 @@ from asterism.errors import CheckpointError, ConfigurationError, DataError, NonF
 from asterism.models import AsterismConfig, AsterismForMaskedLM
 from asterism.randomness import isolated
 from asterism.training import FineTuneConfig, evaluate, open_run, train
-from asterism.training.objectives.objective import Metric
 from asterism.training.run import picture
 from asterism.training.run.folder import RunFolder
 from asterism.training.run.loop import quiet_transformers
+from asterism.training.run.objective import Metric
 from asterism.training.tasks.classification import Classification, Document
 from asterism.training.tasks.encoder import encoder_shape, load_encoder, longest, new_encoder
 

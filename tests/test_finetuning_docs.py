@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from asterism.cli.main import main
-from asterism.training.tasks import TASKS
+from asterism.training.settings.registry import TASKS
 
 TEXT = (Path(__file__).parent.parent / "docs" / "finetuning.md").read_text()
 BLOCKS = re.findall(r"^```(\w+)\n(.*?)^```$", TEXT, re.MULTILINE | re.DOTALL)

@@ -19,7 +19,7 @@ from asterism.training.data.modality import parse_modality
 from asterism.training.data.splits import SPLITS
 from asterism.training.data.windows import Windows
 from asterism.training.pipeline import evaluate, train
-from asterism.training.run.configuration import ModelConfig, RunConfig
+from asterism.training.settings.configuration import ModelConfig, RunConfig
 
 BLOCK = 256
 

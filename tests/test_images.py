@@ -424,8 +424,8 @@ def test_pillow_is_asked_for_by_the_extra_that_brings_it(monkeypatch, tmp_path):
 @pytest.mark.model
 def test_a_run_trains_on_pictures_and_completes_them(folder, tmp_path, capsys):
     from asterism.training.pipeline import evaluate, train
-    from asterism.training.run.configuration import ModelConfig, RunConfig
     from asterism.training.run.folder import RunFolder
+    from asterism.training.settings.configuration import ModelConfig, RunConfig
 
     (folder / "train" / "dog" / "labels.txt").write_text("dog")
     model = ModelConfig(

@@ -32,8 +32,8 @@ from asterism.training.objectives.masking import Masking
 from asterism.training.pipeline import evaluate, generate, open_run, resolve, train
 from asterism.training.recipes import RECIPES, recipe
 from asterism.training.run.arithmetic import loss_of
-from asterism.training.run.configuration import ModelConfig, RunConfig, config_to_dict
 from asterism.training.run.folder import RunFolder
+from asterism.training.settings.configuration import ModelConfig, RunConfig, config_to_dict
 
 pytestmark = pytest.mark.model
 

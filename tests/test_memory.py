@@ -17,12 +17,12 @@ from asterism.errors import CheckpointError, ConfigurationError, PatternError
 from asterism.memo import KEPT, weight_of
 from asterism.models import AsterismConfig, AsterismForCausalLM
 from asterism.shape import ModelConfig
-from asterism.training.objectives import OBJECTIVES
+from asterism.training.objectives import footprint as footprint_module
+from asterism.training.objectives.footprint import footprint, require_memory
 from asterism.training.pipeline import resolve
-from asterism.training.run import footprint as footprint_module
-from asterism.training.run.configuration import FineTuneConfig, RunConfig
-from asterism.training.run.footprint import footprint, require_memory
 from asterism.training.run.optimizer import moment_bytes, parameter_groups
+from asterism.training.settings.configuration import FineTuneConfig, RunConfig
+from asterism.training.settings.registry import OBJECTIVES
 
 BERT = {"num_hidden_layers": 12, "hidden_size": 768, "intermediate_size": 3072, "vocab_size": 30_522}
 

@@ -14,7 +14,7 @@ from asterism.training.data.modality import VOCABULARY, parse_modality, require
 from asterism.training.data.splits import ArrayPieces
 from asterism.training.data.windows import plan_pieces
 from asterism.training.objectives.causal import CausalBytes, bits_per_byte, refuse_labels
-from asterism.training.run.configuration import ModelConfig, RunConfig, config_from_dict
+from asterism.training.settings.configuration import ModelConfig, RunConfig, config_from_dict
 
 
 def test_a_modality_is_its_text():

@@ -21,7 +21,7 @@ from asterism.training.data.formats import FORMATS
 from asterism.training.run import prediction, progress
 from asterism.training.run.heap import Heap
 from asterism.training.run.loop import quiet_transformers
-from asterism.training.tasks import TASKS
+from asterism.training.settings.registry import TASKS
 from asterism.training.tasks.files import FileClassification
 
 pytestmark = pytest.mark.model

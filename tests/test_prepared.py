@@ -15,7 +15,7 @@ from asterism.errors import DataError
 from asterism.training.data.packing import TokenStream
 from asterism.training.data.prepared import made_once, shared
 from asterism.training.pipeline import train
-from asterism.training.run.configuration import ModelConfig, RunConfig
+from asterism.training.settings.configuration import ModelConfig, RunConfig
 
 TWO = """
 import os, pathlib, sys, time

@@ -16,7 +16,7 @@ from asterism.kernels.cpu import build, processor
 from asterism.kernels.cpu.sources import INSTRUCTION_SETS
 from asterism.training import evaluate, generate, train
 from asterism.training.run import arithmetic
-from asterism.training.run.configuration import ModelConfig, RunConfig
+from asterism.training.settings.configuration import ModelConfig, RunConfig
 
 X86 = INSTRUCTION_SETS["x86_64"]
 
@@ -166,7 +166,7 @@ def test_bfloat16_that_was_asked_for_is_taken_with_a_note(pretend):
 
 SETTLED = """
 from asterism.training.run.arithmetic import settled
-from asterism.training.run.configuration import RunConfig
+from asterism.training.settings.configuration import RunConfig
 from asterism.kernels.cpu.processor import processor_class
 print(processor_class(), settled(RunConfig()).dtype)
 """

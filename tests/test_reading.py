@@ -8,16 +8,16 @@ from types import FrameType
 import pytest
 
 from asterism.training import pipeline
-from asterism.training.run.configuration import ModelConfig, RunConfig
 from asterism.training.run.setup import Setup
+from asterism.training.settings.configuration import ModelConfig, RunConfig
 
 pytestmark = pytest.mark.model
 
 TRAINING = Path(pipeline.__file__).parent
 PAGE = (TRAINING.parents[2] / "docs" / "architecture.md").read_text()
 CONDUCTORS = {
-    *("pipeline.py", "run/fitting.py", "run/processes.py", "run/configuration.py", "run/arithmetic.py"),
-    *("objectives/pretraining.py", "objectives/causal.py", "run/footprint.py"),
+    *("pipeline.py", "run/fitting.py", "run/processes.py", "settings/configuration.py", "run/arithmetic.py"),
+    *("objectives/pretraining.py", "objectives/causal.py", "objectives/footprint.py"),
 }
 """Who is seen again: the files that lead through the others, the processes, who join at the beginning and say at a step
 with whom tokens are shared, a property of the configuration, its dtype, which the leader of several processes settles

@@ -21,7 +21,7 @@ from asterism.training import FineTuneConfig, evaluate, open_run, predict, train
 from asterism.training.readers import learned
 from asterism.training.readers.learned import Bags, Lesson, Scorer, learn
 from asterism.training.run.loop import quiet_transformers
-from asterism.training.tasks import TASKS
+from asterism.training.settings.registry import TASKS
 from asterism.training.tasks.ranking import SCORER, learned_scorer
 
 pytestmark = pytest.mark.model

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from asterism.cli.main import main
-from asterism.training.run.mesh import mesh_sizes
+from asterism.training.settings.mesh import mesh_sizes
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text()

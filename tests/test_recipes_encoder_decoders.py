@@ -14,11 +14,10 @@ from asterism.errors import ConfigurationError
 from asterism.models.published import PUBLISHED, published
 from asterism.shape import ModelConfig
 from asterism.training import RunConfig, recipe, train
-from asterism.training.objectives import OBJECTIVES
+from asterism.training.ask.estimate import estimate
 from asterism.training.recipes import FINE_TUNING, RECIPES, fine_tuning
-from asterism.training.run.configuration import FineTuneConfig
-from asterism.training.run.estimate import estimate
-from asterism.training.tasks import TASKS
+from asterism.training.settings.configuration import FineTuneConfig
+from asterism.training.settings.registry import OBJECTIVES, TASKS
 
 TWINS = [name for name in FINE_TUNING if name.endswith("-tiny")]
 LARGE = [name for name in FINE_TUNING if not name.endswith("-tiny")]

@@ -11,7 +11,7 @@ from asterism.training.data.corpus import compressed, load_corpus
 from asterism.training.data.splits import ArrayPieces
 from asterism.training.objectives.causal import CausalBytes
 from asterism.training.pipeline import evaluate, open_run, report, train
-from asterism.training.run.configuration import ModelConfig, RunConfig
+from asterism.training.settings.configuration import ModelConfig, RunConfig
 
 TEXT = b"".join(b"def f%d(x):\n    return x + %d\n\n" % (number, number % 7) for number in range(1200))
 SHORT = ModelConfig(mixers="window(left=15)", hidden_size=32, num_hidden_layers=1, num_attention_heads=2)

@@ -22,10 +22,10 @@ from asterism.errors import AsterismError, CheckpointError, NonFiniteLossError
 from asterism.files import replacing, replacing_file, writing
 from asterism.training.pipeline import evaluate, generate, train
 from asterism.training.run import checkpoint as checkpoints
-from asterism.training.run.configuration import ModelConfig
 from asterism.training.run.folder import RunFolder
 from asterism.training.run.integrity import check_sums, read_sealed, seal, sums_of
 from asterism.training.run.lock import locked
+from asterism.training.settings.configuration import ModelConfig
 
 pytestmark = pytest.mark.model
 

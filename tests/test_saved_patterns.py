@@ -17,7 +17,7 @@ from asterism.errors import ConfigurationError
 from asterism.patterns import in_full, text
 from asterism.training import RunConfig
 from asterism.training.pipeline import _refuse_other_settings
-from asterism.training.run.configuration import config_from_dict, config_to_dict
+from asterism.training.settings.configuration import config_from_dict, config_to_dict
 
 DEFAULTS = {
     "window": {"left": 0, "right": 0, "dilation": 1},

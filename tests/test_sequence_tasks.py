@@ -366,7 +366,7 @@ def test_scores_of_a_prediction_that_went_on_are_those_of_all(learned, tmp_path)
     table = tmp_path / "new.csv"
     table.write_text("id,sequence,tata,gc\n" + "".join(",".join(map(str, row.values())) + "\n" for row in rows))
     from asterism.training import predict_file
-    from asterism.training.run import prediction
+    from asterism.training.ask import prediction
 
     whole = predict_file(folder, table, output=tmp_path / "whole.csv", score=True, batch_size=1, progress=False)
     written = []

@@ -19,9 +19,9 @@ from asterism.patterns import in_full
 from asterism.training import FineTuneConfig
 from asterism.training.pipeline import evaluate, open_run, resolve, train
 from asterism.training.run import fitting
-from asterism.training.run.configuration import ModelConfig, RunConfig
 from asterism.training.run.folder import RunFolder
 from asterism.training.run.loop import quiet_transformers
+from asterism.training.settings.configuration import ModelConfig, RunConfig
 
 pytestmark = pytest.mark.model
 

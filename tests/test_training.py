@@ -28,7 +28,6 @@ from asterism.training.data import modality
 from asterism.training.data.corpus import compressed, load_corpus
 from asterism.training.data.modality import VOCABULARY as MODALITIES
 from asterism.training.data.windows import plan_pieces
-from asterism.training.objectives import OBJECTIVES
 from asterism.training.objectives.causal import bits_per_byte
 from asterism.training.pipeline import evaluate, generate, open_run, report, resolve, train
 from asterism.training.readers.text import VOCABULARY as READERS
@@ -36,7 +35,6 @@ from asterism.training.run import arithmetic as arithmetic_module
 from asterism.training.run import heap as heap_module
 from asterism.training.run import muon as muon_module
 from asterism.training.run import versions
-from asterism.training.run.configuration import FineTuneConfig, ModelConfig, RunConfig, config_to_dict
 from asterism.training.run.folder import RunFolder
 from asterism.training.run.heap import Heap
 from asterism.training.run.integrity import seal, sums_of
@@ -44,7 +42,8 @@ from asterism.training.run.muon import Muon
 from asterism.training.run.optimizer import parameter_groups
 from asterism.training.run.progress import Bar, Lines, Silence, Status, clock, make_display, rate
 from asterism.training.run.signals import held_back
-from asterism.training.tasks import TASKS
+from asterism.training.settings.configuration import FineTuneConfig, ModelConfig, RunConfig, config_to_dict
+from asterism.training.settings.registry import OBJECTIVES, TASKS
 
 pytestmark = pytest.mark.model
 
@@ -482,7 +481,7 @@ def test_a_time_that_was_not_measured_is_called_a_guess(tiny, monkeypatch, capsy
     words = ["train", "--data", tiny.data, "--context", "64", "--batch-size", "2", "--dry-run", "--dtype", "float32"]
     for measured, begins in ((True, "at least"), (False, "a guess, as nothing was measured here: at least")):
         rates = Rates({"float32": 1e9, "bfloat16": 1.0}, measured)
-        monkeypatch.setattr("asterism.training.run.estimate.expected_rates", lambda rates=rates: rates)
+        monkeypatch.setattr("asterism.training.ask.estimate.expected_rates", lambda rates=rates: rates)
         assert main(words) == 0
         assert f"time        {begins} " in capsys.readouterr().out
 

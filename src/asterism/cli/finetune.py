@@ -17,7 +17,7 @@ from typing import Any
 from asterism.cli.parser import UsageError
 from asterism.cli.settings import SettingsParser, recorded, train_and_tell, underscored
 from asterism.training.recipes import FINE_TUNING, fine_tuning
-from asterism.training.run.configuration import FineTuneConfig
+from asterism.training.settings.configuration import FineTuneConfig
 
 
 def run(argv: Sequence[str]) -> None:

@@ -68,8 +68,8 @@ def _write_text(options: dict[str, Any], as_json: bool) -> None:
 
 
 def _write_file(options: dict[str, Any], as_json: bool) -> None:
-    from asterism.training.run.generation import Sampling
-    from asterism.training.run.samples import Wanted  # takes seconds to import
+    from asterism.training.ask.samples import Wanted  # takes seconds to import
+    from asterism.training.settings.sampling import Sampling
 
     prompt = options["prompt"]
     wanted = Wanted(

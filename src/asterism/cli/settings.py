@@ -21,7 +21,7 @@ from asterism.cli.told import is_follower, launched
 from asterism.errors import ConfigurationError, nearest
 from asterism.presence import require_data, require_model, require_run
 from asterism.training.recipes import RECIPES
-from asterism.training.run.configuration import AnyConfig, TrainingConfig
+from asterism.training.settings.configuration import AnyConfig, TrainingConfig
 
 Config = TypeVar("Config", bound=TrainingConfig)
 

@@ -47,7 +47,7 @@ def may_speak() -> bool:
 
 def say_how_to_go_on(verb: str, argv: Sequence[str], output: str | None) -> None:
     """The command that goes on with an output which was begun, if it was."""
-    from asterism.training.run.prediction_output import can_go_on  # takes seconds to import
+    from asterism.training.ask.prediction_output import can_go_on  # takes seconds to import
 
     if output is not None and can_go_on(output):
         words = [word for word in argv if word != "--resume"]

@@ -14,9 +14,9 @@ from asterism.cli.settings import SettingsParser, recorded, require_what_it_name
 from asterism.cli.told import is_follower
 from asterism.memory import amount
 from asterism.patterns import as_schedule
-from asterism.training.objectives import OBJECTIVES
 from asterism.training.recipes import RECIPES, recipe
-from asterism.training.run.configuration import ModelConfig, RunConfig, config_from_dict
+from asterism.training.settings.configuration import ModelConfig, RunConfig, config_from_dict
+from asterism.training.settings.registry import OBJECTIVES
 
 _MEMORY = ("weight", "gradient", "optimizer", "activation", "plan")
 
@@ -33,8 +33,8 @@ def run(argv: Sequence[str]) -> None:
 
 def _tell_cost(config: RunConfig, resumed: str | None, as_json: bool) -> None:
     """What a run will cost; of one that goes on in a folder, what it costs from its newest checkpoint."""
+    from asterism.training.ask.estimate import estimate
     from asterism.training.run.checkpoint import read_state  # takes seconds to import
-    from asterism.training.run.estimate import estimate
     from asterism.training.run.folder import RunFolder
 
     own, asked = None, config.dtype

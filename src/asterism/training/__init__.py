@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING
 from asterism.lazy import lazily
 from asterism.shape import ModelConfig
 from asterism.training.recipes import RECIPES, recipe
-from asterism.training.run.configuration import FineTuneConfig, RunConfig
+from asterism.training.settings.configuration import FineTuneConfig, RunConfig
 
 if TYPE_CHECKING:
+    from asterism.training.ask.prediction import predict, predict_file
+    from asterism.training.ask.samples import generate_file
     from asterism.training.data.corpus import load_corpus
     from asterism.training.pipeline import Run, evaluate, generate, open_run, report, train
-    from asterism.training.run.prediction import predict, predict_file
-    from asterism.training.run.samples import generate_file
 
 __all__ = [
     "RECIPES",
@@ -39,7 +39,7 @@ __all__ = [
 ]
 
 _HOMES = {name: "pipeline" for name in ("Run", "evaluate", "generate", "open_run", "report", "train")}
-_HOMES |= {"predict": "run.prediction", "predict_file": "run.prediction"}
-_HOMES |= {"generate_file": "run.samples", "load_corpus": "data.corpus"}
+_HOMES |= {"predict": "ask.prediction", "predict_file": "ask.prediction"}
+_HOMES |= {"generate_file": "ask.samples", "load_corpus": "data.corpus"}
 
 __getattr__, __dir__ = lazily(__name__, _HOMES, ("FineTuneConfig", "ModelConfig", "RECIPES", "RunConfig", "recipe"))

@@ -22,21 +22,21 @@ from asterism.errors import AsterismError, CheckpointError, ConfigurationError
 from asterism.randomness import isolated
 from asterism.training.data.prepared import shared
 from asterism.training.data.splits import Split
-from asterism.training.objectives import OBJECTIVES
-from asterism.training.objectives.objective import Evaluation, Objective, Question, Report
+from asterism.training.objectives.footprint import require_memory_to_load
 from asterism.training.run.arithmetic import settled, weights_dtype
 from asterism.training.run.checkpoint import load_weights
-from asterism.training.run.configuration import AnyConfig, RunConfig, config_to_dict
 from asterism.training.run.exchange import weighed
 from asterism.training.run.fitting import fit
 from asterism.training.run.folder import RENEWED, RunFolder
-from asterism.training.run.footprint import require_memory_to_load
-from asterism.training.run.generation import Sampling
 from asterism.training.run.loop import quiet_transformers
-from asterism.training.run.mesh import mesh_sizes
+from asterism.training.run.objective import Evaluation, Objective, Question, Report
 from asterism.training.run.processes import Processes, compare, joined
 from asterism.training.run.progress import make_display, watching
 from asterism.training.run.setup import Setup, read_shape
+from asterism.training.settings.configuration import AnyConfig, RunConfig, config_to_dict
+from asterism.training.settings.mesh import mesh_sizes
+from asterism.training.settings.registry import OBJECTIVES
+from asterism.training.settings.sampling import Sampling
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -21,12 +21,12 @@ from asterism.training.data.modality import Modality
 from asterism.training.data.splits import Pieces, Split, Splits
 from asterism.training.data.tokenization import Vocabulary
 from asterism.training.data.windows import FIRST_CLASS, ScoringPlan, Windows, plan_pieces, read_windows
-from asterism.training.objectives.objective import Evaluation, Metric, Outcome, Question, Report, refuse_reader
 from asterism.training.objectives.pretraining import Pretraining
 from asterism.training.run.arithmetic import arithmetic, wide
-from asterism.training.run.configuration import RunConfig
 from asterism.training.run.exchange import weighed
+from asterism.training.run.objective import Evaluation, Metric, Outcome, Question, Report, refuse_reader
 from asterism.training.run.processes import ALONE, Processes
+from asterism.training.settings.configuration import RunConfig
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -23,7 +23,7 @@ from transformers import PreTrainedTokenizerBase
 from asterism.training.data.splits import Split, Splits
 from asterism.training.data.tokenization import Needs
 from asterism.training.objectives.denoising import Denoising, Pairs, Room, none_left
-from asterism.training.run.configuration import RunConfig
+from asterism.training.settings.configuration import RunConfig
 
 GAP_SHARE = 0.3
 

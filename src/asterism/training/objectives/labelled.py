@@ -18,17 +18,17 @@ from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerF
 
 from asterism.errors import ConfigurationError
 from asterism.randomness import derive
-from asterism.training.data.examples import Asked, Examples, identity
 from asterism.training.data.records import Record
-from asterism.training.objectives.objective import Evaluation, Metric, Objective, Outcome, Question, Report
+from asterism.training.objectives.footprint import require_memory_to_tune
+from asterism.training.objectives.start import start_of
 from asterism.training.readers.text import parse_reader, with_reader
-from asterism.training.run.configuration import FineTuneConfig
-from asterism.training.run.footprint import require_memory_to_tune
+from asterism.training.run.objective import Evaluation, Metric, Objective, Outcome, Question, Report
 from asterism.training.run.processes import ALONE, Processes
 from asterism.training.run.progress import Watch
 from asterism.training.run.schedule import within
 from asterism.training.run.setup import Setup
-from asterism.training.tasks import TASKS
+from asterism.training.settings.configuration import FineTuneConfig
+from asterism.training.settings.registry import TASKS
 from asterism.training.tasks.encoder import (
     encoder_shape,
     ends,
@@ -40,9 +40,9 @@ from asterism.training.tasks.encoder import (
     new_encoder,
     refuse_tokens,
 )
+from asterism.training.tasks.examples import Asked, Examples, identity
 from asterism.training.tasks.predictor import Predictor, as_fields, model_inputs
 from asterism.training.tasks.ranking import learned_scorer, load_scorer, require_scorer, save_scorer
-from asterism.training.tasks.start import start_of
 from asterism.training.tasks.task import NoScoreError, Task
 
 RANKING = 2**33

@@ -30,11 +30,11 @@ from asterism.training.data.packing import Epochs, TokenStream
 from asterism.training.data.splits import Split, Splits
 from asterism.training.data.tokenization import Vocabulary, bytes_of_tokens, is_byte_level, load_tokenizer, vocabulary
 from asterism.training.objectives.masking import MASK_SHARE, Masking
-from asterism.training.objectives.objective import Evaluation, Metric, Outcome, Question, Report, refuse_reader
 from asterism.training.objectives.pretraining import Pretraining, first_rows
 from asterism.training.run.arithmetic import arithmetic, wide
-from asterism.training.run.configuration import RunConfig
+from asterism.training.run.objective import Evaluation, Metric, Outcome, Question, Report, refuse_reader
 from asterism.training.run.processes import ALONE, Processes
+from asterism.training.settings.configuration import RunConfig
 
 FREQUENCIES = "unigram.safetensors"
 _EVALUATION_SEED = 0

@@ -18,12 +18,12 @@ from asterism.files import read_json
 from asterism.models import AsterismConfig, AsterismForMaskedLM, AsterismForPreTraining
 from asterism.models.importing.checkpoint import ARCHITECTURES
 from asterism.training.data.tokenization import Vocabulary
-from asterism.training.objectives.objective import Data, Objective
+from asterism.training.objectives.footprint import require_memory, require_memory_to_load
 from asterism.training.run.checkpoint import load_weights
-from asterism.training.run.configuration import RunConfig
 from asterism.training.run.folder import model_folder
-from asterism.training.run.footprint import require_memory, require_memory_to_load
+from asterism.training.run.objective import Data, Objective
 from asterism.training.run.setup import Setup, read_shape
+from asterism.training.settings.configuration import RunConfig
 
 UNUSED = ("pooler.", "next_sentence.")
 """What the tensors begin with that a start may have and the run's model may lack."""

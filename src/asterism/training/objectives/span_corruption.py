@@ -19,7 +19,7 @@ from asterism.training.data.packing import TokenStream
 from asterism.training.data.splits import Split, Splits
 from asterism.training.data.tokenization import Needs, sentinel_ids
 from asterism.training.objectives.denoising import Denoising, Pairs, Room
-from asterism.training.run.configuration import RunConfig
+from asterism.training.settings.configuration import RunConfig
 
 NOISE_SHARE = 0.15
 MEAN_SPAN = 3.0

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from asterism.errors import ConfigurationError, nearest
 from asterism.training.recipes import all_attention, denoising, encoder_decoders, encoders, genomes, sparse_transformer
 from asterism.training.recipes.fine_tuning import FINE_TUNING, fine_tuning
-from asterism.training.run.configuration import RunConfig
+from asterism.training.settings.configuration import RunConfig
 
 __all__ = ["FINE_TUNING", "RECIPES", "fine_tuning", "recipe"]
 

@@ -7,7 +7,7 @@ many bytes in a step, and the optimiser is Adam. Inferred: its learning rate, be
 """
 
 from asterism.training.recipes.shape import full_size, published_shape, ten_minutes
-from asterism.training.run.configuration import RunConfig
+from asterism.training.settings.configuration import RunConfig
 
 
 def all_attention_tiny() -> RunConfig:

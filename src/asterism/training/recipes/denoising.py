@@ -9,7 +9,7 @@ from typing import Any
 
 from asterism.shape import ModelConfig
 from asterism.training.recipes.shape import ten_minutes
-from asterism.training.run.configuration import RunConfig
+from asterism.training.settings.configuration import RunConfig
 
 
 def span_corruption_tiny() -> RunConfig:

@@ -13,7 +13,7 @@ from dataclasses import replace
 from typing import Any
 
 from asterism.training.recipes.shape import full_size, published_shape, ten_minutes
-from asterism.training.run.configuration import RunConfig
+from asterism.training.settings.configuration import RunConfig
 
 
 def transformer_base() -> RunConfig:

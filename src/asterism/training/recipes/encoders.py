@@ -14,7 +14,7 @@ bring the unnormalised transform back to size.
 from typing import Any
 
 from asterism.training.recipes.shape import full_size, published_shape, ten_minutes
-from asterism.training.run.configuration import RunConfig
+from asterism.training.settings.configuration import RunConfig
 
 
 def bert_tiny() -> RunConfig:

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from asterism.shape import ModelConfig
 from asterism.training.recipes.shape import full_size, published_shape, taps, ten_minutes
-from asterism.training.run.configuration import RunConfig
+from asterism.training.settings.configuration import RunConfig
 
 
 def bigbird_genomics_base() -> RunConfig:

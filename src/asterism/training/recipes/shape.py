@@ -5,7 +5,7 @@ from dataclasses import fields
 from typing import Any
 
 from asterism.shape import ModelConfig
-from asterism.training.run.configuration import RunConfig
+from asterism.training.settings.configuration import RunConfig
 
 _FOLLOWS = {
     "num_decoder_layers": "num_hidden_layers",

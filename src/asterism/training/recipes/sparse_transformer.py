@@ -12,7 +12,7 @@ from typing import Any
 
 from asterism.shape import ModelConfig
 from asterism.training.recipes.shape import full_size, taps, ten_minutes
-from asterism.training.run.configuration import RunConfig
+from asterism.training.settings.configuration import RunConfig
 
 
 def bytes_small() -> RunConfig:

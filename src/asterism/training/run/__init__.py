@@ -1,1 +1,1 @@
-"""How a run goes: its configuration, its folder, the loop, and what is asked of the run afterwards."""
+"""How a run goes: its setup, its folder, the loop and the session beside it."""

@@ -11,7 +11,7 @@ from asterism.kernels import matrix_rates
 from asterism.kernels.cpu.processor import multiplies_bfloat16
 from asterism.parallel import sharding
 from asterism.parallel.ranks import counted_once, whole
-from asterism.training.run.configuration import Dtype, TrainingConfig
+from asterism.training.settings.configuration import Dtype, TrainingConfig
 
 Config = TypeVar("Config", bound=TrainingConfig)
 

@@ -15,8 +15,8 @@ from asterism.errors import ConfigurationError
 from asterism.models import AsterismConfig
 from asterism.models.drop_in.field import read_patterns
 from asterism.patterns import Pattern
-from asterism.training.run.configuration import TrainingConfig
 from asterism.training.run.processes import Processes
+from asterism.training.settings.configuration import TrainingConfig
 
 Layer = tuple[Pattern, Shards, Shards]
 """The pattern of a layer's attention, and who holds its queries and its keys."""

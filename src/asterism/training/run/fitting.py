@@ -27,14 +27,13 @@ from asterism.kernels.calibration import pinned, prices_for
 from asterism.models import AsterismConfig
 from asterism.randomness import derive, isolated
 from asterism.training.data.formats import json_line
-from asterism.training.objectives.objective import Outcome, Report
 from asterism.training.run.arithmetic import notes_on_dtype
 from asterism.training.run.checkpoint import TrainingState, first_not_finite, gathered_weights, load_checkpoint
-from asterism.training.run.configuration import config_to_dict
 from asterism.training.run.exchange import refuse_dropout, weighed
 from asterism.training.run.folder import RunFolder
 from asterism.training.run.heap import kept_memory
 from asterism.training.run.loop import Loop, loop_arguments, undisturbed
+from asterism.training.run.objective import Outcome, Report
 from asterism.training.run.optimizer import make_optimizer
 from asterism.training.run.picture import draw_history, require_matplotlib
 from asterism.training.run.processes import Processes, compare
@@ -45,6 +44,7 @@ from asterism.training.run.setup import Setup
 from asterism.training.run.sharding import in_parts, shard_weights
 from asterism.training.run.signals import held_back
 from asterism.training.run.versions import refuse_other_versions, versions_of
+from asterism.training.settings.configuration import config_to_dict
 
 _SHARED_OUT = ("llama", "gpt_neox", "bert", "modernbert")
 """Kinds of models of transformers that are tested within `sequence_parallel`."""

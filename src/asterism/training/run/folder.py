@@ -39,9 +39,9 @@ from asterism.files import (
 )
 from asterism.kernels.figures import Figures
 from asterism.presence import require_model, require_run
-from asterism.training.run.configuration import AnyConfig, Dtype, config_from_dict
 from asterism.training.run.integrity import check_sums, read_sealed, seal, sums_of
 from asterism.training.run.lock import LOCK, locked
+from asterism.training.settings.configuration import AnyConfig, Dtype, config_from_dict
 
 STATE = "state.json"
 """The record of a checkpoint, in its folder."""

@@ -18,12 +18,12 @@ from transformers.utils import logging
 from asterism.models import AsterismConfig
 from asterism.randomness import derive
 from asterism.training.run.arithmetic import loss_of
-from asterism.training.run.configuration import TrainingConfig
 from asterism.training.run.folder import RunFolder
 from asterism.training.run.heap import Heap
 from asterism.training.run.processes import Processes
 from asterism.training.run.session import Session
 from asterism.training.run.sharding import whole
+from asterism.training.settings.configuration import TrainingConfig
 
 _LAUNCHERS = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "PMI_SIZE", "OMPI_COMM_WORLD_SIZE", "MV2_COMM_WORLD_SIZE")
 """Variables by which accelerate finds that there are other processes."""

@@ -14,8 +14,8 @@ import torch
 from torch import nn
 
 from asterism.training.run.arithmetic import computed_in
-from asterism.training.run.configuration import TrainingConfig
 from asterism.training.run.muon import Muon
+from asterism.training.settings.configuration import TrainingConfig
 
 _IN_BLOCK = re.compile(r"model\.(encoder\.|decoder\.)?layers\.")
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from asterism.files import replacing_file
 from asterism.training.data.modality import require
-from asterism.training.objectives.objective import Metric
+from asterism.training.run.objective import Metric
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

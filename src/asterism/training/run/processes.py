@@ -41,9 +41,9 @@ from asterism.labels import IGNORED
 from asterism.models import AsterismConfig
 from asterism.parallel import SequenceParallel, shard
 from asterism.parallel.context import resumed
-from asterism.training.run.configuration import TrainingConfig
-from asterism.training.run.mesh import AXES, MeshShape, mesh_shape
 from asterism.training.run.progress import Watch, unwatched
+from asterism.training.settings.configuration import TrainingConfig
+from asterism.training.settings.mesh import AXES, MeshShape, mesh_shape
 
 _BUCKET = 2**22
 """Elements that are summed at once: large enough to fill a link, small enough for their copy not to matter."""

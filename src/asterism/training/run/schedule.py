@@ -9,7 +9,7 @@ import math
 from dataclasses import replace
 from typing import TypeVar
 
-from asterism.training.run.configuration import TrainingConfig
+from asterism.training.settings.configuration import TrainingConfig
 
 Config = TypeVar("Config", bound=TrainingConfig)
 

@@ -15,10 +15,10 @@ from asterism.files import DAMAGED, LOCAL, read_json, why_unread
 from asterism.models import AsterismConfig  # registers our models with the Auto classes
 from asterism.randomness import derive, isolated
 from asterism.training.run.arithmetic import weights_dtype
-from asterism.training.run.configuration import AnyConfig
+from asterism.training.settings.configuration import AnyConfig
 
 if TYPE_CHECKING:
-    from asterism.training.objectives.objective import Objective
+    from asterism.training.run.objective import Objective
 
 
 @dataclass(frozen=True, kw_only=True)

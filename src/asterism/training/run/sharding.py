@@ -14,7 +14,7 @@ from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.distributed.tensor import DTensor, distribute_tensor
 
 from asterism.errors import ConfigurationError
-from asterism.training.run.configuration import TrainingConfig
+from asterism.training.settings.configuration import TrainingConfig
 
 
 def shard_weights(model: nn.Module, mesh: DeviceMesh, config: TrainingConfig) -> None:

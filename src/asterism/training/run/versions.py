@@ -10,7 +10,7 @@ from typing import Any
 from asterism.errors import DataError
 from asterism.training.data.modality import parse_modality
 from asterism.training.readers.text import parse_reader
-from asterism.training.run.configuration import AnyConfig, FineTuneConfig
+from asterism.training.settings.configuration import AnyConfig, FineTuneConfig
 
 VERSIONS = {
     "modality": {"bytes": 1, "images": 1, "audio": 1, "genome": 1},

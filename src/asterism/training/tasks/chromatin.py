@@ -15,7 +15,7 @@ from typing import ClassVar
 
 from asterism.training.data.genomes.deepsea import GROUPS, SUFFIXES, read_deepsea
 from asterism.training.data.sequences import LabelledSequence
-from asterism.training.run.configuration import FineTuneConfig
+from asterism.training.settings.configuration import FineTuneConfig
 from asterism.training.tasks.multilabel import MultiLabel
 
 

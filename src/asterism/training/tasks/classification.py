@@ -20,7 +20,7 @@ from asterism.errors import DataError, nearest
 from asterism.training.data.formats import read_records, split_list
 from asterism.training.data.records import Record
 from asterism.training.readers.reader import Row
-from asterism.training.run.configuration import FineTuneConfig
+from asterism.training.settings.configuration import FineTuneConfig
 from asterism.training.tasks.baselines import baselines
 from asterism.training.tasks.encoding import Encoded, encode
 from asterism.training.tasks.scores import accuracy, macro_f1, micro_f1

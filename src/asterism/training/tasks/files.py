@@ -21,7 +21,7 @@ from asterism.training.data.formats import read_records
 from asterism.training.data.modality import Modality, parse_modality
 from asterism.training.data.records import Record
 from asterism.training.data.splits import SPLITS
-from asterism.training.run.configuration import FineTuneConfig
+from asterism.training.settings.configuration import FineTuneConfig
 from asterism.training.tasks.classification import Classification, Document, labels_in
 from asterism.training.tasks.encoding import Encoded
 from asterism.training.tasks.task import Feature

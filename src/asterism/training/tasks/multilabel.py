@@ -35,7 +35,7 @@ from asterism.training.data.sequences import (
     read_sequences,
 )
 from asterism.training.readers.reader import Row
-from asterism.training.run.configuration import FineTuneConfig
+from asterism.training.settings.configuration import FineTuneConfig
 from asterism.training.tasks.baselines import baselines
 from asterism.training.tasks.classification import label_fields
 from asterism.training.tasks.curves import aucs, known_mean

@@ -19,8 +19,8 @@ from transformers import PreTrainedModel, PreTrainedTokenizerFast
 from asterism.errors import DataError
 from asterism.training.data.records import Record
 from asterism.training.run.arithmetic import arithmetic
-from asterism.training.run.configuration import Dtype
 from asterism.training.run.heap import Heap
+from asterism.training.settings.configuration import Dtype
 from asterism.training.tasks.task import Feature, Task, pad
 
 

@@ -25,7 +25,7 @@ from asterism.randomness import derive
 from asterism.training.data.division import held_out
 from asterism.training.data.records import Record
 from asterism.training.data.sequences import LabelledSequence, letters_of, read_sequences
-from asterism.training.run.configuration import FineTuneConfig
+from asterism.training.settings.configuration import FineTuneConfig
 from asterism.training.tasks.curves import auc
 from asterism.training.tasks.multilabel import MultiLabel
 from asterism.training.tasks.scores import Counts

@@ -29,7 +29,7 @@ from asterism.training.readers.learned import Scorer
 from asterism.training.readers.reader import Document, Reader, Row, Stretch
 from asterism.training.readers.selected import Selected
 from asterism.training.readers.text import parse_reader
-from asterism.training.run.configuration import FineTuneConfig
+from asterism.training.settings.configuration import FineTuneConfig
 from asterism.training.tasks.encoding import Encoded
 
 Example = TypeVar("Example")

@@ -34,7 +34,7 @@ from asterism.training.data.formats import Format, Lines, format_of, read_all
 from asterism.training.data.records import Record
 from asterism.training.data.tokenization import end_of
 from asterism.training.readers.reader import Row
-from asterism.training.run.configuration import FineTuneConfig
+from asterism.training.settings.configuration import FineTuneConfig
 from asterism.training.tasks.encoder import ends, longest_target
 from asterism.training.tasks.encoding import ENCODED_TOGETHER, Encoded, encode
 from asterism.training.tasks.task import Feature, Studied, Task, not_finite, pad

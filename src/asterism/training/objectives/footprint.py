@@ -22,8 +22,8 @@ from asterism.memory import amount, heaviest_size, least_model_memory, least_tok
 from asterism.models import AsterismConfig
 from asterism.patterns import Pattern, as_schedule
 from asterism.training.run.arithmetic import loss_of, weights_dtype
-from asterism.training.run.configuration import FineTuneConfig, RunConfig, TrainingConfig
 from asterism.training.run.optimizer import moment_bytes, parameter_groups
+from asterism.training.settings.configuration import FineTuneConfig, RunConfig, TrainingConfig
 
 if TYPE_CHECKING:
     from asterism.training.objectives.pretraining import Pretraining

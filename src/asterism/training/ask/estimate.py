@@ -15,11 +15,11 @@ from asterism.compiler import compile_pattern
 from asterism.kernels.calibration import expected_rates
 from asterism.models import AsterismConfig
 from asterism.patterns import Mixer, Pattern, mixer_counts
-from asterism.training.objectives import OBJECTIVES
+from asterism.training.objectives.footprint import footprint, target_length
 from asterism.training.objectives.pretraining import Pretraining
 from asterism.training.run.arithmetic import settled
-from asterism.training.run.configuration import RunConfig
-from asterism.training.run.footprint import footprint, target_length
+from asterism.training.settings.configuration import RunConfig
+from asterism.training.settings.registry import OBJECTIVES
 
 
 @dataclass(frozen=True, kw_only=True)

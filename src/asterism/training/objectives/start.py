@@ -12,10 +12,10 @@ from pathlib import Path
 from typing import Any
 
 from asterism.errors import ConfigurationError
-from asterism.training.objectives import OBJECTIVES
 from asterism.training.recipes import RECIPES, recipe
-from asterism.training.run.configuration import FineTuneConfig, RunConfig
 from asterism.training.run.folder import model_folder
+from asterism.training.settings.configuration import FineTuneConfig, RunConfig
+from asterism.training.settings.registry import OBJECTIVES
 
 LEARNED = ("bpe", "unigram", "dna-bpe")
 """The tokenizers that are trained on text."""

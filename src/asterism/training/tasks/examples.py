@@ -21,7 +21,7 @@ from asterism.training.data.contract import Corpus
 from asterism.training.data.folders import list_folder
 from asterism.training.data.packing import Epochs, EpochsByLength
 from asterism.training.data.splits import Split
-from asterism.training.run.configuration import FineTuneConfig
+from asterism.training.settings.configuration import FineTuneConfig
 from asterism.training.tasks.task import Feature, Task
 
 LOOKED_AT = 200

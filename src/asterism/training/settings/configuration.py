@@ -17,12 +17,10 @@ from asterism.patterns import in_full
 from asterism.shape import MIXERS, ModelConfig, Pooling
 from asterism.training.data.modality import MEANING as MODALITIES
 from asterism.training.data.modality import Modality, parse_modality
-from asterism.training.objectives import OBJECTIVES
 from asterism.training.readers.text import MEANING, parse_reader, with_reader
-from asterism.training.registry import Registry
-from asterism.training.run.mesh import MEANING as MESH
-from asterism.training.run.mesh import mesh_sizes
-from asterism.training.tasks import TASKS
+from asterism.training.settings.mesh import MEANING as MESH
+from asterism.training.settings.mesh import mesh_sizes
+from asterism.training.settings.registry import OBJECTIVES, TASKS, Registry
 
 Dtype = Literal["auto", "float32", "bfloat16", "float64"]
 Optimizer = Literal["adamw", "muon", "adafactor"]
@@ -165,7 +163,7 @@ class TrainingConfig:
         known = get_args(choices)
         self._require(name, getattr(self, name) in known, f"must be one of: {', '.join(known)}")
 
-    def _require_entry(self, name: str, registry: Registry[Any]) -> None:
+    def _require_entry(self, name: str, registry: Registry) -> None:
         """The setting `name` names an entry, and settings that only others read are as they were."""
         known, value = registry.names(self.kind), getattr(self, name)
         self._require(name, value in known, f"must be one of: {', '.join(known)}.{nearest(str(value), known)}")

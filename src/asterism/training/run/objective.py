@@ -18,12 +18,11 @@ from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerB
 from asterism.errors import ConfigurationError
 from asterism.training.data.contract import Corpus
 from asterism.training.data.splits import Split
-from asterism.training.run.configuration import AnyConfig
 from asterism.training.run.processes import ALONE, Processes
+from asterism.training.settings.configuration import AnyConfig
 
 if TYPE_CHECKING:
     from asterism.training.run.setup import Setup
-    from asterism.training.tasks.predictor import Predictor
 
 
 @dataclass(frozen=True)
@@ -221,10 +220,9 @@ class Objective(ABC, Generic[Data]):
             f"generate: a model trained with objective {self.config.objective} continues nothing; {self.instead}"
         )
 
-    def predictor(
-        self, model: PreTrainedModel, batch_size: int | None = None, reader: str | None = None
-    ) -> "Predictor":
-        """What asks the model about examples, `batch_size` at once and by this reader, by default as in training.
+    def predictor(self, model: PreTrainedModel, batch_size: int | None = None, reader: str | None = None) -> Any:
+        """The task's `Predictor`, which asks the model about examples, `batch_size` at once and by this reader, by
+        default as in training.
 
         Raises ConfigurationError if the model has learned no task, naming the verb that does take it, and for a reader
         that the task cannot use.

@@ -15,7 +15,7 @@ import numpy as np
 
 from asterism.errors import CheckpointError
 from asterism.files import LARGEST, writing
-from asterism.training.run.prediction_output import compare_settings, locked_output, resume_file
+from asterism.training.ask.prediction_output import compare_settings, locked_output, resume_file
 
 _SUM = hashlib.sha256().digest_size
 

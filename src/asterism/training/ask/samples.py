@@ -23,16 +23,16 @@ from transformers import StoppingCriteria, StoppingCriteriaList
 
 from asterism.errors import CheckpointError, ConfigurationError, nearest, shown
 from asterism.randomness import derive, isolated
+from asterism.training.ask.drawn import Drawn
+from asterism.training.ask.prediction_output import output_path
 from asterism.training.data.modality import Modality
 from asterism.training.data.windows import FIRST_CLASS
 from asterism.training.objectives.causal import refuse_labels
 from asterism.training.pipeline import Run, open_run
-from asterism.training.run.configuration import RunConfig
-from asterism.training.run.drawn import Drawn
-from asterism.training.run.generation import Sampling
 from asterism.training.run.loop import quiet_transformers
-from asterism.training.run.prediction_output import output_path
 from asterism.training.run.progress import Display, clock, make_display, rate
+from asterism.training.settings.configuration import RunConfig
+from asterism.training.settings.sampling import Sampling
 
 AT_ONCE = 16
 """How many sequences are drawn together: a constant, so that the seed alone decides what is drawn."""

@@ -1,0 +1,1 @@
+"""What is asked of a run: predictions, samples, and, before it begins, an estimate."""

@@ -1,0 +1,101 @@
+"""Objectives and tasks by name, and the classes that they stand for: a class is imported when it is first asked for.
+
+So a configuration can be checked against the names, and the command line can list them, without importing torch.
+"""
+
+from importlib import import_module
+from typing import Any, NamedTuple, NoReturn
+
+from asterism.errors import ConfigurationError, nearest
+
+_OBJECTIVES, _TASKS = "asterism.training.objectives", "asterism.training.tasks"
+
+
+class Entry(NamedTuple):
+    """One line of a registry.
+
+    place             module and class: "asterism.training.objectives.causal:CausalBytes"
+    settings          the settings of a run that it reads and that not all of its kind do
+    kind              the kind of run that may name it
+    shortest_context  how many tokens a sequence needs at least
+    recipe            the recipe that stands for it when none is named
+    """
+
+    place: str
+    settings: tuple[str, ...] = ()
+    kind: str = "train"
+    shortest_context: int = 1
+    recipe: str = ""
+
+
+class Registry(dict[str, Entry]):
+    """Entries by name; `load` gives the class of one. Raises ConfigurationError for a name that is not there."""
+
+    def __missing__(self, name: str) -> NoReturn:
+        raise ConfigurationError(f"there is no {name!r}.{nearest(name, self)} Known: {', '.join(self)}")
+
+    def load(self, name: str) -> Any:
+        """The class called `name`."""
+        module, _, attribute = self[name].place.partition(":")
+        return getattr(import_module(module), attribute)
+
+    def names(self, kind: str) -> list[str]:
+        """The names that a kind of run may use."""
+        return [name for name, entry in self.items() if entry.kind == kind]
+
+    def readers(self, setting: str) -> list[str]:
+        """The names whose classes read a setting that not all of them do."""
+        return [name for name, entry in self.items() if setting in entry.settings]
+
+    def foreign(self, name: str) -> list[str]:
+        """The settings that others read and `name` does not."""
+        return sorted({setting for entry in self.values() for setting in entry.settings} - set(self[name].settings))
+
+
+OBJECTIVES = Registry(
+    causal=Entry(f"{_OBJECTIVES}.causal:CausalBytes", settings=("modality", "record_length"), recipe="bytes-small"),
+    mlm=Entry(
+        f"{_OBJECTIVES}.masked:MaskedTokens",
+        settings=("modality", "tokenizer", "next_sentence"),
+        shortest_context=16,
+        recipe="bigbird-tiny",
+    ),
+    prefix_lm=Entry(f"{_OBJECTIVES}.prefix:PrefixBytes", settings=("modality", "record_length"), recipe="bytes-small"),
+    span_corruption=Entry(
+        f"{_OBJECTIVES}.span_corruption:SpanCorruption",
+        settings=("tokenizer",),
+        shortest_context=16,
+        recipe="span-corruption-tiny",
+    ),
+    gap_sentences=Entry(
+        f"{_OBJECTIVES}.gap_sentences:GapSentences",
+        settings=("tokenizer", "target_length", "kept_sentences"),
+        shortest_context=16,
+        recipe="gap-sentences-tiny",
+    ),
+    labelled=Entry(f"{_OBJECTIVES}.labelled:Labelled", kind="finetune"),
+)
+"""What a model is trained on and judged by: by the name that the configuration of a run gives it."""
+
+_WRITING = (
+    "target_length",
+    "num_beams",
+    "length_penalty",
+    "no_repeat_ngram_size",
+    "label_smoothing",
+    "source_prefix",
+)
+_SEQUENCES = ("pooling", "label_table", "augment_strands", "average_strands", "positive_weight", "genome", "window")
+
+TASKS = Registry(
+    classify=Entry(f"{_TASKS}.classification:Classification", settings=("pooling", "modality"), kind="finetune"),
+    tag=Entry(f"{_TASKS}.tagging:Tagging", kind="finetune"),
+    qa=Entry(f"{_TASKS}.spans:Answering", settings=("max_answer_length",), kind="finetune"),
+    multilabel=Entry(f"{_TASKS}.multilabel:MultiLabel", settings=(*_SEQUENCES, "column_groups"), kind="finetune"),
+    promoter=Entry(f"{_TASKS}.promoter:Promoter", settings=_SEQUENCES, kind="finetune"),
+    chromatin=Entry(f"{_TASKS}.chromatin:Chromatin", settings=(*_SEQUENCES, "column_groups"), kind="finetune"),
+    summarize=Entry(f"{_TASKS}.texts:Summarization", settings=_WRITING, kind="finetune"),
+    translate=Entry(f"{_TASKS}.texts:Translation", settings=_WRITING, kind="finetune"),
+    generate=Entry(f"{_TASKS}.texts:Generation", settings=_WRITING, kind="finetune"),
+)
+"""What a model is fine-tuned for: by the name that `FineTuneConfig.task` gives it."""
