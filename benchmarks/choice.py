@@ -34,12 +34,12 @@ from asterism.compiler.cost import tile_costs
 from asterism.errors import KernelError
 from asterism.kernels.calibration import calibrate
 from asterism.kernels.choice import choose
-from asterism.kernels.clock import Task
+from asterism.kernels.clock import TimedCall
 from asterism.kernels.cpu.processor import limited_to, processor_class
 from asterism.kernels.figures import Figures
 from asterism.kernels.measure import time_products
 from asterism.kernels.operands import Operands
-from asterism.kernels.operator import Tiles
+from asterism.kernels.operator import TileKernel
 
 SHARES = (1 / 64, 1 / 16, 1 / 4, 1 / 2, 1)
 DTYPES = (torch.float32, torch.bfloat16)
@@ -110,7 +110,7 @@ def measure(pattern: str, length: int, dtype: torch.dtype, backward: bool, secon
     generator = torch.Generator().manual_seed(0)
     shape = (1, heads_of(length), length, HEAD_DIM)
     q, k, v, grad = (torch.randn(shape, generator=generator).to(dtype) for _ in range(4))
-    tasks = {name: Task(call(q, k, v, grad, pattern, name, backward), "cpu") for name in WAYS}
+    tasks = {name: TimedCall(call(q, k, v, grad, pattern, name, backward), "cpu") for name in WAYS}
     for name in [name for name, task in tasks.items() if not works(task)]:
         del tasks[name]
     take_turns(tasks, seconds, everybody=length <= LONGEST_FITTED)
@@ -131,10 +131,10 @@ def taken(q: Tensor, k: Tensor, v: Tensor, pattern: str, backward: bool) -> str:
     """Which of the ways `auto` takes."""
     operands = Operands(q.clone().requires_grad_(backward), k, v, None, None, None, pattern, 0, 1.0, with_lse=False)
     kernel = choose(operands, "auto")
-    return kernel.name if isinstance(kernel, Tiles) else "dense"
+    return kernel.name if isinstance(kernel, TileKernel) else "dense"
 
 
-def take_turns(tasks: Mapping[str, Task], seconds: float, everybody: bool) -> None:
+def take_turns(tasks: Mapping[str, TimedCall], seconds: float, everybody: bool) -> None:
     """Each turn in an order of its own (see `kernels/clock.py`), `auto` always among those that are in the race."""
     first = {name: min(task.seconds) for name, task in tasks.items()}
     slowest = OUT_OF_THE_RACE * min(first.values())
@@ -147,7 +147,7 @@ def take_turns(tasks: Mapping[str, Task], seconds: float, everybody: bool) -> No
             return
 
 
-def works(task: Task) -> bool:
+def works(task: TimedCall) -> bool:
     """Warm up, with as many calls as fill a sample; False if the implementation refuses the case."""
     try:
         first = task.sample()

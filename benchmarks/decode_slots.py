@@ -23,7 +23,7 @@ from torch import Tensor
 
 from asterism.bench.machine import describe
 from asterism.kernels import decode_slots
-from asterism.kernels.clock import Task, in_turns
+from asterism.kernels.clock import TimedCall, in_turns
 
 WIDTH = 64
 LENGTHS = (512, 2_000, 16_000)
@@ -35,7 +35,7 @@ MOST = 2**30
 """Bytes of a cache from which on it is left out."""
 
 
-def contenders(batch: int, heads: int, length: int, dtype: torch.dtype, resident: bool) -> dict[str, Task]:
+def contenders(batch: int, heads: int, length: int, dtype: torch.dtype, resident: bool) -> dict[str, TimedCall]:
     """One task for each way to compute, over the same caches."""
     generator = torch.Generator().manual_seed(0)
     size = 2 * batch * heads * length * WIDTH * dtype.itemsize
@@ -53,7 +53,7 @@ def contenders(batch: int, heads: int, length: int, dtype: torch.dtype, resident
         "dense": lambda cache: F.scaled_dot_product_attention(q, cache[0], cache[1]),
         "read": lambda cache: cache.view(torch.float32).sum(),
     }
-    return {name: Task(over_caches(call), "cpu") for name, call in calls.items()}
+    return {name: TimedCall(over_caches(call), "cpu") for name, call in calls.items()}
 
 
 def measured(batch: int, heads: int, length: int, dtype: torch.dtype, asked: Namespace) -> dict[str, float]:

@@ -36,7 +36,7 @@ from asterism import attend
 from asterism.bench.machine import describe
 from asterism.compiler import compile_pattern
 from asterism.kernels import calibration
-from asterism.kernels.clock import Task, in_turns
+from asterism.kernels.clock import TimedCall, in_turns
 from asterism.kernels.cpu.processor import features, limited_to, processor_class
 from asterism.kernels.cpu.sources import INSTRUCTION_SETS
 from asterism.models import AsterismConfig, AsterismForCausalLM
@@ -91,7 +91,7 @@ def rates() -> dict[str, float]:
     found = {}
     for dtype in (torch.float32, torch.bfloat16):
         a, b = (torch.randn(512, 512, generator=torch.Generator().manual_seed(0)).to(dtype) for _ in range(2))
-        task = Task(partial(torch.mm, a, b), "cpu")
+        task = TimedCall(partial(torch.mm, a, b), "cpu")
         task.warm_up(0.5)
         in_turns([task], 20, 3.0)
         found[str(dtype).removeprefix("torch.")] = 2 * 512**3 / min(task.seconds)
@@ -231,8 +231,8 @@ def attention() -> Iterator[Record]:
     """Efficiency, as `asterism bench` defines it, by minima of calls that take turns with dense attention."""
     for dtype in (torch.float32, torch.bfloat16):
         for backward in (False, True):
-            tasks = {"dense": Task(_call("dense()", dtype, backward, "dense"), "cpu")}
-            tasks |= {pattern: Task(_call(pattern, dtype, backward, "cpu"), "cpu") for pattern in PATTERNS}
+            tasks = {"dense": TimedCall(_call("dense()", dtype, backward, "dense"), "cpu")}
+            tasks |= {pattern: TimedCall(_call(pattern, dtype, backward, "cpu"), "cpu") for pattern in PATTERNS}
             for task in tasks.values():
                 task.warm_up(2.0)
             in_turns(list(tasks.values()), 5, 6.0)

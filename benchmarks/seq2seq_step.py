@@ -38,7 +38,7 @@ from transformers import (
 
 from asterism.bench.machine import describe
 from asterism.bench.memory import extra_bytes
-from asterism.kernels.clock import Task, in_turns
+from asterism.kernels.clock import TimedCall, in_turns
 from asterism.models import AsterismConfig, AsterismForConditionalGeneration
 
 LENGTHS = (1024, 2048, 4096, 8192, 16_384)
@@ -133,7 +133,7 @@ def peak(name: str, length: int, dtype: str) -> int:
 
 def times(names: Sequence[str], length: int, dtype: str, rounds: int, patience: float) -> dict[str, list[float]]:
     """Seconds of the steps of each."""
-    tasks = {name: Task(partial(stepper(name, length, dtype), length), "cpu") for name in names}
+    tasks = {name: TimedCall(partial(stepper(name, length, dtype), length), "cpu") for name in names}
     for task in tasks.values():
         task.warm_up(patience)
     in_turns(list(tasks.values()), rounds, patience)

@@ -18,7 +18,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from asterism import kernels
-from asterism.compiler.devices import Ring, Rows, RowShape, Shards, communicate
+from asterism.compiler.devices import ByRows, Ring, RowShape, Shards, communicate
 from asterism.parallel import attend, sequence_parallel, shares
 from asterism.parallel.exchange import Flight
 from asterism.patterns import Pattern, parse
@@ -199,7 +199,7 @@ class Held:
         self.flights, self.round_the_ring = [], [] if isinstance(share, Ring) else None
         result = self.one(call, share)
         came = [len(flight) for flight in self.flights]
-        if isinstance(share, Rows):
+        if isinstance(share, ByRows):
             held = len({row for flight in self.flights for row in flight if row[1] not in self.own})
         else:
             held = sum(came)

@@ -45,7 +45,8 @@ def flags(config: RunConfig, folder: Path) -> list[str]:
 
 
 def environment() -> dict[str, str]:
-    own = {"OMP_NUM_THREADS": "1", "ASTERISM_CALIBRATE": "0", "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    path = os.pathsep.join(filter(None, sys.path))
+    own = {"OMP_NUM_THREADS": "1", "ASTERISM_CALIBRATE": "0", "PYTHONPATH": path, "PYTHONFAULTHANDLER": "1"}
     return {**os.environ, **own}
 
 

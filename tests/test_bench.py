@@ -17,17 +17,17 @@ import torch
 from torch.nn.attention.flex_attention import create_block_mask
 
 from asterism import patterns
-from asterism.bench import PEERS, Settings, measure, table
+from asterism.bench import PEERS, BenchSettings, measure, table
 from asterism.bench.case import Case
 from asterism.bench.check import check
-from asterism.bench.contenders import Dense, Implementation
+from asterism.bench.contenders import DenseContender, Implementation
 from asterism.bench.memory import peaks
 from asterism.bench.native_mask import block_mask, mask_function
 from asterism.cli.main import main
-from asterism.kernels.clock import Task, in_turns
+from asterism.kernels.clock import TimedCall, in_turns
 
 CASE = Case("window(left=20)", 96, "float32", 1, 2, 16, "cpu")
-SMALL = Settings(
+SMALL = BenchSettings(
     patterns=("window(left=20)",),
     lengths=(64, 96),
     dtypes=("float32",),
@@ -185,18 +185,18 @@ def test_without_backward_only_forward_is_timed():
 
 def test_tasks_take_turns_and_slow_ones_leave():
     order = []
-    tasks = [Task(partial(order.append, name), "cpu") for name in "abc"]
+    tasks = [TimedCall(partial(order.append, name), "cpu") for name in "abc"]
     in_turns(tasks, 20, patience=60)
     rounds = ["".join(order[start : start + 3]) for start in range(0, 60, 3)]
     assert all(set(one) == set("abc") for one in rounds) and len(set(rounds)) == 6
-    slow = Task(lambda: None, "cpu", seconds=[40.0])
+    slow = TimedCall(lambda: None, "cpu", seconds=[40.0])
     in_turns([slow], 3, patience=60)
     assert slow.seconds == [40.0]
 
 
 def test_a_slow_first_call_counts_where_nothing_compiles():
     calls = []
-    task = Task(lambda: calls.append(0), "cpu")
+    task = TimedCall(lambda: calls.append(0), "cpu")
     task.warm_up(patience=0)
     in_turns([task], 3, patience=0)
     assert len(calls) == len(task.seconds) == 1
@@ -204,7 +204,7 @@ def test_a_slow_first_call_counts_where_nothing_compiles():
 
 def test_dense_attention_that_would_take_long_is_computed_in_part():
     """At a rate of 1 FLOP/s everything takes long: one head and a few queries stand for all, and the row says so."""
-    dense, causal = Dense(False), Dense(True)
+    dense, causal = DenseContender(False), DenseContender(True)
     dense.rate = causal.rate = 4.0 * CASE.square * CASE.head_dim / 64
     prepared, past = dense.prepare(CASE), causal.prepare(CASE)
     assert prepared.note == "1 of 2 heads, 24 of 96 queries, scaled" and prepared.share == 1 / 8

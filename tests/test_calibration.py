@@ -148,7 +148,7 @@ def test_a_dtype_without_instructions_is_not_measured_for_long(monkeypatch):
         task.seconds.append(1e-3 if left.dtype == torch.float32 else 0.5)
         return task.seconds[-1]
 
-    monkeypatch.setattr(measure.Task, "sample", sample)
+    monkeypatch.setattr(measure.TimedCall, "sample", sample)
     rates = measure.time_products(1)
     assert rates["bfloat16"] == 2 * 512**3 / 0.5 and rates["float32"] > 1e11
     assert [shape for dtype, shape in asked if dtype == torch.bfloat16] == [(512, 512)]

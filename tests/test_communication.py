@@ -7,11 +7,11 @@ from strategies import build, hold, questions, tiers
 
 from asterism import patterns
 from asterism.compiler.devices import (
+    ByHeads,
+    ByResidues,
+    ByRows,
     Communication,
-    Heads,
-    Residues,
     Ring,
-    Rows,
     RowShape,
     Shards,
     Share,
@@ -29,7 +29,7 @@ def members(intervals: np.ndarray) -> set[int]:
     return {position for start, stop in intervals.tolist() for position in range(start, stop)}
 
 
-def available(plan: Communication, share: Rows, rank: int) -> np.ndarray:
+def available(plan: Communication, share: ByRows, rank: int) -> np.ndarray:
     """Whether each key is with the rank once rows have travelled."""
     has = np.zeros(plan.keys.length, bool)
     has[slice(*plan.keys.range(rank))] = True
@@ -41,23 +41,23 @@ def available(plan: Communication, share: Rows, rank: int) -> np.ndarray:
 
 def pairs_of(plan: Communication, share: Share, rank: int) -> np.ndarray:
     """Whether the rank brings each query and key of a share together, bool [queries, keys], by the share's docstring;
-    for Heads, where it has some heads of all pairs, the pairs of rank 0."""
+    for ByHeads, where it has some heads of all pairs, the pairs of rank 0."""
     n_queries, n_keys = plan.queries.length, plan.keys.length
     own_queries, own_keys = np.zeros(n_queries, bool), np.zeros(n_keys, bool)
     own_queries[slice(*plan.queries.range(rank))] = True
     own_keys[slice(*plan.keys.range(rank))] = True
     match share:
-        case Rows():
+        case ByRows():
             asking = np.zeros(n_queries, bool)
             asking[list(members(share.asking))] = True
             return (own_queries & ~asking)[:, None] & available(plan, share, rank) | asking[:, None] & own_keys
-        case Residues(period=period):
+        case ByResidues(period=period):
             assert plan.queries == plan.keys
             first, past = Shards.even(period, plan.ranks).range(rank)
             residue = np.arange(n_keys) % period
             mine = (residue >= first) & (residue < past)
             return mine[:, None] & mine
-        case Heads():
+        case ByHeads():
             assert SHAPE.heads % plan.ranks == SHAPE.key_heads % plan.ranks == 0
             return np.full((n_queries, n_keys), rank == 0)
         case Ring():
@@ -94,7 +94,7 @@ def rows_travelling(plan: Communication, share: Share) -> list[tuple[int, np.nda
         return next(rank for rank in range(ranks) if row in range(*shards.range(rank)))
 
     match share:
-        case Rows(direct=direct):
+        case ByRows(direct=direct):
             keys = even_parts(share.shared, ranks)
             asked = even_parts(share.asking, ranks)
             key_owner = {row: owner(plan.keys, row) for part in keys for row in part}
@@ -106,12 +106,12 @@ def rows_travelling(plan: Communication, share: Share) -> list[tuple[int, np.nda
             note(SHAPE.query, lambda a, b: sum(asker[row] != b for row in asked[a]))
             note(SHAPE.result, lambda a, b: len(asked[b]))
             note(SHAPE.result, lambda a, b: sum(asker[row] == b for row in asked[a]))
-        case Residues(period=period):
+        case ByResidues(period=period):
             lives = Shards.even(period, ranks).owners(np.arange(plan.keys.length) % period)
             goes = [[int((lives[slice(*plan.keys.range(a))] == b).sum()) for b in range(ranks)] for a in range(ranks)]
             note(SHAPE.key + SHAPE.query, lambda a, b: goes[a][b])
             note(SHAPE.result, lambda a, b: goes[b][a])
-        case Heads():
+        case ByHeads():
             note(SHAPE.query // ranks, lambda a, b: plan.queries.sizes[a])
             note(SHAPE.key // ranks, lambda a, b: plan.keys.sizes[a])
             note(SHAPE.result // ranks, lambda a, b: plan.queries.sizes[b])
@@ -137,7 +137,7 @@ def rows_travelling_back(plan: Communication, share: Share) -> list[tuple[int, n
     return forward + found
 
 
-def check_direct(plan: Communication, share: Rows) -> None:
+def check_direct(plan: Communication, share: ByRows) -> None:
     """What goes straight is another's own, goes once, and is not among what all get."""
     for rank in range(plan.ranks):
         for source in range(plan.ranks):
@@ -149,7 +149,7 @@ def check_direct(plan: Communication, share: Rows) -> None:
 def check_travel(plan: Communication) -> None:
     """Bytes and messages in closed form are those of rows counted one by one, there and back."""
     for share in plan.shares:
-        if isinstance(share, Rows):
+        if isinstance(share, ByRows):
             check_direct(plan, share)
     zero = np.zeros(plan.ranks, int)
     for counted, traffic in ((rows_travelling, plan.traffic(SHAPE)), (rows_travelling_back, plan.backward(SHAPE))):
@@ -157,7 +157,9 @@ def check_travel(plan: Communication) -> None:
         sent = sum((row * counts.sum(axis=1) for row, counts in travelling), zero)
         received = sum((row * counts.sum(axis=0) for row, counts in travelling), zero)
         assert (traffic.sent.tolist(), traffic.received.tolist()) == (sent.tolist(), received.tolist())
-        if not any(isinstance(share, Heads) for share in plan.shares):  # queries, keys and values are one message there
+        if not any(
+            isinstance(share, ByHeads) for share in plan.shares
+        ):  # queries, keys and values are one message there
             targets = sum(((counts > 0).sum(axis=1) for _, counts in travelling), zero)
             assert traffic.messages.tolist() == targets.tolist()
 
@@ -261,15 +263,15 @@ def test_a_million_tokens_on_64_devices():
 @pytest.mark.parametrize(
     ("text", "heads", "kinds", "dense"),
     [
-        ("window(left=512)", 8, [Rows], False),
-        ("fixed(stride=128, summary=8)", 8, [Rows], False),
-        ("strided(stride=4096)", 12, [Rows, Residues], False),
-        ("strided(stride=4096)", 8, [Heads], False),
-        ("bigbird(block=64)", 8, [Heads], False),
-        ("bigbird(block=64)", 12, [Rows], False),
-        ("stride(64)", 12, [Residues], False),
-        ("blocks(16384)", 8, [Rows], False),
-        ("dense()", 8, [Heads], True),
+        ("window(left=512)", 8, [ByRows], False),
+        ("fixed(stride=128, summary=8)", 8, [ByRows], False),
+        ("strided(stride=4096)", 12, [ByRows, ByResidues], False),
+        ("strided(stride=4096)", 8, [ByHeads], False),
+        ("bigbird(block=64)", 8, [ByHeads], False),
+        ("bigbird(block=64)", 12, [ByRows], False),
+        ("stride(64)", 12, [ByResidues], False),
+        ("blocks(16384)", 8, [ByRows], False),
+        ("dense()", 8, [ByHeads], True),
         ("dense()", 12, [Ring], True),
         ("causal()", 12, [Ring], True),
     ],
@@ -284,7 +286,7 @@ def test_the_cheapest_way_is_taken(text, heads, kinds, dense):
 
 def test_one_rank_moves_nothing():
     plan = communicate("dense()", Shards.even(100, 1), Shards.even(100, 1), SHAPE)
-    assert [type(share) for share in plan.shares] == [Rows] and not plan.is_dense
+    assert [type(share) for share in plan.shares] == [ByRows] and not plan.is_dense
     assert plan.traffic(SHAPE).most == plan.backward(SHAPE).most == 0
 
 

@@ -87,7 +87,7 @@ def decided(pattern, tokens, heads, half, training, on_gpu, eager=False):
     tiles = "eager" if eager else "triton" if on_gpu else "cpu"
     shape = choice.Shape(heads, tokens, tokens, 0, masked=False, with_lse=False)
     numbers = choice.Numbers(heads, "cuda" if on_gpu else "cpu", "bfloat16" if half else "float32", training)
-    taken = choice.answer(choice.Question(pattern, shape, numbers, "auto", tiles))
+    taken = choice.answer(choice.ChoiceQuestion(pattern, shape, numbers, "auto", tiles))
     return [taken, compile_pattern(pattern, tokens).tile]
 
 

@@ -23,7 +23,7 @@ from asterism.training.run import picture
 from asterism.training.run.folder import RunFolder
 from asterism.training.run.loop import quiet_transformers
 from asterism.training.run.objective import Metric
-from asterism.training.tasks.classification import Classification, Document
+from asterism.training.tasks.classification import Classification, LabelledDocument
 from asterism.training.tasks.encoder import encoder_shape, load_encoder, longest, new_encoder
 
 pytestmark = pytest.mark.model
@@ -226,7 +226,7 @@ def test_new_weights_are_of_float32_whatever_the_folder_has(bert, tmp_path):
     half = Path(shutil.copytree(bert, tmp_path / "half"))
     document = json.loads((half / "config.json").read_text())
     (half / "config.json").write_text(json.dumps(document | {"dtype": "float16"}))
-    task = Classification.of([Document(None, "a", (label,), False) for label in ("good", "bad")], length=8)
+    task = Classification.of([LabelledDocument(None, "a", (label,), False) for label in ("good", "bad")], length=8)
     shape = encoder_shape(half, task)
     assert new_encoder(shape, task).dtype == torch.float32
     assert load_encoder(half, shape, task)[0].dtype == torch.float32

@@ -17,7 +17,7 @@ from asterism.training.data.genomes.ngram import yardsticks
 from asterism.training.data.genomes.sequences import open_sequences
 from asterism.training.data.modality import parse_modality
 from asterism.training.data.splits import SPLITS
-from asterism.training.data.windows import Windows
+from asterism.training.data.windows import WindowCorpus
 from asterism.training.pipeline import evaluate, train
 from asterism.training.settings.configuration import ModelConfig, RunConfig
 
@@ -210,8 +210,8 @@ def test_blocks_that_are_mostly_unknown_are_left_out_and_said(tmp_path):
 
 def test_training_reads_both_strands_and_scoring_one(path):
     splits = parse_modality("genome()").splits(path)
-    turned = Windows(splits, 64, seed=3)
-    plain = Windows(parse_modality("genome(reverse_complement=False)").splits(path), 64, seed=3)
+    turned = WindowCorpus(splits, 64, seed=3)
+    plain = WindowCorpus(parse_modality("genome(reverse_complement=False)").splits(path), 64, seed=3)
     assert splits.sha256 == plain.sha256
     seen = []
     for ours, theirs in zip(turned.draw(4, 200), plain.draw(4, 200), strict=True):

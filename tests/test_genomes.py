@@ -88,7 +88,7 @@ def test_layouts_are_those_that_allow_arithmetic(data):
     regular = len(used) <= 1 and len(set(widths[:-1])) <= 1 and bool(lines) and bare[0] > 0
     regular = regular and bare[-1] <= bare[0]
     for cut in range(len(text) + 1):
-        layout = index.Layout(0)
+        layout = index.FastaLayout(0)
         for part in (text[:cut], text[cut:]) if not text[:cut].endswith("\r") else (text,):
             if part:
                 layout.add(part.encode())

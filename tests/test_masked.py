@@ -27,7 +27,7 @@ from asterism.training.data.tokenization import (
     make_tokenizer,
     pieces,
 )
-from asterism.training.objectives.masked import MaskedTokens, Rows
+from asterism.training.objectives.masked import MaskedSplit, MaskedTokens
 from asterism.training.objectives.masking import Masking
 from asterism.training.pipeline import evaluate, generate, open_run, resolve, train
 from asterism.training.recipes import RECIPES, recipe
@@ -227,7 +227,7 @@ def test_rows_hold_the_text_between_their_special_tokens(tiny):
 
 def test_pairs_follow_or_come_from_another_document(tiny):
     config = replace(tiny, next_sentence=True)
-    rows = Rows(config, load_documents(config.data), "train", make_tokenizer("bpe:400", TEXTS, 64))
+    rows = MaskedSplit(config, load_documents(config.data), "train", make_tokenizer("bpe:400", TEXTS, 64))
     stream = rows.stream
     numbers = np.arange(len(rows.starts))
     batch = rows.read(numbers, [of_row(0, 0, number) for number in numbers])
@@ -368,8 +368,8 @@ def test_evaluation_agrees_with_the_report_and_with_a_count_by_hand(finished, ti
     run = open_run(folder)
     config, model = run.config, run.model
     tokenizer = load_tokenizer(folder / "model")
-    rows = Rows(config, load_documents(config.data), "validation", tokenizer)
-    train_rows = Rows(config, load_documents(config.data), "train", tokenizer)
+    rows = MaskedSplit(config, load_documents(config.data), "validation", tokenizer)
+    train_rows = MaskedSplit(config, load_documents(config.data), "train", tokenizer)
     counts = np.bincount(train_rows.stream.tokens, minlength=len(tokenizer))[5:] + 1
     losses, entropies, text = [], [], b""
     for number in range(len(rows.starts)):

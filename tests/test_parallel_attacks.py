@@ -19,7 +19,7 @@ from torch.distributed.distributed_c10d import _set_pg_timeout
 
 import asterism
 from asterism import Alibi, Dropout, Terms, kernels
-from asterism.compiler.devices import Rows, RowShape, Shards, communicate
+from asterism.compiler.devices import ByRows, RowShape, Shards, communicate
 from asterism.errors import AsterismError
 from asterism.parallel import SequenceParallel, agreement, attend, sequence_parallel, sharding
 from asterism.patterns import explicit, parse
@@ -87,7 +87,7 @@ def positions_on_the_wire(group: dist.ProcessGroup, pattern: str, tokens: int) -
     with sequence_parallel(group, dense_exchange=True), seen(left, held):
         attend(*(x[:, :, first:past] for x in (q, k, v)), pattern, queries=shards, keys=shards)
     plan = communicate(parse(pattern), shards, shards, SHAPE)
-    assert all(isinstance(share, Rows) and not len(share.asking) for share in plan.shares), "a test of rows"
+    assert all(isinstance(share, ByRows) and not len(share.asking) for share in plan.shares), "a test of rows"
     return [sorted(one) for one in left], sum(held.values()), int(plan.memory(SHAPE)[rank])
 
 

@@ -8,7 +8,7 @@ import pytest
 
 from asterism.training import ModelConfig, RunConfig, evaluate, pipeline, train
 from asterism.training.objectives.causal import CausalBytes
-from asterism.training.run.progress import Bar, Lines, Scoring, Silence
+from asterism.training.run.progress import Bar, LogLines, Scoring, Silence
 
 
 class Awaited:
@@ -46,7 +46,7 @@ def tiny(tmp_path):
 
 def test_what_takes_long_is_told_again_and_again(monkeypatch):
     monkeypatch.setattr(sys, "stderr", stream := Awaited(" so far\nreading: 0:"))
-    display = Lines(every=0.01)
+    display = LogLines(every=0.01)
     display.doing("reading")
     assert stream.came.wait(60)
     display.close()
@@ -56,7 +56,7 @@ def test_what_takes_long_is_told_again_and_again(monkeypatch):
 
 def test_a_first_step_that_takes_long_is_told_of(tiny, tmp_path, monkeypatch):
     monkeypatch.setattr(sys, "stderr", stream := Awaited("\nstep 1: 0:"))
-    monkeypatch.setattr(pipeline, "make_display", lambda enabled: Lines(every=0.01))
+    monkeypatch.setattr(pipeline, "make_display", lambda enabled: LogLines(every=0.01))
     batch = CausalBytes.batch
 
     def slow(self, corpus, step):

@@ -20,10 +20,10 @@ from asterism.patterns.draw import degrees, draw
 from asterism.theory import TuringMachine, simulate
 from asterism.theory.machines.encoding import Construction
 from asterism.theory.machines.full_decoder import full_decoder
-from asterism.theory.machines.hardmax import EXACT, Attention, Decoder, FeedForward, Hidden, Linear, Vector
+from asterism.theory.machines.hardmax import EXACT, Attention, Decoder, HardmaxFeedForward, Hidden, LinearMap, Vector
 from asterism.theory.machines.machine import sample_names
 from asterism.theory.machines.normal_form import normalise
-from asterism.theory.machines.simulation import Disagreement, Run, Step, first_wrong_time, prepare
+from asterism.theory.machines.simulation import Disagreement, MachineRun, Step, first_wrong_time, prepare
 from asterism.theory.machines.sparse_decoder import (
     block,
     decoder_pattern,
@@ -90,7 +90,7 @@ def test_random_machines():
     assert min(counts.values()) >= 5 * 80, counts
 
 
-def run_to_its_end(run: Run, most: int) -> list[Step]:
+def run_to_its_end(run: MachineRun, most: int) -> list[Step]:
     """At most so many steps of a run; it may end earlier where the machine halts or leaves a one-way tape."""
     steps: list[Step] = []
     try:
@@ -172,11 +172,11 @@ class DenseDecoder:
     def dense(self, x: Vector) -> np.ndarray:
         return np.array([Fraction(x.get(slot, 0)) for slot in self.slots], dtype=object)
 
-    def matrix(self, linear: Linear, targets: Sequence[str], sources: Sequence[str]) -> np.ndarray:
+    def matrix(self, linear: LinearMap, targets: Sequence[str], sources: Sequence[str]) -> np.ndarray:
         rows = [[Fraction(linear.rows.get(t, {}).get(s, 0)) for s in sources] for t in targets]
         return np.array(rows, dtype=object).reshape(len(targets), len(sources))
 
-    def apply(self, linear: Linear, x: np.ndarray, targets: Sequence[str] | None = None) -> np.ndarray:
+    def apply(self, linear: LinearMap, x: np.ndarray, targets: Sequence[str] | None = None) -> np.ndarray:
         return self.matrix(linear, list(linear.rows) if targets is None else targets, self.slots) @ x
 
     def attend(self, query: np.ndarray, keys: list[np.ndarray], values: list[np.ndarray]) -> np.ndarray:
@@ -184,7 +184,7 @@ class DenseDecoder:
         best = [value for score, value in zip(scores, values, strict=True) if score == max(scores)]
         return sum(best) / Fraction(len(best))
 
-    def network(self, network: FeedForward, x: np.ndarray) -> np.ndarray:
+    def network(self, network: HardmaxFeedForward, x: np.ndarray) -> np.ndarray:
         sources = self.slots
         for hidden in network.hidden:
             units = list(hidden.linear.rows)
@@ -277,7 +277,7 @@ RUNS = [("increment", "11"), ("palindromes", "010"), ("copy", "ab"), ("beaver4",
 def outcome(name: str, word: str, construct: Callable, change: Callable[[Construction], Construction]) -> bool:
     """Whether a construction, changed, still agrees with the interpreter over the first 30 steps."""
     normal = normalise(TuringMachine.load(name))
-    run = iter(Run(change(construct(normal.machine, EXACT)), normal, word))
+    run = iter(MachineRun(change(construct(normal.machine, EXACT)), normal, word))
     try:
         for step in run:
             if step.time == 30:
@@ -295,7 +295,7 @@ def with_key(construction: Construction, rows: dict[str, dict[str, int]]) -> Con
     """The last layer's keys, changed."""
     *layers, last = construction.transformer.layers
     head = last.attention
-    head = Attention(head.query, Linear({**head.key.rows, **rows}, EXACT), head.value)
+    head = Attention(head.query, LinearMap({**head.key.rows, **rows}, EXACT), head.value)
     return with_model(construction, layers=(*layers, replace(last, attention=head)))
 
 
@@ -319,7 +319,7 @@ def printed_test(construction: Construction) -> Construction:
         unit: {("x13" if source == "x9" and unit.startswith("not read") else source): w for source, w in row.items()}
         for unit, row in flags.linear.rows.items()
     }
-    output = FeedForward((Hidden(rows, flags.thresholds, EXACT), choice), construction.transformer.output.output)
+    output = HardmaxFeedForward((Hidden(rows, flags.thresholds, EXACT), choice), construction.transformer.output.output)
     return with_model(construction, output=output)
 
 
@@ -357,7 +357,7 @@ def test_a_wrong_interpreter_is_noticed():
     construction = full_decoder(normal.machine, EXACT)
     other = normalise(replace(TuringMachine.load("increment"), start="carry"))
     with pytest.raises(Disagreement, match="at time 7 the transformer is wrong: it is in"):
-        list(Run(construction, other, "11"))
+        list(MachineRun(construction, other, "11"))
 
 
 # --- where rounding goes wrong ---------------------------------------------------------------------------------------

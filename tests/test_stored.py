@@ -17,7 +17,7 @@ from asterism.training.data.corpus import load_corpus, load_documents
 from asterism.training.data.splits import SPLITS
 from asterism.training.data.stored import StoredValues, documents_in
 from asterism.training.data.tokenization import make_tokenizer
-from asterism.training.data.windows import Windows
+from asterism.training.data.windows import WindowCorpus
 
 
 def _write(folder, contents):
@@ -58,7 +58,7 @@ def test_a_folder_on_disk_is_the_folder_in_memory(tmp_path, texts, monkeypatch):
         assert stored.split(split)[:].tobytes() == held.split(split).tobytes()
         assert list(stored.documents(split)) == list(held.documents(split))
     for step in range(5):
-        assert Windows(stored, 64, 3).draw(step, 8).equal(Windows(held, 64, 3).draw(step, 8))
+        assert WindowCorpus(stored, 64, 3).draw(step, 8).equal(WindowCorpus(held, 64, 3).draw(step, 8))
 
 
 @given(st.lists(st.binary(max_size=20), max_size=8), st.integers(0, 60), st.integers(0, 60))

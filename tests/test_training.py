@@ -40,7 +40,7 @@ from asterism.training.run.heap import Heap
 from asterism.training.run.integrity import seal, sums_of
 from asterism.training.run.muon import Muon
 from asterism.training.run.optimizer import parameter_groups
-from asterism.training.run.progress import Bar, Lines, Silence, Status, clock, make_display, rate
+from asterism.training.run.progress import Bar, LogLines, Silence, Status, clock, make_display, rate
 from asterism.training.run.signals import held_back
 from asterism.training.settings.configuration import FineTuneConfig, ModelConfig, RunConfig, config_to_dict
 from asterism.training.settings.registry import OBJECTIVES, TASKS
@@ -822,7 +822,7 @@ STATUS = Status(
 
 def test_progress_is_plain_lines_where_stderr_is_no_terminal(capsys):
     display = make_display(True)
-    assert isinstance(display, Lines) and isinstance(make_display(False), Silence)
+    assert isinstance(display, LogLines) and isinstance(make_display(False), Silence)
     display.show(STATUS)
     display.show(STATUS)
     display.show(replace(STATUS, fraction=1.0))

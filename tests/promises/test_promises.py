@@ -5,7 +5,7 @@ import json
 import pytest
 
 from asterism.cli.main import main
-from asterism.promises import PROMISES, SUBJECTS, Outcome
+from asterism.promises import PROMISES, SUBJECTS, PromiseOutcome
 from asterism.training.run.loop import quiet_transformers
 
 MEMORY = "memory grows linearly"
@@ -85,7 +85,7 @@ def test_bad_arguments_are_refused_before_anything_is_checked(words, message, ca
 def test_the_command_fails_when_one_of_ours_is_broken(monkeypatch, capsys, tmp_path):
     promise = "no global generator moves"
     monkeypatch.setattr("asterism.promises.report.SUBJECTS", [OURS[0], PEERS["Hugging Face BERT"]])
-    monkeypatch.setattr("asterism.promises.report.PROMISES", {promise: lambda subject: Outcome(False, "moved")})
+    monkeypatch.setattr("asterism.promises.report.PROMISES", {promise: lambda subject: PromiseOutcome(False, "moved")})
     assert main(["promises", "--output", str(tmp_path / "record.json")]) == 1
     out, err = capsys.readouterr()
     assert out.count("BROKEN") == 2

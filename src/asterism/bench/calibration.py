@@ -8,7 +8,7 @@ import torch
 from asterism.bench.machine import describe, kernel_in_words
 from asterism.compiler.cost import TILE_SIZES, Prices, tile_costs
 from asterism.kernels.calibration import Cell, calibrate, pinned
-from asterism.kernels.choice import Numbers, Question, Shape, answer
+from asterism.kernels.choice import ChoiceQuestion, Numbers, Shape, answer
 from asterism.kernels.figures import keep
 from asterism.kernels.measure import DTYPES, WAYS
 
@@ -82,7 +82,7 @@ def break_even(prices: Prices, tiles: str, dense: str, tokens: int) -> float:
 def _taken(text: str, tokens: int, cell: Cell, tiles: str) -> str:
     shape = Shape(HEADS, tokens, tokens, 0, masked=False, with_lse=False)
     numbers = Numbers(HEADS, "cpu", cell.dtype, cell.training)
-    taken = answer(Question(text, shape, numbers, "auto", tiles), measuring=False)
+    taken = answer(ChoiceQuestion(text, shape, numbers, "auto", tiles), measuring=False)
     return taken if taken == tiles else "dense"
 
 

@@ -89,7 +89,7 @@ class Implementation(Contender):
         return Prepared(compute, case.pairs(case.pattern), case.pattern, partial(pattern_mask, case, case.pattern))
 
 
-class Dense(Contender):
+class DenseContender(Contender):
     """PyTorch's scaled_dot_product_attention: all n^2 pairs, or with `is_causal` those of the past.
 
     Where one call would take long, only some lanes, and of a full square only some queries, are computed, and the time

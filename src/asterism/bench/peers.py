@@ -215,7 +215,7 @@ def _numpy_randomness_kept() -> Iterator[None]:
         np.random.set_state(state)
 
 
-class _Given(nn.Module):
+class _Prepared(nn.Module):
     """In place of a projection: a tensor prepared outside."""
 
     given: Tensor
@@ -253,7 +253,7 @@ class HuggingFaceLongformer(Peer):
             attention_probs_dropout_prob=0.0,
         )
         module = LongformerSelfAttention(config, 0)
-        module.query, module.key, module.value = projections = _Given(), _Given(), _Given()
+        module.query, module.key, module.value = projections = _Prepared(), _Prepared(), _Prepared()
         allowed = torch.zeros((case.batch, case.length), device=case.device)
         hidden = torch.zeros((case.batch, case.length, width), device=case.device)
 

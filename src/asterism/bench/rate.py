@@ -4,7 +4,7 @@ from functools import partial
 
 import torch
 
-from asterism.kernels.clock import Task, in_turns
+from asterism.kernels.clock import TimedCall, in_turns
 
 _SIDES = {"cpu": (1024, 2048), "cuda": (8192,)}
 """Sides of the matrices whose products are timed."""
@@ -15,7 +15,7 @@ def matrix_rate(dtype: torch.dtype, device: str) -> float:
     rates = []
     for side in _SIDES[device]:
         left, right = (torch.ones((side, side), dtype=dtype, device=device) for _ in range(2))
-        task = Task(partial(torch.matmul, left, right), device)
+        task = TimedCall(partial(torch.matmul, left, right), device)
         task.warm_up()
         in_turns([task], 5, 60)
         rates.append(2 * side**3 / task.median)

@@ -12,14 +12,14 @@ from torch import Tensor
 
 from asterism.bench.case import DTYPES, Case
 from asterism.bench.check import check, first_line
-from asterism.bench.contenders import OURS, Contender, Dense, Implementation, Prepared
+from asterism.bench.contenders import OURS, Contender, DenseContender, Implementation, Prepared
 from asterism.bench.machine import describe
 from asterism.bench.memory import peaks
 from asterism.bench.peers import PEERS
 from asterism.bench.rate import matrix_rate
 from asterism.compiler import compile_pattern
 from asterism.kernels import IMPLEMENTATIONS
-from asterism.kernels.clock import Task, in_turns
+from asterism.kernels.clock import TimedCall, in_turns
 
 SCHEMA = 1
 """Raised when the meaning of a field changes."""
@@ -43,7 +43,7 @@ Say = Callable[[str], None]
 
 
 @dataclass(frozen=True)
-class Settings:
+class BenchSettings:
     """What to measure. `patience` is about how many seconds one contender may take in one case and direction."""
 
     patterns: tuple[str, ...] = (
@@ -81,16 +81,21 @@ class _Entry:
     contender: Contender
     row: Row
     prepared: Prepared
-    tasks: dict[str, Task]
+    tasks: dict[str, TimedCall]
 
 
 def contender_named(name: str) -> Contender:
     """The contender of a row."""
-    known: list[Contender] = [Dense(False), Dense(True), *PEERS, *map(Implementation, IMPLEMENTATIONS)]
+    known: list[Contender] = [
+        DenseContender(False),
+        DenseContender(True),
+        *PEERS,
+        *map(Implementation, IMPLEMENTATIONS),
+    ]
     return next(contender for contender in known if contender.name == name)
 
 
-def measure(settings: Settings, say: Say = lambda text: None, keep: Callable[[Row], None] | None = None) -> Row:
+def measure(settings: BenchSettings, say: Say = lambda text: None, keep: Callable[[Row], None] | None = None) -> Row:
     """The record of a benchmark. `say` hears what is going on; `keep` gets the record so far after every case."""
     record: Row = {
         "schema": SCHEMA,
@@ -128,15 +133,15 @@ class _PlanSeconds:
         return self.known[asked]
 
 
-def _contenders(settings: Settings, rate: float) -> list[Contender]:
-    dense = [Dense(False), Dense(True)]
+def _contenders(settings: BenchSettings, rate: float) -> list[Contender]:
+    dense = [DenseContender(False), DenseContender(True)]
     for contender in dense:
         contender.rate = rate
     peers = PEERS if settings.peers else ()
     return [*dense, *map(Implementation, settings.implementations), *peers]
 
 
-def _measure_case(case: Case, settings: Settings, rate: float, plan_seconds: float, say: Say) -> list[Row]:
+def _measure_case(case: Case, settings: BenchSettings, rate: float, plan_seconds: float, say: Say) -> list[Row]:
     rows, entries, operands = [], [], case.operands()
     for contender in _contenders(settings, rate):
         row = _row(case, contender)
@@ -180,7 +185,7 @@ def _row(case: Case, contender: Contender) -> Row:
     }
 
 
-def _admit(contender: Contender, case: Case, operands: Operands, row: Row, settings: Settings) -> _Entry | None:
+def _admit(contender: Contender, case: Case, operands: Operands, row: Row, settings: BenchSettings) -> _Entry | None:
     """Check a contender and make it ready and warm; None, with the reason in its row, if it is not to be timed."""
     if reason := contender.reason_against(case):
         row.update(status="skipped", reason=reason)
@@ -203,7 +208,7 @@ def _admit(contender: Contender, case: Case, operands: Operands, row: Row, setti
     return _Entry(contender, row, prepared, tasks)
 
 
-def _tasks(prepared: Prepared, operands: Operands, backward: bool, device: str) -> dict[str, Task]:
+def _tasks(prepared: Prepared, operands: Operands, backward: bool, device: str) -> dict[str, TimedCall]:
     q, k, v, grad = operands
     if prepared.select is not None:
         grad = prepared.select(grad, k, v)[0]
@@ -217,11 +222,11 @@ def _tasks(prepared: Prepared, operands: Operands, backward: bool, device: str) 
         leaves = [x.detach().requires_grad_() for x in (q, k, v)]
         torch.autograd.grad(prepared.compute(*leaves), leaves, grad)
 
-    tasks = {"forward": Task(forward, device)}
-    return tasks | {"forward_backward": Task(both, device)} if backward else tasks
+    tasks = {"forward": TimedCall(forward, device)}
+    return tasks | {"forward_backward": TimedCall(both, device)} if backward else tasks
 
 
-def _figures(entry: _Entry, case: Case, task: Task, backward: bool, rate: float) -> Row:
+def _figures(entry: _Entry, case: Case, task: TimedCall, backward: bool, rate: float) -> Row:
     scale = 1 / entry.prepared.share
     useful = case.flops(entry.prepared.pairs, backward) / (task.median * scale)
     return {
@@ -254,7 +259,7 @@ def _compare(rows: Sequence[Row], case: Case) -> None:
                 figures["break_even_density"] = row["density"] * stand_in["seconds"] / figures["seconds"]
 
 
-def _add_memory(entry: _Entry, case: Case, settings: Settings) -> None:
+def _add_memory(entry: _Entry, case: Case, settings: BenchSettings) -> None:
     if entry.prepared.share < 1:  # what a share of the heads takes says nothing
         return
     backward = "forward_backward" in entry.tasks

@@ -11,7 +11,7 @@ from functools import partial
 
 import torch
 
-from asterism.bench import OURS, Settings, choices_table, measure, recalibrate, table
+from asterism.bench import OURS, BenchSettings, choices_table, measure, recalibrate, table
 from asterism.bench.case import DTYPES
 from asterism.bench.machine import memory
 from asterism.cli.layers import MOST_TOKENS
@@ -21,7 +21,7 @@ from asterism.errors import AsterismError, nearest
 from asterism.kernels import IMPLEMENTATIONS
 from asterism.patterns import parse, require_self_attention
 
-_DEFAULT = Settings()
+_DEFAULT = BenchSettings()
 
 _OF_CALIBRATION = ("calibrate", "threads", "json", "output")
 """The flags that --calibrate knows."""
@@ -67,7 +67,7 @@ def _calibrate(arguments: Namespace) -> None:
     say(f"kept in {record['kept']}")
 
 
-def _settings(arguments: Namespace) -> Settings:
+def _settings(arguments: Namespace) -> BenchSettings:
     """The settings that the flags ask for; raises UsageError and PatternError for what cannot be measured."""
     for name in arguments.implementations:
         if name not in IMPLEMENTATIONS:
@@ -80,7 +80,7 @@ def _settings(arguments: Namespace) -> Settings:
     for text in patterns:
         parse(text).check_heads(arguments.heads)
         require_self_attention(parse(text), "bench, which measures self-attention")
-    return Settings(
+    return BenchSettings(
         patterns=patterns,
         lengths=tuple(arguments.lengths),
         dtypes=tuple(dict.fromkeys(arguments.dtypes)),

@@ -7,7 +7,7 @@ from typing import Any
 from asterism.cli.parser import Parser, print_json, whole_number
 from asterism.theory.machines.hardmax import ARITHMETICS
 from asterism.theory.machines.machine import sample_names
-from asterism.theory.machines.simulation import CONSTRUCTIONS, Disagreement, Run, Step, prepare
+from asterism.theory.machines.simulation import CONSTRUCTIONS, Disagreement, MachineRun, Step, prepare
 
 _LINE = "{:>4}  {:>4}  {:<15} {:<11}  {:>5}  {:<10}  {:<4}  {}"
 
@@ -35,7 +35,7 @@ def run(argv: Sequence[str]) -> None:
 class _Rows:
     """The steps as they come: printed, kept, or only counted."""
 
-    def __init__(self, simulation: Run, show: bool) -> None:
+    def __init__(self, simulation: MachineRun, show: bool) -> None:
         self.blank, self.show = simulation.normal.original.blank, show
         self.kept: list[dict[str, object]] = []
         self.own = -1  # the machine's own steps
@@ -73,7 +73,7 @@ class _Rows:
         }
 
 
-def _ending(simulation: Run, rows: _Rows, wrong: Disagreement | None) -> str:
+def _ending(simulation: MachineRun, rows: _Rows, wrong: Disagreement | None) -> str:
     machine, state = simulation.normal.machine, rows.last.configuration.state
     if wrong:
         return "wrong"
@@ -82,7 +82,7 @@ def _ending(simulation: Run, rows: _Rows, wrong: Disagreement | None) -> str:
     return "rejected" if state in machine.halting else "running"
 
 
-def _record(simulation: Run, rows: _Rows, wrong: Disagreement | None) -> dict[str, object]:
+def _record(simulation: MachineRun, rows: _Rows, wrong: Disagreement | None) -> dict[str, object]:
     final = rows.final or rows.last
     return {
         "machine": simulation.normal.original.name,
@@ -106,7 +106,7 @@ def _record(simulation: Run, rows: _Rows, wrong: Disagreement | None) -> dict[st
     }
 
 
-def _summary(simulation: Run, rows: _Rows, wrong: Disagreement | None) -> str:
+def _summary(simulation: MachineRun, rows: _Rows, wrong: Disagreement | None) -> str:
     facts = _record(simulation, rows, wrong)
     result = str(facts["result"])
     ending = {"running": "still running after", "wrong": "correct for"}.get(result, f"{result} after")

@@ -21,7 +21,7 @@ from asterism.compiler.join import join
 from asterism.compiler.layout import Bands, KeySubset, Layout, Natural, QuerySubset, Reordered, Residues, Tiles
 from asterism.compiler.parts import ResiduesOfPart, SortedPart, asked_of
 from asterism.compiler.plan import Indices, Integers, Pass, Plan
-from asterism.compiler.tables import Masks, list_offsets
+from asterism.compiler.tables import BitMasks, list_offsets
 from asterism.errors import PatternError
 from asterism.memo import remembering, remembering_few
 from asterism.memory import shortage
@@ -121,7 +121,7 @@ def _arrange(pattern: Pattern, lengths: _Lengths, assigned: list[_Shares]) -> Pl
     for head, own in enumerate(assigned):
         for layout, share in own:
             shares.setdefault((layout, share), []).append(head)
-    masks = Masks(lengths.tile)
+    masks = BitMasks(lengths.tile)
     # Natural order first: it mostly covers all queries, so that its results are written, and later ones merged into
     # them.
     ordered = sorted(shares.items(), key=lambda item: not isinstance(item[0][0], Natural))
@@ -407,7 +407,7 @@ class _Tiling:
                 result[chosen] = self.rule.judge(q, k, self.length, self.head)
         return result
 
-    def keep(self, row: Integers, column: Integers, masks: Masks) -> tuple[Integers, Integers, Indices]:
+    def keep(self, row: Integers, column: Integers, masks: BitMasks) -> tuple[Integers, Integers, Indices]:
         """The tiles among the candidates that hold an allowed pair, with their kinds."""
         verdict = self.judge(row, column)
         kind = np.where(verdict == Verdict.FULL, 0, -1).astype(np.int32)
@@ -425,7 +425,7 @@ class _Tiling:
         kept = kind >= 0
         return row[kept], column[kept], kind[kept]
 
-    def look(self, row: Integers, column: Integers, masks: Masks) -> Indices:
+    def look(self, row: Integers, column: Integers, masks: BitMasks) -> Indices:
         """Kinds of tiles from the rule itself, evaluated on every pair of theirs; -1 for empty ones."""
         q, has_query = self.queries.places(row)
         k, has_key = self.keys.places(column)
@@ -458,7 +458,7 @@ class _Tiling:
         return result
 
 
-def _compile_pass(layout: Layout, rule: Pattern, heads: list[int], lengths: _Lengths, masks: Masks) -> Pass:
+def _compile_pass(layout: Layout, rule: Pattern, heads: list[int], lengths: _Lengths, masks: BitMasks) -> Pass:
     queries, keys = _orders(layout, lengths)
     _require_memory(layout, _Tiling(rule, queries, keys, lengths.n_keys, heads[0] if rule.heads > 1 else 0))
     # A rule without parts per head has the same tiles for all heads: one list serves them.
@@ -485,7 +485,7 @@ def _joined(parts: list[Indices]) -> Indices:
     return parts[0] if len(parts) == 1 else np.concatenate(parts)
 
 
-def _find_tiles(layout: Layout, tiles: _Tiling, masks: Masks) -> tuple[Indices, Indices, Indices]:
+def _find_tiles(layout: Layout, tiles: _Tiling, masks: BitMasks) -> tuple[Indices, Indices, Indices]:
     """Row, column and kind of every tile that holds an allowed pair, sorted by row and column."""
     found: list[tuple[Indices, Indices, Indices]] = []
     for rows in _row_chunks(len(tiles.queries), len(tiles.keys)):

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from asterism.compiler.plan import Indices, Integers, Pass, Plan, Words
-from asterism.compiler.tables import Masks, offsets
+from asterism.compiler.tables import BitMasks, offsets
 from asterism.patterns.documents import Documents
 
 _Key = tuple[str, tuple[int, ...]]
@@ -27,7 +27,7 @@ def join(pattern: Documents, length: int, tile: int, plans: Sequence[Plan], whic
     first_mask = np.cumsum([0, *(len(plan.masks) for plan in plans)])
     source = np.concatenate([_all_ones(1, tile), *(plan.masks for plan in plans)])
     keys = dict.fromkeys((part.layout, part.heads) for plan in plans for part in plan.passes)
-    masks = Masks(tile)
+    masks = BitMasks(tile)
     passes = []
     for key in sorted(
         keys, key=lambda key: key[0] != "natural"
@@ -202,7 +202,7 @@ def _tiles_of(part: Pass, lists: int) -> tuple[Integers, Indices, Indices]:
     return np.tile(counts, lists), np.tile(part.columns, lists), np.tile(part.kinds, lists)
 
 
-def _joined(key: _Key, entries: _Entries, queries: _Side, keys: _Side, source: Words, masks: Masks) -> Pass:
+def _joined(key: _Key, entries: _Entries, queries: _Side, keys: _Side, source: Words, masks: BitMasks) -> Pass:
     """The pass of all documents. Kinds of the entries count the masks in `source`, whose first is all ones."""
     row, row_shift, row_extent = queries.move(entries.document, entries.row)
     column, column_shift, column_extent = keys.move(entries.document, entries.column)

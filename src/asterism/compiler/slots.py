@@ -107,7 +107,7 @@ class SlotPlan:
         living = most_living(pattern)
         self.bound = None if living is None else living + restorable
         self._longest = _longest(pattern)
-        self._given = _Given(np.empty(0, np.int32), 0, (), {})
+        self._given = _GivenSlots(np.empty(0, np.int32), 0, (), {})
 
     def used(self, length: int) -> int:
         """How many slots the first `length` tokens have ever taken at once."""
@@ -179,7 +179,7 @@ class SlotPlan:
             given = self._given = self._give_more(given, length)
         return given.slots[:length]
 
-    def _give_more(self, given: "_Given", length: int) -> "_Given":
+    def _give_more(self, given: "_GivenSlots", length: int) -> "_GivenSlots":
         """Slots for the positions below `length`, and for some more."""
         start, count = len(given.slots), given.width
         free, freed_at = deque(given.free), {position: list(slots) for position, slots in given.freed_at.items()}
@@ -196,7 +196,7 @@ class SlotPlan:
             slots[row] = slot
             if end != FOREVER:
                 freed_at.setdefault(end, []).append(slot)
-        return _Given(np.concatenate([given.slots, slots]), count, tuple(free), freed_at)
+        return _GivenSlots(np.concatenate([given.slots, slots]), count, tuple(free), freed_at)
 
 
 @remembering
@@ -205,7 +205,7 @@ def _tabulate(plan: SlotPlan, first: int, stop: int, width: int) -> Table:
     return plan.tabulate(first, stop, width)
 
 
-class _Given(NamedTuple):
+class _GivenSlots(NamedTuple):
     """Which slots the first positions were given.
 
     slots     int32 [positions]

@@ -7,7 +7,7 @@ import numpy as np
 from asterism.compiler.plan import Booleans, Indices, Integers, Words
 
 
-class Masks:
+class BitMasks:
     """Bit masks of mixed tiles, each kept once."""
 
     def __init__(self, tile: int):

@@ -27,7 +27,7 @@ from asterism.kernels.checks import (
 from asterism.kernels.choice import choose, choose_for_cache
 from asterism.kernels.masks import readable
 from asterism.kernels.operands import Attended, Operands, default_scale
-from asterism.kernels.operator import PartOf, Rounded, Tiles
+from asterism.kernels.operator import PartOf, Rounded, TileKernel
 from asterism.kernels.packed import pattern_of_documents
 from asterism.kernels.slots import Positions, of_slots
 from asterism.kernels.terms import Terms, check_by_distance, expanded
@@ -131,7 +131,7 @@ def attend_part(
     others = options.get("query_offset"), options.get("scale"), options.get("terms")
     operands = _checked(q, k, v, _text(pattern), marks, *others, return_lse=True)
     chosen = choose(operands, options.get("implementation", "auto"))
-    if isinstance(chosen, Tiles):
+    if isinstance(chosen, TileKernel):
         return _with_lse(chosen.part(operands, total))
     found: tuple[Tensor, Tensor] = PartOf.apply(*_with_lse(chosen.run(operands)), total)  # type: ignore[no-untyped-call]
     return found

@@ -22,7 +22,7 @@ from asterism.kernels.dense import CAUSAL, FULL, MASKED
 from asterism.kernels.eager import EAGER
 from asterism.kernels.masks import allowed_pairs, distances, kept_pairs
 from asterism.kernels.operands import Attended, Kernel, Operands
-from asterism.kernels.operator import Tiles
+from asterism.kernels.operator import TileKernel
 from asterism.kernels.reference import PairTerms, reference
 from asterism.kernels.slots import SLOTS
 from asterism.kernels.transforms import is_for_onnx, is_transformed
@@ -112,7 +112,7 @@ def choose(operands: Operands, implementation: str) -> Kernel:
         return tiles  # dense attention would take the way that holds all scores
     if torch.compiler.is_compiling():
         return _chosen_in_graph(operands, implementation, tiles)
-    name = answer(Question(operands.text, *_asked(operands), implementation, tiles.name))
+    name = answer(ChoiceQuestion(operands.text, *_asked(operands), implementation, tiles.name))
     return tiles if name == tiles.name else DENSE[name]
 
 
@@ -166,7 +166,7 @@ def _first_of(kernels: Sequence[Kernel], operands: Operands) -> Kernel:
     raise KernelError(reason)
 
 
-def _fastest_tiles(operands: Operands) -> Tiles:
+def _fastest_tiles(operands: Operands) -> TileKernel:
     """The fastest kernel of tiles that there is for the operands."""
     if operands.q.is_cuda:
         return EAGER if TRITON.refusal(operands) else TRITON
@@ -202,7 +202,7 @@ class Numbers(NamedTuple):
     training: bool
 
 
-class Question(NamedTuple):
+class ChoiceQuestion(NamedTuple):
     """What "auto" and "dense" depend on; equal questions have one answer as long as the process lives."""
 
     text: str
@@ -212,7 +212,7 @@ class Question(NamedTuple):
     tiles: str
 
 
-class Estimate(NamedTuple):
+class PriceEstimate(NamedTuple):
     """Nanoseconds for the tiles of a plan, and for dense attention in their stead."""
 
     tiles: float
@@ -225,7 +225,7 @@ class Estimate(NamedTuple):
         return cheaper >= _WORTH_MEASURING and dearer < _OPEN * cheaper
 
 
-def answer(question: Question, measuring: bool = True) -> str:
+def answer(question: ChoiceQuestion, measuring: bool = True) -> str:
     """The name of the kernel of tiles, or of one in `DENSE`. Raises as `choose`.
 
     Where the answer is open, the machine is measured first, if `measuring` and the process allow it. What was answered
@@ -252,7 +252,7 @@ def _kind_by_name(text: str, shape: Shape) -> str | None:
 
 
 @lru_cache(maxsize=1024)  # the texts of many documents are long
-def _answer(question: Question, threads: int, measuring: bool, epoch: int) -> str:
+def _answer(question: ChoiceQuestion, threads: int, measuring: bool, epoch: int) -> str:
     shape, tiles = question.shape, question.tiles
     pattern = by_text(question.text)
     pattern.check_heads(shape.heads)
@@ -287,9 +287,9 @@ def _prices(numbers: Numbers, tiles: str, threads: int) -> Prices:
     return known_prices(Cell(numbers.dtype, numbers.training, threads), tiles)
 
 
-def _estimate(plan: Plan, dense: str, question: Question, prices: Prices) -> Estimate:
+def _estimate(plan: Plan, dense: str, question: ChoiceQuestion, prices: Prices) -> PriceEstimate:
     setting = Setting(question.numbers.lanes, prices)
-    return Estimate(plan.sparse_cost(question.tiles, setting), DENSE[dense].costs(plan, setting))
+    return PriceEstimate(plan.sparse_cost(question.tiles, setting), DENSE[dense].costs(plan, setting))
 
 
 # --- the same inside torch.compile -----------------------------------------------------------------------------------
@@ -298,7 +298,7 @@ _MANY = 2**16
 """Heads of all sequences, where the size of the batch is a symbol: what counts is the cost of a pair."""
 
 
-def _chosen_in_graph(operands: Operands, implementation: str, tiles: Tiles) -> Kernel:
+def _chosen_in_graph(operands: Operands, implementation: str, tiles: TileKernel) -> Kernel:
     """The ordinary answer where lengths are known. Where they are symbols there is no plan to look at, but the text."""
     from torch.fx.experimental.symbolic_shapes import has_static_value  # loads sympy
 
@@ -318,7 +318,7 @@ def _answer_in_graph(question: tuple[Any, ...]) -> str:
     """`answer` of plain values, without measuring; the operator refuses at run time what can be no plan."""
     text, shape, numbers, implementation, tiles = question
     try:
-        return answer(Question(text, Shape(*shape), Numbers(*numbers), implementation, tiles), measuring=False)
+        return answer(ChoiceQuestion(text, Shape(*shape), Numbers(*numbers), implementation, tiles), measuring=False)
     except AsterismError:
         return str(tiles)
 

@@ -17,7 +17,7 @@ _MOST_CALLS = 100
 
 
 @dataclass
-class Task:
+class TimedCall:
     """A call to be timed, and the seconds that it took in each round."""
 
     call: Callable[[], object]
@@ -53,7 +53,7 @@ class Task:
         return statistics.median(self.seconds)
 
 
-def in_turns(tasks: Sequence[Task], rounds: int, patience: float) -> None:
+def in_turns(tasks: Sequence[TimedCall], rounds: int, patience: float) -> None:
     """Sample every task once a round, so that drift hits all alike; after `patience` seconds a task drops out.
 
     Each round has an order of its own, so that none always follows the same other and pays for what that left behind:

@@ -19,7 +19,7 @@ from asterism.kernels.transforms import is_transformed, refuse_second_derivative
 
 
 @dataclass(frozen=True)
-class Dense:
+class DenseKernel:
     """Attention over all pairs, over those of the past ("causal", with as many queries as keys), or by a mask."""
 
     kind: Literal["full", "causal", "sparse"]
@@ -51,7 +51,7 @@ class Dense:
         return dense_cost(self.kind, pairs, setting)
 
 
-FULL, CAUSAL, MASKED = Dense("full"), Dense("causal"), Dense("sparse")
+FULL, CAUSAL, MASKED = DenseKernel("full"), DenseKernel("causal"), DenseKernel("sparse")
 
 
 def dense(q: Tensor, k: Tensor, v: Tensor, allowed: Tensor | None, is_causal: bool, scale: float) -> Tensor:

@@ -22,7 +22,7 @@ from torch import Tensor
 from asterism.compiler import Pass, Plan
 from asterism.kernels.merging import joined
 from asterism.kernels.operands import Operands
-from asterism.kernels.operator import Gradients, Rounded, Tiles, Wanted, operator
+from asterism.kernels.operator import Gradients, Rounded, TileKernel, Wanted, operator
 from asterism.kernels.philox import dropped
 from asterism.memo import remembering
 
@@ -59,7 +59,7 @@ class _Program:
 
 
 @dataclass(frozen=True)
-class _Block:
+class _TileRows:
     """A few tile rows with their tokens: queries [R, T] to read and to write (n_queries: nowhere), keys [R, C * T]."""
 
     head: int | None
@@ -110,7 +110,7 @@ def _group(plan: Plan, part: Pass, device: torch.device) -> Iterator[_Group]:
             )
 
 
-def _blocks(program: _Program, heads: int, n_queries: int, distances: int) -> Iterator[_Block]:
+def _blocks(program: _Program, heads: int, n_queries: int, distances: int) -> Iterator[_TileRows]:
     """The program cut into blocks of about _CHUNK_ELEMENTS scores for `heads` heads (times batch).
 
     `distances` is how many scores by relative position each query has besides.
@@ -130,7 +130,7 @@ def _blocks(program: _Program, heads: int, n_queries: int, distances: int) -> It
             if group.key_index is not None:
                 keys = group.key_index[keys]
             write = torch.where(place < group.n_queries, read, n_queries)
-            yield _Block(
+            yield _TileRows(
                 group.head, read, write, keys, None if group.kinds is None else group.kinds[start : start + step]
             )
 
@@ -200,7 +200,7 @@ class _Work:
         """Whether all heads have the same bias."""
         return self.bias is not None and self.bias.shape[:2] == (1, 1)
 
-    def blocks(self) -> Iterator[_Block]:
+    def blocks(self) -> Iterator[_TileRows]:
         batch, kv_heads, group, n_queries, _ = self.q.shape
         relative = self.operands.relative
         return _blocks(self.program, batch * kv_heads * group, n_queries, 0 if relative is None else len(relative))
@@ -212,7 +212,7 @@ class _Work:
         kv_head, member = divmod(head, self.q.shape[2])
         return slice(kv_head, kv_head + 1), slice(member, member + 1)
 
-    def gather(self, block: _Block) -> _Tokens:
+    def gather(self, block: _TileRows) -> _Tokens:
         own, members = self.heads(block.head)
         k, v = (_take(x[:, own], 2, block.keys) for x in (self.operands.k, self.operands.v))
         distances, bias = None, None
@@ -227,7 +227,7 @@ class _Work:
             v.masked_fill_(unread[..., None], 0)
         return _Tokens(_fold(_take(self.q[:, own, members], 3, block.read)), k, v, mask, distances, bias)
 
-    def _masks(self, block: _Block, cut: Tensor | None) -> tuple[Tensor | None, Tensor | None]:
+    def _masks(self, block: _TileRows, cut: Tensor | None) -> tuple[Tensor | None, Tensor | None]:
         """0 or -inf for pairs [B or 1, 1, R, 1, T, C * T], and keys that no query of the tile reads
         [B or 1, K or 1, R, C * T], also because `cut`, the terms' bias, is -inf there.
         """
@@ -244,7 +244,7 @@ class _Work:
         unread = forbidden if cut is None else forbidden | cut.isneginf()
         return _bias(forbidden, self.wide), unread.all(dim=-2).all(dim=3)
 
-    def _batch_masks(self, block: _Block) -> Iterator[Tensor]:
+    def _batch_masks(self, block: _TileRows) -> Iterator[Tensor]:
         """Pairs that the batch forbids, [B, 1, R, 1, T or 1, C * T]."""
         key_mask, segments = self.operands.key_mask, self.operands.segments
         if key_mask is not None:
@@ -289,7 +289,7 @@ class _Work:
         total = self.workspace.empty("by_distance", shape, grad_scores.dtype).zero_()
         return total.scatter_add_(-1, self._places(tokens, grad_scores), grad_scores)
 
-    def drop(self, block: _Block, weights: Tensor) -> Tensor:
+    def drop(self, block: _TileRows, weights: Tensor) -> Tensor:
         """The weights [B, K, R, G * T, C * T], in place, as dropout leaves them."""
         rate = self.operands.dropout
         if not rate:
@@ -303,7 +303,7 @@ class _Work:
         drop = dropped(queries, block.keys[:, None, None, :], heads, rows, (rate, self.operands.seed))
         return weights.masked_fill_(drop.flatten(3, 4), 0).div_(1 - rate)
 
-    def add_to_bias(self, total: Tensor, block: _Block, tokens: _Tokens, grad_scores: Tensor) -> None:
+    def add_to_bias(self, total: Tensor, block: _TileRows, tokens: _Tokens, grad_scores: Tensor) -> None:
         """The gradient of the bias [H or 1, L] from that of the scores of a block."""
         assert tokens.distances is not None and self.bias is not None
         place = (tokens.distances - self.operands.first_distance)[:, None]
@@ -442,5 +442,5 @@ def _backward(operands: Operands, attended: Rounded, grad_out: Tensor, grad_lse:
 
 
 _TERMS = ("bias", "relative", "softcap", "dropout")
-EAGER = Tiles("eager", operator("eager", _forward, _backward), lambda operands: None, _TERMS)
+EAGER = TileKernel("eager", operator("eager", _forward, _backward), lambda operands: None, _TERMS)
 """Attention over tiles in plain PyTorch (kernels/operator.py); refuses nothing."""

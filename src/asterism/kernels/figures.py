@@ -107,24 +107,24 @@ def _begins() -> str:
     return f"speed-{made_of}-"
 
 
-class Stored(NamedTuple):
+class StoredFigures(NamedTuple):
     """What a file holds; where it cannot be used, the figures are empty and `complaint` says why."""
 
     figures: Figures
     complaint: str = ""
 
 
-def stored(threads: int) -> Stored:
+def stored(threads: int) -> StoredFigures:
     """What is kept for this machine, in the first place that has the file."""
     for folder in _folders([]):
         path = folder / file_name(threads)
         try:
-            return Stored(_figures(json.loads(_read(path))))
+            return StoredFigures(_figures(json.loads(_read(path))))
         except FileNotFoundError:
             continue
         except (OSError, ValueError, TypeError, AttributeError, RecursionError) as error:
-            return Stored(Figures(), f"{path}: {' '.join(str(error).split())[:200]}")
-    return Stored(Figures())
+            return StoredFigures(Figures(), f"{path}: {' '.join(str(error).split())[:200]}")
+    return StoredFigures(Figures())
 
 
 def stored_for_others(threads: int) -> tuple[int, Figures]:

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from asterism.compiler import compile_pattern
 from asterism.compiler.cost import tile_costs
-from asterism.kernels.clock import Task
+from asterism.kernels.clock import TimedCall
 from asterism.kernels.cpu import CPU
 from asterism.kernels.dense import CAUSAL, FULL, MASKED
 from asterism.kernels.eager import EAGER
@@ -54,7 +54,7 @@ _SAMPLE, _SAMPLES = 0.001, 8
 of them nobody interrupts."""
 
 
-class Way(NamedTuple):
+class TimedKernel(NamedTuple):
     """A kernel, and the patterns that it is timed on, made of a number of tokens."""
 
     kernel: Kernel
@@ -70,11 +70,11 @@ def _causal_and_sparse(tokens: int) -> Sequence[str]:
 
 
 WAYS = {
-    "dense full": Way(FULL, lambda tokens: ["dense()"]),
-    "dense causal": Way(CAUSAL, lambda tokens: ["causal()"]),
-    "dense sparse": Way(MASKED, _sparse),
-    "cpu": Way(CPU, _causal_and_sparse),
-    "eager": Way(EAGER, _causal_and_sparse),
+    "dense full": TimedKernel(FULL, lambda tokens: ["dense()"]),
+    "dense causal": TimedKernel(CAUSAL, lambda tokens: ["causal()"]),
+    "dense sparse": TimedKernel(MASKED, _sparse),
+    "cpu": TimedKernel(CPU, _causal_and_sparse),
+    "eager": TimedKernel(EAGER, _causal_and_sparse),
 }
 """The ways to compute attention on a CPU, by the names that prices have."""
 
@@ -85,7 +85,7 @@ class Trial(NamedTuple):
     way: str
     tokens: int
     pairs: float
-    task: Task
+    task: TimedCall
 
 
 def time_products(threads: int) -> dict[str, float]:
@@ -116,7 +116,7 @@ def _tried(name: str) -> Trial:
 
 def _product(name: str, sides: tuple[int, int, int]) -> Trial:
     call = partial(torch.matmul, *_matrices(sides, DTYPES[name]))
-    return Trial(name, 0, 2 * math.prod(sides), Task(call, "cpu"))
+    return Trial(name, 0, 2 * math.prod(sides), TimedCall(call, "cpu"))
 
 
 def _rates(trials: Sequence[Trial]) -> dict[str, float]:
@@ -195,7 +195,7 @@ def _trials(ways: Sequence[str], tokens: int, lanes: int, dtype: str, training: 
         for text in patterns(tokens):
             compute = partial(_computed, kernel, text)
             call = _differentiated(compute, (q, k, v), grad) if training else partial(compute, q, k, v)
-            trials.append(Trial(way, tokens, lanes * _pairs(way, text, tokens), Task(call, "cpu")))
+            trials.append(Trial(way, tokens, lanes * _pairs(way, text, tokens), TimedCall(call, "cpu")))
     return trials
 
 

@@ -263,7 +263,7 @@ def _fake_backward(*arguments: Any) -> tuple[Tensor, ...]:
 def _part(save: Callable[..., None], gradient: Callable[..., tuple[Tensor | None, ...]]) -> Operator:
     """The second function that `operator` gives."""
 
-    class Part(torch.autograd.Function):
+    class PartFunction(torch.autograd.Function):
         @staticmethod
         def forward(ctx: Any, *arguments: Any) -> tuple[Tensor, Tensor]:
             out, lse, residual = arguments[len(_FIELDS) :]
@@ -275,7 +275,7 @@ def _part(save: Callable[..., None], gradient: Callable[..., tuple[Tensor | None
             return *gradient(ctx, *grads), None, None, None
 
     def part(*arguments: Any) -> tuple[Tensor, Tensor]:
-        found: tuple[Tensor, Tensor] = Part.apply(*arguments)  # type: ignore[no-untyped-call]
+        found: tuple[Tensor, Tensor] = PartFunction.apply(*arguments)  # type: ignore[no-untyped-call]
         return found
 
     return part
@@ -304,7 +304,7 @@ class PartOf(torch.autograd.Function):
 
 
 @dataclass(frozen=True)
-class Tiles:
+class TileKernel:
     """A kernel that runs a plan, by its operator.
 
     `terms` are those that it computes, of bias, relative, softcap and dropout; its operator joins sinks.

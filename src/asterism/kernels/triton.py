@@ -22,7 +22,7 @@ from asterism.compiler.cost import Setting
 from asterism.kernels._triton_distances import add_by_distance, tabulate_by_distance
 from asterism.kernels._triton_tables import Lists, TiledPass, tabulate
 from asterism.kernels.operands import Attended, Operands
-from asterism.kernels.operator import Gradients, Rounded, Tiles, Wanted, operator
+from asterism.kernels.operator import Gradients, Rounded, TileKernel, Wanted, operator
 from asterism.kernels.transforms import is_transformed
 from asterism.memo import cached_property, remembering
 
@@ -470,7 +470,7 @@ def _differentiate_bias(call: _Call, shared: dict[str, Tensor], bias: Tensor) ->
     return total.to(bias.dtype)
 
 
-TRITON = Tiles("triton", operator("triton", _forward, _backward), refusal, ("bias", "softcap", "dropout"))
+TRITON = TileKernel("triton", operator("triton", _forward, _backward), refusal, ("bias", "softcap", "dropout"))
 """Attention over tiles in Triton (kernels/operator.py).
 
 It takes no relative positions: in a token order of a plan every pair of a tile may need another row of their table, and
@@ -553,7 +553,7 @@ def triton_decode(q: Tensor, k: Tensor, v: Tensor, allowed: Tensor, scale: float
 
 
 @dataclass(frozen=True)
-class Decoding:
+class TritonDecoding:
     """`triton_decode` as a kernel."""
 
     def refusal(self, operands: Operands) -> str | None:
@@ -569,7 +569,7 @@ class Decoding:
         return plan.sparse_cost("triton", setting)
 
 
-DECODING = Decoding()
+DECODING = TritonDecoding()
 """Attention of a few queries against the keys of a cache."""
 
 

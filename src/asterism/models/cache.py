@@ -22,7 +22,7 @@ from asterism.compiler import HeadGroup, head_groups, slot_plan
 from asterism.compiler.liveness import most_living
 from asterism.errors import ConfigurationError
 from asterism.layers.kept import Kept, NewTokens, Seen, index_of
-from asterism.models.steps import Step, exhausted, find_step
+from asterism.models.steps import PlanStep, exhausted, find_step
 from asterism.patterns import Pattern, require_causal
 
 RESTORABLE = 64
@@ -73,7 +73,7 @@ class _Slots:
     def width(self) -> int:
         return self.keys.shape[2]
 
-    def write(self, step: Step, keys: torch.Tensor, values: torch.Tensor) -> None:
+    def write(self, step: PlanStep, keys: torch.Tensor, values: torch.Tensor) -> None:
         for slots, new in ((self.keys, self.of(keys).detach()), (self.values, self.of(values).detach())):
             if isinstance(step.slots, int):
                 slots.narrow(2, step.slots, 1).copy_(new)
@@ -83,7 +83,7 @@ class _Slots:
                 chosen = new if step.columns is None else new.index_select(2, step.columns)
                 slots.index_copy_(2, step.slots, chosen.to(slots.dtype))
 
-    def read(self, step: Step, tokens: NewTokens, keys: torch.Tensor) -> Kept:
+    def read(self, step: PlanStep, tokens: NewTokens, keys: torch.Tensor) -> Kept:
         """The slots, for tokens whose keys are among them."""
 
         def positions() -> torch.Tensor:

@@ -7,7 +7,7 @@ from torch import nn
 from transformers.modeling_outputs import SequenceClassifierOutput, TokenClassifierOutput
 
 from asterism.models.configuration import AsterismConfig
-from asterism.models.head import Encoded, EncoderWithHead, encoder_head
+from asterism.models.head import EncoderWithHead, HeadInput, encoder_head
 from asterism.models.pooler import Pooler
 
 
@@ -34,7 +34,7 @@ class AsterismForSequenceClassification(_Classifier):
 
     @encoder_head
     def forward(
-        self, encoded: Encoded, labels: torch.Tensor | None = None, **loss_arguments: Any
+        self, encoded: HeadInput, labels: torch.Tensor | None = None, **loss_arguments: Any
     ) -> SequenceClassifierOutput:
         """Logits [B, num_labels] and, with labels, the mean loss; inputs are those of AsterismModel.
 
@@ -61,7 +61,7 @@ class AsterismForTokenClassification(_Classifier):
 
     @encoder_head
     def forward(
-        self, encoded: Encoded, labels: torch.Tensor | None = None, **loss_arguments: Any
+        self, encoded: HeadInput, labels: torch.Tensor | None = None, **loss_arguments: Any
     ) -> TokenClassifierOutput:
         """Logits [B, N, num_labels] and, with labels, the mean loss in nats; all else as for sequences.
 

@@ -7,7 +7,7 @@ import torch
 from asterism.layers.padding import Packing
 
 
-class Columns(NamedTuple):
+class SlotColumns(NamedTuple):
     """Blocks work on slots, and callers know columns.
 
     front    how many global tokens stand before the tokens of the batch

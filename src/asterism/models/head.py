@@ -41,7 +41,7 @@ class EncoderWithHead(AsterismPreTrainedModel):
         raise NotImplementedError
 
 
-class Encoded(NamedTuple):
+class HeadInput(NamedTuple):
     """What a head reads: the last hidden states [B, N, hidden_size], the mask as it was given, and all if asked for."""
 
     hidden: torch.Tensor
@@ -53,7 +53,7 @@ Output = TypeVar("Output")
 
 
 def encoder_head(compute: Callable[..., Output]) -> Callable[..., Output]:
-    """The `forward` of an encoder with a head, from what the head computes of an Encoded and of arguments of its own.
+    """The `forward` of an encoder with a head, from what the head computes of a HeadInput and of arguments of its own.
 
     `forward` takes input_ids, attention_mask, token_type_ids and inputs_embeds as AsterismModel does, then the head's
     own arguments, and output_hidden_states, dropout_seed, position_ids, cu_seqlens and return_dict by name. The
@@ -88,7 +88,7 @@ def encoder_head(compute: Callable[..., Output]) -> Callable[..., Output]:
             dropout_seed=dropout_seed,
             **self._packing(position_ids, cu_seqlens),
         )
-        return compute(self, Encoded(outputs[0], attention_mask, outputs.hidden_states), *given, **named)
+        return compute(self, HeadInput(outputs[0], attention_mask, outputs.hidden_states), *given, **named)
 
     *inputs, _, hidden_states, seed, position_ids, cu_seqlens, _ = inspect.signature(forward).parameters.values()
     at = next((number for number, one in enumerate(own) if one.kind is one.VAR_KEYWORD), len(own))

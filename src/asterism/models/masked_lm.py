@@ -9,7 +9,7 @@ from transformers.models.bert.modeling_bert import BertForPreTrainingOutput
 
 from asterism.layers.block import ACTIVATIONS
 from asterism.models.configuration import AsterismConfig
-from asterism.models.head import Encoded, EncoderWithHead, encoder_head
+from asterism.models.head import EncoderWithHead, HeadInput, encoder_head
 from asterism.models.pooler import Pooler
 
 
@@ -64,7 +64,7 @@ class AsterismForMaskedLM(_PredictsTokens):
 
     @encoder_head
     def forward(
-        self, encoded: Encoded, labels: Tensor | None = None, places: Tensor | None = None, **loss_arguments: Any
+        self, encoded: HeadInput, labels: Tensor | None = None, places: Tensor | None = None, **loss_arguments: Any
     ) -> MaskedLMOutput:
         """Logits [B, N, vocab_size] and, with labels, the mean loss in nats; inputs are those of AsterismModel.
 
@@ -91,7 +91,7 @@ class AsterismForPreTraining(_PredictsTokens):
     @encoder_head
     def forward(
         self,
-        encoded: Encoded,
+        encoded: HeadInput,
         labels: Tensor | None = None,
         next_sentence_label: Tensor | None = None,
         places: Tensor | None = None,

@@ -26,7 +26,7 @@ from asterism.memory import least_model_memory, shortage
 from asterism.models.base import AsterismPreTrainedModel
 from asterism.models.blocks import make_block, make_distances, make_norm, make_positions
 from asterism.models.cache import PatternCache, PatternCacheLayer
-from asterism.models.columns import Columns
+from asterism.models.columns import SlotColumns
 from asterism.models.configuration import AsterismConfig
 from asterism.models.documents import PackedDocuments, find_documents
 from asterism.models.sharded import find_rows, with_all_ranks
@@ -58,7 +58,7 @@ class Asked(NamedTuple):
     cu_seqlens: torch.Tensor | Sequence[int] | None = None
 
 
-class Laid(NamedTuple):
+class LaidTokens(NamedTuple):
     """Embedded tokens [B, N, ...] as the blocks read them.
 
     positions     int64 [B or 1, N], -1 for padding
@@ -70,7 +70,7 @@ class Laid(NamedTuple):
     embedded: torch.Tensor
     positions: torch.Tensor
     columns_seen: int
-    columns: Columns
+    columns: SlotColumns
     told: list[dict[str, Any]]
     caches: list[PatternCacheLayer | None]
 
@@ -210,7 +210,7 @@ class AsterismModel(AsterismPreTrainedModel):
         last = columns.by_column(self.norm(hidden))
         return last, (*states, last) if wanted else None
 
-    def _lay_out(self, embedded: torch.Tensor, asked: Asked) -> Laid:
+    def _lay_out(self, embedded: torch.Tensor, asked: Asked) -> LaidTokens:
         """Where the tokens of a batch stand that lies on this device alone."""
         cache = cast(Cache | None, asked.cache)
         documents = self.find_documents(asked.position_ids, asked.cu_seqlens, asked.attention_mask, embedded, cache)
@@ -231,10 +231,10 @@ class AsterismModel(AsterismPreTrainedModel):
             real = None if packing is None else packing.real
             positions = count_positions(real, embedded.shape[1], embedded.device)
         told = [padding | cached for padding in self._padding_arguments(packing, documents)]
-        columns = Columns(self.config.global_tokens, packing, None)
-        return Laid(embedded, positions, seen + embedded.shape[1], columns, told, caches)
+        columns = SlotColumns(self.config.global_tokens, packing, None)
+        return LaidTokens(embedded, positions, seen + embedded.shape[1], columns, told, caches)
 
-    def _lay_out_shard(self, context: SequenceParallel, embedded: torch.Tensor, asked: Asked) -> Laid:
+    def _lay_out_shard(self, context: SequenceParallel, embedded: torch.Tensor, asked: Asked) -> LaidTokens:
         """Where the tokens of this rank's shard stand in the sequences of all ranks."""
         cache = asked.cache
         if cache is not None and not isinstance(cache, ShardedCache):
@@ -247,7 +247,7 @@ class AsterismModel(AsterismPreTrainedModel):
             raise ConfigurationError(f"{reason}, so documents cannot be packed into rows: give each document a row")
         front = self.config.global_tokens
         told = rows.mixer_arguments(self.by_length, self._fourier_layers, front, self.needs_padding)
-        columns = Columns(front if context.rank == 0 else 0, None, rows.real)
+        columns = SlotColumns(front if context.rank == 0 else 0, None, rows.real)
         caches: list[Any] = [None] * len(self.layers)
         if cache is not None:
             caches = cache.layers
@@ -256,7 +256,7 @@ class AsterismModel(AsterismPreTrainedModel):
             told = [known | {"tokens": tokens} for known in told]
         if self.positions is not None:
             self._check_end(rows.longest)
-        return Laid(embedded, rows.positions, 0, columns, told, caches)
+        return LaidTokens(embedded, rows.positions, 0, columns, told, caches)
 
     def _calls(
         self, padding: list[dict[str, Any]], dropouts: list[dict[str, Any]], reading: Reading | None

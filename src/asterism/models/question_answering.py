@@ -7,7 +7,7 @@ from torch import nn
 from transformers.modeling_outputs import QuestionAnsweringModelOutput
 
 from asterism.models.configuration import AsterismConfig
-from asterism.models.head import Encoded, EncoderWithHead, encoder_head
+from asterism.models.head import EncoderWithHead, HeadInput, encoder_head
 from asterism.models.sharded import everywhere
 
 
@@ -20,7 +20,7 @@ class AsterismForQuestionAnswering(EncoderWithHead):
     @encoder_head
     def forward(
         self,
-        encoded: Encoded,
+        encoded: HeadInput,
         start_positions: torch.Tensor | None = None,
         end_positions: torch.Tensor | None = None,
         **loss_arguments: Any,

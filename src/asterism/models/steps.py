@@ -16,7 +16,7 @@ from asterism.memo import remembering
 from asterism.patterns.by_text import by_text
 
 
-class Step(NamedTuple):
+class PlanStep(NamedTuple):
     """What one plan says of some new tokens.
 
     rows     int64 [n], with columns [n] and slots [n]: the key in this row and column goes to this slot. None for rows:
@@ -31,16 +31,16 @@ class Step(NamedTuple):
     allowed: torch.Tensor | None
 
 
-def find_step(plan: SlotPlan, tokens: NewTokens, width: int, device: torch.device, reads_slots: bool) -> Step:
+def find_step(plan: SlotPlan, tokens: NewTokens, width: int, device: torch.device, reads_slots: bool) -> PlanStep:
     """The step for `width` slots. With `reads_slots` the tokens are at most one more than can be restored."""
     key = plan.text, plan.restorable, width, device
-    step: Step | None = tokens.results.get(key)
+    step: PlanStep | None = tokens.results.get(key)
     if step is None:
         step = tokens.results[key] = _kept_step(plan, tokens, width, device, reads_slots)
     return step
 
 
-def _kept_step(plan: SlotPlan, tokens: NewTokens, width: int, device: torch.device, reads_slots: bool) -> Step:
+def _kept_step(plan: SlotPlan, tokens: NewTokens, width: int, device: torch.device, reads_slots: bool) -> PlanStep:
     """The step for whoever asks next: after `reset` that may be a call that needs gradients."""
     if torch.compiler.is_compiling():  # nothing stays
         return _step(plan, tokens, width, device, reads_slots)
@@ -48,7 +48,7 @@ def _kept_step(plan: SlotPlan, tokens: NewTokens, width: int, device: torch.devi
         return _step(plan, tokens, width, device, reads_slots)
 
 
-def _step(plan: SlotPlan, tokens: NewTokens, width: int, device: torch.device, reads_slots: bool) -> Step:
+def _step(plan: SlotPlan, tokens: NewTokens, width: int, device: torch.device, reads_slots: bool) -> PlanStep:
     lengths = tokens.before.lengths
     alike = tokens.counts is None and isinstance(lengths, int)
     if not alike and tokens.width == 1 and tokens.counts is None and reads_slots:
@@ -57,15 +57,15 @@ def _step(plan: SlotPlan, tokens: NewTokens, width: int, device: torch.device, r
         return _step_by_row(plan, tokens, width, device, reads_slots)
     assert isinstance(lengths, int)
     if not reads_slots:
-        return Step(None, *_survivors(plan, lengths, tokens.width, device), None)
+        return PlanStep(None, *_survivors(plan, lengths, tokens.width, device), None)
     if torch.compiler.is_compiling():
         slots, allowed = slot_step(plan.text, plan.restorable, lengths, tokens.width, width, device)
-        return Step(None, None, slots, allowed)
+        return PlanStep(None, None, slots, allowed)
     if tokens.width == 1:
         table = plan.table(lengths, width)
-        return Step(None, None, int(table.slots[lengths - table.first]), _allowed(table, lengths, 1, device)[None])
+        return PlanStep(None, None, int(table.slots[lengths - table.first]), _allowed(table, lengths, 1, device)[None])
     slots, allowed = _stretch(plan, lengths, tokens.width, width, device)
-    return Step(None, None, slots, allowed)
+    return PlanStep(None, None, slots, allowed)
 
 
 def _survivors(plan: SlotPlan, first: int, count: int, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
@@ -98,7 +98,7 @@ def exhausted(slots: int, length: int) -> str:
     )
 
 
-def _one_column(plan: SlotPlan, lengths: tuple[int, ...], width: int, device: torch.device) -> Step:
+def _one_column(plan: SlotPlan, lengths: tuple[int, ...], width: int, device: torch.device) -> PlanStep:
     """One real token in each of the rows of different lengths, which mostly need the same table or two."""
     found: dict[Table, list[int]] = {}
     slots = []
@@ -111,7 +111,7 @@ def _one_column(plan: SlotPlan, lengths: tuple[int, ...], width: int, device: to
         places = torch.tensor([lengths[row] - table.first for row in rows], device=device)
         allowed[:, rows] = _table_on(table, device)[:, places]
     own = torch.arange(len(lengths), device=device)
-    return Step(own, torch.zeros_like(own), torch.tensor(slots, device=device), allowed.transpose(0, 1)[:, :, None])
+    return PlanStep(own, torch.zeros_like(own), torch.tensor(slots, device=device), allowed.transpose(0, 1)[:, :, None])
 
 
 def _table_with(plan: SlotPlan, position: int, width: int) -> Table:
@@ -122,7 +122,7 @@ def _table_with(plan: SlotPlan, position: int, width: int) -> Table:
     return table
 
 
-def _step_by_row(plan: SlotPlan, tokens: NewTokens, width: int, device: torch.device, reads_slots: bool) -> Step:
+def _step_by_row(plan: SlotPlan, tokens: NewTokens, width: int, device: torch.device, reads_slots: bool) -> PlanStep:
     """Rows of different lengths."""
     after = tokens.after.lengths
     count = len(after) if isinstance(after, tuple) else len(tokens.counts or tokens.before.lengths)  # type: ignore[arg-type]
@@ -141,7 +141,7 @@ def _step_by_row(plan: SlotPlan, tokens: NewTokens, width: int, device: torch.de
         for place, found in zip(places, (torch.full_like(columns, row), columns, slots), strict=True):
             place.append(found)
     rows, columns, slots = (torch.cat(place) for place in places)
-    return Step(rows, columns, slots, torch.cat(masks) if reads_slots else None)
+    return PlanStep(rows, columns, slots, torch.cat(masks) if reads_slots else None)
 
 
 def _allowed(table: Table, position: int, count: int, device: torch.device) -> torch.Tensor:

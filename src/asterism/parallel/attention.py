@@ -58,7 +58,7 @@ def attend(
 
 
 @dataclass(frozen=True, eq=False)
-class _Options:
+class _ShardedOptions:
     """Those of `asterism.attend`."""
 
     key_mask: Tensor | None = None
@@ -71,11 +71,11 @@ class _Options:
     terms: Terms | None = None
 
 
-def _options(given: dict[str, Any]) -> _Options:
+def _options(given: dict[str, Any]) -> _ShardedOptions:
     """Raises the error of `asterism.attend` for a name that is none."""
-    if unknown := given.keys() - {field.name for field in fields(_Options)}:
+    if unknown := given.keys() - {field.name for field in fields(_ShardedOptions)}:
         raise TypeError(f"attend() got an unexpected keyword argument {min(unknown)!r}")
-    return _Options(**given)
+    return _ShardedOptions(**given)
 
 
 def _untraced() -> Callable[..., Any]:
@@ -136,7 +136,7 @@ class _Asked:
     rule: Pattern
     queries: Shards | None
     keys: Shards | None
-    options: _Options
+    options: _ShardedOptions
 
     def words(self, context: SequenceParallel) -> dict[str, str]:
         """What must be the same on all ranks: all that decides which rows move, or changes the meaning of the result.
@@ -179,7 +179,7 @@ def _checked(
     pattern: Pattern | str,
     queries: Shards | None,
     keys: Shards | None,
-    options: _Options,
+    options: _ShardedOptions,
 ) -> _Asked:
     """What is wrong of this rank's own is said here, with whatever error: others may have been asked rightly."""
     if is_transformed():
@@ -214,7 +214,7 @@ def _check_shards(context: SequenceParallel, name: str, shards: Any, tokens: int
 
 
 def _computed(
-    context: SequenceParallel, plan: Communication, tensors: tuple[Tensor, Tensor, Tensor], options: _Options
+    context: SequenceParallel, plan: Communication, tensors: tuple[Tensor, Tensor, Tensor], options: _ShardedOptions
 ) -> Result:
     """The results of this rank's queries, whose backward pass is that of all ranks."""
     terms, sinks = options.terms, None
@@ -241,7 +241,7 @@ def _gathered(
     rule: Pattern,
     keys: Shards,
     first: int,
-    options: _Options,
+    options: _ShardedOptions,
 ) -> Any:
     """With all keys on every rank: which pairs dropout drops goes by the numbers of all tokens."""
     if not context.dense_exchange:

@@ -26,7 +26,7 @@ from asterism.parallel.places import Places
 from asterism.patterns import Pattern
 
 
-class Question(NamedTuple):
+class KernelQuestion(NamedTuple):
     """What a kernel is asked: q, k and v, the pattern between them, and options of `kernels.attend`."""
 
     tensors: tuple[Tensor, Tensor, Tensor]
@@ -34,12 +34,12 @@ class Question(NamedTuple):
     options: dict[str, Any]
 
 
-Questions = Iterator[tuple[Places, Iterator[Question]]]
+Questions = Iterator[tuple[Places, Iterator[KernelQuestion]]]
 """For places of queries, disjoint sets of keys one after another."""
 
 
 @dataclass(frozen=True, eq=False)
-class Turn:
+class RingTurn:
     """Once round the ring.
 
     sizes      keys of each rank
@@ -79,14 +79,14 @@ class Turn:
         return whole(Route(tuple(sent), tuple(received)))
 
 
-def round_the_ring(turn: Turn, tensors: Sequence[Tensor], learned: Sequence[Tensor]) -> Result:
+def round_the_ring(turn: RingTurn, tensors: Sequence[Tensor], learned: Sequence[Tensor]) -> Result:
     """The results of the own q over the keys of all, for the own k and v and what is learned beside."""
     return Result(*_Round.apply(turn, *tensors, *learned))  # type: ignore[no-untyped-call]
 
 
 class _Round(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, turn: Turn, q: Tensor, k: Tensor, v: Tensor, *learned: Tensor) -> tuple[Tensor, Tensor]:
+    def forward(ctx: Any, turn: RingTurn, q: Tensor, k: Tensor, v: Tensor, *learned: Tensor) -> tuple[Tensor, Tensor]:
         wide = torch.promote_types(q.dtype, torch.float32)
         out = q.new_zeros((*q.shape[:3], v.shape[3]), dtype=wide)
         lse = q.new_full(q.shape[:3], -math.inf, dtype=wide)
@@ -122,7 +122,7 @@ class _Back:
 
     def __init__(
         self,
-        turn: Turn,
+        turn: RingTurn,
         operands: list[Tensor],
         wanted: Sequence[bool],
         total: Rounded,

@@ -5,8 +5,8 @@ from itertools import product
 
 import numpy as np
 
-from asterism.compiler.devices import Communication, Residues, Ring, Rows, Shards, Transfers
-from asterism.compiler.devices.needs import Blocks, needed, restricted, runs, terms
+from asterism.compiler.devices import ByResidues, ByRows, Communication, Ring, Shards, Transfers
+from asterism.compiler.devices.needs import QueryRuns, needed, restricted, runs, terms
 from asterism.memo import cached_property, remembering
 from asterism.parallel.exchange import Hop, Route, whole
 from asterism.parallel.places import Places
@@ -132,7 +132,7 @@ class ResiduesOf:
 
 
 @remembering
-def rows_of(plan: Communication, share: Rows, rank: int) -> RowsOf:
+def rows_of(plan: Communication, share: ByRows, rank: int) -> RowsOf:
     """What rank `rank` does of a share by rows."""
     keys = _deliver(plan.keys, share.direct, _positions(share.shared), rank)
     first, past = plan.queries.range(rank)
@@ -157,7 +157,7 @@ def rows_of(plan: Communication, share: Rows, rank: int) -> RowsOf:
     )
 
 
-def _answers(plan: Communication, share: Rows, asking: Integers, rank: int) -> Answers:
+def _answers(plan: Communication, share: ByRows, asking: Integers, rank: int) -> Answers:
     queries, everyone = plan.queries, range(plan.ranks)
     delivery = _deliver(queries, Transfers.none(queries.ranks), asking, rank)
     first, past = queries.range(rank)
@@ -184,7 +184,7 @@ def _answers(plan: Communication, share: Rows, asking: Integers, rank: int) -> A
 
 
 @remembering
-def residues_of(plan: Communication, share: Residues, rank: int) -> ResiduesOf:
+def residues_of(plan: Communication, share: ByResidues, rank: int) -> ResiduesOf:
     """What rank `rank` does of a share by residues."""
     tokens, parts = plan.keys, Shards.even(share.period, plan.keys.ranks)
     own = parts.owners(np.arange(*tokens.range(rank)) % share.period)
@@ -271,7 +271,7 @@ def _reading(plan: Communication, pattern: Pattern, free: Integers, received: In
     end = np.minimum(begin + _BORDER_BLOCK, np.repeat(stops, counts))
     offset, blocks = plan.query_offset, len(begin)
     found = terms(pattern, max(plan.keys.length, offset + plan.queries.length))
-    reach = needed(found, Blocks(begin + offset, end + offset, np.arange(blocks), blocks), plan.keys.length)
+    reach = needed(found, QueryRuns(begin + offset, end + offset, np.arange(blocks), blocks), plan.keys.length)
     reading = np.unique(restricted(reach, *runs(received)).triples()[0])
     return np.flatnonzero(np.isin(np.repeat(np.arange(blocks), end - begin), reading))
 

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from asterism import kernels
-from asterism.compiler.devices import Communication, Heads, Residues, Ring, Rows, Shards, Share
+from asterism.compiler.devices import ByHeads, ByResidues, ByRows, Communication, Ring, Shards, Share
 from asterism.compiler.devices.communication import some_heads
 from asterism.kernels.merging import Result, merged, merged_at, unread
 from asterism.kernels.terms import DistanceTable, Terms
@@ -22,7 +22,7 @@ from asterism.parallel.exchange import Flight, Hop, Route, begin, finish, whole
 from asterism.parallel.laying import Stretch, laid
 from asterism.parallel.marks import Marks
 from asterism.parallel.places import Places
-from asterism.parallel.ring import Question, Questions, Turn, round_the_ring
+from asterism.parallel.ring import KernelQuestion, Questions, RingTurn, round_the_ring
 from asterism.parallel.routes import Answers, Delivery, Local, RowsOf, residues_of, ring_of, rows_of
 
 
@@ -73,7 +73,7 @@ class Call:
         terms, with_segments = self.options["terms"], marks.segments is not None
         by_distance = terms is not None and (terms.bias is not None or terms.relative is not None)
         if not (by_distance or with_segments):
-            at_once = Question((q, k, v), local.rule, self.options | {"key_mask": marks.key_mask})
+            at_once = KernelQuestion((q, k, v), local.rule, self.options | {"key_mask": marks.key_mask})
             yield Places.first(q.shape[2]), iter([at_once])
             return
         for block in laid(local, by_distance, with_segments):
@@ -81,7 +81,7 @@ class Call:
             asked = block.queries.take(q)
             yield block.queries, (self._laid(x, asked, k, v, marks, segments) for x in block.stretches)
 
-    def _laid(self, keys: Stretch, q: Tensor, k: Tensor, v: Tensor, marks: Marks, own: Tensor | None) -> Question:
+    def _laid(self, keys: Stretch, q: Tensor, k: Tensor, v: Tensor, marks: Marks, own: Tensor | None) -> KernelQuestion:
         """Neighbouring queries and some keys, laid as these say."""
         k, v, marks = keys.chosen.take(k), keys.chosen.take(v), marks.take(keys.chosen)
         if keys.size > len(keys.at):
@@ -93,7 +93,7 @@ class Call:
             here = Places(np.arange(keys.offset, keys.offset + q.shape[2]))
             segments = here.put(segments[:, None], own[:, None])[:, 0]
         more = {"key_mask": marks.key_mask, "segments": segments, "query_offset": keys.offset}
-        return Question((q, k, v), keys.rule, self.options | more)
+        return KernelQuestion((q, k, v), keys.rule, self.options | more)
 
 
 def _laid_out(mark: Tensor, keys: Stretch) -> Tensor:
@@ -108,11 +108,11 @@ def results_of(call: Call) -> Result:
 
 def _one(call: Call, share: Share) -> Result:
     match share:
-        case Rows():
+        case ByRows():
             return _by_rows(call, share)
-        case Residues():
+        case ByResidues():
             return _by_residues(call, share)
-        case Heads():
+        case ByHeads():
             return _by_heads(call, share)
         case Ring():
             return _by_ring(call, share)
@@ -186,7 +186,7 @@ class _Coming:
         self.flight = None
 
 
-def _by_rows(call: Call, share: Rows) -> Result:
+def _by_rows(call: Call, share: ByRows) -> Result:
     own = rows_of(call.plan, share, call.rank)
     segments = call.marks.segments
     marks = _marks(call, own.keys, call.marks, own.before if own.at_once is not None else None)
@@ -267,7 +267,7 @@ def _merge_answers(call: Call, answers: Answers, own: Result, flight: Flight) ->
     return Result(*(_together([*x[:rank], answers.kept.take(mine), *x[rank:]]) for x, mine in pairs))
 
 
-def _by_residues(call: Call, share: Residues) -> Result:
+def _by_residues(call: Call, share: ByResidues) -> Result:
     own = residues_of(call.plan, share, call.rank)
     marks = call.marks
     if (rows := marks.rows) is not None:
@@ -277,7 +277,7 @@ def _by_residues(call: Call, share: Residues) -> Result:
     return Result(*(own.back.take(x) for x in call.exchange(*((x, own.returning) for x in result))))
 
 
-def _by_heads(call: Call, share: Heads) -> Result:
+def _by_heads(call: Call, share: ByHeads) -> Result:
     plan, ranks = call.plan, call.context.ranks
     of_queries, of_keys = (_to_all(shards, call.rank) for shards in (plan.queries, plan.keys))
     marks = call.marks
@@ -316,7 +316,7 @@ def _by_ring(call: Call, share: Ring) -> Result:
         options = call.options | {"terms": _with(terms, learned)}
         return replace(call, options=options).questions(steps[step], q, k, v, marks, segments)
 
-    turn = Turn(call.context, call.plan.keys.sizes, call.marks, questions)
+    turn = RingTurn(call.context, call.plan.keys.sizes, call.marks, questions)
     return round_the_ring(turn, (call.q, call.k, call.v), learned)
 
 

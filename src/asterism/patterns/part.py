@@ -23,7 +23,7 @@ from asterism.patterns.pattern import (
     check_pattern,
     write_part,
 )
-from asterism.patterns.runs import Pieces, Runs
+from asterism.patterns.runs import CutPieces, Runs
 
 _MOST_PIECES = 16
 """Into more pairs of pieces than this no rectangle is cut: it is judged by its hull."""
@@ -92,7 +92,7 @@ class Part(Moved):
         columns = np.where(uncut, own, np.arange(len(own))), self.queries.step[steps[0]], self.keys.step[steps[1]]
         return np.unique(np.stack([uncut, *columns]), axis=1, return_inverse=True)[1].astype(np.int64).ravel()
 
-    def _judge(self, q: Pieces, k: Pieces, head: int) -> Verdicts:
+    def _judge(self, q: CutPieces, k: CutPieces, head: int) -> Verdicts:
         """What the inner pattern says of pairs of pieces, which are asked about by their steps."""
         result = np.empty(len(q.row), np.int8)
         for chosen, q_step, k_step in _by_steps(q.step, k.step):
@@ -195,8 +195,8 @@ def _chosen(tokens: Tokens, rows: Integers) -> Tokens:
     return Tokens(tokens.first[rows], tokens.last[rows], tokens.step)
 
 
-def _chosen_pieces(pieces: Pieces, chosen: Integers) -> Pieces:
-    return Pieces(pieces.row[chosen], pieces.first[chosen], pieces.last[chosen], pieces.step[chosen], pieces.sure)
+def _chosen_pieces(pieces: CutPieces, chosen: Integers) -> CutPieces:
+    return CutPieces(pieces.row[chosen], pieces.first[chosen], pieces.last[chosen], pieces.step[chosen], pieces.sure)
 
 
 def _pairs(left: Integers, right: Integers, rows: int) -> tuple[Integers, Integers]:

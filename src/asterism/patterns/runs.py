@@ -19,7 +19,7 @@ _MOST_RUNS = 2**24
 """The most runs of a set, 400 MiB of numbers."""
 
 
-class Pieces(NamedTuple):
+class CutPieces(NamedTuple):
     """What is left of sets of members when runs cut them: each piece is a set of positions in one run.
 
     row    which set each piece is of; every set has at least one
@@ -113,7 +113,7 @@ class Runs:
         """The run that holds each member."""
         return np.searchsorted(self.before, members, side="right") - 1
 
-    def pieces(self, members: Tokens) -> Pieces:
+    def pieces(self, members: Tokens) -> CutPieces:
         """Sets of members, given by their numbers, as sets of positions in one run each."""
         if (whole := self._uncut(members)) is not None:
             return whole
@@ -129,9 +129,9 @@ class Runs:
             some = first <= last
             row, run, first, last = row[some], run[some], first[some], last[some]
         step = np.where(first == last, 1, members.step * self.step[run])
-        return Pieces(row, self.places(first), self.places(last), step, members.step > 0 or len(row) == rows)
+        return CutPieces(row, self.places(first), self.places(last), step, members.step > 0 or len(row) == rows)
 
-    def hulls(self, members: Tokens) -> Pieces:
+    def hulls(self, members: Tokens) -> CutPieces:
         """Sets of members as one piece each, of which the first and the last position are known."""
         whole = self._uncut(members)
         if whole is not None:
@@ -141,15 +141,15 @@ class Runs:
         step = np.zeros_like(first)
         if uncut:
             step = members.step * self.step[self.run_of(members.first)]
-        return Pieces(np.arange(len(first)), first, last, step, True)
+        return CutPieces(np.arange(len(first)), first, last, step, True)
 
-    def _uncut(self, members: Tokens) -> Pieces | None:
+    def _uncut(self, members: Tokens) -> CutPieces | None:
         """Sets of members as progressions of positions, where the runs are such that all of them are."""
         step = self.comb_step(members.step)
         if step is None:
             return None
         first, last = self.places(members.first), self.places(members.last)
-        return Pieces(np.arange(len(first)), first, last, np.full_like(first, step), True)
+        return CutPieces(np.arange(len(first)), first, last, np.full_like(first, step), True)
 
     def comb_step(self, step: int) -> int | None:
         """How far apart members stand whose numbers are `step` apart, wherever they are; None if it depends."""

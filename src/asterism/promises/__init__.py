@@ -6,8 +6,8 @@ Every check runs a small model with random weights and compares two of its answe
 made inside: only `forward`, and for causal models its cache.
 """
 
-from asterism.promises.checks import PROMISES, Outcome
+from asterism.promises.checks import PROMISES, PromiseOutcome
 from asterism.promises.report import broken, check_promises, table
 from asterism.promises.subjects import SUBJECTS, Subject
 
-__all__ = ["PROMISES", "SUBJECTS", "Outcome", "Subject", "broken", "check_promises", "table"]
+__all__ = ["PROMISES", "SUBJECTS", "PromiseOutcome", "Subject", "broken", "check_promises", "table"]

@@ -27,14 +27,14 @@ MOST_GROWTH = 6.0
 TOLERANCE = 1e-6
 
 
-class Outcome(NamedTuple):
+class PromiseOutcome(NamedTuple):
     """Whether a promise is kept (None: it says nothing about this subject, and `seen` says why), and what was seen."""
 
     kept: bool | None
     seen: str
 
 
-def padding_changes_no_real_token(subject: Subject) -> Outcome:
+def padding_changes_no_real_token(subject: Subject) -> PromiseOutcome:
     """A row alone and the same row padded to a longer batch, on the right and on the left.
 
     Encoders are judged by the right, where their tokenizers pad, causal models by the left, where generation pads.
@@ -52,24 +52,24 @@ def padding_changes_no_real_token(subject: Subject) -> Outcome:
         extra["position_ids"] = (mask.cumsum(dim=1) - 1).clamp(min=0)
     left = _difference(alone, _logits(subject.build(), padded.roll(PADDING, 1), **extra)[:, PADDING:])
     kept = (left if subject.is_causal else right) < TOLERANCE
-    return Outcome(kept, f"right {right:.1g}, left {left:.1g}")
+    return PromiseOutcome(kept, f"right {right:.1g}, left {left:.1g}")
 
 
-def no_future_is_read(subject: Subject) -> Outcome:
+def no_future_is_read(subject: Subject) -> PromiseOutcome:
     """The last token is replaced; what was predicted before it must not change."""
     if not subject.is_causal:
-        return Outcome(None, "not causal")
+        return PromiseOutcome(None, "not causal")
     tokens = _tokens(LENGTH)
     other = tokens.clone()
     other[:, -1] = (other[:, -1] + 1) % VOCABULARY
     difference = _difference(*(_logits(subject.build(), x)[:, :-1] for x in (tokens, other)))
-    return Outcome(difference < TOLERANCE, f"{difference:.1g}")
+    return PromiseOutcome(difference < TOLERANCE, f"{difference:.1g}")
 
 
-def cached_equals_uncached(subject: Subject) -> Outcome:
+def cached_equals_uncached(subject: Subject) -> PromiseOutcome:
     """The last tokens one at a time through the cache, and all at once without it."""
     if not subject.is_causal:
-        return Outcome(None, "not causal")
+        return PromiseOutcome(None, "not causal")
     tokens = _tokens(LENGTH)
     whole = _logits(subject.build(), tokens)
     model = subject.build()
@@ -81,27 +81,27 @@ def cached_equals_uncached(subject: Subject) -> Outcome:
             cache = result.past_key_values
             parts.append(result.logits)
     difference = _difference(whole, torch.cat(parts, dim=1))
-    return Outcome(difference < TOLERANCE, f"{difference:.1g}")
+    return PromiseOutcome(difference < TOLERANCE, f"{difference:.1g}")
 
 
-def training_reads_what_evaluation_reads(subject: Subject) -> Outcome:
+def training_reads_what_evaluation_reads(subject: Subject) -> PromiseOutcome:
     """Training mode and evaluation mode, without dropout."""
     tokens = _tokens(LENGTH)
     difference = _difference(_logits(subject.build(), tokens), _logits(subject.build().train(), tokens))
-    return Outcome(difference < TOLERANCE, f"{difference:.1g}")
+    return PromiseOutcome(difference < TOLERANCE, f"{difference:.1g}")
 
 
-def a_short_input_changes_nothing_after_it(subject: Subject) -> Outcome:
+def a_short_input_changes_nothing_after_it(subject: Subject) -> PromiseOutcome:
     """A long input before and after a short one, through the same model."""
     tokens = _tokens(LENGTH)
     model = subject.build()
     before = _logits(model, tokens)
     _logits(model, tokens[:, :SHORT])
     difference = _difference(before, _logits(model, tokens))
-    return Outcome(difference < TOLERANCE, f"{difference:.1g}")
+    return PromiseOutcome(difference < TOLERANCE, f"{difference:.1g}")
 
 
-def no_global_generator_moves(subject: Subject) -> Outcome:
+def no_global_generator_moves(subject: Subject) -> PromiseOutcome:
     """The states of Python's, numpy's and torch's generators before and after a training step's forward pass."""
     model = subject.build().train()
     with isolated(0):
@@ -109,26 +109,26 @@ def no_global_generator_moves(subject: Subject) -> Outcome:
         with torch.no_grad():
             model(input_ids=_tokens(LENGTH))
         moved = [name for name, state in _generators().items() if state != before[name]]
-    return Outcome(not moved, f"moved: {', '.join(moved)}" if moved else "none moved")
+    return PromiseOutcome(not moved, f"moved: {', '.join(moved)}" if moved else "none moved")
 
 
-def memory_grows_linearly(subject: Subject) -> Outcome:
+def memory_grows_linearly(subject: Subject) -> PromiseOutcome:
     """Peak memory of a forward pass in float32 at two lengths, each in a process of its own."""
     if sys.platform != "linux":
-        return Outcome(None, "peak memory is read from Linux's /proc")
+        return PromiseOutcome(None, "peak memory is read from Linux's /proc")
     peaks = []
     for length in MEMORY_LENGTHS:
         command = [sys.executable, "-m", "asterism.promises.checks", subject.name, str(length)]
         environment = os.environ | {"MALLOC_MMAP_THRESHOLD_": "65536", "OMP_NUM_THREADS": "1"}
         done = subprocess.run(command, capture_output=True, text=True, env=environment)
         if done.returncode:
-            return Outcome(None, f"failed at {length:,} tokens: {done.stderr.strip().splitlines()[-1]}")
+            return PromiseOutcome(None, f"failed at {length:,} tokens: {done.stderr.strip().splitlines()[-1]}")
         peaks.append(json.loads(done.stdout.splitlines()[-1]))
     growth = peaks[1] / peaks[0]
-    return Outcome(growth < MOST_GROWTH, f"{growth:.1f} times, to {peaks[1] / 2**20:,.0f} MiB")
+    return PromiseOutcome(growth < MOST_GROWTH, f"{growth:.1f} times, to {peaks[1] / 2**20:,.0f} MiB")
 
 
-PROMISES: dict[str, Callable[[Subject], Outcome]] = {
+PROMISES: dict[str, Callable[[Subject], PromiseOutcome]] = {
     "padding changes no real token": padding_changes_no_real_token,
     "a causal model reads no future": no_future_is_read,
     "cached equals uncached": cached_equals_uncached,

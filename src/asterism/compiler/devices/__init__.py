@@ -5,24 +5,24 @@ it.
 """
 
 from asterism.compiler.devices.communicate import communicate
-from asterism.compiler.devices.communication import Communication, Heads, Residues, Ring, Rows, Share, gathered
+from asterism.compiler.devices.communication import ByHeads, ByResidues, ByRows, Communication, Ring, Share, gathered
 from asterism.compiler.devices.describe import describe, refusal, summary, without_pattern
 from asterism.compiler.devices.needs import needed_keys
 from asterism.compiler.devices.shards import Shards
-from asterism.compiler.devices.simulator import H100, Machine, Simulation, simulate
+from asterism.compiler.devices.simulator import H100, DeviceSimulation, Machine, simulate
 from asterism.compiler.devices.traffic import RowShape, Traffic, Transfers
 
 __all__ = [
     "H100",
     "Communication",
     "Machine",
-    "Simulation",
+    "DeviceSimulation",
     "simulate",
-    "Heads",
-    "Residues",
+    "ByHeads",
+    "ByResidues",
     "Ring",
     "RowShape",
-    "Rows",
+    "ByRows",
     "Shards",
     "Share",
     "Traffic",

@@ -5,9 +5,9 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from asterism.compiler.devices.communication import Communication, Heads, Residues, Ring, Rows, Share, some_heads
+from asterism.compiler.devices.communication import ByHeads, ByResidues, ByRows, Communication, Ring, Share, some_heads
 from asterism.compiler.devices.needs import (
-    Blocks,
+    QueryRuns,
     Term,
     named_keys,
     needed,
@@ -75,10 +75,10 @@ def candidates(
     """
     if queries.ranks != keys.ranks:
         raise PatternError(f"queries lie on {queries.ranks} ranks and keys on {keys.ranks}: they must be the same")
-    place = Place(queries, keys, query_offset, shape)
+    place = TokenPlace(queries, keys, query_offset, shape)
     yield place.plan(pattern, Ring(pattern))
     if shape.heads % keys.ranks == shape.key_heads % keys.ranks == 0 and some_heads(pattern, 0, 1) is not None:
-        yield place.plan(pattern, Heads(pattern))
+        yield place.plan(pattern, ByHeads(pattern))
     found = terms(pattern, place.extent)
     if (listed := listed_at_most(found, keys)) > _MOST_LISTED:
         raise PatternError(
@@ -94,7 +94,7 @@ def listed_at_most(found: Sequence[Term], keys: Shards) -> int:
 
 
 @dataclass(frozen=True)
-class Place:
+class TokenPlace:
     """Where tokens lie, and what their rows take.
 
     `sample`: the ranks that a plan is made for, if not for all; the others get what all get in two hops.
@@ -126,14 +126,14 @@ class Place:
     def plan(self, pattern: Pattern, *shares: Share) -> Communication:
         return Communication(pattern, self.queries, self.keys, shares, self.query_offset)
 
-    def rows(self, pattern: Pattern, found: Sequence[Term]) -> Iterator[Rows]:
+    def rows(self, pattern: Pattern, found: Sequence[Term]) -> Iterator[ByRows]:
         """Ways to share by moving rows, the simplest first: which queries ask, and which keys all get."""
         for asking in self._askers(found):
             wanted = remote(found, self._blocks(asking, self.sample), self.keys)
             for shared in _shared(wanted, len(self.sample) or self.keys.ranks):
-                yield Rows(pattern, transfers(_without(wanted, shared), self.keys), shared, asking)
+                yield ByRows(pattern, transfers(_without(wanted, shared), self.keys), shared, asking)
 
-    def _blocks(self, asking: Integers, sample: tuple[int, ...] = ()) -> Blocks:
+    def _blocks(self, asking: Integers, sample: tuple[int, ...] = ()) -> QueryRuns:
         """Blocks of the queries that every rank computes itself: all of its own but those that ask everyone. Only those
         of a sample, if there is one."""
         bounds, ranks = np.array(self.queries.bounds), self.queries.ranks
@@ -141,7 +141,7 @@ class Place:
         rank, start, stop = _without(own, asking).triples()
         kept = np.isin(rank, sample) if sample else np.ones(len(rank), bool)
         start, stop = start[kept] + self.query_offset, stop[kept] + self.query_offset
-        return Blocks.cut(start, stop, rank[kept], ranks)
+        return QueryRuns.cut(start, stop, rank[kept], ranks)
 
     def _askers(self, found: Sequence[Term]) -> Iterator[Integers]:
         """Sets of queries that may ask everyone, as intervals: none, and those that read more and more keys."""
@@ -173,10 +173,10 @@ class Place:
             others = [term for term in found if term not in strided]
             rest = union(others, pattern.heads)
             if rest is None:
-                yield (Residues(pattern, period),)
+                yield (ByResidues(pattern, period),)
             elif (own := union(strided, pattern.heads)) is not None:
                 by_rows = min(self.rows(rest, others), key=lambda rows: self.moved(self.plan(rest, rows)))
-                yield by_rows, Residues(own & ~rest, period)
+                yield by_rows, ByResidues(own & ~rest, period)
 
 
 def _shared(wanted: Intervals, ranks: int) -> Iterator[Integers]:
@@ -197,7 +197,7 @@ def _shared(wanted: Intervals, ranks: int) -> Iterator[Integers]:
             yield np.stack([joined.starts, joined.stops], axis=1)
 
 
-def remote(found: Sequence[Term], blocks: Blocks, keys: Shards) -> Intervals:
+def remote(found: Sequence[Term], blocks: QueryRuns, keys: Shards) -> Intervals:
     """Per rank, the keys that its queries need and other ranks hold."""
     bounds = np.array(keys.bounds)
     own = Intervals.one_each(bounds[:-1], bounds[1:], keys.length)

@@ -19,7 +19,7 @@ from asterism.patterns.pattern import Pattern, PerHead
 
 
 @dataclass(frozen=True, eq=False)
-class Rows:
+class ByRows:
     """Keys travel to the queries that read them, and queries that read nearly everything travel to the keys.
 
     pattern  the share of the rule
@@ -38,7 +38,7 @@ class Rows:
 
 
 @dataclass(frozen=True)
-class Residues:
+class ByResidues:
     """All tokens go where their residue lives, and results go back: rank r computes the positions whose residue modulo
     `period` is in Shards.even(period, ranks).range(r), in ascending order of position."""
 
@@ -47,7 +47,7 @@ class Residues:
 
 
 @dataclass(frozen=True)
-class Heads:
+class ByHeads:
     """Every rank computes some heads of the whole sequence (Jacobs et al. 2023, DeepSpeed-Ulysses): queries, keys and
     values go there, results go back. Heads and key heads must be multiples of the ranks."""
 
@@ -61,7 +61,7 @@ class Ring:
     pattern: Pattern
 
 
-Share = Rows | Residues | Heads | Ring
+Share = ByRows | ByResidues | ByHeads | Ring
 
 
 @dataclass(frozen=True, eq=False)
@@ -86,18 +86,18 @@ class Communication:
     @property
     def ignores_the_pattern(self) -> bool:
         """Whether it moves what any pattern would: some share goes round the ring or by heads."""
-        return any(isinstance(share, Heads | Ring) for share in self.shares)
+        return any(isinstance(share, ByHeads | Ring) for share in self.shares)
 
     def collectives(self, share: Share, shape: RowShape) -> tuple[Collective, ...]:
         """The all-to-alls of a share, in order, for rows of this shape; empty ones among them."""
         bytes_of = shape.key, shape.query, shape.result
         match share:
-            case Rows(direct=direct, shared=shared, asking=asking):
+            case ByRows(direct=direct, shared=shared, asking=asking):
                 hops = Hops.of(shared, self.keys), Hops.of(asking, self.queries)
                 return tuple(of_rows(direct, *hops, bytes_of, self.ranks))
-            case Residues(period=period):
+            case ByResidues(period=period):
                 return tuple(of_residues(self.keys, period, shape.key + shape.query, shape.result))
-            case Heads():
+            case ByHeads():
                 return tuple(of_heads(self.queries, self.keys, bytes_of))
             case Ring():
                 return tuple(of_ring(self.keys, shape.key))
@@ -123,14 +123,14 @@ class Communication:
         """Bytes of keys and values that a share brings to each rank, beside those of its shard."""
         sizes = np.array(self.keys.sizes)
         match share:
-            case Rows(direct=direct, shared=shared):
+            case ByRows(direct=direct, shared=shared):
                 hops = Hops.of(shared, self.keys)
                 return (direct.counts_received() + hops.rows - hops.owned()) * shape.key
-            case Residues(period=period):
+            case ByResidues(period=period):
                 parts = np.array(Shards.even(period, self.ranks).bounds)
                 length = self.keys.length
                 return np.diff(length // period * parts + np.clip(length % period, 0, parts)) * shape.key
-            case Heads():
+            case ByHeads():
                 return np.full(self.ranks, self.keys.length * shape.key // self.ranks)
             case Ring():  # the shard that is computed with, and the next one, which comes meanwhile
                 steps, ranks = np.arange(1, self.ranks + 1)[:, None], np.arange(self.ranks)
@@ -160,4 +160,4 @@ def gathered(pattern: Pattern, queries: Shards, keys: Shards) -> Communication:
     bounds = np.array(keys.bounds)
     direct = Transfers(source, target, bounds[source], bounds[source + 1], ranks)
     nothing = np.zeros((0, 2), np.int64)
-    return Communication(pattern, queries, keys, (Rows(pattern, direct, nothing, nothing),))
+    return Communication(pattern, queries, keys, (ByRows(pattern, direct, nothing, nothing),))

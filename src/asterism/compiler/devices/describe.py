@@ -4,7 +4,7 @@ from typing import Any
 
 import numpy as np
 
-from asterism.compiler.devices.communication import Communication, Heads, Residues, Ring, Rows, Share
+from asterism.compiler.devices.communication import ByHeads, ByResidues, ByRows, Communication, Ring, Share
 from asterism.compiler.devices.shards import Shards
 from asterism.compiler.devices.traffic import RowShape, Traffic
 from asterism.errors import shown
@@ -20,7 +20,7 @@ def without_pattern(queries: Shards, keys: Shards, shape: RowShape) -> dict[str,
     sizes, ranks = np.array(keys.sizes), keys.ranks
     gathered = int(np.maximum(sizes.sum() - sizes, sizes * (ranks - 1)).max(initial=0)) * shape.key
     moved: dict[str, int | str] = {"all-gather": gathered}
-    for name, share in (("ring", Ring), ("Ulysses", Heads)):
+    for name, share in (("ring", Ring), ("Ulysses", ByHeads)):
         moved[name] = Communication(dense(), queries, keys, (share(dense()),)).traffic(shape).most
     if reason := no_ulysses(ranks, shape):
         moved["Ulysses"] = reason
@@ -111,7 +111,7 @@ def megabytes(count: int) -> str:
 
 def _title(share: Share, plan: Communication) -> str:
     match share:
-        case Rows(direct=direct, shared=shared, asking=asking):
+        case ByRows(direct=direct, shared=shared, asking=asking):
             most = int(direct.counts_received().max(initial=0))
             parts = [f"keys go where they are read (at most {most:,} straight to a rank)"]
             if len(shared):
@@ -119,9 +119,9 @@ def _title(share: Share, plan: Communication) -> str:
             if len(asking):
                 parts.append(f"{_count(asking):,} queries that read nearly everything ask every rank")
             return ", ".join(parts)
-        case Residues(period=period):
+        case ByResidues(period=period):
             return f"tokens go where their residue modulo {period:,} lives, and results come back"
-        case Heads():
+        case ByHeads():
             return f"every rank computes some heads of all {plan.keys.length:,} tokens (Ulysses)"
         case Ring():
             return "shards of keys go round the ring"

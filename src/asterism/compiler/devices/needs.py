@@ -53,7 +53,7 @@ def _spread(rule: Pattern) -> Pattern:
 
 
 @dataclass(frozen=True, eq=False)
-class Blocks:
+class QueryRuns:
     """Runs of queries, by position: the positions start[i] .. stop[i] - 1 belong to group[i] of so many groups."""
 
     start: Integers
@@ -62,7 +62,7 @@ class Blocks:
     groups: int
 
     @classmethod
-    def cut(cls, start: Integers, stop: Integers, group: Integers, groups: int) -> "Blocks":
+    def cut(cls, start: Integers, stop: Integers, group: Integers, groups: int) -> "QueryRuns":
         """Blocks of equal size from any runs, as small as their number allows; empty runs have none."""
         size = max(1, -(-int((stop - start).sum()) // _MOST_BLOCKS))
         counts = np.maximum(-(-(stop - start) // size), 0)
@@ -77,19 +77,19 @@ class Blocks:
     def sizes(self) -> Integers:
         return self.stop - self.start
 
-    def singles(self, chosen: Booleans) -> "Blocks":
+    def singles(self, chosen: Booleans) -> "QueryRuns":
         """Each query of the chosen blocks by itself."""
         sizes = self.sizes[chosen]
         within = np.arange(sizes.sum()) - np.repeat(np.cumsum(sizes) - sizes, sizes)
         at = np.repeat(self.start[chosen], sizes) + within
-        return Blocks(at, at + 1, np.repeat(self.group[chosen], sizes), self.groups)
+        return QueryRuns(at, at + 1, np.repeat(self.group[chosen], sizes), self.groups)
 
     @property
     def tokens(self) -> Tokens:
         return Tokens(self.start, self.stop - 1, 1)
 
 
-def needed(found: Sequence[Term], blocks: Blocks, length: int) -> Intervals:
+def needed(found: Sequence[Term], blocks: QueryRuns, length: int) -> Intervals:
     """Per group of blocks, intervals that hold every key that its queries can read."""
     nothing = Intervals.nothing(blocks.groups, length)
     if not len(blocks) or not length:
@@ -97,7 +97,7 @@ def needed(found: Sequence[Term], blocks: Blocks, length: int) -> Intervals:
     return reduce(or_, (_needed_by_term(term, blocks, length) for term in found), nothing)
 
 
-def _needed_by_term(term: Term, blocks: Blocks, length: int) -> Intervals:
+def _needed_by_term(term: Term, blocks: QueryRuns, length: int) -> Intervals:
     row, start, stop = term.rule.find_spans(blocks.tokens, length, term.heads[0]).triples()
     reached = Intervals.build(blocks.group[row], start, stop, blocks.groups, length)
     for starts, stops in named_keys(term.rule, length):
@@ -105,7 +105,7 @@ def _needed_by_term(term: Term, blocks: Blocks, length: int) -> Intervals:
     return reached
 
 
-def readable(found: Sequence[Term], blocks: Blocks, length: int) -> Integers:
+def readable(found: Sequence[Term], blocks: QueryRuns, length: int) -> Integers:
     """Per block, at least as many keys as its queries can read, and at most all."""
     count = np.zeros(len(blocks), np.int64)
     for term in found if len(blocks) and length else ():
@@ -204,6 +204,6 @@ def needed_keys(pattern: Pattern | str, query_range: tuple[int, int], length: in
             f"needed_keys: a range of queries goes from 0 or more to at most {length:,}, the length, and never"
             f" backwards, got {tuple(query_range)}"
         )
-    blocks = Blocks.cut(np.array([start]), np.array([stop]), np.zeros(1, np.int64), 1)
+    blocks = QueryRuns.cut(np.array([start]), np.array([stop]), np.zeros(1, np.int64), 1)
     _, starts, stops = needed(terms(pattern, max(length, stop)), blocks, length).triples()
     return np.stack([starts, stops], axis=1)

@@ -15,10 +15,10 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from asterism.compiler.devices.communicate import Place, listed_at_most
-from asterism.compiler.devices.communication import Communication, Heads, Ring, Rows
+from asterism.compiler.devices.communicate import TokenPlace, listed_at_most
+from asterism.compiler.devices.communication import ByHeads, ByRows, Communication, Ring
 from asterism.compiler.devices.describe import no_ulysses
-from asterism.compiler.devices.needs import Blocks, Term, named_keys, needed, strides, terms
+from asterism.compiler.devices.needs import QueryRuns, Term, named_keys, needed, strides, terms
 from asterism.compiler.devices.shards import Shards
 from asterism.compiler.devices.traffic import RowShape
 from asterism.patterns.intervals import Integers, covered_below
@@ -88,7 +88,7 @@ class Way:
 
 
 @dataclass(frozen=True)
-class Simulation:
+class DeviceSimulation:
     """All ways for one pattern, length and number of devices.
 
     sampled  the ranks that stand for all in the plan by pattern; empty where all were planned
@@ -112,31 +112,33 @@ class Simulation:
         return min((way for way in self.ways if not way.refusal), key=lambda way: (way.seconds, way.keys)).name
 
 
-def simulate(pattern: Pattern | str, length: int, devices: int, shape: RowShape, machine: Machine = H100) -> Simulation:
+def simulate(
+    pattern: Pattern | str, length: int, devices: int, shape: RowShape, machine: Machine = H100
+) -> DeviceSimulation:
     """One layer of self-attention over `length` tokens in even shards on so many devices, forward."""
     pattern = parse(pattern) if isinstance(pattern, str) else pattern
     shards = Shards.even(length, devices)
     found = terms(pattern, length)
     some = np.unique(np.linspace(0, devices - 1, _RANKS).astype(np.int64))
-    place = Place(shards, shards, 0, shape, tuple(some.tolist()) if listed_at_most(found, shards) > _CELLS else ())
+    place = TokenPlace(shards, shards, 0, shape, tuple(some.tolist()) if listed_at_most(found, shards) > _CELLS else ())
     plan = min(place.ways(pattern, found), key=place.moved)
     work = _work(found, pattern.heads, shards, some, plan)
     model = _Model(place, machine)
-    ways = [model.way("by pattern", plan, work.by_pattern, waits=any(not isinstance(x, Rows) for x in plan.shares))]
-    ring, heads = (Communication(pattern, shards, shards, (share(pattern),)) for share in (Ring, Heads))
+    ways = [model.way("by pattern", plan, work.by_pattern, waits=any(not isinstance(x, ByRows) for x in plan.shares))]
+    ring, heads = (Communication(pattern, shards, shards, (share(pattern),)) for share in (Ring, ByHeads))
     ways.append(model.way("all-gather", ring, work.of_shards, waits=True, keys=length * shape.key))
     ways.append(model.way("ring", ring, work.of_shards, waits=False))
     reason = no_ulysses(devices, shape)
     ways.append(Way("Ulysses", reason) if reason else model.way("Ulysses", heads, work.even, waits=True))
     kinds = tuple(type(share).__name__ for share in plan.shares)
-    return Simulation(str(pattern), length, devices, place.sample, kinds, tuple(ways))
+    return DeviceSimulation(str(pattern), length, devices, place.sample, kinds, tuple(ways))
 
 
 @dataclass(frozen=True)
 class _Model:
     """From plans to bytes and seconds."""
 
-    place: Place
+    place: TokenPlace
     machine: Machine
 
     def way(self, name: str, plan: Communication, pairs: float, *, waits: bool, keys: int | None = None) -> Way:
@@ -186,7 +188,7 @@ class _Pairs:
 
 
 def _work(found: Sequence[Term], heads: int, shards: Shards, ranks: Integers, plan: Communication) -> _Pairs:
-    asking = np.concatenate([np.zeros((0, 2), np.int64), *(x.asking for x in plan.shares if isinstance(x, Rows))])
+    asking = np.concatenate([np.zeros((0, 2), np.int64), *(x.asking for x in plan.shares if isinstance(x, ByRows))])
     bounds = np.array(shards.bounds)
     asked = np.diff(covered_below(asking[:, 0], asking[:, 1], bounds))[ranks]
     sizes = np.array(shards.sizes)[ranks]
@@ -200,7 +202,7 @@ def _work(found: Sequence[Term], heads: int, shards: Shards, ranks: Integers, pl
     total, count = np.bincount(rank[free], reads, len(ranks)), np.bincount(rank[free], minlength=len(ranks))
     own = total / np.maximum(count, 1) * (sizes - asked)
     everything = float((asking[:, 1] - asking[:, 0]).sum()) * shards.length
-    if any(not isinstance(share, Rows) for share in plan.shares):  # residues share pairs out evenly
+    if any(not isinstance(share, ByRows) for share in plan.shares):  # residues share pairs out evenly
         by_pattern = own.mean() + everything / shards.ranks
     else:
         by_pattern = own.max() + everything / shards.ranks
@@ -213,7 +215,7 @@ def _reads(found: Sequence[Term], heads: int, queries: Integers, length: int) ->
 
     Exact but for strides and sets of keys: where several of these allow a key, each counts it.
     """
-    singles = Blocks(queries, queries + 1, np.arange(len(queries)), len(queries))
+    singles = QueryRuns(queries, queries + 1, np.arange(len(queries)), len(queries))
     counts = []
     for head in sorted({0, heads - 1}):
         own = [term for term in found if head in term.heads]

@@ -42,11 +42,11 @@ def compile_and_link(command: Sequence[str], units: Sequence[Path], library: Pat
 
 def _run(commands: Iterable[list[str]], at_a_time: int) -> None:
     """Runs all of them. Raises KernelError if one fails, and leaves none running, however it ends."""
-    waiting, running = list(commands), list[_Run]()
+    waiting, running = list(commands), list[_CompilerRun]()
     try:
         while waiting or running:
             while waiting and len(running) < at_a_time:
-                running.append(_Run(waiting.pop(0)))
+                running.append(_CompilerRun(waiting.pop(0)))
             time.sleep(_REST)
             running = [run for run in running if not run.has_ended()]
     finally:
@@ -54,7 +54,7 @@ def _run(commands: Iterable[list[str]], at_a_time: int) -> None:
             run.stop()
 
 
-class _Run:
+class _CompilerRun:
     """One run of the compiler, in a process group of its own: it is several processes, which end together."""
 
     def __init__(self, command: list[str]) -> None:

@@ -97,7 +97,7 @@ torch.library.register_fake("asterism::cpu_decode", _fake_decode, lib=_OPERATORS
 
 
 @dataclass(frozen=True)
-class Decoding:
+class CpuDecoding:
     """`cpu_decode` as a kernel."""
 
     def refusal(self, operands: Operands) -> str | None:
@@ -121,5 +121,5 @@ class Decoding:
         return plan.sparse_cost("cpu", setting)
 
 
-DECODING = Decoding()
+DECODING = CpuDecoding()
 """Attention of a few queries against the slots of a cache."""

@@ -13,7 +13,7 @@ from asterism.kernels.cpu.build import library
 from asterism.kernels.cpu.interface import Problem, address, call, pointer, strided_pointer
 from asterism.kernels.cpu.program import program
 from asterism.kernels.operands import Operands
-from asterism.kernels.operator import Gradients, Rounded, Tiles, Wanted, operator
+from asterism.kernels.operator import Gradients, Rounded, TileKernel, Wanted, operator
 
 DTYPES = (torch.float32, torch.bfloat16)
 """What the kernel computes."""
@@ -95,12 +95,12 @@ def problem_of(operands: Operands, attended: Rounded) -> Problem:
     return problem
 
 
-def _terms_of(operands: Operands) -> interface.Terms | None:
+def _terms_of(operands: Operands) -> interface.CTerms | None:
     """The terms of the scores, None for none. Their tensors live as long as the operands do."""
     o = operands
     if not o.terms:
         return None
-    terms = interface.Terms(softcap=o.softcap, seed=o.seed, kept_factor=1 / (1 - o.dropout))
+    terms = interface.CTerms(softcap=o.softcap, seed=o.seed, kept_factor=1 / (1 - o.dropout))
     terms.dropped_below = round(o.dropout * 2**32)
     if o.bias is not None:
         heads, (first, past) = 1 if len(o.bias) == 1 else o.q.shape[1], o.distances
@@ -125,5 +125,5 @@ def _set_results(problem: Problem, dtype: torch.dtype, attended: Rounded) -> Non
         problem.residual = pointer("residual", attended.residual, dtype, *shape)
 
 
-CPU = Tiles("cpu", operator("cpu", _forward, _backward), refusal, ("bias", "relative", "softcap", "dropout"))
+CPU = TileKernel("cpu", operator("cpu", _forward, _backward), refusal, ("bias", "relative", "softcap", "dropout"))
 """Fused attention over tiles in C++ (kernels/operator.py)."""

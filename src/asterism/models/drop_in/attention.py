@@ -29,7 +29,7 @@ from asterism.models.drop_in.documents import from_boundaries, from_positions
 from asterism.models.drop_in.field import read_native_window, read_patterns, require_native_window
 from asterism.models.drop_in.places import place_of
 from asterism.models.drop_in.terms import of_heads, read_terms
-from asterism.models.drop_in.tokens import Tokens, require_tokens
+from asterism.models.drop_in.tokens import LayerTokens, require_tokens
 from asterism.parallel import sharding
 from asterism.parallel.context import resumed
 from asterism.patterns import parse, require_causal, window
@@ -42,11 +42,11 @@ class Rule(NamedTuple):
     depends_on_length: bool
 
 
-class Asked(NamedTuple):
+class LayerCall(NamedTuple):
     """What a layer's attention is asked to do: who reads whom, of which tokens, and how scores become weights."""
 
     rule: Rule
-    tokens: Tokens
+    tokens: LayerTokens
     scale: float | None
     terms: Terms | None
 
@@ -56,7 +56,7 @@ def pattern_attention(
     query: torch.Tensor,
     key: torch.Tensor,
     value: torch.Tensor,
-    attention_mask: Tokens | None,
+    attention_mask: LayerTokens | None,
     dropout: float = 0.0,
     scaling: float | None = None,
     is_causal: bool | None = None,
@@ -79,7 +79,7 @@ def pattern_attention(
         raise ConfigurationError(f"attention got sliding_window={sliding_window}, but the model's mask has no window")
     documents = _documents(query, tokens, others)
     rule = layer_rule(module, tokens) if pattern_rule is None else pattern_rule
-    asked = Asked(rule, tokens, scaling, read_terms(others, dropout))
+    asked = LayerCall(rule, tokens, scaling, read_terms(others, dropout))
     if tokens.call is not None:
         with resumed(tokens.call.context):
             return _attend_shard(query, key, value, asked, documents).transpose(1, 2).contiguous(), None
@@ -99,7 +99,7 @@ def pattern_attention(
     return mixed.transpose(1, 2).contiguous(), None
 
 
-def layer_rule(module: Any, tokens: Tokens) -> Rule:
+def layer_rule(module: Any, tokens: LayerTokens) -> Rule:
     """Who reads whom in a layer: its pattern, and the model's own window with it where the configuration wants both.
 
     Raises PatternError for a causal model whose pattern reads the future or is not prefix-stable, ConfigurationError
@@ -131,7 +131,7 @@ def _complete_rule(
     return pattern.text, pattern.depends_on_length
 
 
-def _attend_all(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, asked: Asked) -> torch.Tensor:
+def _attend_all(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, asked: LayerCall) -> torch.Tensor:
     """k and v hold all S + N tokens."""
     tokens = asked.tokens
     if tokens.seen:
@@ -143,7 +143,7 @@ def _attend_all(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, asked: Asked)
 
 
 def _attend_shard(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, asked: Asked, documents: tuple[int, ...] | None
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, asked: LayerCall, documents: tuple[int, ...] | None
 ) -> torch.Tensor:
     """The tokens of one shard, whose padding comes last in its row."""
     call, tokens = asked.tokens.call, asked.tokens
@@ -171,7 +171,7 @@ def _attend_shard(
 
 
 def _attend_documents(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, asked: Asked, documents: tuple[int, ...]
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, asked: LayerCall, documents: tuple[int, ...]
 ) -> torch.Tensor:
     """Each document by itself; the rows of the batch are one row, one after another."""
     rows, ends = q.shape[0], [0, *accumulate(documents)]
@@ -181,7 +181,7 @@ def _attend_documents(
 
 
 def _attend_cached(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, asked: Asked, cache: PatternCacheLayer
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, asked: LayerCall, cache: PatternCacheLayer
 ) -> torch.Tensor:
     """k and v hold the N new tokens, which the cache is extended by."""
     tokens = asked.tokens
@@ -198,7 +198,7 @@ def _attend_cached(
     return mixed if packing is None else packing.unpack(mixed.transpose(1, 2)).transpose(1, 2)
 
 
-def _read(q: torch.Tensor, part: Kept, asked: Asked) -> torch.Tensor:
+def _read(q: torch.Tensor, part: Kept, asked: LayerCall) -> torch.Tensor:
     """What some queries read of what a cache has kept for them."""
     terms = None if asked.terms is None else of_heads(asked.terms, part.heads)
     mixed: torch.Tensor = part.attend(q, scale=asked.scale, terms=terms)
@@ -206,13 +206,15 @@ def _read(q: torch.Tensor, part: Kept, asked: Asked) -> torch.Tensor:
 
 
 def _decode(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, asked: Asked, positions: torch.Tensor, kept: torch.Tensor
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, asked: LayerCall, positions: torch.Tensor, kept: torch.Tensor
 ) -> torch.Tensor:
     """Queries at `positions` [B or 1, N] of keys at `kept` [B or 1, L]; -1 is padding."""
     return decode(q, k, v, asked.rule.text, positions.clamp(min=0), kept, scale=asked.scale, terms=asked.terms)
 
 
-def _attend_packed(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, asked: Asked, packing: Packing) -> torch.Tensor:
+def _attend_packed(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, asked: LayerCall, packing: Packing
+) -> torch.Tensor:
     """Real tokens in front, padding behind them; then back to where they were."""
     text, scale, terms = asked.rule.text, asked.scale, asked.terms
     q, k, v = (packing.pack(x.transpose(1, 2)).transpose(1, 2) for x in (q, k, v))
@@ -229,7 +231,7 @@ def _attend_packed(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, asked: Ask
 # --- refusals --------------------------------------------------------------------------------------------------------
 
 
-def _documents(query: torch.Tensor, tokens: Tokens, given: dict[str, Any]) -> tuple[int, ...] | None:
+def _documents(query: torch.Tensor, tokens: LayerTokens, given: dict[str, Any]) -> tuple[int, ...] | None:
     """The lengths of the documents in the batch, by all that is said of them; None where each row is one sequence."""
     rows, _, new, _ = query.shape
     new = new if tokens.call is None else tokens.call.shards.length
@@ -246,7 +248,7 @@ def _documents(query: torch.Tensor, tokens: Tokens, given: dict[str, Any]) -> tu
     return documents
 
 
-def _check_documents(key: torch.Tensor, tokens: Tokens, new: int, cache: PatternCacheLayer | None) -> None:
+def _check_documents(key: torch.Tensor, tokens: LayerTokens, new: int, cache: PatternCacheLayer | None) -> None:
     if cache is not None or tokens.seen or tokens.real is not None:
         raise ConfigurationError(
             "documents packed into a row (position_ids that start again, cu_seq_lens_q) come without a cache and"
@@ -268,7 +270,7 @@ def _check_seen(by_layer: int, by_model: int) -> None:
         )
 
 
-def _check_keys(key: torch.Tensor, tokens: Tokens, new: int) -> None:
+def _check_keys(key: torch.Tensor, tokens: LayerTokens, new: int) -> None:
     if key.shape[2] != tokens.seen + new:
         raise ConfigurationError(
             f"attention got {key.shape[2]} keys for {tokens.seen} tokens seen and {new} new ones: a pattern needs the"

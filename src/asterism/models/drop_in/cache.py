@@ -18,7 +18,7 @@ from asterism.layers.padding import refuse_added
 from asterism.models.cache import OUTSIDE_GRAPHS, PatternCache, PatternCacheLayer, new_layer
 from asterism.models.drop_in.attention import layer_rule
 from asterism.models.drop_in.field import IMPLEMENTATION
-from asterism.models.drop_in.tokens import Tokens, require_tokens
+from asterism.models.drop_in.tokens import LayerTokens, require_tokens
 from asterism.patterns import parse
 
 
@@ -64,7 +64,7 @@ def _hand_over_cache(
     cache = named.get("past_key_values")
     if cache is None or module.config._attn_implementation != IMPLEMENTATION:
         return None
-    tokens = next((x for x in (*named.values(), *arguments) if isinstance(x, Tokens)), None)
+    tokens = next((x for x in (*named.values(), *arguments) if isinstance(x, LayerTokens)), None)
     rule = layer_rule(module, require_tokens(tokens, module))
     layer = _forgetting_layer(cache, module.layer_idx, rule.text)
     return arguments, named | {"past_key_values": None, "pattern_cache": layer, "pattern_rule": rule}

@@ -34,7 +34,7 @@ _TARGETS = {
 _CACHES = ("past_key_values", "encoder_hidden_states")
 
 
-class Call(NamedTuple):
+class ModelCall(NamedTuple):
     """What ranks know of a call of a model.
 
     positions  int64 [B, N] of whole rows
@@ -62,10 +62,10 @@ class Call(NamedTuple):
         return from_positions(self.positions, len(self.positions), self.shards.length)
 
 
-_CALL: ContextVar[Call | None] = ContextVar("sharded_call", default=None)
+_CALL: ContextVar[ModelCall | None] = ContextVar("sharded_call", default=None)
 
 
-def sharded_call() -> Call | None:
+def sharded_call() -> ModelCall | None:
     """What is known of the call around the caller; None where sequences lie on one device.
 
     Raises ConfigurationError within `sequence_parallel` for a part of a model, which was not asked as a whole.
@@ -129,7 +129,7 @@ def _meet(context: SequenceParallel, model: Any, given: dict[str, Any], signatur
     if positions is None:
         given["position_ids"] = torch.arange(*rows.shards.range(context.rank), device=tokens.device)[None]
     own = given["position_ids"].expand(*tokens.shape[:2])
-    _CALL.set(Call(model, rows, all_tokens(context, own, rows.shards), labels, items))
+    _CALL.set(ModelCall(model, rows, all_tokens(context, own, rows.shards), labels, items))
     if "use_cache" in signature.parameters:
         given["use_cache"] = False
     return given

@@ -12,7 +12,7 @@ import torch
 from asterism.errors import ConfigurationError
 from asterism.layers.padding import Packing, is_known_full, real_tokens
 from asterism.models.drop_in.documents import from_mask
-from asterism.models.drop_in.sharded import Call, sharded_call
+from asterism.models.drop_in.sharded import ModelCall, sharded_call
 
 _OTHER_CACHE = (
     "a static or sliding cache cannot forget by a pattern; leave out cache_implementation and past_key_values, or pass"
@@ -20,7 +20,7 @@ _OTHER_CACHE = (
 )
 
 
-class Tokens(NamedTuple):
+class LayerTokens(NamedTuple):
     """N new tokens per row, after S that a cache has seen.
 
     real     bool [B, S + N], False for padding; None when all tokens are real
@@ -42,9 +42,9 @@ class Tokens(NamedTuple):
     causal: bool
     window: int | None
     documents: tuple[int, ...] | None = None
-    call: Call | None = None
+    call: ModelCall | None = None
 
-    def contiguous(self) -> "Tokens":
+    def contiguous(self) -> "LayerTokens":
         """Refused with ConfigurationError: only `generate` asks it, of the masks of a static cache."""
         raise ConfigurationError(_OTHER_CACHE)
 
@@ -64,8 +64,8 @@ def describe_tokens(
     device: Any = None,
     config: Any = None,
     **unused: Any,
-) -> Tokens:
-    """The mask function: a Tokens, which transformers hands from the model to the attention of each layer.
+) -> LayerTokens:
+    """The mask function: a LayerTokens, which transformers hands from the model to the attention of each layer.
 
     Only masks of models that hide nothing come with `allow_is_bidirectional_skip`. Where neither skip is allowed, the
     mask is more than padding, causality and a window. Raises ConfigurationError for such masks, unless they keep the
@@ -90,13 +90,13 @@ def describe_tokens(
     if q_offset and not causal:
         raise ConfigurationError("a model that reads the future cannot continue from a cache; pass the whole sequence")
     if call is not None:
-        return Tokens(call.rows.real, None, None, 0, causal, local_size, call.documents(causal), call)
+        return LayerTokens(call.rows.real, None, None, 0, causal, local_size, call.documents(causal), call)
     real = None if attention_mask is None else real_tokens(attention_mask, batch_size, q_offset, q_length)
     real = None if real is None or is_known_full(real) else real
     new = None if real is None else real[:, q_offset:]
     packing = None if new is None or (q_offset and is_known_full(new)) else Packing.of(new)
     padding = None if packing is None or torch.compiler.is_compiling() else packing.known()
-    return Tokens(real, packing, padding, q_offset, causal, local_size, documents)
+    return LayerTokens(real, packing, padding, q_offset, causal, local_size, documents)
 
 
 def chunks(config: Any) -> bool:
@@ -104,16 +104,16 @@ def chunks(config: Any) -> bool:
     return bool(getattr(config, "attention_chunk_size", None))
 
 
-def require_tokens(mask: object, module: Any) -> Tokens:
+def require_tokens(mask: object, module: Any) -> LayerTokens:
     """What `describe_tokens` gave the model, or what an encoder gives its attention in the place of it.
 
     An encoder that knows no padding, such as ViT, gives None; one that makes its mask as older models do, such as
     LayoutLM, [batch, 1, 1, tokens], 0 or True for tokens that may be read. Raises ConfigurationError for anything else.
     """
-    if isinstance(mask, Tokens):
+    if isinstance(mask, LayerTokens):
         return mask
     if mask is None and not getattr(module, "is_causal", True):
-        return Tokens(None, None, None, 0, False, None)
+        return LayerTokens(None, None, None, 0, False, None)
     if isinstance(mask, torch.Tensor) and mask.ndim == 4 and mask.shape[1:3] == (1, 1):
         return _of_padding(mask[:, 0, 0])
     seen = "no mask from its model" if mask is None else f"{mask!r} in place of a mask"
@@ -124,11 +124,11 @@ def require_tokens(mask: object, module: Any) -> Tokens:
     )
 
 
-def _of_padding(mask: torch.Tensor) -> Tokens:
+def _of_padding(mask: torch.Tensor) -> LayerTokens:
     """From what is added to the scores of each key, [batch, tokens]: 0 for tokens; or True for them."""
     real = mask if mask.dtype == torch.bool else mask == 0
     if not torch.compiler.is_compiling() and not bool((real | (mask <= -1e4)).all()):
         raise ConfigurationError("attention got a mask that weighs keys, where a pattern knows only tokens and padding")
     if is_known_full(real):
-        return Tokens(None, None, None, 0, False, None)
-    return Tokens(real, Packing.of(real), None, 0, False, None)
+        return LayerTokens(None, None, None, 0, False, None)
+    return LayerTokens(real, Packing.of(real), None, 0, False, None)

@@ -135,7 +135,7 @@ _PATIENCE = 8
 
 
 @dataclass(frozen=True)
-class _Block:
+class _Followed:
     """What came of following a block of keys: layers to full reach, or whether the bits repeat without it."""
 
     hops: int | None
@@ -144,7 +144,7 @@ class _Block:
     pairs: tuple[int, ...]
 
 
-def _follow(layers: Sequence[Layer], keys: Integers, grows: bool) -> _Block:
+def _follow(layers: Sequence[Layer], keys: Integers, grows: bool) -> _Followed:
     """Follow a block until reach is full or the bits at the end of a cycle were there before (Brent's algorithm)."""
     n, period = layers[0].n, len(layers)
     full, pairs = full_row(len(keys)), []
@@ -154,14 +154,14 @@ def _follow(layers: Sequence[Layer], keys: Integers, grows: bool) -> _Block:
     for number, bits in enumerate(propagate(layers, keys), start=1):
         pairs.append(int(np.bitwise_count(bits).sum()))
         if pairs[-1] == n * len(keys):
-            return _Block(number, _first_gap(before, full, keys), False, tuple(pairs))
+            return _Followed(number, _first_gap(before, full, keys), False, tuple(pairs))
         before, cycles = bits, number // period
         if number % period:
             continue
         if np.array_equal(bits, kept):
-            return _Block(None, None, True, tuple(pairs))
+            return _Followed(None, None, True, tuple(pairs))
         if cycles > _PATIENCE * max(n, 64) and not grows:
-            return _Block(None, None, False, tuple(pairs))
+            return _Followed(None, None, False, tuple(pairs))
         if grows or cycles == renewal:
             kept, renewal = bits, 2 * cycles
     raise AssertionError("propagate is endless")
@@ -174,7 +174,7 @@ def _first_gap(bits: Bits, full: Bits, keys: Integers) -> tuple[int, int]:
     return query, int(keys[np.argmin(present)])
 
 
-def _fractions(blocks: Sequence[_Block], n: int, grows: bool) -> tuple[float, ...]:
+def _fractions(blocks: Sequence[_Followed], n: int, grows: bool) -> tuple[float, ...]:
     """The share of pairs connected after each layer; a block that has settled keeps its last count."""
     settled = [block for block in blocks if block.hops or grows]
     moving = [len(block.pairs) for block in blocks if not (block.hops or grows)]

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 
-from asterism.theory.machines.hardmax import Arithmetic, FeedForward, Hidden, Linear, Transformer, Vector
+from asterism.theory.machines.hardmax import Arithmetic, HardmaxFeedForward, Hidden, LinearMap, Transformer, Vector
 from asterism.theory.machines.machine import TuringMachine
 
 TIME = "x9"
@@ -94,9 +94,9 @@ class Units:
         """The layer's units."""
         return Hidden(self.rows, self.thresholds, arithmetic)
 
-    def network(self, arithmetic: Arithmetic, *before: Hidden) -> FeedForward:
+    def network(self, arithmetic: Arithmetic, *before: Hidden) -> HardmaxFeedForward:
         """The network that ends with this layer."""
-        return FeedForward((*before, self.hidden(arithmetic)), Linear(self.outputs, arithmetic))
+        return HardmaxFeedForward((*before, self.hidden(arithmetic)), LinearMap(self.outputs, arithmetic))
 
 
 def look_up_transition(units: Units, machine: TuringMachine, move: str) -> None:
@@ -121,7 +121,7 @@ def choose_symbol(
     latest: str,
     outputs: dict[str, str],
     signed: Sequence[str] = (),
-) -> FeedForward:
+) -> HardmaxFeedForward:
     """The function F: the symbol under the head at time r + 1, and what else is carried on (Perez 2019, lemma B.6).
 
     read     group of alpha, its symbol     reached  slot of beta, the place that cross-attention has found

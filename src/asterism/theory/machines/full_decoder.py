@@ -33,8 +33,8 @@ from asterism.theory.machines.hardmax import (
     Arithmetic,
     Attention,
     DecoderLayer,
-    FeedForward,
-    Linear,
+    HardmaxFeedForward,
+    LinearMap,
     Transformer,
     Vector,
 )
@@ -47,8 +47,8 @@ def full_decoder(machine: TuringMachine, arithmetic: Arithmetic) -> Construction
     transformer = Transformer(
         arithmetic=arithmetic,
         embed=lambda symbol, place: {slot("s3", symbol): arithmetic.number(1)} | _position(place, arithmetic),
-        encoder_key=Linear({"x8": {"x9": 1}, "x9": {"x8": -1}}, arithmetic),
-        encoder_value=Linear({**copy("s3", "s3", symbols), "x6": {"x9": 1}}, arithmetic),
+        encoder_key=LinearMap({"x8": {"x9": 1}, "x9": {"x8": -1}}, arithmetic),
+        encoder_value=LinearMap({**copy("s3", "s3", symbols), "x6": {"x9": 1}}, arithmetic),
         layers=(
             DecoderLayer(None, _transition(machine, arithmetic)),
             DecoderLayer(_mean_move(arithmetic), _forget_encoder(symbols, arithmetic)),
@@ -82,7 +82,7 @@ def _position(place: int, arithmetic: Arithmetic) -> Vector:
     return arithmetic.vector({"x8": 1, "x9": place, "x10": Fraction(1, place), "x11": Fraction(1, place**2)})
 
 
-def _transition(machine: TuringMachine, arithmetic: Arithmetic) -> FeedForward:
+def _transition(machine: TuringMachine, arithmetic: Arithmetic) -> HardmaxFeedForward:
     """Layer 1 (lemma B.2)."""
     units = Units()
     look_up_transition(units, machine, "x2")
@@ -95,20 +95,20 @@ def _transition(machine: TuringMachine, arithmetic: Arithmetic) -> FeedForward:
 
 def _mean_move(arithmetic: Arithmetic) -> Attention:
     """Layer 2 (lemma B.3): no query and no key, so all tokens tie."""
-    values = Linear({"x4": {"x2": 1}, "x5": {"x3": 1}}, arithmetic)
-    return Attention(Linear({}, arithmetic), Linear({}, arithmetic), values)
+    values = LinearMap({"x4": {"x2": 1}, "x5": {"x3": 1}}, arithmetic)
+    return Attention(LinearMap({}, arithmetic), LinearMap({}, arithmetic), values)
 
 
 def _last_visit(symbols: tuple[str, ...], arithmetic: Arithmetic) -> Attention:
     """Layer 3 (lemma B.4)."""
     return Attention(
-        query=Linear({"x9": {"x4": 1}, "x10": {"x10": 1}, "x11": {"x11": Fraction(1, 3)}}, arithmetic),
-        key=Linear({"x9": {"x10": 1}, "x10": {"x5": -1}, "x11": {"x11": 1}}, arithmetic),
-        value=Linear({**copy("s2", "s4", symbols), "x7": {"x9": 1}}, arithmetic),
+        query=LinearMap({"x9": {"x4": 1}, "x10": {"x10": 1}, "x11": {"x11": Fraction(1, 3)}}, arithmetic),
+        key=LinearMap({"x9": {"x10": 1}, "x10": {"x5": -1}, "x11": {"x11": 1}}, arithmetic),
+        value=LinearMap({**copy("s2", "s4", symbols), "x7": {"x9": 1}}, arithmetic),
     )
 
 
-def _forget_encoder(symbols: tuple[str, ...], arithmetic: Arithmetic) -> FeedForward:
+def _forget_encoder(symbols: tuple[str, ...], arithmetic: Arithmetic) -> HardmaxFeedForward:
     """Layer 2: the next layer reads alpha and beta anew."""
     units = Units()
     units.scale(_encoder_slots(symbols), -1)

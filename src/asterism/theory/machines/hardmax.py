@@ -58,7 +58,7 @@ FLOAT32 = Arithmetic("float32", np.float32, 0.25)
 ARITHMETICS = {arithmetic.name: arithmetic for arithmetic in (EXACT, FLOAT64, FLOAT32)}
 
 
-class Linear:
+class LinearMap:
     """A linear map. `rows[target][source]` is a weight; the zeros of its matrix are not stored."""
 
     def __init__(self, rows: Rows, arithmetic: Arithmetic) -> None:
@@ -82,7 +82,7 @@ class Hidden:
     def __init__(self, rows: Rows, thresholds: Mapping[str, int], arithmetic: Arithmetic) -> None:
         if min(thresholds.values(), default=0) < 0:
             raise ValueError("a unit with a negative threshold is active without input; use a constant slot instead")
-        self.linear, self.thresholds = Linear(rows, arithmetic), dict(thresholds)
+        self.linear, self.thresholds = LinearMap(rows, arithmetic), dict(thresholds)
         self._thresholds = {unit: arithmetic.number(value) for unit, value in thresholds.items() if value}
 
     def __call__(self, x: Vector) -> Vector:
@@ -94,10 +94,10 @@ class Hidden:
         return active
 
 
-class FeedForward:
+class HardmaxFeedForward:
     """Layers of hidden units, then a linear map."""
 
-    def __init__(self, hidden: Sequence[Hidden], output: Linear) -> None:
+    def __init__(self, hidden: Sequence[Hidden], output: LinearMap) -> None:
         self.hidden, self.output = tuple(hidden), output
 
     def __call__(self, x: Vector) -> Vector:
@@ -110,9 +110,9 @@ class FeedForward:
 class Attention:
     """The maps of one head. Without keys every score is 0, all keys tie, and the mean of all values is read."""
 
-    query: Linear
-    key: Linear
-    value: Linear
+    query: LinearMap
+    key: LinearMap
+    value: LinearMap
 
 
 @dataclass(frozen=True)
@@ -120,7 +120,7 @@ class DecoderLayer:
     """One layer. None stands for a value map, or a network, that is 0."""
 
     attention: Attention | None
-    feed_forward: FeedForward | None
+    feed_forward: HardmaxFeedForward | None
 
 
 @dataclass(frozen=True)
@@ -136,12 +136,12 @@ class Transformer:
 
     arithmetic: Arithmetic
     embed: Callable[[str, int], Vector]
-    encoder_key: Linear
-    encoder_value: Linear
+    encoder_key: LinearMap
+    encoder_value: LinearMap
     layers: tuple[DecoderLayer, ...]
     position: Callable[[int], Vector]
     neighbours: Callable[[int], Sequence[int]] | None
-    output: FeedForward
+    output: HardmaxFeedForward
 
 
 @dataclass(frozen=True)
@@ -222,7 +222,7 @@ def add(x: Vector, y: Vector) -> Vector:
 class _Memory:
     """Keys and values of one attention, slot by slot as arrays that grow."""
 
-    def __init__(self, key: Linear, value: Linear, arithmetic: Arithmetic) -> None:
+    def __init__(self, key: LinearMap, value: LinearMap, arithmetic: Arithmetic) -> None:
         self._key, self._value, self._arithmetic = key, value, arithmetic
         self._keys: dict[str, np.ndarray] = {slot: np.zeros(16, arithmetic.dtype) for slot in key.rows}
         self._values: dict[str, np.ndarray] = {slot: np.zeros(16, arithmetic.dtype) for slot in value.rows}

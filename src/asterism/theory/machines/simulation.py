@@ -60,7 +60,7 @@ class Step:
 class Simulation:
     """A run that has ended. `wrong` says where floating point went wrong; `steps` are then those before it."""
 
-    run: "Run"
+    run: "MachineRun"
     steps: tuple[Step, ...]
     wrong: Disagreement | None = None
 
@@ -124,17 +124,17 @@ def first_wrong_time(
 
 def prepare(
     machine: TuringMachine | str, word: str = "", *, attention: str = "full", arithmetic: str = "exact"
-) -> "Run":
+) -> "MachineRun":
     """The run of `simulate`, whose steps are computed as they are asked for. Raises MachineError as `simulate` does."""
     for asked, choices, what in ((attention, CONSTRUCTIONS, "attention"), (arithmetic, ARITHMETICS, "arithmetic")):
         if asked not in choices:
             raise MachineError(f"{what} must be one of {', '.join(choices)}, got {asked!r}.{nearest(asked, choices)}")
     normal = normalise(TuringMachine.load(machine) if isinstance(machine, str) else machine)
     normal.begin(word)
-    return Run(CONSTRUCTIONS[attention](normal.machine, ARITHMETICS[arithmetic]), normal, word)
+    return MachineRun(CONSTRUCTIONS[attention](normal.machine, ARITHMETICS[arithmetic]), normal, word)
 
 
-class Run:
+class MachineRun:
     """The steps of a construction on a word, each computed when it is asked for, and checked.
 
     Counted so far: decoder `tokens`, `products` of queries and keys, and `degree`, the most tokens that a token could

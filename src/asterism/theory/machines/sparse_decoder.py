@@ -58,8 +58,8 @@ from asterism.theory.machines.hardmax import (
     Arithmetic,
     Attention,
     DecoderLayer,
-    FeedForward,
-    Linear,
+    HardmaxFeedForward,
+    LinearMap,
     Transformer,
     Vector,
 )
@@ -75,8 +75,8 @@ def sparse_decoder(machine: TuringMachine, arithmetic: Arithmetic) -> Constructi
     transformer = Transformer(
         arithmetic=arithmetic,
         embed=lambda symbol, place: arithmetic.vector({slot("s3", symbol): 1, "x8": 1, "x9": place}),
-        encoder_key=Linear({"x8": {"x9": 1}, "x9": {"x8": -1}}, arithmetic),
-        encoder_value=Linear({**copy("s3", "s3", symbols), "x7": {"x9": 1}}, arithmetic),
+        encoder_key=LinearMap({"x8": {"x9": 1}, "x9": {"x8": -1}}, arithmetic),
+        encoder_value=LinearMap({**copy("s3", "s3", symbols), "x7": {"x9": 1}}, arithmetic),
         layers=(
             DecoderLayer(None, _transition(machine, arithmetic)),
             DecoderLayer(None, _switch(machine, arithmetic)),
@@ -139,7 +139,7 @@ def position(node: int, arithmetic: Arithmetic) -> Vector:
     return arithmetic.vector({"x8": 1, "x9": time, "x10": Fraction(1, time), "x11": last, "x12": last * time})
 
 
-def _transition(machine: TuringMachine, arithmetic: Arithmetic) -> FeedForward:
+def _transition(machine: TuringMachine, arithmetic: Arithmetic) -> HardmaxFeedForward:
     """Layer 1: the transition (Perez 2019, lemma B.2) and c(g+1) = c(g) + m(g). Layer 2 reads alpha and beta anew."""
     units = Units()
     look_up_transition(units, machine, "x2")
@@ -148,7 +148,7 @@ def _transition(machine: TuringMachine, arithmetic: Arithmetic) -> FeedForward:
     return units.network(arithmetic)
 
 
-def _switch(machine: TuringMachine, arithmetic: Arithmetic) -> FeedForward:
+def _switch(machine: TuringMachine, arithmetic: Arithmetic) -> HardmaxFeedForward:
     """Layer 2: each slot takes its first source at compute tokens and its second at the others."""
     units = Units()
     for state in machine.states:
@@ -189,7 +189,9 @@ def _better_offer(symbols: tuple[str, ...], arithmetic: Arithmetic) -> Attention
     """Layer 3: the latest write to the cell c(g+1), of two."""
     values = dict(zip(CARRIED, ("x3", "x4", "x5"), strict=True))
     return Attention(
-        query=Linear({"cell": {"x2": 1}, "minus": {"x8": 1}, "third": {"x8": Fraction(1, 3)}}, arithmetic),
-        key=Linear({"cell": {"x8": 1}, "minus": {"x5": -1}, "third": {"x4": 1}}, arithmetic),
-        value=Linear({**copy("s2", "s4", symbols), **{to: {source: 1} for to, source in values.items()}}, arithmetic),
+        query=LinearMap({"cell": {"x2": 1}, "minus": {"x8": 1}, "third": {"x8": Fraction(1, 3)}}, arithmetic),
+        key=LinearMap({"cell": {"x8": 1}, "minus": {"x5": -1}, "third": {"x4": 1}}, arithmetic),
+        value=LinearMap(
+            {**copy("s2", "s4", symbols), **{to: {source: 1} for to, source in values.items()}}, arithmetic
+        ),
     )

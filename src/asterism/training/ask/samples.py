@@ -359,12 +359,12 @@ class _Watch(StoppingCriteria):
     def __call__(self, input_ids: torch.LongTensor, scores: torch.FloatTensor, **kwargs: Any) -> torch.BoolTensor:
         self.drawn += self.rows
         seconds = time.monotonic() - self.began
-        self.display.show(_Moment(self.drawn, self.values, self.unit, seconds))
+        self.display.show(_DrawnSoFar(self.drawn, self.values, self.unit, seconds))
         return torch.zeros(len(input_ids), dtype=torch.bool, device=input_ids.device)  # type: ignore[return-value]
 
 
 @dataclass(frozen=True)
-class _Moment:
+class _DrawnSoFar:
     """How far the drawing is: `drawn` of `values` in so many seconds."""
 
     drawn: int

@@ -289,7 +289,7 @@ class Lines(Format):
         return " ".join(value.split())
 
 
-class Intervals(WrittenAsJson):
+class GenomeIntervals(WrittenAsJson):
     """Stretches of a genome: BED, GFF, GTF or GenBank, or a table of genes, as `genomes/annotation.py` reads them.
 
     A record has `id`, `chromosome`, `start`, `end` and `strand`; places are 0-based and half-open, whatever the file
@@ -368,7 +368,7 @@ class FileNames(WrittenAsJson):
 
 FORMATS: dict[str, Format] = {
     one.name: one
-    for one in (JsonLines(), Csv(), Conll(), Squad(), Lines(), Fasta(), SequenceLines(), FileNames(), Intervals())
+    for one in (JsonLines(), Csv(), Conll(), Squad(), Lines(), Fasta(), SequenceLines(), FileNames(), GenomeIntervals())
 }
 """By the name that `--format` gives them."""
 

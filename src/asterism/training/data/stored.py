@@ -30,14 +30,14 @@ _BLOCK = 2**22
 
 
 @dataclass(frozen=True)
-class Source:
+class SourceFile:
     """A file, and its size and times when it was first read."""
 
     path: Path
     state: tuple[int, int, int]
 
     @classmethod
-    def of(cls, path: Path) -> "Source":
+    def of(cls, path: Path) -> "SourceFile":
         """Raises DataError for what is no file."""
         return cls(path, _state(os.stat(regular(path))))
 
@@ -67,7 +67,7 @@ def _read(file: int, start: int, size: int) -> bytes:
 class Stored:
     """A document: `size` bytes of a source, from `start` on."""
 
-    source: Source
+    source: SourceFile
     start: int
     size: int
 
@@ -98,7 +98,7 @@ def documents_in(files: Iterable[Path]) -> Iterator[Stored]:
         name = path.name.lower()
         if name.endswith(COMPRESSED):
             raise _compressed(path)
-        source = Source.of(path)
+        source = SourceFile.of(path)
         if name.endswith(ARCHIVE):
             yield from _members(source)
         else:
@@ -112,7 +112,7 @@ def _compressed(path: Path) -> DataError:
     )
 
 
-def _members(source: Source) -> Iterator[Stored]:
+def _members(source: SourceFile) -> Iterator[Stored]:
     try:
         with tarfile.open(source.path, mode="r:") as archive:
             for member in archive:

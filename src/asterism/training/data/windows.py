@@ -22,7 +22,7 @@ FIRST_CLASS = 256
 """The token that stands before a piece of class 0; that of class c is the c-th behind it."""
 
 
-class Windows(Corpus[torch.Tensor]):
+class WindowCorpus(Corpus[torch.Tensor]):
     """Windows of `context` values, drawn anew for each step: int64 [count, context + 1] as `read_windows` gives them.
 
     Raises DataError if the training or validation split is empty, or a stream that is shorter than a window.

@@ -20,7 +20,7 @@ from asterism.models import AsterismForCausalLM
 from asterism.training.data.modality import Modality
 from asterism.training.data.splits import Pieces, Split, Splits
 from asterism.training.data.tokenization import Vocabulary
-from asterism.training.data.windows import FIRST_CLASS, ScoringPlan, Windows, plan_pieces, read_windows
+from asterism.training.data.windows import FIRST_CLASS, ScoringPlan, WindowCorpus, plan_pieces, read_windows
 from asterism.training.objectives.pretraining import Pretraining
 from asterism.training.run.arithmetic import arithmetic, wide
 from asterism.training.run.exchange import weighed
@@ -77,7 +77,7 @@ class ByteEvaluation(Evaluation):
         )
 
 
-class CausalBytes(Pretraining[Windows]):
+class CausalBytes(Pretraining[WindowCorpus]):
     """Every position of a random window predicts the next byte."""
 
     metric = Metric("bits_per_byte", "bits/byte")
@@ -108,10 +108,10 @@ class CausalBytes(Pretraining[Windows]):
             )
 
     @classmethod
-    def prepare(cls, config: RunConfig, vocabulary: Vocabulary) -> tuple["CausalBytes", Windows]:
+    def prepare(cls, config: RunConfig, vocabulary: Vocabulary) -> tuple["CausalBytes", WindowCorpus]:
         """Raises DataError also for a stream whose training or validation split is shorter than a window."""
         modality = config.reads()
-        windows = Windows(modality.splits(config.data), config.context, config.seed)
+        windows = WindowCorpus(modality.splits(config.data), config.context, config.seed)
         for pieces in (windows.train, windows.validation):
             refuse_labels(windows.name, pieces, modality.classes)
         windows.notes = (*windows.notes, *_strange_positions(config, modality))
@@ -122,7 +122,7 @@ class CausalBytes(Pretraining[Windows]):
         """Nothing but the configuration is needed."""
         return cls(config)
 
-    def batch(self, corpus: Windows, step: int) -> dict[str, torch.Tensor]:
+    def batch(self, corpus: WindowCorpus, step: int) -> dict[str, torch.Tensor]:
         """Random windows of the training split: input_ids and shift_labels, int64 [batch_size, context] each."""
         return _arguments(corpus.draw(step, self.config.batch_size))
 
@@ -131,7 +131,7 @@ class CausalBytes(Pretraining[Windows]):
         return {"bits_per_byte": loss / math.log(2)}
 
     def evaluate(
-        self, model: PreTrainedModel, corpus: Windows, *, sample: bool = False, processes: Processes = ALONE
+        self, model: PreTrainedModel, corpus: WindowCorpus, *, sample: bool = False, processes: Processes = ALONE
     ) -> Outcome:
         """Bits per byte of the first `report_bytes` of the validation split, or of `evaluation_bytes` all over it."""
         whole = _plan(self.config, corpus.validation, len(corpus.validation))
@@ -142,7 +142,7 @@ class CausalBytes(Pretraining[Windows]):
         bits = bits_per_byte(model, corpus.validation, plan, self.config, processes)
         return Outcome({"bits_per_byte": bits}, notes=notes)
 
-    def results(self, corpus: Windows, metrics: Mapping[str, float], steps: int) -> dict[str, Any]:
+    def results(self, corpus: WindowCorpus, metrics: Mapping[str, float], steps: int) -> dict[str, Any]:
         """The fields of ByteReport."""
         stop = self._last_reported(corpus)
         return {
@@ -152,7 +152,7 @@ class CausalBytes(Pretraining[Windows]):
             "baselines": self._baselines(corpus.splits, "validation", 0, stop),
         }
 
-    def _last_reported(self, corpus: Windows) -> int:
+    def _last_reported(self, corpus: WindowCorpus) -> int:
         """The place behind the last value that the report is of."""
         return _last_scored(self.config, corpus.validation, 0, self.config.report_bytes)
 

@@ -40,7 +40,7 @@ from asterism.training.tasks.encoder import (
     new_encoder,
     refuse_tokens,
 )
-from asterism.training.tasks.examples import Asked, Examples, identity
+from asterism.training.tasks.examples import AskedFeatures, Examples, identity
 from asterism.training.tasks.predictor import Predictor, as_fields, model_inputs
 from asterism.training.tasks.ranking import learned_scorer, load_scorer, require_scorer, save_scorer
 from asterism.training.tasks.task import NoScoreError, Task
@@ -276,7 +276,7 @@ class Labelled(Objective[Examples]):
             name, sha256 = question.data, identity(question.data)
         examples = examples[: question.limit]
         predictor = self.predictor(model, reader=question.reader)
-        asked = predictor.predict(examples, Asked(predictor.task, examples, self.tokenizer))
+        asked = predictor.predict(examples, AskedFeatures(predictor.task, examples, self.tokenizer))
         predictions = list(_watched(asked, predictor, len(examples), processes.watch))
         return LabelledEvaluation(
             corpus=name,

@@ -128,8 +128,8 @@ class MaskedRows(Corpus[np.ndarray]):
     def __init__(self, config: RunConfig, corpus: Splits, tokenizer: PreTrainedTokenizerBase) -> None:
         self.corpus = corpus
         self.name, self.sha256, self.notes = corpus.name, corpus.sha256, corpus.notes
-        self.train = Rows(config, corpus, "train", tokenizer)
-        self.validation = Rows(config, corpus, "validation", tokenizer)
+        self.train = MaskedSplit(config, corpus, "train", tokenizer)
+        self.validation = MaskedSplit(config, corpus, "validation", tokenizer)
         self.epochs = Epochs(len(self.train.starts), config.seed)
 
     def length(self, split: Split) -> int:
@@ -141,7 +141,7 @@ class MaskedRows(Corpus[np.ndarray]):
 
     def record(self) -> dict[str, Any]:
         """Name, hash, and of each split that is used bytes, tokens, documents, and documents without a token."""
-        splits: dict[Split, Rows] = {"train": self.train, "validation": self.validation}
+        splits: dict[Split, MaskedSplit] = {"train": self.train, "validation": self.validation}
         sizes: dict[str, Any] = {
             name: {
                 "bytes": self.corpus.length(name),
@@ -186,7 +186,7 @@ class MaskedTokens(Pretraining[MaskedRows]):
 
     @classmethod
     def blank_batch(cls, config: RunConfig, sequences: int) -> dict[str, torch.Tensor]:
-        """A batch of so many sequences as `Rows.read` gives it, all zeros."""
+        """A batch of so many sequences as `MaskedSplit.read` gives it, all zeros."""
         masked = masked_per_row(config)
         shapes: dict[str, tuple[int, ...]] = {"input_ids": (config.context,), "places": (masked,), "labels": (masked,)}
         if config.next_sentence:
@@ -262,7 +262,7 @@ class MaskedTokens(Pretraining[MaskedRows]):
             )
         corpus = self.config.reads().texts(question.data or self.config.data)
         split = question.split or "validation"
-        rows = Rows(self.config, corpus, split, self.tokenizer)
+        rows = MaskedSplit(self.config, corpus, split, self.tokenizer)
         wanted = first_rows(len(rows.starts), corpus.length(split), question.limit)
         metrics = masked_metrics(model, rows, np.arange(wanted), self.frequencies, processes)
         return MaskedEvaluation(
@@ -281,7 +281,7 @@ class MaskedTokens(Pretraining[MaskedRows]):
         )
 
 
-class Rows:
+class MaskedSplit:
     """The packed rows of one split, masked, and with pairs also paired. `starts`, int64 [rows], are those of its rows.
 
     Raises DataError for a split with too few tokens, with letters that tokens of DNA do not know and, with pairs, with
@@ -363,7 +363,7 @@ def masked_per_row(config: RunConfig) -> int:
 @torch.no_grad()
 def masked_metrics(
     model: PreTrainedModel,
-    rows: Rows,
+    rows: MaskedSplit,
     numbers: np.ndarray,
     frequencies: np.ndarray,
     processes: Processes = ALONE,

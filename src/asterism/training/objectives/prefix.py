@@ -8,14 +8,14 @@ import torch
 
 from asterism.labels import IGNORED
 from asterism.randomness import of_row
-from asterism.training.data.windows import Windows
+from asterism.training.data.windows import WindowCorpus
 from asterism.training.objectives.causal import CausalBytes
 
 
 class PrefixBytes(CausalBytes):
     """Every position of a random window behind a prefix predicts the next byte."""
 
-    def batch(self, corpus: Windows, step: int) -> dict[str, torch.Tensor]:
+    def batch(self, corpus: WindowCorpus, step: int) -> dict[str, torch.Tensor]:
         """Random windows as those of `CausalBytes`; shift_labels are IGNORED within the prefix of each.
 
         A window of context + 1 bytes has a prefix of 1 to context of them, uniformly.

@@ -112,7 +112,7 @@ def make_display(enabled: bool) -> Display:
     """A display on stderr that suits what stderr is; one that shows nothing when not enabled."""
     if not enabled:
         return Silence()
-    return Bar() if sys.stderr.isatty() else Lines()
+    return Bar() if sys.stderr.isatty() else LogLines()
 
 
 class Silence:
@@ -131,7 +131,7 @@ class Silence:
         """Nothing."""
 
 
-class Lines:
+class LogLines:
     """Plain lines for logs: statuses at most once in so many seconds, and as often what is being done without one."""
 
     def __init__(self, every: float = SECONDS_BETWEEN_LINES) -> None:

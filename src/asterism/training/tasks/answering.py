@@ -24,7 +24,7 @@ class Answer:
 
 
 @dataclass(frozen=True)
-class Question:
+class ContextQuestion:
     """A question about a context, and the answers that are right; none if the context does not answer it.
 
     `answers` is None if they are not known.
@@ -36,7 +36,7 @@ class Question:
     answers: tuple[Answer, ...] | None
 
 
-def read_questions(path: Path) -> list[Question]:
+def read_questions(path: Path) -> list[ContextQuestion]:
     """All questions of a file. Raises DataError for anything that is not as in the module docstring.
 
     In particular for an answer that does not stand in its context where it is said to stand.
@@ -44,12 +44,14 @@ def read_questions(path: Path) -> list[Question]:
     return [read_question(record, labelled=True) for record in read_records(path, FORMATS)]
 
 
-def read_question(record: Record, *, labelled: bool) -> Question:
+def read_question(record: Record, *, labelled: bool) -> ContextQuestion:
     """The question of a record, and its answers if it is `labelled`. Raises DataError."""
     context, question = record.text("context"), record.text("question")
     if not labelled:
-        return Question(record, context, question, None)
-    return Question(record, context, question, tuple(_answer(record, context, *pair) for pair in _answer_pairs(record)))
+        return ContextQuestion(record, context, question, None)
+    return ContextQuestion(
+        record, context, question, tuple(_answer(record, context, *pair) for pair in _answer_pairs(record))
+    )
 
 
 def _answer_pairs(record: Record) -> list[tuple[Any, Any]]:

@@ -28,7 +28,7 @@ from asterism.training.tasks.task import Feature, Labelling, Logits, Studied, sh
 
 
 @dataclass(frozen=True)
-class Document:
+class LabelledDocument:
     """A document and its labels: exactly one of them unless `several` may apply; None if they are not known.
 
     `text` is the document, or the path of the file that holds it as values.
@@ -40,15 +40,15 @@ class Document:
     several: bool
 
 
-def read_documents(path: Path) -> list[Document]:
+def read_documents(path: Path) -> list[LabelledDocument]:
     """All documents of a JSONL or CSV file. Raises DataError for anything that is not as in the module docstring."""
     records = read_records(path, Classification.formats)
     several = "labels" in records[0].fields
-    return [Document(record, record.text("text"), labels_in(record, several), several) for record in records]
+    return [LabelledDocument(record, record.text("text"), labels_in(record, several), several) for record in records]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Classification(Labelling[Document]):
+class Classification(Labelling[LabelledDocument]):
     """Which label a document has, or which labels.
 
     labels   the labels that exist, in the order of the model's outputs
@@ -78,12 +78,14 @@ class Classification(Labelling[Document]):
         return FileClassification
 
     @classmethod
-    def read(cls, path: Path) -> list[Document]:
+    def read(cls, path: Path) -> list[LabelledDocument]:
         """As `read_documents`."""
         return read_documents(path)
 
     @classmethod
-    def of(cls, examples: Sequence[Document], *, length: int, known: Sequence[str] = (), **choices: Any) -> Self:
+    def of(
+        cls, examples: Sequence[LabelledDocument], *, length: int, known: Sequence[str] = (), **choices: Any
+    ) -> Self:
         """With the labels of the training documents, in the order of `known` if those are the same, else sorted.
 
         Raises DataError if they leave nothing to decide.
@@ -103,12 +105,12 @@ class Classification(Labelling[Document]):
     def answer(self) -> str:
         return "labels" if self.several else "label"
 
-    def example(self, record: Record, *, labelled: bool) -> Document:
+    def example(self, record: Record, *, labelled: bool) -> LabelledDocument:
         """`text`, and if `labelled` its `label` or `labels`."""
         labels = labels_in(record, self.several) if labelled else None
-        return Document(record, record.text("text"), labels, self.several)
+        return LabelledDocument(record, record.text("text"), labels, self.several)
 
-    def gold(self, example: Document) -> Any:
+    def gold(self, example: LabelledDocument) -> Any:
         """A label, or a list of them."""
         labels = list(example.labels or ())
         return labels if self.several else labels[0]
@@ -119,12 +121,12 @@ class Classification(Labelling[Document]):
         pooling = {} if self.pooling is None else {"classifier_pooling": self.pooling}
         return {**label_fields(self.labels), "problem_type": kind, **pooling}
 
-    def encoded(self, examples: Sequence[Document], tokenizer: PreTrainedTokenizerFast) -> Iterator[Encoded]:
+    def encoded(self, examples: Sequence[LabelledDocument], tokenizer: PreTrainedTokenizerFast) -> Iterator[Encoded]:
         """The text of each."""
         most = self.length if self.reading.cuts else None
         return encode([one.text for one in examples], tokenizer, most=most)
 
-    def feature(self, example: Document, encoded: Encoded, row: Row) -> Feature:
+    def feature(self, example: LabelledDocument, encoded: Encoded, row: Row) -> Feature:
         """The target is a list of 0 and 1 per label, or the number of the label."""
         return Feature(encoded.row(row), self._target(example), row=row)
 
@@ -151,7 +153,7 @@ class Classification(Labelling[Document]):
             found.append([float(number in best) for number in range(len(said))] if one.example.labels else None)
         return found
 
-    def _target(self, document: Document) -> list[float] | int | None:
+    def _target(self, document: LabelledDocument) -> list[float] | int | None:
         if document.labels is None:
             return None
         for label in document.labels:
@@ -163,7 +165,7 @@ class Classification(Labelling[Document]):
         """`labels`: int64 [B], or float32 [B, labels] when several may apply."""
         return {"labels": torch.tensor([feature.target for feature in features])}
 
-    def predict(self, example: Document, features: Sequence[Feature], said: Sequence[Logits]) -> dict[str, Any]:
+    def predict(self, example: LabelledDocument, features: Sequence[Feature], said: Sequence[Logits]) -> dict[str, Any]:
         """`label`, the likeliest, or `labels`, those more likely than not; `probabilities` of all."""
         each = np.stack([self._probabilities(one) for one in said])
         pooled = each.max(0) if self.reading.pools_by == "max" else each.mean(0)
@@ -182,7 +184,9 @@ class Classification(Labelling[Document]):
             return [label for label, probability in by_label.items() if probability > 0.5]
         return max(by_label, key=by_label.__getitem__)
 
-    def baselines(self, training: Sequence[Document], scored: Sequence[Document]) -> dict[str, dict[str, float]]:
+    def baselines(
+        self, training: Sequence[LabelledDocument], scored: Sequence[LabelledDocument]
+    ) -> dict[str, dict[str, float]]:
         """The most frequent labels, and a regression on counted words."""
         there = [self.gold(one) for one in scored]
         return baselines(
@@ -195,7 +199,7 @@ class Classification(Labelling[Document]):
             is_one_each=not self.several,
         )
 
-    def _words(self, example: Document) -> str:
+    def _words(self, example: LabelledDocument) -> str:
         """What words are counted of."""
         return example.text
 

@@ -28,7 +28,7 @@ LOOKED_AT = 200
 """Examples, of those that are read on demand, by which it is told before the first step how many are cut."""
 
 
-class Asked(Sequence[list[Feature]]):
+class AskedFeatures(Sequence[list[Feature]]):
     """The features of each example, to be asked about, made when they are taken."""
 
     def __init__(self, task: Task[Any], examples: Sequence[Any], tokenizer: PreTrainedTokenizerFast) -> None:
@@ -43,7 +43,7 @@ class Asked(Sequence[list[Feature]]):
     def __getitem__(self, number: slice) -> Sequence[list[Feature]]: ...
     def __getitem__(self, number: int | slice) -> list[Feature] | Sequence[list[Feature]]:
         if isinstance(number, slice):
-            return Asked(self.task, self.examples[number], self.tokenizer)
+            return AskedFeatures(self.task, self.examples[number], self.tokenizer)
         (features,) = self.task.features([self.examples[number]], self.tokenizer)
         return features
 
@@ -72,7 +72,7 @@ class Examples(Corpus[list[Feature]]):
         self.task, self.tokenizer, self.seed = task, tokenizer, config.seed
         self.examples, self.validation = training, validation
         self.training: list[Feature] = []
-        self.validation_features: Sequence[list[Feature]] = Asked(task, validation, tokenizer)
+        self.validation_features: Sequence[list[Feature]] = AskedFeatures(task, validation, tokenizer)
         self.notes: list[str] = []
         if not task.on_demand:
             features = list(task.training_features(training, tokenizer))

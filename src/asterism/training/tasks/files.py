@@ -22,7 +22,7 @@ from asterism.training.data.modality import Modality, parse_modality
 from asterism.training.data.records import Record
 from asterism.training.data.splits import SPLITS
 from asterism.training.settings.configuration import FineTuneConfig
-from asterism.training.tasks.classification import Classification, Document, labels_in
+from asterism.training.tasks.classification import Classification, LabelledDocument, labels_in
 from asterism.training.tasks.encoding import Encoded
 from asterism.training.tasks.task import Feature
 
@@ -46,7 +46,7 @@ class FileClassification(Classification):
         return parse_modality(self.modality)
 
     @classmethod
-    def read(cls, path: Path) -> list[Document]:
+    def read(cls, path: Path) -> list[LabelledDocument]:
         """All files of a folder, or of a table."""
         if path.is_dir():
             folder = _folder(path)
@@ -56,7 +56,7 @@ class FileClassification(Classification):
         return [_labelled(record, labels_in(record, several), several) for record in records]
 
     @classmethod
-    def read_for(cls, path: Path, config: FineTuneConfig) -> list[Document]:
+    def read_for(cls, path: Path, config: FineTuneConfig) -> list[LabelledDocument]:
         """The same, each of them decoded once, so that none of them stops a run that has begun."""
         examples, modality = cls.read(path), parse_modality(config.modality or "")
         for one in examples:
@@ -89,21 +89,23 @@ class FileClassification(Classification):
         usual = "mean" if isinstance(model, AsterismConfig) else None
         return {**chosen, "pooling": config.pooling or usual, "modality": str(parse_modality(config.modality or ""))}
 
-    def example(self, record: Record, *, labelled: bool) -> Document:
+    def example(self, record: Record, *, labelled: bool) -> LabelledDocument:
         """`file`, and if `labelled` its `label` or `labels`."""
         return _labelled(record, labels_in(record, self.several) if labelled else None, self.several)
 
-    def _words(self, example: Document) -> str:
+    def _words(self, example: LabelledDocument) -> str:
         """Files have none."""
         return ""
 
-    def encoded(self, examples: Sequence[Document], tokenizer: PreTrainedTokenizerFast) -> Iterator[Encoded]:
+    def encoded(self, examples: Sequence[LabelledDocument], tokenizer: PreTrainedTokenizerFast) -> Iterator[Encoded]:
         """The values of each file."""
         modality = self.reads
         for example in examples:
             yield _encoded(_values(example, modality), self.length if self.reading.cuts else None)
 
-    def drawn(self, example: Document, tokenizer: PreTrainedTokenizerFast, random: np.random.Generator) -> Feature:
+    def drawn(
+        self, example: LabelledDocument, tokenizer: PreTrainedTokenizerFast, random: np.random.Generator
+    ) -> Feature:
         """Its one row."""
         ((feature,),) = self.features([example], tokenizer)
         return feature
@@ -125,7 +127,7 @@ def _encoded(values: np.ndarray, most: int | None) -> Encoded:
     )
 
 
-def _values(example: Document, modality: Modality) -> np.ndarray:
+def _values(example: LabelledDocument, modality: Modality) -> np.ndarray:
     """uint8 [values], one at least. Raises DataError, as the modality does."""
     values = modality.read_prompt(Path(example.text))
     if not len(values):
@@ -149,21 +151,21 @@ def _folder(path: Path) -> SplitFolder:
     return folder
 
 
-def _of_split(folder: SplitFolder, files: Files) -> list[Document]:
+def _of_split(folder: SplitFolder, files: Files) -> list[LabelledDocument]:
     labels = [] if files.labels is None else files.labels.tolist()
     return [
-        Document(
+        LabelledDocument(
             Record(str(folder.root / name), {"file": name}), str(folder.root / name), (folder.classes[label],), False
         )
         for name, label in zip(files.names, labels, strict=True)
     ]
 
 
-def _labelled(record: Record, labels: tuple[str, ...] | None, several: bool) -> Document:
+def _labelled(record: Record, labels: tuple[str, ...] | None, several: bool) -> LabelledDocument:
     path = Path(record.folder) / record.text("file")
     if not path.is_file():
         raise record.error("file", f"names {path}, where there is no file")
-    return Document(record, str(path), labels, several)
+    return LabelledDocument(record, str(path), labels, several)
 
 
 def _digest(path: Path) -> bytes:

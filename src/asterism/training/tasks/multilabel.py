@@ -20,7 +20,7 @@ import torch
 from transformers import PreTrainedConfig, PreTrainedTokenizerFast
 
 from asterism.errors import DataError
-from asterism.training.data.formats import Intervals, read_all, read_records
+from asterism.training.data.formats import GenomeIntervals, read_all, read_records
 from asterism.training.data.genomes.sequences import Sequences, open_sequences
 from asterism.training.data.genomes.windows import FIELDS, GenomeWindows, interval_of, require_all, window_letters
 from asterism.training.data.records import Record
@@ -103,8 +103,10 @@ class MultiLabel(Labelling[LabelledSequence]):
     def _windows(cls, path: Path, config: FineTuneConfig) -> GenomeWindows:
         """Raises DataError for intervals without labels, and for those that are not within their sequences."""
         kind = cls.format(path)
-        if kind.name != Intervals.name:
-            raise DataError(f"data: {path} must hold intervals of the genome, as {', '.join(Intervals.suffixes)} do")
+        if kind.name != GenomeIntervals.name:
+            raise DataError(
+                f"data: {path} must hold intervals of the genome, as {', '.join(GenomeIntervals.suffixes)} do"
+            )
         sequences = open_sequences(config.genome or "")
         records = read_all(kind, path)
         require_all(sequences, records)

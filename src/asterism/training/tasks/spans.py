@@ -16,7 +16,7 @@ from transformers import PreTrainedTokenizerFast
 from asterism.errors import DataError
 from asterism.training.data.records import Record
 from asterism.training.readers.reader import Row
-from asterism.training.tasks.answering import FORMATS, Answer, Question, read_question, read_questions
+from asterism.training.tasks.answering import FORMATS, Answer, ContextQuestion, read_question, read_questions
 from asterism.training.tasks.encoding import Encoded, encode
 from asterism.training.tasks.scores import answer_f1, exact_match
 from asterism.training.tasks.task import Feature, Labelling, Logits, Studied, shown_score
@@ -26,7 +26,7 @@ Span = tuple[float, int, int]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Answering(Labelling[Question]):
+class Answering(Labelling[ContextQuestion]):
     """Which span of its context answers a question.
 
     max_answer_length  how many tokens an answer may have
@@ -46,14 +46,14 @@ class Answering(Labelling[Question]):
     may_have_none: bool
 
     @classmethod
-    def read(cls, path: Path) -> list[Question]:
+    def read(cls, path: Path) -> list[ContextQuestion]:
         """As `read_questions`."""
         return read_questions(path)
 
     @classmethod
     def of(
         cls,
-        examples: Sequence[Question],
+        examples: Sequence[ContextQuestion],
         *,
         length: int,
         known: Sequence[str] = (),
@@ -68,11 +68,11 @@ class Answering(Labelling[Question]):
         may_have_none = any(not question.answers for question in examples)
         return cls(length=length, may_have_none=may_have_none, **choices)
 
-    def example(self, record: Record, *, labelled: bool) -> Question:
+    def example(self, record: Record, *, labelled: bool) -> ContextQuestion:
         """`context` and `question`, and if `labelled` the `answers`."""
         return read_question(record, labelled=labelled)
 
-    def gold(self, example: Question) -> Any:
+    def gold(self, example: ContextQuestion) -> Any:
         """The texts of all right answers, any of which will do."""
         return [answer.text for answer in example.answers or ()]
 
@@ -80,12 +80,12 @@ class Answering(Labelling[Question]):
         """Nothing: a start and an end need no names."""
         return {}
 
-    def encoded(self, examples: Sequence[Question], tokenizer: PreTrainedTokenizerFast) -> Iterator[Encoded]:
+    def encoded(self, examples: Sequence[ContextQuestion], tokenizer: PreTrainedTokenizerFast) -> Iterator[Encoded]:
         """The context of each, behind its question."""
         contexts, questions = ([getattr(one, part) for one in examples] for part in ("context", "question"))
         return encode(contexts, tokenizer, questions=questions)
 
-    def feature(self, example: Question, encoded: Encoded, row: Row) -> Feature:
+    def feature(self, example: ContextQuestion, encoded: Encoded, row: Row) -> Feature:
         """The target is the first and last token of the first answer, or (0, 0).
 
         `tokens` is int32 [N, 2]: the characters of the context that each token covers, (-1, -1) for the question.
@@ -93,7 +93,7 @@ class Answering(Labelling[Question]):
         covered = encoded.along(row, encoded.characters, -1)
         return Feature(encoded.row(row), _target(example, covered, _pieces(covered, row)), covered, row)
 
-    def notes(self, examples: Sequence[Question], features: Sequence[Sequence[Feature]]) -> list[str]:
+    def notes(self, examples: Sequence[ContextQuestion], features: Sequence[Sequence[Feature]]) -> list[str]:
         """How many answers no row holds."""
         answered = [windows for question, windows in zip(examples, features, strict=True) if question.answers]
         beyond = sum(all(window.target == (0, 0) for window in windows) for windows in answered)
@@ -115,7 +115,7 @@ class Answering(Labelling[Question]):
         starts, ends = zip(*(feature.target for feature in features), strict=True)
         return {"start_positions": torch.tensor(starts), "end_positions": torch.tensor(ends)}
 
-    def predict(self, example: Question, features: Sequence[Feature], said: Sequence[Logits]) -> dict[str, Any]:
+    def predict(self, example: ContextQuestion, features: Sequence[Feature], said: Sequence[Logits]) -> dict[str, Any]:
         """`answer` (text), `answer_start` (null for none), `score`, and `no_answer_score` if that is allowed.
 
         Scores are sums of a start and an end logit. The answer is the best span of all rows; none is given if it is
@@ -183,7 +183,9 @@ def _pieces(covered: np.ndarray, row: Row) -> list[tuple[int, int]]:
     return [(int(end) - (last - first), int(end)) for end, (first, last) in zip(ends, row, strict=True)]
 
 
-def _target(question: Question, covered: np.ndarray, pieces: Sequence[tuple[int, int]]) -> tuple[int, int] | None:
+def _target(
+    question: ContextQuestion, covered: np.ndarray, pieces: Sequence[tuple[int, int]]
+) -> tuple[int, int] | None:
     """The tokens of the first answer, if a piece of the row holds all of it; else (0, 0). None if none is known."""
     if question.answers is None:
         return None
@@ -204,7 +206,7 @@ def _held(answer: Answer, piece: np.ndarray) -> tuple[int, int] | None:
     return (int(inside[0]), int(inside[-1])) if whole else None
 
 
-def _holding(question: Question, windows: Sequence[np.ndarray]) -> list[float] | None:
+def _holding(question: ContextQuestion, windows: Sequence[np.ndarray]) -> list[float] | None:
     """Which windows hold all of the first answer, as 1 and 0; None if none does."""
     if not question.answers:
         return None

@@ -24,7 +24,7 @@ SENTENCES = (50, 100)
 BASES = (500, 1_000)
 
 
-class Letters(Protocol):
+class NamedLetters(Protocol):
     """Sequences by name."""
 
     def read(self, name: str, start: int, stop: int) -> np.ndarray:
@@ -42,7 +42,7 @@ def joined(regions: Iterable[Region]) -> list[Region]:
 
 
 def training_documents(
-    letters: Letters, stretches: Sequence[Region], seed: int, *, passes: int = PASSES, both_strands: bool = False
+    letters: NamedLetters, stretches: Sequence[Region], seed: int, *, passes: int = PASSES, both_strands: bool = False
 ) -> Iterator[str]:
     """The documents of so many passes, one pass after the other; with `both_strands` every second one, as chance has
     it, is read from the other strand."""
@@ -55,7 +55,7 @@ def training_documents(
                 yield _text(letters, stretch.name, bounds, turned=both_strands and random.random() < 0.5)
 
 
-def scored_documents(letters: Letters, stretches: Sequence[Region], seed: int) -> Iterator[str]:
+def scored_documents(letters: NamedLetters, stretches: Sequence[Region], seed: int) -> Iterator[str]:
     """Documents that hold every base of the stretches once."""
     for place, stretch in enumerate(stretches):
         for bounds in _cut(stretch.start, stretch.stop, _generator(seed, 0, place)):
@@ -76,7 +76,7 @@ def _cut(first: int, stop: int, random: np.random.Generator) -> Iterator[np.ndar
         first = int(bounds[-1])
 
 
-def _text(letters: Letters, name: str, bounds: np.ndarray, *, turned: bool) -> str:
+def _text(letters: NamedLetters, name: str, bounds: np.ndarray, *, turned: bool) -> str:
     first, last = int(bounds[0]), int(bounds[-1])
     read, cuts = letters.read(name, first, last), bounds - first
     if turned:

@@ -46,7 +46,7 @@ class Sink(ABC):
 
 
 @dataclass
-class Layout:
+class FastaLayout:
     """Where the letters of a FASTA sequence stand in its file, as the index of samtools (faidx) says it.
 
     Regular is a sequence of which all lines but the last have `width` bytes, the last has no more, and all end alike:
@@ -102,9 +102,9 @@ class Layout:
         self.is_regular &= alike and self.bases > 0 and (self.has_short_line or last <= self.bases)
 
 
-def read_fasta(path: str | Path, source: Iterable[bytes], sink: Sink) -> list[Layout]:
+def read_fasta(path: str | Path, source: Iterable[bytes], sink: Sink) -> list[FastaLayout]:
     """Give the sequences of an unpacked FASTA file to a sink; how each of them stands there. Raises DataError."""
-    layouts: list[Layout] = []
+    layouts: list[FastaLayout] = []
     for run in _runs(path, source):
         if run.is_header:
             if layouts:
@@ -112,7 +112,7 @@ def read_fasta(path: str | Path, source: Iterable[bytes], sink: Sink) -> list[La
                 layouts[-1].finish()
             place = f"{path}, line {run.line:,}"
             sink.begin(place, _name(place, run.content))
-            layouts.append(Layout(run.offset + len(run.content)))
+            layouts.append(FastaLayout(run.offset + len(run.content)))
             continue
         letters = run.content.translate(None, b"\r\n")
         if letters.translate(None, ALLOWED) or run.content.count(b"\r") != run.content.count(b"\r\n"):
@@ -144,13 +144,13 @@ def read_fastq(path: str | Path, sink: Sink) -> None:
             )
         raw = letters.encode()
         if raw.translate(None, ALLOWED):
-            raise _wrong_letter(path, _Run(number + 1, 0, 0, raw, False))
+            raise _wrong_letter(path, _LetterRun(number + 1, 0, 0, raw, False))
         sink.begin(place, _name(place, header.encode()))
         sink.add(raw)
         sink.end()
 
 
-class _Run(NamedTuple):
+class _LetterRun(NamedTuple):
     """A line with a name and its end, or bytes of the lines behind it, of which the first begins at `column`."""
 
     line: int
@@ -160,7 +160,7 @@ class _Run(NamedTuple):
     is_header: bool
 
 
-def _runs(path: str | Path, source: Iterable[bytes]) -> Iterator[_Run]:
+def _runs(path: str | Path, source: Iterable[bytes]) -> Iterator[_LetterRun]:
     line, column, offset = 1, 0, 0
     header: bytes | None = None
     for data in _whole_ends(source):
@@ -177,12 +177,12 @@ def _runs(path: str | Path, source: Iterable[bytes]) -> Iterator[_Run]:
                 if len(header) > LONGEST_HEADER:
                     raise DataError(f"{path}, line {line:,}: the name's line has more than {LONGEST_HEADER:,} bytes")
                 if found >= 0:
-                    yield _Run(line, 0, offset + stop - len(header), header, True)
+                    yield _LetterRun(line, 0, offset + stop - len(header), header, True)
                     line, header = line + 1, None
             else:
                 found = data.find(b"\n>", position)
                 stop = len(data) if found < 0 else found + 1
-                run = _Run(line, column, offset + position, data[position:stop], False)
+                run = _LetterRun(line, column, offset + position, data[position:stop], False)
                 yield run
                 line += run.content.count(b"\n")
                 end = run.content.rfind(b"\n")
@@ -215,7 +215,7 @@ def _name(place: str, header: bytes) -> str:
     return words[0].decode()
 
 
-def _wrong_letter(path: str | Path, run: _Run) -> DataError:
+def _wrong_letter(path: str | Path, run: _LetterRun) -> DataError:
     rows = [row.removesuffix(b"\r") for row in run.content.split(b"\n")]
     number = next(number for number, row in enumerate(rows) if row.translate(None, ALLOWED))
     letters = rows[number]

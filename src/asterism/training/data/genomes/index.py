@@ -18,7 +18,7 @@ from typing import IO, Any
 
 from asterism.errors import CheckpointError, DataError, shown
 from asterism.system import lock
-from asterism.training.data.genomes.fasta import Layout, Sink, read_fasta, read_fastq
+from asterism.training.data.genomes.fasta import FastaLayout, Sink, read_fasta, read_fastq
 from asterism.training.data.genomes.genbank import read_genbank_sequences
 from asterism.training.data.genomes.letters import BASES, SEVERAL, translation
 from asterism.training.data.genomes.unpacking import blocks, compression_of
@@ -202,7 +202,7 @@ class _Recorder(Sink):
 
     copy: IO[bytes] | None = None
     names: dict[str, str] = field(default_factory=dict)
-    layouts: list[Layout] = field(default_factory=list)
+    layouts: list[FastaLayout] = field(default_factory=list)
     buckets: list[int] = field(default_factory=list)
     unknown: list[int] = field(default_factory=list)
     lower: int = 0
@@ -229,7 +229,7 @@ class _Recorder(Sink):
         self._whole.update(header)
         if self.copy is not None:
             self.copy.write(header)
-            self.layouts.append(Layout(self.copy.tell()))
+            self.layouts.append(FastaLayout(self.copy.tell()))
 
     def add(self, letters: bytes) -> None:
         self._whole.update(letters)
