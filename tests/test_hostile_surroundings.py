@@ -20,7 +20,7 @@ from asterism.cli.train import read_arguments
 from asterism.errors import CheckpointError, ConfigurationError, DataError
 from asterism.files import write_json
 from asterism.training import FineTuneConfig, ModelConfig, RunConfig, pipeline, predict_file, train
-from asterism.training.run import prediction
+from asterism.training.ask import prediction
 from asterism.training.run.folder import RunFolder
 from asterism.training.run.integrity import seal
 

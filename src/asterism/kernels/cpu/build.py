@@ -25,7 +25,7 @@ from pathlib import Path
 from asterism.errors import KernelError
 from asterism.kernels.cpu import cache, shipped
 from asterism.kernels.cpu.compiling import OTHERWISE, Killed, compile_and_link
-from asterism.kernels.cpu.interface import CTask, Problem, require_same_layout
+from asterism.kernels.cpu.interface import Problem, Task, require_same_layout
 from asterism.kernels.cpu.processor import features, limited_to, processor, processor_class
 from asterism.kernels.cpu.sources import FLAGS, contents, digest, options, units
 from asterism.system import HAS_LOCKS, lock
@@ -247,7 +247,7 @@ def _declared(loaded: ctypes.CDLL) -> ctypes.CDLL:
     loaded.asterism_instruction_set.restype = ctypes.c_char_p
     if reason := _unused_amx(loaded):
         _log.warning("attention in bfloat16 does without AMX: %s", reason)
-    list_, room, count = ctypes.POINTER(CTask), ctypes.c_int64, ctypes.POINTER(ctypes.c_int64)
+    list_, room, count = ctypes.POINTER(Task), ctypes.c_int64, ctypes.POINTER(ctypes.c_int64)
     loaded.asterism_schedule.argtypes = [ctypes.POINTER(Problem), ctypes.c_int32, list_, room, count]
     loaded.asterism_schedule.restype = ctypes.c_int32
     return loaded

@@ -1,4 +1,7 @@
-"""What Python and C++ agree on: the structures of interface.hpp, and pointers, checked before they are taken."""
+"""What Python and C++ agree on: the structures of interface.hpp, and pointers, checked before they are taken.
+
+The structures have their names in C++, by which the two are compared: so `Pass`, `Task` and `Terms` are here, too.
+"""
 
 import ctypes
 from collections.abc import Callable
@@ -31,7 +34,7 @@ class Tensor(ctypes.Structure):
         return cls(_checked(name, x, dtype, shape).data_ptr(), *x.stride())
 
 
-class CPass(ctypes.Structure):
+class Pass(ctypes.Structure):
     """One token order of a plan with its tiles."""
 
     _fields_ = [
@@ -41,7 +44,7 @@ class CPass(ctypes.Structure):
     ]
 
 
-class CTerms(ctypes.Structure):
+class Terms(ctypes.Structure):
     """Terms of scores and weights: tables, numbers, and where gradients of the tables go (interface.hpp)."""
 
     _fields_ = [
@@ -74,7 +77,7 @@ class Problem(ctypes.Structure):
         *((name, ctypes.c_void_p) for name in ("grad_lse", "grad_q", "grad_k", "grad_v")),
     ]
     holds: tuple[Any, ...]
-    given_terms: CTerms | None
+    given_terms: Terms | None
 
 
 class Slots(ctypes.Structure):
@@ -92,7 +95,7 @@ class Slots(ctypes.Structure):
     ]
 
 
-class CTask(ctypes.Structure):
+class Task(ctypes.Structure):
     """What a thread does in one go (interface.hpp)."""
 
     _fields_ = [(name, ctypes.c_int64) for name in ("phase", "tiles", "cut", "rows", "floats")]
@@ -144,7 +147,7 @@ def _checked(name: str, x: torch.Tensor, dtype: torch.dtype, shape: tuple[int, .
 def layout() -> str:
     """Where each field lies, in words that asterism_layout() of interface.hpp uses too."""
     lines = [f"group {GROUP}"]
-    for structure in (Tensor, CPass, CTerms, Problem, Slots, CTask):
+    for structure in (Tensor, Pass, Terms, Problem, Slots, Task):
         lines.append(f"{structure.__name__} {ctypes.sizeof(structure)}")
         for field in structure._fields_:
             seen = getattr(structure, field[0])

@@ -95,12 +95,12 @@ def problem_of(operands: Operands, attended: Rounded) -> Problem:
     return problem
 
 
-def _terms_of(operands: Operands) -> interface.CTerms | None:
+def _terms_of(operands: Operands) -> interface.Terms | None:
     """The terms of the scores, None for none. Their tensors live as long as the operands do."""
     o = operands
     if not o.terms:
         return None
-    terms = interface.CTerms(softcap=o.softcap, seed=o.seed, kept_factor=1 / (1 - o.dropout))
+    terms = interface.Terms(softcap=o.softcap, seed=o.seed, kept_factor=1 / (1 - o.dropout))
     terms.dropped_below = round(o.dropout * 2**32)
     if o.bias is not None:
         heads, (first, past) = 1 if len(o.bias) == 1 else o.q.shape[1], o.distances

@@ -24,7 +24,7 @@ class Program:
         words = plan.masks_with_ends[: len(plan.masks) + 1]
         self.live, self.has_unread = _live_groups(words), _has_unread(words)
         self.lists = [_list_of_head(part, plan.heads, heads) for part in plan.passes]
-        self.passes = (interface.CPass * len(plan.passes))(
+        self.passes = (interface.Pass * len(plan.passes))(
             *(_structure(part, lists) for part, lists in zip(plan.passes, self.lists, strict=True))
         )
 
@@ -35,11 +35,11 @@ def program(plan: Plan, heads: int) -> Program:
     return Program(plan, heads)
 
 
-def _structure(part: Pass, lists: np.ndarray) -> interface.CPass:
+def _structure(part: Pass, lists: np.ndarray) -> interface.Pass:
     index = (None if x is None else address(x, np.int32) for x in (part.query_index, part.key_index))
     n_rows = part.row_offsets.shape[1] - 1
     offsets, tiles = address(part.row_offsets, np.int64), (part.columns, part.kinds, lists)
-    return interface.CPass(*index, part.n_queries, part.n_keys, n_rows, offsets, *(address(x, np.int32) for x in tiles))
+    return interface.Pass(*index, part.n_queries, part.n_keys, n_rows, offsets, *(address(x, np.int32) for x in tiles))
 
 
 def _transposed_masks(allowed: Booleans, words: int) -> np.ndarray:

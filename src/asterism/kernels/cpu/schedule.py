@@ -6,12 +6,12 @@ import numpy as np
 import torch
 
 from asterism.kernels.cpu.build import library
-from asterism.kernels.cpu.interface import CTask, Problem, call
+from asterism.kernels.cpu.interface import Problem, Task, call
 from asterism.kernels.cpu.kernel import problem_of
 from asterism.kernels.operands import Operands
 from asterism.kernels.operator import Rounded
 
-FIELDS = tuple(field[0] for field in CTask._fields_)
+FIELDS = tuple(field[0] for field in Task._fields_)
 
 
 def schedule(operands: Operands, threads: int, backward: bool = False) -> np.ndarray:
@@ -29,13 +29,13 @@ def schedule(operands: Operands, threads: int, backward: bool = False) -> np.nda
     problem.grad_q, problem.grad_k, problem.grad_v = (x.data_ptr() for x in (q, k, v))  # all asked for, none written
     if (terms := problem.given_terms) is not None:
         terms.grad_bias, terms.grad_relative = terms.bias, terms.relative
-    room = _list(problem, backward, (CTask * 0)())
-    tasks = (CTask * room)()
+    room = _list(problem, backward, (Task * 0)())
+    tasks = (Task * room)()
     _list(problem, backward, tasks)
     return np.array([[getattr(task, name) for name in FIELDS] for task in tasks], np.int64).reshape(room, len(FIELDS))
 
 
-def _list(problem: Problem, backward: bool, tasks: ctypes.Array[CTask]) -> int:
+def _list(problem: Problem, backward: bool, tasks: ctypes.Array[Task]) -> int:
     """Fills `tasks` and returns how many there are."""
     count, room = ctypes.c_int64(), len(tasks)
     call(lambda given: int(library().asterism_schedule(given, backward, tasks, room, ctypes.byref(count))), problem)
