@@ -303,7 +303,7 @@ def compute(case: Case, group: dist.ProcessGroup) -> Found:
         found.planned_held = int(plan.memory(shape)[rank])
     forward, backward = plan.traffic(shape), plan.backward(shape)
     if mask is not None:  # a byte for each key and row of the batch goes along, by heads to every rank
-        marks = plan.traffic(RowShape(0, ranks if found.shares == ["Heads"] else 1, 1, 0, 1, case.batch))
+        marks = plan.traffic(RowShape(0, ranks if found.shares == ["ByHeads"] else 1, 1, 0, 1, case.batch))
         forward, backward = forward + marks, backward + marks if found.shares == ["Ring"] else backward
     for planned, traffic in (("planned_forward", forward), ("planned_backward", backward)):
         setattr(found, planned, [int(traffic.sent[rank]), int(traffic.received[rank])])

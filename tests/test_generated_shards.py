@@ -33,5 +33,5 @@ def test_shards_attend_as_the_whole_does_and_move_what_the_plan_says(gloo, ranks
                 assert found.backward == found.planned_backward, where
             used |= set(found.shares)
     # On two ranks the ring moves no more than residues and heads do, and is simpler.
-    expected = {1: set(), 2: {"Rows", "Ring"}}.get(ranks, {"Rows", "Residues", "Heads", "Ring"})
+    expected = {1: set(), 2: {"ByRows", "Ring"}}.get(ranks, {"ByRows", "ByResidues", "ByHeads", "Ring"})
     assert used >= expected

@@ -12,9 +12,9 @@ from asterism.cli.main import main
 from asterism.errors import ConfigurationError
 from asterism.shape import RULES
 from asterism.training.ask.estimate import estimate
+from asterism.training.objectives import footprint as footprint_module
 from asterism.training.pipeline import resolve
 from asterism.training.recipes import RECIPES, recipe
-from asterism.training.run import footprint as footprint_module
 from asterism.training.run.schedule import learning_rate_factor, notes_at_the_end, progress, warm_up, within
 from asterism.training.settings.configuration import ModelConfig, RunConfig, config_from_dict
 

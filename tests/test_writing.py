@@ -31,7 +31,8 @@ from asterism.training.data.records import Record
 from asterism.training.pipeline import resolve
 from asterism.training.run.arithmetic import loss_of
 from asterism.training.run.loop import quiet_transformers
-from asterism.training.settings.registry import TASKS, text_scores
+from asterism.training.settings.registry import TASKS
+from asterism.training.tasks import text_scores
 from asterism.training.tasks.examples import identity
 from asterism.training.tasks.texts import Generation, Summarization, Translation
 
