@@ -1,4 +1,4 @@
-"""What can be counted of the source: names that stand for two things, circles, caches, borders that leak.
+"""Counts of the source: class names defined twice, circles of imports, merges, caches, files that name ranks.
 
 python benchmarks/counts.py [SOURCE]
 """
