@@ -3,7 +3,7 @@
     python benchmarks/devices.py --output benchmarks/results/devices.json --plot benchmarks/results/devices.png
     python benchmarks/devices.py --report benchmarks/results/devices.json
 
-The model is that of asterism.compiler.devices.simulator: one layer, forward, on devices like an H100. Cases that the
+The model is that of simulated_devices.py: one layer, forward, on devices like an H100. Cases that the
 file has are not computed again.
 """
 
@@ -16,7 +16,9 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from asterism.compiler.devices import H100, RowShape, simulate
+from simulated_devices import H100, simulate
+
+from asterism.compiler.devices import RowShape
 
 PATTERNS = {
     "window and globals": "window(left=4096) | global_tokens((0,), block=128)",

@@ -7,8 +7,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from asterism.compiler.devices import RowShape, Shards, communicate, simulate, simulator
+from asterism.compiler.devices import RowShape, Shards, communicate
 from asterism.patterns import parse
+
+ROOT = Path(__file__).parents[1]
+sys.path.insert(0, str(ROOT / "benchmarks"))
+import devices as benchmark  # noqa: E402
+import simulated_devices  # noqa: E402
+from simulated_devices import simulate  # noqa: E402
 
 SHAPE = RowShape(heads=3, key_heads=3, key_dim=64, value_dim=64, itemsize=2)
 PATTERNS = (
@@ -37,7 +43,7 @@ def test_bytes_are_those_of_the_plan(text, devices):
 def test_sampled_ranks_stand_for_all(text, monkeypatch):
     """Seven ranks, of which five are planned: the first and the last have least and most to fetch."""
     whole = simulate(text, 4096, 7, SHAPE)
-    monkeypatch.setattr(simulator, "_CELLS", -1)
+    monkeypatch.setattr(simulated_devices, "_CELLS", -1)
     sampled = simulate(text, 4096, 7, SHAPE)
     assert sampled.sampled == (0, 1, 3, 4, 6)
     assert sampled.way("by pattern").received == pytest.approx(whole.way("by pattern").received, rel=0.2)
@@ -77,18 +83,13 @@ def test_four_thousand_devices():
     assert found.way("by pattern").received == 2**26 // 128 * 8 * 4095 // 4096 * 4096
 
 
-def test_the_page_shows_what_is_simulated(monkeypatch):
+def test_the_page_shows_what_is_simulated():
     """Its tables are those of the record, and what is quick of the record is what the simulator says today."""
-    root = Path(__file__).parent.parent
-    monkeypatch.syspath_prepend(root / "benchmarks")
-    import devices
-
-    record = json.loads((root / "benchmarks" / "results" / "devices.json").read_text())
-    page = (root / "docs" / "devices.md").read_text()
-    for line in devices.tables(record).splitlines():
+    record = json.loads((ROOT / "benchmarks" / "results" / "devices.json").read_text())
+    page = (ROOT / "docs" / "devices.md").read_text()
+    for line in benchmark.tables(record).splitlines():
         assert line in page
     for case in record["cases"]:
         if case["devices"] <= 64:
-            found = simulate(case["pattern"], case["length"], case["devices"], devices.SHAPE)
+            found = simulate(case["pattern"], case["length"], case["devices"], benchmark.SHAPE)
             assert json.loads(json.dumps([vars(way) for way in found.ways])) == case["ways"]
-    sys.modules.pop("devices")

@@ -9,15 +9,10 @@ from asterism.compiler.devices.communication import ByHeads, ByResidues, ByRows,
 from asterism.compiler.devices.describe import describe, refusal, summary, without_pattern
 from asterism.compiler.devices.needs import needed_keys
 from asterism.compiler.devices.shards import Shards
-from asterism.compiler.devices.simulator import H100, DeviceSimulation, Machine, simulate
 from asterism.compiler.devices.traffic import RowShape, Traffic, Transfers
 
 __all__ = [
-    "H100",
     "Communication",
-    "Machine",
-    "DeviceSimulation",
-    "simulate",
     "ByHeads",
     "ByResidues",
     "Ring",
