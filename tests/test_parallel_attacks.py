@@ -21,7 +21,7 @@ import asterism
 from asterism import Alibi, Dropout, Terms, kernels
 from asterism.compiler.devices import ByRows, RowShape, Shards, communicate
 from asterism.errors import AsterismError
-from asterism.parallel import SequenceParallel, agreement, attend, sequence_parallel, sharding
+from asterism.parallel import SequenceParallel, agreement, attend, exchange, sequence_parallel, sharding
 from asterism.patterns import explicit, parse
 
 HEADS, KEY_HEADS, DIM, VALUE_DIM, BATCH = 4, 2, 4, 3, 2
@@ -94,9 +94,9 @@ def positions_on_the_wire(group: dist.ProcessGroup, pattern: str, tokens: int) -
 @contextmanager
 def seen(left: list[set[int]], held: dict[int, int]) -> Any:
     """Reads what is given to the all-to-alls and to the kernels."""
-    send, compute = torch.ops._c10d_functional.all_to_all_single, kernels.attend
+    send, compute = exchange.begin_all_to_all, kernels.attend
 
-    def sending(wire: Tensor, received: list[int], sent: list[int], group: str) -> Tensor:
+    def sending(wire: Tensor, received: list[int], sent: list[int], group: dist.ProcessGroup) -> Tensor:
         for target, part in enumerate(wire.split(sent)):
             left[target] |= {int(number) - 1 for number in part.view(torch.float64).unique().tolist()}
         return send(wire, received, sent, group)
@@ -105,25 +105,11 @@ def seen(left: list[set[int]], held: dict[int, int]) -> Any:
         held[k.data_ptr()] = (k.numel() + v.numel()) * k.element_size()
         return compute(q, k, v, *arguments, **options)
 
-    class Operators:
-        all_to_all_single, wait_tensor = staticmethod(sending), torch.ops._c10d_functional.wait_tensor
-
-    import asterism.parallel.exchange as exchange
-
-    class Named:
-        _c10d_functional = Operators
-
-    class Torch:
-        ops = Named
-
-        def __getattr__(self, name: str) -> Any:
-            return getattr(torch, name)
-
-    exchange.torch, kernels.attend = Torch(), computing
+    exchange.begin_all_to_all, kernels.attend = sending, computing
     try:
         yield
     finally:
-        exchange.torch, kernels.attend = torch, compute
+        exchange.begin_all_to_all, kernels.attend = send, compute
 
 
 def with_nan(group: dist.ProcessGroup, pattern: str, tokens: int) -> list[bool]:

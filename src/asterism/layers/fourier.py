@@ -17,14 +17,13 @@ from itertools import groupby
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import nn
 
 from asterism.compiler.devices import Shards
 from asterism.errors import ConfigurationError
 from asterism.parallel import SequenceParallel, sharding
+from asterism.parallel.collectives import begin_all_to_all, gather_numbers, wait
 from asterism.parallel.context import shards_of
-from asterism.parallel.ranks import gather_numbers
 
 NOT_CAUSAL = (
     "fourier() cannot be used by a causal model or with a cache: every output of a Fourier transform reads every token,"
@@ -119,7 +118,7 @@ def _mix_shards(
     shards = shards_of(hidden)
     assert shards is not None
     if key_mask is not None:
-        counts = gather_numbers(context, key_mask.sum(dim=1).tolist(), hidden.device)
+        counts = gather_numbers(key_mask.sum(dim=1).tolist(), context.group, hidden.device)
         rows = [Shards.of_sizes(tuple(own)) for own in counts.T.tolist()]
     elif lengths is not None:
         rows = [Shards(tuple(min(bound, length) for bound in shards.bounds)) for length in lengths]
@@ -186,7 +185,6 @@ def _exchange(context: SequenceParallel, x: torch.Tensor, along: Shards, joined:
     row = rest.numel()
     sent = [size * x.shape[1] * row for size in along.sizes]
     got = [own * size * row for size in joined.sizes]
-    received = x.new_empty(sum(got))
-    dist.all_to_all_single(received, x.contiguous().flatten(), got, sent, group=context.group)
+    received = wait(begin_all_to_all(x.contiguous().flatten(), got, sent, context.group))
     parts = zip(received.split(got), joined.sizes, strict=True)
     return torch.cat([part.view(own, size, *rest) for part, size in parts], dim=1)

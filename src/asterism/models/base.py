@@ -13,7 +13,7 @@ from asterism.layers import initialise
 from asterism.models.configuration import AsterismConfig
 from asterism.models.loss import cross_entropy
 from asterism.parallel import sharding
-from asterism.parallel.ranks import counted_once, whole
+from asterism.parallel.collectives import counted_once, whole
 
 
 class AsterismPreTrainedModel(PreTrainedModel):
@@ -54,19 +54,19 @@ class AsterismPreTrainedModel(PreTrainedModel):
             return cross_entropy(logits, labels, **arguments)
         if arguments.get("num_items_in_batch") is None:
             arguments["num_items_in_batch"] = self._count(labels, arguments)
-        return whole(context, cross_entropy(logits, labels, **arguments))
+        return whole(cross_entropy(logits, labels, **arguments), context.group)
 
     def _row_loss(self, compute: Callable[[], torch.Tensor]) -> torch.Tensor:
         """A loss of whole rows; within `sequence_parallel` all ranks compute it, and the first rank's is counted."""
         context = sharding()
-        return compute() if context is None else whole(context, counted_once(context, compute()))
+        return compute() if context is None else whole(counted_once(compute(), context.group), context.group)
 
     @staticmethod
     def _count(labels: torch.Tensor, loss_arguments: dict[str, Any]) -> torch.Tensor:
         """How many labels there are, on all ranks together."""
         count = (labels != loss_arguments.get("ignore_index", IGNORED)).sum()
         context = sharding()
-        return count if context is None else whole(context, count)
+        return count if context is None else whole(count, context.group)
 
     def _penalise(
         self, loss: torch.Tensor | None, labels: torch.Tensor | None, loss_arguments: dict[str, Any]
@@ -82,4 +82,4 @@ class AsterismPreTrainedModel(PreTrainedModel):
         if items is not None and labels is not None:
             penalty = penalty * self._count(labels, loss_arguments) / items
         context = sharding()
-        return loss + (penalty if context is None else whole(context, counted_once(context, penalty)))
+        return loss + (penalty if context is None else whole(counted_once(penalty, context.group), context.group))

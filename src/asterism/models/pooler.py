@@ -6,8 +6,8 @@ from torch import nn
 from asterism.layers.block import ACTIVATIONS
 from asterism.models.configuration import AsterismConfig
 from asterism.parallel import SequenceParallel, sharding
+from asterism.parallel.collectives import summed
 from asterism.parallel.context import own_range, shards_of
-from asterism.parallel.ranks import summed
 
 
 class Pooler(nn.Module):
@@ -37,8 +37,8 @@ class Pooler(nn.Module):
             before = own_range(shards_of(hidden), hidden.shape[1])[0]
             real = real & (torch.arange(before, before + hidden.shape[1], device=hidden.device) == 0)
         wide = torch.promote_types(hidden.dtype, torch.float32)
-        total = summed(context, hidden.masked_fill(~real[..., None], 0).sum(dim=1, dtype=wide))
-        return (total / summed(context, real.sum(dim=1))[:, None].clamp(min=1)).to(hidden.dtype)
+        total = summed(hidden.masked_fill(~real[..., None], 0).sum(dim=1, dtype=wide), context.group)
+        return (total / summed(real.sum(dim=1), context.group)[:, None].clamp(min=1)).to(hidden.dtype)
 
 
 def _first(hidden: torch.Tensor, attention_mask: torch.Tensor | None) -> torch.Tensor:

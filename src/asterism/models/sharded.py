@@ -22,8 +22,8 @@ from asterism.errors import ConfigurationError
 from asterism.layers.padding import real_tokens
 from asterism.models.documents import PackedDocuments, find_documents
 from asterism.parallel import SequenceParallel, sharding
+from asterism.parallel.collectives import all_tokens, gather_numbers
 from asterism.parallel.context import shards_of
-from asterism.parallel.ranks import all_tokens, gather_numbers
 from asterism.patterns.intervals import Integers
 
 _NUMBERS = (
@@ -111,7 +111,7 @@ def _meet(context: SequenceParallel, numbers: Sequence[int], device: torch.devic
     """[ranks, numbers]: what each rank says. Raises ConfigurationError where one was refused."""
     if (meeting := _MEETING.get()) is not None:
         meeting.is_over = True
-    said = gather_numbers(context, [*numbers, int(refused)], device)
+    said = gather_numbers([*numbers, int(refused)], context.group, device)
     if said[:, -1].any() and not refused:
         rank = int(said[:, -1].argmax())
         raise ConfigurationError(f"rank {rank} was refused its arguments; its own message says why")
@@ -212,7 +212,7 @@ def _lengths(context: SequenceParallel, real: Tensor, shards: Shards) -> tuple[i
     """How many tokens of each row are real; None where all are. Raises ConfigurationError for padding before one."""
     counts = real.sum(dim=1)
     is_prefix = (real == (torch.arange(real.shape[1], device=real.device) < counts[:, None])).all()
-    said = gather_numbers(context, [*counts.tolist(), int(is_prefix)], real.device)
+    said = gather_numbers([*counts.tolist(), int(is_prefix)], context.group, real.device)
     held, sizes = said[:, :-1], np.array(shards.sizes)[:, None]
     total = held.sum(axis=0)
     filled = np.clip(total - np.array(shards.bounds[:-1])[:, None], 0, sizes)
@@ -238,7 +238,7 @@ def _documents(
         fits = position_ids.shape in ((batch, own), (1, own)) and not position_ids.is_floating_point()
         # All ranks call this, also where this one's positions are refused then.
         rows = position_ids.expand(batch, own) if fits else torch.full((batch, own), -1, device=tokens.device)
-        position_ids = all_tokens(context, rows.to(tokens.device), shards)
+        position_ids = all_tokens(rows.to(tokens.device), shards, context.group)
     real = None if lengths is None else torch.arange(shards.length) < torch.tensor(lengths)[:, None]
     whole = tokens.new_empty(1).expand(batch, shards.length)
     return find_documents(position_ids, cu_seqlens, real, whole)
@@ -247,4 +247,4 @@ def _documents(
 def everywhere(columns: Tensor) -> Tensor:
     """[B, N, ...] of whole rows from those of each rank; as it is where rows lie on one device. Differentiable."""
     context, shards = sharding(), shards_of(columns)
-    return columns if context is None or shards is None else all_tokens(context, columns, shards)
+    return columns if context is None or shards is None else all_tokens(columns, shards, context.group)

@@ -10,7 +10,6 @@ from typing import Any
 
 import numpy as np
 import torch
-import torch.distributed as dist
 from torch import Tensor
 
 from asterism.compiler.liveness import last_reader
@@ -19,6 +18,7 @@ from asterism.kernels import decode
 from asterism.kernels.merging import share
 from asterism.layers.kept import NewTokens, Seen
 from asterism.parallel import SequenceParallel
+from asterism.parallel.collectives import add_up, take_greatest
 from asterism.patterns import Pattern, require_causal
 from asterism.patterns.intervals import Integers
 
@@ -95,10 +95,10 @@ class ShardedCacheLayer:
         known = places, torch.from_numpy(self.positions)
         out, lse = decode(q, self.keys, self.values, self.pattern, *known, return_lse=True, **options)
         greatest = lse.clone()
-        dist.all_reduce(greatest, dist.ReduceOp.MAX, group=self.context.group)
+        take_greatest(greatest, self.context.group)
         part = share(lse, greatest)[..., None]
         both = torch.cat([out.to(part.dtype) * part, part], dim=-1)
-        dist.all_reduce(both, group=self.context.group)
+        add_up(both, self.context.group)
         total = both[..., -1]
         merged = both[..., :-1] / total.masked_fill(total == 0, 1)[..., None]
         return merged.to(q.dtype), greatest + total.log()

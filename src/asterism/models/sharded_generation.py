@@ -8,7 +8,6 @@ from copy import deepcopy
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
 from transformers import GenerationConfig, LogitsProcessorList
 from transformers.generation.logits_process import TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
@@ -18,8 +17,8 @@ from asterism.models.modeling import Asked, too_long
 from asterism.models.sharded import find_rows
 from asterism.models.sharded_cache import ShardedCache
 from asterism.parallel import SequenceParallel
+from asterism.parallel.collectives import broadcast, summed
 from asterism.parallel.context import resumed
-from asterism.parallel.ranks import summed
 
 if TYPE_CHECKING:
     from asterism.models.causal_lm import AsterismForCausalLM
@@ -72,7 +71,8 @@ def generate_shards(
     last = torch.tensor(lengths, device=input_ids.device)[:, None] - 1
     hidden = _run(model, input_ids, Asked(mask, cache))
     # The last token of a row lies on one rank.
-    scores = model._logits(summed(context, (hidden * (rows.positions == last)[..., None]).sum(dim=1, keepdim=True)))
+    own = (hidden * (rows.positions == last)[..., None]).sum(dim=1, keepdim=True)
+    scores = model._logits(summed(own, context.group))
     found = [_choose(context, settings, scores[:, 0], random)]
     for _ in range(settings.new_tokens - 1):
         ended = _ended(torch.cat(found, dim=1), settings)
@@ -104,7 +104,7 @@ def _choose(context: SequenceParallel, settings: Settings, scores: Tensor, rando
         before: Any = torch.zeros_like(scores, dtype=torch.int64)  # of which these warpers read nothing
         weights = settings.warpers(before, scores).softmax(dim=-1)
         token = torch.multinomial(weights.cpu(), 1, generator=random).to(scores.device)
-    dist.broadcast(token, group_src=0, group=context.group)
+    broadcast(token, context.group)
     return token
 
 

@@ -19,11 +19,10 @@ from itertools import zip_longest
 from weakref import WeakKeyDictionary
 
 import torch
-import torch.distributed as dist
 
 from asterism.errors import AsterismError, ConfigurationError
+from asterism.parallel.collectives import ProcessGroup, all_gather, meeting_device
 from asterism.parallel.context import SequenceParallel
-from asterism.parallel.ranks import gathered
 from asterism.patterns.intervals import Integers
 
 _ROOM = 2**13
@@ -35,7 +34,7 @@ _LONGEST = 160
 _MOST_KNOWN = 2**12
 """Digests that are remembered of a group."""
 
-_AGREED: WeakKeyDictionary[dist.ProcessGroup, set[int]] = WeakKeyDictionary()
+_AGREED: WeakKeyDictionary[ProcessGroup, set[int]] = WeakKeyDictionary()
 """Digests on which all ranks of a group have agreed, where reading takes a GPU's time."""
 
 
@@ -59,11 +58,11 @@ def agree(
     """
     said = "\0".join((refusal, *words.values())).encode(errors="replace")
     digest = int.from_bytes(hashlib.blake2b(said, digest_size=8).digest(), "little", signed=True)
-    meeting = _meeting_place(context.group, device)
+    meeting = meeting_device(context.group, device)
     reads = wants_tokens or not _reading_waits(meeting) or digest not in _AGREED.get(context.group, ())
     own = torch.tensor([digest, reads, *tokens], dtype=torch.int64, device="cpu").to(meeting, non_blocking=True)
     with _together():
-        told = gathered(context, own)
+        told = all_gather(own, context.group)
     if not reads:
         torch._assert_async((told[:, 0] == own[0]).all(), "ranks of sequence_parallel asked for different attention")
         return None
@@ -100,14 +99,6 @@ def in_words(value: object) -> str:
     return f"{text[:_LONGEST]}... ({len(text):,} characters, digest {digest})"
 
 
-def _meeting_place(group: dist.ProcessGroup, device: torch.device | None) -> torch.device:
-    """Where ranks exchange numbers: on the CPU, if the group has a backend for it, else where the tensors are."""
-    kinds = [backend.partition(":")[0] for backend in dist.distributed_c10d.get_backend_config(group).split(",")]
-    if "cpu" in kinds:
-        return torch.device("cpu")
-    return device if device is not None and device.type in kinds else torch.device(kinds[0])
-
-
 def _reading_waits(meeting: torch.device) -> bool:
     """Whether who reads numbers waits for all that was computed before them."""
     return meeting.type != "cpu"
@@ -125,7 +116,7 @@ def _together() -> Iterator[None]:
         ) from error
 
 
-def _remember(group: dist.ProcessGroup, meeting: torch.device, digest: int) -> None:
+def _remember(group: ProcessGroup, meeting: torch.device, digest: int) -> None:
     """That all ranks agree on it, where that is not read each time."""
     if not _reading_waits(meeting):
         return
@@ -138,7 +129,7 @@ def _remember(group: dist.ProcessGroup, meeting: torch.device, digest: int) -> N
 def _said_by_all(context: SequenceParallel, said: bytes, meeting: torch.device) -> list[list[str]]:
     """The refusals and words of all ranks."""
     own = torch.frombuffer(bytearray(said[:_ROOM].ljust(_ROOM, b"\0")), dtype=torch.uint8).to(meeting)
-    found = gathered(context, own).cpu().numpy()
+    found = all_gather(own, context.group).cpu().numpy()
     return [one.tobytes().decode(errors="replace").rstrip("\0").split("\0") for one in found]
 
 

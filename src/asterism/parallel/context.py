@@ -11,12 +11,11 @@ from dataclasses import dataclass
 from threading import Lock
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
-from torch.distributed.device_mesh import DeviceMesh
 
 from asterism.compiler.devices import Shards
 from asterism.errors import ConfigurationError, shown
+from asterism.parallel.collectives import OUTSIDE, DeviceMesh, ProcessGroup, gather_numbers, rank_of, size_of
 
 _CURRENT: ContextVar["SequenceParallel | None"] = ContextVar("sequence_parallel", default=None)
 
@@ -33,7 +32,7 @@ class SequenceParallel:
     known           who holds which tokens, where a model has asked that already for all of its layers
     """
 
-    group: dist.ProcessGroup
+    group: ProcessGroup
     rank: int
     ranks: int
     dense_exchange: bool = False
@@ -41,23 +40,18 @@ class SequenceParallel:
 
     def shards(self, tokens: int, device: torch.device) -> Shards:
         """The shards of a sequence of which this process holds `tokens`: all ranks ask together, each for its own."""
-        own = torch.tensor([tokens], device=device)
-        sizes = [torch.empty_like(own) for _ in range(self.ranks)]
-        dist.all_gather(sizes, own, group=self.group)
-        return Shards.of_sizes(tuple(int(size) for size in sizes))
+        return Shards.of_sizes(tuple(gather_numbers([tokens], self.group, device)[:, 0].tolist()))
 
 
 @contextmanager
-def sequence_parallel(
-    mesh: DeviceMesh | dist.ProcessGroup, *, dense_exchange: bool = False
-) -> Iterator[SequenceParallel]:
+def sequence_parallel(mesh: DeviceMesh | ProcessGroup, *, dense_exchange: bool = False) -> Iterator[SequenceParallel]:
     """Within the body, tensors of tokens hold the shard of this process: rank r of the mesh, which has one dimension,
     or of the group holds the tokens that follow those of rank r - 1.
 
     Raises ConfigurationError for what is neither a mesh nor a group, for a mesh of several dimensions (choose one:
     mesh["cp"]), for a group that this process is not in, and within another context.
     """
-    if not isinstance(mesh, DeviceMesh | dist.ProcessGroup) and mesh is not dist.GroupMember.NON_GROUP_MEMBER:
+    if not isinstance(mesh, DeviceMesh | ProcessGroup) and mesh is not OUTSIDE:
         raise ConfigurationError(
             f"sequence_parallel needs a DeviceMesh or a ProcessGroup, such as dist.group.WORLD, got {shown(mesh)}"
         )
@@ -68,12 +62,12 @@ def sequence_parallel(
     if _CURRENT.get() is not None:
         raise ConfigurationError("sequence_parallel was entered within itself: a sequence is sharded once")
     group = mesh.get_group() if isinstance(mesh, DeviceMesh) else mesh
-    if dist.get_rank(group) < 0:
+    if rank_of(group) < 0:
         raise ConfigurationError(
-            f"process {dist.get_rank()} entered sequence_parallel with a group that it is not in: only the processes of"
+            f"process {rank_of()} entered sequence_parallel with a group that it is not in: only the processes of"
             " a group hold its sequences"
         )
-    found = SequenceParallel(group, dist.get_rank(group), dist.get_world_size(group), dense_exchange)
+    found = SequenceParallel(group, rank_of(group), size_of(group), dense_exchange)
     with resumed(found):
         yield found
 

@@ -14,9 +14,9 @@ from typing import Any, Self
 import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
-from torch.distributed import ProcessGroup
 
 from asterism.memo import cached_property
+from asterism.parallel.collectives import ProcessGroup, begin_all_to_all, wait
 from asterism.parallel.places import Places, owned
 
 
@@ -112,15 +112,12 @@ class Flight:
 
     def send(self, wire: Tensor, *, out: bool) -> None:
         sent, received = (self.out, self.back) if out else (self.back, self.out)
-        self.wire = torch.ops._c10d_functional.all_to_all_single(
-            wire, received.sizes, sent.sizes, self.group.group_name
-        )
+        self.wire = begin_all_to_all(wire, received.sizes, sent.sizes, self.group)
 
     def arrive(self) -> Tensor:
         wire, self.wire = self.wire, None
         assert wire is not None, "what is waited for was sent"
-        arrived: Tensor = torch.ops._c10d_functional.wait_tensor(wire)
-        return arrived
+        return wait(wire)
 
 
 def begin(group: ProcessGroup, pieces: Sequence[tuple[Tensor, Hop]]) -> tuple[Flight, tuple[Tensor, ...]]:

@@ -21,7 +21,7 @@ from asterism.models.drop_in.field import IMPLEMENTATION
 from asterism.models.loss import cross_entropy, refuse_shifting
 from asterism.models.sharded import ShardedRows, check_targets, find_rows, together
 from asterism.parallel import SequenceParallel, sharding
-from asterism.parallel.ranks import all_tokens, whole
+from asterism.parallel.collectives import all_tokens, whole
 
 _TARGETS = {
     "ForCausalLM": "shift_labels",
@@ -129,7 +129,7 @@ def _meet(context: SequenceParallel, model: Any, given: dict[str, Any], signatur
     if positions is None:
         given["position_ids"] = torch.arange(*rows.shards.range(context.rank), device=tokens.device)[None]
     own = given["position_ids"].expand(*tokens.shape[:2])
-    _CALL.set(ModelCall(model, rows, all_tokens(context, own, rows.shards), labels, items))
+    _CALL.set(ModelCall(model, rows, all_tokens(own, rows.shards, context.group), labels, items))
     if "use_cache" in signature.parameters:
         given["use_cache"] = False
     return given
@@ -147,8 +147,8 @@ def _end(model: Any, arguments: tuple[Any, ...], named: dict[str, Any], output: 
             f"the loss of {type(model).__name__} cannot be shared out over ranks: leave out labels, take the logits,"
             " and set return_dict"
         )
-    items = whole(call.context, (call.labels != IGNORED).sum()) if call.items is None else call.items
-    output.loss = whole(call.context, cross_entropy(output.logits, call.labels, num_items_in_batch=items))
+    items = whole((call.labels != IGNORED).sum(), call.context.group) if call.items is None else call.items
+    output.loss = whole(cross_entropy(output.logits, call.labels, num_items_in_batch=items), call.context.group)
     return output
 
 

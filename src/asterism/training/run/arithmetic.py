@@ -10,7 +10,7 @@ from torch import nn
 from asterism.kernels import matrix_rates
 from asterism.kernels.cpu.processor import multiplies_bfloat16
 from asterism.parallel import sharding
-from asterism.parallel.ranks import counted_once, whole
+from asterism.parallel.collectives import counted_once, whole
 from asterism.training.settings.configuration import Dtype, TrainingConfig
 
 Config = TypeVar("Config", bound=TrainingConfig)
@@ -116,7 +116,7 @@ def loss_of(
 def _of_rows(mean: torch.Tensor) -> torch.Tensor:
     """A mean over whole rows, which all who share their tokens compute: it is counted once."""
     context = sharding()
-    return mean if context is None else whole(context, counted_once(context, mean))
+    return mean if context is None else whole(counted_once(mean, context.group), context.group)
 
 
 def _of_tokens(values: torch.Tensor) -> torch.Tensor:
@@ -124,5 +124,5 @@ def _of_tokens(values: torch.Tensor) -> torch.Tensor:
     context = sharding()
     if context is None:
         return values.mean()
-    count = whole(context, torch.tensor(float(len(values)), device=values.device))
-    return whole(context, values.sum() / count)
+    count = whole(torch.tensor(float(len(values)), device=values.device), context.group)
+    return whole(values.sum() / count, context.group)
