@@ -32,12 +32,12 @@ from asterism import attend, compile_pattern
 from asterism.bench.machine import describe
 from asterism.compiler.cost import tile_costs
 from asterism.errors import KernelError
-from asterism.kernels.calibration import calibrate
-from asterism.kernels.choice import choose
-from asterism.kernels.clock import TimedCall
+from asterism.kernels.choice.calibration import calibrate
+from asterism.kernels.choice.choice import choose
+from asterism.kernels.choice.clock import TimedCall
+from asterism.kernels.choice.figures import Figures
+from asterism.kernels.choice.measure import time_products
 from asterism.kernels.cpu.processor import limited_to, processor_class
-from asterism.kernels.figures import Figures
-from asterism.kernels.measure import time_products
 from asterism.kernels.operands import Operands
 from asterism.kernels.operator import TileKernel
 
@@ -135,7 +135,7 @@ def taken(q: Tensor, k: Tensor, v: Tensor, pattern: str, backward: bool) -> str:
 
 
 def take_turns(tasks: Mapping[str, TimedCall], seconds: float, everybody: bool) -> None:
-    """Each turn in an order of its own (see `kernels/clock.py`), `auto` always among those that are in the race."""
+    """Each turn in an order of its own (`kernels/choice/clock.py`), `auto` always among those in the race."""
     first = {name: min(task.seconds) for name, task in tasks.items()}
     slowest = OUT_OF_THE_RACE * min(first.values())
     racing = [task for name, task in tasks.items() if everybody or name == "auto" or first[name] <= slowest]

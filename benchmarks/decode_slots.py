@@ -23,7 +23,7 @@ from torch import Tensor
 
 from asterism.bench.machine import describe
 from asterism.kernels import decode_slots
-from asterism.kernels.clock import TimedCall, in_turns
+from asterism.kernels.choice.clock import TimedCall, in_turns
 
 WIDTH = 64
 LENGTHS = (512, 2_000, 16_000)

@@ -35,8 +35,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from asterism import attend
 from asterism.bench.machine import describe
 from asterism.compiler import compile_pattern
-from asterism.kernels import calibration
-from asterism.kernels.clock import TimedCall, in_turns
+from asterism.kernels.choice import calibration
+from asterism.kernels.choice.clock import TimedCall, in_turns
 from asterism.kernels.cpu.processor import features, limited_to, processor_class
 from asterism.kernels.cpu.sources import INSTRUCTION_SETS
 from asterism.models import AsterismConfig, AsterismForCausalLM

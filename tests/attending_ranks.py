@@ -15,7 +15,7 @@ import asterism
 from asterism.compiler import devices
 from asterism.compiler.devices.communicate import candidates
 from asterism.errors import AsterismError
-from asterism.kernels.terms import Buckets, DistanceTable, Dropout, Terms
+from asterism.kernels.terms.terms import Buckets, DistanceTable, Dropout, Terms
 from asterism.parallel import attend, attention, sequence_parallel
 
 

@@ -133,9 +133,8 @@ def main(dtype_name: str, width: int, tile: int, masked: str, *terms: str) -> No
     from triton.backends.compiler import GPUTarget
 
     from asterism.compiler import compile_pattern
-    from asterism.kernels import _triton_tables
-    from asterism.kernels import triton as kernel
     from asterism.kernels.operands import Operands
+    from asterism.kernels.triton import kernel, tables
 
     class Hopper:
         """A driver that names a GPU which is not there."""
@@ -154,7 +153,7 @@ def main(dtype_name: str, width: int, tile: int, masked: str, *terms: str) -> No
 
     triton.runtime.driver.set_active(Hopper())
     kernel._launch, kernel._memory = compile_only, lambda device: SHARED_MEMORY
-    _triton_tables._SHORTEST_PIECE = 128
+    tables._SHORTEST_PIECE = 128
     dtype, n = getattr(torch, dtype_name), 600
     q, k, v = (torch.zeros(2, heads, n, width, dtype=dtype) for heads in (4, 2, 2))
     key_mask = None if masked == "plain" else torch.ones(2, n, dtype=torch.bool)

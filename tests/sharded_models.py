@@ -13,8 +13,9 @@ from transformers import PreTrainedModel
 import asterism.models as models
 from asterism.compiler.devices import Shards
 from asterism.errors import ConfigurationError
-from asterism.models import AsterismConfig, AsterismForCausalLM, sharded_cache, use_pattern
-from asterism.models.base import AsterismPreTrainedModel
+from asterism.models import AsterismConfig, AsterismForCausalLM, use_pattern
+from asterism.models.asterism.base import AsterismPreTrainedModel
+from asterism.models.cache import sharded as sharded_cache
 from asterism.parallel import SequenceParallel, sequence_parallel, shard
 
 VOCABULARY, TOKENS = 23, 13

@@ -110,19 +110,15 @@ BESIDE_THE_KERNEL = {"asterism.kernels.cpu.cache", "asterism.kernels.cpu.build.i
 def test_kernels_do_not_import_one_another(file):
     """`attend` is the single door; what chooses among them and measures them knows all. Below are what they share.
 
-    A file `_name_...` belongs to the kernel `name`, and so does what lies in a folder `name`.
+    What lies in a folder `name` belongs to the kernel `name`.
     """
     kernel = kernel_of(file)
-    if kernel in ("attend", "choice", "calibration", "measure", "__init__"):
-        return
-    if kernel == "figures":
-        assert {name for name in imports(file) if name.startswith("asterism.kernels.")} <= BESIDE_THE_KERNEL
-        return
-    names = {name.split(".")[2] for name in imports(file) if name.startswith("asterism.kernels.")}
-    own = {name for name in names if name.startswith(f"_{kernel.removeprefix('_').split('_')[0]}")}
-    assert (
-        names <= {kernel, "checks", "operands", "operator", "masks", "merging", "philox", "terms", "transforms"} | own
-    )
+    used = {name for name in imports(file) if name.startswith("asterism.kernels.")}
+    if file.name == "figures.py":
+        assert used <= BESIDE_THE_KERNEL
+    elif kernel not in ("attend", "choice", "__init__"):
+        shared = {"checks", "operands", "operator", "masks", "merging", "terms", "transforms"}
+        assert {name.split(".")[2] for name in used} <= {kernel} | shared
 
 
 def kernel_of(file: Path) -> str:
@@ -308,7 +304,7 @@ def test_what_is_kept_is_kept_in_one_place():
     """By `memo.py` arrays are bounded in bytes, tensors made outside of inference mode, and no lock is left to a forked
     child. Below are answers about the machine, and those that must stay as long as the process lives."""
     from_functools = {"functools.lru_cache", "functools.cache", "functools.cached_property"}
-    own = {"compiler/cost.py", "kernels/choice.py"}
+    own = {"compiler/cost.py", "kernels/choice/choice.py"}
     own |= {"kernels/cpu/build.py", "kernels/cpu/processor.py"}
     for file in in_folder(*ORDER[: ORDER.index("models") + 1]):
         assert short(file) in own or not imports(file) & from_functools, short(file)

@@ -8,7 +8,7 @@ from asterism.errors import ConfigurationError
 from asterism.kernels import Dropout
 from asterism.layers import SparseAttention
 from asterism.models import AsterismConfig, AsterismForCausalLM, AsterismForMaskedLM
-from asterism.models.cache import PatternCacheLayer
+from asterism.models.cache.cache import PatternCacheLayer
 
 pytestmark = pytest.mark.model
 

@@ -24,7 +24,7 @@ from asterism.bench.contenders import DenseContender, Implementation
 from asterism.bench.memory import peaks
 from asterism.bench.native_mask import block_mask, mask_function
 from asterism.cli.main import main
-from asterism.kernels.clock import TimedCall, in_turns
+from asterism.kernels.choice.clock import TimedCall, in_turns
 
 CASE = Case("window(left=20)", 96, "float32", 1, 2, 16, "cpu")
 SMALL = BenchSettings(

@@ -15,7 +15,7 @@ from asterism.compiler import last_reader
 from asterism.compiler.slots import SlotPlan
 from asterism.errors import ConfigurationError, PatternError
 from asterism.layers import Rotary, SparseAttention
-from asterism.models.cache import PatternCache, PatternCacheLayer
+from asterism.models.cache.cache import PatternCache, PatternCacheLayer
 
 TOKENS = 60
 

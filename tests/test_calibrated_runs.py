@@ -8,7 +8,7 @@ from safetensors.torch import load_file
 from stopping import at_step
 
 from asterism.errors import CheckpointError
-from asterism.kernels import calibration, choice, measure
+from asterism.kernels.choice import calibration, choice, measure
 from asterism.kernels.cpu import library
 from asterism.training.pipeline import train
 from asterism.training.run.folder import RunFolder

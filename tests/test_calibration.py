@@ -20,9 +20,9 @@ from asterism.cli.main import main
 from asterism.compiler import cost
 from asterism.compiler.cost import Curve
 from asterism.errors import PatternError
-from asterism.kernels import calibration, choice, figures, measure
+from asterism.kernels.choice import calibration, choice, figures, measure
+from asterism.kernels.choice.figures import Figures
 from asterism.kernels.cpu import instruction_set, library
-from asterism.kernels.figures import Figures
 
 RATES = {"float32": 3e9, "bfloat16": 5e9}
 
@@ -222,7 +222,7 @@ def test_threads_that_ask_at_once_share_one_measurement(counted, monkeypatch):
 
 SLOW = """
 import time
-from asterism.kernels import calibration
+from asterism.kernels.choice import calibration
 def measured(threads):
     print("measured", flush=True)
     time.sleep(1)
@@ -314,7 +314,7 @@ def test_what_is_no_file_of_ours_is_not_read(counted, forked, kind):
         path.touch()
         os.truncate(path, 2**40)
     code = "import sys, resource; resource.setrlimit(resource.RLIMIT_AS, (8 << 30, 8 << 30));"
-    code += "from asterism.kernels import figures; print(figures.stored(int(sys.argv[1])).complaint)"
+    code += "from asterism.kernels.choice import figures; print(figures.stored(int(sys.argv[1])).complaint)"
     done = forked.run(code, dict(os.environ), str(torch.get_num_threads()))
     assert done.returncode == 0, done.stderr
     assert str(path) in done.stdout and "no file of figures" in done.stdout, done.stdout

@@ -10,7 +10,7 @@ import torch
 from asterism import compile_pattern
 from asterism.compiler import cost
 from asterism.compiler.cost import Curve, Setting
-from asterism.kernels import calibration, choice
+from asterism.kernels.choice import calibration, choice
 
 BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
 

@@ -12,7 +12,7 @@ from kernel_cases import DTYPES, assert_as_good, has_compiler, implementations
 from asterism import Alibi, Buckets, DistanceTable, Dropout, SoftSpan, Terms, attend
 from asterism.errors import KernelError
 from asterism.kernels import cpu, decode, decode_slots, readable
-from asterism.kernels.choice import choose_for_cache
+from asterism.kernels.choice.choice import choose_for_cache
 from asterism.kernels.dense import MASKED
 from asterism.kernels.operands import Operands
 from asterism.kernels.slots import of_slots

@@ -31,7 +31,7 @@ from asterism.models import (
     AsterismForTokenClassification,
     AsterismModel,
 )
-from asterism.models.pooler import Pooler
+from asterism.models.heads.pooler import Pooler
 from asterism.patterns import Fourier, Pattern
 
 PATTERNS = (

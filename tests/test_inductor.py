@@ -6,7 +6,7 @@ import torch._inductor.config
 from transformers import BertConfig, BertForMaskedLM, LlamaConfig, LlamaForCausalLM
 
 from asterism.models import AsterismConfig, AsterismForCausalLM, use_pattern
-from asterism.models.cache import PatternCache
+from asterism.models.cache.cache import PatternCache
 
 pytestmark = [
     pytest.mark.model,

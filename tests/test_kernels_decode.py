@@ -12,10 +12,11 @@ from oracle import rule
 from asterism import SparseAttention, attend, patterns
 from asterism.compiler.liveness import last_reader
 from asterism.errors import KernelError, PatternError
-from asterism.kernels import choice, decode, dense, readable
+from asterism.kernels import decode, dense, readable
+from asterism.kernels.choice import choice
 from asterism.kernels.reference import reference
 from asterism.layers.persistent import PersistentAttention
-from asterism.models.cache import PatternCacheLayer
+from asterism.models.cache.cache import PatternCacheLayer
 
 attend_module = sys.modules["asterism.kernels.attend"]  # the package shows the function of that name
 pytestmark = pytest.mark.usefixtures("poison")

@@ -25,7 +25,7 @@ from asterism.kernels import IMPLEMENTATIONS
 from asterism.layers.block import ACTIVATIONS
 from asterism.layers.padding import Packing
 from asterism.models import AsterismConfig, AsterismForCausalLM, AsterismModel
-from asterism.models.cache import PatternCache
+from asterism.models.cache.cache import PatternCache
 from asterism.shape import RULES, ModelConfig, choices_of
 
 # --- causality -------------------------------------------------------------------------------------------------------

@@ -20,7 +20,7 @@ from asterism.layers import (
     initialise,
 )
 from asterism.layers import persistent as persistent_module
-from asterism.models.cache import PatternCacheLayer
+from asterism.models.cache.cache import PatternCacheLayer
 from asterism.patterns import Pattern
 
 HIDDEN, HEADS, VECTORS, TOKENS = 24, 4, 5, 23

@@ -11,7 +11,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from asterism.kernels import calibration
+from asterism.kernels.choice import calibration
 from asterism.kernels.cpu import build, processor
 from asterism.kernels.cpu.sources import INSTRUCTION_SETS
 from asterism.training import evaluate, generate, train

@@ -23,7 +23,7 @@ from asterism.models import (
     AsterismForConditionalGeneration,
     AsterismForMaskedLM,
 )
-from asterism.models.published import PUBLISHED, published, transformer_base
+from asterism.models.asterism.published import PUBLISHED, published, transformer_base
 
 SIZES = {
     "bert-base": 110e6,
@@ -39,7 +39,7 @@ SIZES = {
     "all-attention-enwik8-small": 38.5e6,
     "all-attention-enwik8-large": 114e6,
 }
-"""Parameters, as papers and released checkpoints count them (docstrings of `asterism.models.published`)."""
+"""Parameters, as papers and released checkpoints count them (docstrings of `asterism.models.asterism.published`)."""
 
 UNPUBLISHED = {
     "bigbird-etc-base": 128e6,

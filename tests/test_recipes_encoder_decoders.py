@@ -11,7 +11,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from asterism.cli.main import main
 from asterism.errors import ConfigurationError
-from asterism.models.published import PUBLISHED, published
+from asterism.models.asterism.published import PUBLISHED, published
 from asterism.shape import ModelConfig
 from asterism.training import RunConfig, recipe, train
 from asterism.training.ask.estimate import estimate

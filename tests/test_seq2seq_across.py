@@ -11,7 +11,7 @@ from asterism import patterns
 from asterism.errors import PatternError
 from asterism.layers.cross import CrossAttention
 from asterism.models import AsterismForConditionalGeneration
-from asterism.models.source_cache import SourceLayer
+from asterism.models.cache.source import SourceLayer
 
 pytestmark = pytest.mark.model
 

@@ -10,8 +10,8 @@ from transformers.modeling_outputs import BaseModelOutput
 
 from asterism.errors import ConfigurationError
 from asterism.models import AsterismForConditionalGeneration
-from asterism.models.cache import PatternCache
-from asterism.models.source_cache import EncoderDecoderPatternCache
+from asterism.models.cache.cache import PatternCache
+from asterism.models.cache.source import EncoderDecoderPatternCache
 
 pytestmark = pytest.mark.model
 

@@ -19,7 +19,7 @@ from small_models import VOCABULARY, randomise, seq2seq_config
 from strategies import build, hold, is_predictable, tiers
 
 from asterism.models import AsterismForConditionalGeneration
-from asterism.models.source_cache import EncoderDecoderPatternCache
+from asterism.models.cache.source import EncoderDecoderPatternCache
 
 pytestmark = pytest.mark.model
 

@@ -11,7 +11,7 @@ from small_models import random_tokens, seq2seq_config, small_seq2seq
 from torch.func import functional_call, grad, vmap
 
 from asterism.models import AsterismForConditionalGeneration
-from asterism.models.source_cache import EncoderDecoderPatternCache
+from asterism.models.cache.source import EncoderDecoderPatternCache
 
 pytestmark = pytest.mark.model
 

@@ -11,7 +11,7 @@ from transformers.trainer_utils import set_seed
 
 from asterism.errors import ConfigurationError
 from asterism.models import AsterismForConditionalGeneration
-from asterism.models.source_cache import EncoderDecoderPatternCache
+from asterism.models.cache.source import EncoderDecoderPatternCache
 
 pytestmark = pytest.mark.model
 

@@ -11,7 +11,7 @@ from strategies import build, hold, questions, tiers
 from asterism import Alibi, Buckets, DistanceTable, Dropout, SoftSpan, Terms, attend, patterns
 from asterism.compiler import compile_pattern
 from asterism.errors import KernelError
-from asterism.kernels.philox import philox
+from asterism.kernels.terms.philox import philox
 
 pytestmark = pytest.mark.usefixtures("poison")
 

@@ -23,7 +23,7 @@ from transformers import AutoModelForCausalLM
 
 from asterism.cli.main import main
 from asterism.errors import CheckpointError, ConfigurationError, DataError, NonFiniteLossError
-from asterism.kernels.calibration import Rates
+from asterism.kernels.choice.calibration import Rates
 from asterism.training.data import modality
 from asterism.training.data.corpus import compressed, load_corpus
 from asterism.training.data.modality import VOCABULARY as MODALITIES

@@ -45,8 +45,7 @@ pytest.importorskip(
     reason="needs the package triton, 3.7 or newer where there is no GPU; it is part of the dev extra on Linux",
 )
 
-from asterism.kernels import _triton_tables as tables  # noqa: E402
-from asterism.kernels import triton as kernel  # noqa: E402
+from asterism.kernels.triton import kernel, tables  # noqa: E402
 
 pytestmark = [
     pytest.mark.usefixtures("poison"),
@@ -362,7 +361,7 @@ FAR = '''
 import mmap, tempfile
 import torch
 from asterism import attend
-from asterism.kernels.triton import triton_decode
+from asterism.kernels.triton.kernel import triton_decode
 
 STEP = 2**30  # as int32, STEP * 8 is 0: an offset in 32 bits comes out at another token or outside
 

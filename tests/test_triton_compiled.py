@@ -13,7 +13,7 @@ from compiled_for_hopper import SHARED_MEMORY, Launch
 
 pytest.importorskip("triton", reason="needs the package triton; it is part of the dev extra on Linux")
 
-from asterism.kernels import triton as kernel  # noqa: E402
+from asterism.kernels.triton import kernel  # noqa: E402
 
 PRODUCTS = {"forward": 2, "grad_q": 3, "grad_kv": 4, "decode": 2, "grad_bias": 2}
 """Matrix products of a block of queries and a block of keys."""

@@ -18,11 +18,9 @@ from test_triton import DEVICE, WIDTHS, Case, Moved, short_pieces, whole_tiles  
 
 from asterism import Alibi, DistanceTable, Dropout, Terms, attend, compile_pattern
 from asterism.errors import KernelError
-from asterism.kernels import _triton_distances as distances
-from asterism.kernels import _triton_tables as tables
-from asterism.kernels import triton as kernel
-from asterism.kernels._triton_terms import _tanh, _words
 from asterism.kernels.operands import Operands
+from asterism.kernels.triton import distances, kernel, tables
+from asterism.kernels.triton.terms import _tanh, _words
 
 triton = pytest.importorskip("triton")
 tl = triton.language

@@ -7,10 +7,10 @@ import torch
 
 from asterism.bench.machine import describe, kernel_in_words
 from asterism.compiler.cost import TILE_SIZES, Prices, tile_costs
-from asterism.kernels.calibration import Cell, calibrate, pinned
-from asterism.kernels.choice import ChoiceQuestion, Numbers, Shape, answer
-from asterism.kernels.figures import keep
-from asterism.kernels.measure import DTYPES, WAYS
+from asterism.kernels.choice.calibration import Cell, calibrate, pinned
+from asterism.kernels.choice.choice import ChoiceQuestion, Numbers, Shape, answer
+from asterism.kernels.choice.figures import keep
+from asterism.kernels.choice.measure import DTYPES, WAYS
 
 HEADS = 8
 """Heads that choices are shown for, 64 wide."""

@@ -19,7 +19,7 @@ from asterism.bench.peers import PEERS
 from asterism.bench.rate import matrix_rate
 from asterism.compiler import compile_pattern
 from asterism.kernels import IMPLEMENTATIONS
-from asterism.kernels.clock import TimedCall, in_turns
+from asterism.kernels.choice.clock import TimedCall, in_turns
 
 SCHEMA = 1
 """Raised when the meaning of a field changes."""

@@ -24,13 +24,13 @@ from asterism.kernels.checks import (
     check_tensors,
     check_types,
 )
-from asterism.kernels.choice import choose, choose_for_cache
+from asterism.kernels.choice.choice import choose, choose_for_cache
 from asterism.kernels.masks import readable
 from asterism.kernels.operands import Attended, Operands, default_scale
 from asterism.kernels.operator import PartOf, Rounded, TileKernel
 from asterism.kernels.packed import pattern_of_documents
 from asterism.kernels.slots import Positions, of_slots
-from asterism.kernels.terms import Terms, check_by_distance, expanded
+from asterism.kernels.terms.terms import Terms, check_by_distance, expanded
 from asterism.kernels.transforms import is_transformed
 from asterism.patterns import Pattern, require_prefix_stable
 from asterism.patterns.by_text import by_text, remember

@@ -23,7 +23,7 @@ from asterism.compiler import Pass, Plan
 from asterism.kernels.merging import joined
 from asterism.kernels.operands import Operands
 from asterism.kernels.operator import Gradients, Rounded, TileKernel, Wanted, operator
-from asterism.kernels.philox import dropped
+from asterism.kernels.terms.philox import dropped
 from asterism.memo import remembering
 
 _CHUNK_ELEMENTS = 2**20

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from asterism.errors import KernelError
 from asterism.kernels.operands import Operands, refuse_distances
-from asterism.kernels.philox import dropped
+from asterism.kernels.terms.philox import dropped
 from asterism.kernels.transforms import is_for_onnx
 from asterism.memo import remembering, remembering_few
 from asterism.patterns import Pattern, require_cross_attention

@@ -39,7 +39,7 @@ class Operands:
     [B, 1 or H, Nq, Nk] stands in its place where the keys are those of a cache, and comes without key_mask and
     segments. `with_lse` says whether the log-sum-exp is asked for.
 
-    Terms of the score (kernels/terms.py), None or 0 for none: `bias` [H or 1, L], wide, for the distances from
+    Terms of the score (kernels/terms/terms.py), None or 0 for none: `bias` [H or 1, L], wide, for the distances from
     `first_distance` on, which kernels get for all of them (`with_whole_bias`); `relative` [R, D] in the dtype of q;
     `sinks` [H], wide, which kernels never see, because the operator joins them; `softcap`; `dropout`, the rate, and its
     `seed` as a signed 64-bit number. With `allowed`, `slots` stands in their place.

@@ -16,7 +16,7 @@ from asterism.errors import KernelError
 from asterism.kernels.checks import check_positions, check_types
 from asterism.kernels.merging import share
 from asterism.kernels.operands import Attended, Operands, SlotTerms, refuse_distances
-from asterism.kernels.terms import DistanceTable, Terms, expanded
+from asterism.kernels.terms.terms import DistanceTable, Terms, expanded
 
 _AT_ONCE = 2**14
 """Distances of which a bias is asked in one go: between those of the first tokens and of the last are a million."""

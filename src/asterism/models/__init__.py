@@ -12,16 +12,16 @@ from transformers import (
     AutoModelForTokenClassification,
 )
 
-from asterism.models.base import AsterismPreTrainedModel
-from asterism.models.causal_lm import AsterismForCausalLM
-from asterism.models.classification import AsterismForSequenceClassification, AsterismForTokenClassification
-from asterism.models.configuration import AsterismConfig
+from asterism.models.asterism.backbone import AsterismModel
+from asterism.models.asterism.base import AsterismPreTrainedModel
+from asterism.models.asterism.configuration import AsterismConfig
 from asterism.models.drop_in import drop_pattern, use_pattern
+from asterism.models.heads.causal_lm import AsterismForCausalLM
+from asterism.models.heads.classification import AsterismForSequenceClassification, AsterismForTokenClassification
+from asterism.models.heads.conditional_generation import AsterismForConditionalGeneration
+from asterism.models.heads.masked_lm import AsterismForMaskedLM, AsterismForPreTraining
+from asterism.models.heads.question_answering import AsterismForQuestionAnswering
 from asterism.models.importing import ImportedCheckpoint, import_checkpoint
-from asterism.models.masked_lm import AsterismForMaskedLM, AsterismForPreTraining
-from asterism.models.modeling import AsterismModel
-from asterism.models.question_answering import AsterismForQuestionAnswering
-from asterism.models.seq2seq import AsterismForConditionalGeneration
 
 AutoConfig.register(AsterismConfig.model_type, AsterismConfig)
 AutoModel.register(AsterismConfig, AsterismModel)

@@ -16,7 +16,7 @@ from asterism.kernels.attend import check_options
 from asterism.kernels.checks import as_they_are, autocast, check_scale, check_tensors, check_types
 from asterism.kernels.merging import Result, merged
 from asterism.kernels.packed import pattern_of_documents, read_bounds
-from asterism.kernels.terms import Terms, check_by_distance
+from asterism.kernels.terms.terms import Terms, check_by_distance
 from asterism.kernels.transforms import is_transformed
 from asterism.parallel.agreement import agree, in_words, refuse
 from asterism.parallel.context import SequenceParallel, sharding

@@ -16,7 +16,7 @@ from asterism import kernels
 from asterism.compiler.devices import ByHeads, ByResidues, ByRows, Communication, Ring, Shards, Share
 from asterism.compiler.devices.communication import some_heads
 from asterism.kernels.merging import Result, merged, merged_at, unread
-from asterism.kernels.terms import DistanceTable, Terms
+from asterism.kernels.terms.terms import DistanceTable, Terms
 from asterism.parallel.context import SequenceParallel
 from asterism.parallel.exchange import Flight, Hop, Route, begin, finish, whole
 from asterism.parallel.laying import Stretch, laid

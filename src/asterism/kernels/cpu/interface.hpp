@@ -24,7 +24,7 @@ struct Pass {
   const int32_t* list_of_head;  // [heads]; -1: the head has no part in the pass
 };
 
-struct Terms {  // of scores and weights (kernels/terms.py); null or 0 for what a call does not have
+struct Terms {  // of scores and weights (kernels/terms/terms.py); null or 0 for what a call does not have
   const float* bias;  // [bias_heads, n_queries + n_keys - 1] by distance, from query_offset - (n_keys - 1) on; strides
                       // in elements, bias_heads 1 or heads
   int64_t bias_heads, bias_head, bias_distance;

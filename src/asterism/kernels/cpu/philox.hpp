@@ -1,7 +1,7 @@
 // Philox 4x32-10 (Salmon et al. 2011, Parallel Random Numbers: As Easy as 1, 2, 3): what dropout drops.
 //
 // The words of a pair are a function of where it stands, so it is dropped or kept wherever, whenever and by whomever it
-// is computed (kernels/philox.py says it in PyTorch).
+// is computed (kernels/terms/philox.py says it in PyTorch).
 
 #pragma once
 

@@ -1,4 +1,4 @@
-// What terms do to the scores of a row of tiles (kernels/terms.py):
+// What terms do to the scores of a row of tiles (kernels/terms/terms.py):
 //
 //     score = softcap(scale * q . (k + p(d))) + bias(d),  d = position of the query - position of the key
 //

@@ -15,7 +15,7 @@ from transformers.cache_utils import Cache, DynamicLayer
 
 from asterism.errors import ConfigurationError
 from asterism.layers.padding import refuse_added
-from asterism.models.cache import OUTSIDE_GRAPHS, PatternCache, PatternCacheLayer, new_layer
+from asterism.models.cache.cache import OUTSIDE_GRAPHS, PatternCache, PatternCacheLayer, new_layer
 from asterism.models.drop_in.attention import layer_rule
 from asterism.models.drop_in.field import IMPLEMENTATION
 from asterism.models.drop_in.tokens import LayerTokens, require_tokens

@@ -18,7 +18,7 @@ from asterism.errors import ConfigurationError
 from asterism.labels import IGNORED
 from asterism.models.drop_in.documents import from_positions
 from asterism.models.drop_in.field import IMPLEMENTATION
-from asterism.models.loss import cross_entropy, refuse_shifting
+from asterism.models.heads.loss import cross_entropy, refuse_shifting
 from asterism.models.sharded import ShardedRows, check_targets, find_rows, together
 from asterism.parallel import SequenceParallel, sharding
 from asterism.parallel.collectives import all_tokens, whole

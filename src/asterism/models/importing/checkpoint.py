@@ -16,8 +16,12 @@ from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 from asterism.errors import AsterismError, CheckpointError, ConfigurationError, nearest, shown
 from asterism.files import DAMAGED, replacing
-from asterism.models.classification import AsterismForSequenceClassification, AsterismForTokenClassification
-from asterism.models.configuration import AsterismConfig
+from asterism.models.asterism.backbone import AsterismModel
+from asterism.models.asterism.configuration import AsterismConfig
+from asterism.models.heads.classification import AsterismForSequenceClassification, AsterismForTokenClassification
+from asterism.models.heads.conditional_generation import AsterismForConditionalGeneration
+from asterism.models.heads.masked_lm import AsterismForMaskedLM, AsterismForPreTraining
+from asterism.models.heads.question_answering import AsterismForQuestionAnswering
 from asterism.models.importing.architecture import Architecture, Renamed
 from asterism.models.importing.bart import BART
 from asterism.models.importing.bert import BERT
@@ -33,10 +37,6 @@ from asterism.models.importing.sentences import read_pipeline
 from asterism.models.importing.source import read_configuration, read_generation, read_weights
 from asterism.models.importing.t5 import T5
 from asterism.models.importing.tokenizer import read_tokenizer
-from asterism.models.masked_lm import AsterismForMaskedLM, AsterismForPreTraining
-from asterism.models.modeling import AsterismModel
-from asterism.models.question_answering import AsterismForQuestionAnswering
-from asterism.models.seq2seq import AsterismForConditionalGeneration
 from asterism.patterns import Fourier, Mixer, Schedule, global_tokens
 
 ARCHITECTURES: dict[str, Architecture] = {

@@ -2,7 +2,7 @@
 
 from transformers import PreTrainedConfig
 
-from asterism.models.configuration import AsterismConfig
+from asterism.models.asterism.configuration import AsterismConfig
 
 _INSIDE_ATTENTION = "inside attention"
 _DROPOUT = {

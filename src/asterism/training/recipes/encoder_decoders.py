@@ -1,6 +1,6 @@
 """Encoder-decoders at their published sizes, and twins that train in minutes on two CPU cores.
 
-Models are those of `asterism.models.published`. A recipe pretrains one (`asterism train --recipe NAME`); what the
+Models are those of `models/asterism/published.py`. A recipe pretrains one (`asterism train --recipe NAME`); what the
 papers fine-tune it with stands in `fine_tuning.py` (`asterism finetune --recipe NAME`). Where a paper starts from the
 checkpoint of another model, the recipe has that model's settings, or those of its kin, and says so. The tokenizer is
 trained on the text at hand, with as many tokens as the published vocabulary, sentinels of span corruption included.

@@ -14,12 +14,12 @@ _FOLLOWS = {
 
 
 def published_shape(name: str, **changes: Any) -> ModelConfig:
-    """The model called `name` in `asterism.models.published`, some of its fields changed.
+    """The model called `name` in `asterism.models.asterism.published`, some of its fields changed.
 
     Sizes that follow from others are left to follow, so that a flag that changes one changes them all.
     """
     from asterism.models import AsterismConfig  # takes seconds to import
-    from asterism.models.published import published
+    from asterism.models.asterism.published import published
 
     config = published(name)
     derived = AsterismConfig(hidden_size=config.hidden_size, num_attention_heads=config.num_attention_heads)

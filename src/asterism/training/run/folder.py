@@ -37,7 +37,7 @@ from asterism.files import (
     write_text,
     writing,
 )
-from asterism.kernels.figures import Figures
+from asterism.kernels.choice.figures import Figures
 from asterism.presence import require_model, require_run
 from asterism.training.run.integrity import check_sums, read_sealed, seal, sums_of
 from asterism.training.run.lock import LOCK, locked

@@ -1,0 +1,1 @@
+"""Which way computes a call: prices, and where they come from."""

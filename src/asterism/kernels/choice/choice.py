@@ -1,0 +1,338 @@
+"""Which kernel computes: the one that was named, or for "auto" the cheapest of those that take the operands.
+
+A named kernel is used or refused with the reason, never replaced by another.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from typing import Any, NamedTuple
+
+import torch
+
+from asterism.compiler import Plan, compile_pattern
+from asterism.compiler.cost import DENSE_MASK_LIMIT, TILE_SIZES, Prices, Setting, shipped, tile_costs
+from asterism.errors import AsterismError, KernelError, nearest
+from asterism.kernels import cpu
+from asterism.kernels.checks import DTYPES
+from asterism.kernels.choice.calibration import Cell, epoch, known_prices, measured_prices
+from asterism.kernels.cpu import CPU, is_available
+from asterism.kernels.dense import CAUSAL, FULL, MASKED
+from asterism.kernels.eager import EAGER
+from asterism.kernels.masks import allowed_pairs, distances, kept_pairs
+from asterism.kernels.operands import Attended, Kernel, Operands
+from asterism.kernels.operator import TileKernel
+from asterism.kernels.reference import PairTerms, reference
+from asterism.kernels.slots import SLOTS
+from asterism.kernels.transforms import is_for_onnx, is_transformed
+from asterism.kernels.triton import kernel as triton
+from asterism.kernels.triton.kernel import TRITON
+from asterism.patterns.by_text import by_text
+
+
+@dataclass(frozen=True)
+class Reference:
+    """The specification as a kernel. `reference.py` itself knows neither operands nor plans."""
+
+    def refusal(self, operands: Operands) -> str | None:
+        return None
+
+    def run(self, operands: Operands) -> Attended:
+        o, terms = operands, None
+        if o.terms:
+            kept = kept_pairs(o) if o.dropout else None
+            of_scores = o.bias, o.first_distance, o.relative, o.softcap, o.sinks
+            terms = PairTerms(distances(o), *of_scores, kept, o.dropout)
+        return Attended(*reference(o.q, o.k, o.v, allowed_pairs(o), o.scale, terms))
+
+    def costs(self, plan: Plan, setting: Setting) -> float:
+        return math.inf
+
+
+@dataclass(frozen=True)
+class EveryKey:
+    """A few queries that read every key, or those that a key_mask leaves, as the keys of a cache: without a gradient.
+
+    A tile of keys serves as many queries as a tile has. On one core of an EPYC 9005, 1 query of 8 heads to 16,384 keys
+    takes the kernel for decoding a quarter of the time of tiles, 8 queries take half, and 32 as long.
+    """
+
+    most: int = 8
+
+    def refusal(self, operands: Operands) -> str | None:
+        o = operands
+        if torch.compiler.is_compiling() or o.text != "dense()" or o.segments is not None or o.terms:
+            return "only for dense() outside of graphs, without segments and terms"
+        if o.q.shape[2] > self.most:
+            return f"only for up to {self.most} queries, got {o.q.shape[2]}"
+        return cpu.DECODING.refusal(o)
+
+    def run(self, operands: Operands) -> Attended:
+        o = operands
+        everything = torch.ones((1, 1, 1, 1), dtype=torch.bool, device=o.q.device)
+        allowed = everything if o.key_mask is None else o.key_mask[:, None, None]
+        allowed = allowed.expand(-1, -1, o.q.shape[2], o.k.shape[2])
+        return cpu.DECODING.run(replace(o, allowed=allowed, key_mask=None))
+
+    def costs(self, plan: Plan, setting: Setting) -> float:
+        return cpu.DECODING.costs(plan, setting)
+
+
+REFERENCE, EVERY_KEY = Reference(), EveryKey()
+
+NAMED: dict[str, Kernel] = {"reference": REFERENCE, "eager": EAGER, "cpu": CPU, "triton": TRITON}
+"""The kernels by their names; "dense" is three of them."""
+
+DENSE = {"full": FULL, "causal": CAUSAL, "sparse": MASKED}
+"""Dense attention, by the pairs that it computes."""
+
+DTYPE_NAMES = {dtype: str(dtype).removeprefix("torch.") for dtype in DTYPES}
+
+IMPLEMENTATIONS = ("auto", "reference", "eager", "cpu", "triton", "dense")
+"""What `implementation` may be."""
+
+
+def choose(operands: Operands, implementation: str) -> Kernel:
+    """The kernel for a stretch of a sequence. Raises KernelError where there is none of that name, or it refuses."""
+    _require_known(implementation)
+    if is_for_onnx():
+        return _for_onnx(operands, implementation)
+    if implementation in NAMED:
+        if not torch.compiler.is_compiling():
+            operands.pattern.check_heads(operands.q.shape[1])
+        return _first_of((NAMED[implementation],), operands)
+    if implementation == "auto" and EVERY_KEY.refusal(operands) is None:
+        return EVERY_KEY
+    tiles = _fastest_tiles(operands)
+    if implementation == "dense":
+        _first_of((MASKED,), operands)
+    elif operands.terms:
+        return _first_of((tiles,), operands)
+    elif is_transformed():
+        return tiles  # dense attention would take the way that holds all scores
+    if torch.compiler.is_compiling():
+        return _chosen_in_graph(operands, implementation, tiles)
+    name = answer(ChoiceQuestion(operands.text, *_asked(operands), implementation, tiles.name))
+    return tiles if name == tiles.name else DENSE[name]
+
+
+def choose_for_cache(operands: Operands, implementation: str) -> Kernel:
+    """The kernel for a few queries against the keys of a cache; with gradients, which none of the fused ones has, that
+    in plain PyTorch. Raises as `choose`.
+    """
+    _require_known(implementation)
+    has_terms = operands.slots is not None
+    if implementation == "auto":
+        fused = triton.DECODING if operands.q.is_cuda and not has_terms else cpu.DECODING
+        return _first_of((fused, SLOTS) if has_terms else (fused, MASKED, REFERENCE), operands)
+    if has_terms and implementation in ("dense", "triton"):
+        raise KernelError(
+            f'implementation="{implementation}" does not decode with terms of the score: use "auto", "cpu" or "eager"'
+        )
+    named: dict[str, Kernel] = {"cpu": cpu.DECODING, "triton": triton.DECODING}
+    named |= {"eager": SLOTS, "dense": MASKED, "reference": REFERENCE}
+    is_fused = implementation in ("cpu", "triton")
+    in_pytorch = has_terms if not is_fused else operands.differentiated or is_transformed()
+    chosen = SLOTS if in_pytorch else named[implementation]
+    return _first_of((chosen,), operands)
+
+
+def _for_onnx(operands: Operands, implementation: str) -> Kernel:
+    """A kernel that is made of PyTorch's operators alone. Raises KernelError for one that is not."""
+    if implementation not in ("auto", "dense", "reference"):
+        raise KernelError(
+            f'implementation="{implementation}" is an operator of this library, which ONNX does not have: use "auto",'
+            ' "dense" or "reference"'
+        )
+    known = {"auto": (MASKED, REFERENCE), "dense": (MASKED,), "reference": (REFERENCE,)}
+    return _first_of(known[implementation], operands)
+
+
+def _require_known(implementation: str) -> None:
+    if implementation not in IMPLEMENTATIONS:
+        raise KernelError(
+            f"unknown implementation {implementation!r}: use one of {', '.join(IMPLEMENTATIONS)}."
+            f"{nearest(str(implementation), IMPLEMENTATIONS)}"
+        )
+
+
+def _first_of(kernels: Sequence[Kernel], operands: Operands) -> Kernel:
+    """The first that takes the operands. Raises KernelError with what the last one says if none does."""
+    reason: str | None = None
+    for kernel in kernels:
+        reason = kernel.refusal(operands)
+        if reason is None:
+            return kernel
+    raise KernelError(reason)
+
+
+def _fastest_tiles(operands: Operands) -> TileKernel:
+    """The fastest kernel of tiles that there is for the operands."""
+    if operands.q.is_cuda:
+        return EAGER if TRITON.refusal(operands) else TRITON
+    return CPU if CPU.refusal(operands) is None and is_available() else EAGER
+
+
+# --- dense attention or tiles ----------------------------------------------------------------------------------------
+
+_OPEN = 10.0
+"""Where prices differ by more, no machine is known on which the dearer way is the faster one."""
+
+_WORTH_MEASURING = 1e7
+"""Nanoseconds of a call from which on it pays to measure the machine."""
+
+
+class Shape(NamedTuple):
+    """What decides, beside the pattern, which pairs there are, and whether dense attention can do without a mask."""
+
+    heads: int
+    n_queries: int
+    n_keys: int
+    query_offset: int
+    masked: bool
+    with_lse: bool
+
+
+class Numbers(NamedTuple):
+    """What decides, beside the pairs, what they cost: `lanes` is the batch size times the query heads."""
+
+    lanes: int
+    device: str
+    dtype: str
+    training: bool
+
+
+class ChoiceQuestion(NamedTuple):
+    """What "auto" and "dense" depend on; equal questions have one answer as long as the process lives."""
+
+    text: str
+    shape: Shape
+    numbers: Numbers
+    implementation: str
+    tiles: str
+
+
+class PriceEstimate(NamedTuple):
+    """Nanoseconds for the tiles of a plan, and for dense attention in their stead."""
+
+    tiles: float
+    dense: float
+
+    @property
+    def is_open(self) -> bool:
+        """Whether a machine may say otherwise, in a call that takes long enough for it to matter."""
+        cheaper, dearer = sorted(self)
+        return cheaper >= _WORTH_MEASURING and dearer < _OPEN * cheaper
+
+
+def answer(question: ChoiceQuestion, measuring: bool = True) -> str:
+    """The name of the kernel of tiles, or of one in `DENSE`. Raises as `choose`.
+
+    Where the answer is open, the machine is measured first, if `measuring` and the process allow it. What was answered
+    once stays, also when later figures would say otherwise: a checkpoint that is computed again must find the same.
+    """
+    return _answer(question, torch.get_num_threads(), measuring, epoch())
+
+
+def _asked(operands: Operands) -> tuple[Shape, Numbers]:
+    batch, heads, n_queries, _ = operands.q.shape
+    masked = operands.masked or bool(operands.terms)  # a term takes the place of a mask, too
+    shape = Shape(heads, n_queries, operands.k.shape[2], operands.query_offset, masked, operands.with_lse)
+    device, dtype = operands.q.device.type, DTYPE_NAMES[operands.q.dtype]
+    return shape, Numbers(batch * heads, device, dtype, operands.differentiated)
+
+
+def _kind_by_name(text: str, shape: Shape) -> str | None:
+    """Dense attention without a mask, where the text alone shows that it serves."""
+    if shape.masked or shape.with_lse:
+        return None
+    if text == "dense()":
+        return "full" if shape.query_offset >= 0 else None
+    return "causal" if text == "causal()" and shape.n_queries == shape.n_keys and shape.query_offset == 0 else None
+
+
+@lru_cache(maxsize=1024)  # the texts of many documents are long
+def _answer(question: ChoiceQuestion, threads: int, measuring: bool, epoch: int) -> str:
+    shape, tiles = question.shape, question.tiles
+    pattern = by_text(question.text)
+    pattern.check_heads(shape.heads)
+    if (question.implementation == "dense" or tiles == "eager") and (kind := _kind_by_name(question.text, shape)):
+        return kind
+    plan = compile_pattern(pattern, shape.n_queries, shape.n_keys, query_offset=shape.query_offset)
+    if shape.with_lse:
+        return tiles
+    dense = "sparse" if shape.masked else plan.dense_kind
+    fits = dense != "sparse" or shape.n_queries * shape.n_keys <= DENSE_MASK_LIMIT
+    if question.implementation == "dense":
+        if fits:
+            return dense
+        raise KernelError(
+            f'implementation="dense" needs a mask of {shape.n_queries} x {shape.n_keys} pairs for {question.text},'
+            f' more than the limit of {DENSE_MASK_LIMIT}: use "auto"'
+        )
+    if not fits:
+        return tiles
+    estimate = _estimate(plan, dense, question, _prices(question.numbers, tiles, threads))
+    if measuring and estimate.is_open and question.numbers.device == "cpu":
+        cell = Cell(question.numbers.dtype, question.numbers.training, threads)
+        estimate = _estimate(plan, dense, question, measured_prices(cell, tiles))
+    single = shape.n_queries == shape.n_keys == 1
+    return dense if single or estimate.dense < estimate.tiles else tiles
+
+
+def _prices(numbers: Numbers, tiles: str, threads: int) -> Prices:
+    """What is known without measuring."""
+    if numbers.device != "cpu":
+        return shipped("cuda" if numbers.device == "cuda" else "cpu", numbers.dtype, numbers.training)
+    return known_prices(Cell(numbers.dtype, numbers.training, threads), tiles)
+
+
+def _estimate(plan: Plan, dense: str, question: ChoiceQuestion, prices: Prices) -> PriceEstimate:
+    setting = Setting(question.numbers.lanes, prices)
+    return PriceEstimate(plan.sparse_cost(question.tiles, setting), DENSE[dense].costs(plan, setting))
+
+
+# --- the same inside torch.compile -----------------------------------------------------------------------------------
+
+_MANY = 2**16
+"""Heads of all sequences, where the size of the batch is a symbol: what counts is the cost of a pair."""
+
+
+def _chosen_in_graph(operands: Operands, implementation: str, tiles: TileKernel) -> Kernel:
+    """The ordinary answer where lengths are known. Where they are symbols there is no plan to look at, but the text."""
+    from torch.fx.experimental.symbolic_shapes import has_static_value  # loads sympy
+
+    shape, numbers = _asked(operands)
+    if implementation == "dense":
+        return DENSE[_kind_by_name(operands.text, shape) or "sparse"]
+    lanes, *others = numbers
+    known = (lanes if has_static_value(lanes) else _MANY, *others)
+    if all(has_static_value(length) for length in (shape.n_queries, shape.n_keys, shape.query_offset)):
+        name = _answer_in_graph((operands.text, tuple(shape), known, implementation, tiles.name))
+        return tiles if name == tiles.name else DENSE[name]
+    kind = _kind_by_name(operands.text, shape)
+    return DENSE[kind] if kind and _dense_pays(kind, known, tiles.name) else tiles
+
+
+def _answer_in_graph(question: tuple[Any, ...]) -> str:
+    """`answer` of plain values, without measuring; the operator refuses at run time what can be no plan."""
+    text, shape, numbers, implementation, tiles = question
+    try:
+        return answer(ChoiceQuestion(text, Shape(*shape), Numbers(*numbers), implementation, tiles), measuring=False)
+    except AsterismError:
+        return str(tiles)
+
+
+def _dense_pays(kind: str, numbers: tuple[Any, ...], tiles: str) -> bool:
+    """Whether pairs are cheaper by dense attention, for the pattern dense() or causal() at whatever length."""
+    if tiles == "eager":
+        return True
+    prices = _prices(Numbers(*numbers), tiles, torch.get_num_threads())
+    share = 0.5 if kind == "causal" else 1.0
+    return prices[f"dense {kind}"].pair < share * tile_costs().pair[max(TILE_SIZES)] * prices[tiles].pair
+
+
+# What torch.compiler.assume_constant_result does, without its second of imports: a graph keeps the answer.
+_answer_in_graph._dynamo_marked_constant = True  # type: ignore[attr-defined]
+_dense_pays._dynamo_marked_constant = True  # type: ignore[attr-defined]

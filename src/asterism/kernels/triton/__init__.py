@@ -1,0 +1,1 @@
+"""The fused kernel for GPUs, in Triton."""

@@ -1,0 +1,1 @@
+"""The library's own model: its configuration and its stacks."""

@@ -1,0 +1,1 @@
+"""What is kept between calls of a model that generates."""

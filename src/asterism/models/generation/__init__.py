@@ -1,0 +1,1 @@
+"""How models continue a text."""

@@ -1,0 +1,126 @@
+"""The causal language model: predicts the next token and generates."""
+
+from collections.abc import Sequence
+from typing import Any, cast
+
+import torch
+from transformers import GenerationConfig
+from transformers.cache_utils import Cache
+from transformers.modeling_outputs import CausalLMOutputWithPast
+from transformers.utils.generic import can_return_tuple
+
+from asterism.errors import ConfigurationError
+from asterism.labels import IGNORED, shifted, without_first_tokens
+from asterism.models.asterism.backbone import AsterismModel
+from asterism.models.asterism.configuration import AsterismConfig
+from asterism.models.generation.generation import GeneratesTokens
+from asterism.models.generation.sharded import generate_shards
+from asterism.models.heads.loss import refuse_shifting
+from asterism.models.sharded import together, with_all_ranks
+from asterism.parallel import sharding
+
+
+class AsterismForCausalLM(GeneratesTokens):
+    """A linear layer over AsterismModel that gives the logits of the next token.
+
+    Raises ConfigurationError or PatternError for a configuration that is not causal.
+    """
+
+    _tied_weights_keys = {"lm_head.weight": "model.embed_tokens.weight"}
+
+    def __init__(self, config: AsterismConfig) -> None:
+        super().__init__(config)
+        config.require_one_stack(type(self).__name__)
+        config.check()
+        config.require_causal()
+        self.model = AsterismModel(config)
+        self._add_lm_head(config)
+        self.post_init()
+
+    def _stack(self) -> AsterismModel:
+        return self.model
+
+    def generate(
+        self,
+        inputs: torch.Tensor | None = None,
+        generation_config: GenerationConfig | None = None,
+        *args: Any,
+        **kwargs: Any,
+    ) -> Any:
+        """As of transformers; and within `sequence_parallel`, where `inputs` are this rank's part of the prompt, new
+        tokens int64 [B, M], the same on all ranks and without the prompt.
+
+        There it takes attention_mask, padded on the right, a ShardedCache as past_key_values, max_new_tokens,
+        do_sample, temperature, top_k, top_p, eos_token_id, pad_token_id, and for sampling a seed, which draws what
+        one process draws after torch.manual_seed(seed). Raises ConfigurationError for anything else.
+        """
+        context = sharding()
+        if context is None:
+            return super().generate(inputs, generation_config, *args, **kwargs)
+        with together(context, {}, self.device):
+            if args:
+                raise ConfigurationError(
+                    "within sequence_parallel, name what generate takes beside inputs and its config"
+                )
+            return generate_shards(self, context, inputs, generation_config, kwargs)
+
+    @can_return_tuple
+    @with_all_ranks
+    def forward(
+        self,
+        input_ids: torch.Tensor | None = None,
+        attention_mask: torch.Tensor | None = None,
+        past_key_values: Cache | None = None,
+        inputs_embeds: torch.Tensor | None = None,
+        labels: torch.Tensor | None = None,
+        use_cache: bool = False,
+        output_hidden_states: bool | None = None,
+        logits_to_keep: int | torch.Tensor = 0,
+        dropout_seed: int | None = None,
+        position_ids: torch.Tensor | None = None,
+        cu_seqlens: torch.Tensor | Sequence[int] | None = None,
+        **loss_arguments: Any,
+    ) -> CausalLMOutputWithPast:
+        """Logits [B, N, vocab_size] and, with labels, the mean loss in nats; other arguments as in AsterismModel.
+
+        labels           int64 [B, N], the tokens themselves: column i is compared with the prediction of column i - 1;
+                         -100 is ignored, and so is the first token of each document that is packed into a row
+        shift_labels     in their place int64 [B, N]: what each column is to predict (one of the loss_arguments); within
+                         `sequence_parallel` only these, as asterism.parallel.shard makes them
+        logits_to_keep   logits of the last so many columns only, or of these columns; 0 keeps all
+        loss_arguments   for the loss of transformers, such as num_items_in_batch
+
+        Raises ConfigurationError for any other argument.
+        """
+        self._refuse_unknown(loss_arguments)
+        outputs = self.model(
+            input_ids,
+            attention_mask,
+            past_key_values=past_key_values,
+            inputs_embeds=inputs_embeds,
+            use_cache=use_cache,
+            output_hidden_states=output_hidden_states,
+            dropout_seed=dropout_seed,
+            position_ids=position_ids,
+            cu_seqlens=cu_seqlens,
+            return_dict=True,
+        )
+        logits = self._logits(outputs.last_hidden_state, logits_to_keep)
+        wanted = loss_arguments.get("shift_labels")
+        targets = labels if wanted is None else wanted
+        loss, ignored = None, loss_arguments.get("ignore_index", IGNORED)
+        if labels is not None and wanted is None:
+            refuse_shifting("labels", "shift_labels")
+            documents = self.model.find_documents(position_ids, cu_seqlens, attention_mask, labels)
+            labels = labels if documents is None else without_first_tokens(labels, documents.positions, ignored)
+        if targets is not None and hasattr(self, "_loss_function"):  # one that a caller has set
+            loss = self.loss_function(logits, labels, vocab_size=self.config.vocab_size, **loss_arguments)
+        elif targets is not None:
+            predicted = shifted(cast(torch.Tensor, labels), ignored) if wanted is None else wanted
+            loss = self._token_loss(logits, predicted, loss_arguments)
+        return CausalLMOutputWithPast(
+            loss=self._penalise(loss, wanted if labels is None else labels, loss_arguments),
+            logits=logits,
+            past_key_values=outputs.past_key_values,
+            hidden_states=outputs.hidden_states,
+        )

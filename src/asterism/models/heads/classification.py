@@ -1,0 +1,75 @@
+"""Classifiers of whole sequences and of every token."""
+
+from typing import Any
+
+import torch
+from torch import nn
+from transformers.modeling_outputs import SequenceClassifierOutput, TokenClassifierOutput
+
+from asterism.models.asterism.configuration import AsterismConfig
+from asterism.models.heads.head import EncoderWithHead, HeadInput, encoder_head
+from asterism.models.heads.pooler import Pooler
+
+
+class _Classifier(EncoderWithHead):
+    """The backbone, dropout and a linear layer to `num_labels` logits."""
+
+    def _add_head(self, config: AsterismConfig) -> None:
+        rate = config.dropout if config.classifier_dropout is None else config.classifier_dropout
+        self.dropout = nn.Dropout(rate)
+        self.classifier = nn.Linear(config.hidden_size, config.num_labels or 0)
+
+
+class AsterismForSequenceClassification(_Classifier):
+    """Labels a sequence from its pooled token: one of several labels, any of several labels, or numbers.
+
+    `classifier_pooling` of the configuration says which token that is. `problem_type` says what the labels are, as in
+    transformers: "single_label_classification", "multi_label_classification" or "regression". When it is None, the
+    first labels decide.
+    """
+
+    def _add_head(self, config: AsterismConfig) -> None:
+        super()._add_head(config)
+        self.pooler = Pooler(config)
+
+    @encoder_head
+    def forward(
+        self, encoded: HeadInput, labels: torch.Tensor | None = None, **loss_arguments: Any
+    ) -> SequenceClassifierOutput:
+        """Logits [B, num_labels] and, with labels, the mean loss; inputs are those of AsterismModel.
+
+        labels          int64 [B], for several labels [B, num_labels] of 0 and 1, for numbers [B] or [B, num_labels]
+        loss_arguments  for the loss of transformers, such as num_items_in_batch
+
+        Raises ConfigurationError for any other argument.
+        """
+        logits = self.classifier(self.dropout(self.pooler(encoded.hidden, encoded.attention_mask)))
+        loss = None
+        if labels is not None:
+            if self.config.problem_type in ("multi_label_classification", "regression"):
+                labels = labels.to(logits.dtype)
+            told = {"labels": labels, "pooled_logits": logits, "config": self.config, **loss_arguments}
+            loss = self._row_loss(lambda: self.loss_function(**told))
+        loss = self._penalise(loss, labels, loss_arguments)
+        return SequenceClassifierOutput(loss=loss, logits=logits, hidden_states=encoded.hidden_states)
+
+
+class AsterismForTokenClassification(_Classifier):
+    """Labels every token."""
+
+    reads_tokens = True
+
+    @encoder_head
+    def forward(
+        self, encoded: HeadInput, labels: torch.Tensor | None = None, **loss_arguments: Any
+    ) -> TokenClassifierOutput:
+        """Logits [B, N, num_labels] and, with labels, the mean loss in nats; all else as for sequences.
+
+        labels  int64 [B, N]; -100 is ignored
+        """
+        logits = self.classifier(self.dropout(encoded.hidden))
+        loss = None
+        if labels is not None:
+            loss = self._token_loss(logits, labels, loss_arguments)
+        loss = self._penalise(loss, labels, loss_arguments)
+        return TokenClassifierOutput(loss=loss, logits=logits, hidden_states=encoded.hidden_states)

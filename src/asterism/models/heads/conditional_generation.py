@@ -1,0 +1,275 @@
+"""The encoder-decoder: reads a source with any mixers, and writes a target with causal patterns that read the source.
+
+`generate` of transformers runs the encoder once; then every new token reads what the decoder's patterns still read of
+the tokens before it, and the keys of the source, which are computed once.
+"""
+
+from typing import Any, ClassVar, cast
+
+import torch
+from torch import nn
+from transformers import GenerationConfig
+from transformers.cache_utils import Cache, EncoderDecoderCache
+from transformers.modeling_outputs import BaseModelOutput, Seq2SeqLMOutput, Seq2SeqModelOutput
+from transformers.utils.generic import can_return_tuple
+
+from asterism.errors import ConfigurationError
+from asterism.labels import IGNORED
+from asterism.models.asterism.backbone import AsterismModel
+from asterism.models.asterism.base import AsterismPreTrainedModel
+from asterism.models.asterism.configuration import AsterismConfig
+from asterism.models.asterism.decoder import AsterismDecoder, AsterismEncoder
+from asterism.models.cache.source import EncoderDecoderPatternCache, SourceLayer, is_plain, own_caches
+from asterism.models.generation.generation import GeneratesTokens
+from asterism.models.heads.loss import refuse_shifting
+from asterism.models.sharded import with_all_ranks
+
+EncoderOutputs = BaseModelOutput | tuple[torch.Tensor, ...]
+
+
+class AsterismEncoderDecoder(AsterismPreTrainedModel):
+    """An encoder and a decoder that reads what it gives."""
+
+    def __init__(self, config: AsterismConfig) -> None:
+        super().__init__(config)
+        decoder = config.decoder_config()
+        config.check()
+        self.encoder = AsterismEncoder(config.encoder_config())
+        self.decoder = AsterismDecoder(decoder)
+        self._tied_weights_keys = self._tied_names()
+        self.post_init()
+
+    @property
+    def shared(self) -> nn.Embedding | None:
+        """The embedding of the tokens of both stacks; None where each has its own."""
+        return self.encoder.embed_tokens if self.config.share_embeddings else None
+
+    def get_input_embeddings(self) -> nn.Embedding:
+        """Those of the encoder."""
+        return self.encoder.embed_tokens
+
+    def set_input_embeddings(self, value: nn.Module) -> None:
+        """Raises ConfigurationError where each stack has its own."""
+        if self.shared is None:
+            raise ConfigurationError(
+                "encoder and decoder have embeddings of their own (share_embeddings=False): set each by itself"
+            )
+        self.encoder.embed_tokens = self.decoder.embed_tokens = cast(nn.Embedding, value)
+
+    def _tied_names(self) -> dict[str, str]:
+        """Which parameters of the decoder are those of the encoder, by name."""
+        tied = {}
+        if self.config.share_embeddings:
+            tied["decoder.embed_tokens.weight"] = "encoder.embed_tokens.weight"
+        if self.config.tie_encoder_decoder:
+            own = {name for name, _ in self.encoder.named_parameters()}
+            names = [name for name, _ in self.decoder.named_parameters() if name in own]
+            tied |= {f"decoder.{name}": f"encoder.{name}" for name in names}
+        return tied
+
+    def get_expanded_tied_weights_keys(self, all_submodels: bool = False) -> dict[str, str]:
+        """As transformers asks for it: {name of a parameter: name of the one that it is}."""
+        return dict(self._tied_weights_keys)
+
+    def span_penalty(self) -> torch.Tensor | None:
+        """What adaptive spans add to the loss, of both stacks."""
+        penalties = [stack.span_penalty() for stack in (self.encoder, self.decoder)]
+        there = [penalty for penalty in penalties if penalty is not None]
+        return torch.stack(there).sum() if there else None
+
+    @can_return_tuple
+    @with_all_ranks
+    def forward(
+        self,
+        input_ids: torch.Tensor | None = None,
+        attention_mask: torch.Tensor | None = None,
+        decoder_input_ids: torch.Tensor | None = None,
+        decoder_attention_mask: torch.Tensor | None = None,
+        encoder_outputs: EncoderOutputs | None = None,
+        past_key_values: Cache | None = None,
+        inputs_embeds: torch.Tensor | None = None,
+        decoder_inputs_embeds: torch.Tensor | None = None,
+        token_type_ids: torch.Tensor | None = None,
+        use_cache: bool = False,
+        output_hidden_states: bool | None = None,
+        dropout_seed: int | None = None,
+    ) -> Seq2SeqModelOutput:
+        """Hidden states [B, N, hidden_size] of the target, as AsterismForConditionalGeneration.forward says."""
+        cache = self._find_cache(past_key_values, use_cache)
+        if cache is None:
+            past, layers = None, None
+        else:
+            past, kept = own_caches(cache, self.config)
+            layers = cast(list[SourceLayer], kept.layers)
+        encoded = encoder_outputs
+        if encoded is None and not (layers and layers[0].is_filled):
+            encoded = self.encoder(
+                input_ids,
+                attention_mask,
+                token_type_ids=token_type_ids,
+                inputs_embeds=inputs_embeds,
+                output_hidden_states=output_hidden_states,
+                dropout_seed=dropout_seed,
+                return_dict=True,
+            )
+        decoded = self.decoder(
+            decoder_input_ids,
+            decoder_attention_mask,
+            source=None if encoded is None else encoded[0],
+            source_mask=attention_mask,
+            past_key_values=past,
+            source_layers=layers,
+            inputs_embeds=decoder_inputs_embeds,
+            output_hidden_states=output_hidden_states,
+            dropout_seed=dropout_seed,
+        )
+        return Seq2SeqModelOutput(
+            last_hidden_state=decoded.last_hidden_state,
+            past_key_values=cache,
+            decoder_hidden_states=decoded.hidden_states,
+            encoder_last_hidden_state=None if encoded is None else encoded[0],
+            encoder_hidden_states=getattr(encoded, "hidden_states", None),
+        )
+
+    def _find_cache(self, past: Cache | None, use_cache: bool) -> EncoderDecoderCache | None:
+        """The cache to extend, or None. Raises ConfigurationError for one that has no place for a source."""
+        if past is None:
+            return EncoderDecoderPatternCache(self.config) if use_cache else None
+        if not isinstance(past, EncoderDecoderCache):
+            raise ConfigurationError(
+                f"past_key_values is a {type(past).__name__}, which has no place for the keys of a source; pass an"
+                " EncoderDecoderPatternCache(model.config), or nothing"
+            )
+        return past
+
+
+class AsterismForConditionalGeneration(GeneratesTokens):
+    """An encoder, a decoder that reads it, and a linear layer that gives the logits of the next token.
+
+    Raises ConfigurationError or PatternError for a configuration without a decoder or whose decoder is not causal.
+    """
+
+    loss_arguments: ClassVar[tuple[str, ...]] = ("ignore_index", "num_items_in_batch", "label_smoothing")
+
+    def __init__(self, config: AsterismConfig) -> None:
+        super().__init__(config)
+        self.model = AsterismEncoderDecoder(config)
+        self._add_lm_head(config)
+        stacks = self.model.get_expanded_tied_weights_keys()
+        self._tied_weights_keys = {f"model.{name}": f"model.{source}" for name, source in stacks.items()}
+        if config.tie_word_embeddings:
+            embedding = "model.decoder.embed_tokens.weight"
+            self._tied_weights_keys["lm_head.weight"] = self._tied_weights_keys.get(embedding, embedding)
+        self.post_init()
+
+    def get_expanded_tied_weights_keys(self, all_submodels: bool = False) -> dict[str, str]:
+        """As transformers asks for it: {name of a parameter: name of the one that it is}."""
+        return dict(self._tied_weights_keys)
+
+    def _stack(self) -> AsterismModel:
+        return self.model.decoder
+
+    def get_encoder(self, modality: str | None = None) -> nn.Module:
+        return self.model.encoder
+
+    def get_decoder(self) -> nn.Module:
+        return self.model.decoder
+
+    @can_return_tuple
+    @with_all_ranks
+    def forward(
+        self,
+        input_ids: torch.Tensor | None = None,
+        attention_mask: torch.Tensor | None = None,
+        decoder_input_ids: torch.Tensor | None = None,
+        decoder_attention_mask: torch.Tensor | None = None,
+        encoder_outputs: EncoderOutputs | None = None,
+        past_key_values: Cache | None = None,
+        inputs_embeds: torch.Tensor | None = None,
+        decoder_inputs_embeds: torch.Tensor | None = None,
+        labels: torch.Tensor | None = None,
+        token_type_ids: torch.Tensor | None = None,
+        use_cache: bool = False,
+        output_hidden_states: bool | None = None,
+        logits_to_keep: int | torch.Tensor = 0,
+        dropout_seed: int | None = None,
+        **loss_arguments: Any,
+    ) -> Seq2SeqLMOutput:
+        """Logits [B, N, vocab_size] of what follows each token of the target and, with labels, the loss in nats.
+
+        input_ids               int64 [B, S], the source, or in their place inputs_embeds, to which, as to
+                                decoder_inputs_embeds, embedding_scale is not applied
+        attention_mask          [B, S]: 1 for tokens of the source, 0 for padding, on any side
+        decoder_input_ids       int64 [B, N], the target so far, or in their place decoder_inputs_embeds; by default
+                                the labels, shifted to the right behind decoder_start_token_id, which within
+                                `sequence_parallel` must be done before sharding
+        decoder_attention_mask  [B, N] or, when the cache has seen P columns, [B, P + N]: the same for the target
+        encoder_outputs         what the encoder gave for the source: the encoder is not run again
+        past_key_values         an EncoderDecoderPatternCache, or an empty EncoderDecoderCache, which is given its
+                                layers; it is extended. Once it holds the keys of the source, input_ids can be left out.
+        use_cache               make such a cache when none is given, and return it
+        labels                  int64 [B, N]: column i is compared with the prediction of column i; -100 is ignored
+        token_type_ids          int64 [B, S], of the source; a model without types takes only 0
+        logits_to_keep          logits of the last so many columns only, or of these columns; 0 keeps all
+        dropout_seed            in [0, 2^48), needed in training where attention drops: another one for each step
+        loss_arguments          label_smoothing in [0, 1]: the share of each label that is spread over the vocabulary
+                                (Szegedy 2016); num_items_in_batch: the loss is the sum divided by it, not the mean;
+                                ignore_index in place of -100
+
+        Raises ConfigurationError for any other argument, and for a target longer than the decoder's positions.
+        """
+        self._refuse_unknown(loss_arguments)
+        if decoder_input_ids is None and decoder_inputs_embeds is None and labels is not None:
+            refuse_shifting("labels", "decoder_input_ids")
+            decoder_input_ids = self.prepare_decoder_input_ids_from_labels(labels)
+        outputs = self.model(
+            input_ids,
+            attention_mask,
+            decoder_input_ids,
+            decoder_attention_mask,
+            encoder_outputs,
+            past_key_values,
+            inputs_embeds,
+            decoder_inputs_embeds,
+            token_type_ids=token_type_ids,
+            use_cache=use_cache,
+            output_hidden_states=output_hidden_states,
+            dropout_seed=dropout_seed,
+            return_dict=True,
+        )
+        logits = self._logits(outputs.last_hidden_state, logits_to_keep)
+        loss = None if labels is None else self._token_loss(logits, labels, loss_arguments)
+        return Seq2SeqLMOutput(
+            loss=self._penalise(loss, labels, loss_arguments),
+            logits=logits,
+            past_key_values=outputs.past_key_values,
+            decoder_hidden_states=outputs.decoder_hidden_states,
+            encoder_last_hidden_state=outputs.encoder_last_hidden_state,
+            encoder_hidden_states=outputs.encoder_hidden_states,
+        )
+
+    def prepare_decoder_input_ids_from_labels(self, labels: torch.Tensor) -> torch.Tensor:
+        """Labels shifted to the right behind decoder_start_token_id, pad_token_id where they are -100.
+
+        Raises ConfigurationError where the configuration lacks one of the two.
+        """
+        start, padding = self.config.decoder_start_token_id, self.config.pad_token_id
+        if start is None or padding is None:
+            raise ConfigurationError(
+                "labels become what the decoder reads by shifting them behind decoder_start_token_id, with pad_token_id"
+                f" where they are -100: set both in the configuration, which has {start} and {padding}, or give"
+                " decoder_input_ids"
+            )
+        first = labels.new_full((*labels.shape[:-1], 1), start)
+        return torch.cat([first, labels[..., :-1].masked_fill(labels[..., :-1] == IGNORED, padding)], dim=-1)
+
+    def _prepare_cache_for_generation(
+        self, generation_config: GenerationConfig, model_kwargs: dict[str, Any], *args: Any, **kwargs: Any
+    ) -> Any:
+        given = model_kwargs.get("past_key_values")
+        done = super()._prepare_cache_for_generation(generation_config, model_kwargs, *args, **kwargs)
+        made = model_kwargs.get("past_key_values")
+        if made is not given and type(made) is EncoderDecoderCache and is_plain(made.self_attention_cache):
+            beams = generation_config.num_beams or 1
+            model_kwargs["past_key_values"] = EncoderDecoderPatternCache(self.config, beams=beams)
+        return done

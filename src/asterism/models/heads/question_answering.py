@@ -1,0 +1,47 @@
+"""Extractive question answering: where in the text the answer starts and ends."""
+
+from typing import Any
+
+import torch
+from torch import nn
+from transformers.modeling_outputs import QuestionAnsweringModelOutput
+
+from asterism.models.asterism.configuration import AsterismConfig
+from asterism.models.heads.head import EncoderWithHead, HeadInput, encoder_head
+from asterism.models.sharded import everywhere
+
+
+class AsterismForQuestionAnswering(EncoderWithHead):
+    """Two logits for every token: that the answer starts there, and that it ends there."""
+
+    def _add_head(self, config: AsterismConfig) -> None:
+        self.qa_outputs = nn.Linear(config.hidden_size, 2)
+
+    @encoder_head
+    def forward(
+        self,
+        encoded: HeadInput,
+        start_positions: torch.Tensor | None = None,
+        end_positions: torch.Tensor | None = None,
+        **loss_arguments: Any,
+    ) -> QuestionAnsweringModelOutput:
+        """Start and end logits [B, N] each and, with positions, the mean of both losses in nats.
+
+        start_positions, end_positions  int64 [B]: first and last token of the answer, counted in whole rows; N or more
+                                        is ignored
+        loss_arguments                  for the loss of transformers, such as num_items_in_batch
+
+        Inputs are those of AsterismModel. Raises ConfigurationError for any other argument.
+        """
+        start_logits, end_logits = self.qa_outputs(encoded.hidden).unbind(dim=-1)
+        loss = None
+        if start_positions is not None and end_positions is not None:
+            answers = everywhere(torch.stack([start_logits, end_logits], dim=-1)).unbind(dim=-1)
+            told = start_positions, end_positions
+            loss = self._row_loss(lambda: self.loss_function(*answers, *told, **loss_arguments))
+        return QuestionAnsweringModelOutput(
+            loss=self._penalise(loss, start_positions, loss_arguments),
+            start_logits=start_logits,
+            end_logits=end_logits,
+            hidden_states=encoded.hidden_states,
+        )
