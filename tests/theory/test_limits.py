@@ -1,0 +1,169 @@
+"""The furthest-vector task: one full layer solves it, orthogonal vectors reduce to it, and who can interact at all."""
+
+import importlib.util
+import json
+from functools import reduce
+
+import numpy as np
+import pytest
+import torch
+from repository import BENCHMARKS
+
+from asterism.errors import ConfigurationError, DataError
+from asterism.patterns import parse, parse_schedule
+from asterism.randomness import isolated
+from asterism.theory.approximation.limits import (
+    FurthestVectorLayer,
+    furthest,
+    hard_furthest,
+    hard_solver,
+    interactions,
+    orthogonal_pair,
+    orthogonal_pair_by_search,
+    rational_unit_vectors,
+    sign_vectors,
+    soft_solver,
+)
+
+KEPT = BENCHMARKS / "results" / "furthest-vector.json"
+
+
+def take(vectors, index):
+    return np.take_along_axis(vectors, index[..., None], axis=1)
+
+
+def test_full_attention_solves_a_thousand_instances_exactly():
+    """Hard attention in exact rationals, and the softmax layer of this library, next to all distances."""
+    for n, d in ((2, 3), (5, 3), (8, 4), (11, 3)):
+        vectors = rational_unit_vectors(250, n, d, seed=n)
+        assert ((vectors**2).sum(-1) == 1).all()
+        index, unique = furthest(vectors)
+        assert unique.all()
+        expected = np.concatenate([vectors, take(vectors, index)], axis=-1)
+        assert (hard_furthest(vectors) == expected).all()
+        layer = FurthestVectorLayer(d, temperature=1e-9)
+        found = layer(torch.from_numpy(vectors.astype(float)))
+        np.testing.assert_allclose(found.numpy(), expected.astype(float), rtol=0, atol=1e-12)
+
+
+def test_a_warm_softmax_misses():
+    vectors = rational_unit_vectors(50, 8, 4, seed=8)
+    answer = take(vectors, furthest(vectors)[0]).astype(float)
+
+    def error(temperature):
+        found = FurthestVectorLayer(4, temperature)(torch.from_numpy(vectors.astype(float)))[..., 4:]
+        return np.abs(found.numpy() - answer).max()
+
+    errors = [error(temperature) for temperature in (1.0, 0.1, 1e-2, 1e-6)]
+    assert errors == sorted(errors, reverse=True)
+    assert errors[0] > 0.1 and errors[-1] < 1e-6
+
+
+def test_a_sparse_layer_cannot():
+    """With a window a token finds the furthest of the vectors that it reads, and often another than the furthest."""
+    signs = sign_vectors(20, 16, 16, seed=0)
+    layer = FurthestVectorLayer(16, temperature=1e-6, pattern="window(1, 1)")
+    found = layer(torch.from_numpy(signs / 4.0))[..., 16:].numpy() * 4
+    index, unique = furthest(signs)
+    right = np.isclose(found, take(signs, index), rtol=0, atol=1e-6).all(-1)[unique].mean()
+    assert 0 < right < 0.4
+
+
+def test_ties_give_the_mean():
+    vectors = np.array([[[1, 0], [0, 1], [0, -1]]], object)
+    index, unique = furthest(vectors)
+    assert index[0].tolist() == [1, 2, 1] and unique[0].tolist() == [False, True, True]
+    assert hard_furthest(vectors)[0, 0].tolist() == [1, 0, 0, 0]
+
+
+@pytest.mark.parametrize("solve", [hard_solver, soft_solver])
+def test_orthogonal_vectors_by_one_call_agree_with_all_pairs(solve):
+    generator = np.random.Generator(np.random.Philox(3))
+    answers = []
+    for number in range(300):
+        n, d = generator.integers(1, 13), generator.integers(1, 10)
+        vectors = generator.integers(0, 2, (n, d)) | (generator.random((n, d)) < (number % 3) / 4)
+        answers.append(orthogonal_pair_by_search(vectors))
+        assert orthogonal_pair(vectors, solve) == answers[-1], vectors
+    found = [answer is not None for answer in answers]
+    assert 50 < sum(found) < 250
+
+
+def test_a_single_orthogonal_pair_among_many_is_found():
+    """Vectors that share a feature, but for one pair: every inner product but that one is at least 1."""
+    vectors = np.ones((40, 30), int)
+    vectors[7, 15:], vectors[31, :15] = 0, 0
+    assert orthogonal_pair(vectors) == orthogonal_pair(vectors, soft_solver) == (7, 31)
+    vectors[7, 20] = 1
+    assert orthogonal_pair(vectors) is orthogonal_pair(vectors, soft_solver) is None
+
+
+def test_vectors_of_zeros_are_orthogonal_to_all():
+    assert orthogonal_pair(np.array([[1, 1], [0, 0], [1, 1]])) == (0, 1)
+    assert orthogonal_pair(np.array([[0, 0], [0, 0]])) == (0, 1)
+    assert orthogonal_pair(np.array([[0, 0]])) is None
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "dense()",
+        "star()",
+        "window(1, 1)",
+        "causal()",
+        "stride(3)",
+        "interleave(blocks(4), columns(4, 3))",
+        "per_head([window(1), stride(5)])",
+    ],
+)
+def test_interactions_are_paths_of_edges(text):
+    """Next to powers of the boolean matrix, residual stream included."""
+    n, layers = 14, 5
+    steps = [part.dense(n).any(0) | np.eye(n, dtype=bool) for part in parse_schedule(text).patterns]
+    cycle = [steps[number % len(steps)] for number in range(layers)]
+    reached = [reduce(lambda below, step: step @ below, cycle[: number + 1]).mean() for number in range(layers)]
+    assert interactions(text, n, layers) == pytest.approx(reached, abs=0)
+
+
+def test_interactions_of_many_tokens():
+    """A window of one neighbour, beyond one block of keys: token q has 2 t + 1 tokens in reach, fewer at the ends."""
+    n, layers = 2000, 3
+    counts = [(2 * t + 1) * n - t * (t + 1) for t in range(1, layers + 1)]
+    assert interactions(parse("window(1, 1)"), n, layers) == tuple(count / n**2 for count in counts)
+
+
+def test_what_is_refused():
+    with pytest.raises(ConfigurationError, match="temperature above 0, got 0"):
+        FurthestVectorLayer(2, 0)
+    with pytest.raises(ConfigurationError, match="got 0"):
+        interactions("dense()", 4, 0)
+    with pytest.raises(DataError, match=r"rows of 0 and 1, got 2 in row 1$"):
+        orthogonal_pair(np.array([[1, 0], [1, 2]]))
+    with pytest.raises(DataError, match=r"rows of 0 and 1, got an array of shape \[2\]$"):
+        orthogonal_pair(np.array([1, 0]))
+
+
+def test_a_trained_model_is_a_function_of_the_seed(monkeypatch):
+    spec = importlib.util.spec_from_file_location("benchmark_furthest", BENCHMARKS / "furthest.py")
+    benchmark = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(benchmark)
+    monkeypatch.setattr(benchmark, "STEPS", 4)
+    monkeypatch.setattr(benchmark, "TOKENS_TESTED", 64)
+    figures = []
+    for seed in (1, 2):
+        with isolated(seed):
+            figures.append(benchmark.train(benchmark.PATTERNS["bigbird"], 2, 8))
+    assert figures[0] == figures[1]
+
+
+def test_kept_result_of_trained_models():
+    """One full layer solves the task at every n. No sparse model beats its reach, and each falls as n grows."""
+    rows = json.loads(KEPT.read_text())["rows"]
+    assert {row["tokens"] for row in rows} == {8, 16, 32, 64}
+    for row in rows:
+        assert row["reach"] == interactions(row["pattern"], row["tokens"], row["layers"])[-1]
+        if row["name"] == "full" and row["layers"] == 1:
+            assert row["accuracy"] > 0.99
+        elif row["name"] != "full":
+            assert row["accuracy"] - 3 * row["standard_error"] <= row["reach"]
+            assert row["tokens"] < 64 or row["accuracy"] < 0.1
