@@ -1,7 +1,7 @@
 """The independent checker of a certificate: it asks the patterns pair by pair, and knows no graph, plan or search.
 
-What it shares with the code that found a witness is the witness itself, plain data. tests/house/test_architecture.py holds
-that it imports nothing else of the library but patterns and errors.
+What it shares with the code that found a witness is the witness itself, plain data. A test of the
+architecture holds that it imports nothing else of the library but patterns and errors.
 """
 
 from collections.abc import Iterator
