@@ -1,9 +1,9 @@
 """Causal models of bytes without feed-forward parts: persistent memory (Sukhbaatar et al. 2019, arXiv 1907.01470).
 
 Models are those of models/asterism/published.py. Published in the authors' scripts: 64 sequences in blocks of 512
-bytes, each of which reads a cache of the bytes before it; Adagrad at 0.07, warm-up over 32,000 steps, gradient clip 0.03,
-200,000 steps and 10,000 more at a tenth of the learning rate. Here sequences are as long as the largest span, with as
-many bytes in a step, and the optimiser is Adam. Inferred: its learning rate, betas and decay.
+bytes, each of which reads a cache of the bytes before it; Adagrad at 0.07, warm-up over 32,000 steps, gradient clip
+0.03, 200,000 steps and 10,000 more at a tenth of the learning rate. Here sequences are as long as the largest span,
+with as many bytes in a step, and the optimiser is Adam. Inferred: its learning rate, betas and decay.
 """
 
 from asterism.training.recipes.shape import full_size, published_shape, ten_minutes

@@ -1,10 +1,11 @@
 """Masked language models: encoders at their published sizes, and twins that train in minutes on two CPU cores.
 
 Models are those of models/asterism/published.py, which says where their sizes come from. Published for BERT, BigBird
-and FNet alike: Adam at 1e-4, linear warm-up over 10,000 steps, linear decay, dropout 0.1, 15 of 100 tokens masked (Devlin
-2019, appendix A.2; Zaheer 2020, appendix E; Lee-Thorp 2021, section 4.1). For all of them we train the tokenizer on the
-text at hand, with as many tokens as the published vocabulary. Not published for all, and taken from BERT: beta2 0.999,
-weight decay 0.01, gradient clip 1.0. Adam's epsilon is PyTorch's 1e-8. Rows are packed (`packing.py`).
+and FNet alike: Adam at 1e-4, linear warm-up over 10,000 steps, linear decay, dropout 0.1, 15 of 100 tokens masked
+(Devlin 2019, appendix A.2; Zaheer 2020, appendix E; Lee-Thorp 2021, section 4.1). For all of them we train the
+tokenizer on the text at hand, with as many tokens as the published vocabulary. Not published for all, and taken from
+BERT: beta2 0.999, weight decay 0.01, gradient clip 1.0. Adam's epsilon is PyTorch's 1e-8. Rows are packed
+(`packing.py`).
 
 The twins are our own in all but the mixer: so short a run wants few tokens, small batches, fast learning, no dropout,
 and where there is attention, rotary positions and norms in front. FNet keeps its positions, and its norms behind: they
