@@ -38,9 +38,9 @@ from transformers import PreTrainedModel
 from asterism.bench.machine import describe
 from asterism.training import RunConfig, generate_file, open_run, recipe
 from asterism.training.ask.samples import Wanted
-from asterism.training.data.folders import list_folder
-from asterism.training.data.splits import Pieces
-from asterism.training.data.windows import read_windows
+from asterism.training.data.corpora.folders import list_folder
+from asterism.training.data.corpora.splits import Pieces
+from asterism.training.data.corpora.windows import read_windows
 from asterism.training.pipeline import resolve
 from asterism.training.run.arithmetic import arithmetic, loss_of
 from asterism.training.run.optimizer import make_optimizer

@@ -24,7 +24,7 @@ import torch
 from asterism.bench.machine import describe
 from asterism.models import AsterismConfig
 from asterism.training import FineTuneConfig, evaluate, report, train
-from asterism.training.data.tokenization import make_tokenizer
+from asterism.training.data.corpora.tokenization import make_tokenizer
 
 ORDER = {"copy": 1, "reverse": -1}
 STEPS = {"copy": 800, "reverse": 1500}

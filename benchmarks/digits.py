@@ -40,8 +40,8 @@ from asterism.randomness import isolated
 from asterism.training import FineTuneConfig, RunConfig, evaluate, generate_file, open_run, recipe
 from asterism.training.ask.samples import Wanted
 from asterism.training.data.audio.mulaw import decode
-from asterism.training.data.modality import parse_modality
-from asterism.training.data.splits import Split
+from asterism.training.data.corpora.modality import parse_modality
+from asterism.training.data.corpora.splits import Split
 from asterism.training.settings.sampling import Sampling
 
 RATE, DIGITS, LONGEST = 8_000, 10, 8_000

@@ -25,9 +25,9 @@ from stages import do, spent, stage, train_counted
 
 from asterism.bench.machine import describe
 from asterism.training import RunConfig, evaluate, open_run, recipe
+from asterism.training.data.corpora.splits import SPLITS, Split
 from asterism.training.data.genomes.genome import Genome, compressed
 from asterism.training.data.genomes.ngram import count
-from asterism.training.data.splits import SPLITS, Split
 
 CONTEXTS = (512, 4096)
 TOKENS_PER_STEP = 4096

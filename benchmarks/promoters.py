@@ -37,9 +37,9 @@ from stages import do, spent, stage, train_counted
 from asterism.bench.machine import describe
 from asterism.models import AsterismConfig
 from asterism.training import FineTuneConfig, evaluate
+from asterism.training.data.corpora.tokenization import make_tokenizer
 from asterism.training.data.genomes.annotation import read_table
 from asterism.training.data.genomes.sequences import open_sequences
-from asterism.training.data.tokenization import make_tokenizer
 from asterism.training.tasks.promoter import Promoter
 
 SEEDS = 5

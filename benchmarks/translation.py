@@ -40,7 +40,7 @@ from asterism.models import AsterismConfig
 from asterism.patterns import Pattern, as_schedule, yun_fixed, yun_strided
 from asterism.theory import certify
 from asterism.training import FineTuneConfig, Run, open_run, predict, train
-from asterism.training.data.tokenization import make_tokenizer
+from asterism.training.data.corpora.tokenization import make_tokenizer
 
 HEADS = 4
 UNION_W, OTHERS_W = 5, 20

@@ -14,8 +14,8 @@ from repository import ROOT
 from asterism.models import AsterismConfig, AsterismForCausalLM
 from asterism.patterns import parse
 from asterism.training import recipe
-from asterism.training.data.splits import ArrayPieces
-from asterism.training.data.windows import plan_pieces
+from asterism.training.data.corpora.splits import ArrayPieces
+from asterism.training.data.corpora.windows import plan_pieces
 from asterism.training.objectives.causal import bits_per_byte
 
 

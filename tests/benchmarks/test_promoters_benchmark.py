@@ -7,11 +7,11 @@ import numpy as np
 import pytest
 from repository import BENCHMARKS
 
+from asterism.training.data.corpora.tokenization import make_tokenizer
 from asterism.training.data.genomes.intervals import interval
 from asterism.training.data.genomes.sequences import open_sequences
-from asterism.training.data.genomes.windows import window_letters
-from asterism.training.data.sequences import other_strand
-from asterism.training.data.tokenization import make_tokenizer
+from asterism.training.data.records.genome_windows import window_letters
+from asterism.training.data.records.sequences import other_strand
 from asterism.training.tasks.promoter import negative
 
 sys.path.insert(0, str(BENCHMARKS))

@@ -44,6 +44,8 @@ ALLOWED["cli"] |= {"theory", "bench", "promises", "files", "presence"}
 NO_TORCH = ("errors", "shape", "patterns", "compiler")
 ROOMS = ("data", "readers", "settings", "recipes", "run", "tasks", "objectives", "pipeline", "ask")
 """Those of training/, in the order in which they build on each other; each may import those before it."""
+DATA = ("corpora", ("audio", "images", "genomes"), "records")
+"""Those of training/data/ likewise; the modalities do not know each other."""
 
 
 def module_of(file: Path) -> str:
@@ -150,6 +152,17 @@ def test_training_is_a_line(file):
         return
     later = set(ROOMS[ROOMS.index(own) + 1 :])
     assert not {name for name in imports(file) if room_of(name) in later}
+
+
+@pytest.mark.parametrize(
+    "file", [file for file in in_folder("training") if file.parent.parent.name == "data"], ids=short
+)
+def test_data_are_a_line(file):
+    own = file.parent.name
+    step = next(step for step in range(len(DATA)) if own in DATA[step])
+    known = {room for rooms in DATA[:step] for room in ((rooms,) if isinstance(rooms, str) else rooms)} | {own}
+    rooms = {name.split(".")[3] for name in imports(file) if name.startswith("asterism.training.data.")}
+    assert rooms <= known
 
 
 @pytest.mark.parametrize(

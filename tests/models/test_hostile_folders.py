@@ -18,7 +18,7 @@ from asterism.cli.main import main
 from asterism.errors import CheckpointError, DataError
 from asterism.files import LARGEST, check_model_folder, read_bytes, read_json
 from asterism.models import import_checkpoint
-from asterism.training.data.tokenization import load_tokenizer
+from asterism.training.data.corpora.tokenization import load_tokenizer
 
 SECRET = "root:$6$Aq:20000:0:99999:7:::\nuser:!:20000:0:99999:7:::\n"
 KEYS = {"client_id": "a", "client_secret": "b", "refresh_token": "c", "type": "authorized_user"}

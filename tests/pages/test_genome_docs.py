@@ -6,10 +6,10 @@ import pytest
 from genome_files import fasta, random_genome, write
 from repository import DOCS
 
-from asterism.training.data import dna_tokens
+from asterism.training.data.corpora import dna_tokens
+from asterism.training.data.corpora.modality import parse_modality
 from asterism.training.data.genomes import annotation, genome, index, intervals, ngram, signal, unpacking
 from asterism.training.data.genomes import fasta as sequences
-from asterism.training.data.modality import parse_modality
 
 PAGE = (DOCS / "genomes.md").read_text()
 

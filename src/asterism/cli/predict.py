@@ -17,7 +17,7 @@ from asterism.cli.parser import Parser, UsageError, print_json, whole_number
 from asterism.cli.told import say_how_to_go_on
 from asterism.errors import DataError
 from asterism.presence import require_data, require_run
-from asterism.training.data.formats import FORMATS
+from asterism.training.data.records.formats import FORMATS
 from asterism.training.readers.text import MEANING
 
 

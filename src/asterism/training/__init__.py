@@ -17,7 +17,7 @@ from asterism.training.settings.configuration import FineTuneConfig, RunConfig
 if TYPE_CHECKING:
     from asterism.training.ask.prediction import predict, predict_file
     from asterism.training.ask.samples import generate_file
-    from asterism.training.data.corpus import load_corpus
+    from asterism.training.data.corpora.bytes import load_corpus
     from asterism.training.pipeline import Run, evaluate, generate, open_run, report, train
 
 __all__ = [

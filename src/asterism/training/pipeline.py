@@ -20,8 +20,8 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from asterism.errors import AsterismError, CheckpointError, ConfigurationError
 from asterism.randomness import isolated
-from asterism.training.data.prepared import shared
-from asterism.training.data.splits import Split
+from asterism.training.data.corpora.made_once import shared
+from asterism.training.data.corpora.splits import Split
 from asterism.training.objectives.footprint import require_memory_to_load
 from asterism.training.run.arithmetic import settled, weights_dtype
 from asterism.training.run.checkpoint import load_weights

@@ -12,9 +12,9 @@ import torch
 from asterism.cli.main import main
 from asterism.errors import AsterismError, CheckpointError, ConfigurationError
 from asterism.training.ask.samples import AT_ONCE, Wanted, generate_file
-from asterism.training.data import modality as modalities
-from asterism.training.data.corpus import Bytes, ByteSplits
-from asterism.training.data.splits import ArrayPieces, Split
+from asterism.training.data.corpora import modality as modalities
+from asterism.training.data.corpora.bytes import Bytes, ByteSplits
+from asterism.training.data.corpora.splits import ArrayPieces, Split
 from asterism.training.pipeline import generate, open_run, train
 from asterism.training.settings.configuration import ModelConfig, RunConfig
 from asterism.training.settings.sampling import Sampling

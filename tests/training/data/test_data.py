@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 
 from asterism.errors import DataError
 from asterism.labels import IGNORED
-from asterism.training.data.corpus import load_corpus
-from asterism.training.data.splits import SPLITS, ArrayPieces
-from asterism.training.data.windows import draw_starts, plan_pieces, read_windows
+from asterism.training.data.corpora.bytes import load_corpus
+from asterism.training.data.corpora.splits import SPLITS, ArrayPieces
+from asterism.training.data.corpora.windows import draw_starts, plan_pieces, read_windows
 
 
 def test_standard_library_splits_are_disjoint_and_known_by_hash():

@@ -6,8 +6,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from asterism.errors import ConfigurationError
-from asterism.training.data import dna_tokens
-from asterism.training.data.tokenization import SPECIAL_TOKENS, encode, load_tokenizer, make_tokenizer, vocabulary
+from asterism.training.data.corpora import dna_tokens
+from asterism.training.data.corpora.tokenization import (
+    SPECIAL_TOKENS,
+    encode,
+    load_tokenizer,
+    make_tokenizer,
+    vocabulary,
+)
 
 NAMES = ("bases", "kmer:2", "kmer:6", "dna-bpe:300")
 DNA = st.text(alphabet="ACGTN", max_size=400) | st.text(alphabet="ACGT", max_size=400)

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 from asterism.errors import DataError
-from asterism.training.data.corpus import load_corpus
-from asterism.training.data.folders import SplitFolder, list_folder, regular, split_folder, split_of
-from asterism.training.data.splits import SPLITS
+from asterism.training.data.corpora.bytes import load_corpus
+from asterism.training.data.corpora.folders import SplitFolder, list_folder, regular, split_folder, split_of
+from asterism.training.data.corpora.splits import SPLITS
 
 
 def digest(path: Path) -> bytes:

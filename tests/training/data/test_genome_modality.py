@@ -10,14 +10,14 @@ from genome_files import fasta, random_genome, write
 
 from asterism.cli.main import main
 from asterism.errors import ConfigurationError, DataError
+from asterism.training.data.corpora.modality import parse_modality
+from asterism.training.data.corpora.splits import SPLITS
+from asterism.training.data.corpora.windows import WindowCorpus
 from asterism.training.data.genomes import index, regions
 from asterism.training.data.genomes.genome import GenomeSplits, compressed
 from asterism.training.data.genomes.letters import reverse_complement
 from asterism.training.data.genomes.ngram import yardsticks
 from asterism.training.data.genomes.sequences import open_sequences
-from asterism.training.data.modality import parse_modality
-from asterism.training.data.splits import SPLITS
-from asterism.training.data.windows import WindowCorpus
 from asterism.training.pipeline import evaluate, train
 from asterism.training.settings.configuration import ModelConfig, RunConfig
 

@@ -13,9 +13,9 @@ import soundfile
 from PIL import Image
 
 from asterism.errors import AsterismError, CheckpointError, ConfigurationError, DataError
-from asterism.training.data.folders import list_folder
+from asterism.training.data.corpora.folders import list_folder
+from asterism.training.data.corpora.modality import parse_modality
 from asterism.training.data.genomes.index import index_of
-from asterism.training.data.modality import parse_modality
 
 READERS = {"images(width=8, height=8)": ".png", "audio(rate=8000)": ".wav", "genome()": ".fa", "bytes()": ".raw"}
 """Every modality, and how the names of its files end."""
@@ -118,7 +118,7 @@ def test_prompts_that_are_no_files(tmp_path, text):
 
 
 def test_a_prompt_of_bytes_has_a_limit(tmp_path, monkeypatch):
-    monkeypatch.setattr("asterism.training.data.corpus.LONGEST_PROMPT", 100)
+    monkeypatch.setattr("asterism.training.data.corpora.bytes.LONGEST_PROMPT", 100)
     with refused(DataError, "has 4,000 bytes; at most 100 are continued: cut it"):
         parse_modality("bytes()").read_prompt(write(tmp_path / "a.raw"))
 

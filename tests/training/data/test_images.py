@@ -14,14 +14,14 @@ from PIL import Image, ImageOps
 
 from asterism.cli.main import main
 from asterism.errors import ConfigurationError, DataError
+from asterism.training.data.corpora.modality import parse_modality
+from asterism.training.data.corpora.splits import SPLITS
+from asterism.training.data.corpora.windows import draw_starts, read_windows
 from asterism.training.data.images import Images, arrays, decoding
 from asterism.training.data.images.compression import compressed
 from asterism.training.data.images.context_model import PixelModel
 from asterism.training.data.images.corpus import PictureFiles
 from asterism.training.data.images.sheet import GAP, GREY, given, in_rows, write_sheet
-from asterism.training.data.modality import parse_modality
-from asterism.training.data.splits import SPLITS
-from asterism.training.data.windows import draw_starts, read_windows
 
 RANDOM = np.random.default_rng(0)
 
@@ -412,7 +412,7 @@ def test_settings_that_cannot_work(text, message):
 
 
 def test_pillow_is_asked_for_by_the_extra_that_brings_it(monkeypatch, tmp_path):
-    monkeypatch.setattr("asterism.training.data.modality.find_spec", lambda name: None)
+    monkeypatch.setattr("asterism.training.data.corpora.modality.find_spec", lambda name: None)
     for ask in (lambda: Images(8, 8).splits(str(tmp_path)), lambda: Images(8, 8).refuse_output(tmp_path / "a.png")):
         with pytest.raises(ConfigurationError, match=r"needs Pillow, .* 'asterism-attention\[images\]'"):
             ask()

@@ -17,8 +17,8 @@ from PIL import Image
 
 from asterism.cli.main import main
 from asterism.errors import DataError
+from asterism.training.data.corpora.splits import SPLITS
 from asterism.training.data.images import Images, arrays, decoding
-from asterism.training.data.splits import SPLITS
 
 SIZE = 8
 PIXELS = np.random.default_rng(0).integers(0, 256, (SIZE, SIZE, 3), dtype=np.uint8)

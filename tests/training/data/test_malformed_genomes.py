@@ -18,7 +18,7 @@ from genome_files import bgzip, fasta, random_genome
 from asterism import files
 from asterism.cli.main import main
 from asterism.errors import ConfigurationError, DataError
-from asterism.training.data import modality
+from asterism.training.data.corpora import modality
 from asterism.training.data.genomes import index, unpacking
 from asterism.training.data.genomes.annotation import read_annotation, read_bed
 from asterism.training.data.genomes.sequences import open_sequences

@@ -9,10 +9,10 @@ import torch
 
 from asterism.errors import ConfigurationError, DataError
 from asterism.models import AsterismConfig, AsterismForCausalLM
-from asterism.training.data.corpus import Bytes
-from asterism.training.data.modality import VOCABULARY, parse_modality, require
-from asterism.training.data.splits import ArrayPieces
-from asterism.training.data.windows import plan_pieces
+from asterism.training.data.corpora.bytes import Bytes
+from asterism.training.data.corpora.modality import VOCABULARY, parse_modality, require
+from asterism.training.data.corpora.splits import ArrayPieces
+from asterism.training.data.corpora.windows import plan_pieces
 from asterism.training.objectives.causal import CausalBytes, bits_per_byte, refuse_labels
 from asterism.training.settings.configuration import ModelConfig, RunConfig, config_from_dict
 

@@ -12,14 +12,14 @@ import pytest
 from launched_runs import trained
 
 from asterism.errors import DataError
-from asterism.training.data.packing import TokenStream
-from asterism.training.data.prepared import made_once, shared
+from asterism.training.data.corpora.made_once import made_once, shared
+from asterism.training.data.corpora.packing import TokenStream
 from asterism.training.pipeline import train
 from asterism.training.settings.configuration import ModelConfig, RunConfig
 
 TWO = """
 import os, pathlib, sys, time
-from asterism.training.data.prepared import made_once, shared
+from asterism.training.data.corpora.made_once import made_once, shared
 counted, name, fails = sys.argv[1:]
 def make():
     with open(counted, "a") as file:

@@ -11,13 +11,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from asterism.errors import DataError
-from asterism.training.data import appended, corpus, packing
-from asterism.training.data.appended import Appended
-from asterism.training.data.corpus import load_corpus, load_documents
-from asterism.training.data.splits import SPLITS
-from asterism.training.data.stored import StoredValues, documents_in
-from asterism.training.data.tokenization import make_tokenizer
-from asterism.training.data.windows import WindowCorpus
+from asterism.training.data.corpora import bytes as corpus
+from asterism.training.data.corpora import long_array as appended
+from asterism.training.data.corpora import packing
+from asterism.training.data.corpora.bytes import load_corpus, load_documents
+from asterism.training.data.corpora.long_array import Appended
+from asterism.training.data.corpora.splits import SPLITS
+from asterism.training.data.corpora.stored import StoredValues, documents_in
+from asterism.training.data.corpora.tokenization import make_tokenizer
+from asterism.training.data.corpora.windows import WindowCorpus
 
 
 def _write(folder, contents):

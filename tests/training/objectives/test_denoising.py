@@ -15,8 +15,8 @@ from stopping import at_step
 
 from asterism.errors import ConfigurationError, DataError
 from asterism.training import FineTuneConfig, ModelConfig, RunConfig, evaluate, predict, train
-from asterism.training.data.corpus import load_documents
-from asterism.training.data.tokenization import make_tokenizer
+from asterism.training.data.corpora.bytes import load_documents
+from asterism.training.data.corpora.tokenization import make_tokenizer
 from asterism.training.objectives.causal import CausalBytes
 from asterism.training.objectives.denoising import Room
 from asterism.training.objectives.gap_sentences import GapPairs, gaps, importance, sentences_of

@@ -12,7 +12,7 @@ from transformers import PreTrainedTokenizerFast
 from asterism.errors import ConfigurationError, DataError
 from asterism.shape import ModelConfig
 from asterism.training import RunConfig, evaluate, open_run, train
-from asterism.training.data.tokenization import bytes_of_tokens, make_tokenizer
+from asterism.training.data.corpora.tokenization import bytes_of_tokens, make_tokenizer
 from asterism.training.objectives.masked import MaskedSplit
 
 pytestmark = pytest.mark.model

@@ -17,9 +17,9 @@ from transformers import AutoModelForMaskedLM, AutoTokenizer, PreTrainedTokenize
 from asterism.errors import CheckpointError, ConfigurationError, DataError
 from asterism.labels import IGNORED
 from asterism.randomness import of_row
-from asterism.training.data.corpus import load_documents
-from asterism.training.data.packing import SORTED_TOGETHER, Epochs, EpochsByLength, TokenStream
-from asterism.training.data.tokenization import (
+from asterism.training.data.corpora.bytes import load_documents
+from asterism.training.data.corpora.packing import SORTED_TOGETHER, Epochs, EpochsByLength, TokenStream
+from asterism.training.data.corpora.tokenization import (
     SPECIAL_TOKENS,
     _learned_from,
     encode,
@@ -269,7 +269,7 @@ def test_tokenizers_know_every_text_and_are_the_same_when_made_again(name, size)
 
 
 def test_long_documents_are_cut_behind_line_ends_and_lose_nothing(monkeypatch):
-    monkeypatch.setattr("asterism.training.data.tokenization._PIECE", 10)
+    monkeypatch.setattr("asterism.training.data.corpora.tokenization._PIECE", 10)
     parts = list(pieces(["one\ntwo\nthree", "x" * 25, "", "short"]))
     assert parts == ["one\ntwo\n", "three", "x" * 10, "x" * 10, "x" * 5, "", "short"]
 

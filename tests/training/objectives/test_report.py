@@ -6,9 +6,9 @@ from dataclasses import replace
 import pytest
 
 from asterism.errors import ConfigurationError
-from asterism.training.data import corpus as corpus_module
-from asterism.training.data.corpus import compressed, load_corpus
-from asterism.training.data.splits import ArrayPieces
+from asterism.training.data.corpora import bytes as corpus_module
+from asterism.training.data.corpora.bytes import compressed, load_corpus
+from asterism.training.data.corpora.splits import ArrayPieces
 from asterism.training.objectives.causal import CausalBytes
 from asterism.training.pipeline import evaluate, open_run, report, train
 from asterism.training.settings.configuration import ModelConfig, RunConfig

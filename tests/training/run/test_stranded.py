@@ -15,10 +15,10 @@ from asterism.cli import finetune as finetune_verb
 from asterism.errors import CheckpointError, DataError
 from asterism.files import read_json, write_text
 from asterism.training import FineTuneConfig, ModelConfig, RunConfig, evaluate, open_run, pipeline, predict, train
-from asterism.training.data.corpus import load_corpus
-from asterism.training.data.formats import FORMATS
+from asterism.training.data.corpora.bytes import load_corpus
 from asterism.training.data.genomes import index
-from asterism.training.data.records import source_of
+from asterism.training.data.records.formats import FORMATS
+from asterism.training.data.records.record import source_of
 from asterism.training.run.folder import RunFolder
 
 pytestmark = pytest.mark.model

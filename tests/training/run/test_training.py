@@ -24,10 +24,10 @@ from transformers import AutoModelForCausalLM
 from asterism.cli.main import main
 from asterism.errors import CheckpointError, ConfigurationError, DataError, NonFiniteLossError
 from asterism.kernels.choice.calibration import Rates
-from asterism.training.data import modality
-from asterism.training.data.corpus import compressed, load_corpus
-from asterism.training.data.modality import VOCABULARY as MODALITIES
-from asterism.training.data.windows import plan_pieces
+from asterism.training.data.corpora import modality
+from asterism.training.data.corpora.bytes import compressed, load_corpus
+from asterism.training.data.corpora.modality import VOCABULARY as MODALITIES
+from asterism.training.data.corpora.windows import plan_pieces
 from asterism.training.objectives.causal import bits_per_byte
 from asterism.training.pipeline import evaluate, generate, open_run, report, resolve, train
 from asterism.training.readers.text import VOCABULARY as READERS

@@ -11,12 +11,12 @@ from small_encoders import save_bases_model, write_lines
 from asterism.cli.main import main
 from asterism.errors import ConfigurationError, DataError
 from asterism.training import FineTuneConfig, evaluate, train
-from asterism.training.data.genomes import deepsea
-from asterism.training.data.genomes.deepsea import read_deepsea, usual_columns
 from asterism.training.data.genomes.sequences import open_sequences
-from asterism.training.data.genomes.windows import interval_of, window_letters
-from asterism.training.data.records import Record
-from asterism.training.data.sequences import other_strand
+from asterism.training.data.records import deepsea
+from asterism.training.data.records.deepsea import read_deepsea, usual_columns
+from asterism.training.data.records.genome_windows import interval_of, window_letters
+from asterism.training.data.records.record import Record
+from asterism.training.data.records.sequences import other_strand
 from asterism.training.tasks.chromatin import Chromatin
 from asterism.training.tasks.multilabel import MultiLabel
 from asterism.training.tasks.promoter import Promoter

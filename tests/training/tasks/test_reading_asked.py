@@ -10,7 +10,7 @@ from small_writers import DIGITS, digit_tokenizer, save_tiny_bart
 
 from asterism.errors import DataError
 from asterism.training import FineTuneConfig, open_run, predict, train
-from asterism.training.data.records import Record
+from asterism.training.data.records.record import Record
 from asterism.training.run.integrity import seal
 from asterism.training.run.loop import quiet_transformers
 from asterism.training.tasks.texts import Generation, Summarization, Translation

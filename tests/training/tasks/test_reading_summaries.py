@@ -11,7 +11,7 @@ from transformers import PreTrainedTokenizerFast
 from asterism.errors import ConfigurationError
 from asterism.training import FineTuneConfig, evaluate, open_run, predict, predict_file, train
 from asterism.training.ask import prediction
-from asterism.training.data.records import Record
+from asterism.training.data.records.record import Record
 from asterism.training.run.loop import quiet_transformers
 from asterism.training.tasks.encoding import encode
 from asterism.training.tasks.texts import Generation, Summarization, Translation

@@ -13,7 +13,7 @@ from asterism.cli.main import main
 from asterism.errors import CheckpointError, ConfigurationError, DataError
 from asterism.training import FineTuneConfig, evaluate, open_run, predict, predict_file, train
 from asterism.training.ask import prediction
-from asterism.training.data.tokenization import make_tokenizer
+from asterism.training.data.corpora.tokenization import make_tokenizer
 from asterism.training.readers.reader import windows_of
 from asterism.training.run.integrity import seal
 from asterism.training.run.loop import quiet_transformers

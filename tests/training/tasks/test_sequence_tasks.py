@@ -16,8 +16,8 @@ from asterism.cli.main import main
 from asterism.errors import ConfigurationError, DataError
 from asterism.randomness import of_row
 from asterism.training import FineTuneConfig, evaluate, open_run, predict, train
-from asterism.training.data.records import Record
-from asterism.training.data.sequences import bases, labels_of, other_strand
+from asterism.training.data.records.record import Record
+from asterism.training.data.records.sequences import bases, labels_of, other_strand
 from asterism.training.objectives.labelled import Labelled
 from asterism.training.run.arithmetic import loss_of
 from asterism.training.tasks.curves import auc

@@ -27,7 +27,7 @@ from asterism.models import AsterismConfig, AsterismForConditionalGeneration
 from asterism.randomness import isolated
 from asterism.training import FineTuneConfig, evaluate, open_run, predict, predict_file, train
 from asterism.training.ask import prediction
-from asterism.training.data.records import Record
+from asterism.training.data.records.record import Record
 from asterism.training.pipeline import resolve
 from asterism.training.run.arithmetic import loss_of
 from asterism.training.run.loop import quiet_transformers

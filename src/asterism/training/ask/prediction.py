@@ -19,8 +19,8 @@ from typing import Any
 
 from asterism.errors import ConfigurationError, DataError
 from asterism.training.ask.prediction_output import PredictionOutput, output_path, refuse_existing
-from asterism.training.data.formats import FORMATS, Format, refuse_present
-from asterism.training.data.records import Record, source_of
+from asterism.training.data.records.formats import FORMATS, Format, refuse_present
+from asterism.training.data.records.record import Record, source_of
 from asterism.training.pipeline import Run, open_run
 from asterism.training.run.progress import clock, make_display, rate
 from asterism.training.tasks.predictor import Predictor, as_fields

@@ -15,8 +15,8 @@ from typing import Any, BinaryIO
 from asterism.errors import CheckpointError, ConfigurationError, DataError
 from asterism.files import read_json, write_json, writing
 from asterism.system import lock
-from asterism.training.data.formats import Format
-from asterism.training.data.records import STDIN, Record, Source
+from asterism.training.data.records.formats import Format
+from asterism.training.data.records.record import STDIN, Record, Source
 
 
 def output_path(output: str | Path) -> Path:

@@ -25,8 +25,8 @@ from asterism.errors import CheckpointError, ConfigurationError, nearest, shown
 from asterism.randomness import derive, isolated
 from asterism.training.ask.drawn import Drawn
 from asterism.training.ask.prediction_output import output_path
-from asterism.training.data.modality import Modality
-from asterism.training.data.windows import FIRST_CLASS
+from asterism.training.data.corpora.modality import Modality
+from asterism.training.data.corpora.windows import FIRST_CLASS
 from asterism.training.objectives.causal import refuse_labels
 from asterism.training.pipeline import Run, open_run
 from asterism.training.run.loop import quiet_transformers

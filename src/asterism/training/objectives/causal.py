@@ -17,10 +17,10 @@ from transformers import PreTrainedModel
 from asterism.errors import ConfigurationError, DataError
 from asterism.labels import IGNORED
 from asterism.models import AsterismForCausalLM
-from asterism.training.data.modality import Modality
-from asterism.training.data.splits import Pieces, Split, Splits
-from asterism.training.data.tokenization import Vocabulary
-from asterism.training.data.windows import FIRST_CLASS, ScoringPlan, WindowCorpus, plan_pieces, read_windows
+from asterism.training.data.corpora.modality import Modality
+from asterism.training.data.corpora.splits import Pieces, Split, Splits
+from asterism.training.data.corpora.tokenization import Vocabulary
+from asterism.training.data.corpora.windows import FIRST_CLASS, ScoringPlan, WindowCorpus, plan_pieces, read_windows
 from asterism.training.objectives.pretraining import Pretraining
 from asterism.training.run.arithmetic import arithmetic, wide
 from asterism.training.run.exchange import weighed

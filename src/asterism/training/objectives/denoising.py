@@ -20,11 +20,11 @@ from asterism.errors import ConfigurationError, DataError
 from asterism.labels import IGNORED
 from asterism.models import AsterismConfig, AsterismForConditionalGeneration
 from asterism.randomness import of_row
-from asterism.training.data.contract import Corpus
-from asterism.training.data.corpus import load_documents
-from asterism.training.data.packing import Epochs
-from asterism.training.data.splits import Split, Splits
-from asterism.training.data.tokenization import Needs, Vocabulary, end_of, load_tokenizer, vocabulary
+from asterism.training.data.corpora.bytes import load_documents
+from asterism.training.data.corpora.corpus import Corpus
+from asterism.training.data.corpora.packing import Epochs
+from asterism.training.data.corpora.splits import Split, Splits
+from asterism.training.data.corpora.tokenization import Needs, Vocabulary, end_of, load_tokenizer, vocabulary
 from asterism.training.objectives.pretraining import Pretraining, first_rows
 from asterism.training.run.arithmetic import arithmetic, wide
 from asterism.training.run.objective import Evaluation, Metric, Outcome, Question, Report, refuse_reader

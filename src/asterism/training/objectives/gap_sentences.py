@@ -20,8 +20,8 @@ from itertools import pairwise
 import numpy as np
 from transformers import PreTrainedTokenizerBase
 
-from asterism.training.data.splits import Split, Splits
-from asterism.training.data.tokenization import Needs
+from asterism.training.data.corpora.splits import Split, Splits
+from asterism.training.data.corpora.tokenization import Needs
 from asterism.training.objectives.denoising import Denoising, Pairs, Room, none_left
 from asterism.training.settings.configuration import RunConfig
 

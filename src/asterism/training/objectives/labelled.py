@@ -18,7 +18,7 @@ from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerF
 
 from asterism.errors import ConfigurationError
 from asterism.randomness import derive
-from asterism.training.data.records import Record
+from asterism.training.data.records.record import Record
 from asterism.training.objectives.footprint import require_memory_to_tune
 from asterism.training.objectives.start import start_of
 from asterism.training.readers.text import parse_reader, with_reader

@@ -25,10 +25,16 @@ from asterism.files import read_tensors
 from asterism.labels import IGNORED
 from asterism.models import AsterismForMaskedLM, AsterismForPreTraining
 from asterism.randomness import of_row
-from asterism.training.data.contract import Corpus
-from asterism.training.data.packing import Epochs, TokenStream
-from asterism.training.data.splits import Split, Splits
-from asterism.training.data.tokenization import Vocabulary, bytes_of_tokens, is_byte_level, load_tokenizer, vocabulary
+from asterism.training.data.corpora.corpus import Corpus
+from asterism.training.data.corpora.packing import Epochs, TokenStream
+from asterism.training.data.corpora.splits import Split, Splits
+from asterism.training.data.corpora.tokenization import (
+    Vocabulary,
+    bytes_of_tokens,
+    is_byte_level,
+    load_tokenizer,
+    vocabulary,
+)
 from asterism.training.objectives.masking import MASK_SHARE, Masking
 from asterism.training.objectives.pretraining import Pretraining, first_rows
 from asterism.training.run.arithmetic import arithmetic, wide

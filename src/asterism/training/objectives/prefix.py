@@ -8,7 +8,7 @@ import torch
 
 from asterism.labels import IGNORED
 from asterism.randomness import of_row
-from asterism.training.data.windows import WindowCorpus
+from asterism.training.data.corpora.windows import WindowCorpus
 from asterism.training.objectives.causal import CausalBytes
 
 

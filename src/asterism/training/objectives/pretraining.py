@@ -17,7 +17,7 @@ from asterism.errors import CheckpointError, ConfigurationError
 from asterism.files import read_json
 from asterism.models import AsterismConfig, AsterismForMaskedLM, AsterismForPreTraining
 from asterism.models.importing.checkpoint import ARCHITECTURES
-from asterism.training.data.tokenization import Vocabulary
+from asterism.training.data.corpora.tokenization import Vocabulary
 from asterism.training.objectives.footprint import require_memory, require_memory_to_load
 from asterism.training.run.checkpoint import load_weights
 from asterism.training.run.folder import model_folder

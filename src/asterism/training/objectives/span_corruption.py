@@ -15,9 +15,9 @@ from functools import lru_cache
 import numpy as np
 from transformers import PreTrainedTokenizerBase
 
-from asterism.training.data.packing import TokenStream
-from asterism.training.data.splits import Split, Splits
-from asterism.training.data.tokenization import Needs, sentinel_ids
+from asterism.training.data.corpora.packing import TokenStream
+from asterism.training.data.corpora.splits import Split, Splits
+from asterism.training.data.corpora.tokenization import Needs, sentinel_ids
 from asterism.training.objectives.denoising import Denoising, Pairs, Room
 from asterism.training.settings.configuration import RunConfig
 

@@ -26,7 +26,7 @@ from asterism.kernels import cpu as cpu_kernel
 from asterism.kernels.choice.calibration import pinned, prices_for
 from asterism.models import AsterismConfig
 from asterism.randomness import derive, isolated
-from asterism.training.data.formats import json_line
+from asterism.training.data.records.formats import json_line
 from asterism.training.run.arithmetic import notes_on_dtype
 from asterism.training.run.checkpoint import TrainingState, first_not_finite, gathered_weights, load_checkpoint
 from asterism.training.run.exchange import refuse_dropout, weighed

@@ -16,8 +16,8 @@ import torch
 from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 from asterism.errors import ConfigurationError
-from asterism.training.data.contract import Corpus
-from asterism.training.data.splits import Split
+from asterism.training.data.corpora.corpus import Corpus
+from asterism.training.data.corpora.splits import Split
 from asterism.training.run.processes import ALONE, Processes
 from asterism.training.settings.configuration import AnyConfig
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from asterism.files import replacing_file
-from asterism.training.data.modality import require
+from asterism.training.data.corpora.modality import require
 from asterism.training.run.objective import Metric
 
 if TYPE_CHECKING:

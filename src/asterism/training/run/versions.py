@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from asterism.errors import DataError
-from asterism.training.data.modality import parse_modality
+from asterism.training.data.corpora.modality import parse_modality
 from asterism.training.readers.text import parse_reader
 from asterism.training.settings.configuration import AnyConfig, FineTuneConfig
 

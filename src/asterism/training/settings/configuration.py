@@ -15,8 +15,8 @@ from typing import Any, ClassVar, Literal, get_args
 from asterism.errors import ConfigurationError, nearest, shown
 from asterism.patterns import in_full
 from asterism.shape import MIXERS, ModelConfig, Pooling
-from asterism.training.data.modality import MEANING as MODALITIES
-from asterism.training.data.modality import Modality, parse_modality
+from asterism.training.data.corpora.modality import MEANING as MODALITIES
+from asterism.training.data.corpora.modality import Modality, parse_modality
 from asterism.training.readers.text import MEANING, parse_reader, with_reader
 from asterism.training.settings.mesh import MEANING as MESH
 from asterism.training.settings.mesh import mesh_sizes

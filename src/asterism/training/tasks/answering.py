@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from asterism.training.data.formats import read_records
-from asterism.training.data.records import Record
+from asterism.training.data.records.formats import read_records
+from asterism.training.data.records.record import Record
 
 FORMATS = ("jsonl", "json")
 

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
 
-from asterism.training.data.genomes.deepsea import GROUPS, SUFFIXES, read_deepsea
-from asterism.training.data.sequences import LabelledSequence
+from asterism.training.data.records.deepsea import GROUPS, SUFFIXES, read_deepsea
+from asterism.training.data.records.sequences import LabelledSequence
 from asterism.training.settings.configuration import FineTuneConfig
 from asterism.training.tasks.multilabel import MultiLabel
 

@@ -17,8 +17,8 @@ import torch
 from transformers import PreTrainedTokenizerFast
 
 from asterism.errors import DataError, nearest
-from asterism.training.data.formats import read_records, split_list
-from asterism.training.data.records import Record
+from asterism.training.data.records.formats import read_records, split_list
+from asterism.training.data.records.record import Record
 from asterism.training.readers.reader import Row
 from asterism.training.settings.configuration import FineTuneConfig
 from asterism.training.tasks.baselines import baselines

@@ -19,7 +19,7 @@ from asterism.errors import AsterismError, CheckpointError, ConfigurationError
 from asterism.files import DAMAGED, LOCAL, why_unread
 from asterism.models import AsterismConfig  # registers our models with the Auto classes
 from asterism.shape import check_values
-from asterism.training.data.value_tokens import is_of_values, value_tokenizer
+from asterism.training.data.corpora.tokenization import is_of_values, value_tokenizer
 from asterism.training.tasks.task import Task
 
 TOKENIZER_FILES = ("tokenizer.json", "vocab.txt", "vocab.json", "tokenizer.model", "spiece.model", "spm.model")

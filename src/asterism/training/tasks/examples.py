@@ -17,10 +17,10 @@ from transformers import PreTrainedTokenizerFast
 
 from asterism.presence import pair_of
 from asterism.randomness import of_row
-from asterism.training.data.contract import Corpus
-from asterism.training.data.folders import list_folder
-from asterism.training.data.packing import Epochs, EpochsByLength
-from asterism.training.data.splits import Split
+from asterism.training.data.corpora.corpus import Corpus
+from asterism.training.data.corpora.folders import list_folder
+from asterism.training.data.corpora.packing import Epochs, EpochsByLength
+from asterism.training.data.corpora.splits import Split
 from asterism.training.settings.configuration import FineTuneConfig
 from asterism.training.tasks.task import Feature, Task
 

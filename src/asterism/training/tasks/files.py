@@ -1,6 +1,6 @@
 """Classification of files: pictures, sounds, or whatever a modality reads as a sequence of 8-bit values.
 
-Data: a folder in which the folder of a file is its class, in splits by the rule of `data/folders.py`; or a table (JSONL
+Data: a folder in which the folder of a file is its class, in splits by the rule of `corpora/folders.py`; or a table (JSONL
 or CSV) with the fields `file`, a path that starts at the table's folder, and `label` or `labels`. Files are decoded
 whenever they are drawn or asked for. Value v is token v, so a model that has learned their density can be the start.
 """
@@ -16,11 +16,11 @@ from transformers import PreTrainedConfig, PreTrainedTokenizerFast
 
 from asterism.errors import DataError
 from asterism.models import AsterismConfig
-from asterism.training.data.folders import Files, SplitFolder, list_folder, split_folder, split_homes
-from asterism.training.data.formats import read_records
-from asterism.training.data.modality import Modality, parse_modality
-from asterism.training.data.records import Record
-from asterism.training.data.splits import SPLITS
+from asterism.training.data.corpora.folders import Files, SplitFolder, list_folder, split_folder, split_homes
+from asterism.training.data.corpora.modality import Modality, parse_modality
+from asterism.training.data.corpora.splits import SPLITS
+from asterism.training.data.records.formats import read_records
+from asterism.training.data.records.record import Record
 from asterism.training.settings.configuration import FineTuneConfig
 from asterism.training.tasks.classification import Classification, LabelledDocument, labels_in
 from asterism.training.tasks.encoding import Encoded

@@ -20,11 +20,17 @@ import torch
 from transformers import PreTrainedConfig, PreTrainedTokenizerFast
 
 from asterism.errors import DataError
-from asterism.training.data.formats import GenomeIntervals, read_all, read_records
 from asterism.training.data.genomes.sequences import Sequences, open_sequences
-from asterism.training.data.genomes.windows import FIELDS, GenomeWindows, interval_of, require_all, window_letters
-from asterism.training.data.records import Record
-from asterism.training.data.sequences import (
+from asterism.training.data.records.formats import GenomeIntervals, read_all, read_records
+from asterism.training.data.records.genome_windows import (
+    FIELDS,
+    GenomeWindows,
+    interval_of,
+    require_all,
+    window_letters,
+)
+from asterism.training.data.records.record import Record
+from asterism.training.data.records.sequences import (
     NOT_LABELS,
     LabelledSequence,
     LabelTable,

@@ -17,7 +17,7 @@ import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
 from asterism.errors import DataError
-from asterism.training.data.records import Record
+from asterism.training.data.records.record import Record
 from asterism.training.run.arithmetic import arithmetic
 from asterism.training.run.heap import Heap
 from asterism.training.settings.configuration import Dtype

@@ -22,9 +22,9 @@ import numpy as np
 
 from asterism.errors import DataError
 from asterism.randomness import derive
-from asterism.training.data.division import held_out
-from asterism.training.data.records import Record
-from asterism.training.data.sequences import LabelledSequence, letters_of, read_sequences
+from asterism.training.data.records.held_out import held_out
+from asterism.training.data.records.record import Record
+from asterism.training.data.records.sequences import LabelledSequence, letters_of, read_sequences
 from asterism.training.settings.configuration import FineTuneConfig
 from asterism.training.tasks.curves import auc
 from asterism.training.tasks.multilabel import MultiLabel

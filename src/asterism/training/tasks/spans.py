@@ -14,7 +14,7 @@ import torch
 from transformers import PreTrainedTokenizerFast
 
 from asterism.errors import DataError
-from asterism.training.data.records import Record
+from asterism.training.data.records.record import Record
 from asterism.training.readers.reader import Row
 from asterism.training.tasks.answering import FORMATS, Answer, ContextQuestion, read_question, read_questions
 from asterism.training.tasks.encoding import Encoded, encode

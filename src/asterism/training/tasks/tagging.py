@@ -17,8 +17,8 @@ from transformers import PreTrainedTokenizerFast
 
 from asterism.errors import DataError
 from asterism.labels import IGNORED
-from asterism.training.data.formats import read_records
-from asterism.training.data.records import Record
+from asterism.training.data.records.formats import read_records
+from asterism.training.data.records.record import Record
 from asterism.training.readers.reader import Row
 from asterism.training.tasks.classification import in_order, label_fields, refuse_unknown_label
 from asterism.training.tasks.encoding import Encoded, encode

@@ -22,9 +22,9 @@ import torch
 from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerFast
 
 from asterism.errors import AsterismError, ConfigurationError, DataError
-from asterism.training.data.division import held_out
-from asterism.training.data.formats import Format, format_of
-from asterism.training.data.records import Record
+from asterism.training.data.records.formats import Format, format_of
+from asterism.training.data.records.held_out import held_out
+from asterism.training.data.records.record import Record
 from asterism.training.readers.learned import Scorer
 from asterism.training.readers.reader import Document, Reader, Row, Stretch
 from asterism.training.readers.selected import Selected

@@ -30,9 +30,9 @@ from transformers import (
 
 from asterism.errors import ConfigurationError
 from asterism.labels import IGNORED
-from asterism.training.data.formats import Format, Lines, format_of, read_all
-from asterism.training.data.records import Record
-from asterism.training.data.tokenization import end_of
+from asterism.training.data.corpora.tokenization import end_of
+from asterism.training.data.records.formats import Format, Lines, format_of, read_all
+from asterism.training.data.records.record import Record
 from asterism.training.readers.reader import Row
 from asterism.training.settings.configuration import FineTuneConfig
 from asterism.training.tasks.encoder import ends, longest_target

@@ -10,8 +10,8 @@ from asterism.training.data.audio.baselines import flac_bits, order2_bits
 from asterism.training.data.audio.clips import AudioSplits, refused
 from asterism.training.data.audio.decoding import RATES, inspect, read_codes, require_soundfile
 from asterism.training.data.audio.writing import Sound, numbered, picture_of, require_matplotlib, write_sounds
-from asterism.training.data.modality import Modality
-from asterism.training.data.splits import Split, Splits
+from asterism.training.data.corpora.modality import Modality
+from asterism.training.data.corpora.splits import Split, Splits
 
 LONGEST_PROMPT = 2**22
 """Samples of a file that is continued: six minutes at 12,000 per second."""

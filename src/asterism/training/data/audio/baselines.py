@@ -9,7 +9,7 @@ from io import BytesIO
 import numpy as np
 
 from asterism.training.data.audio.decoding import require_soundfile
-from asterism.training.data.splits import Pieces
+from asterism.training.data.corpora.splits import Pieces
 
 _AT_ONCE = 2**20
 """Values that are counted or encoded at once."""

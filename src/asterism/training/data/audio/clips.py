@@ -11,8 +11,8 @@ import numpy as np
 
 from asterism.errors import DataError
 from asterism.training.data.audio.decoding import Recording, inspect, read_codes
-from asterism.training.data.folders import list_folder, split_folder
-from asterism.training.data.splits import SPLITS, Pieces, Split, Splits
+from asterism.training.data.corpora.folders import list_folder, split_folder
+from asterism.training.data.corpora.splits import SPLITS, Pieces, Split, Splits
 
 SUFFIXES = (".wav", ".wave", ".flac", ".ogg", ".oga")
 """How the names of recordings end, in any case."""

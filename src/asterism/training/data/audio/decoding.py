@@ -14,7 +14,7 @@ import numpy as np
 
 from asterism.training.data.audio.headers import check_whole
 from asterism.training.data.audio.mulaw import encode
-from asterism.training.data.modality import require
+from asterism.training.data.corpora.modality import require
 
 RATES = (1_000, 192_000)
 """The lowest and the highest rate, in samples per second, of recordings and of what is made of them."""

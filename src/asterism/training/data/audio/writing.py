@@ -11,7 +11,7 @@ import numpy as np
 
 from asterism.training.data.audio.decoding import require_soundfile
 from asterism.training.data.audio.mulaw import decode
-from asterism.training.data.modality import require
+from asterism.training.data.corpora.modality import require
 
 MOST_DRAWN = 40
 """More sounds than these are written, but not drawn."""

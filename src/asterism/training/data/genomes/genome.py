@@ -15,14 +15,14 @@ from typing import get_args
 import numpy as np
 
 from asterism.errors import ConfigurationError, DataError, shown
-from asterism.training.data.folders import split_homes
+from asterism.training.data.corpora.folders import split_homes
+from asterism.training.data.corpora.modality import Modality
+from asterism.training.data.corpora.splits import SPLITS, Pieces, Split, Splits
 from asterism.training.data.genomes import documents, letters
 from asterism.training.data.genomes.letters import BASES, UNKNOWN, Masked
 from asterism.training.data.genomes.ngram import yardsticks
 from asterism.training.data.genomes.regions import Parts, Region, divide, parse_regions
 from asterism.training.data.genomes.sequences import SequenceFile, Sequences, files_below, open_sequences
-from asterism.training.data.modality import Modality
-from asterism.training.data.splits import SPLITS, Pieces, Split, Splits
 
 LONGEST_PROMPT = 1 << 24
 """Bases of a sequence that is to be continued."""

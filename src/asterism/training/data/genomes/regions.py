@@ -12,11 +12,11 @@ from dataclasses import dataclass
 import numpy as np
 
 from asterism.errors import DataError, shown
-from asterism.training.data.folders import split_of
+from asterism.training.data.corpora.folders import split_of
+from asterism.training.data.corpora.splits import SPLITS, Split
 from asterism.training.data.genomes.index import GRID
 from asterism.training.data.genomes.letters import UNKNOWN
 from asterism.training.data.genomes.sequences import Sequences
-from asterism.training.data.splits import SPLITS, Split
 
 _REGION = re.compile(r"(.+):([0-9][0-9,]*)-([0-9][0-9,]*)")
 

@@ -14,10 +14,10 @@ from typing import Any
 import numpy as np
 
 from asterism.errors import DataError, nearest, shown
-from asterism.training.data.folders import list_folder
+from asterism.training.data.corpora.folders import list_folder
+from asterism.training.data.corpora.modality import require
 from asterism.training.data.genomes.index import Contents, Indexed, index_of
 from asterism.training.data.genomes.letters import UNKNOWN, Masked, reverse_complement, translation
-from asterism.training.data.modality import require
 
 SUFFIXES = (".fa", ".fasta", ".fna", ".ffn", ".frn", ".fas", ".mpfa", ".fq", ".fastq", ".gb", ".gbk", ".gbff")
 """What names of sequences in a folder end with, perhaps before .gz, .bgz or .xz; other files are left alone."""

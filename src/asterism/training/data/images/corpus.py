@@ -1,8 +1,8 @@
 """Pictures as a corpus: each is a piece, height x width x channels values in raster order, decoded when it is read.
 
 Values follow each other as the paper's data embeddings count them (Child 2019, section 5.3): row by row, pixel by
-pixel, channel by channel. Data are a folder of PNG, JPEG and WebP files, in splits and classes as `data/folders.py` has
-them, or arrays, which are files whose names begin with the name of a split, or lie in a folder called so: train,
+pixel, channel by channel. Data are a folder of PNG, JPEG and WebP files, in splits and classes as `corpora/folders.py`
+has them, or arrays, which are files whose names begin with the name of a split, or lie in a folder called so: train,
 validation (or val), test. What is missing of these is taken out of train by a hash of each picture. Invariant: equal
 pictures under equal names and settings have the same identity, whatever they are read for.
 """
@@ -21,11 +21,11 @@ from typing import Any
 import numpy as np
 
 from asterism.errors import DataError
-from asterism.training.data.folders import NAMES, list_folder, regular, split_folder, split_of
+from asterism.training.data.corpora.folders import NAMES, list_folder, regular, split_folder, split_of
+from asterism.training.data.corpora.splits import SPLITS, Pieces, Split, Splits
 from asterism.training.data.images.arrays import CIFAR_BATCH, SUFFIXES, ArrayFile, open_array
 from asterism.training.data.images.decoding import MOST_BYTES, Fitting, check_header, decode, fit_array
 from asterism.training.data.images.headers import Unreadable
-from asterism.training.data.splits import SPLITS, Pieces, Split, Splits
 
 PICTURES = (".png", ".jpg", ".jpeg", ".webp")
 """How the names of picture files end, in any case."""

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from asterism.training.data.corpora.modality import require
 from asterism.training.data.images.headers import Header, Unreadable, read_header
-from asterism.training.data.modality import require
 
 if TYPE_CHECKING:
     from PIL.Image import Image

@@ -7,13 +7,13 @@ from typing import cast
 import numpy as np
 
 from asterism.errors import ConfigurationError, nearest, shown
+from asterism.training.data.corpora.modality import Modality
+from asterism.training.data.corpora.splits import Split, Splits
 from asterism.training.data.images.compression import compressed
 from asterism.training.data.images.context_model import MOST_COUNTED, PixelModel
 from asterism.training.data.images.corpus import ImagePieces, ImageSplits, open_images, read_picture
 from asterism.training.data.images.decoding import BACKGROUNDS, RESIZE, Fitting, require_pillow
 from asterism.training.data.images.sheet import given, in_rows, write_sheet
-from asterism.training.data.modality import Modality
-from asterism.training.data.splits import Split, Splits
 
 MOST_VALUES = 2**24
 """Larger pictures are no sequence that a model reads."""

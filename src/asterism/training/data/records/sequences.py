@@ -13,9 +13,9 @@ from typing import Any
 import numpy as np
 
 from asterism.errors import DataError
-from asterism.training.data.formats import LIST_SEPARATOR, read_records
 from asterism.training.data.genomes import letters
-from asterism.training.data.records import Record
+from asterism.training.data.records.formats import LIST_SEPARATOR, read_records
+from asterism.training.data.records.record import Record
 
 _CAPITALS = letters.translation("upper")
 

@@ -7,7 +7,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import Any, ClassVar, Generic, TypeVar
 
-from asterism.training.data.splits import Split
+from asterism.training.data.corpora.splits import Split
 
 Sequences = TypeVar("Sequences")
 

@@ -7,7 +7,8 @@
     PATH          a folder with a Hugging Face tokenizer that has the special tokens which the objective `Needs`
 
 Those made here know the special tokens of BERT, and are functions of the training split. Those of text have a token for
-every byte, so that no text is unknown to them.
+every byte, so that no text is unknown to them. Pictures, sounds and whatever else is a sequence of 8-bit values have a
+tokenizer of their own, `value_tokenizer`.
 """
 
 import json
@@ -24,8 +25,8 @@ from transformers import AutoTokenizer, PreTrainedTokenizerBase, PreTrainedToken
 
 from asterism.errors import CheckpointError, ConfigurationError, DataError, shown
 from asterism.files import DAMAGED, LOCAL, check_model_folder, why_unread
-from asterism.training.data.dna_tokens import LETTERS, MOST_PIECES, Maker, dna_tokenizer
-from asterism.training.data.prepared import made_once
+from asterism.training.data.corpora.dna_tokens import LETTERS, MOST_PIECES, Maker, dna_tokenizer
+from asterism.training.data.corpora.made_once import made_once
 
 SPECIAL_TOKENS = {
     "pad_token": "[PAD]",
@@ -34,7 +35,9 @@ SPECIAL_TOKENS = {
     "sep_token": "[SEP]",
     "mask_token": "[MASK]",
 }
-_SMALLEST = 256 + len(SPECIAL_TOKENS)
+VALUES = 256
+"""The 8-bit values."""
+_SMALLEST = VALUES + len(SPECIAL_TOKENS)
 _PIECE = 1 << 20
 """Characters that a tokenizer is given at once: it needs many times their memory."""
 
@@ -200,6 +203,23 @@ def load_tokenizer(folder: str | Path, needs: Needs = MASKING) -> PreTrainedToke
     if lacking:
         raise DataError(f"tokenizer: that in {folder} has no {', no '.join(lacking)}, which {needs.what} needs")
     return tokenizer
+
+
+def value_tokenizer() -> PreTrainedTokenizerFast:
+    """A tokenizer whose token v is the value v, written as two hexadecimal digits; it has no special tokens.
+
+    So a model that has learned the density of such sequences reads them as a classifier with the same embedding. Values
+    never become text: the folder of a model keeps this tokenizer to say how the model reads. Padding is masked, and a
+    model that answers for a row does so by the mean of its tokens.
+    """
+    tokenizer = Tokenizer(models.WordLevel({f"{value:02x}": value for value in range(VALUES)}, unk_token="00"))
+    tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, clean_up_tokenization_spaces=False)
+
+
+def is_of_values(tokenizer: PreTrainedTokenizerBase) -> bool:
+    """Whether a tokenizer is one that `value_tokenizer` made."""
+    return tokenizer.get_vocab() == {f"{value:02x}": value for value in range(VALUES)}
 
 
 def is_byte_level(tokenizer: PreTrainedTokenizerBase) -> bool:

@@ -16,7 +16,7 @@ from pathlib import Path
 import numpy as np
 
 from asterism.errors import DataError
-from asterism.training.data.splits import SPLITS, Split
+from asterism.training.data.corpora.splits import SPLITS, Split
 
 NAMES: dict[str, Split] = {"train": "train", "validation": "validation", "val": "validation", "test": "test"}
 """The folders that are splits, in any case."""

@@ -29,10 +29,10 @@ import numpy as np
 
 from asterism.errors import ConfigurationError, DataError
 from asterism.presence import require_data
-from asterism.training.data.folders import list_folder, regular, split_of
-from asterism.training.data.modality import Modality
-from asterism.training.data.splits import SPLITS, ArrayPieces, Split, Splits
-from asterism.training.data.stored import ARCHIVE, COMPRESSED, Stored, StoredValues, documents_in
+from asterism.training.data.corpora.folders import list_folder, regular, split_of
+from asterism.training.data.corpora.modality import Modality
+from asterism.training.data.corpora.splits import SPLITS, ArrayPieces, Split, Splits
+from asterism.training.data.corpora.stored import ARCHIVE, COMPRESSED, Stored, StoredValues, documents_in
 
 STANDARD_LIBRARY = "python standard library"
 _LIBRARY_SUFFIXES = {".py", ".txt", ".rst"}

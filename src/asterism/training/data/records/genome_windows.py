@@ -11,11 +11,11 @@ from typing import Any, overload
 import numpy as np
 
 from asterism.errors import DataError
-from asterism.training.data.division import Chosen
 from asterism.training.data.genomes.intervals import Interval, interval
 from asterism.training.data.genomes.sequences import Sequences
-from asterism.training.data.records import Record
-from asterism.training.data.sequences import LabelledSequence
+from asterism.training.data.records.held_out import Chosen
+from asterism.training.data.records.record import Record
+from asterism.training.data.records.sequences import LabelledSequence
 
 FIELDS = ("id", "chromosome", "start", "end", "strand")
 """What a record says of an interval: its name, its sequence, and places as in BED, 0-based and half-open."""

@@ -28,10 +28,10 @@ from typing import Any, ClassVar
 
 from asterism.errors import ConfigurationError, DataError
 from asterism.presence import pair_of
-from asterism.training.data.folders import list_folder
+from asterism.training.data.corpora.folders import list_folder
 from asterism.training.data.genomes.annotation import read_annotation
 from asterism.training.data.genomes.unpacking import lines
-from asterism.training.data.records import STDIN, Record, Source, json_object, source_of
+from asterism.training.data.records.record import STDIN, Record, Source, json_object, source_of
 
 LARGEST_FIELD = 2**31 - 1
 """Characters in a field of a CSV file; the csv module's own limit, 131,072, is less than a long document."""

@@ -16,7 +16,7 @@ from pathlib import Path
 import numpy as np
 
 from asterism.errors import DataError
-from asterism.training.data.folders import regular
+from asterism.training.data.corpora.folders import regular
 
 ARCHIVE = ".tar"
 COMPRESSED = (".tar.gz", ".tgz", ".tar.xz", ".txz", ".tar.bz2", ".tbz2", ".tar.zst", ".tzst")

@@ -17,10 +17,10 @@ from typing import Any, overload
 import numpy as np
 
 from asterism.errors import DataError
-from asterism.training.data.division import Chosen
-from asterism.training.data.modality import require
-from asterism.training.data.records import Record
-from asterism.training.data.sequences import LabelledSequence
+from asterism.training.data.corpora.modality import require
+from asterism.training.data.records.held_out import Chosen
+from asterism.training.data.records.record import Record
+from asterism.training.data.records.sequences import LabelledSequence
 
 SUFFIXES = (".npz", ".mat", ".h5", ".hdf5")
 LARGEST_ARRAY = 4 << 30

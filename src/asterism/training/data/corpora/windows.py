@@ -15,8 +15,8 @@ import torch
 
 from asterism.labels import IGNORED
 from asterism.randomness import of_row
-from asterism.training.data.contract import Corpus
-from asterism.training.data.splits import Pieces, Split, Splits
+from asterism.training.data.corpora.corpus import Corpus
+from asterism.training.data.corpora.splits import Pieces, Split, Splits
 
 FIRST_CLASS = 256
 """The token that stands before a piece of class 0; that of class c is the c-th behind it."""

@@ -17,10 +17,10 @@ from transformers import PreTrainedTokenizerBase
 
 from asterism.errors import DataError
 from asterism.randomness import derive
-from asterism.training.data.appended import Appended
-from asterism.training.data.prepared import made_once
-from asterism.training.data.splits import Split, Splits
-from asterism.training.data.tokenization import encode, end_of
+from asterism.training.data.corpora.long_array import Appended
+from asterism.training.data.corpora.made_once import made_once
+from asterism.training.data.corpora.splits import Split, Splits
+from asterism.training.data.corpora.tokenization import encode, end_of
 
 SORTED_TOGETHER = 50
 """Of how many batches rows are sorted by length, at most; of no more than a quarter of a pass, so that no two passes

@@ -20,10 +20,10 @@ import numpy as np
 
 from asterism.calls import argument, call, expression, quoted
 from asterism.errors import ConfigurationError, nearest, shown
-from asterism.training.data.splits import Split, Splits
+from asterism.training.data.corpora.splits import Split, Splits
 
 VOCABULARY: dict[str, str] = {
-    "bytes": "asterism.training.data.corpus:Bytes",
+    "bytes": "asterism.training.data.corpora.bytes:Bytes",
     "images": "asterism.training.data.images:Images",
     "audio": "asterism.training.data.audio:Audio",
     "genome": "asterism.training.data.genomes:Genome",
