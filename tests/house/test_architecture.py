@@ -275,6 +275,55 @@ def test_every_folder_has_its_line():
     assert sorted(named) == there
 
 
+def named_files(page: str) -> dict[str, str]:
+    """The files in the first column of every table `| file of FOLDER/ | holds |`, each with its folder.
+
+    `*.json` stands for all such files of the folder.
+    """
+    found: dict[str, str] = {}
+    for table in re.finditer(
+        r"^\| file (?:of (\S+/)|beside the folders) \| holds \|\n((?:\|.*\n)+)", page, re.MULTILINE
+    ):
+        folder = table[1] or ""
+        for row in table[2].splitlines():
+            for name in re.findall(r"`([^`]+)`", row.split("|")[1]):
+                data = [short(file) for file in (SOURCE / folder).glob(name)] if "*" in name else []
+                for path in data or [folder + name]:
+                    assert path not in found, f"docs/architecture.md names {path} twice"
+                    found[path] = folder
+    return found
+
+
+def test_the_page_names_every_file():
+    """A package's `__init__.py` may be left out."""
+    passing = {"__pycache__", "libraries"}  # of the interpreter, and of a wheel
+    files = [file for file in SOURCE.rglob("*.*") if file.is_file() and not passing & set(file.parts)]
+    there = {file.relative_to(SOURCE).as_posix() for file in files}
+    named = named_files(PAGE)
+    missing = sorted(file for file in there - set(named) if not file.endswith("__init__.py"))
+    gone = sorted(set(named) - there)
+    add = [f"`{file.rpartition('/')[2]}` to the table '{table_of(file.rpartition('/')[0])}'" for file in missing]
+    remove = [f"`{file.removeprefix(named[file])}` from the table '{table_of(named[file][:-1])}'" for file in gone]
+    assert not missing, f"add to docs/architecture.md: {'; '.join(add)}"
+    assert not gone, f"these files do not exist; remove from docs/architecture.md: {'; '.join(remove)}"
+
+
+def table_of(folder: str) -> str:
+    """The first line of the table that names a folder's files; '' is the folder of all others."""
+    return f"| file of {folder}/ | holds |" if folder else "| file beside the folders | holds |"
+
+
+def test_a_file_may_be_named_by_the_table_of_a_folder_above():
+    page = (
+        "| file of kernels/ | holds |\n|---|---|\n| `attend.py`, `terms/philox.py` | the door |\n\n| `other.py` | x |\n"
+    )
+    assert named_files(page) == {"kernels/attend.py": "kernels/", "kernels/terms/philox.py": "kernels/"}
+    data = "| file of compiler/ | holds |\n|---|---|\n| `costs/*.json` | what tiles cost |\n"
+    assert "compiler/costs/tiles.json" in named_files(data)
+    with pytest.raises(AssertionError, match="twice"):
+        named_files(data + "\n" + data)
+
+
 def test_no_file_is_a_tower():
     """Files stay below 600 lines, C++ included, so that each can be read in one sitting."""
     sources = [*FILES, *(file for suffix in ("*.cpp", "*.hpp") for file in SOURCE.rglob(suffix))]
