@@ -1,6 +1,6 @@
 """Classification of files: pictures, sounds, or whatever a modality reads as a sequence of 8-bit values.
 
-Data: a folder in which the folder of a file is its class, in splits by the rule of `corpora/folders.py`; or a table (JSONL
+Data: a folder in which the folder of a file is its class, in splits as `corpora/folders.py` has them; or a table (JSONL
 or CSV) with the fields `file`, a path that starts at the table's folder, and `label` or `labels`. Files are decoded
 whenever they are drawn or asked for. Value v is token v, so a model that has learned their density can be the start.
 """
