@@ -1,17 +1,68 @@
 """Calls of a closed vocabulary, written as text: Python's grammar reads them, and nothing is ever evaluated.
 
-What patterns and readers share: the syntax tree of a text, and the arguments of a call put to a function or refused in
-one line. Who may be called, and which values an argument may have, is the vocabulary's to say.
+What patterns, readers and modalities share: the syntax tree of a text, and the arguments of a call put to a function or
+refused in one line. Who may be called, and which values an argument may have, is the vocabulary's to say: that of
+patterns is a grammar of its own, those of readers and modalities are a `Vocabulary`.
 """
 
 import ast
 import inspect
-from collections.abc import Callable, Iterable, Sequence
-from typing import TypeVar
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import lru_cache
+from typing import Any, TypeVar
 
-from asterism.errors import AsterismError, nearest, shown
+from asterism.errors import AsterismError, ConfigurationError, nearest, shown
+from asterism.lazy import imported
 
 Result = TypeVar("Result")
+
+
+class Vocabulary(dict[str, str]):
+    """Classes by the names that a text calls, each imported when it is first called: `parse("cut(length=512)")`.
+
+    kind         what the classes are, as messages say it: "reader"
+    places       module and class, "asterism.training.readers.direct:Cut", by name
+    example      a call, as messages show it
+    parentheses  whether a call without arguments needs them
+    """
+
+    def __init__(self, kind: str, places: Mapping[str, str], *, example: str, parentheses: bool = True) -> None:
+        super().__init__(places)
+        self.kind, self.example, self.parentheses = kind, example, parentheses
+        self._kept = lru_cache(maxsize=256)(self._parsed)
+
+    def parse(self, text: str) -> Any:
+        """What the one call gives that a text is; its arguments are numbers, texts and bare words.
+
+        Raises ConfigurationError, in one line, for unknown names (with the nearest known one), wrong arguments, and
+        anything that is no such call.
+        """
+        return self._kept(text)
+
+    def _parsed(self, text: str) -> Any:
+        refusal = ConfigurationError(
+            f"{self.kind}: {quoted(text)} is no {self.kind}: write a call such as {self.example}"
+        )
+        match expression(text):
+            case ast.Call(func=ast.Name(id=name), args=positional, keywords=keywords):
+                named = [(one.arg, argument(one.value, refusal)) for one in keywords]
+                given = [argument(one, refusal) for one in positional]
+                return call(f"{self.kind}: {name}", self._class(name), given, named, ConfigurationError)
+            case ast.Name(id=name):
+                found = self._class(name)
+                if self.parentheses:
+                    raise ConfigurationError(
+                        f"{self.kind}: {name} is a {self.kind}'s name and needs its parentheses: write {name}()"
+                    )
+                return call(f"{self.kind}: {name}", found, [], [], ConfigurationError)
+            case _:
+                raise refusal
+
+    def _class(self, name: str) -> type[Any]:
+        if name not in self:
+            hint = f"{nearest(name[:60], self)} Known: {', '.join(self)}"
+            raise ConfigurationError(f"{self.kind}: unknown {self.kind} {shown(name)}.{hint}")
+        return imported(self[name])
 
 
 def expression(text: str) -> ast.expr | None:

@@ -7,6 +7,7 @@ from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec
 from importlib.util import find_spec
 from types import ModuleType
+from typing import Any
 
 
 def lazily(
@@ -25,6 +26,12 @@ def lazily(
         return getattr(import_module(f"{package}.{homes[name]}"), name)
 
     return get, lambda: sorted({*homes, *eager})
+
+
+def imported(place: str) -> Any:
+    """What "module:name" names, its module imported now if nobody has."""
+    module, _, name = place.partition(":")
+    return getattr(import_module(module), name)
 
 
 def import_after(module: str, dependent: str) -> None:

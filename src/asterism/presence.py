@@ -1,9 +1,10 @@
 """What a command names must be there: asked before torch and transformers are imported, which takes seconds."""
 
 import os
+from importlib.util import find_spec
 from pathlib import Path
 
-from asterism.errors import CheckpointError, DataError
+from asterism.errors import CheckpointError, ConfigurationError, DataError
 
 
 def require_run(folder: Path) -> None:
@@ -26,6 +27,14 @@ def require_checkpoint(folder: Path) -> None:
         raise CheckpointError(
             f"{folder} is not a folder; give one with config.json and model.safetensors"
             " (`hf download NAME --local-dir FOLDER` fetches it)"
+        )
+
+
+def require_package(package: str, module: str, extra: str, purpose: str) -> None:
+    """Raises ConfigurationError if an optional package is not there, naming the extra that brings it."""
+    if find_spec(module) is None:
+        raise ConfigurationError(
+            f"{purpose} needs {package}, which is not installed: pip install 'asterism-attention[{extra}]'"
         )
 
 

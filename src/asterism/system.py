@@ -1,8 +1,13 @@
-"""What Linux and macOS give and Windows does not: locks that end with their holder, and forks."""
+"""Files and processes as the system has them: what state a file is in, locks that end with their holder, and forks.
+
+Windows has neither such locks nor forks.
+"""
 
 import errno
+import hashlib
 import os
 from collections.abc import Callable
+from pathlib import Path
 from typing import Protocol
 
 try:
@@ -33,3 +38,15 @@ def after_fork(call: Callable[[], None]) -> None:
     """Have children that are forked from this process begin with `call`."""
     if hasattr(os, "register_at_fork"):
         os.register_at_fork(after_in_child=call)
+
+
+def state_of(file: Path | int) -> tuple[int, int, int]:
+    """Inode, size in bytes and time of change of a file, named by its path or descriptor: what changes with it."""
+    seen = os.stat(file)
+    return seen.st_ino, seen.st_size, seen.st_mtime_ns
+
+
+def sha256_of(path: Path) -> bytes:
+    """The SHA-256 of a file's content, of which little is in memory at a time. Raises OSError."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").digest()

@@ -22,7 +22,7 @@ ALLOWED["lazy"] = {"lazy"}
 ALLOWED["labels"] = {"labels"}
 for folder in ("theory", "training"):
     ALLOWED[folder].add("lazy")
-ALLOWED["calls"] = {"errors", "calls"}
+ALLOWED["calls"] = {"errors", "lazy", "calls"}
 ALLOWED["files"] = {"errors", "files"}
 ALLOWED["memory"] = {"memory"}
 ALLOWED["memo"] = {"memo", "memory", "system"}

@@ -233,7 +233,7 @@ def test_blocks_that_were_read_last_are_kept(tmp_path, monkeypatch):
 
 
 def test_without_soundfile_the_extra_is_named(tmp_path, monkeypatch):
-    monkeypatch.setattr("asterism.training.data.corpora.modality.find_spec", lambda module: None)
+    monkeypatch.setattr("asterism.presence.find_spec", lambda module: None)
     for asked in (lambda: Audio().splits(str(tmp_path)), lambda: Audio().read_prompt(tmp_path / "a.wav")):
         with pytest.raises(
             ConfigurationError, match=r"soundfile, which is not installed: .*asterism-attention\[audio\]"

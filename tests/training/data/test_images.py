@@ -412,7 +412,7 @@ def test_settings_that_cannot_work(text, message):
 
 
 def test_pillow_is_asked_for_by_the_extra_that_brings_it(monkeypatch, tmp_path):
-    monkeypatch.setattr("asterism.training.data.corpora.modality.find_spec", lambda name: None)
+    monkeypatch.setattr("asterism.presence.find_spec", lambda name: None)
     for ask in (lambda: Images(8, 8).splits(str(tmp_path)), lambda: Images(8, 8).refuse_output(tmp_path / "a.png")):
         with pytest.raises(ConfigurationError, match=r"needs Pillow, .* 'asterism-attention\[images\]'"):
             ask()

@@ -9,8 +9,9 @@ import torch
 
 from asterism.errors import ConfigurationError, DataError
 from asterism.models import AsterismConfig, AsterismForCausalLM
+from asterism.presence import require_package
 from asterism.training.data.corpora.bytes import Bytes
-from asterism.training.data.corpora.modality import VOCABULARY, parse_modality, require
+from asterism.training.data.corpora.modality import VOCABULARY, parse_modality
 from asterism.training.data.corpora.splits import ArrayPieces
 from asterism.training.data.corpora.windows import plan_pieces
 from asterism.training.objectives.causal import CausalBytes, bits_per_byte, refuse_labels
@@ -34,7 +35,7 @@ def test_a_modality_is_its_text():
         ("bytes(3, 4)", "too many positional arguments"),
         ("bytes(record_length=0)", "record_length=0 must be at least 1"),
         ("bytes(record_length='3')", "record_length='3' must be at least 1"),
-        ("bytes(record_length=open('x'))", "is no modality: write a call of one"),
+        ("bytes(record_length=open('x'))", "is no modality: write a call such as"),
         ("__import__('os')", "unknown modality '__import__'"),
         ("bytes() + bytes()", "is no modality"),
         ("", "is no modality"),
@@ -61,9 +62,9 @@ def test_runs_recorded_before_there_were_modalities_read_bytes():
 
 
 def test_a_library_that_is_not_there_is_named_with_its_extra():
-    require("NumPy", "numpy", "none", "counting")
+    require_package("NumPy", "numpy", "none", "counting")
     with pytest.raises(ConfigurationError, match=r"reading pictures needs Pillow, .*'asterism-attention\[images\]'"):
-        require("Pillow", "no_such_module", "images", "reading pictures")
+        require_package("Pillow", "no_such_module", "images", "reading pictures")
 
 
 def test_labels_must_be_those_of_the_model():

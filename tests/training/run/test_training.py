@@ -24,7 +24,6 @@ from transformers import AutoModelForCausalLM
 from asterism.cli.main import main
 from asterism.errors import CheckpointError, ConfigurationError, DataError, NonFiniteLossError
 from asterism.kernels.choice.calibration import Rates
-from asterism.training.data.corpora import modality
 from asterism.training.data.corpora.bytes import compressed, load_corpus
 from asterism.training.data.corpora.modality import VOCABULARY as MODALITIES
 from asterism.training.data.corpora.windows import plan_pieces
@@ -638,7 +637,7 @@ def test_an_evaluation_draws_the_curve_so_far(tiny, tmp_path, draws_every_curve)
 
 
 def test_a_run_that_could_not_be_drawn_is_not_begun(tiny, tmp_path, monkeypatch):
-    monkeypatch.setattr(modality, "find_spec", lambda name: None)
+    monkeypatch.setattr("asterism.presence.find_spec", lambda name: None)
     with pytest.raises(ConfigurationError, match=r"needs matplotlib.*pip install 'asterism-attention\[train\]'"):
         train(tiny, tmp_path / "run", progress=False)
     assert not (tmp_path / "run").exists()

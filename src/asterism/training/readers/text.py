@@ -3,42 +3,39 @@
 One call of the vocabulary. Its arguments are numbers and bare words; nothing is ever evaluated.
 """
 
-import ast
 from collections.abc import Mapping
-from functools import lru_cache
 from typing import Any
 
-from asterism.calls import argument, call, expression, quoted
-from asterism.errors import ConfigurationError, nearest, shown
-from asterism.training.readers.direct import Cut, Whole
+from asterism.calls import Vocabulary
 from asterism.training.readers.reader import Reader
-from asterism.training.readers.selected import Iterated, Selected
-from asterism.training.readers.windows import Windows
 
-VOCABULARY: dict[str, type[Reader]] = {reader.name: reader for reader in (Whole, Cut, Windows, Selected, Iterated)}
-"""Every reader, by the name that a text calls."""
+_ROOM = "asterism.training.readers"
+
+VOCABULARY = Vocabulary(
+    "reader",
+    {
+        "whole": f"{_ROOM}.direct:Whole",
+        "cut": f"{_ROOM}.direct:Cut",
+        "windows": f"{_ROOM}.windows:Windows",
+        "selected": f"{_ROOM}.selected:Selected",
+        "iterated": f"{_ROOM}.selected:Iterated",
+    },
+    example="windows(length=512, stride=128, pool=max)",
+)
+"""Module and class of every reader, by the name that a text calls."""
 
 MEANING = "how documents become rows: " + ", ".join(f"{name}()" for name in VOCABULARY)
 """What the flag is for, in a line."""
 
 
-@lru_cache(maxsize=256)
 def parse_reader(text: str) -> Reader:
     """The reader that a text means; `parse_reader(str(reader)) == reader`.
 
     Raises ConfigurationError, in one line, for unknown names (with the nearest known one), wrong arguments, and
     anything that is no such call.
     """
-    match expression(text):
-        case ast.Call(func=ast.Name(id=name), args=positional, keywords=keywords):
-            named = [(one.arg, argument(one.value, _refused(text))) for one in keywords]
-            given = [argument(one, _refused(text)) for one in positional]
-            return call(f"reader: {name}", _known(name), given, named, ConfigurationError)
-        case ast.Name(id=name):
-            _known(name)
-            raise ConfigurationError(f"reader: {name} is a reader's name and needs its parentheses: write {name}()")
-        case _:
-            raise _refused(text)
+    reader: Reader = VOCABULARY.parse(text)
+    return reader
 
 
 def with_reader(record: Mapping[str, Any]) -> dict[str, Any]:
@@ -51,16 +48,3 @@ def with_reader(record: Mapping[str, Any]) -> dict[str, Any]:
     stride = record.get("stride")
     rest = {name: value for name, value in record.items() if name != "stride"}
     return {**rest, "reader": "cut()" if stride is None else f"windows(stride={stride})"}
-
-
-def _known(name: str) -> type[Reader]:
-    if name not in VOCABULARY:
-        hint = f"{nearest(name[:60], VOCABULARY)} Known: {', '.join(VOCABULARY)}"
-        raise ConfigurationError(f"reader: unknown reader {shown(name)}.{hint}")
-    return VOCABULARY[name]
-
-
-def _refused(text: str) -> ConfigurationError:
-    return ConfigurationError(
-        f"reader: {quoted(text)} is no reader: write a call such as windows(length=512, stride=128, pool=max)"
-    )

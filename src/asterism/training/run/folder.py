@@ -39,6 +39,7 @@ from asterism.files import (
 )
 from asterism.kernels.choice.figures import Figures
 from asterism.presence import require_model, require_run
+from asterism.system import sha256_of
 from asterism.training.run.integrity import check_sums, read_sealed, seal, sums_of
 from asterism.training.run.lock import LOCK, locked
 from asterism.training.settings.configuration import AnyConfig, Dtype, config_from_dict
@@ -205,8 +206,7 @@ class RunFolder:
         """The SHA-256 of the files of the model that is asked."""
         digest = hashlib.sha256()
         for path in sorted(path for path in self.weights().iterdir() if path.is_file()):
-            with path.open("rb") as file:
-                digest.update(hashlib.file_digest(file, "sha256").digest())
+            digest.update(sha256_of(path))
         return digest.hexdigest()
 
     def _check(self, folder: Path, sums: Any, record: Path) -> None:

@@ -11,6 +11,7 @@ from typing import Any
 
 from asterism.errors import CheckpointError
 from asterism.files import read_json
+from asterism.system import sha256_of
 
 SEAL = "sha256"
 """The field of a record that holds the digest of the others."""
@@ -46,7 +47,7 @@ def read_sealed(path: Path) -> dict[str, Any]:
 def sums_of(folder: Path) -> dict[str, str]:
     """SHA-256 of every file in a folder and below, by its name from there."""
     files = sorted(path for path in folder.rglob("*") if path.is_file())
-    return {path.relative_to(folder).as_posix(): _sum(path) for path in files}
+    return {path.relative_to(folder).as_posix(): sha256_of(path).hex() for path in files}
 
 
 def check_sums(folder: Path, sums: Any, record: Path) -> None:
@@ -59,7 +60,7 @@ def check_sums(folder: Path, sums: Any, record: Path) -> None:
     for name, known in sums.items():
         path = folder / name
         try:
-            found = _sum(path)
+            found = sha256_of(path).hex()
         except FileNotFoundError:
             raise CheckpointError(f"{path} is missing") from None
         except OSError as error:
@@ -69,8 +70,3 @@ def check_sums(folder: Path, sums: Any, record: Path) -> None:
                 f"{path} is damaged, or was changed after it was written: its SHA-256 is not the one in {record.name};"
                 " restore what it was"
             )
-
-
-def _sum(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()

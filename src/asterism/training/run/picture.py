@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from asterism.files import replacing_file
-from asterism.training.data.corpora.modality import require
+from asterism.presence import require_package
 from asterism.training.run.objective import Metric
 
 if TYPE_CHECKING:
@@ -19,7 +19,7 @@ LOSS = Metric("loss", "loss in nats")
 
 def require_matplotlib() -> None:
     """Raises ConfigurationError if matplotlib is not there: before the first step, not at the first picture."""
-    require("matplotlib", "matplotlib", "train", "drawing how a run goes")
+    require_package("matplotlib", "matplotlib", "train", "drawing how a run goes")
 
 
 def draw_history(history: Sequence[Mapping[str, Any]], metric: Metric, path: Path) -> None:

@@ -3,10 +3,10 @@
 So a configuration can be checked against the names, and the command line can list them, without importing torch.
 """
 
-from importlib import import_module
 from typing import Any, NamedTuple, NoReturn
 
 from asterism.errors import ConfigurationError, nearest
+from asterism.lazy import imported
 
 _OBJECTIVES, _TASKS = "asterism.training.objectives", "asterism.training.tasks"
 
@@ -36,8 +36,7 @@ class Registry(dict[str, Entry]):
 
     def load(self, name: str) -> Any:
         """The class called `name`."""
-        module, _, attribute = self[name].place.partition(":")
-        return getattr(import_module(module), attribute)
+        return imported(self[name].place)
 
     def names(self, kind: str) -> list[str]:
         """The names that a kind of run may use."""

@@ -17,6 +17,7 @@ from transformers import PreTrainedTokenizerFast
 
 from asterism.presence import pair_of
 from asterism.randomness import of_row
+from asterism.system import sha256_of
 from asterism.training.data.corpora.corpus import Corpus
 from asterism.training.data.corpora.folders import list_folder
 from asterism.training.data.corpora.packing import Epochs, EpochsByLength
@@ -134,6 +135,5 @@ def identity(*paths: str | None) -> str:
             digest.update("\0".join(below).encode(errors="surrogateescape"))
             names = [f"{path}/{name}" for name in below]
         for one in names:
-            with Path(one).open("rb") as file:
-                digest.update(hashlib.file_digest(file, "sha256").digest())
+            digest.update(sha256_of(Path(one)))
     return digest.hexdigest()

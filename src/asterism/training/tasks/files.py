@@ -5,7 +5,6 @@ or CSV) with the fields `file`, a path that starts at the table's folder, and `l
 whenever they are drawn or asked for. Value v is token v, so a model that has learned their density can be the start.
 """
 
-import hashlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +15,7 @@ from transformers import PreTrainedConfig, PreTrainedTokenizerFast
 
 from asterism.errors import DataError
 from asterism.models import AsterismConfig
+from asterism.system import sha256_of
 from asterism.training.data.corpora.folders import Files, SplitFolder, list_folder, split_folder, split_homes
 from asterism.training.data.corpora.modality import Modality, parse_modality
 from asterism.training.data.corpora.splits import SPLITS
@@ -140,7 +140,7 @@ def _folder(path: Path) -> SplitFolder:
     names = list_folder(path)
     if not names:
         raise DataError(f"data: {path} holds no file")
-    folder = split_folder(path, names, _digest)
+    folder = split_folder(path, names, sha256_of)
     loose = [name for name in names if name.count("/") == bool(split_homes(path, names))]
     if loose and len(loose) < len(names):
         raise DataError(
@@ -166,8 +166,3 @@ def _labelled(record: Record, labels: tuple[str, ...] | None, several: bool) -> 
     if not path.is_file():
         raise record.error("file", f"names {path}, where there is no file")
     return LabelledDocument(record, str(path), labels, several)
-
-
-def _digest(path: Path) -> bytes:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").digest()

@@ -1,6 +1,5 @@
 """A folder of recordings as a corpus: every file is a piece, and is decoded when it is read, not before."""
 
-import hashlib
 import os
 from collections.abc import Sequence
 from functools import lru_cache
@@ -10,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from asterism.errors import DataError
+from asterism.system import sha256_of
 from asterism.training.data.audio.decoding import Recording, inspect, read_codes
 from asterism.training.data.corpora.folders import list_folder, split_folder
 from asterism.training.data.corpora.splits import SPLITS, Pieces, Split, Splits
@@ -104,7 +104,6 @@ def _digest(path: Path, recordings: dict[Path, Recording]) -> bytes:
     """The SHA-256 of a recording that can be read, which is added to `recordings`."""
     try:
         recordings[path] = inspect(path)
-        with path.open("rb") as file:
-            return hashlib.file_digest(file, "sha256").digest()
+        return sha256_of(path)
     except (ValueError, OSError) as error:
         raise refused(path, error) from None

@@ -12,9 +12,10 @@ from pathlib import Path
 
 import numpy as np
 
+from asterism.presence import require_package
+from asterism.system import state_of
 from asterism.training.data.audio.headers import check_whole
 from asterism.training.data.audio.mulaw import encode
-from asterism.training.data.corpora.modality import require
 
 RATES = (1_000, 192_000)
 """The lowest and the highest rate, in samples per second, of recordings and of what is made of them."""
@@ -61,7 +62,7 @@ def inspect(path: Path) -> Recording:
 
     Samples are decoded only where they may be no numbers, in files of floating-point samples.
     """
-    state = _state(path)
+    state = state_of(path)
     check_whole(path)
     require_soundfile()
     import soundfile
@@ -104,7 +105,7 @@ def read_codes(recording: Recording, rate: int, first: int, stop: int) -> np.nda
 
 def require_soundfile() -> None:
     """Raises ConfigurationError if soundfile is not there."""
-    require("soundfile", "soundfile", "audio", "reading and writing sound")
+    require_package("soundfile", "soundfile", "audio", "reading and writing sound")
 
 
 def _check(recording: Recording) -> None:
@@ -132,7 +133,7 @@ def _mono(recording: Recording, first: int, stop: int) -> np.ndarray:
                     raise ValueError(f"is cut off: frame {first + at:,} is missing, of {recording.frames:,}")
                 mono[at : at + len(read)] = read.mean(axis=1)
                 at += len(read)
-        if _state(recording.path) != recording.state:
+        if state_of(recording.path) != recording.state:
             raise ValueError("has changed since it was first read; start again")
     except (soundfile.SoundFileError, OSError) as error:
         raise ValueError(f"cannot be decoded from frame {first + at:,} on: {_reason(error)}") from None
@@ -140,11 +141,6 @@ def _mono(recording: Recording, first: int, stop: int) -> np.ndarray:
         place = first + int(np.argmin(finite))
         raise ValueError(f"frame {place:,} ({place / recording.rate:.3f} s) is no finite number")
     return mono
-
-
-def _state(path: Path) -> tuple[int, ...]:
-    seen = path.stat()
-    return seen.st_ino, seen.st_size, seen.st_mtime_ns
 
 
 def _frames_at_once(recording: Recording) -> int:

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import numpy as np
 
+from asterism.presence import require_package
 from asterism.training.data.audio.decoding import require_soundfile
 from asterism.training.data.audio.mulaw import decode
-from asterism.training.data.corpora.modality import require
 
 MOST_DRAWN = 40
 """More sounds than these are written, but not drawn."""
@@ -68,7 +68,7 @@ def picture_of(output: Path) -> Path:
 
 def require_matplotlib() -> None:
     """Raises ConfigurationError if matplotlib is not there."""
-    require("matplotlib", "matplotlib", "audio", "drawing spectrograms")
+    require_package("matplotlib", "matplotlib", "audio", "drawing spectrograms")
 
 
 def _draw(sounds: Sequence[Sound], rate: int, path: Path) -> None:

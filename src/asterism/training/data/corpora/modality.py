@@ -6,28 +6,29 @@ is ever evaluated. The classes are imported when they are first asked for, and t
 first read.
 """
 
-import ast
 import inspect
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from functools import lru_cache
-from importlib import import_module
-from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
 
-from asterism.calls import argument, call, expression, quoted
-from asterism.errors import ConfigurationError, nearest, shown
+from asterism.calls import Vocabulary
+from asterism.errors import ConfigurationError
 from asterism.training.data.corpora.splits import Split, Splits
 
-VOCABULARY: dict[str, str] = {
-    "bytes": "asterism.training.data.corpora.bytes:Bytes",
-    "images": "asterism.training.data.images:Images",
-    "audio": "asterism.training.data.audio:Audio",
-    "genome": "asterism.training.data.genomes:Genome",
-}
+VOCABULARY = Vocabulary(
+    "modality",
+    {
+        "bytes": "asterism.training.data.corpora.bytes:Bytes",
+        "images": "asterism.training.data.images:Images",
+        "audio": "asterism.training.data.audio:Audio",
+        "genome": "asterism.training.data.genomes:Genome",
+    },
+    example='"images(width=32, height=32)"',
+    parentheses=False,
+)
 """Module and class of every modality, by the name that a text calls."""
 
 MEANING = 'what the files of `data` are: "bytes()", "images(width=32, height=32)", "audio(rate=12000)" or "genome()"'
@@ -124,46 +125,11 @@ def _either(suffixes: Sequence[str]) -> str:
     return " or ".join((", ".join(suffixes[:-1]), suffixes[-1]) if len(suffixes) > 1 else suffixes)
 
 
-def require(package: str, module: str, extra: str, purpose: str) -> None:
-    """Raises ConfigurationError if an optional package is not there, naming the extra that brings it."""
-    if find_spec(module) is None:
-        raise ConfigurationError(
-            f"{purpose} needs {package}, which is not installed: pip install 'asterism-attention[{extra}]'"
-        )
-
-
-@lru_cache(maxsize=256)
 def parse_modality(text: str) -> Modality:
     """The modality that a text means; `parse_modality(str(modality))` is equal to it.
 
     Raises ConfigurationError, in one line, for unknown names (with the nearest known one), wrong arguments, and
     anything that is no such call.
     """
-    match expression(text):
-        case ast.Call(func=ast.Name(id=name), args=positional, keywords=keywords):
-            named = [(one.arg, argument(one.value, _refused(text))) for one in keywords]
-            return call(
-                f"modality: {name}",
-                _known(name),
-                [argument(one, _refused(text)) for one in positional],
-                named,
-                ConfigurationError,
-            )
-        case ast.Name(id=name):
-            return call(f"modality: {name}", _known(name), [], [], ConfigurationError)
-        case _:
-            raise _refused(text)
-
-
-def _known(name: str) -> type[Any]:
-    if name not in VOCABULARY:
-        hint = f"{nearest(name[:60], VOCABULARY)} Known: {', '.join(VOCABULARY)}"
-        raise ConfigurationError(f"modality: unknown modality {shown(name)}.{hint}")
-    module, _, attribute = VOCABULARY[name].partition(":")
-    return getattr(import_module(module), attribute)
-
-
-def _refused(text: str) -> ConfigurationError:
-    return ConfigurationError(
-        f'modality: {quoted(text)} is no modality: write a call of one, such as "images(width=32, height=32)"'
-    )
+    modality: Modality = VOCABULARY.parse(text)
+    return modality

@@ -16,6 +16,7 @@ from pathlib import Path
 import numpy as np
 
 from asterism.errors import DataError
+from asterism.system import state_of
 from asterism.training.data.corpora.folders import regular
 
 ARCHIVE = ".tar"
@@ -31,7 +32,7 @@ _BLOCK = 2**22
 
 @dataclass(frozen=True)
 class SourceFile:
-    """A file, and its size and times when it was first read."""
+    """A file, and its state when it was first read (`state_of`)."""
 
     path: Path
     state: tuple[int, int, int]
@@ -39,13 +40,17 @@ class SourceFile:
     @classmethod
     def of(cls, path: Path) -> "SourceFile":
         """Raises DataError for what is no file."""
-        return cls(path, _state(os.stat(regular(path))))
+        return cls(path, state_of(regular(path)))
+
+    @property
+    def size(self) -> int:
+        return self.state[1]
 
     def read(self, start: int, size: int) -> bytes:
         """So many bytes from `start` on. Raises DataError if the file has changed."""
         try:
             with self.path.open("rb", buffering=0) as file:
-                if _state(os.fstat(file.fileno())) != self.state:
+                if state_of(file.fileno()) != self.state:
                     raise DataError(f"data: {self.path} has changed since it was first read; start again")
                 content = _read(file.fileno(), start, size)
         except OSError as error:
@@ -102,7 +107,7 @@ def documents_in(files: Iterable[Path]) -> Iterator[Stored]:
         if name.endswith(ARCHIVE):
             yield from _members(source)
         else:
-            yield Stored(source, 0, source.state[0])
+            yield Stored(source, 0, source.size)
 
 
 def _compressed(path: Path) -> DataError:
@@ -119,10 +124,10 @@ def _members(source: SourceFile) -> Iterator[Stored]:
                 archive.members = []  # type: ignore[attr-defined]  # it would keep every one
                 if member.size < 0:  # the next member would be this one, for ever
                     raise DataError(f"data: {source.path} is no tar archive, or damaged: a size is negative")
-                if archive.offset > source.state[0]:  # where the next one would begin
+                if archive.offset > source.size:  # where the next one would begin
                     raise DataError(
                         f"data: {source.path} is no tar archive, or damaged: {member.name:.200} should have"
-                        f" {member.size:,} bytes, and the archive has {source.state[0]:,}"
+                        f" {member.size:,} bytes, and the archive has {source.size:,}"
                     )
                 if not member.isfile() or _is_hidden(member.name):
                     continue
@@ -130,7 +135,7 @@ def _members(source: SourceFile) -> Iterator[Stored]:
                     raise DataError(f"data: {source.path}: {member.name:.200} is stored with holes; pack it without")
                 yield Stored(source, member.offset_data, member.size)
     except (tarfile.TarError, EOFError, ValueError) as error:
-        if source.read(0, min(source.state[0], 8)).startswith(_COMPRESSED_BYTES):
+        if source.read(0, min(source.size, 8)).startswith(_COMPRESSED_BYTES):
             raise _compressed(source.path) from None
         raise DataError(f"data: {source.path} is no tar archive, or damaged: {error}") from None
     except MemoryError:  # tarfile reads the name of a member as long as its header says
@@ -141,10 +146,6 @@ def _members(source: SourceFile) -> Iterator[Stored]:
 
 def _is_hidden(name: str) -> bool:
     return any(part.startswith(".") and part != "." for part in name.split("/"))
-
-
-def _state(seen: os.stat_result) -> tuple[int, int, int]:
-    return seen.st_size, seen.st_mtime_ns, seen.st_ino
 
 
 @dataclass(frozen=True, eq=False)

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from asterism.errors import CheckpointError, DataError, shown
-from asterism.system import lock
+from asterism.system import lock, sha256_of, state_of
 from asterism.training.data.genomes.fasta import FastaLayout, Sink, read_fasta, read_fastq
 from asterism.training.data.genomes.genbank import read_genbank_sequences
 from asterism.training.data.genomes.letters import BASES, SEVERAL, translation
@@ -70,14 +70,14 @@ def index_of(path: str | Path) -> Indexed:
     path = Path(path)
     compression_of(path)  # what is no file at all is refused before anything is made
     try:
-        before, folder = _state(path), _folder(path)
+        before, folder = state_of(path), _folder(path)
         if (found := _kept(path, folder)) is not None:
             return found
         with _alone_in(folder.parent):
             if (found := _kept(path, folder)) is not None:  # another process was faster
                 return found
             _make(path, folder)
-        if _state(path) != before:
+        if state_of(path) != before:
             shutil.rmtree(folder, ignore_errors=True)
             raise DataError(f"{path} changed while it was read; start again when it is whole")
         _forget_earlier(folder)
@@ -127,7 +127,7 @@ def _make(path: Path, folder: Path) -> None:
         rows = zip(recorder.names, recorder.layouts, strict=True)
         index = temporary / "sequences.fai"
         index.write_text("".join(f"{n}\t{at.length}\t{at.offset}\t{at.bases}\t{at.width}\n" for n, at in rows))
-        record = {"version": _VERSION, "index_sha256": _sha256(index), **vars(recorder.contents())}
+        record = {"version": _VERSION, "index_sha256": sha256_of(index).hex(), **vars(recorder.contents())}
         write_json(temporary / "contents.json", record)
         changed = max(time.time_ns(), path.stat().st_mtime_ns)  # pyfaidx takes an index older than its file for stale
         os.utime(index, ns=(changed, changed))
@@ -147,7 +147,7 @@ def _kept(path: Path, folder: Path) -> Indexed | None:
     """The entry in a folder; None if there is none, one whose index is damaged, or one of another version."""
     try:
         record: dict[str, Any] = json.loads((folder / "contents.json").read_text())
-        if record.pop("version") != _VERSION or record.pop("index_sha256") != _sha256(folder / "sequences.fai"):
+        if record.pop("version") != _VERSION or record.pop("index_sha256") != sha256_of(folder / "sequences.fai").hex():
             return None
         contents = Contents(**record)
     except (OSError, ValueError, TypeError, KeyError, AttributeError):
@@ -156,18 +156,9 @@ def _kept(path: Path, folder: Path) -> Indexed | None:
     return Indexed(copy if copy.exists() else path, index, contents) if index.exists() else None
 
 
-def _sha256(path: Path) -> str:
-    return hashlib.sha256(path.read_bytes()).hexdigest()
-
-
-def _state(path: Path) -> tuple[int, ...]:
-    seen = path.stat()
-    return seen.st_ino, seen.st_size, seen.st_mtime_ns
-
-
 def _folder(path: Path) -> Path:
     """Where the entry of a file in its present state is kept."""
-    names = (os.fsencode(os.path.realpath(path)), repr(_state(path)).encode())
+    names = (os.fsencode(os.path.realpath(path)), repr(state_of(path)).encode())
     return _place() / "-".join(hashlib.sha256(one).hexdigest()[:24] for one in names)
 
 

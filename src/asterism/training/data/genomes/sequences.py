@@ -14,8 +14,9 @@ from typing import Any
 import numpy as np
 
 from asterism.errors import DataError, nearest, shown
+from asterism.presence import require_package
+from asterism.system import state_of
 from asterism.training.data.corpora.folders import list_folder
-from asterism.training.data.corpora.modality import require
 from asterism.training.data.genomes.index import Contents, Indexed, index_of
 from asterism.training.data.genomes.letters import UNKNOWN, Masked, reverse_complement, translation
 
@@ -37,7 +38,7 @@ class SequenceFile:
         self._indexed: Indexed = index_of(self.path)
         self.contents: Contents = self._indexed.contents
         self._opened: tuple[int, Any] = (-1, None)
-        self._state = _state(self._reader)
+        self._state = state_of(self._reader.file.fileno())
         self.lengths: Mapping[str, int] = {name: record.rlen for name, record in self._reader.index.items()}
 
     @property
@@ -70,7 +71,7 @@ class SequenceFile:
         if start == stop:
             return np.zeros(0, dtype=np.uint8)
         letters = self._reader.fetch(name, start + 1, stop).encode().translate(self._table)
-        if len(letters) != stop - start or _state(self._reader) != self._state:
+        if len(letters) != stop - start or state_of(self._reader.file.fileno()) != self._state:
             raise DataError(f"{self.path} has changed since it was opened; start again")
         return np.frombuffer(bytearray(letters), dtype=np.uint8)
 
@@ -158,14 +159,8 @@ def files_below(folder: Path) -> list[Path]:
     return found
 
 
-def _state(reader: Any) -> tuple[int, ...]:
-    """What changes when somebody writes to the file that is open."""
-    seen = os.fstat(reader.file.fileno())
-    return seen.st_ino, seen.st_size, seen.st_mtime_ns
-
-
 def _open(indexed: Indexed) -> Any:
-    require("pyfaidx", "pyfaidx", "genomics", "reading genomes")
+    require_package("pyfaidx", "pyfaidx", "genomics", "reading genomes")
     from pyfaidx import Faidx
 
     try:

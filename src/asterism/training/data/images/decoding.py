@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from asterism.training.data.corpora.modality import require
+from asterism.presence import require_package
 from asterism.training.data.images.headers import Header, Unreadable, read_header
 
 if TYPE_CHECKING:
@@ -121,7 +121,7 @@ def fit(picture: "Image", fitting: Fitting) -> np.ndarray:
 
 def require_pillow() -> None:
     """Raises ConfigurationError if Pillow is not there."""
-    require("Pillow", "PIL", "images", "reading and writing pictures")
+    require_package("Pillow", "PIL", "images", "reading and writing pictures")
 
 
 def _mode(fitting: Fitting) -> str:

@@ -17,7 +17,7 @@ from typing import Any, overload
 import numpy as np
 
 from asterism.errors import DataError
-from asterism.training.data.corpora.modality import require
+from asterism.presence import require_package
 from asterism.training.data.records.held_out import Chosen
 from asterism.training.data.records.record import Record
 from asterism.training.data.records.sequences import LabelledSequence
@@ -123,7 +123,7 @@ def _read_matlab(path: Path) -> dict[str, Any]:
     with path.open("rb") as file:
         head = file.read(520)
     if head.startswith(_HDF5) or head[512:].startswith(_HDF5):
-        require("h5py", "h5py", "genomics", "reading HDF5")
+        require_package("h5py", "h5py", "genomics", "reading HDF5")
         import h5py
 
         opened = h5py.File(path, "r")
