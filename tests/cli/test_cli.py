@@ -21,9 +21,9 @@ from asterism.cli import main as entry
 from asterism.cli.main import VERBS, main
 from asterism.cli.train import read_arguments
 from asterism.promises import PROMISES, SUBJECTS
+from asterism.quiet import quiet_transformers
 from asterism.shape import ModelConfig
 from asterism.training import FineTuneConfig, RunConfig, recipe
-from asterism.training.run.loop import quiet_transformers
 
 TINY = shlex.split(
     "--batch-size 4 --steps 3 --warmup-steps 1 --dtype float32 --model.hidden-size 16 --model.num-hidden-layers 1"

@@ -28,6 +28,7 @@ ALLOWED["memory"] = {"memory"}
 ALLOWED["memo"] = {"memo", "memory", "system"}
 ALLOWED["system"] = {"system"}
 ALLOWED["presence"] = {"errors", "presence"}
+ALLOWED["quiet"] = {"quiet"}
 ALLOWED["randomness"] = {"randomness"}
 ALLOWED["shape"] = {"errors", "shape"}
 for folder in ("models", "training"):
@@ -38,9 +39,10 @@ for folder in ("patterns", "training"):
     ALLOWED[folder] |= {"calls"}
 for folder in ORDER[1:]:
     ALLOWED[folder] |= {"memo", "memory", "system"}
+ALLOWED["training"] |= {"quiet"}
 ALLOWED["bench"] = {*ALLOWED["training"], "bench"}
 ALLOWED["promises"] = {*ALLOWED["training"], "bench", "promises"}
-ALLOWED["cli"] |= {"theory", "bench", "promises", "files", "presence"}
+ALLOWED["cli"] |= {"theory", "bench", "promises", "files", "presence", "quiet"}
 NO_TORCH = ("errors", "shape", "patterns", "compiler")
 ROOMS = ("data", "readers", "settings", "recipes", "run", "tasks", "objectives", "pipeline", "ask")
 """Those of training/, in the order in which they build on each other; each may import those before it."""

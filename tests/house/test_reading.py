@@ -8,6 +8,7 @@ from types import FrameType
 import pytest
 
 from asterism.training import pipeline
+from asterism.training.run.session import Session
 from asterism.training.run.setup import Setup
 from asterism.training.settings.configuration import ModelConfig, RunConfig
 
@@ -18,25 +19,27 @@ PAGE = (TRAINING.parents[2] / "docs" / "architecture.md").read_text()
 CONDUCTORS = {
     *("pipeline.py", "run/fitting.py", "run/processes.py", "settings/configuration.py", "run/arithmetic.py"),
     *("objectives/pretraining.py", "objectives/causal.py", "objectives/footprint.py"),
+    *("run/session.py", "run/loop.py", "run/schedule.py"),
 }
 """Who is seen again: the files that lead through the others, the processes, who join at the beginning and say at a step
 with whom tokens are shared, a property of the configuration, its dtype, which the leader of several processes settles
-for all and each then finds settled, and an objective, which its base class asks for what only it knows."""
+for all and each then finds settled, an objective, which its base class asks for what only it knows, and the session,
+which the loop asks whether it goes on, by what the schedule says."""
 
 
 def way_to_the_first_step(config: RunConfig, folder: Path) -> list[str]:
-    """The files of training/ in which a function takes the configuration, or the setup that holds it, in turn."""
+    """The files of training/ in which a function takes the configuration, or what holds it, in turn."""
     way: list[str] = []
 
     def watch(frame: FrameType, event: str, _: object) -> None:
         code = frame.f_code
         if event != "call" or not code.co_filename.startswith(str(TRAINING)):
             return
-        if code.co_name == "training_step":
+        if code.co_name == "_backward":
             sys.setprofile(None)
             return
         names = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
-        carries = any(isinstance(frame.f_locals.get(name), RunConfig | Setup) for name in names)
+        carries = any(isinstance(frame.f_locals.get(name), RunConfig | Setup | Session) for name in names)
         file = Path(code.co_filename).relative_to(TRAINING).as_posix()
         if carries and (not way or way[-1] != file):
             way.append(file)

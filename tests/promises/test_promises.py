@@ -6,7 +6,7 @@ import pytest
 
 from asterism.cli.main import main
 from asterism.promises import PROMISES, SUBJECTS, PromiseOutcome
-from asterism.training.run.loop import quiet_transformers
+from asterism.quiet import quiet_transformers
 
 MEMORY = "memory grows linearly"
 OURS = [subject for subject in SUBJECTS if subject.is_ours]

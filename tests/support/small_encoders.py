@@ -10,8 +10,8 @@ from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processor
 from transformers import BertConfig, BertForMaskedLM, PreTrainedTokenizerFast
 
 from asterism.models import AsterismConfig, AsterismForMaskedLM
+from asterism.quiet import quiet_transformers
 from asterism.randomness import isolated
-from asterism.training.run.loop import quiet_transformers
 
 SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 WORDS = (

@@ -21,7 +21,7 @@ def run(argv: Sequence[str]) -> None:
     options, as_json = _parser().options(argv)
     require_checkpoint(Path(options["path"]))
     from asterism.models import import_checkpoint  # takes seconds to import
-    from asterism.training.run.loop import quiet_transformers
+    from asterism.quiet import quiet_transformers
 
     with quiet_transformers():
         imported = import_checkpoint(**options)

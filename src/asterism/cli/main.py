@@ -41,7 +41,6 @@ _SHARED = ("train", "finetune", "evaluate", "generate")
 
 _EXTRAS = {
     "transformers": "train",
-    "accelerate": "train",
     "jsonargparse": "train",
     "rich": "train",
     "tensorboard": "train",

@@ -7,7 +7,7 @@ from typing import Any
 from asterism.bench.machine import describe
 from asterism.promises.checks import PROMISES
 from asterism.promises.subjects import SUBJECTS
-from asterism.training.run.loop import quiet_transformers
+from asterism.quiet import quiet_transformers
 
 _MARKS = {True: "kept", False: "BROKEN", None: "-"}
 

@@ -19,6 +19,7 @@ import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from asterism.errors import AsterismError, CheckpointError, ConfigurationError
+from asterism.quiet import quiet_transformers
 from asterism.randomness import isolated
 from asterism.training.data.corpora.made_once import shared
 from asterism.training.data.corpora.splits import Split
@@ -28,7 +29,6 @@ from asterism.training.run.checkpoint import load_weights
 from asterism.training.run.exchange import weighed
 from asterism.training.run.fitting import fit
 from asterism.training.run.folder import RENEWED, RunFolder
-from asterism.training.run.loop import quiet_transformers
 from asterism.training.run.objective import Evaluation, Objective, Question, Report
 from asterism.training.run.processes import Processes, compare, joined
 from asterism.training.run.progress import make_display, watching

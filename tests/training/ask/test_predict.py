@@ -16,12 +16,12 @@ from transformers import AutoModelForQuestionAnswering, AutoTokenizer, pipeline
 
 from asterism.cli.main import main
 from asterism.errors import CheckpointError, ConfigurationError, DataError
+from asterism.quiet import quiet_transformers
 from asterism.training import FineTuneConfig, ModelConfig, RunConfig, open_run, predict, predict_file, train
 from asterism.training.ask import prediction
 from asterism.training.data.records.formats import FORMATS
 from asterism.training.run import progress
 from asterism.training.run.heap import Heap
-from asterism.training.run.loop import quiet_transformers
 from asterism.training.settings.registry import TASKS
 from asterism.training.tasks.files import FileClassification
 

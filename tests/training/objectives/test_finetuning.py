@@ -17,11 +17,11 @@ from transformers import AutoConfig, RobertaConfig, pipeline
 from asterism.cli.main import main
 from asterism.errors import CheckpointError, ConfigurationError, DataError, NonFiniteLossError
 from asterism.models import AsterismConfig, AsterismForMaskedLM
+from asterism.quiet import quiet_transformers
 from asterism.randomness import isolated
 from asterism.training import FineTuneConfig, evaluate, open_run, train
 from asterism.training.run import picture
 from asterism.training.run.folder import RunFolder
-from asterism.training.run.loop import quiet_transformers
 from asterism.training.run.objective import Metric
 from asterism.training.tasks.classification import Classification, LabelledDocument
 from asterism.training.tasks.encoder import encoder_shape, load_encoder, longest, new_encoder

@@ -16,11 +16,11 @@ from asterism.cli.main import main
 from asterism.errors import CheckpointError, ConfigurationError, DataError
 from asterism.models import AsterismConfig, AsterismForCausalLM, AsterismForMaskedLM, import_checkpoint
 from asterism.patterns import in_full
+from asterism.quiet import quiet_transformers
 from asterism.training import FineTuneConfig
 from asterism.training.pipeline import evaluate, open_run, resolve, train
 from asterism.training.run import fitting
 from asterism.training.run.folder import RunFolder
-from asterism.training.run.loop import quiet_transformers
 from asterism.training.settings.configuration import ModelConfig, RunConfig
 
 pytestmark = pytest.mark.model
@@ -124,11 +124,11 @@ def test_a_run_that_was_cut_off_at_once_no_longer_needs_the_model_it_began_with(
     start = shutil.copytree(long, tmp_path / "start")
     config = replace(config, init_from=str(start))
 
-    def power_cut(loop):
+    def power_cut(session):
         raise RuntimeError("power cut")
 
     with monkeypatch.context() as patch, pytest.raises(RuntimeError, match="power cut"):
-        patch.setattr(fitting.Loop, "train", power_cut)
+        patch.setattr(fitting, "take_steps", power_cut)
         train(config, tmp_path / "parts", progress=False)
     shutil.rmtree(start)
     resumed = train(config, tmp_path / "parts", resume=True, progress=False)

@@ -12,11 +12,11 @@ from small_encoders import save_tiny_bert, write_lines
 from asterism.cli.main import main
 from asterism.errors import ConfigurationError, DataError
 from asterism.models import AsterismConfig, AsterismForSequenceClassification
+from asterism.quiet import quiet_transformers
 from asterism.shape import ModelConfig
 from asterism.training import FineTuneConfig, RunConfig, evaluate, predict, train
 from asterism.training.data.corpora.tokenization import is_of_values, value_tokenizer
 from asterism.training.objectives.labelled import Labelled
-from asterism.training.run.loop import quiet_transformers
 from asterism.training.tasks.encoder import load_tokenizer
 from asterism.training.tasks.files import FileClassification
 

@@ -9,10 +9,10 @@ from small_encoders import write_lines
 from small_writers import DIGITS, digit_tokenizer, save_tiny_bart
 
 from asterism.errors import DataError
+from asterism.quiet import quiet_transformers
 from asterism.training import FineTuneConfig, open_run, predict, train
 from asterism.training.data.records.record import Record
 from asterism.training.run.integrity import seal
-from asterism.training.run.loop import quiet_transformers
 from asterism.training.tasks.texts import Generation, Summarization, Translation
 
 pytestmark = pytest.mark.model

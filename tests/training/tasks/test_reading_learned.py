@@ -17,10 +17,10 @@ from stopping import at_step
 
 from asterism.cli.main import main
 from asterism.errors import CheckpointError, ConfigurationError, DataError
+from asterism.quiet import quiet_transformers
 from asterism.training import FineTuneConfig, evaluate, open_run, predict, train
 from asterism.training.readers import learned
 from asterism.training.readers.learned import Bags, Lesson, Scorer, learn
-from asterism.training.run.loop import quiet_transformers
 from asterism.training.settings.registry import TASKS
 from asterism.training.tasks.ranking import SCORER, learned_scorer
 

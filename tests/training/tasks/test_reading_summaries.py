@@ -9,10 +9,10 @@ from tokenizers import Tokenizer, models, pre_tokenizers, processors
 from transformers import PreTrainedTokenizerFast
 
 from asterism.errors import ConfigurationError
+from asterism.quiet import quiet_transformers
 from asterism.training import FineTuneConfig, evaluate, open_run, predict, predict_file, train
 from asterism.training.ask import prediction
 from asterism.training.data.records.record import Record
-from asterism.training.run.loop import quiet_transformers
 from asterism.training.tasks.encoding import encode
 from asterism.training.tasks.texts import Generation, Summarization, Translation
 from asterism.training.tasks.writing import Pair

@@ -11,12 +11,12 @@ from small_encoders import PLACES, REVIEWS, TAGGED, THINGS, save_tiny_bert, word
 
 from asterism.cli.main import main
 from asterism.errors import CheckpointError, ConfigurationError, DataError
+from asterism.quiet import quiet_transformers
 from asterism.training import FineTuneConfig, evaluate, open_run, predict, predict_file, train
 from asterism.training.ask import prediction
 from asterism.training.data.corpora.tokenization import make_tokenizer
 from asterism.training.readers.reader import windows_of
 from asterism.training.run.integrity import seal
-from asterism.training.run.loop import quiet_transformers
 from asterism.training.tasks.answering import read_questions
 from asterism.training.tasks.spans import Answering
 from asterism.training.tasks.tagging import Tagging

@@ -24,13 +24,13 @@ from transformers.trainer_pt_utils import LabelSmoother
 from asterism.cli.main import main
 from asterism.errors import AsterismError, CheckpointError, ConfigurationError, DataError
 from asterism.models import AsterismConfig, AsterismForConditionalGeneration
+from asterism.quiet import quiet_transformers
 from asterism.randomness import isolated
 from asterism.training import FineTuneConfig, evaluate, open_run, predict, predict_file, train
 from asterism.training.ask import prediction
 from asterism.training.data.records.record import Record
 from asterism.training.pipeline import resolve
 from asterism.training.run.arithmetic import loss_of
-from asterism.training.run.loop import quiet_transformers
 from asterism.training.settings.registry import TASKS
 from asterism.training.tasks import text_scores
 from asterism.training.tasks.examples import identity

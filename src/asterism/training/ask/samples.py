@@ -22,6 +22,7 @@ import torch
 from transformers import StoppingCriteria, StoppingCriteriaList
 
 from asterism.errors import CheckpointError, ConfigurationError, nearest, shown
+from asterism.quiet import quiet_transformers
 from asterism.randomness import derive, isolated
 from asterism.training.ask.drawn import Drawn
 from asterism.training.ask.prediction_output import output_path
@@ -29,7 +30,6 @@ from asterism.training.data.corpora.modality import Modality
 from asterism.training.data.corpora.windows import FIRST_CLASS
 from asterism.training.objectives.causal import refuse_labels
 from asterism.training.pipeline import Run, open_run
-from asterism.training.run.loop import quiet_transformers
 from asterism.training.run.progress import Display, clock, make_display, rate
 from asterism.training.settings.configuration import RunConfig
 from asterism.training.settings.sampling import Sampling

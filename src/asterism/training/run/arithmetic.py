@@ -1,6 +1,7 @@
 """The arithmetic that a run computes in, in training and ever after, and the loss in it."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from typing import TypeVar
 
@@ -28,13 +29,19 @@ def settled(config: Config) -> Config:
     return replace(config, dtype="bfloat16" if _prefers_bfloat16() else "float32")
 
 
+def device_of_runs() -> torch.device:
+    """The device that this process trains on: its accelerator, if there is one."""
+    found = torch.accelerator.current_accelerator(check_available=True)
+    return torch.device("cpu") if found is None else torch.device(found.type, torch.accelerator.current_device_index())
+
+
 def _prefers_bfloat16() -> bool:
     """Whether the device that runs are trained on, a GPU if there is one, multiplies bfloat16 faster.
 
     A processor without instructions for it does not, whatever the figures are that answer.
     """
-    device = torch.accelerator.current_accelerator(check_available=True)
-    if device is None:
+    device = device_of_runs()
+    if device.type == "cpu":
         if not multiplies_bfloat16():
             return False
         rates = matrix_rates()
@@ -64,6 +71,18 @@ def computed_in(dtype: Dtype) -> torch.dtype:
 def arithmetic(dtype: Dtype, device: torch.device) -> torch.autocast:
     """The context in which a model computes: as it is, but autocast for bfloat16. "auto" must be settled."""
     return torch.autocast(device.type, torch.bfloat16, enabled=computed_in(dtype) == torch.bfloat16)
+
+
+@contextmanager
+def undisturbed() -> Iterator[None]:
+    """Within the body the caller's autocast, which the backward pass would see, and its `no_grad` do not hold: only a
+    run's configuration decides how it computes."""
+    with ExitStack() as stack:
+        stack.enter_context(torch.enable_grad())
+        for kind in ("cpu", "cuda"):
+            if torch.is_autocast_enabled(kind):
+                stack.enter_context(torch.autocast(kind, enabled=False))
+        yield
 
 
 def wide(logits: torch.Tensor) -> torch.Tensor:

@@ -1,7 +1,7 @@
 """From a setup to a finished run folder.
 
-transformers' Trainer turns the crank (`loop.py`), a session beside it watches and records (`session.py`), the folder
-keeps everything (`folder.py`). What a step computes is a function of configuration, corpus and step, so a run that was
+The loop takes the steps (`loop.py`), a session next to it watches and records (`session.py`), the folder keeps
+everything (`folder.py`). What a step computes is a function of configuration, corpus and step, so a run that was
 stopped and resumed gives the same bits as one that was not, on a CPU and without a time budget (with one, elapsed time
 is part of the schedule). Invariant: weights change, and checkpoints are written, only after finite losses.
 """
@@ -27,12 +27,12 @@ from asterism.kernels.choice.calibration import pinned, prices_for
 from asterism.models import AsterismConfig
 from asterism.randomness import derive, isolated
 from asterism.training.data.records.formats import json_line
-from asterism.training.run.arithmetic import notes_on_dtype
+from asterism.training.run.arithmetic import device_of_runs, notes_on_dtype, undisturbed
 from asterism.training.run.checkpoint import TrainingState, first_not_finite, gathered_weights, load_checkpoint
 from asterism.training.run.exchange import refuse_dropout, weighed
 from asterism.training.run.folder import RunFolder
 from asterism.training.run.heap import kept_memory
-from asterism.training.run.loop import Loop, loop_arguments, undisturbed
+from asterism.training.run.loop import take_steps
 from asterism.training.run.objective import Outcome, Report
 from asterism.training.run.optimizer import make_optimizer
 from asterism.training.run.picture import draw_history, require_matplotlib
@@ -61,11 +61,11 @@ def fit(setup: Setup, run: RunFolder, processes: Processes, display: Display, *,
     processes = weighed(config, setup.shape, setup.objective.longest, processes)
     with undisturbed(), kept_memory(), isolated(derive(config.seed)), ExitStack() as stack:
         display.doing("making the model")
-        arguments = loop_arguments(config, run, processes)
-        prices = processes.decided(lambda: dict(run.read_prices() if resume else _prices(setup, arguments.device)))
+        device = device_of_runs()
+        prices = processes.decided(lambda: dict(run.read_prices() if resume else _prices(setup, device)))
         stack.enter_context(pinned(prices))
         with processes.agreed():
-            model, notes = _first_model(setup, arguments.device)
+            model, notes = _first_model(setup, device)
         processes.broadcast([*model.parameters(), *model.buffers()])
         if processes.shape.fsdp > 1:
             shard_weights(model, cast(DeviceMesh, processes.mesh), config)
@@ -86,12 +86,10 @@ def fit(setup: Setup, run: RunFolder, processes: Processes, display: Display, *,
         ):
             if setup.init_from is not None:
                 session.save()  # from here on the run no longer needs the model it began with
-            if not session.is_over():
-                if arguments.device.type == "cpu":
-                    display.doing("making the CPU kernel ready")
-                    cpu_kernel.is_available()  # builds the kernel, if need be, before the run's clock starts
-                display.doing(f"step {state.step + 1:,}")  # whose batch is drawn before the Trainer says that it begins
-                Loop(session, arguments).train()
+            if device.type == "cpu" and not session.is_over():
+                display.doing("making the CPU kernel ready")
+                cpu_kernel.is_available()  # builds the kernel, if need be, before the run's clock starts
+            take_steps(session)
             session.end()
         return _finish(setup, run, model, state, display, processes)
 
@@ -197,7 +195,7 @@ def _prices(setup: Setup, device: torch.device) -> Mapping[str, Any]:
 
 def _record(setup: Setup, notes: list[str], prices: Mapping[str, Any]) -> dict[str, Any]:
     """What run.json says about a run that begins."""
-    packages = ("torch", "transformers", "accelerate", "numpy", "safetensors")
+    packages = ("torch", "transformers", "numpy", "safetensors")
     return {
         "kind": setup.asked.kind,
         "config": config_to_dict(setup.asked),

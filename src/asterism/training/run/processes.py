@@ -6,9 +6,9 @@ writes into the run folder, shows progress, and decides what a machine or a cloc
 
 Gradients are summed over the processes once a step, before they are clipped, by all-reduces of flat buckets in the
 order of the parameters, and not by DistributedDataParallel: a parameter that some process has no gradient of is no
-special case, several slices of a step cost one sum, and transformers' Trainer goes on as if it were alone. What this
-gives up is that sums overlap with the backward pass. Weights that are shared out (fsdp) are FSDP2's, `fully_shard`,
-whose sums do overlap; only what each process keeps is summed over dp and cp.
+special case, and several slices of a step cost one sum. What this gives up is that sums overlap with the backward pass.
+Weights that are shared out (fsdp) are FSDP2's, `fully_shard`, whose sums do overlap; only what each process keeps is
+summed over dp and cp.
 
 Invariant: whether a process makes a collective call never depends on what it alone has seen. Where one of them can fail
 alone (files, memory), the body stands in `agreed`, so that all fail together.
@@ -337,7 +337,7 @@ def _loopback() -> Iterator[None]:
 
 def _refuse_differences(processes: Processes, config: TrainingConfig) -> None:
     """Raises ConfigurationError unless all processes are asked the same, with the same versions of libraries."""
-    packages = ("torch", "transformers", "accelerate", "numpy")
+    packages = ("torch", "transformers", "numpy")
     own = {"asterism": __version__, **{name: version(name) for name in packages}}
     settings = {name: repr(value) for name, value in vars(config).items()}
     compare(processes, "the version of", own)

@@ -1,13 +1,12 @@
-"""What goes on beside the training loop: counting, checking, recording, evaluating, saving, and saying when to stop."""
+"""What goes on next to the training loop: counting, checking, recording, evaluating, saving, deciding when to stop."""
 
 import math
 import time
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
 
 import torch
-from transformers import PreTrainedModel, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+from transformers import PreTrainedModel
 
 from asterism.errors import NonFiniteLossError
 from asterism.training.run.checkpoint import TrainingState, gathered, save_checkpoint
@@ -16,13 +15,13 @@ from asterism.training.run.folder import RunFolder
 from asterism.training.run.picture import draw_history
 from asterism.training.run.processes import Processes
 from asterism.training.run.progress import Display, Status, watching
-from asterism.training.run.schedule import learning_rate_factor, progress
+from asterism.training.run.schedule import progress
 from asterism.training.run.setup import Setup
 from asterism.training.run.sharding import in_parts
 from asterism.training.run.signals import SIGNALS, Interrupts
 
 
-class Session(TrainerCallback):
+class Session:
     """One sitting of a run: from its start or a checkpoint until it is finished or interrupted."""
 
     def __init__(
@@ -47,7 +46,6 @@ class Session(TrainerCallback):
         self.interrupts = interrupts
         self.processes = processes
         self.events = EventFile(folder.tensorboard, first_step=state.step + 1) if processes.leads else None
-        self.first_step = state.step
         self.started = time.monotonic() - state.seconds
         self.agreed_seconds = state.seconds
         self.step_began = self.started
@@ -56,13 +54,10 @@ class Session(TrainerCallback):
         self.learning_rate = 0.0
         self.validation: float | None = None
 
-    def learning_rate_factor(self, steps: int) -> float:
-        """For torch's LambdaLR: the schedule after `steps` more steps than this sitting began with, now."""
-        return learning_rate_factor(self.config, self.first_step + steps, self.elapsed())
-
-    def elapsed(self) -> float:
-        """Seconds of training until now; of several processes, until the leader's last step."""
-        return time.monotonic() - self.started if self.processes.alone else self.agreed_seconds
+    def stops(self) -> bool:
+        """Whether the run is finished, or a signal ends this sitting."""
+        interrupted = self.interrupts.received if self.processes.alone else self.interrupts.agreed
+        return self.is_over() or interrupted is not None
 
     def is_over(self) -> bool:
         """Whether the run is finished."""
@@ -97,15 +92,13 @@ class Session(TrainerCallback):
         self.interrupts.agreed = next((number for number, count in zip(SIGNALS, noted, strict=True) if count), None)
         return loss
 
-    def on_step_begin(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
-    ) -> None:
-        """Called by the Trainer before the first slice of a step."""
+    def begin_step(self) -> None:
+        """Called before the batch of a step is drawn."""
         self.step_began = time.monotonic()
         self.display.doing(f"step {self.state.step + 1:,}")
 
-    def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
-        """Called by the Trainer when the weights have changed."""
+    def end_step(self) -> None:
+        """Called when the weights have changed."""
         now = time.monotonic()
         self.busy_seconds += now - self.step_began
         self.busy_steps += 1
@@ -119,8 +112,6 @@ class Session(TrainerCallback):
             self.evaluate()
         if not over and self.state.step % self.config.checkpoint_every == 0:
             self.save()
-        interrupted = self.interrupts.received if self.processes.alone else self.interrupts.agreed
-        control.should_training_stop = over or interrupted is not None
 
     def status(self) -> Status:
         """Where the run is: means of the steps since the last record."""
