@@ -15,12 +15,13 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from asterism.compiler.devices.communicate import TokenPlace, listed_at_most
-from asterism.compiler.devices.communication import ByHeads, ByRows, Communication, Ring
-from asterism.compiler.devices.describe import no_ulysses
+from asterism.compiler.devices import ByHeads, ByRows, Communication, Ring
+from asterism.compiler.devices.communicate import BY_PATTERN, listed_at_most, offered
+from asterism.compiler.devices.communication import TokenPlace
 from asterism.compiler.devices.needs import QueryRuns, Term, named_keys, needed, strides, terms
 from asterism.compiler.devices.shards import Shards
 from asterism.compiler.devices.traffic import RowShape
+from asterism.compiler.devices.ways.heads import no_ulysses
 from asterism.patterns.intervals import Integers, covered_below
 from asterism.patterns.pattern import Pattern
 from asterism.patterns.text import parse
@@ -121,16 +122,16 @@ def simulate(
     found = terms(pattern, length)
     some = np.unique(np.linspace(0, devices - 1, _RANKS).astype(np.int64))
     place = TokenPlace(shards, shards, 0, shape, tuple(some.tolist()) if listed_at_most(found, shards) > _CELLS else ())
-    plan = min(place.ways(pattern, found), key=place.moved)
+    plan = min(offered(place, pattern, found, BY_PATTERN), key=place.moved)
     work = _work(found, pattern.heads, shards, some, plan)
     model = _Model(place, machine)
-    ways = [model.way("by pattern", plan, work.by_pattern, waits=any(not isinstance(x, ByRows) for x in plan.shares))]
+    ways = [model.way("by pattern", plan, work.by_pattern, waits=any(not isinstance(x, ByRows) for x in plan.ways))]
     ring, heads = (Communication(pattern, shards, shards, (share(pattern),)) for share in (Ring, ByHeads))
     ways.append(model.way("all-gather", ring, work.of_shards, waits=True, keys=length * shape.key))
     ways.append(model.way("ring", ring, work.of_shards, waits=False))
     reason = no_ulysses(devices, shape)
     ways.append(Way("Ulysses", reason) if reason else model.way("Ulysses", heads, work.even, waits=True))
-    kinds = tuple(type(share).__name__ for share in plan.shares)
+    kinds = tuple(type(share).__name__ for share in plan.ways)
     return DeviceSimulation(str(pattern), length, devices, place.sample, kinds, tuple(ways))
 
 
@@ -143,22 +144,22 @@ class _Model:
 
     def way(self, name: str, plan: Communication, pairs: float, *, waits: bool, keys: int | None = None) -> Way:
         """`pairs`: those of a head that the longest rank computes; `waits`: whether it needs all that comes first."""
-        shape, ranks = self.place.shape, list(range(plan.ranks))
+        shape, ranks = self.place.shape, list(range(plan.devices))
         forward, messages = plan.traffic(shape), plan.traffic(shape).messages
         moved = forward.most
         if name == "by pattern" and self.place.sample:
             # Who sends to ranks that were not planned is not known; who sends to those that were is.
             ranks, each_way = (
                 list(self.place.sample),
-                [each for x in plan.shares for each in plan.collectives(x, shape)],
+                list(plan.collectives(shape)),
             )
-            messages = sum((each.sources for each in each_way), np.zeros(plan.ranks, np.int64))
+            messages = sum((each.sources for each in each_way), np.zeros(plan.devices, np.int64))
             moved = self.place.moved(plan)
-        collectives = sum(1 for x in plan.shares for each in plan.collectives(x, shape) if each.forward.most)
-        collectives = plan.ranks - 1 if name == "ring" else collectives
+        collectives = sum(1 for each in plan.collectives(shape) if each.forward.most)
+        collectives = plan.devices - 1 if name == "ring" else collectives
         most_messages = int(messages[ranks].max())
         flops = 2 * (shape.key_dim + shape.value_dim) * pairs * shape.heads * shape.batch
-        exchange = self.machine.exchange(moved, most_messages, collectives, plan.ranks) if moved else 0.0
+        exchange = self.machine.exchange(moved, most_messages, collectives, plan.devices) if moved else 0.0
         compute = flops / dict(self.machine.flops)[shape.itemsize]
         return Way(
             name=name,
@@ -188,7 +189,7 @@ class _Pairs:
 
 
 def _work(found: Sequence[Term], heads: int, shards: Shards, ranks: Integers, plan: Communication) -> _Pairs:
-    asking = np.concatenate([np.zeros((0, 2), np.int64), *(x.asking for x in plan.shares if isinstance(x, ByRows))])
+    asking = np.concatenate([np.zeros((0, 2), np.int64), *(x.asking for x in plan.ways if isinstance(x, ByRows))])
     bounds = np.array(shards.bounds)
     asked = np.diff(covered_below(asking[:, 0], asking[:, 1], bounds))[ranks]
     sizes = np.array(shards.sizes)[ranks]
@@ -202,11 +203,11 @@ def _work(found: Sequence[Term], heads: int, shards: Shards, ranks: Integers, pl
     total, count = np.bincount(rank[free], reads, len(ranks)), np.bincount(rank[free], minlength=len(ranks))
     own = total / np.maximum(count, 1) * (sizes - asked)
     everything = float((asking[:, 1] - asking[:, 0]).sum()) * shards.length
-    if any(not isinstance(share, ByRows) for share in plan.shares):  # residues share pairs out evenly
-        by_pattern = own.mean() + everything / shards.ranks
+    if any(not isinstance(share, ByRows) for share in plan.ways):  # residues share pairs out evenly
+        by_pattern = own.mean() + everything / shards.devices
     else:
-        by_pattern = own.max() + everything / shards.ranks
-    even = own.mean() + everything / shards.ranks
+        by_pattern = own.max() + everything / shards.devices
+    even = own.mean() + everything / shards.devices
     return _Pairs(float(by_pattern), float((own + asked * shards.length).max()), float(even))
 
 

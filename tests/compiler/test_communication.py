@@ -1,4 +1,4 @@
-"""The communication plan by its law: every allowed pair is computed by one rank in one share, from rows it has."""
+"""The communication plan by its law: every allowed pair is computed by one rank in one way, from rows it has."""
 
 import numpy as np
 import pytest
@@ -14,10 +14,10 @@ from asterism.compiler.devices import (
     Ring,
     RowShape,
     Shards,
-    Share,
+    Way,
     communicate,
-    gathered,
     needed_keys,
+    without_pattern,
 )
 from asterism.compiler.devices.communicate import candidates
 from asterism.errors import PatternError
@@ -29,49 +29,49 @@ def members(intervals: np.ndarray) -> set[int]:
     return {position for start, stop in intervals.tolist() for position in range(start, stop)}
 
 
-def available(plan: Communication, share: ByRows, rank: int) -> np.ndarray:
+def available(plan: Communication, way: ByRows, rank: int) -> np.ndarray:
     """Whether each key is with the rank once rows have travelled."""
     has = np.zeros(plan.keys.length, bool)
     has[slice(*plan.keys.range(rank))] = True
-    for source in range(plan.keys.ranks):
-        has[share.direct.positions(source, rank)] = True
-    has[list(members(share.shared))] = True
+    for source in range(plan.keys.devices):
+        has[way.direct.positions(source, rank)] = True
+    has[list(members(way.shared))] = True
     return has
 
 
-def pairs_of(plan: Communication, share: Share, rank: int) -> np.ndarray:
-    """Whether the rank brings each query and key of a share together, bool [queries, keys], by the share's docstring;
+def pairs_of(plan: Communication, way: Way, rank: int) -> np.ndarray:
+    """Whether the rank brings each query and key of a way together, bool [queries, keys], by the way's docstring;
     for ByHeads, where it has some heads of all pairs, the pairs of rank 0."""
     n_queries, n_keys = plan.queries.length, plan.keys.length
     own_queries, own_keys = np.zeros(n_queries, bool), np.zeros(n_keys, bool)
     own_queries[slice(*plan.queries.range(rank))] = True
     own_keys[slice(*plan.keys.range(rank))] = True
-    match share:
+    match way:
         case ByRows():
             asking = np.zeros(n_queries, bool)
-            asking[list(members(share.asking))] = True
-            return (own_queries & ~asking)[:, None] & available(plan, share, rank) | asking[:, None] & own_keys
+            asking[list(members(way.asking))] = True
+            return (own_queries & ~asking)[:, None] & available(plan, way, rank) | asking[:, None] & own_keys
         case ByResidues(period=period):
             assert plan.queries == plan.keys
-            first, past = Shards.even(period, plan.ranks).range(rank)
+            first, past = Shards.even(period, plan.devices).range(rank)
             residue = np.arange(n_keys) % period
             mine = (residue >= first) & (residue < past)
             return mine[:, None] & mine
         case ByHeads():
-            assert SHAPE.heads % plan.ranks == SHAPE.key_heads % plan.ranks == 0
+            assert SHAPE.heads % plan.devices == SHAPE.key_heads % plan.devices == 0
             return np.full((n_queries, n_keys), rank == 0)
         case Ring():
             return own_queries[:, None] & np.ones(n_keys, bool)
 
 
 def check(plan: Communication) -> None:
-    """Every allowed pair is computed by one rank in one share, and no other pair is."""
+    """Every allowed pair is computed by one rank in one way, and no other pair is."""
     allowed = plan.pattern.dense(plan.queries.length, plan.keys.length, query_offset=plan.query_offset)
     counts = np.zeros(allowed.shape, np.int64)
-    for share in plan.shares:
-        own = share.pattern.dense(*allowed.shape[1:], query_offset=plan.query_offset)
-        for rank in range(plan.ranks):
-            counts += own & pairs_of(plan, share, rank)
+    for way in plan.ways:
+        own = way.pattern.dense(*allowed.shape[1:], query_offset=plan.query_offset)
+        for rank in range(plan.devices):
+            counts += own & pairs_of(plan, way, rank)
     np.testing.assert_array_equal(counts, allowed)
 
 
@@ -80,9 +80,9 @@ def even_parts(intervals: np.ndarray, ranks: int) -> list[list[int]]:
     return [rows[slice(*Shards.even(len(rows), ranks).range(rank))] for rank in range(ranks)]
 
 
-def rows_travelling(plan: Communication, share: Share) -> list[tuple[int, np.ndarray]]:
+def rows_travelling(plan: Communication, way: Way) -> list[tuple[int, np.ndarray]]:
     """Row by row, by the docstrings: (bytes of a row, how many go from each rank to each) of every all-to-all."""
-    ranks, found = plan.ranks, []
+    ranks, found = plan.devices, []
 
     def note(row: int, goes) -> None:
         counts = np.array([[0 if a == b else goes(a, b) for b in range(ranks)] for a in range(ranks)]).reshape(
@@ -93,10 +93,10 @@ def rows_travelling(plan: Communication, share: Share) -> list[tuple[int, np.nda
     def owner(shards: Shards, row: int) -> int:
         return next(rank for rank in range(ranks) if row in range(*shards.range(rank)))
 
-    match share:
+    match way:
         case ByRows(direct=direct):
-            keys = even_parts(share.shared, ranks)
-            asked = even_parts(share.asking, ranks)
+            keys = even_parts(way.shared, ranks)
+            asked = even_parts(way.asking, ranks)
             key_owner = {row: owner(plan.keys, row) for part in keys for row in part}
             asker = {row: owner(plan.queries, row) for part in asked for row in part}
             first = [[sum(key_owner[row] == a for row in keys[b]) for b in range(ranks)] for a in range(ranks)]
@@ -122,13 +122,13 @@ def rows_travelling(plan: Communication, share: Share) -> list[tuple[int, np.nda
     return found
 
 
-def rows_travelling_back(plan: Communication, share: Share) -> list[tuple[int, np.ndarray]]:
+def rows_travelling_back(plan: Communication, way: Way) -> list[tuple[int, np.ndarray]]:
     """The same backward: the gradients the other way, but round the ring the shards again, and their gradients from
     the first that computes with them to the last, and from there to their owner."""
-    forward = rows_travelling(plan, share)
-    if not isinstance(share, Ring):
+    forward = rows_travelling(plan, way)
+    if not isinstance(way, Ring):
         return [(row, counts.T) for row, counts in forward]
-    found, ranks = [], plan.ranks
+    found, ranks = [], plan.devices
     for owner, size in enumerate(plan.keys.sizes):
         for reader in range(owner + 1, owner + ranks):
             counts = np.zeros((ranks, ranks), int)
@@ -137,29 +137,27 @@ def rows_travelling_back(plan: Communication, share: Share) -> list[tuple[int, n
     return forward + found
 
 
-def check_direct(plan: Communication, share: ByRows) -> None:
+def check_direct(plan: Communication, way: ByRows) -> None:
     """What goes straight is another's own, goes once, and is not among what all get."""
-    for rank in range(plan.ranks):
-        for source in range(plan.ranks):
-            rows = share.direct.positions(source, rank).tolist()
-            assert set(rows) <= set(range(*plan.keys.range(source))) - members(share.shared)
+    for rank in range(plan.devices):
+        for source in range(plan.devices):
+            rows = way.direct.positions(source, rank).tolist()
+            assert set(rows) <= set(range(*plan.keys.range(source))) - members(way.shared)
             assert len(rows) == len(set(rows)) and (source != rank or not rows)
 
 
 def check_travel(plan: Communication) -> None:
     """Bytes and messages in closed form are those of rows counted one by one, there and back."""
-    for share in plan.shares:
-        if isinstance(share, ByRows):
-            check_direct(plan, share)
-    zero = np.zeros(plan.ranks, int)
+    for way in plan.ways:
+        if isinstance(way, ByRows):
+            check_direct(plan, way)
+    zero = np.zeros(plan.devices, int)
     for counted, traffic in ((rows_travelling, plan.traffic(SHAPE)), (rows_travelling_back, plan.backward(SHAPE))):
-        travelling = [entry for share in plan.shares for entry in counted(plan, share)]
+        travelling = [entry for way in plan.ways for entry in counted(plan, way)]
         sent = sum((row * counts.sum(axis=1) for row, counts in travelling), zero)
         received = sum((row * counts.sum(axis=0) for row, counts in travelling), zero)
         assert (traffic.sent.tolist(), traffic.received.tolist()) == (sent.tolist(), received.tolist())
-        if not any(
-            isinstance(share, ByHeads) for share in plan.shares
-        ):  # queries, keys and values are one message there
+        if not any(isinstance(way, ByHeads) for way in plan.ways):  # queries, keys and values are one message there
             targets = sum(((counts > 0).sum(axis=1) for _, counts in travelling), zero)
             assert traffic.messages.tolist() == targets.tolist()
 
@@ -212,7 +210,7 @@ def test_pairs_that_two_shares_could_have_are_one_s(text):
     """Neighbours that also have equal residues, whose terms go different ways."""
     shards = Shards((0, 11, 11, 30))
     plans = list(candidates(patterns.parse(text), shards, shards, SHAPE))
-    assert any(len(plan.shares) == 2 for plan in plans)
+    assert any(len(plan.ways) == 2 for plan in plans)
     for plan in plans:
         check(plan)
         check_travel(plan)
@@ -233,14 +231,14 @@ def test_a_window_and_globals_move_a_hundredth():
     the sum would be 1.4 MB.
     """
     plan = on_eight("window(left=512) | global_tokens((0,), block=64)")
-    (share,) = plan.shares
-    assert share.shared.tolist() == share.asking.tolist() == [[0, 64]]
+    (way,) = plan.ways
+    assert way.shared.tolist() == way.asking.tolist() == [[0, 64]]
     assert DEVICES.key == 2048 and DEVICES.query == 1024 and DEVICES.result == 1056
     received = plan.traffic(DEVICES).received
     assert received[1:].tolist() == [512 * 2048 + 64 * 2048 + 64 * 1024 + 7 * 8 * 1056] * 7 == [1_304_320] * 7
     assert received[0] == 7 * 8 * 1056 + 56 * 1056
-    gathered_bytes = gathered(plan.pattern, plan.queries, plan.keys).traffic(DEVICES)
-    assert gathered_bytes.received.tolist() == [131072 * 7 // 8 * 2048] * 8 == [234_881_024] * 8
+    gathered = without_pattern(plan.queries, plan.keys, DEVICES)["all-gather"]
+    assert gathered == 131072 * 7 // 8 * 2048 == 234_881_024
 
 
 def test_a_million_tokens_on_64_devices():
@@ -280,13 +278,13 @@ def test_the_cheapest_way_is_taken(text, heads, kinds, dense):
     """On 8 devices; with 8 heads Ulysses moves 59.2 MB a rank, and the ring 234.9; 8 divides 12 heads in no way."""
     shape = RowShape(heads=heads, key_heads=heads, key_dim=64, value_dim=64, itemsize=2)
     plan = communicate(text, Shards.even(131072, 8), Shards.even(131072, 8), shape)
-    assert [type(share) for share in plan.shares] == kinds
+    assert [type(way) for way in plan.ways] == kinds
     assert plan.is_dense == dense
 
 
 def test_one_rank_moves_nothing():
     plan = communicate("dense()", Shards.even(100, 1), Shards.even(100, 1), SHAPE)
-    assert [type(share) for share in plan.shares] == [ByRows] and not plan.is_dense
+    assert [type(way) for way in plan.ways] == [ByRows] and not plan.is_dense
     assert plan.traffic(SHAPE).most == plan.backward(SHAPE).most == 0
 
 
@@ -295,7 +293,7 @@ def test_a_query_of_a_long_cache_asks():
     keys = Shards.even(4096, 4)
     plan = communicate("causal()", Shards((0, 0, 0, 0, 1)), keys, SHAPE, 4095)
     check(plan)
-    assert plan.shares[0].asking.tolist() == [[0, 1]] and not plan.is_dense
+    assert plan.ways[0].asking.tolist() == [[0, 1]] and not plan.is_dense
 
 
 def test_memory_is_the_shard_and_what_comes():
@@ -346,9 +344,9 @@ def test_no_row_travels_that_nobody_reads(text):
     if pattern.crosses:
         queries = Shards.even(200, 5)
     plan = next(p for p in candidates(pattern, queries, keys, SHAPE) if not p.ignores_the_pattern)
-    assert not len(plan.shares[0].shared) and not len(plan.shares[0].asking)
+    assert not len(plan.ways[0].shared) and not len(plan.ways[0].asking)
     for rank in range(5):
-        received = np.concatenate([plan.shares[0].direct.positions(source, rank) for source in range(5)])
+        received = np.concatenate([plan.ways[0].direct.positions(source, rank) for source in range(5)])
         assert set(received.tolist()) == wanted_by(plan, rank)
 
 

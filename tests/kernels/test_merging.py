@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from asterism.kernels.merging import Result, merged_at
-from asterism.parallel.places import Places
+from asterism.parallel.indices import TokenIndices
 
 
 def by_formula(whole: Result, more: Result, at: list[int]) -> Result:
@@ -27,7 +27,7 @@ def test_some_of_the_queries(at):
     shapes = (2, 3, 9, 4), (2, 3, 9), (2, 3, len(at), 4), (2, 3, len(at))
     tensors = [torch.randn(shape, generator=generator, dtype=torch.float64).requires_grad_() for shape in shapes]
     weights = [torch.randn(shape, generator=generator, dtype=torch.float64) for shape in shapes[:2]]
-    found = merged_at(Result(*tensors[:2]), Result(*tensors[2:]), Places(np.array(at)))
+    found = merged_at(Result(*tensors[:2]), Result(*tensors[2:]), TokenIndices(np.array(at)))
     expected = by_formula(Result(*tensors[:2]), Result(*tensors[2:]), at)
     for one, other in zip(found, expected, strict=True):
         torch.testing.assert_close(one, other)
@@ -40,7 +40,7 @@ def test_some_of_the_queries(at):
 @pytest.mark.parametrize("kind", ["own memory", "expanded"])
 def test_tokens_that_are_shared_give_their_gradients_to_the_whole(numbers, kind):
     """As autograd adds up those of `take` and of the tensor; a gradient without memory of its own is not written to."""
-    places = Places(np.array(numbers, np.int64))
+    places = TokenIndices(np.array(numbers, np.int64))
     x = torch.randn(2, 3, 6, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(0), requires_grad=True)
     weight = torch.ones(1, 1, 1, 1, dtype=torch.float64).expand(2, 3, 6, 4) if kind == "expanded" else x.detach() ** 2
     kept = weight.clone()

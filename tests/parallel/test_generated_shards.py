@@ -31,7 +31,7 @@ def test_shards_attend_as_the_whole_does_and_move_what_the_plan_says(gloo, ranks
             assert found.held == found.planned_held, where
             if all(case.wanted):  # else some gradients need not travel
                 assert found.backward == found.planned_backward, where
-            used |= set(found.shares)
+            used |= set(found.ways)
     # On two ranks the ring moves no more than residues and heads do, and is simpler.
     expected = {1: set(), 2: {"ByRows", "Ring"}}.get(ranks, {"ByRows", "ByResidues", "ByHeads", "Ring"})
     assert used >= expected

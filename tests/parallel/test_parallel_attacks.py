@@ -87,7 +87,7 @@ def positions_on_the_wire(group: dist.ProcessGroup, pattern: str, tokens: int) -
     with sequence_parallel(group, dense_exchange=True), seen(left, held):
         attend(*(x[:, :, first:past] for x in (q, k, v)), pattern, queries=shards, keys=shards)
     plan = communicate(parse(pattern), shards, shards, SHAPE)
-    assert all(isinstance(share, ByRows) and not len(share.asking) for share in plan.shares), "a test of rows"
+    assert all(isinstance(share, ByRows) and not len(share.asking) for share in plan.ways), "a test of rows"
     return [sorted(one) for one in left], sum(held.values()), int(plan.memory(SHAPE)[rank])
 
 

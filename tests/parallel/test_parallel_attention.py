@@ -11,7 +11,7 @@ from attending_ranks import CASES, apart_in_all_cases, refusal
 from gloo import WORKERS
 
 from asterism.kernels.merging import Result, merged, merged_at
-from asterism.parallel.places import Places
+from asterism.parallel.indices import TokenIndices
 
 
 @pytest.fixture(scope="module")
@@ -69,7 +69,7 @@ def test_results_of_some_queries_are_merged_at_their_places(places):
     import numpy as np
 
     whole, more = results(1, 2, 6, seed=0), results(1, 2, len(places), seed=1)
-    found = merged_at(whole, more, Places(np.array(places, np.int64)))
+    found = merged_at(whole, more, TokenIndices(np.array(places, np.int64)))
     for place in range(6):
         own = Result(*(x[:, :, [place]] for x in whole))
         if place in places:

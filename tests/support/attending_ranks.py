@@ -263,7 +263,7 @@ class forced:
     def chosen(self, *arguments: Any) -> Any:
         kind = getattr(devices, self.way)
         for plan in candidates(*arguments):
-            if any(isinstance(share, kind) for share in plan.shares):
+            if any(isinstance(share, kind) for share in plan.ways):
                 return plan
         return self.usual(*arguments)
 

@@ -19,7 +19,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from asterism import kernels
 from asterism.compiler.devices import ByRows, Ring, RowShape, Shards, communicate
-from asterism.parallel import attend, sequence_parallel, shares
+from asterism.parallel import attend, sequence_parallel, ways
+from asterism.parallel.compute import Call
 from asterism.parallel.exchange import Flight
 from asterism.patterns import Pattern, parse
 
@@ -187,19 +188,19 @@ class Held:
         self.round_the_ring: list[tuple[StorageWeakRef, int]] | None = None
 
     def __enter__(self) -> "Held":
-        self.one, self.receive, self.arrive = shares._one, shares.Call.receive, Flight.arrive
-        shares._one, shares.Call.receive = self._one, lambda call, flight: self._receive(call, flight)
+        self.run, self.receive, self.arrive = ways.run, Call.receive, Flight.arrive
+        ways.run, Call.receive = self._run, lambda call, flight: self._receive(call, flight)
         Flight.arrive = lambda flight: self._arrive(flight)
         return self
 
     def __exit__(self, *_: object) -> None:
-        shares._one, shares.Call.receive, Flight.arrive = self.one, self.receive, self.arrive
+        ways.run, Call.receive, Flight.arrive = self.run, self.receive, self.arrive
 
-    def _one(self, call: Any, share: Any) -> Any:
-        self.flights, self.round_the_ring = [], [] if isinstance(share, Ring) else None
-        result = self.one(call, share)
+    def _run(self, call: Any, way: Any) -> Any:
+        self.flights, self.round_the_ring = [], [] if isinstance(way, Ring) else None
+        result = self.run(call, way)
         came = [len(flight) for flight in self.flights]
-        if isinstance(share, ByRows):
+        if isinstance(way, ByRows):
             held = len({row for flight in self.flights for row in flight if row[1] not in self.own})
         else:
             held = sum(came)
@@ -243,7 +244,7 @@ class Found:
     planned_backward: list[int] = field(default_factory=list)
     held: int = 0
     planned_held: int = 0
-    shares: list[str] = field(default_factory=list)
+    ways: list[str] = field(default_factory=list)
 
 
 def compute(case: Case, group: dist.ProcessGroup) -> Found:
@@ -288,7 +289,7 @@ def compute(case: Case, group: dist.ProcessGroup) -> Found:
     found = Found()
     shape = RowShape(case.heads, case.key_heads, key_dim, value_dim, 8, case.batch)
     plan = communicate(pattern, queries, keys, shape)
-    found.shares = [type(share).__name__ for share in plan.shares]
+    found.ways = [type(way).__name__ for way in plan.ways]
     with sequence_parallel(group, dense_exchange=True):
         wire, held = Wire(rank, ranks), Held(whole[1], range(*ends[1]))
         with wire, held:
@@ -303,8 +304,8 @@ def compute(case: Case, group: dist.ProcessGroup) -> Found:
         found.planned_held = int(plan.memory(shape)[rank])
     forward, backward = plan.traffic(shape), plan.backward(shape)
     if mask is not None:  # a byte for each key and row of the batch goes along, by heads to every rank
-        marks = plan.traffic(RowShape(0, ranks if found.shares == ["ByHeads"] else 1, 1, 0, 1, case.batch))
-        forward, backward = forward + marks, backward + marks if found.shares == ["Ring"] else backward
+        marks = plan.traffic(RowShape(0, ranks if found.ways == ["ByHeads"] else 1, 1, 0, 1, case.batch))
+        forward, backward = forward + marks, backward + marks if found.ways == ["Ring"] else backward
     for planned, traffic in (("planned_forward", forward), ("planned_backward", backward)):
         setattr(found, planned, [int(traffic.sent[rank]), int(traffic.received[rank])])
     compared = [(out, expected[0][:, :, slice(*ends[0])]), (lse, expected[1][:, :, slice(*ends[0])])]

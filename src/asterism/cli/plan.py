@@ -54,7 +54,7 @@ def _plan(mixer: Mixer, arguments: Namespace) -> tuple[str, dict[str, Any]] | No
         raise UsageError("--tile is for the plan of one device, and --devices asks for what moves between several")
     shape = _shape(mixer, arguments)
     keys = Shards.even(arguments.length, arguments.devices)
-    moved = communicate(mixer, keys if queries == keys.length else Shards.even(queries, keys.ranks), keys, shape)
+    moved = communicate(mixer, keys if queries == keys.length else Shards.even(queries, keys.devices), keys, shape)
     return describe(moved, shape), summary(moved, shape)
 
 

@@ -14,6 +14,7 @@ import numpy as np
 from asterism.compiler.plan import Indices, Integers, Pass, Plan, Words
 from asterism.compiler.tables import BitMasks, offsets
 from asterism.patterns.documents import Documents
+from asterism.patterns.intervals import within
 
 _Key = tuple[str, tuple[int, ...]]
 
@@ -140,7 +141,7 @@ def _positions(
 ) -> tuple[Integers, np.ndarray]:
     """Positions of `counts` tokens of each document in its order, one document after another, and whether each is in a
     whole tile. In natural order the tokens that follow a document may be among them."""
-    place = np.arange(counts.sum()) - np.repeat(_exclusive_sum(counts), counts)
+    place = within(counts)
     inside = place
     if any(order is not None and order.index is not None for order in orders):
         each = [
@@ -179,7 +180,7 @@ class _Entries:
         counts, columns, kinds = (np.concatenate([np.zeros(0, np.int64), *(x[i] for x in some)]) for i in range(3))
         rows = np.array([len(x[0]) // lists for x in some], np.int64)
         document = np.repeat(np.arange(len(some)), rows * lists)
-        place = np.arange(len(counts)) - np.repeat(_exclusive_sum(rows * lists), rows * lists)
+        place = within(rows * lists)
         counts = counts.astype(np.int64)
         own = np.repeat(document, counts)
         height = np.repeat(rows, rows * lists)

@@ -398,7 +398,7 @@ class _OfHeads:
 def _holders(places: Sequence[int], shards: Shards) -> Shards:
     """Who holds how many of these places: shards of the sequence that has nothing but them."""
     owners = shards.owners(np.array([place for place in places if place < shards.length], np.int64))
-    return Shards.of_sizes(tuple(np.bincount(owners, minlength=shards.ranks).tolist()))
+    return Shards.of_sizes(tuple(np.bincount(owners, minlength=shards.devices).tolist()))
 
 
 def _check_places(places: Sequence[int]) -> tuple[int, ...]:

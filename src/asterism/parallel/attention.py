@@ -7,7 +7,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.distributed import _functional_collectives as collectives
 
 from asterism import kernels
 from asterism.compiler.devices import Communication, RowShape, Shards, communicate, refusal
@@ -19,10 +18,11 @@ from asterism.kernels.packed import pattern_of_documents, read_bounds
 from asterism.kernels.terms.terms import Terms, check_by_distance
 from asterism.kernels.transforms import is_transformed
 from asterism.parallel.agreement import agree, in_words, refuse
+from asterism.parallel.compute import Call
 from asterism.parallel.context import SequenceParallel, sharding
-from asterism.parallel.exchange import tied
-from asterism.parallel.marks import Marks
-from asterism.parallel.shares import Call, results_of
+from asterism.parallel.exchange import tied, to_all
+from asterism.parallel.key_marks import Marks
+from asterism.parallel.ways import results_of
 from asterism.patterns import Pattern
 from asterism.patterns.by_text import by_text
 from asterism.patterns.pattern import resolve_lengths
@@ -119,11 +119,11 @@ def _attend(
     plan = communicate(rule, queries, keys, shape, offset)
     if plan.is_dense and not context.dense_exchange:
         raise ConfigurationError(refusal(plan, shape))
-    if options.terms is not None and options.terms.dropout is not None:
-        return _gathered(context, (q, k, v), rule, keys, offset + queries.range(context.rank)[0], options)
+    call = _call(context, plan, (q, k, v), options)
+    drops = options.terms is not None and options.terms.dropout is not None
     with as_they_are(q):
-        out, lse = _computed(context, plan, (q, k, v), options)
-    return (out, lse) if options.return_lse else out
+        results = _with_all_keys(call, options.return_lse) if drops else _computed(call)
+    return tuple(results) if options.return_lse else results[0]
 
 
 @dataclass(frozen=True, eq=False)
@@ -207,22 +207,25 @@ def _checked(
 def _check_shards(context: SequenceParallel, name: str, shards: Any, tokens: int) -> None:
     if not isinstance(shards, Shards):
         raise ConfigurationError(f"{name} must be Shards, such as Shards.even(tokens, ranks), got {shown(shards)}")
-    if shards.ranks != context.ranks or shards.sizes[context.rank] != tokens:
+    if shards.devices != context.ranks or shards.sizes[context.rank] != tokens:
         raise ConfigurationError(
             f"{name} are sharded as {list(shards.sizes)}, and rank {context.rank} of {context.ranks} has {tokens}"
         )
 
 
-def _computed(
+def _call(
     context: SequenceParallel, plan: Communication, tensors: tuple[Tensor, Tensor, Tensor], options: _ShardedOptions
-) -> Result:
+) -> Call:
+    local = {name: getattr(options, name) for name in ("scale", "implementation", "terms")}
+    return Call(context, plan, *tensors, Marks(options.key_mask, options.segments), local)
+
+
+def _computed(call: Call) -> Result:
     """The results of this rank's queries, whose backward pass is that of all ranks."""
-    terms, sinks = options.terms, None
+    terms, sinks = call.options["terms"], None
     if terms is not None:
         sinks, terms = terms.sinks, replace(terms, sinks=None)
-    q, k, v = tensors
-    local = {"scale": options.scale, "implementation": options.implementation, "terms": terms}
-    call = Call(context, plan, q, k, v, Marks(options.key_mask, options.segments), local)
+    call = replace(call, options=call.options | {"terms": terms})
     result = results_of(call)
     if sinks is not None:
         result = merged((result, _of_sinks(result, sinks)))
@@ -235,35 +238,20 @@ def _of_sinks(like: Result, sinks: Tensor) -> Result:
     return Result(torch.zeros_like(like.out), lse)
 
 
-def _gathered(
-    context: SequenceParallel,
-    tensors: tuple[Tensor, Tensor, Tensor],
-    rule: Pattern,
-    keys: Shards,
-    first: int,
-    options: _ShardedOptions,
-) -> Any:
-    """With all keys on every rank: which pairs dropout drops goes by the numbers of all tokens."""
-    if not context.dense_exchange:
+def _with_all_keys(call: Call, return_lse: bool) -> tuple[Tensor, ...]:
+    """The same, (out, lse) or (out,), with all keys on every rank, because which pairs dropout drops goes by the
+    numbers of all tokens."""
+    if not call.context.dense_exchange:
         raise ConfigurationError(
             "dropout inside attention within sequence_parallel goes by the numbers of all tokens, so every rank needs"
             " every key: set attention_dropout to 0, or say sequence_parallel(..., dense_exchange=True)"
         )
-    q, k, v = tensors
-    masks: dict[str, Any] = {}
-    for name in ("key_mask", "segments"):
-        if (mask := getattr(options, name)) is not None:
-            masks[name] = _all_rows(context, mask[:, None, :, None].long(), keys)[:, 0, :, 0].to(mask.dtype)
-    k, v = (_all_rows(context, x, keys) for x in (k, v))
-    kept = "scale", "return_lse", "implementation", "terms"
-    others: dict[str, Any] = {name: getattr(options, name) for name in kept}
-    return kernels.attend(q, k, v, rule, query_offset=first, **masks, **others)
-
-
-def _all_rows(context: SequenceParallel, rows: Tensor, shards: Shards) -> Tensor:
-    """[B, H, N of this rank, D] -> [B, H, N of all, D]."""
-    laid = rows.permute(2, 0, 1, 3).contiguous()
-    own = [len(laid)] * context.ranks
-    sent = laid.repeat(context.ranks, 1, 1, 1)
-    everyone = collectives.all_to_all_single_autograd(sent, list(shards.sizes), own, context.group)
-    return everyone.permute(1, 2, 0, 3)
+    plan, everyone = call.plan, to_all(call.plan.keys, call.rank)
+    marks = call.marks
+    if (rows := marks.rows) is not None:
+        marks = marks.read(*call.exchange((rows, everyone)))
+    k, v = call.exchange((call.k, everyone), (call.v, everyone))
+    first = plan.query_offset + plan.queries.range(call.rank)[0]
+    options = call.options | marks._asdict()
+    found: Any = kernels.attend(call.q, k, v, plan.pattern, query_offset=first, return_lse=return_lse, **options)
+    return tied(found if return_lse else (found,), call.received)

@@ -11,13 +11,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Self
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from asterism.compiler.devices import Shards
 from asterism.memo import cached_property
 from asterism.parallel.collectives import ProcessGroup, begin_all_to_all, wait
-from asterism.parallel.places import Places, owned
+from asterism.parallel.indices import TokenIndices, owned
 
 
 @dataclass(frozen=True)
@@ -34,20 +36,26 @@ class Route:
 
 @dataclass(frozen=True, eq=False)
 class Hop:
-    """Which tokens go to which rank: `rows` are their places, in the order of the ranks that they go to."""
+    """Which tokens go to which rank: `rows` are their indices, in the order of the ranks that they go to."""
 
-    rows: Places
+    rows: TokenIndices
     route: Route
 
     @cached_property
-    def parts(self) -> tuple[Places, ...]:
-        """The places of what goes to each rank."""
+    def parts(self) -> tuple[TokenIndices, ...]:
+        """The indices of what goes to each rank."""
         return self.rows.split(self.route.sent)
 
 
 def whole(route: Route) -> Hop:
     """The tokens of a tensor one after another."""
-    return Hop(Places.first(sum(route.sent)), route)
+    return Hop(TokenIndices.first(sum(route.sent)), route)
+
+
+def to_all(shards: Shards, rank: int) -> Hop:
+    """This rank's tokens to every rank, and those of every rank here."""
+    own = shards.sizes[rank]
+    return Hop(TokenIndices(np.tile(np.arange(own), shards.devices)), Route((own,) * shards.devices, shards.sizes))
 
 
 @dataclass(frozen=True)
@@ -147,6 +155,22 @@ def tied(results: tuple[Tensor, ...], received: Sequence[Tensor]) -> tuple[Tenso
     return same
 
 
+def together(parcels: Sequence[Tensor]) -> Tensor:
+    """[B, heads, rows, ...] one after another."""
+    some = [x for x in parcels if x.shape[2]] or parcels[:1]
+    return torch.cat(some, dim=2) if len(some) > 1 else some[0]
+
+
+def inserted(rows: Tensor, more: Tensor, before: int) -> Tensor:
+    """[B, heads, rows, ...] of two tensors, where so many rows of the first stand before all of the second.
+
+    A slice of all rows is left out, because its gradient would be a copy.
+    """
+    if before in (0, rows.shape[2]):
+        return together([rows, more] if before else [more, rows])
+    return together([rows[:, :, :before], more, rows[:, :, before:]])
+
+
 class _Begin(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, flight: Flight, *tensors: Tensor) -> tuple[Tensor, ...]:
@@ -154,8 +178,8 @@ class _Begin(torch.autograd.Function):
         ctx.set_materialize_grads(False)
         wire = tensors[0].new_empty(sum(flight.out.sizes), dtype=flight.out.narrow)
         for x, hop, parcels in zip(tensors, flight.hops, flight.out.parcels(wire), strict=True):
-            for parcel, places in zip(parcels, hop.parts, strict=True):
-                places.take_into(parcel, _narrowed(x, wire.dtype))
+            for parcel, indices in zip(parcels, hop.parts, strict=True):
+                indices.take_into(parcel, _narrowed(x, wire.dtype))
         flight.send(wire, out=True)
         return tensors[0].new_empty(0), *(x.view_as(x) for x in tensors)
 
@@ -166,8 +190,8 @@ class _Begin(torch.autograd.Function):
         parcels = flight.out.parcels(wire := flight.arrive())
         for number, (gradient, hop, dtype) in enumerate(zip(gradients, flight.hops, flight.out.dtypes, strict=True)):
             total = wire.new_zeros(flight.out.shapes[number], dtype=dtype) if gradient is None else owned(gradient)
-            for parcel, places in zip(parcels[number], hop.parts, strict=True):
-                places.add_to(total, _widened(parcel, dtype))
+            for parcel, indices in zip(parcels[number], hop.parts, strict=True):
+                indices.add_to(total, _widened(parcel, dtype))
             found.append(total)
         return None, *found
 

@@ -7,7 +7,7 @@ import numpy as np
 
 from asterism.errors import PatternError, shown
 from asterism.memo import remembering
-from asterism.patterns.intervals import Integers, Intervals
+from asterism.patterns.intervals import Integers, Intervals, within
 from asterism.patterns.pattern import Booleans, Pattern, Tokens, Verdict, Verdicts, check_integer
 
 _LONGEST = 2**31
@@ -149,8 +149,7 @@ def _read_edges(text: str) -> tuple[Integers, Integers]:
         raise PatternError(f"explicit: every run must go from a smaller to a larger key, got {text[:40]!r}")
     if (pairs := int(counts.sum())) > _MOST_PAIRS:
         raise _too_many(pairs)
-    within = np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)
-    return np.repeat(np.asarray(row, np.int64), counts), np.repeat(np.asarray(start, np.int64), counts) + within
+    return np.repeat(np.asarray(row, np.int64), counts), np.repeat(np.asarray(start, np.int64), counts) + within(counts)
 
 
 @remembering

@@ -86,16 +86,20 @@ class Intervals:
         """Row and position of every point covered."""
         row, start, stop = self.triples()
         counts = stop - start
-        within = np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)
-        return np.repeat(row, counts), np.repeat(start, counts) + within
+        return np.repeat(row, counts), np.repeat(start, counts) + within(counts)
+
+
+def within(counts: Integers) -> Integers:
+    """The numbers 0 .. counts[i] - 1 of every i, one after another: [2, 0, 3] -> [0, 1, 0, 1, 2]."""
+    return np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)
 
 
 def covered_below(starts: Integers, stops: Integers, places: Integers) -> Integers:
     """How many of the positions below each place lie in intervals that are sorted and disjoint."""
     before = np.append(0, np.cumsum(stops - starts))
     at = np.searchsorted(starts, places) - 1
-    within = np.minimum(places, np.append(stops, 0)[at]) - np.append(starts, 0)[at]
-    return np.where(at >= 0, before[at] + within, 0)
+    inside = np.minimum(places, np.append(stops, 0)[at]) - np.append(starts, 0)[at]
+    return np.where(at >= 0, before[at] + inside, 0)
 
 
 def once(repeated: Integers) -> Integers:

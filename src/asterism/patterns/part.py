@@ -11,7 +11,7 @@ from typing import ClassVar
 import numpy as np
 
 from asterism.errors import PatternError
-from asterism.patterns.intervals import Integers, Intervals, once
+from asterism.patterns.intervals import Integers, Intervals, once, within
 from asterism.patterns.pattern import (
     Booleans,
     Moved,
@@ -203,8 +203,7 @@ def _pairs(left: Integers, right: Integers, rows: int) -> tuple[Integers, Intege
     """Places in two sorted lists of row numbers such that every entry meets all of its row."""
     starts = np.searchsorted(right, np.arange(rows + 1))
     counts = np.diff(starts)[left]
-    within = np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)
-    return np.repeat(np.arange(len(left)), counts), np.repeat(starts[left], counts) + within
+    return np.repeat(np.arange(len(left)), counts), np.repeat(starts[left], counts) + within(counts)
 
 
 def _by_steps(left: Integers, right: Integers) -> list[tuple[Integers | slice, int, int]]:

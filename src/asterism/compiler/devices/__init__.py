@@ -5,11 +5,15 @@ it.
 """
 
 from asterism.compiler.devices.communicate import communicate
-from asterism.compiler.devices.communication import ByHeads, ByResidues, ByRows, Communication, Ring, Share, gathered
+from asterism.compiler.devices.communication import Communication, Way
 from asterism.compiler.devices.describe import describe, refusal, summary, without_pattern
 from asterism.compiler.devices.needs import needed_keys
 from asterism.compiler.devices.shards import Shards
 from asterism.compiler.devices.traffic import RowShape, Traffic, Transfers
+from asterism.compiler.devices.ways.heads import ByHeads
+from asterism.compiler.devices.ways.residues import ByResidues
+from asterism.compiler.devices.ways.ring import Ring
+from asterism.compiler.devices.ways.rows import ByRows
 
 __all__ = [
     "Communication",
@@ -19,12 +23,11 @@ __all__ = [
     "RowShape",
     "ByRows",
     "Shards",
-    "Share",
     "Traffic",
     "Transfers",
+    "Way",
     "communicate",
     "describe",
-    "gathered",
     "needed_keys",
     "refusal",
     "summary",

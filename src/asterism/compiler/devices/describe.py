@@ -4,42 +4,36 @@ from typing import Any
 
 import numpy as np
 
-from asterism.compiler.devices.communication import ByHeads, ByResidues, ByRows, Communication, Ring, Share
+from asterism.compiler.devices.communication import Communication, Way
 from asterism.compiler.devices.shards import Shards
 from asterism.compiler.devices.traffic import RowShape, Traffic
+from asterism.compiler.devices.ways.heads import ByHeads, no_ulysses
+from asterism.compiler.devices.ways.ring import Ring
 from asterism.errors import shown
 from asterism.patterns.primitives import dense
 
 
 def without_pattern(queries: Shards, keys: Shards, shape: RowShape) -> dict[str, int | str]:
-    """The most bytes that a rank sends or receives, forward, in each way that ignores patterns; or why one cannot be.
+    """The most bytes that a device sends or receives, forward, in each way that ignores patterns; or why one cannot be.
 
-    All-gather brings every key to every rank, as context parallelism in PyTorch does; the ring moves the same from
-    neighbour to neighbour, so that a rank holds two shards at a time; Ulysses exchanges sequences for heads.
+    All-gather brings every key to every device, as context parallelism in PyTorch does; the ring moves the same from
+    neighbour to neighbour, so that a device holds two shards at a time; Ulysses exchanges sequences for heads.
     """
-    sizes, ranks = np.array(keys.sizes), keys.ranks
-    gathered = int(np.maximum(sizes.sum() - sizes, sizes * (ranks - 1)).max(initial=0)) * shape.key
+    sizes, devices = np.array(keys.sizes), keys.devices
+    gathered = int(np.maximum(sizes.sum() - sizes, sizes * (devices - 1)).max(initial=0)) * shape.key
     moved: dict[str, int | str] = {"all-gather": gathered}
-    for name, share in (("ring", Ring), ("Ulysses", ByHeads)):
-        moved[name] = Communication(dense(), queries, keys, (share(dense()),)).traffic(shape).most
-    if reason := no_ulysses(ranks, shape):
+    for name, way in (("ring", Ring), ("Ulysses", ByHeads)):
+        moved[name] = Communication(dense(), queries, keys, (way(dense()),)).traffic(shape).most
+    if reason := no_ulysses(devices, shape):
         moved["Ulysses"] = reason
     return moved
-
-
-def no_ulysses(ranks: int, shape: RowShape) -> str | None:
-    """Why sequences cannot be exchanged for heads on so many ranks; None where they can."""
-    for count, name in ((shape.heads, "heads"), (shape.key_heads, "key heads")):
-        if count % ranks:
-            return f"impossible: {ranks:,} devices do not divide {count} {name}"
-    return None
 
 
 def refusal(plan: Communication, shape: RowShape) -> str:
     """Why a dense plan is not executed unless that was asked for."""
     moved, everything = plan.traffic(shape).most, without_pattern(plan.queries, plan.keys, shape)["all-gather"]
     return (
-        f"{shown(str(plan.pattern))} over {plan.ranks} ranks would move {moved:,} bytes from or to one rank in each"
+        f"{shown(str(plan.pattern))} over {plan.devices} ranks would move {moved:,} bytes from or to one rank in each"
         f" forward pass, where bringing it every key takes {everything:,}: use a sparser pattern or longer sequences,"
         " or ask for it: dense_exchange=True (a run: --dense-exchange true)"
     )
@@ -49,11 +43,11 @@ def summary(plan: Communication, shape: RowShape) -> dict[str, Any]:
     """The plan as a JSON-ready record; bytes and messages of one layer."""
     return {
         "pattern": plan.pattern.text,
-        "devices": plan.ranks,
+        "devices": plan.devices,
         "queries": plan.queries.length,
         "keys": plan.keys.length,
         "is_dense": plan.is_dense,
-        "shares": [{"way": _title(share, plan), **_moved(plan, share, shape)} for share in plan.shares],
+        "shares": [{"way": way.title(plan), **_moved(plan, way, shape)} for way in plan.ways],
         "forward": _numbers(plan.traffic(shape)),
         "backward": _numbers(plan.backward(shape)),
         "most_key_bytes_held": int(plan.memory(shape).max(initial=0)),
@@ -67,7 +61,7 @@ def describe(plan: Communication, shape: RowShape) -> str:
     found = summary(plan, shape)
     lines = [
         str(plan.pattern),
-        f"devices:   {plan.ranks:,}, with at most {max(plan.keys.sizes):,} of {plan.keys.length:,} keys each",
+        f"devices:   {plan.devices:,}, with at most {max(plan.keys.sizes):,} of {plan.keys.length:,} keys each",
     ]
     for share in found["shares"]:
         lines.append(f"share:     {share['way']}")
@@ -109,28 +103,10 @@ def megabytes(count: int) -> str:
     return f"{count:,} bytes"
 
 
-def _title(share: Share, plan: Communication) -> str:
-    match share:
-        case ByRows(direct=direct, shared=shared, asking=asking):
-            most = int(direct.counts_received().max(initial=0))
-            parts = [f"keys go where they are read (at most {most:,} straight to a rank)"]
-            if len(shared):
-                parts.append(f"{_count(shared):,} that most ranks need go to all in two hops")
-            if len(asking):
-                parts.append(f"{_count(asking):,} queries that read nearly everything ask every rank")
-            return ", ".join(parts)
-        case ByResidues(period=period):
-            return f"tokens go where their residue modulo {period:,} lives, and results come back"
-        case ByHeads():
-            return f"every rank computes some heads of all {plan.keys.length:,} tokens (Ulysses)"
-        case Ring():
-            return "shards of keys go round the ring"
-
-
-def _moved(plan: Communication, share: Share, shape: RowShape) -> dict[str, Any]:
-    moved = {each.name: each.forward for each in plan.collectives(share, shape)}
+def _moved(plan: Communication, way: Way, shape: RowShape) -> dict[str, Any]:
+    moved = {each.name: each.forward for each in way.collectives(plan, shape)}
     return {
-        "pattern": share.pattern.text,
+        "pattern": way.pattern.text,
         "collectives": {name: _numbers(each) for name, each in moved.items() if each.most},
     }
 
@@ -143,7 +119,3 @@ def _numbers(moved: Traffic) -> dict[str, int]:
         "sent": int(moved.sent.sum()),
         "messages": int(moved.messages.sum()),
     }
-
-
-def _count(intervals: Any) -> int:
-    return int((intervals[:, 1] - intervals[:, 0]).sum())

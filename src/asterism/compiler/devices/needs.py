@@ -15,7 +15,7 @@ import numpy as np
 from asterism.compiler.compile import concrete, terms_of
 from asterism.errors import PatternError
 from asterism.patterns.documents import Documents
-from asterism.patterns.intervals import Integers, Intervals, covered_below
+from asterism.patterns.intervals import Integers, Intervals, covered_below, within
 from asterism.patterns.pattern import And, Booleans, Not, Or, Pattern, PerHead, Shifted, Tokens
 from asterism.patterns.primitives import Columns, Dense, KeySet, OneSided, Stride
 from asterism.patterns.text import parse
@@ -66,8 +66,7 @@ class QueryRuns:
         """Blocks of equal size from any runs, as small as their number allows; empty runs have none."""
         size = max(1, -(-int((stop - start).sum()) // _MOST_BLOCKS))
         counts = np.maximum(-(-(stop - start) // size), 0)
-        within = np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)
-        first = np.repeat(start, counts) + within * size
+        first = np.repeat(start, counts) + within(counts) * size
         return cls(first, np.minimum(first + size, np.repeat(stop, counts)), np.repeat(group, counts), groups)
 
     def __len__(self) -> int:
@@ -80,8 +79,7 @@ class QueryRuns:
     def singles(self, chosen: Booleans) -> "QueryRuns":
         """Each query of the chosen blocks by itself."""
         sizes = self.sizes[chosen]
-        within = np.arange(sizes.sum()) - np.repeat(np.cumsum(sizes) - sizes, sizes)
-        at = np.repeat(self.start[chosen], sizes) + within
+        at = np.repeat(self.start[chosen], sizes) + within(sizes)
         return QueryRuns(at, at + 1, np.repeat(self.group[chosen], sizes), self.groups)
 
     @property

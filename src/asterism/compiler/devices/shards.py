@@ -1,4 +1,4 @@
-"""Which tokens of a sequence each rank holds."""
+"""Which tokens of a sequence each device holds."""
 
 from dataclasses import dataclass
 from typing import Self
@@ -11,7 +11,7 @@ from asterism.patterns.intervals import Integers
 
 @dataclass(frozen=True)
 class Shards:
-    """Stretches of a sequence, one after another: rank r holds the tokens bounds[r] .. bounds[r + 1] - 1.
+    """Stretches of a sequence, one after another: device r holds the tokens bounds[r] .. bounds[r + 1] - 1.
 
     Shards may have any sizes, 0 included. Raises PatternError for bounds that do not begin at 0 or that fall.
     """
@@ -24,18 +24,18 @@ class Shards:
             raise PatternError(f"shards: bounds must begin at 0 and not fall, got {list(self.bounds)[:8]}")
 
     @classmethod
-    def even(cls, length: int, ranks: int) -> Self:
-        """As equal as can be: the first length % ranks shards have one token more."""
-        share, more = divmod(length, ranks)
-        return cls(tuple(rank * share + min(rank, more) for rank in range(ranks + 1)))
+    def even(cls, length: int, devices: int) -> Self:
+        """As equal as can be: the first length % devices shards have one token more."""
+        share, more = divmod(length, devices)
+        return cls(tuple(device * share + min(device, more) for device in range(devices + 1)))
 
     @classmethod
     def of_sizes(cls, sizes: tuple[int, ...]) -> Self:
-        """Shards of these sizes, in the order of the ranks."""
+        """Shards of these sizes, in the order of the devices."""
         return cls(tuple(int(bound) for bound in np.cumsum([0, *sizes])))
 
     @property
-    def ranks(self) -> int:
+    def devices(self) -> int:
         return len(self.bounds) - 1
 
     @property
@@ -47,10 +47,10 @@ class Shards:
     def sizes(self) -> tuple[int, ...]:
         return tuple(past - first for first, past in zip(self.bounds, self.bounds[1:], strict=False))
 
-    def range(self, rank: int) -> tuple[int, int]:
-        """The first token of a rank, and one past its last."""
-        return self.bounds[rank], self.bounds[rank + 1]
+    def range(self, device: int) -> tuple[int, int]:
+        """The first token of a device, and one past its last."""
+        return self.bounds[device], self.bounds[device + 1]
 
     def owners(self, positions: Integers) -> Integers:
-        """The rank that holds each position."""
+        """The device that holds each position."""
         return np.searchsorted(np.array(self.bounds[1:]), positions, side="right")

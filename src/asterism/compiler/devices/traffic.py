@@ -1,4 +1,4 @@
-"""Rows that go from rank to rank, and what they take in bytes.
+"""Rows that go from device to device, and what they take in bytes.
 
 A row is what one token has: its keys and values of all key heads and all rows of the batch, its queries of all query
 heads, or its results with their log-sum-exps.
@@ -41,38 +41,32 @@ class RowShape:
 
 @dataclass(frozen=True, eq=False)
 class Transfers:
-    """Intervals of positions that go from a rank to another: the rows start[i] .. stop[i] - 1 from source[i] to
+    """Intervals of positions that go from a device to another: the rows start[i] .. stop[i] - 1 from source[i] to
     target[i].
 
-    int64 arrays of one length, sorted by (source, target, start); no rank sends to itself, and no row goes twice from
-    one rank to another.
+    int64 arrays of one length, sorted by (source, target, start); no device sends to itself, and no row goes twice from
+    one device to another.
     """
 
     source: Integers
     target: Integers
     start: Integers
     stop: Integers
-    ranks: int
+    devices: int
 
     @classmethod
-    def none(cls, ranks: int) -> Self:
+    def none(cls, devices: int) -> Self:
         empty = np.zeros(0, np.int64)
-        return cls(empty, empty, empty, empty, ranks)
-
-    def counts(self) -> Integers:
-        """int64 [ranks, ranks]: how many rows go from each rank (first axis) to each."""
-        counts = np.zeros((self.ranks, self.ranks), np.int64)
-        np.add.at(counts, (self.source, self.target), self.stop - self.start)
-        return counts
+        return cls(empty, empty, empty, empty, devices)
 
     def counts_received(self) -> Integers:
-        """int64 [ranks]: how many rows come to each rank."""
-        counts = np.zeros(self.ranks, np.int64)
+        """int64 [devices]: how many rows come to each device."""
+        counts = np.zeros(self.devices, np.int64)
         np.add.at(counts, self.target, self.stop - self.start)
         return counts
 
     def positions(self, source: int, target: int) -> Integers:
-        """The positions of the rows that go from one rank to another, ascending."""
+        """The positions of the rows that go from one device to another, ascending."""
         chosen = (self.source == source) & (self.target == target)
         parts = [np.arange(*ends) for ends in zip(self.start[chosen], self.stop[chosen], strict=True)]
         return np.concatenate([np.zeros(0, np.int64), *parts])
@@ -80,8 +74,11 @@ class Transfers:
 
 @dataclass(frozen=True, eq=False)
 class Traffic:
-    """What each rank sends and receives in one direction: int64 [ranks], bytes, and messages sent (one for each rank
-    and each collective that something goes to)."""
+    """What each device sends and receives in one direction, int64 [devices] each.
+
+    sent, received  bytes
+    messages        messages sent: one for each device, and each collective, that something goes to
+    """
 
     sent: Integers
     received: Integers
@@ -92,15 +89,50 @@ class Traffic:
 
     @property
     def most(self) -> int:
-        """The most bytes that a rank sends or receives."""
+        """The most bytes that a device sends or receives."""
         return int(np.maximum(self.sent, self.received).max(initial=0))
 
     @classmethod
-    def none(cls, ranks: int) -> Self:
-        return cls(*np.zeros((3, ranks), np.int64))
+    def none(cls, devices: int) -> Self:
+        return cls(*np.zeros((3, devices), np.int64))
+
+
+@dataclass(frozen=True, eq=False)
+class Collective:
+    """An all-to-all, or several of one kind: int64 [devices] each.
+
+    sent, received  bytes
+    targets         to how many devices something is sent
+    sources         from how many devices something comes
+    again           what moves backward, where it is not the gradients of these rows the other way
+    """
+
+    name: str
+    sent: Integers
+    received: Integers
+    targets: Integers
+    sources: Integers
+    again: Traffic | None = None
+
+    @property
+    def forward(self) -> Traffic:
+        return Traffic(self.sent, self.received, self.targets)
+
+    @property
+    def backward(self) -> Traffic:
+        return Traffic(self.received, self.sent, self.sources) if self.again is None else self.again
 
     @classmethod
-    def of(cls, bytes_between: Integers) -> Self:
-        """From the bytes of one all-to-all, int64 [ranks, ranks]; what stands on the diagonal does not travel."""
-        moved = bytes_between * (1 - np.eye(len(bytes_between), dtype=np.int64))
-        return cls(moved.sum(axis=1), moved.sum(axis=0), (moved > 0).sum(axis=1))
+    def sparse(cls, name: str, source: Integers, target: Integers, rows: Integers, row: int, devices: int) -> Self:
+        """From a list of how many rows of `row` bytes go from a device to another; what stays does not travel."""
+        kept = (source != target) & (rows > 0)
+        pairs, which = np.unique(source[kept] * devices + target[kept], return_inverse=True)
+        moved = np.zeros(len(pairs), np.int64)
+        np.add.at(moved, which, rows[kept] * row)
+        zero = np.zeros(devices, np.int64)
+        sent, received, targets, sources = zero.copy(), zero.copy(), zero.copy(), zero.copy()
+        np.add.at(sent, pairs // devices, moved)
+        np.add.at(received, pairs % devices, moved)
+        np.add.at(targets, pairs // devices, 1)
+        np.add.at(sources, pairs % devices, 1)
+        return cls(name, sent, received, targets, sources)

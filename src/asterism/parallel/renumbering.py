@@ -11,8 +11,8 @@ import numpy as np
 
 from asterism.compiler.devices.needs import runs
 from asterism.memo import remembering
-from asterism.parallel.places import Places
-from asterism.parallel.routes import Local, as_runs
+from asterism.parallel.indices import TokenIndices
+from asterism.parallel.local import Local, as_runs
 from asterism.patterns import Pattern, part
 from asterism.patterns.intervals import Integers
 
@@ -27,23 +27,25 @@ class Stretch:
     rule: Pattern
     offset: int
     size: int
-    chosen: Places
-    at: Places
+    chosen: TokenIndices
+    at: TokenIndices
 
 
 @dataclass(frozen=True, eq=False)
-class Laid:
+class Renumbered:
     """Some neighbouring queries of a `Local`, at places `queries`, and all its keys in stretches."""
 
-    queries: Places
+    queries: TokenIndices
     stretches: tuple[Stretch, ...]
 
 
 @remembering
-def laid(local: Local, by_distance: bool, with_segments: bool) -> tuple[Laid, ...]:
+def renumbered(local: Local, by_distance: bool, with_segments: bool) -> tuple[Renumbered, ...]:
     """What is computed instead of `local`: the same pairs, each once."""
     return tuple(
-        Laid(Places(np.arange(start, stop)), tuple(_stretches(local, start, stop, by_distance, with_segments)))
+        Renumbered(
+            TokenIndices(np.arange(start, stop)), tuple(_stretches(local, start, stop, by_distance, with_segments))
+        )
         for start, stop in _blocks(local, by_distance)
     )
 
@@ -80,8 +82,8 @@ def _stretches(local: Local, start: int, stop: int, by_distance: bool, with_segm
                 rule=part(local.pattern, local.length, as_runs(asked), as_runs(numbers)),
                 offset=_place(numbers, first) if with_segments else first - int(numbers[0]),
                 size=len(numbers),
-                chosen=Places(np.arange(begin, end)),
-                at=Places(np.searchsorted(numbers, keys)),
+                chosen=TokenIndices(np.arange(begin, end)),
+                at=TokenIndices(np.searchsorted(numbers, keys)),
             )
         )
     return found

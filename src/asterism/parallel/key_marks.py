@@ -5,7 +5,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from asterism.parallel.places import Places
+from asterism.parallel.indices import TokenIndices
 
 
 class Marks(NamedTuple):
@@ -33,8 +33,8 @@ class Marks(NamedTuple):
             begin = end
         return Marks(*found)
 
-    def take(self, places: Places) -> "Marks":
-        return Marks(*(None if mark is None else places.take(mark[:, None])[:, 0] for mark in self))
+    def take(self, indices: TokenIndices) -> "Marks":
+        return Marks(*(None if mark is None else indices.take(mark[:, None])[:, 0] for mark in self))
 
     def readable(self, batch: int, keys: int, device: torch.device) -> Tensor:
         """key_mask, of all keys where it was not given."""

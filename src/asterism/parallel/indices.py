@@ -1,4 +1,4 @@
-"""Places of tokens among others: kept as numbers, and as what a tensor is indexed by on each device."""
+"""Where tokens lie in a tensor: kept as numbers, and as what a tensor is indexed by on each device."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -14,14 +14,14 @@ from asterism.patterns.intervals import Integers
 
 
 @dataclass(frozen=True, eq=False)
-class Places:
+class TokenIndices:
     """Numbers of tokens, in the order in which they are taken."""
 
     numbers: Integers
     _on: dict[torch.device, Tensor] = field(default_factory=dict)
 
     @classmethod
-    def first(cls, count: int) -> "Places":
+    def first(cls, count: int) -> "TokenIndices":
         """Those of the first tokens."""
         return cls(np.arange(count))
 
@@ -43,25 +43,25 @@ class Places:
         return self._on[device]
 
     def take(self, x: Tensor) -> Tensor:
-        """Tokens of x [B, heads, tokens, ...]: [B, heads, places, ...]."""
+        """Tokens of x [B, heads, tokens, ...]: [B, heads, indices, ...]."""
         run = self.run
         if run is None:
             return x.index_select(2, self.on(x.device))
         return x if len(self) == x.shape[2] else x[:, :, run]
 
     def put(self, x: Tensor, values: Tensor) -> Tensor:
-        """x with other values [B, heads, places, ...] at these places, which are ascending."""
+        """x with other values [B, heads, indices, ...] at these indices, which are ascending."""
         if (run := self.run) is None:
             return x.index_copy(2, self.on(x.device), values)
         return torch.cat([x[:, :, : run.start], values, x[:, :, run.stop :]], dim=2)
 
-    def among(self, others: Integers) -> "Places":
+    def among(self, others: Integers) -> "TokenIndices":
         """Where these stand among others, which are ascending."""
-        return Places(np.searchsorted(others, self.numbers))
+        return TokenIndices(np.searchsorted(others, self.numbers))
 
-    def split(self, counts: Sequence[int]) -> "tuple[Places, ...]":
+    def split(self, counts: Sequence[int]) -> "tuple[TokenIndices, ...]":
         """So many of them each, one after another."""
-        return tuple(Places(numbers) for numbers in np.split(self.numbers, np.cumsum(counts)[:-1]))
+        return tuple(TokenIndices(numbers) for numbers in np.split(self.numbers, np.cumsum(counts)[:-1]))
 
     def take_into(self, found: Tensor, x: Tensor) -> None:
         """What `take` gives of x, written where `found` lies."""
@@ -71,14 +71,14 @@ class Places:
             found.copy_(x[:, :, run])
 
     def add_to(self, x: Tensor, values: Tensor) -> None:
-        """Adds values [B, heads, places, ...] to x where it lies."""
+        """Adds values [B, heads, indices, ...] to x where it lies."""
         if (run := self.run) is None:
             x.index_add_(2, self.on(x.device), values)
         else:
             x[:, :, run] += values
 
     def write_to(self, x: Tensor, values: Tensor) -> None:
-        """Writes values [B, heads, places, ...] over those of x."""
+        """Writes values [B, heads, indices, ...] over those of x."""
         if (run := self.run) is None:
             x.index_copy_(2, self.on(x.device), values)
         else:
@@ -93,7 +93,7 @@ class Places:
         all_of_it, some = _Shared.apply(x, self)  # type: ignore[no-untyped-call]
         return all_of_it, some
 
-    def part_from(self, x: Tensor, others: "Places") -> tuple[Tensor, Tensor]:
+    def part_from(self, x: Tensor, others: "TokenIndices") -> tuple[Tensor, Tensor]:
         """What these and `others` take of x, all of whose tokens are either's; backward, nothing is added up."""
         own, theirs = _Parted.apply(x, self, others)  # type: ignore[no-untyped-call]
         return own, theirs
@@ -101,23 +101,23 @@ class Places:
 
 class _Shared(torch.autograd.Function):
     @staticmethod
-    def forward(context: Any, x: Tensor, places: Places) -> tuple[Tensor, Tensor]:
-        context.places = places
-        return x.view_as(x), places.take(x).clone(memory_format=torch.contiguous_format)
+    def forward(context: Any, x: Tensor, indices: TokenIndices) -> tuple[Tensor, Tensor]:
+        context.indices = indices
+        return x.view_as(x), indices.take(x).clone(memory_format=torch.contiguous_format)
 
     @staticmethod
     @once_differentiable
     def backward(context: Any, gradient: Tensor, of_some: Tensor) -> tuple[Tensor, None]:
         gradient = owned(gradient)
-        context.places.add_to(gradient, of_some)
+        context.indices.add_to(gradient, of_some)
         return gradient, None
 
 
 class _Parted(torch.autograd.Function):
     @staticmethod
-    def forward(context: Any, x: Tensor, *places: Places) -> tuple[Tensor, ...]:
-        context.places, context.shape = places, x.shape
-        return tuple(one.take(x) for one in places)
+    def forward(context: Any, x: Tensor, *indices: TokenIndices) -> tuple[Tensor, ...]:
+        context.indices, context.shape = indices, x.shape
+        return tuple(one.take(x) for one in indices)
 
     @staticmethod
     @once_differentiable
@@ -126,8 +126,8 @@ class _Parted(torch.autograd.Function):
             if gradient.shape == context.shape:
                 return gradient, None, None
         whole = gradients[0].new_empty(context.shape)
-        for places, gradient in zip(context.places, gradients, strict=True):
-            places.write_to(whole, gradient)
+        for indices, gradient in zip(context.indices, gradients, strict=True):
+            indices.write_to(whole, gradient)
         return whole, None, None
 
 

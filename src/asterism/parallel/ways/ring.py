@@ -1,4 +1,4 @@
-"""Keys and values that go round from rank to rank, and back again (Liu et al. 2023, Ring Attention).
+"""Keys and values that go round from rank to rank, and back again; see `Ring`.
 
 A rank holds its own shard, the one that it computes with, and the one that is on its way. Nothing of others is kept for
 the backward pass: there all shards go round a second time, the gradients of each a step behind it, and every step is
@@ -6,36 +6,82 @@ differentiated by the results of all together.
 """
 
 import math
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
-from typing import Any, NamedTuple
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from asterism import kernels
+from asterism.compiler.devices import Communication, Ring
 from asterism.kernels.attend import attend_part
 from asterism.kernels.checks import as_they_are
 from asterism.kernels.merging import Result, joined
 from asterism.kernels.operator import Rounded
+from asterism.kernels.terms.terms import DistanceTable, Terms
+from asterism.memo import remembering
+from asterism.parallel.compute import Call, Questions
 from asterism.parallel.context import SequenceParallel
 from asterism.parallel.exchange import Flight, Hop, Route, begin, finish, whole
-from asterism.parallel.marks import Marks
-from asterism.parallel.places import Places
-from asterism.patterns import Pattern
+from asterism.parallel.indices import TokenIndices
+from asterism.parallel.key_marks import Marks
+from asterism.parallel.local import Local, reading
 
 
-class KernelQuestion(NamedTuple):
-    """What a kernel is asked: q, k and v, the pattern between them, and options of `kernels.attend`."""
+def run(call: Call, way: Ring) -> Result:
+    """The results of this rank's queries."""
+    steps, segments = ring_of(call.plan, way, call.rank), call.marks.segments
+    terms, learned = _learned(call)
 
-    tensors: tuple[Tensor, Tensor, Tensor]
-    rule: Pattern
-    options: dict[str, Any]
+    def questions(step: int, tensors: Sequence[Tensor], marks: Marks, learned: Sequence[Tensor]) -> Questions:
+        if steps[step].is_empty:
+            return iter(())
+        q, k, v = tensors
+        options = call.options | {"terms": _with(terms, learned)}
+        return replace(call, options=options).questions(steps[step], q, k, v, marks, segments)
+
+    turn = RingTurn(call.context, call.plan.keys.sizes, call.marks, questions)
+    return round_the_ring(turn, (call.q, call.k, call.v), learned)
 
 
-Questions = Iterator[tuple[Places, Iterator[KernelQuestion]]]
-"""For places of queries, disjoint sets of keys one after another."""
+def _learned(call: Call) -> tuple[Terms | None, list[Tensor]]:
+    """The terms, and tensors of them that may have gradients. A bias that has some becomes a table of all distances,
+    whose gradient makes those of whatever it was computed from."""
+    terms, plan = call.options["terms"], call.plan
+    if terms is None:
+        return None, []
+    bias = terms.bias
+    if bias is not None and not isinstance(bias, DistanceTable) and bias.table(0, 1).requires_grad:
+        first, past = (end + plan.query_offset for end in plan.queries.range(call.rank))
+        first -= plan.keys.length - 1
+        bias = DistanceTable(bias.table(first, max(first, past)), first)
+    terms = replace(terms, bias=bias)
+    return terms, [x for x in (getattr(bias, "values", None), terms.relative) if isinstance(x, Tensor)]
+
+
+def _with(terms: Terms | None, learned: Sequence[Tensor]) -> Terms | None:
+    """The terms with these tensors instead of those that `_learned` named."""
+    if terms is None or not learned:
+        return terms
+    *values, relative = learned if terms.relative is not None else (*learned, None)
+    bias = replace(terms.bias, values=values[0]) if values else terms.bias
+    return replace(terms, bias=bias, relative=relative)
+
+
+@remembering
+def ring_of(plan: Communication, way: Ring, rank: int) -> tuple[Local, ...]:
+    """What rank `rank` computes at each step, with the keys of the rank that is as many before it."""
+    first, past = plan.queries.range(rank)
+    found = []
+    for step in range(plan.devices):
+        keys = np.arange(*plan.keys.range((rank - step) % plan.devices))
+        some = reading(plan, way.pattern, np.arange(first, past), keys)
+        queries = np.arange(first, past) + plan.query_offset if len(some) else np.zeros(0, np.int64)
+        found.append(Local(way.pattern, queries, keys, plan.keys.length))
+    return tuple(found)
 
 
 @dataclass(frozen=True, eq=False)
@@ -190,7 +236,7 @@ class _Back:
         return [next(found) if leaf.requires_grad else None for leaf in leaves]
 
 
-def _merge_into(out: Tensor, lse: Tensor, places: Places, more_out: Tensor, more_lse: Tensor) -> None:
+def _merge_into(out: Tensor, lse: Tensor, places: TokenIndices, more_out: Tensor, more_lse: Tensor) -> None:
     """Adds results of the queries at these places, over further keys, where the wide out and lse lie."""
     own_out, own_lse = places.take(out), places.take(lse)
     both, (own, more) = joined((own_lse, more_lse))

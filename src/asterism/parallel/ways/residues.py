@@ -1,0 +1,60 @@
+"""All tokens go where their residue lives, and results come back; see `ByResidues`."""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from asterism.compiler.devices import ByResidues, Communication, Shards
+from asterism.kernels.merging import Result
+from asterism.memo import cached_property, remembering
+from asterism.parallel.compute import Call
+from asterism.parallel.exchange import Hop, Route, whole
+from asterism.parallel.indices import TokenIndices
+from asterism.parallel.local import Local
+
+
+@dataclass(frozen=True, eq=False)
+class ResiduesOf:
+    """A share by residues: this rank's tokens in the order in which they leave and `back`, and what it computes."""
+
+    rows: TokenIndices
+    route: Route
+    attended: Local
+    back: TokenIndices
+
+    @cached_property
+    def leaving(self) -> Hop:
+        return Hop(self.rows, self.route)
+
+    @cached_property
+    def returning(self) -> Hop:
+        return whole(self.route.back)
+
+
+def run(call: Call, way: ByResidues) -> Result:
+    """The results of this rank's queries."""
+    own = residues_of(call.plan, way, call.rank)
+    marks = call.marks
+    if (rows := marks.rows) is not None:
+        marks = marks.read(*call.exchange((rows, own.leaving)))
+    q, k, v = call.exchange(*((x, own.leaving) for x in (call.q, call.k, call.v)))
+    result = call.attend(own.attended, q, k, v, marks, marks.segments)
+    return Result(*(own.back.take(x) for x in call.exchange(*((x, own.returning) for x in result))))
+
+
+@remembering
+def residues_of(plan: Communication, way: ByResidues, rank: int) -> ResiduesOf:
+    """What rank `rank` does of a share by residues."""
+    tokens, parts = plan.keys, Shards.even(way.period, plan.keys.devices)
+    own = parts.owners(np.arange(*tokens.range(rank)) % way.period)
+    everyone = np.arange(tokens.length)
+    mine = everyone[parts.owners(everyone % way.period) == rank]
+    sent = np.bincount(own, minlength=tokens.devices)
+    received = np.bincount(tokens.owners(mine), minlength=tokens.devices)
+    leaving = np.argsort(own, kind="stable")
+    return ResiduesOf(
+        rows=TokenIndices(leaving),
+        route=Route(tuple(int(x) for x in sent), tuple(int(x) for x in received)),
+        attended=Local(way.pattern, mine, mine, tokens.length),
+        back=TokenIndices(np.argsort(leaving, kind="stable")),
+    )
