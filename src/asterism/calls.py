@@ -129,6 +129,11 @@ def argument(tree: ast.expr, refusal: AsterismError) -> object:
             raise refusal
 
 
+def is_whole(value: object, least: int, most: int = 2**31 - 1) -> bool:
+    """Whether an argument is a whole number within these limits; True and False are none."""
+    return isinstance(value, int) and not isinstance(value, bool) and least <= value <= most
+
+
 def quoted(text: str) -> str:
     """A text as a message shows it: on one line, and short."""
     shortened = " ".join(text.split())

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from asterism.training.data.genomes import documents
 from asterism.training.data.genomes.documents import joined, scored_documents, training_documents
-from asterism.training.data.genomes.regions import Region
+from asterism.training.data.genomes.intervals import Interval
 
 LENGTH = 400_000
 MADE = np.random.default_rng(0).choice(np.frombuffer(b"ACGT", dtype=np.uint8), LENGTH)
@@ -31,7 +31,7 @@ def other_strand(text: str) -> str:
 
 def test_documents_have_the_sizes_of_the_paper():
     letters = Made()
-    found = list(training_documents(letters, [Region("one", 0, LENGTH)], seed=3))
+    found = list(training_documents(letters, [Interval("one", 0, LENGTH)], seed=3))
     sentences = [one.split("\n") for one in found]
     starts = [start for start, _ in letters.asked]
     passes = [at for at, start in enumerate(starts) if not at or start < starts[at - 1]]
@@ -51,19 +51,19 @@ def test_documents_have_the_sizes_of_the_paper():
 
 @given(seed=st.integers(0, 2**32), cuts=st.lists(st.integers(0, LENGTH), min_size=2, max_size=6, unique=True))
 def test_what_is_scored_is_read_once_and_nothing_else_is(seed, cuts):
-    stretches = [Region("one", *sorted(cuts)[at : at + 2]) for at in range(0, len(cuts) - 1, 2)]
+    stretches = [Interval("one", *sorted(cuts)[at : at + 2]) for at in range(0, len(cuts) - 1, 2)]
     letters = Made()
     found = "".join(scored_documents(letters, stretches, seed)).replace("\n", "")
-    assert found == "".join(TEXT[one.start : one.stop] for one in stretches)
+    assert found == "".join(TEXT[one.start : one.end] for one in stretches)
     inside = np.zeros(LENGTH, dtype=bool)
     for one in stretches:
-        inside[one.start : one.stop] = True
+        inside[one.start : one.end] = True
     list(training_documents(letters, stretches, seed, passes=2))
     assert all(inside[start:stop].all() for start, stop in letters.asked)
 
 
 def test_documents_are_a_function_of_the_seed():
-    stretches = [Region("one", 0, 90_000), Region("one", 200_000, 290_000)]
+    stretches = [Interval("one", 0, 90_000), Interval("one", 200_000, 290_000)]
     first, again, other = (list(training_documents(Made(), stretches, seed, passes=2)) for seed in (1, 1, 2))
     assert first == again and first != other
     assert list(scored_documents(Made(), stretches, 1)) != list(scored_documents(Made(), stretches, 2))
@@ -71,7 +71,7 @@ def test_documents_are_a_function_of_the_seed():
 
 def test_the_other_strand_is_read_with_equal_probability():
     letters = Made()
-    found = list(training_documents(letters, [Region("one", 0, LENGTH)], seed=0, both_strands=True))
+    found = list(training_documents(letters, [Interval("one", 0, LENGTH)], seed=0, both_strands=True))
     turned = 0
     for document, (start, stop) in zip(found, letters.asked, strict=True):
         text, sentences = TEXT[start:stop], document.split("\n")
@@ -92,5 +92,9 @@ def test_a_sentence_is_whole_on_either_strand():
 
 def test_blocks_that_lie_next_to_each_other_are_one_stretch():
     blocks = [("a", 0, 5), ("a", 5, 9), ("a", 10, 12), ("b", 12, 20), ("b", 20, 21)]
-    assert joined(Region(*one) for one in blocks) == [Region("a", 0, 9), Region("a", 10, 12), Region("b", 12, 21)]
+    assert joined(Interval(*one) for one in blocks) == [
+        Interval("a", 0, 9),
+        Interval("a", 10, 12),
+        Interval("b", 12, 21),
+    ]
     assert joined([]) == []

@@ -15,6 +15,7 @@ from typing import ClassVar, Self
 
 import numpy as np
 
+from asterism.calls import is_whole
 from asterism.errors import ConfigurationError, shown
 from asterism.training.readers.learned import Scorer
 
@@ -107,11 +108,6 @@ class Reader(ABC):
     def _require(self, name: str, holds: bool, rule: str) -> None:
         if not holds:
             raise ConfigurationError(f"reader: {self.name}: {name} {rule}, got {shown(getattr(self, name))}")
-
-
-def is_whole(value: object, least: int) -> bool:
-    """Whether a value is a whole number that a run can record."""
-    return isinstance(value, int) and not isinstance(value, bool) and least <= value < 2**31
 
 
 def windows_of(tokens: int, size: int, shared: int) -> list[Stretch]:

@@ -17,8 +17,9 @@ from typing import ClassVar
 
 import numpy as np
 
+from asterism.calls import is_whole
 from asterism.training.readers.bm25 import bm25, count_words, words_of
-from asterism.training.readers.reader import Document, Reader, Row, Stretch, is_whole, together, windows_of
+from asterism.training.readers.reader import Document, Reader, Row, Stretch, together, windows_of
 
 _SENTENCE_END = re.compile(r"(?<=[.!?])\s+|\n+")
 

@@ -4,8 +4,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar, Self
 
+from asterism.calls import is_whole
 from asterism.errors import ConfigurationError
-from asterism.training.readers.reader import Document, Reader, Row, is_whole, windows_of
+from asterism.training.readers.reader import Document, Reader, Row, windows_of
 
 POOLS = ("mean", "max", "span")
 """Ways to make one answer of what is said about several windows. Which of them suit is the task's to say."""

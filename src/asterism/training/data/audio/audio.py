@@ -5,7 +5,8 @@ from pathlib import Path
 
 import numpy as np
 
-from asterism.errors import CheckpointError, ConfigurationError
+from asterism.calls import is_whole
+from asterism.errors import CheckpointError
 from asterism.training.data.audio.baselines import flac_bits, order2_bits
 from asterism.training.data.audio.clips import AudioSplits, refused
 from asterism.training.data.audio.decoding import RATES, inspect, read_codes, require_soundfile
@@ -26,12 +27,10 @@ class Audio(Modality):
     outputs = (".wav",)
 
     def __init__(self, rate: int = 12_000, classes: int | None = None) -> None:
-        if type(rate) is not int or not RATES[0] <= rate <= RATES[1]:
-            raise ConfigurationError(
-                f"modality: audio: rate={rate!r} must be a whole number from {RATES[0]:,} to {RATES[1]:,}"
-            )
-        if classes is not None and (type(classes) is not int or not 1 <= classes <= MOST_CLASSES):
-            raise ConfigurationError(f"modality: audio: classes={classes!r} must be from 1 to {MOST_CLASSES:,}")
+        least, most = RATES
+        self._require("rate", rate, is_whole(rate, least, most), f"must be a whole number from {least:,} to {most:,}")
+        holds = classes is None or is_whole(classes, 1, MOST_CLASSES)
+        self._require("classes", classes, holds, f"must be from 1 to {MOST_CLASSES:,}")
         self.rate, self.classes = rate, classes
 
     def splits(self, path: str | None) -> AudioSplits:

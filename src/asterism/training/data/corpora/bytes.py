@@ -27,7 +27,8 @@ from typing import Any
 
 import numpy as np
 
-from asterism.errors import ConfigurationError, DataError
+from asterism.calls import is_whole
+from asterism.errors import DataError
 from asterism.presence import require_data
 from asterism.training.data.corpora.folders import list_folder, regular, split_of
 from asterism.training.data.corpora.modality import Modality
@@ -89,8 +90,8 @@ class Bytes(Modality):
     name, unit = "bytes", "bytes"
 
     def __init__(self, record_length: int | None = None) -> None:
-        if record_length is not None and (type(record_length) is not int or record_length < 1):
-            raise ConfigurationError(f"modality: bytes: record_length={record_length!r} must be at least 1")
+        holds = record_length is None or is_whole(record_length, 1, 2**63)
+        self._require("record_length", record_length, holds, "must be at least 1")
         self.record_length = self.sequence_length = record_length
         self.is_stream = record_length is None
 

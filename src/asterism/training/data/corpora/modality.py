@@ -15,7 +15,7 @@ from typing import ClassVar
 import numpy as np
 
 from asterism.calls import Vocabulary
-from asterism.errors import ConfigurationError
+from asterism.errors import ConfigurationError, shown
 from asterism.training.data.corpora.splits import Split, Splits
 
 VOCABULARY = Vocabulary(
@@ -113,6 +113,10 @@ class Modality(ABC):
     def kept(self, values: int, share: float | None) -> int:
         """How many of the values of a sequence that is to be continued the model is given: a share, by default all."""
         return values if share is None else round(share * values)
+
+    def _require(self, argument: str, value: object, holds: bool, rule: str) -> None:
+        if not holds:
+            raise ConfigurationError(f"modality: {self.name}: {argument}={shown(value)} {rule}")
 
     def __str__(self) -> str:
         """The text that means this modality; settings that are at their defaults are left out."""

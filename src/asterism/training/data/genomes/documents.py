@@ -11,12 +11,12 @@ Invariant: documents are a function of the stretches and the seed, and no letter
 """
 
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Protocol
 
 import numpy as np
 
+from asterism.training.data.genomes.intervals import Interval
 from asterism.training.data.genomes.letters import reverse_complement
-from asterism.training.data.genomes.regions import Region
+from asterism.training.data.genomes.sequences import Sequences
 
 PASSES = 10
 LATEST_START = 5_000
@@ -24,42 +24,35 @@ SENTENCES = (50, 100)
 BASES = (500, 1_000)
 
 
-class NamedLetters(Protocol):
-    """Sequences by name."""
-
-    def read(self, name: str, start: int, stop: int) -> np.ndarray:
-        """The letters start .. stop - 1 of a sequence: uint8 [stop - start]."""
-
-
-def joined(regions: Iterable[Region]) -> list[Region]:
+def joined(regions: Iterable[Interval]) -> list[Interval]:
     """The same places: a region that begins at the end of the one before is part of it."""
-    found: list[Region] = []
+    found: list[Interval] = []
     for one in regions:
-        if found and (found[-1].name, found[-1].stop) == (one.name, one.start):
-            one = Region(one.name, found.pop().start, one.stop)
+        if found and (found[-1].sequence, found[-1].end) == (one.sequence, one.start):
+            one = Interval(one.sequence, found.pop().start, one.end)
         found.append(one)
     return found
 
 
 def training_documents(
-    letters: NamedLetters, stretches: Sequence[Region], seed: int, *, passes: int = PASSES, both_strands: bool = False
+    letters: Sequences, stretches: Sequence[Interval], seed: int, *, passes: int = PASSES, both_strands: bool = False
 ) -> Iterator[str]:
     """The documents of so many passes, one pass after the other; with `both_strands` every second one, as chance has
     it, is read from the other strand."""
     for number in range(passes):
         for place, stretch in enumerate(stretches):
             random = _generator(seed, number + 1, place)
-            latest = min(LATEST_START, (stretch.stop - stretch.start) // 10)
+            latest = min(LATEST_START, len(stretch) // 10)
             first = stretch.start + int(random.integers(latest, endpoint=True))
-            for bounds in _cut(first, stretch.stop, random):
-                yield _text(letters, stretch.name, bounds, turned=both_strands and random.random() < 0.5)
+            for bounds in _cut(first, stretch.end, random):
+                yield _text(letters, stretch.sequence, bounds, turned=both_strands and random.random() < 0.5)
 
 
-def scored_documents(letters: NamedLetters, stretches: Sequence[Region], seed: int) -> Iterator[str]:
+def scored_documents(letters: Sequences, stretches: Sequence[Interval], seed: int) -> Iterator[str]:
     """Documents that hold every base of the stretches once."""
     for place, stretch in enumerate(stretches):
-        for bounds in _cut(stretch.start, stretch.stop, _generator(seed, 0, place)):
-            yield _text(letters, stretch.name, bounds, turned=False)
+        for bounds in _cut(stretch.start, stretch.end, _generator(seed, 0, place)):
+            yield _text(letters, stretch.sequence, bounds, turned=False)
 
 
 def _generator(seed: int, number: int, place: int) -> np.random.Generator:
@@ -76,7 +69,7 @@ def _cut(first: int, stop: int, random: np.random.Generator) -> Iterator[np.ndar
         first = int(bounds[-1])
 
 
-def _text(letters: NamedLetters, name: str, bounds: np.ndarray, *, turned: bool) -> str:
+def _text(letters: Sequences, name: str, bounds: np.ndarray, *, turned: bool) -> str:
     first, last = int(bounds[0]), int(bounds[-1])
     read, cuts = letters.read(name, first, last), bounds - first
     if turned:

@@ -110,30 +110,27 @@ def _events(path: str | Path) -> Iterator[_Record | _Feature | bytes]:
         place = f"{path}, line {number:,}"
         if not line.strip():
             continue
+        begins = not line.startswith(" ") or line[5:6].strip()  # all else continues a feature
+        if feature is not None and begins:
+            yield feature
+            feature = None
         if record is None:
             record = _locus(place, line)
         elif line.startswith("//"):
-            if feature is not None:
-                yield feature
             if record.section == "ORIGIN" and record.seen != record.length:
                 raise DataError(f"{place}: the record has {record.seen:,} letters; its LOCUS says {record.length:,}")
             yield record
-            record = feature = None
+            record = None
         elif record.section == "ORIGIN":
             yield _letters(place, line, record)
         elif not line.startswith(" "):
-            if feature is not None:
-                yield feature
-                feature = None
             record.section, *rest = line.split()
             if record.section == "VERSION" and rest:
                 record.name = rest[0]
             if record.section == "ORIGIN":
                 yield record
         elif record.section == "FEATURES":
-            if line[5:6].strip():
-                if feature is not None:
-                    yield feature
+            if begins:
                 feature = _feature(place, line, record)
             elif feature is None:
                 raise DataError(f"{place}: a qualifier stands before the first feature")

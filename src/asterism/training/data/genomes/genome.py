@@ -14,14 +14,16 @@ from typing import get_args
 
 import numpy as np
 
-from asterism.errors import ConfigurationError, DataError, shown
+from asterism.calls import is_whole
+from asterism.errors import DataError
 from asterism.training.data.corpora.folders import split_homes
 from asterism.training.data.corpora.modality import Modality
 from asterism.training.data.corpora.splits import SPLITS, Pieces, Split, Splits
 from asterism.training.data.genomes import documents, letters
+from asterism.training.data.genomes.intervals import Interval
 from asterism.training.data.genomes.letters import BASES, UNKNOWN, Masked
 from asterism.training.data.genomes.ngram import yardsticks
-from asterism.training.data.genomes.regions import Parts, Region, divide, parse_regions
+from asterism.training.data.genomes.regions import Parts, divide, parse_regions
 from asterism.training.data.genomes.sequences import SequenceFile, Sequences, files_below, open_sequences
 
 LONGEST_PROMPT = 1 << 24
@@ -93,7 +95,7 @@ class GenomeSplits(Splits):
         """As `documents.py` makes them, a sentence in each line: always the same ones."""
         parts = self.parts[split]
         regions = documents.joined(
-            Region(self.sequences.names[owner], start, start + size)
+            Interval(self.sequences.names[owner], start, start + size)
             for owner, start, size in zip(
                 parts.owners.tolist(), parts.starts.tolist(), parts.sizes.tolist(), strict=True
             )
@@ -127,20 +129,14 @@ class Genome(Modality):
         passes: int = documents.PASSES,
     ) -> None:
         for argument, value in (("validation", validation), ("test", test)):
-            if value is not None and (not isinstance(value, str) or not value.split()):
-                raise ConfigurationError(
-                    f"modality: genome: {argument}={shown(value)} must name regions, such as 'chr8'"
-                )
-        if masked not in get_args(Masked):
-            raise ConfigurationError(f"modality: genome: masked={shown(masked)} must be 'upper' or 'N'")
-        if isinstance(most_unknown, bool) or not isinstance(most_unknown, int | float) or not 0 <= most_unknown <= 1:
-            raise ConfigurationError(f"modality: genome: most_unknown={shown(most_unknown)} must be from 0 to 1")
-        if not isinstance(reverse_complement, bool):
-            raise ConfigurationError(
-                f"modality: genome: reverse_complement={shown(reverse_complement)} must be True or False"
-            )
-        if isinstance(passes, bool) or not isinstance(passes, int) or not 1 <= passes <= MOST_PASSES:
-            raise ConfigurationError(f"modality: genome: passes={shown(passes)} must be from 1 to {MOST_PASSES}")
+            holds = value is None or isinstance(value, str) and bool(value.split())
+            self._require(argument, value, holds, "must name regions, such as 'chr8'")
+        self._require("masked", masked, masked in get_args(Masked), "must be 'upper' or 'N'")
+        holds = isinstance(most_unknown, int | float) and not isinstance(most_unknown, bool) and 0 <= most_unknown <= 1
+        self._require("most_unknown", most_unknown, holds, "must be from 0 to 1")
+        turned = reverse_complement
+        self._require("reverse_complement", turned, isinstance(turned, bool), "must be True or False")
+        self._require("passes", passes, is_whole(passes, 1, MOST_PASSES), f"must be from 1 to {MOST_PASSES}")
         self.validation, self.test, self.masked = validation, test, masked
         self.most_unknown, self.reverse_complement, self.passes = most_unknown, reverse_complement, passes
 

@@ -5,11 +5,14 @@ Places are 0-based and half-open, as in BED and Python; readers of formats that 
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from typing import Literal, Protocol
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
 from asterism.errors import DataError, shown
+
+if TYPE_CHECKING:
+    from asterism.training.data.genomes.sequences import Sequences
 
 Strand = Literal["+", "-", "."]
 """Read as the file has it, as the other strand, or neither, which is read as "+"."""
@@ -25,16 +28,6 @@ _OFFSETS: dict[str, Callable[[int], int]] = {
     "centre": lambda length: length // 2,
     "end": lambda length: length - 1,
 }
-
-
-class Letters(Protocol):
-    """Sequences as intervals need them; `Sequences` are such."""
-
-    def length(self, name: str) -> int:
-        """How many letters a sequence has. Raises DataError for a name that is not there."""
-
-    def read_padded(self, name: str, start: int, stop: int, strand: str = "+") -> np.ndarray:
-        """Letters of a strand, with N beyond the ends."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +61,7 @@ class Interval:
             return replace(self, start=behind - after, end=behind + before)
         return replace(self, start=self.start + offset - before, end=self.start + offset + after)
 
-    def letters(self, sequences: Letters) -> np.ndarray:
+    def letters(self, sequences: "Sequences") -> np.ndarray:
         """Its letters as its strand reads them: uint8 [end - start].
 
         Raises DataError if it is not within its sequence; `Sequences.read_padded` has N for what is not.
@@ -76,7 +69,7 @@ class Interval:
         self.require_within(sequences)
         return sequences.read_padded(self.sequence, self.start, self.end, self.strand)
 
-    def require_within(self, sequences: Letters) -> None:
+    def require_within(self, sequences: "Sequences") -> None:
         """Raises DataError, naming the line it was read from, if its sequence is not there or does not hold it."""
         where = f"{self.place}: " if self.place else ""
         try:

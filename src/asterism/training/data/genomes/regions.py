@@ -15,22 +15,14 @@ from asterism.errors import DataError, shown
 from asterism.training.data.corpora.folders import split_of
 from asterism.training.data.corpora.splits import SPLITS, Split
 from asterism.training.data.genomes.index import GRID
+from asterism.training.data.genomes.intervals import Interval
 from asterism.training.data.genomes.letters import UNKNOWN
 from asterism.training.data.genomes.sequences import Sequences
 
 _REGION = re.compile(r"(.+):([0-9][0-9,]*)-([0-9][0-9,]*)")
 
 
-@dataclass(frozen=True)
-class Region:
-    """The letters start .. stop - 1 of a sequence."""
-
-    name: str
-    start: int
-    stop: int
-
-
-def parse_regions(text: str, sequences: Sequences) -> list[Region]:
+def parse_regions(text: str, sequences: Sequences) -> list[Interval]:
     """The regions that a text names, separated by spaces: "chr8 chr9" or "chr7:30,508,751-35,296,850".
 
     The first letter has number 1 and the last one is within, as samtools counts. Raises DataError for a sequence that
@@ -40,13 +32,13 @@ def parse_regions(text: str, sequences: Sequences) -> list[Region]:
     for word in text.split():
         parts = None if word in sequences else _REGION.fullmatch(word)
         if parts is None:
-            found.append(Region(word, 0, sequences.length(word)))
+            found.append(Interval(word, 0, sequences.length(word)))
             continue
         name, first, last = parts[1], int(parts[2].replace(",", "")[:18]), int(parts[3].replace(",", "")[:18])
         length = sequences.length(name)
         if not 1 <= first <= last <= length:
             raise DataError(f"data: the region {shown(word)} is not within {name}:1-{length:,}")
-        found.append(Region(name, first - 1, last))
+        found.append(Interval(name, first - 1, last))
     return found
 
 
@@ -65,7 +57,7 @@ class Parts:
 
 
 def divide(
-    sequences: Sequences, named: Mapping[Split, Sequence[Region]], homes: Mapping[str, Split], most_unknown: float
+    sequences: Sequences, named: Mapping[Split, Sequence[Interval]], homes: Mapping[str, Split], most_unknown: float
 ) -> tuple[dict[Split, Parts], int]:
     """The pieces of each split, and how many letters were left out with blocks of which more than `most_unknown` is N.
 
@@ -102,11 +94,11 @@ def divide(
     return {split: _parts(rows[split]) for split in SPLITS}, left_out
 
 
-def _by_sequence(named: Mapping[Split, Sequence[Region]]) -> dict[str, list[tuple[int, int, Split]]]:
+def _by_sequence(named: Mapping[Split, Sequence[Interval]]) -> dict[str, list[tuple[int, int, Split]]]:
     found: dict[str, list[tuple[int, int, Split]]] = {}
     for split, regions in named.items():
         for region in regions:
-            found.setdefault(region.name, []).append((region.start, region.stop, split))
+            found.setdefault(region.sequence, []).append((region.start, region.end, split))
     for name, stretches in found.items():
         stretches.sort()
         for (_, stop, _), (start, _, _) in zip(stretches, stretches[1:], strict=False):

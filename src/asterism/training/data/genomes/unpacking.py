@@ -9,7 +9,7 @@ import os
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
-from typing import IO, Protocol
+from typing import IO, Any
 
 from asterism.errors import DataError
 
@@ -128,19 +128,20 @@ def _members(path: str | Path, file: IO[bytes], magic: bytes) -> Iterator[bytes]
     start = data = file.read(PIECE)
     offset = 0
     while start:
-        unpacker: _Unpacker = _Gzip() if magic == GZIP else _Xz()
+        unpacker = _unpacker(magic)
         while not unpacker.eof:
             try:
-                block, data = unpacker.take(data)
+                block = unpacker.decompress(data, BLOCK)
             except (zlib.error, lzma.LZMAError) as error:
                 raise DataError(f"{path} cannot be unpacked near byte {offset:,}: {_one_line(error)}") from None
+            data = getattr(unpacker, "unconsumed_tail", b"")  # lzma keeps what it did not take
             if block:
                 yield block
             elif not unpacker.eof and not data:
                 offset = file.tell()
                 if not (data := file.read(PIECE)):
                     raise DataError(f"{path} breaks off at byte {offset:,}; is the download complete?")
-        data = unpacker.left
+        data = unpacker.unused_data
         while not data.strip(b"\0") and (more := file.read(PIECE)):  # zeros may fill the last block of a tape or disk
             data = more
         start = data = data.lstrip(b"\0")
@@ -150,52 +151,11 @@ def _members(path: str | Path, file: IO[bytes], magic: bytes) -> Iterator[bytes]
             raise DataError(f"{path} has bytes behind its end, {start[:4].hex(' ')}, that are not compressed")
 
 
-class _Unpacker(Protocol):
-    """What zlib and lzma have in common."""
-
-    @property
-    def eof(self) -> bool:
-        """Whether the member has ended."""
-
-    @property
-    def left(self) -> bytes:
-        """What stood behind its end."""
-
-    def take(self, data: bytes) -> tuple[bytes, bytes]:
-        """At most `BLOCK` bytes, and what of the data is to be given again."""
-
-
-class _Gzip:
-    def __init__(self) -> None:
-        self._inner = zlib.decompressobj(wbits=31)
-
-    @property
-    def eof(self) -> bool:
-        return self._inner.eof
-
-    @property
-    def left(self) -> bytes:
-        return self._inner.unused_data
-
-    def take(self, data: bytes) -> tuple[bytes, bytes]:
-        block = self._inner.decompress(data, BLOCK)
-        return block, self._inner.unconsumed_tail
-
-
-class _Xz:
-    def __init__(self) -> None:
-        self._inner = lzma.LZMADecompressor(format=lzma.FORMAT_XZ, memlimit=XZ_MEMORY)
-
-    @property
-    def eof(self) -> bool:
-        return self._inner.eof
-
-    @property
-    def left(self) -> bytes:
-        return self._inner.unused_data
-
-    def take(self, data: bytes) -> tuple[bytes, bytes]:
-        return self._inner.decompress(data, BLOCK), b""  # the library keeps what it did not take
+def _unpacker(magic: bytes) -> Any:
+    """What unpacks one member: `decompress(data, most)`, `eof`, and `unused_data` behind its end."""
+    if magic == GZIP:
+        return zlib.decompressobj(wbits=31)
+    return lzma.LZMADecompressor(format=lzma.FORMAT_XZ, memlimit=XZ_MEMORY)
 
 
 def _bounded(path: str | Path, unfolded: Iterator[bytes], size: int) -> Iterator[bytes]:

@@ -6,7 +6,8 @@ from typing import cast
 
 import numpy as np
 
-from asterism.errors import ConfigurationError, nearest, shown
+from asterism.calls import is_whole
+from asterism.errors import nearest
 from asterism.training.data.corpora.modality import Modality
 from asterism.training.data.corpora.splits import Split, Splits
 from asterism.training.data.images.compression import compressed
@@ -49,13 +50,15 @@ class Images(Modality):
         classes: int | None = None,
     ) -> None:
         for name, number, most in (("width", width, MOST_VALUES), ("height", height, MOST_VALUES)):
-            _require(name, number, _whole(number, 1, most), "must be a whole number above 0")
-        _require("channels", channels, channels in (1, 3) and _whole(channels, 1, 3), "must be 1 or 3")
-        _require("width", width, width * height * channels <= MOST_VALUES, f"gives more than {MOST_VALUES:,} values")
-        _require("classes", classes, classes is None or _whole(classes, 1, MOST_CLASSES), "must be at least 1")
+            self._require(name, number, is_whole(number, 1, most), "must be a whole number above 0")
+        self._require("channels", channels, channels in (1, 3) and is_whole(channels, 1, 3), "must be 1 or 3")
+        self._require(
+            "width", width, width * height * channels <= MOST_VALUES, f"gives more than {MOST_VALUES:,} values"
+        )
+        self._require("classes", classes, classes is None or is_whole(classes, 1, MOST_CLASSES), "must be at least 1")
         for name, word, known in (("resize", resize, RESIZE), ("background", background, (None, *BACKGROUNDS))):
             hint = nearest(word, [one for one in known if one]) if isinstance(word, str) else ""
-            _require(name, word, word in known, f"must be one of {', '.join(str(one) for one in known)}.{hint}")
+            self._require(name, word, word in known, f"must be one of {', '.join(str(one) for one in known)}.{hint}")
         self.width, self.height, self.channels = width, height, channels
         self.resize, self.background, self.classes = resize, background, classes
         self.fitting = Fitting(width, height, channels, resize, background)
@@ -126,12 +129,3 @@ def _most_counted(fitting: Fitting) -> int:
 def _read(pieces: ImagePieces, numbers: Iterable[int]) -> Iterator[np.ndarray]:
     for number in numbers:
         yield pieces.pictures.read(number, pieces.fitting)
-
-
-def _whole(value: object, least: int, most: int) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and least <= value <= most
-
-
-def _require(name: str, value: object, holds: bool, rule: str) -> None:
-    if not holds:
-        raise ConfigurationError(f"modality: images: {name}={shown(value)} {rule}")

@@ -8,17 +8,17 @@ of the columns as `columns`. Nothing is unpickled.
 """
 
 import zipfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, overload
+from typing import Any
 
 import numpy as np
 
 from asterism.errors import DataError
 from asterism.presence import require_package
-from asterism.training.data.records.held_out import Chosen
+from asterism.training.data.records.held_out import OnDemand
 from asterism.training.data.records.record import Record
 from asterism.training.data.records.sequences import LabelledSequence
 
@@ -35,7 +35,7 @@ _ITEM = {"logical": 1, "int8": 1, "uint8": 1, "int16": 2, "uint16": 2, "int32": 
 
 
 @dataclass(frozen=True, eq=False)
-class OneHotSequences(Sequence[LabelledSequence]):
+class OneHotSequences(OnDemand):
     """The examples of a file; each is read when it is asked for.
 
     bases, labels  arrays, or data sets of HDF5, with the axes as they are in the file
@@ -51,14 +51,8 @@ class OneHotSequences(Sequence[LabelledSequence]):
     def __len__(self) -> int:
         return int(self.bases.shape[self.axes[0]])
 
-    @overload
-    def __getitem__(self, number: int) -> LabelledSequence: ...
-    @overload
-    def __getitem__(self, number: slice) -> Sequence[LabelledSequence]: ...
-    def __getitem__(self, number: int | slice) -> Any:
+    def made(self, number: int) -> LabelledSequence:
         """Raises DataError for what is not 0 or 1, and a base that is two at once."""
-        if isinstance(number, slice):
-            return Chosen(self, range(len(self))[number])
         place = f"{self.path}, example {number:,}"
         bits, labels = self._part(self.bases, self.axes[0], number), self._part(self.labels, self.axes[3], number)
         if self.axes[1] > self.axes[2]:

@@ -6,14 +6,13 @@ strand is; beyond the ends of the sequence it has N.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, overload
 
 import numpy as np
 
 from asterism.errors import DataError
 from asterism.training.data.genomes.intervals import Interval, interval
 from asterism.training.data.genomes.sequences import Sequences
-from asterism.training.data.records.held_out import Chosen
+from asterism.training.data.records.held_out import OnDemand
 from asterism.training.data.records.record import Record
 from asterism.training.data.records.sequences import LabelledSequence
 
@@ -22,7 +21,7 @@ FIELDS = ("id", "chromosome", "start", "end", "strand")
 
 
 @dataclass(frozen=True, eq=False)
-class GenomeWindows(Sequence[LabelledSequence]):
+class GenomeWindows(OnDemand):
     """Windows of `length` bases around intervals that are records with `FIELDS`.
 
     labels  uint8 [intervals, columns]
@@ -37,13 +36,7 @@ class GenomeWindows(Sequence[LabelledSequence]):
     def __len__(self) -> int:
         return len(self.records)
 
-    @overload
-    def __getitem__(self, number: int) -> LabelledSequence: ...
-    @overload
-    def __getitem__(self, number: slice) -> Sequence[LabelledSequence]: ...
-    def __getitem__(self, number: int | slice) -> Any:
-        if isinstance(number, slice):
-            return Chosen(self, range(len(self))[number])
+    def made(self, number: int) -> LabelledSequence:
         record = self.records[number]
         letters = window_letters(self.sequences, interval_of(record), self.length)
         return LabelledSequence(record, letters, True, self.columns, self.labels[number])

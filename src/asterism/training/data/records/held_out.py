@@ -1,5 +1,6 @@
 """Examples in two parts: those to train on and those that are held out, chosen by the seed. Nothing is read for it."""
 
+from abc import abstractmethod
 from collections.abc import Sequence
 from typing import Any, overload
 
@@ -12,7 +13,22 @@ HOLD_OUT = 2**32
 """Keys the order in which examples are held out: no pass over the examples has this number."""
 
 
-class Chosen(Sequence[Any]):
+class OnDemand(Sequence[Any]):
+    """A sequence whose elements are made when they are asked for, by `made`."""
+
+    @abstractmethod
+    def made(self, number: int) -> Any:
+        """The element of a number."""
+
+    @overload
+    def __getitem__(self, number: int) -> Any: ...
+    @overload
+    def __getitem__(self, number: slice) -> "Chosen": ...
+    def __getitem__(self, number: int | slice) -> Any:
+        return Chosen(self, range(len(self))[number]) if isinstance(number, slice) else self.made(number)
+
+
+class Chosen(OnDemand):
     """Some elements of a sequence, each taken from it when it is asked for."""
 
     def __init__(self, whole: Sequence[Any], numbers: Sequence[int]) -> None:
@@ -21,13 +37,7 @@ class Chosen(Sequence[Any]):
     def __len__(self) -> int:
         return len(self.numbers)
 
-    @overload
-    def __getitem__(self, number: int) -> Any: ...
-    @overload
-    def __getitem__(self, number: slice) -> "Chosen": ...
-    def __getitem__(self, number: int | slice) -> Any:
-        if isinstance(number, slice):
-            return Chosen(self.whole, self.numbers[number])
+    def made(self, number: int) -> Any:
         return self.whole[self.numbers[number]]
 
 
