@@ -252,6 +252,6 @@ def _with_all_keys(call: Call, return_lse: bool) -> tuple[Tensor, ...]:
         marks = marks.read(*call.exchange((rows, everyone)))
     k, v = call.exchange((call.k, everyone), (call.v, everyone))
     first = plan.query_offset + plan.queries.range(call.rank)[0]
-    options = call.options | marks._asdict()
-    found: Any = kernels.attend(call.q, k, v, plan.pattern, query_offset=first, return_lse=return_lse, **options)
+    options = call.options | marks._asdict() | {"query_offset": first, "return_lse": return_lse}
+    found: Any = kernels.attend(call.q, k, v, plan.pattern, **options)
     return tied(found if return_lse else (found,), call.received)

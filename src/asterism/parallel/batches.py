@@ -51,9 +51,9 @@ def shard(
         raise ConfigurationError("shard needs a batch with input_ids or inputs_embeds: there are no tokens to cut")
     tokens = like.shape[1]
     shards = Shards.even(tokens, context.ranks) if shards is None else shards
-    if shards.ranks != context.ranks or shards.length != tokens:
+    if shards.devices != context.ranks or shards.length != tokens:
         raise ConfigurationError(
-            f"shards of {shards.length} tokens on {shards.ranks} ranks do not fit a batch of {tokens} tokens on"
+            f"shards of {shards.length} tokens on {shards.devices} ranks do not fit a batch of {tokens} tokens on"
             f" {context.ranks} ranks"
         )
     target = _first_of(given, ("decoder_input_ids", "decoder_inputs_embeds"))

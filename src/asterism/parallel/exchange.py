@@ -157,7 +157,7 @@ def tied(results: tuple[Tensor, ...], received: Sequence[Tensor]) -> tuple[Tenso
 
 def together(parcels: Sequence[Tensor]) -> Tensor:
     """[B, heads, rows, ...] one after another."""
-    some = [x for x in parcels if x.shape[2]] or parcels[:1]
+    some = [x for x in parcels if x.shape[2]] or list(parcels[:1])
     return torch.cat(some, dim=2) if len(some) > 1 else some[0]
 
 

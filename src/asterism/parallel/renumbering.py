@@ -1,7 +1,7 @@
 """Keys laid so that the numbers of tokens say what terms and segments go by.
 
 Tables by distance count tokens between a query and a key, so both must be numbered as they stand: keys are laid in
-stretches, with gaps that nobody reads. Segments are told by the numbers of keys, so the queries' own places are among
+stretches, with gaps that nobody reads. Segments are told by the numbers of keys, so the queries' own numbers are among
 them, read or not.
 """
 
@@ -22,7 +22,7 @@ _GAP = 64
 
 @dataclass(frozen=True, eq=False)
 class Stretch:
-    """Some of the keys of a `Local`, `chosen`, laid at places `at` of `size`; queries are numbers from `offset` on."""
+    """Some of the keys of a `Local`, `chosen`, laid at indices `at` of `size`; queries are numbers from `offset` on."""
 
     rule: Pattern
     offset: int
@@ -33,7 +33,7 @@ class Stretch:
 
 @dataclass(frozen=True, eq=False)
 class Renumbered:
-    """Some neighbouring queries of a `Local`, at places `queries`, and all its keys in stretches."""
+    """Some neighbouring queries of a `Local`, at indices `queries`, and all its keys in stretches."""
 
     queries: TokenIndices
     stretches: tuple[Stretch, ...]

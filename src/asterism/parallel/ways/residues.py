@@ -44,7 +44,7 @@ def run(call: Call, way: ByResidues) -> Result:
 
 @remembering
 def residues_of(plan: Communication, way: ByResidues, rank: int) -> ResiduesOf:
-    """What rank `rank` does of a share by residues."""
+    """What rank `rank` does."""
     tokens, parts = plan.keys, Shards.even(way.period, plan.keys.devices)
     own = parts.owners(np.arange(*tokens.range(rank)) % way.period)
     everyone = np.arange(tokens.length)

@@ -8,7 +8,7 @@ differentiated by the results of all together.
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -67,7 +67,7 @@ def _with(terms: Terms | None, learned: Sequence[Tensor]) -> Terms | None:
     if terms is None or not learned:
         return terms
     *values, relative = learned if terms.relative is not None else (*learned, None)
-    bias = replace(terms.bias, values=values[0]) if values else terms.bias
+    bias = replace(cast(Any, terms.bias), values=values[0]) if values else terms.bias
     return replace(terms, bias=bias, relative=relative)
 
 
@@ -138,10 +138,10 @@ class _Round(torch.autograd.Function):
         lse = q.new_full(q.shape[:3], -math.inf, dtype=wide)
 
         def use(step: int, k: Tensor, v: Tensor, marks: Marks) -> None:
-            for places, questions in turn.questions(step, (q, k, v), marks, learned):
+            for indices, questions in turn.questions(step, (q, k, v), marks, learned):
                 for one in questions:
                     _merge_into(
-                        out, lse, places, *kernels.attend(*one.tensors, one.rule, return_lse=True, **one.options)
+                        out, lse, indices, *kernels.attend(*one.tensors, one.rule, return_lse=True, **one.options)
                     )
 
         turn.go(k, v, use)
@@ -224,24 +224,23 @@ class _Back:
         total = self.total
         with torch.enable_grad():
             leaves = [x.detach().requires_grad_(wanted) for x, wanted in zip(tensors, self.wanted, strict=True)]
-            for places, questions in self.turn.questions(step, leaves[:3], marks, leaves[3:]):
-                residual = places.take(total.residual) if total.residual.numel() else total.residual
-                some = (places.take(x).contiguous() for x in (total.out, total.lse))
-                part = Rounded(*some, residual.contiguous())
+            for indices, questions in self.turn.questions(step, leaves[:3], marks, leaves[3:]):
+                residual = indices.take(total.residual) if total.residual.numel() else total.residual
+                part = Rounded(*(x.contiguous() for x in (indices.take(total.out), indices.take(total.lse), residual)))
                 for one in questions:
                     outputs += attend_part(*one.tensors, one.rule, part, **one.options)
-                    grads += [places.take(x).contiguous() for x in self.grads]
+                    grads += [indices.take(x).contiguous() for x in self.grads]
         asked = [leaf for leaf in leaves if leaf.requires_grad]
         found = iter(torch.autograd.grad(outputs, asked, grads, allow_unused=True) if outputs else [None] * len(asked))
         return [next(found) if leaf.requires_grad else None for leaf in leaves]
 
 
-def _merge_into(out: Tensor, lse: Tensor, places: TokenIndices, more_out: Tensor, more_lse: Tensor) -> None:
-    """Adds results of the queries at these places, over further keys, where the wide out and lse lie."""
-    own_out, own_lse = places.take(out), places.take(lse)
+def _merge_into(out: Tensor, lse: Tensor, indices: TokenIndices, more_out: Tensor, more_lse: Tensor) -> None:
+    """Adds results of the queries at these indices, over further keys, where the wide out and lse lie."""
+    own_out, own_lse = indices.take(out), indices.take(lse)
     both, (own, more) = joined((own_lse, more_lse))
-    places.write_to(out, own_out * own[..., None] + more_out * more[..., None])
-    places.write_to(lse, both)
+    indices.write_to(out, own_out * own[..., None] + more_out * more[..., None])
+    indices.write_to(lse, both)
 
 
 def _packed(tensors: Sequence[Tensor]) -> Tensor:

@@ -40,11 +40,11 @@ class Answers:
 
 @dataclass(frozen=True, eq=False)
 class RowsOf:
-    """A share by rows, as one rank sees it.
+    """The way as one rank sees it.
 
-    free      places of its queries that it answers itself, ascending, and `asked` of those that it asks everyone
+    free      indices of its queries that it answers itself, ascending, and `asked` of those that it asks everyone
     interior  these and its own keys
-    border    those of them that read received keys, at `border_places` among them
+    border    those of them that read received keys, at `border_indices` among them
     at_once   instead of both, where most queries are of the border: these and all keys, of which so many as `before`
               were received from ranks before this one; merging would take longer than it could hide
     together  sorts [free | those that ask everyone] by position
@@ -55,7 +55,7 @@ class RowsOf:
     asked: TokenIndices
     interior: Local
     border: Local
-    border_places: TokenIndices
+    border_indices: TokenIndices
     at_once: Local | None
     before: int
     answers: Answers | None
@@ -78,8 +78,8 @@ def run(call: Call, way: ByRows) -> Result:
     keys.start()
     if own.at_once is None:
         if not own.border.is_empty:
-            free, at_border = own.border_places.share(free)
-        result = call.attend(own.interior, free, *keys.own, call.marks, of_free.segments)
+            free, at_border = own.border_indices.share(free)
+        result = call.attend(own.interior, free, keys.own[0], keys.own[1], call.marks, of_free.segments)
     keys.go_on()
     partial = None
     if own.answers is not None and questions is not None:
@@ -88,8 +88,8 @@ def run(call: Call, way: ByRows) -> Result:
     if own.at_once is not None:
         result = call.attend(own.at_once, free, k, v, marks, of_free.segments)
     elif not own.border.is_empty:
-        of_border = of_free.take(own.border_places).segments
-        result = merged_at(result, call.attend(own.border, at_border, k, v, marks, of_border), own.border_places)
+        of_border = of_free.take(own.border_indices).segments
+        result = merged_at(result, call.attend(own.border, at_border, k, v, marks, of_border), own.border_indices)
     if partial is None or own.answers is None:
         return result
     return _joined(own, result, _merge_answers(call, own.answers, *partial))
@@ -97,7 +97,7 @@ def run(call: Call, way: ByRows) -> Result:
 
 @remembering
 def rows_of(plan: Communication, way: ByRows, rank: int) -> RowsOf:
-    """What rank `rank` does of a share by rows."""
+    """What rank `rank` does."""
     keys = deliver(plan.keys, way.direct, positions_in(way.shared), rank)
     first, past = plan.queries.range(rank)
     asking = positions_in(way.asking)
@@ -113,7 +113,7 @@ def rows_of(plan: Communication, way: ByRows, rank: int) -> RowsOf:
         asked=TokenIndices(asked - first),
         interior=Local(way.pattern, at, own, plan.keys.length),
         border=Local(way.pattern, at[border], keys.positions, plan.keys.length),
-        border_places=TokenIndices(border),
+        border_indices=TokenIndices(border),
         at_once=Local(way.pattern, at, every, plan.keys.length) if 2 * len(border) > len(free) else None,
         before=before,
         answers=_answers(plan, way, asking, rank) if len(asking) else None,
@@ -165,7 +165,7 @@ def _asked_marks(call: Call, own: RowsOf, segments: Tensor | None) -> Marks:
 
 
 def _joined(own: RowsOf, free: Result, asked: Result) -> Result:
-    """Results by the places of their queries."""
+    """Results by the indices of their queries."""
     if not len(own.asked):
         return free
     if (run := own.asked.run) is not None:
@@ -188,7 +188,7 @@ def _answer(
 ) -> tuple[Result, Flight]:
     """What this rank's keys say to the queries that all ranks answer: the part that it merges, and the others sent."""
     queries = answers.order.take(together([*questions.own, *questions.rows()]))
-    partial = call.attend(answers.attended, queries, *keys, call.marks, marks.segments)
+    partial = call.attend(answers.attended, queries, keys[0], keys[1], call.marks, marks.segments)
     flight, _ = call.send(*((x, answers.sent) for x in partial))
     return Result(*(answers.merged.take(x) for x in partial)), flight
 
