@@ -18,7 +18,8 @@ import torch
 
 from asterism import attend, compile_pattern, patterns
 from asterism.kernels.cpu.program import program
-from asterism.layers.padding import cut_into_rows, documents_of_rows, in_documents, lay_end_to_end
+from asterism.layers.rows.padding import cut_into_rows, documents_of_rows, lay_end_to_end
+from asterism.layers.rows.rows import in_documents
 
 
 def main() -> None:

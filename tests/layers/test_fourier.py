@@ -7,7 +7,7 @@ from transformers import FNetConfig
 from transformers.models.fnet.modeling_fnet import FNetBasicFourierTransform
 
 from asterism.errors import ConfigurationError
-from asterism.layers import FourierMixing
+from asterism.layers import FourierMixing, rows_of
 
 SHAPES = [(1, 1), (1, 6), (5, 1), (2, 2), (7, 8), (8, 7), (13, 5), (16, 12), (31, 9)]
 """Tokens and features: one, even, odd, prime."""
@@ -43,8 +43,12 @@ def test_gradients_of_first_and_second_order() -> None:
     hidden = random(2, 5, 6).requires_grad_()
     key_mask = torch.tensor([[True] * 5, [False, True, True, False, True]])
     for mask in (None, key_mask):
-        assert torch.autograd.gradcheck(lambda x, mask=mask: FourierMixing()(x, key_mask=mask), hidden)
-        assert torch.autograd.gradgradcheck(lambda x, mask=mask: FourierMixing()(x**2, key_mask=mask), hidden)
+
+        def mixed(x, rows=rows_of(hidden, key_mask=mask)):
+            return FourierMixing()(x, rows=rows)
+
+        assert torch.autograd.gradcheck(mixed, hidden)
+        assert torch.autograd.gradgradcheck(lambda x, mixed=mixed: mixed(x**2), hidden)
 
 
 def test_the_normalisation_is_that_of_hugging_face() -> None:
@@ -58,7 +62,7 @@ def test_padding_changes_no_real_token() -> None:
     masks = ["11111111", "11100000", "00010110", "00000000", "00001110", "10000000"]
     key_mask = torch.tensor([[sign == "1" for sign in mask] for mask in masks])
     hidden = random(len(masks), 8, 5).masked_fill(~key_mask[:, :, None], float("nan")).requires_grad_()
-    mixed = FourierMixing()(hidden, key_mask=key_mask)
+    mixed = FourierMixing()(hidden, rows=rows_of(hidden, key_mask=key_mask))
     weights = random(*hidden.shape, seed=1)
     (gradient,) = torch.autograd.grad(mixed, hidden, weights)
     assert not mixed[~key_mask].any() and not gradient[~key_mask].any()
@@ -79,8 +83,9 @@ def test_half_precision_is_the_transform_in_float32_rounded(dtype: torch.dtype) 
 
 @pytest.mark.parametrize("shape", [(0, 4, 6), (2, 0, 6)])
 def test_nothing_gives_nothing(shape: tuple[int, ...]) -> None:
-    assert FourierMixing()(torch.zeros(shape)).shape == shape
-    assert FourierMixing()(torch.zeros(shape), key_mask=torch.zeros(shape[:2], dtype=torch.bool)).shape == shape
+    hidden = torch.zeros(shape)
+    assert FourierMixing()(hidden).shape == shape
+    assert FourierMixing()(hidden, rows=rows_of(hidden, key_mask=hidden.any(dim=2))).shape == shape
 
 
 @pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")  # PyTorch's compiler does
@@ -96,4 +101,4 @@ def test_refusals_are_one_line() -> None:
     with pytest.raises(ConfigurationError, match=r"^fourier\(\) cannot be used by a causal model or with a cache: .*$"):
         FourierMixing()(hidden, cache=object())
     with pytest.raises(ConfigurationError, match=r"^fourier\(\) reads all tokens of a row and cannot keep segments"):
-        FourierMixing()(hidden, segments=torch.zeros(1, 4, dtype=torch.int64))
+        FourierMixing()(hidden, rows=rows_of(hidden, segments=torch.zeros(1, 4, dtype=torch.int64)))

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import nn
 
-from asterism import patterns
+from asterism import kernels, patterns
 from asterism.errors import ConfigurationError, PatternError
 from asterism.kernels.reference import reference
 from asterism.layers import (
@@ -23,8 +23,8 @@ from asterism.layers import (
     ResidualLinear,
     Rotary,
     SparseAttention,
-    attention,
     initialise,
+    rows_of,
 )
 from asterism.layers.block import ACTIVATIONS
 
@@ -79,21 +79,21 @@ def test_attention_reads_no_masked_key_and_no_other_segment() -> None:
     mask = torch.from_numpy(layer.pattern.dense(20))[None]
     key_mask = torch.rand(2, 20, generator=torch.Generator().manual_seed(3)) < 0.7
     expected = by_hand(layer, hidden, mask & key_mask[:, None, None, :])
-    torch.testing.assert_close(layer(hidden, key_mask=key_mask), expected, atol=1e-12, rtol=0)
+    torch.testing.assert_close(layer(hidden, rows=rows_of(hidden, key_mask=key_mask)), expected, atol=1e-12, rtol=0)
     segments = torch.arange(20)[None].expand(2, -1) // 6
     expected = by_hand(layer, hidden, mask & (segments[:, None, :, None] == segments[:, None, None, :]))
-    torch.testing.assert_close(layer(hidden, segments=segments), expected, atol=1e-12, rtol=0)
+    torch.testing.assert_close(layer(hidden, rows=rows_of(hidden, segments=segments)), expected, atol=1e-12, rtol=0)
 
 
 @pytest.mark.parametrize("text", ["star_transformer()", "bigbird(block=3)", "window(left=2, right=2)"])
 def test_rows_with_lengths_follow_the_pattern_at_their_own_length(text: str) -> None:
     layer = SparseAttention(32, 4, text, num_key_value_heads=2, global_projections=[1, 17]).double()
     hidden, lengths = random(5, 20, 32), [13, 20, 1, 0, 13]
-    mixed = layer(hidden, lengths=lengths)
+    mixed = layer(hidden, rows=rows_of(hidden, lengths=lengths))
     segments = torch.zeros(5, 20, dtype=torch.int64)
     ordinary = SparseAttention(32, 4, text, num_key_value_heads=2).double()
     ordinary.load_state_dict(layer.state_dict(), strict=False)
-    by_segment = ordinary(hidden, lengths=lengths, segments=segments)
+    by_segment = ordinary(hidden, rows=rows_of(hidden, lengths=lengths, segments=segments))
     for row, length in enumerate(lengths):
         alone = hidden[row : row + 1, :length]
         if length:
@@ -105,10 +105,11 @@ def test_rows_of_many_lengths_are_one_plan_and_one_call(monkeypatch: pytest.Monk
     """Where nothing has to be copied: the heads of a projection lie side by side, so rows are laid end to end as they
     are."""
     calls = []
-    original = attention.attend
-    monkeypatch.setattr(attention, "attend", lambda *x, **options: calls.append(x) or original(*x, **options))
+    original = kernels.attend
+    monkeypatch.setattr(kernels, "attend", lambda *x, **options: calls.append(x) or original(*x, **options))
     layer = SparseAttention(32, 4, "bigbird(block=3)", num_key_value_heads=2)
-    layer(random(5, 20, 32).float(), lengths=[13, 20, 1, 0, 7])
+    hidden = random(5, 20, 32).float()
+    layer(hidden, rows=rows_of(hidden, lengths=[13, 20, 1, 0, 7]))
     ((q, k, _, pattern),) = calls
     assert q.shape == (1, 4, 100, 8) and k.shape == (1, 2, 100, 8)
     assert pattern.text.endswith(", 13, -7, 20, 0, 1, -19, 0, -20, 7, -13)")
@@ -128,12 +129,12 @@ def test_global_projections_answer_with_every_key() -> None:
     others.output = layer.output
     answers = by_hand(others, hidden, torch.ones(1, 1, 20, 20, dtype=torch.bool) & key_mask[:, None, None, :])
     expected = torch.where(torch.isin(torch.arange(20), torch.tensor([0, 7]))[:, None], answers, expected)
-    torch.testing.assert_close(layer(hidden, key_mask=key_mask), expected, atol=1e-12, rtol=0)
+    torch.testing.assert_close(layer(hidden, rows=rows_of(hidden, key_mask=key_mask)), expected, atol=1e-12, rtol=0)
     short = hidden[:, :5]
     away = SparseAttention(32, 4, "window(left=2)", global_projections=[9]).double()
     torch.testing.assert_close(away(short), by_hand(away, short, torch.from_numpy(away.pattern.dense(5))[None]))
-    with pytest.raises(ConfigurationError, match="cannot be used together with segments"):
-        layer(hidden, segments=torch.zeros(2, 20, dtype=torch.int64))
+    with pytest.raises(ConfigurationError, match="cannot be used together with documents or segments"):
+        layer(hidden, rows=rows_of(hidden, segments=torch.zeros(2, 20, dtype=torch.int64)))
 
 
 def test_projections_without_bias() -> None:

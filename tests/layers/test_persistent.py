@@ -18,6 +18,7 @@ from asterism.layers import (
     RelativePositions,
     SparseAttention,
     initialise,
+    rows_of,
 )
 from asterism.layers import persistent as persistent_module
 from asterism.models.cache.cache import PatternCacheLayer
@@ -98,7 +99,7 @@ def check(layer: PersistentAttention, allowed: torch.Tensor, *, tokens: int = TO
     if layer.relative_positions:
         head_dim = layer.query.out_features // HEADS
         arguments["relative"] = learned["relative"] = random(layer.span + 1, head_dim, seed=3).requires_grad_()
-    found = layer(hidden, **masks, **arguments)
+    found = layer(hidden, rows=rows_of(hidden, **masks), **arguments)
     expected = formula(layer, hidden, allowed, **arguments)
     torch.testing.assert_close(found, expected, atol=1e-11, rtol=0)
     d_out = random(*found.shape, seed=5)
@@ -165,7 +166,7 @@ def test_rows_of_their_own_length(options: dict) -> None:
     arguments = {"relative": random(10, HIDDEN // HEADS)} if options else {}
     hidden = random(3, TOKENS, HIDDEN)
     lengths = [11, TOKENS, 11]
-    together = layer(hidden, lengths=lengths, **arguments)
+    together = layer(hidden, rows=rows_of(hidden, lengths=lengths), **arguments)
     for row, length in enumerate(lengths):
         alone = layer(hidden[row : row + 1, :length], **arguments)
         torch.testing.assert_close(together[row : row + 1, :length], alone, atol=1e-12, rtol=0)
@@ -178,9 +179,9 @@ def test_what_unread_keys_hold_changes_nothing(options: dict) -> None:
     key_mask = torch.ones(1, TOKENS, dtype=torch.bool)
     key_mask[:, 15:] = False
     hidden = random(1, TOKENS, HIDDEN)
-    clean = layer(hidden, key_mask=key_mask, **arguments)[:, :15]
+    clean = layer(hidden, rows=rows_of(hidden, key_mask=key_mask), **arguments)[:, :15]
     hidden[:, 15:] = math.nan
-    assert torch.equal(layer(hidden, key_mask=key_mask, **arguments)[:, :15], clean)
+    assert torch.equal(layer(hidden, rows=rows_of(hidden, key_mask=key_mask), **arguments)[:, :15], clean)
 
 
 @pytest.mark.parametrize("chunk", [1, 5])

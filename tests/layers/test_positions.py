@@ -7,7 +7,7 @@ import torch
 from transformers.models.pegasus.modeling_pegasus import PegasusSinusoidalPositionalEmbedding
 from transformers.models.t5.modeling_t5 import T5Attention
 
-from asterism.layers import BucketedPositions, SinusoidalPositions, SparseAttention
+from asterism.layers import BucketedPositions, SinusoidalPositions, SparseAttention, rows_of
 from asterism.patterns import parse
 
 pytestmark = pytest.mark.model
@@ -42,5 +42,5 @@ def test_attention_with_buckets_and_a_scale_is_that_of_t5(pattern: str, bidirect
     expected = layer.output(mixed.transpose(1, 2).flatten(2))
     torch.testing.assert_close(layer(hidden, bias=table()), expected, atol=1e-11, rtol=0)
     lengths = [30, 21]  # rows under their own lengths, laid end to end
-    padded = layer(hidden, bias=table(), lengths=lengths)
+    padded = layer(hidden, bias=table(), rows=rows_of(hidden, lengths=lengths))
     torch.testing.assert_close(padded[1:, :21], layer(hidden[1:, :21], bias=table()), atol=1e-11, rtol=0)

@@ -14,7 +14,7 @@ from asterism import clear_caches, patterns
 from asterism.compiler import last_reader
 from asterism.compiler.slots import SlotPlan
 from asterism.errors import ConfigurationError, PatternError
-from asterism.layers import Rotary, SparseAttention
+from asterism.layers import Rotary, SparseAttention, rows_of
 from asterism.models.cache.cache import PatternCache, PatternCacheLayer
 
 TOKENS = 60
@@ -196,7 +196,10 @@ def test_refusals() -> None:
     )
     layer = SparseAttention(32, 4, "window(left=4)")
     with pytest.raises(ConfigurationError, match="key_mask and segments cannot be used together with a cache"):
-        layer(torch.zeros(1, 2, 32), cache=cache.layers[0], key_mask=torch.ones(1, 2, dtype=torch.bool))
+        hidden = torch.zeros(1, 2, 32)
+        layer(hidden, cache=cache.layers[0], rows=rows_of(hidden, key_mask=torch.ones(1, 2, dtype=torch.bool)))
+    with pytest.raises(ConfigurationError, match="are made by rows_of"):
+        layer(hidden, cache=cache.layers[0], rows=rows_of(hidden))
 
 
 def test_a_refused_crop_changes_no_layer() -> None:

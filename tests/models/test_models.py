@@ -23,7 +23,7 @@ from asterism import patterns
 from asterism.errors import ConfigurationError, PatternError
 from asterism.kernels import IMPLEMENTATIONS
 from asterism.layers.block import ACTIVATIONS
-from asterism.layers.padding import Packing
+from asterism.layers.rows.padding import Packing
 from asterism.models import AsterismConfig, AsterismForCausalLM, AsterismModel
 from asterism.models.cache.cache import PatternCache
 from asterism.shape import RULES, ModelConfig, choices_of

@@ -8,7 +8,7 @@ from small_models import CAUSAL_MIXERS, VOCABULARY, encoder_config, random_token
 from transformers import DataCollatorWithFlattening
 
 from asterism.errors import ConfigurationError, KernelError
-from asterism.layers import SparseAttention
+from asterism.layers import SparseAttention, rows_of
 from asterism.models import (
     AsterismConfig,
     AsterismForCausalLM,
@@ -152,9 +152,9 @@ def test_a_head_for_rows_refuses():
 def test_layers_refuse_what_documents_do_not_go_with():
     hidden = torch.randn(1, 20, 32)
     with pytest.raises(ConfigurationError, match="cannot be used together"):
-        SparseAttention(32, 4, "causal()")(hidden, documents=[20], lengths=[20])
+        rows_of(hidden, documents=[20], lengths=[20])
     with pytest.raises(ConfigurationError, match="global_projections read every key"):
-        SparseAttention(32, 4, "causal()", global_projections=[0])(hidden, documents=[20])
+        SparseAttention(32, 4, "causal()", global_projections=[0])(hidden, rows=rows_of(hidden, documents=[20]))
 
 
 def test_packed_batches_train():

@@ -9,6 +9,7 @@ from small_models import random_tokens, seq2seq_config, small_seq2seq
 
 from asterism import patterns
 from asterism.errors import PatternError
+from asterism.layers import rows_of
 from asterism.layers.cross import CrossAttention
 from asterism.models import AsterismForConditionalGeneration
 from asterism.models.cache.source import SourceLayer
@@ -85,7 +86,9 @@ def test_a_source_that_comes_after_some_tokens() -> None:
     """The first call that a cache of the source sees may be about later tokens."""
     layer = CrossAttention(16, 4, "across(window(left=3), step=2)").double()
     hidden, source = torch.randn(1, 9, 16, dtype=torch.float64), torch.randn(1, 20, 16, dtype=torch.float64)
-    found = layer(hidden[:, 5:], source, positions=torch.arange(5, 9)[None], kept=SourceLayer())
+    found = layer(
+        hidden[:, 5:], source, rows=rows_of(hidden[:, 5:], positions=torch.arange(5, 9)[None]), kept=SourceLayer()
+    )
     torch.testing.assert_close(found, layer(hidden, source)[:, 5:])
 
 

@@ -22,6 +22,7 @@ from asterism.layers.positions import (
     Rotary,
     SinusoidalPositions,
 )
+from asterism.layers.rows import Rows, rows_of
 
 __all__ = [
     "NORMS",
@@ -42,8 +43,10 @@ __all__ = [
     "RelativePositions",
     "ResidualLinear",
     "Rotary",
+    "Rows",
     "SinusoidalPositions",
     "SparseAttention",
     "initialise",
+    "rows_of",
     "within_span",
 ]

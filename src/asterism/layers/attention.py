@@ -9,27 +9,17 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, Protocol
 
-import numpy as np
 import torch
 from torch import nn
 
-from asterism.compiler.devices import Shards
 from asterism.errors import ConfigurationError
 from asterism.kernels import Bias, Dropout, Terms
 from asterism.kernels.checks import autocast
 from asterism.layers.initialisation import ResidualLinear
 from asterism.layers.kept import Kept, NewTokens, read
 from asterism.layers.linear import Linear
-from asterism.layers.padding import (
-    by_row,
-    cut_into_rows,
-    documents_of_rows,
-    in_documents,
-    lay_end_to_end,
-)
 from asterism.layers.positions import Rotary, turn
-from asterism.parallel import attend
-from asterism.parallel.context import own_range, shards_of
+from asterism.layers.rows import Rows, rows_of
 from asterism.patterns import Pattern, parse, require_self_attention
 
 SECOND_READING = 2**62
@@ -58,30 +48,6 @@ class Heads(NamedTuple):
     q: torch.Tensor
     k: torch.Tensor
     v: torch.Tensor
-
-
-class Masks(NamedTuple):
-    """What a call says of its tokens, as in `attend`: key_mask bool [B, N] and segments int [B, N], or None; and who
-    holds the others of a sequence that lies on several devices."""
-
-    key_mask: torch.Tensor | None
-    segments: torch.Tensor | None
-    shards: Shards | None = None
-
-    @property
-    def options(self) -> dict[str, Any]:
-        """As `attend` takes them."""
-        return {
-            "key_mask": self.key_mask,
-            "segments": self.segments,
-            "queries": self.shards,
-            "keys": self.shards,
-        }
-
-    def choose(self, rows: list[int]) -> "Masks":
-        """Those of some rows."""
-        key_mask, segments = (None if mask is None else mask[rows] for mask in (self.key_mask, self.segments))
-        return Masks(key_mask, segments, self.shards)
 
 
 class SparseAttention(nn.Module):
@@ -160,56 +126,36 @@ class SparseAttention(nn.Module):
         self,
         hidden: torch.Tensor,
         *,
-        positions: torch.Tensor | None = None,
+        rows: Rows | None = None,
         cache: KeyCache | None = None,
-        tokens: NewTokens | None = None,
-        key_mask: torch.Tensor | None = None,
-        segments: torch.Tensor | None = None,
-        lengths: Sequence[int] | None = None,
-        documents: Sequence[int] | None = None,
         dropout: Dropout | None = None,
         **score_terms: Any,
     ) -> torch.Tensor:
-        """[B, N, hidden_size] -> [B, N, hidden_size].
+        """[B, N, hidden_size] -> [B, N, hidden_size], in the dtype of the weights.
 
-        Within `sequence_parallel` these are the tokens of one shard; lengths and documents are those of whole rows.
-
-        positions  int64 [B or 1, N], for the rotary; -1 for padding, which comes last in its row. By default tokens
-                   follow those already in the cache, as they always do for the pattern.
-        cache      this layer's part of a PatternCache; it is extended by the new tokens
-        tokens     `cache.new_tokens(...)`, which says how many tokens of each row are real. By default all are, or
-                   those that `positions` says.
-        key_mask   bool [B, N]: True where the key may be read; segments int [B, N]: a query reads only keys of its
-                   own segment. Neither goes together with a cache, nor segments with global projections.
-        lengths    how many tokens of each row are real; they come first, and padding follows. Each row then follows
-                   the pattern at its own length. By default all rows follow it at length N.
-        documents  lengths of the documents that the batch holds, through all rows laid end to end; each follows the
-                   pattern by itself. Neither with `lengths` nor with a cache.
-        dropout    of the pairs that are read, as in `attend`; not together with a cache
+        rows     where the tokens stand: which are real, of which documents and segments, and what follows what a cache
+                 has seen. By default each row is one sequence, behind what is in the cache. Of several shards within
+                 `sequence_parallel`, these are the tokens of one.
+        cache    this layer's part of a PatternCache; it is extended by the new tokens
+        dropout  of the pairs that are read, as in `attend`; not together with a cache
         score_terms  `bias`, a bias by distance as in `Terms`; and what a subclass adds to the scores
+
+        Raises ConfigurationError for what does not go together: a cache with documents, segments, masks or dropout, and
+        global projections with documents, segments or a cache.
         """
-        masks = Masks(key_mask, segments, shards_of(hidden))
         (hidden,) = autocast(hidden)  # once, not for each projection
-        laid = self._lay_out(lengths, documents, hidden.shape[1] if masks.shards is None else masks.shards.length)
-        if cache is not None:
-            self._check_cache(cache, masks, dropout, documents)
-        if cache is not None and tokens is None:
-            counts = None if positions is None else (positions >= 0).sum(dim=1).expand(len(hidden)).tolist()
-            tokens = cache.new_tokens(hidden.shape[1], counts)
-        if positions is None:
-            there = torch.arange(*own_range(masks.shards, hidden.shape[1]), device=hidden.device)[None]
-            positions = there if tokens is None else tokens.positions(hidden.device)
-        heads = self._project(hidden, positions, (self.query, self.key, self.value))
-        kept: list[Kept] = []
-        if cache is not None and tokens is not None:
-            kept = cache.extend(heads.k, heads.v, tokens)
+        rows = rows_of(hidden, cache=cache) if rows is None else rows
+        self._check(rows, cache, dropout)
+        heads = self._project(hidden, rows.positions, (self.query, self.key, self.value))
+        tokens = rows.tokens
+        kept = cache.extend(heads.k, heads.v, tokens) if cache is not None and tokens is not None else []
         if tokens is not None and tokens.before.columns:
             mixed = self._read_kept(heads.q, kept, tokens, **score_terms)
         else:
-            mixed = self._read(heads, masks, laid, dropout, **score_terms)
+            mixed = self._attend(heads, rows, dropout, **score_terms)
             if self.global_projections is not None:
                 apart = None if dropout is None else dropout.shifted(SECOND_READING)
-                mixed = self._ask_globally(mixed, hidden, positions, masks, lengths, apart)
+                mixed = self._ask_globally(mixed, hidden, rows, apart)
         return self.output(mixed.transpose(1, 2).flatten(2))
 
     def _project(
@@ -230,80 +176,23 @@ class SparseAttention(nn.Module):
             k = turn(k, *turns)
         return Heads(q, k, v)
 
-    def _read(
-        self,
-        heads: Heads,
-        masks: Masks,
-        documents: tuple[int, ...] | None,
-        dropout: Dropout | None = None,
-        **score_terms: Any,
-    ) -> torch.Tensor:
-        """[B, H, N, Dv], without a cache; documents of all rows in one call."""
-        if documents is None:
-            return self._attend(heads, masks, None, dropout, **score_terms)
-        if masks.shards is not None:
-            return self._read_by_row(heads, masks, documents, dropout, **score_terms)
-        packed = Heads(*map(lay_end_to_end, heads))
-        key_mask, segments = (None if mask is None else mask.reshape(1, -1) for mask in masks[:2])
-        laid = Masks(key_mask, segments)
-        return cut_into_rows(self._attend(packed, laid, documents, dropout, **score_terms), len(heads.q))
-
-    def _read_by_row(
-        self, heads: Heads, masks: Masks, documents: tuple[int, ...], dropout: Dropout | None, **score_terms: Any
-    ) -> torch.Tensor:
-        """As `_read`, of rows that each lie on all ranks, so that none follows another: rows of equal documents in one
-        call. All ranks know the documents of all rows, and make the same calls."""
-        assert masks.shards is not None
-        tokens = masks.shards.length
-
-        def compute(rows: list[int], own: tuple[int, ...]) -> torch.Tensor:
-            if dropout is not None and len(rows) < len(heads.q):  # what is dropped goes by a row's number in its call
-                raise ConfigurationError(
-                    "dropout inside attention within sequence_parallel needs rows of equal documents and lengths: give"
-                    " the batch one row, or set attention_dropout to 0"
-                )
-            chosen = Heads(*(x[rows] for x in heads))
-            return self._attend(chosen, masks.choose(rows), own, dropout, **score_terms)
-
-        return by_row(documents, len(heads.q), tokens, compute)
-
-    def _lay_out(
-        self, lengths: Sequence[int] | None, documents: Sequence[int] | None, tokens: int
-    ) -> tuple[int, ...] | None:
-        """The documents of the rows laid end to end, as `in_documents` takes them; None where all rows are whole."""
-        if documents is None:
-            return None if lengths is None or min(lengths) == tokens else documents_of_rows(lengths, tokens)
-        if lengths is not None:
-            raise ConfigurationError("lengths of rows and lengths of documents cannot be used together")
-        if self.global_projections is not None:
-            raise ConfigurationError(
-                "global_projections read every key of their row, so they cannot be used together with documents:"
-                " give each document a row"
-            )
-        return tuple(documents)
-
     def _attend(
         self,
         heads: Heads,
-        masks: Masks,
-        documents: tuple[int, ...] | None,
+        rows: Rows,
         dropout: Dropout | None,
         bias: Bias | None = None,
         **score_terms: Any,
     ) -> torch.Tensor:
-        """[B, H, N, Dv]: every row under the pattern, or every one of its documents (see `in_documents`)."""
+        """[B, H, N, Dv]: what each query reads of its own row or document, without a cache."""
         terms = None if dropout is None and bias is None else Terms(bias=bias, dropout=dropout)
-        options = self._options | masks.options
-        return attend(*heads, self._in(self.pattern, documents), terms=terms, **options)
+        mixed: torch.Tensor = rows.attend(*heads, self.pattern, terms=terms, **self._options)
+        return mixed
 
     @property
     def _options(self) -> Any:
         """What every call of `attend` is told."""
         return {"scale": self.scale, "implementation": self.implementation}
-
-    @staticmethod
-    def _in(pattern: Pattern, documents: tuple[int, ...] | None) -> Pattern:
-        return pattern if documents is None else in_documents(pattern, documents)
 
     def _read_kept(
         self, q: torch.Tensor, kept: list[Kept], tokens: NewTokens, bias: Bias | None = None, **score_terms: Any
@@ -329,44 +218,36 @@ class SparseAttention(nn.Module):
         return part.attend(asked, terms=terms, **options)
 
     def _ask_globally(
-        self,
-        mixed: torch.Tensor,
-        hidden: torch.Tensor,
-        positions: torch.Tensor,
-        masks: Masks,
-        lengths: Sequence[int] | None,
-        dropout: Dropout | None,
+        self, mixed: torch.Tensor, hidden: torch.Tensor, rows: Rows, dropout: Dropout | None
     ) -> torch.Tensor:
         """`mixed` [B, H, N, Dv] with the rows of the global tokens replaced."""
-        if masks.segments is not None:
-            raise ConfigurationError("global_projections read every key, so they cannot be used together with segments")
-        key_mask, shards = masks.key_mask, masks.shards
-        first, past = own_range(shards, hidden.shape[1])
-        known = self.global_projections or ()
-        if not any(place < (past if shards is None else shards.length) for place in known):
+        places = self.global_projections or ()
+        columns = rows.columns_of(places)
+        if columns is None:
             return mixed
-        columns = torch.arange(hidden.shape[1], device=hidden.device)
-        places = columns[[place - first for place in known if first <= place < past]]
-        if lengths is not None:
-            real = columns + first < torch.tensor(lengths, device=hidden.device)[:, None]
-            key_mask = real if key_mask is None else key_mask & real
+        asking = torch.arange(hidden.shape[1], device=hidden.device)[columns]
         projections = self.global_query, self.global_key, self.global_value
-        heads = self._project(hidden, positions, projections, asking=places)
+        heads = self._project(hidden, rows.positions, projections, asking=asking)
         terms = None if dropout is None else Terms(dropout=dropout)
-        asking = None if shards is None else _holders(known, shards)
-        options = self._options | {"key_mask": key_mask, "queries": asking, "keys": shards}
-        answers = attend(*heads, "dense()", terms=terms, **options)
-        return mixed.index_copy(2, places, answers)
+        return mixed.index_copy(2, asking, rows.attend_everything(*heads, places, terms=terms, **self._options))
 
-    def _check_cache(
-        self, cache: KeyCache, masks: Masks, dropout: Dropout | None, documents: Sequence[int] | None
-    ) -> None:
-        if documents is not None:
+    def _check(self, rows: Rows, cache: KeyCache | None, dropout: Dropout | None) -> None:
+        """Raises ConfigurationError for what does not go together."""
+        if self.global_projections is not None and (rows.documents is not None or rows.segments is not None):
+            raise ConfigurationError(
+                "global_projections read every key of their row, so they cannot be used together with documents or"
+                " segments: give each document a row"
+            )
+        if cache is None:
+            return
+        if rows.documents is not None:
             raise ConfigurationError("a cache continues one sequence in each row, and cannot be used with documents")
         if dropout is not None:
             raise ConfigurationError("dropout in attention is for training, and cannot be used together with a cache")
-        if masks.key_mask is not None or masks.segments is not None:
+        if rows.segments is not None or rows.real is not None:
             raise ConfigurationError("key_mask and segments cannot be used together with a cache")
+        if rows.tokens is None:
+            raise ConfigurationError("rows of tokens behind those in a cache are made by rows_of(..., cache=cache)")
         if self.global_projections is not None:
             raise ConfigurationError("global_projections read every token, the future too: they go with no cache")
         if cache.pattern != self.pattern:
@@ -393,12 +274,6 @@ class _OfHeads:
     def table(self, first: int, past: int) -> torch.Tensor:
         table = self.bias.table(first, past)
         return table if len(table) == 1 else table[self.heads]
-
-
-def _holders(places: Sequence[int], shards: Shards) -> Shards:
-    """Who holds how many of these places: shards of the sequence that has nothing but them."""
-    owners = shards.owners(np.array([place for place in places if place < shards.length], np.int64))
-    return Shards.of_sizes(tuple(np.bincount(owners, minlength=shards.devices).tolist()))
 
 
 def _check_places(places: Sequence[int]) -> tuple[int, ...]:

@@ -26,8 +26,7 @@ from asterism.errors import ConfigurationError, nearest
 from asterism.kernels.transforms import is_transformed
 from asterism.layers.initialisation import ResidualLinear
 from asterism.layers.linear import Linear
-from asterism.parallel import SequenceParallel
-from asterism.parallel.context import resumed
+from asterism.layers.rows import Rows
 
 
 def quick_gelu(x: torch.Tensor) -> torch.Tensor:
@@ -178,32 +177,22 @@ class _Block(nn.Module):
         hidden: torch.Tensor,
         source: torch.Tensor | None = None,
         *,
+        rows: Rows | None = None,
         cross: Mapping[str, object] | None = None,
-        sharded: SequenceParallel | None = None,
         **mixer_arguments: object,
     ) -> torch.Tensor:
-        """[B, N, hidden_size] -> [B, N, hidden_size]; keyword arguments go to the mixer.
+        """[B, N, hidden_size] -> [B, N, hidden_size], in the dtype of `hidden`.
 
-        `source` [B, S, hidden_size], or None where a cache has its keys and values, and the arguments `cross` are for
-        the cross attention of a block that has one. `sharded` is the context of a sequence that lies on several
-        devices, with its shards, also for a backward pass that computes the block again.
+        `rows` say where the tokens stand; other keyword arguments go to the mixer. `source` [B, S, hidden_size], or
+        None where a cache has its keys and values, and the arguments `cross` are for the cross attention of a block
+        that has one.
         """
-        if sharded is None:
-            return self._branches(hidden, source, cross, mixer_arguments)
-        with resumed(sharded):
-            return self._branches(hidden, source, cross, mixer_arguments)
-
-    def _branches(
-        self,
-        hidden: torch.Tensor,
-        source: torch.Tensor | None,
-        cross: Mapping[str, object] | None,
-        mixer_arguments: dict[str, object],
-    ) -> torch.Tensor:
+        if rows is not None:  # a mixer that knows no rows needs none
+            mixer_arguments["rows"] = rows
         hidden = self._add(hidden, self.mixer_norm, partial(self.mixer, **mixer_arguments))
         if self.cross_attention is not None:
-            asking = {"source": source, "positions": mixer_arguments.get("positions")}
-            hidden = self._add(hidden, self.cross_norm, partial(self.cross_attention, **asking, **(cross or {})))
+            reading = partial(self.cross_attention, source=source, rows=rows, **(cross or {}))
+            hidden = self._add(hidden, self.cross_norm, reading)
         if self.feed_forward is not None:
             hidden = self._add(hidden, self.feed_forward_norm, self.feed_forward)
         return hidden

@@ -8,13 +8,11 @@ from typing import Any, Protocol
 
 import torch
 
-from asterism.compiler.devices import Shards
 from asterism.errors import ConfigurationError
 from asterism.kernels import Dropout, Terms, decode_slots, readable_keys
 from asterism.kernels.checks import autocast
 from asterism.layers.attention import SparseAttention
-from asterism.parallel import attend, sharding
-from asterism.parallel.context import shards_of
+from asterism.layers.rows import Rows, rows_of
 from asterism.patterns import Pattern, dense, require_cross_attention, require_prefix_stable
 
 _EVERYTHING = dense()
@@ -55,27 +53,25 @@ class CrossAttention(SparseAttention):
         hidden: torch.Tensor,
         source: torch.Tensor | None,
         *,
-        positions: torch.Tensor | None = None,
-        real: torch.Tensor | None = None,
-        readable: dict[str, torch.Tensor] | None = None,
+        rows: Rows | None = None,
+        source_rows: Rows | None = None,
         kept: SourceKeys | None = None,
         dropout: Dropout | None = None,
-        source_shards: Shards | None = None,
     ) -> torch.Tensor:
         """[B, N, hidden_size] -> [B, N, hidden_size]; both sequences may be sharded, each by its own shards.
 
-        source     [B, S, hidden_size]; None where `kept` has its keys and values
-        positions  int64 [B or 1, N]: which tokens of their own sequence ask, -1 for padding; by default the first ones
-        real       bool [B, S]: which tokens of the source are real; they come first. By default all are.
-        readable   what layers of this call have found out about which keys are read, by pattern; it is added to
-        kept       this layer's part of a cache, which is filled by the first call
-        dropout    of the pairs that are read, as in `attend`; not together with a cache
-        source_shards  within `sequence_parallel`, who holds which tokens of the source; by default all ranks ask
+        source       [B, S, hidden_size]; None where `kept` has its keys and values
+        rows         where the tokens stand that ask; by default they are the first ones of their rows
+        source_rows  which tokens of the source are real; they come first. By default all are.
+        kept         this layer's part of a cache, which is filled by the first call
+        dropout      of the pairs that are read, as in `attend`; not together with a cache
+
+        Raises ConfigurationError for want of a source, or of `rows` where a cache has its keys.
         """
         (hidden,) = autocast(hidden)
         q = self._split(self.query(hidden), self.num_heads)
         if kept is not None and kept.is_filled:
-            allowed = self._readable(positions, kept.keys, real, readable)
+            allowed = self._readable(rows, kept.keys, source_rows)
             return self._finish(self._read_source(q, kept.keys, kept.values, allowed))
         if source is None:
             raise ConfigurationError("cross attention needs the states of the source, or a cache that holds its keys")
@@ -83,15 +79,12 @@ class CrossAttention(SparseAttention):
         k, v = (self._split(make(source), self.num_key_value_heads) for make in (self.key, self.value))
         if kept is not None:
             kept.fill(k, v)
-            if positions is not None and bool((positions[:, :1] > 0).any()):  # a source that comes after some tokens
-                return self._finish(self._read_source(q, k, v, self._readable(positions, k, real, readable)))
+            if rows is not None and bool((rows.positions[:, :1] > 0).any()):  # a source that comes after some tokens
+                return self._finish(self._read_source(q, k, v, self._readable(rows, k, source_rows)))
         terms = None if dropout is None else Terms(dropout=dropout)
-        # Without a cache, and with a new one, the first token is number 0; that of a row is its first real one.
-        told: dict[str, Any] = {"query_offset": 0}
-        if (context := sharding()) is not None:
-            held = context.shards(source.shape[1], source.device) if source_shards is None else source_shards
-            told = {"queries": shards_of(hidden), "keys": held}
-        return self._finish(attend(q, k, v, self.pattern, key_mask=real, terms=terms, **told, **self._options))
+        rows = rows_of(hidden) if rows is None else rows
+        mixed = rows.attend_source(q, k, v, self.pattern, source_rows, terms=terms, **self._options)
+        return self._finish(mixed)
 
     def _finish(self, mixed: torch.Tensor) -> torch.Tensor:
         """[B, H, N, Dv] -> [B, N, hidden_size]."""
@@ -104,20 +97,15 @@ class CrossAttention(SparseAttention):
         """[B, H, N, Dv]: what a few queries read of keys that were kept."""
         return decode_slots(q, keys, values, allowed.expand(-1, -1, q.shape[2], -1), **self._options)
 
-    def _readable(
-        self,
-        positions: torch.Tensor | None,
-        keys: torch.Tensor,
-        real: torch.Tensor | None,
-        known: dict[str, torch.Tensor] | None,
-    ) -> torch.Tensor:
-        """Which keys tokens at these positions read: bool [B or 1, 1 or heads, N or 1, S]."""
-        text, known = self.pattern.text, {} if known is None else known
+    def _readable(self, rows: Rows | None, keys: torch.Tensor, source: Rows | None) -> torch.Tensor:
+        """Which keys [B, Hkv, S, D] of a source these tokens read: bool [B or 1, 1 or heads, N or 1, S]."""
+        text, known = self.pattern.text, {} if source is None else source.readable
         if text not in known:
             allowed = torch.ones(1, 1, 1, keys.shape[2], dtype=torch.bool, device=keys.device)
             if self.pattern != _EVERYTHING:
-                if positions is None:
-                    raise ConfigurationError(f"{text} with a cache: say by positions which tokens ask")
-                allowed = readable_keys(self.pattern, positions.clamp(min=0), keys.shape[2])
+                if rows is None:
+                    raise ConfigurationError(f"{text} with a cache: say by rows which tokens ask")
+                allowed = readable_keys(self.pattern, rows.positions.clamp(min=0), keys.shape[2])
+            real = None if source is None else source.real
             known[text] = allowed if real is None else allowed & real[:, None, None]
         return known[text]

@@ -13,13 +13,13 @@ from typing import Any
 import torch
 from torch import nn
 
-from asterism import parallel
 from asterism.errors import ConfigurationError
 from asterism.kernels import Dropout, SoftSpan, Terms, attend
 from asterism.kernels.merging import joined
-from asterism.layers.attention import SECOND_READING, Heads, Masks, SparseAttention
+from asterism.layers.attention import SECOND_READING, Heads, SparseAttention
 from asterism.layers.kept import Kept, NewTokens, read
 from asterism.layers.linear import Linear
+from asterism.layers.rows import Rows
 from asterism.patterns import Pattern, window
 
 _REACH_STEP = 32
@@ -184,8 +184,7 @@ class PersistentAttention(SparseAttention):
     def _attend(  # type: ignore[override]
         self,
         heads: Heads,
-        masks: Masks,
-        documents: tuple[int, ...] | None,
+        rows: Rows,
         dropout: Dropout | None,
         relative: torch.Tensor | None = None,
         **score_terms: Any,
@@ -193,8 +192,7 @@ class PersistentAttention(SparseAttention):
         pattern, span = self._reach(self.pattern)
         has_terms = self._uses_distance or dropout is not None
         terms = Terms(bias=span, relative=relative, dropout=dropout) if has_terms else None
-        options: Any = {**masks.options, "implementation": self.implementation, "terms": terms}
-        context = parallel.attend(*heads, self._in(pattern, documents), return_lse=True, **options)
+        context = rows.attend(*heads, pattern, return_lse=True, terms=terms, implementation=self.implementation)
         return self.persistent(heads.q, *context, None if dropout is None else dropout.shifted(SECOND_READING))
 
     def _read_kept(  # type: ignore[override]

@@ -9,6 +9,7 @@ where the documents of a packed row begin.
 """
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple, cast
 
 import torch
@@ -21,17 +22,13 @@ from transformers.utils.generic import can_return_tuple
 from asterism.errors import ConfigurationError, shown
 from asterism.kernels import Dropout
 from asterism.layers import BucketedPositions, PersistentAttention, SparseAttention
-from asterism.layers.padding import Packing, count_positions, is_known_full, real_tokens
+from asterism.layers.rows import Rows, find_rows, with_all_ranks
 from asterism.memory import least_model_memory, shortage
 from asterism.models.asterism.base import AsterismPreTrainedModel
 from asterism.models.asterism.blocks import make_block, make_distances, make_norm, make_positions
 from asterism.models.asterism.configuration import AsterismConfig
 from asterism.models.cache.cache import PatternCache, PatternCacheLayer
 from asterism.models.cache.sharded import ShardedCache
-from asterism.models.columns import SlotColumns
-from asterism.models.documents import PackedDocuments, find_documents
-from asterism.models.sharded import find_rows, with_all_ranks
-from asterism.parallel import SequenceParallel, sharding
 from asterism.patterns import Pattern
 
 _LAYER = 2**48
@@ -42,11 +39,19 @@ class Reading(NamedTuple):
     """What the blocks of a decoder read of a source.
 
     states  [B, S, hidden_size]; None where a cache has the keys of all layers
-    layers  of each layer, what its cross attention is told
+    layers  of each layer, what its cross attention is told: where the tokens of the source stand, and more
     """
 
     states: torch.Tensor | None
     layers: list[dict[str, Any]]
+
+
+@dataclass
+class BackboneOutput(BaseModelOutputWithPast):
+    """What a head reads: as transformers has it, and where the tokens stand, which callers of the backbone alone are
+    not given."""
+
+    rows: Rows | None = None
 
 
 class Asked(NamedTuple):
@@ -56,23 +61,6 @@ class Asked(NamedTuple):
     cache: Cache | ShardedCache | None = None
     position_ids: torch.Tensor | None = None
     cu_seqlens: torch.Tensor | Sequence[int] | None = None
-
-
-class LaidTokens(NamedTuple):
-    """Embedded tokens [B, N, ...] as the blocks read them.
-
-    positions     int64 [B or 1, N], -1 for padding
-    columns_seen  how many columns a table of positions must have, unless padding is among them
-    columns       how what is computed is returned
-    told, caches  what each layer must be told, and its part of a cache
-    """
-
-    embedded: torch.Tensor
-    positions: torch.Tensor
-    columns_seen: int
-    columns: SlotColumns
-    told: list[dict[str, Any]]
-    caches: list[PatternCacheLayer | None]
 
 
 class AsterismModel(AsterismPreTrainedModel):
@@ -106,7 +94,6 @@ class AsterismModel(AsterismPreTrainedModel):
             make_block(config, mixer, cross) for mixer, cross in zip(mixers, self._cross_patterns(config), strict=True)
         )
         self.norm = make_norm(config, config.hidden_size) if config.block == "pre_norm" else nn.Identity()
-        self._fourier_layers = [not isinstance(mixer, Pattern) for mixer in mixers]
         self.by_length = [isinstance(mixer, Pattern) and mixer.depends_on_length for mixer in mixers]
         """Of each layer, whether its pattern must be laid over each row's own length."""
         self.reads_padding = config.global_projections is not None or not all(
@@ -144,7 +131,8 @@ class AsterismModel(AsterismPreTrainedModel):
         dropout_seed: int | None = None,
         position_ids: torch.Tensor | None = None,
         cu_seqlens: torch.Tensor | Sequence[int] | None = None,
-    ) -> BaseModelOutputWithPast:
+        with_rows: bool = False,
+    ) -> BackboneOutput:
         """Hidden states [B, N, hidden_size] of N new tokens.
 
         input_ids        int64 [B, N], or in their place inputs_embeds [B, N, embedding_size or hidden_size], which are
@@ -159,6 +147,7 @@ class AsterismModel(AsterismPreTrainedModel):
                          the next one begins; or
         cu_seqlens       [documents + 1]: where documents begin, and N, as in `attend`, for every row alike. A document
                          is read as if it stood alone. Neither goes together with padding or a cache.
+        with_rows        whether the output says where the tokens stand, for a head
 
         Raises ConfigurationError for more tokens than the model has positions, for a cache it cannot use, and for a
         cache with patterns that are not causal.
@@ -166,8 +155,12 @@ class AsterismModel(AsterismPreTrainedModel):
         embedded = self._add_types(self._embed(input_ids, inputs_embeds), token_type_ids)
         cache = self._find_cache(past_key_values, use_cache)
         asked = Asked(attention_mask, cache, position_ids, cu_seqlens)
-        last, states = self._run(embedded, asked, output_hidden_states, self._dropout_arguments(dropout_seed))
-        return BaseModelOutputWithPast(last_hidden_state=last, past_key_values=cache, hidden_states=states)
+        dropouts = self._dropout_arguments(dropout_seed)
+        rows = self._find_rows(embedded, asked)
+        last, states = self._run(rows, embedded, asked.cache, output_hidden_states, dropouts)
+        return BackboneOutput(
+            last_hidden_state=last, past_key_values=cache, hidden_states=states, rows=rows if with_rows else None
+        )
 
     def _embed(self, input_ids: torch.Tensor | None, inputs_embeds: torch.Tensor | None) -> torch.Tensor:
         if (input_ids is None) == (inputs_embeds is None):
@@ -177,91 +170,53 @@ class AsterismModel(AsterismPreTrainedModel):
         embedded: torch.Tensor = self.embed_tokens(input_ids)
         return embedded if self.config.embedding_scale == 1 else embedded * self.config.embedding_scale
 
+    def _find_rows(self, embedded: torch.Tensor, asked: Asked) -> Rows:
+        """Where embedded tokens [B, N, ...] stand. Raises ConfigurationError for documents that would be read across,
+        and for more tokens than there are positions."""
+        cache, looks = asked.cache, self.needs_padding or asked.cache is not None
+        rows = find_rows(embedded, asked.attention_mask, asked.position_ids, asked.cu_seqlens, cache=cache, looks=looks)
+        if rows.documents is not None and (reason := self._cannot_pack()):
+            raise ConfigurationError(f"{reason}, so documents cannot be packed into rows: give each document a row")
+        limit = self.config.max_position_embeddings
+        if self.config.positions_end and (longest := rows.longest(limit)) > limit:
+            raise ConfigurationError(too_long(longest, self.config))
+        return rows
+
     def _run(
         self,
+        rows: Rows,
         embedded: torch.Tensor,
-        asked: Asked,
+        cache: Cache | ShardedCache | None,
         output_hidden_states: bool | None,
         dropouts: list[dict[str, Any]],
         reading: Reading | None = None,
     ) -> tuple[torch.Tensor, tuple[torch.Tensor, ...] | None]:
         """The last hidden states of embedded tokens, and those of all layers where they are wanted."""
-        context = sharding()
-        laid = self._lay_out(embedded, asked) if context is None else self._lay_out_shard(context, embedded, asked)
-        embedded, columns = laid.embedded, laid.columns
-        if context is not None and self.relative is not None:
-            # A rank that computes no pair has no gradient of their distances, but 0, so that ranks can add them.
-            weight = self.relative.weight
-            nothing = weight.masked_fill(torch.ones_like(weight, dtype=torch.bool), 0).sum()
-            embedded = embedded + nothing.to(embedded.dtype)
+        embedded = rows.pack(embedded)
+        if self.relative is not None:
+            embedded = rows.bind(embedded, self.relative.weight)
         if self.positions is not None:
-            self._check_length(laid.columns_seen, laid.positions)
-            embedded = embedded + self.positions(laid.positions.clamp(min=0)).to(embedded.dtype)
-        hidden, positions = self._begin(embedded, laid.positions, columns.front)
-        calls = self._calls(laid.told, dropouts, reading)
+            embedded = embedded + self.positions(rows.positions.clamp(min=0)).to(embedded.dtype)
+        inner = rows.inside(self.config.global_tokens, told=self.needs_padding, by_length=any(self.by_length))
+        hidden = self._begin(embedded, inner.front)
+        caches = [None] * len(self.layers) if cache is None else cache.layers
+        calls = self._calls(dropouts, reading)
         wanted = self.config.output_hidden_states if output_hidden_states is None else output_hidden_states
         states = []
-        for block, layer_cache, arguments in zip(self.layers, laid.caches, calls, strict=True):
+        for block, layer_cache, arguments in zip(self.layers, caches, calls, strict=True):
             if wanted:
-                states.append(columns.by_column(hidden))
-                hidden = columns.by_slot(states[-1], hidden)
+                states.append(rows.by_column(hidden[:, inner.front :]))
+                # The gradient passes through the tensor that a caller holds. Only slots of padding, which no real token
+                # reads, change their contents.
+                tokens = rows.pack(states[-1])
+                hidden = torch.cat([hidden[:, : inner.front], tokens], dim=1) if inner.front else tokens
             source = [] if reading is None else [reading.states]
-            hidden = block(hidden, *source, positions=positions, cache=layer_cache, **arguments)
-        last = columns.by_column(self.norm(hidden))
+            hidden = block(hidden, *source, rows=inner, cache=layer_cache, **arguments)
+        last = rows.by_column(self.norm(hidden)[:, inner.front :])
         return last, (*states, last) if wanted else None
 
-    def _lay_out(self, embedded: torch.Tensor, asked: Asked) -> LaidTokens:
-        """Where the tokens of a batch stand that lies on this device alone."""
-        cache = cast(Cache | None, asked.cache)
-        documents = self.find_documents(asked.position_ids, asked.cu_seqlens, asked.attention_mask, embedded, cache)
-        own_caches = [None] * len(self.layers) if cache is None else cache.layers
-        caches = cast(list[PatternCacheLayer | None], own_caches)
-        seen = 0 if cache is None else cache.get_seq_length()
-        packing = self._pack(asked.attention_mask, embedded, seen, looks=self.needs_padding or cache is not None)
-        if packing is not None:
-            embedded = packing.pack(embedded)
-        cached: dict[str, Any] = {}
-        if documents is not None:
-            positions, packing = documents.positions, None  # no padding
-        elif caches[0] is not None:
-            padding = () if packing is None else packing.known()
-            cached["tokens"] = tokens = caches[0].new_tokens(embedded.shape[1], *padding)
-            positions = tokens.positions(embedded.device)
-        else:
-            real = None if packing is None else packing.real
-            positions = count_positions(real, embedded.shape[1], embedded.device)
-        told = [padding | cached for padding in self._padding_arguments(packing, documents)]
-        columns = SlotColumns(self.config.global_tokens, packing, None)
-        return LaidTokens(embedded, positions, seen + embedded.shape[1], columns, told, caches)
-
-    def _lay_out_shard(self, context: SequenceParallel, embedded: torch.Tensor, asked: Asked) -> LaidTokens:
-        """Where the tokens of this rank's shard stand in the sequences of all ranks."""
-        cache = asked.cache
-        if cache is not None and not isinstance(cache, ShardedCache):
-            raise ConfigurationError(
-                "a cache cannot be used in a forward pass within sequence_parallel: call the model's `generate`, or set"
-                " use_cache=False"
-            )
-        rows = find_rows(context, embedded, asked.attention_mask, asked.position_ids, asked.cu_seqlens)
-        if rows.documents is not None and (reason := self._cannot_pack()):
-            raise ConfigurationError(f"{reason}, so documents cannot be packed into rows: give each document a row")
-        front = self.config.global_tokens
-        told = rows.mixer_arguments(self.by_length, self._fourier_layers, front, self.needs_padding)
-        columns = SlotColumns(front if context.rank == 0 else 0, None, rows.real)
-        caches: list[Any] = [None] * len(self.layers)
-        if cache is not None:
-            caches = cache.layers
-            cache.begin(rows.positions)
-            tokens = caches[0].new_tokens(rows.shards.length, rows.lengths)
-            told = [known | {"tokens": tokens} for known in told]
-        if self.positions is not None:
-            self._check_end(rows.longest)
-        return LaidTokens(embedded, rows.positions, 0, columns, told, caches)
-
-    def _calls(
-        self, padding: list[dict[str, Any]], dropouts: list[dict[str, Any]], reading: Reading | None
-    ) -> list[dict[str, Any]]:
-        """What each block is told beside positions and its cache."""
+    def _calls(self, dropouts: list[dict[str, Any]], reading: Reading | None) -> list[dict[str, Any]]:
+        """What each block is told beside its rows and its cache."""
         distances: dict[str, Any] = {}
         if self.relative is not None:
             name = "bias" if isinstance(self.relative, BucketedPositions) else "relative"
@@ -270,7 +225,7 @@ class AsterismModel(AsterismPreTrainedModel):
         for layer, dropout in enumerate(dropouts):
             attends = isinstance(cast(Any, self.layers[layer]).mixer, SparseAttention)
             cross = {} if reading is None else {"cross": reading.layers[layer]}
-            calls.append(padding[layer] | dropout | (distances if attends else {}) | cross)
+            calls.append(dropout | (distances if attends else {}) | cross)
         return calls
 
     def span_penalty(self) -> torch.Tensor | None:
@@ -290,42 +245,16 @@ class AsterismModel(AsterismPreTrainedModel):
             return embedded + self.embed_types.weight[0]
         return embedded + self.embed_types(token_type_ids)
 
-    def _pack(
-        self, attention_mask: torch.Tensor | None, embedded: torch.Tensor, seen: int, looks: bool
-    ) -> Packing | None:
-        """How to bring the real tokens to the front; None where nothing is padded, if it `looks` at all."""
-        if attention_mask is None:
-            return None
-        batch, new = embedded.shape[:2]
-        # The padding of earlier columns is already in the cache; a mask may leave them out.
-        columns = 0 if attention_mask.shape[-1] == new else seen
-        mask = real_tokens(attention_mask, batch, columns, new)[:, columns:]
-        # Asking whether all are real stops a GPU, which only caches and mixers that must be told about padding repay.
-        return None if looks and is_known_full(mask) else Packing.of(mask)
-
-    def _begin(self, embedded: torch.Tensor, positions: torch.Tensor, here: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """What the first block reads: global tokens in front, norm, width of the model; and where its tokens stand.
+    def _begin(self, embedded: torch.Tensor, here: int) -> torch.Tensor:
+        """What the first block reads: global tokens in front, norm, and the width of the model.
 
         `here` says how many of the global tokens are on this device: all, or none.
         """
         if self.global_tokens is not None:
             front = self.global_tokens.weight
             embedded = torch.cat([front[:here].expand(len(embedded), -1, -1), embedded], dim=1)
-            behind = torch.where(positions < 0, -1, positions + len(front))
-            places = torch.arange(here, device=positions.device).expand(len(positions), -1)
-            positions = torch.cat([places, behind], dim=1)
-        return self.embedding_dropout(self.embedding_projection(self.embedding_norm(embedded))), positions
-
-    def _padding_arguments(
-        self, packing: Packing | None, documents: PackedDocuments | None = None
-    ) -> list[dict[str, Any]]:
-        """What each layer must be told about padding and documents. Causal patterns need not know of padding: it is in
-        everyone's future."""
-        if documents is not None:
-            return [{"documents": documents.sizes}] * len(self.layers)
-        if packing is None or not self.needs_padding:
-            return [{}] * len(self.layers)
-        return packing.mixer_arguments(self.by_length, self.config.global_tokens)
+        hidden: torch.Tensor = self.embedding_dropout(self.embedding_projection(self.embedding_norm(embedded)))
+        return hidden
 
     def _dropout_arguments(self, seed: int | None) -> list[dict[str, Any]]:
         """What each layer must be told about dropout inside attention. Raises ConfigurationError for want of a seed."""
@@ -344,33 +273,6 @@ class AsterismModel(AsterismPreTrainedModel):
             {"dropout": Dropout(rate, layer_seed(seed, layer))} if has_pairs else {}
             for layer, has_pairs in enumerate(attends, self.first_layer)
         ]
-
-    def find_documents(
-        self,
-        position_ids: torch.Tensor | None,
-        cu_seqlens: torch.Tensor | Sequence[int] | None,
-        attention_mask: torch.Tensor | None,
-        tokens: torch.Tensor,
-        cache: Cache | None = None,
-    ) -> PackedDocuments | None:
-        """The documents packed into the rows of tokens [B, N, ...], by the arguments of `forward`.
-
-        None where each row is one sequence. Raises ConfigurationError where documents cannot be kept apart.
-        """
-        if position_ids is None and cu_seqlens is None:
-            return None
-        if cache is not None:
-            raise ConfigurationError(
-                "a cache continues one sequence in each row and counts its tokens: leave out position_ids and"
-                " cu_seqlens"
-            )
-        batch, new = tokens.shape[:2]
-        real = None if attention_mask is None else real_tokens(attention_mask, batch, 0, new)
-        found = find_documents(position_ids, cu_seqlens, real, tokens)
-        reason = None if found is None else self._cannot_pack()
-        if reason:
-            raise ConfigurationError(f"{reason}, so documents cannot be packed into rows: give each document a row")
-        return found
 
     def _cannot_pack(self) -> str | None:
         """Why documents of one row would see each other; None if they do not."""
@@ -407,17 +309,6 @@ class AsterismModel(AsterismPreTrainedModel):
                 " this model still need; pass a PatternCache(model.config), or nothing"
             )
         return past_key_values
-
-    def _check_length(self, columns: int, positions: torch.Tensor) -> None:
-        """Raises ConfigurationError when a real token stands beyond the table of positions."""
-        limit = self.config.max_position_embeddings
-        if self.config.positions_end and columns > limit:
-            self._check_end(int(positions.max()) + 1)
-
-    def _check_end(self, longest: int) -> None:
-        """Raises ConfigurationError for a row of more real tokens than the table of positions has."""
-        if self.config.positions_end and longest > self.config.max_position_embeddings:
-            raise ConfigurationError(too_long(longest, self.config))
 
 
 def layer_seed(seed: int, layer: int) -> int:

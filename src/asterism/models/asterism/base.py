@@ -1,6 +1,5 @@
 """What all Asterism models share: initialisation, and what their losses take."""
 
-from collections.abc import Callable
 from typing import Any, ClassVar
 
 import torch
@@ -9,11 +8,9 @@ from transformers import PreTrainedModel
 
 from asterism.errors import ConfigurationError
 from asterism.labels import IGNORED
-from asterism.layers import initialise
+from asterism.layers import Rows, initialise
 from asterism.models.asterism.configuration import AsterismConfig
 from asterism.models.heads.loss import cross_entropy
-from asterism.parallel import sharding
-from asterism.parallel.collectives import counted_once, whole
 
 
 class AsterismPreTrainedModel(PreTrainedModel):
@@ -45,31 +42,23 @@ class AsterismPreTrainedModel(PreTrainedModel):
                     " attention_mask, and attention weights are never kept"
                 )
 
-    def _token_loss(self, logits: torch.Tensor, labels: torch.Tensor, loss_arguments: dict[str, Any]) -> torch.Tensor:
-        """The mean loss of columns [B, N, V], whose `labels` [B, N] are what each is to predict; within
-        `sequence_parallel` that of the columns of all ranks, whose gradient is this rank's part of the whole."""
+    def _token_loss(
+        self, rows: Rows, logits: torch.Tensor, labels: torch.Tensor, loss_arguments: dict[str, Any]
+    ) -> torch.Tensor:
+        """The mean loss of columns [B, N, V], whose `labels` [B, N] are what each is to predict, over all tokens of
+        their rows; where these lie on several devices, its gradient is this one's part of the whole."""
         arguments = {name: value for name, value in loss_arguments.items() if name != "shift_labels"}
-        context = sharding()
-        if context is None:
-            return cross_entropy(logits, labels, **arguments)
         if arguments.get("num_items_in_batch") is None:
-            arguments["num_items_in_batch"] = self._count(labels, arguments)
-        return whole(cross_entropy(logits, labels, **arguments), context.group)
-
-    def _row_loss(self, compute: Callable[[], torch.Tensor]) -> torch.Tensor:
-        """A loss of whole rows; within `sequence_parallel` all ranks compute it, and the first rank's is counted."""
-        context = sharding()
-        return compute() if context is None else whole(counted_once(compute(), context.group), context.group)
+            arguments["num_items_in_batch"] = rows.divisor(lambda: self._count(labels, arguments))
+        return rows.total(cross_entropy(logits, labels, **arguments))
 
     @staticmethod
     def _count(labels: torch.Tensor, loss_arguments: dict[str, Any]) -> torch.Tensor:
-        """How many labels there are, on all ranks together."""
-        count = (labels != loss_arguments.get("ignore_index", IGNORED)).sum()
-        context = sharding()
-        return count if context is None else whole(count, context.group)
+        """How many labels there are here."""
+        return (labels != loss_arguments.get("ignore_index", IGNORED)).sum()
 
     def _penalise(
-        self, loss: torch.Tensor | None, labels: torch.Tensor | None, loss_arguments: dict[str, Any]
+        self, rows: Rows, loss: torch.Tensor | None, labels: torch.Tensor | None, loss_arguments: dict[str, Any]
     ) -> torch.Tensor | None:
         """The loss and, in training, the penalty of adaptive spans: once per step of the optimiser.
 
@@ -80,6 +69,5 @@ class AsterismPreTrainedModel(PreTrainedModel):
             return loss
         items = loss_arguments.get("num_items_in_batch")
         if items is not None and labels is not None:
-            penalty = penalty * self._count(labels, loss_arguments) / items
-        context = sharding()
-        return loss + (penalty if context is None else whole(counted_once(penalty, context.group), context.group))
+            penalty = penalty * rows.total(self._count(labels, loss_arguments)) / items
+        return loss + rows.once(lambda: penalty)

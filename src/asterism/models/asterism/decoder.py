@@ -10,12 +10,10 @@ from transformers.utils.generic import can_return_tuple
 
 from asterism.errors import ConfigurationError
 from asterism.kernels import Dropout
-from asterism.layers.padding import Packing, is_known_full, real_tokens
-from asterism.models.asterism.backbone import Asked, AsterismModel, Reading, layer_seed
+from asterism.layers.rows import find_rows, is_sharded, kept_rows, with_all_ranks
+from asterism.models.asterism.backbone import Asked, AsterismModel, BackboneOutput, Reading, layer_seed
 from asterism.models.asterism.configuration import AsterismConfig
 from asterism.models.cache.source import SourceLayer
-from asterism.models.sharded import find_rows, with_all_ranks
-from asterism.parallel import SequenceParallel, sharding
 from asterism.patterns import Pattern
 
 _DECODER, _CROSS = 2**12, 2**13
@@ -85,8 +83,8 @@ class AsterismDecoder(AsterismModel):
         inputs_embeds: torch.Tensor | None = None,
         output_hidden_states: bool | None = None,
         dropout_seed: int | None = None,
-    ) -> BaseModelOutputWithPast:
-        """Hidden states [B, N, hidden_size] of N new tokens; as AsterismModel, and
+    ) -> BackboneOutput:
+        """Hidden states [B, N, hidden_size] of N new tokens, with their rows; as AsterismModel, and
 
         source         [B, S, hidden_size]: the states of the tokens to read; None where `source_layers` are filled
         source_mask    [B, S]: 1 for tokens of the source, 0 for padding, on any side
@@ -95,9 +93,9 @@ class AsterismDecoder(AsterismModel):
         embedded = self._embed(input_ids, inputs_embeds)
         cache, dropouts = self._find_cache(past_key_values, False), self._dropout_arguments(dropout_seed)
         reading = self._read(source, source_mask, source_layers, dropout_seed)
-        asked = Asked(attention_mask, cache)
-        last, states = self._run(embedded, asked, output_hidden_states, dropouts, reading)
-        return BaseModelOutputWithPast(last_hidden_state=last, past_key_values=cache, hidden_states=states)
+        rows = self._find_rows(embedded, Asked(attention_mask, cache))
+        last, states = self._run(rows, embedded, cache, output_hidden_states, dropouts, reading)
+        return BackboneOutput(last_hidden_state=last, past_key_values=cache, hidden_states=states, rows=rows)
 
     def _read(
         self,
@@ -110,43 +108,20 @@ class AsterismDecoder(AsterismModel):
         is_kept = layers is not None and layers[0].is_filled
         if source is None and not is_kept:
             raise ConfigurationError("a decoder needs the states of a source, or a cache that holds its keys")
-        if (context := sharding()) is not None:
-            return self._read_shard(context, source, mask, layers, dropout_seed)
-        real = None
-        if mask is not None:
-            columns = source.shape[1] if source is not None else cast(Any, layers)[0].get_seq_length()
-            mask = real_tokens(mask, len(mask), 0, columns)
-            if is_known_full(mask):
-                mask = None
-        if mask is not None and is_kept:
-            real = torch.arange(mask.shape[1], device=mask.device) < mask.sum(dim=1, keepdim=True)
-        elif mask is not None and source is not None:
-            packing = Packing.of(mask)
-            source, real = packing.pack(source), packing.real
-        told: dict[str, Any] = {"real": real, "readable": {}}
-        calls = []
-        for layer in range(len(self.layers)):
-            kept = {} if layers is None else {"kept": layers[layer]}
-            calls.append(told | kept | self._cross_dropout(dropout_seed, layer))
-        return Reading(None if is_kept else source, calls)
-
-    def _read_shard(
-        self,
-        context: SequenceParallel,
-        source: torch.Tensor | None,
-        mask: torch.Tensor | None,
-        layers: Sequence[SourceLayer] | None,
-        dropout_seed: int | None,
-    ) -> Reading:
-        """What the blocks are told of a source of which this rank holds a shard."""
-        if source is None or layers is not None:
+        if layers is not None and is_sharded():
             raise ConfigurationError(
                 "the keys of a source cannot be kept in a cache within sequence_parallel: set use_cache=False"
             )
-        dropout = [self._cross_dropout(dropout_seed, layer) for layer in range(len(self.layers))]
-        rows = find_rows(context, source, mask)
-        told = {"real": rows.real, "source_shards": rows.shards}
-        return Reading(source, [told | one for one in dropout])
+        if is_kept:
+            source, rows = None, kept_rows(cast(Any, layers)[0].get_seq_length(), mask)
+        else:
+            found = find_rows(cast(torch.Tensor, source), mask)
+            source, rows = found.pack(cast(torch.Tensor, source)), found.inside(0, told=True, by_length=False)
+        calls = []
+        for layer in range(len(self.layers)):
+            kept = {} if layers is None else {"kept": layers[layer]}
+            calls.append({"source_rows": rows} | kept | self._cross_dropout(dropout_seed, layer))
+        return Reading(source, calls)
 
     def _cross_dropout(self, seed: int | None, layer: int) -> dict[str, Any]:
         rate = self.config.attention_dropout

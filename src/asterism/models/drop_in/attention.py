@@ -5,24 +5,24 @@ A pattern that depends on the length is laid over each row's own length. A slidi
 where the configuration says so.
 """
 
+from dataclasses import replace
 from itertools import accumulate
 from typing import Any, NamedTuple
 
 import torch
 
-from asterism import parallel
 from asterism.errors import ConfigurationError
 from asterism.kernels import Terms, attend, decode
 from asterism.layers.kept import Kept, read
-from asterism.layers.padding import (
+from asterism.layers.rows import is_sharded
+from asterism.layers.rows.padding import (
     Packing,
-    by_row,
     count_positions,
     cut_into_rows,
     documents_of_rows,
-    in_documents,
     lay_end_to_end,
 )
+from asterism.layers.rows.rows import in_documents
 from asterism.memo import remembering_few
 from asterism.models.cache.cache import PatternCacheLayer
 from asterism.models.drop_in.documents import from_boundaries, from_positions
@@ -30,8 +30,6 @@ from asterism.models.drop_in.field import read_native_window, read_patterns, req
 from asterism.models.drop_in.places import place_of
 from asterism.models.drop_in.terms import of_heads, read_terms
 from asterism.models.drop_in.tokens import LayerTokens, require_tokens
-from asterism.parallel import sharding
-from asterism.parallel.context import resumed
 from asterism.patterns import parse, require_causal, window
 
 
@@ -81,9 +79,8 @@ def pattern_attention(
     rule = layer_rule(module, tokens) if pattern_rule is None else pattern_rule
     asked = LayerCall(rule, tokens, scaling, read_terms(others, dropout))
     if tokens.call is not None:
-        with resumed(tokens.call.context):
-            return _attend_shard(query, key, value, asked, documents).transpose(1, 2).contiguous(), None
-    if sharding() is not None:
+        return _attend_shard(query, key, value, asked, documents).transpose(1, 2).contiguous(), None
+    if is_sharded():
         raise ConfigurationError(
             f"{type(module).__name__} is given no mask by its model, so within sequence_parallel it knows nothing of"
             " other ranks"
@@ -146,28 +143,16 @@ def _attend_shard(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, asked: LayerCall, documents: tuple[int, ...] | None
 ) -> torch.Tensor:
     """The tokens of one shard, whose padding comes last in its row."""
-    call, tokens = asked.tokens.call, asked.tokens
-    assert call is not None
-    shards, rows = call.shards, call.rows
     if asked.terms is not None and asked.terms.bias is not None:
         raise ConfigurationError(
             "the model makes a bias of positions for the tokens of one rank, which within sequence_parallel does not"
             " know where they stand"
         )
-    options: dict[str, Any] = {"scale": asked.scale, "terms": asked.terms, "queries": shards, "keys": shards}
-    pattern = parse(asked.rule.text)
-    if documents is None and rows.lengths is not None and asked.rule.depends_on_length:
-        documents = documents_of_rows(rows.lengths, shards.length)
-    if documents is None:
-        masked = None if tokens.causal else rows.real
-        mixed: torch.Tensor = parallel.attend(q, k, v, pattern, key_mask=masked, **options)
-        return mixed
-
-    def compute(chosen: list[int], sizes: tuple[int, ...]) -> torch.Tensor:
-        parts: torch.Tensor = parallel.attend(q[chosen], k[chosen], v[chosen], in_documents(pattern, sizes), **options)
-        return parts
-
-    return by_row(documents, len(q), shards.length, compute)
+    call, causal = asked.tokens.call, asked.tokens.causal
+    assert call is not None
+    rows = replace(call.rows, documents=documents, real=None if causal else call.rows.real)
+    mixed: torch.Tensor = rows.attend(q, k, v, parse(asked.rule.text), scale=asked.scale, terms=asked.terms)
+    return mixed
 
 
 def _attend_documents(
@@ -234,7 +219,7 @@ def _attend_packed(
 def _documents(query: torch.Tensor, tokens: LayerTokens, given: dict[str, Any]) -> tuple[int, ...] | None:
     """The lengths of the documents in the batch, by all that is said of them; None where each row is one sequence."""
     rows, _, new, _ = query.shape
-    new = new if tokens.call is None else tokens.call.shards.length
+    new = new if tokens.call is None else tokens.call.positions.shape[1]
     documents = from_boundaries(given, rows * new, query.device) or tokens.documents
     if (
         documents is None

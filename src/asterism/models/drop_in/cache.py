@@ -14,7 +14,7 @@ from transformers import DynamicCache, PreTrainedModel
 from transformers.cache_utils import Cache, DynamicLayer
 
 from asterism.errors import ConfigurationError
-from asterism.layers.padding import refuse_added
+from asterism.layers.rows.padding import refuse_added
 from asterism.models.cache.cache import OUTSIDE_GRAPHS, PatternCache, PatternCacheLayer, new_layer
 from asterism.models.drop_in.attention import layer_rule
 from asterism.models.drop_in.field import IMPLEMENTATION

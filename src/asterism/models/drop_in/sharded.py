@@ -7,21 +7,18 @@ that loss over the tokens of all ranks. In between, masks and attention read wha
 
 import inspect
 from contextvars import ContextVar
-from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import torch
 from transformers import PreTrainedModel
 
-from asterism.compiler.devices import Shards
 from asterism.errors import ConfigurationError
 from asterism.labels import IGNORED
+from asterism.layers.rows import check_targets, find_rows, is_sharded, refuse_shifting, together
+from asterism.layers.rows.sharded import ShardedRows
 from asterism.models.drop_in.documents import from_positions
 from asterism.models.drop_in.field import IMPLEMENTATION
-from asterism.models.heads.loss import cross_entropy, refuse_shifting
-from asterism.models.sharded import ShardedRows, check_targets, find_rows, together
-from asterism.parallel import SequenceParallel, sharding
-from asterism.parallel.collectives import all_tokens, whole
+from asterism.models.heads.loss import cross_entropy
 
 _TARGETS = {
     "ForCausalLM": "shift_labels",
@@ -47,19 +44,11 @@ class ModelCall(NamedTuple):
     labels: torch.Tensor | None
     items: Any
 
-    @property
-    def context(self) -> SequenceParallel:
-        return replace(self.rows.context, known=self.rows.shards)
-
-    @property
-    def shards(self) -> Shards:
-        return self.rows.shards
-
     def documents(self, causal: bool) -> tuple[int, ...] | None:
         """The lengths of packed documents, all whole rows one after another; None for rows of one sequence."""
         if not causal or self.rows.real is not None:
             return None
-        return from_positions(self.positions, len(self.positions), self.shards.length)
+        return from_positions(self.positions, *self.positions.shape)
 
 
 _CALL: ContextVar[ModelCall | None] = ContextVar("sharded_call", default=None)
@@ -70,7 +59,7 @@ def sharded_call() -> ModelCall | None:
 
     Raises ConfigurationError within `sequence_parallel` for a part of a model, which was not asked as a whole.
     """
-    if sharding() is None:
+    if not is_sharded():
         return None
     found = _CALL.get()
     if found is None:
@@ -91,17 +80,16 @@ def install_sharding(model: PreTrainedModel) -> None:
 def _begin(
     model: Any, arguments: tuple[Any, ...], named: dict[str, Any]
 ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
-    context = sharding()
-    if context is None or _CALL.get() is not None:  # or a model around this one has begun
+    if not is_sharded() or _CALL.get() is not None:  # or a model around this one has begun
         return None
     signature = inspect.signature(model.forward)
     given = dict(signature.bind_partial(*arguments, **named).arguments)
     given |= given.pop(next((x.name for x in signature.parameters.values() if x.kind is x.VAR_KEYWORD), ""), {})
-    with together(context, given, model.device):
-        return (), _meet(context, model, given, signature)
+    with together(given, model.device):
+        return (), _meet(model, given, signature)
 
 
-def _meet(context: SequenceParallel, model: Any, given: dict[str, Any], signature: inspect.Signature) -> dict[str, Any]:
+def _meet(model: Any, given: dict[str, Any], signature: inspect.Signature) -> dict[str, Any]:
     """What a model is called with, when all ranks know of the call."""
     if model.config._attn_implementation != IMPLEMENTATION:
         raise ConfigurationError(
@@ -120,23 +108,23 @@ def _meet(context: SequenceParallel, model: Any, given: dict[str, Any], signatur
         raise ConfigurationError(
             f"position_ids must be as the tokens of this rank, {list(tokens.shape[:2])}, got {list(positions.shape)}"
         )
-    rows = find_rows(context, tokens, given.get("attention_mask"))
-    if 0 in rows.shards.sizes:
+    rows = cast(ShardedRows, find_rows(tokens, given.get("attention_mask")))
+    if 0 in (sizes := rows.shards.sizes):
         raise ConfigurationError(
-            f"{type(model).__name__} cannot compute on no tokens, and rank {rows.shards.sizes.index(0)} holds none of"
-            f" {rows.shards.length}: give each rank one at least"
+            f"{type(model).__name__} cannot compute on no tokens, and rank {sizes.index(0)} holds none of {sum(sizes)}:"
+            " give each rank one at least"
         )
     if positions is None:
-        given["position_ids"] = torch.arange(*rows.shards.range(context.rank), device=tokens.device)[None]
+        given["position_ids"] = rows.columns
     own = given["position_ids"].expand(*tokens.shape[:2])
-    _CALL.set(ModelCall(model, rows, all_tokens(own, rows.shards, context.group), labels, items))
+    _CALL.set(ModelCall(model, rows, rows.everywhere(own), labels, items))
     if "use_cache" in signature.parameters:
         given["use_cache"] = False
     return given
 
 
 def _end(model: Any, arguments: tuple[Any, ...], named: dict[str, Any], output: Any) -> Any:
-    call = None if sharding() is None else _CALL.get()
+    call = _CALL.get() if is_sharded() else None
     if call is None or call.model is not model:
         return None
     _CALL.set(None)
@@ -147,8 +135,8 @@ def _end(model: Any, arguments: tuple[Any, ...], named: dict[str, Any], output: 
             f"the loss of {type(model).__name__} cannot be shared out over ranks: leave out labels, take the logits,"
             " and set return_dict"
         )
-    items = whole((call.labels != IGNORED).sum(), call.context.group) if call.items is None else call.items
-    output.loss = whole(cross_entropy(output.logits, call.labels, num_items_in_batch=items), call.context.group)
+    items = call.rows.total((call.labels != IGNORED).sum()) if call.items is None else call.items
+    output.loss = call.rows.total(cross_entropy(output.logits, call.labels, num_items_in_batch=items))
     return output
 
 

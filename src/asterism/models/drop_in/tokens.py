@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import torch
 
 from asterism.errors import ConfigurationError
-from asterism.layers.padding import Packing, is_known_full, real_tokens
+from asterism.layers.rows.padding import Packing, is_known_full, real_tokens
 from asterism.models.drop_in.documents import from_mask
 from asterism.models.drop_in.sharded import ModelCall, sharded_call
 

@@ -8,10 +8,10 @@ from transformers import GenerationConfig, GenerationMixin
 
 from asterism.errors import ConfigurationError
 from asterism.layers import Linear
+from asterism.layers.rows import is_sharded
 from asterism.models.asterism.backbone import AsterismModel, too_long
 from asterism.models.asterism.base import AsterismPreTrainedModel
 from asterism.models.asterism.configuration import AsterismConfig
-from asterism.parallel import sharding
 
 
 class GeneratesTokens(AsterismPreTrainedModel, GenerationMixin):
@@ -47,7 +47,7 @@ class GeneratesTokens(AsterismPreTrainedModel, GenerationMixin):
 
     def generate(self, *args: Any, **kwargs: Any) -> Any:
         """As of transformers. Raises ConfigurationError within `sequence_parallel` unless the model says otherwise."""
-        if sharding() is not None:
+        if is_sharded():
             raise ConfigurationError(
                 f"{type(self).__name__} cannot generate within sequence_parallel: generate on one device"
             )

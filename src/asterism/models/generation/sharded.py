@@ -5,7 +5,7 @@ first rank, from a seed.
 """
 
 from copy import deepcopy
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import torch
 from torch import Tensor
@@ -13,10 +13,11 @@ from transformers import GenerationConfig, LogitsProcessorList
 from transformers.generation.logits_process import TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
 
 from asterism.errors import ConfigurationError
-from asterism.models.asterism.backbone import Asked, too_long
+from asterism.layers.rows import Rows, find_rows
+from asterism.layers.rows.sharded import ShardedRows
+from asterism.models.asterism.backbone import too_long
 from asterism.models.cache.sharded import ShardedCache
-from asterism.models.sharded import find_rows
-from asterism.parallel import SequenceParallel
+from asterism.parallel import SequenceParallel, sharding
 from asterism.parallel.collectives import broadcast, summed
 from asterism.parallel.context import resumed
 
@@ -42,7 +43,6 @@ class Settings(NamedTuple):
 @torch.no_grad()
 def generate_shards(
     model: "AsterismForCausalLM",
-    context: SequenceParallel,
     input_ids: Tensor | None,
     config: GenerationConfig | None,
     given: dict[str, Any],
@@ -58,18 +58,19 @@ def generate_shards(
             "generate within sequence_parallel knows no global tokens, and this model has"
             f" {model.config.global_tokens}: generate on one device"
         )
-    rows = find_rows(context, input_ids, mask)
+    context = cast(SequenceParallel, sharding())
+    if cache is None:
+        cache = ShardedCache(model.config.layer_patterns(), context)
+    rows = cast(ShardedRows, find_rows(input_ids, mask, cache=cache))
     lengths = (rows.shards.length,) * len(input_ids) if rows.lengths is None else rows.lengths
     limit, longest = model.config.max_position_embeddings, max(lengths) + settings.new_tokens - 1
     if not min(lengths):
         raise ConfigurationError("a row of the prompt has no token to go on from: give it one")
     if model.config.positions_end and longest > limit:
         raise ConfigurationError(too_long(longest, model.config))
-    if cache is None:
-        cache = ShardedCache(model.config.layer_patterns(), context)
     random = torch.Generator().manual_seed(settings.seed)
     last = torch.tensor(lengths, device=input_ids.device)[:, None] - 1
-    hidden = _run(model, input_ids, Asked(mask, cache))
+    hidden = _run(model, rows, input_ids, cache)
     # The last token of a row lies on one rank.
     own = (hidden * (rows.positions == last)[..., None]).sum(dim=1, keepdim=True)
     scores = model._logits(summed(own, context.group))
@@ -79,15 +80,16 @@ def generate_shards(
         if bool(ended.all()):
             break
         with resumed(None):  # from here on, all ranks have the same tokens
-            hidden = _run(model, found[-1], Asked(None, cache))
+            following = find_rows(found[-1], cache=cache)
+        hidden = _run(model, following, found[-1], cache)
         token = _choose(context, settings, model._logits(hidden)[:, 0], random)
         found.append(token.masked_fill(ended[:, None], settings.padding))
     return torch.cat(found, dim=1)
 
 
-def _run(model: "AsterismForCausalLM", tokens: Tensor, asked: Asked) -> Tensor:
+def _run(model: "AsterismForCausalLM", rows: Rows, tokens: Tensor, cache: ShardedCache) -> Tensor:
     embedded = model.model._add_types(model.model._embed(tokens, None), None)
-    return model.model._run(embedded, asked, False, model.model._dropout_arguments(None))[0]
+    return model.model._run(rows, embedded, cache, False, model.model._dropout_arguments(None))[0]
 
 
 def _ended(tokens: Tensor, settings: Settings) -> Tensor:

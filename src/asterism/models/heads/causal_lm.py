@@ -11,13 +11,11 @@ from transformers.utils.generic import can_return_tuple
 
 from asterism.errors import ConfigurationError
 from asterism.labels import IGNORED, shifted, without_first_tokens
+from asterism.layers.rows import Rows, is_sharded, refuse_shifting, together, with_all_ranks
 from asterism.models.asterism.backbone import AsterismModel
 from asterism.models.asterism.configuration import AsterismConfig
 from asterism.models.generation.generation import GeneratesTokens
 from asterism.models.generation.sharded import generate_shards
-from asterism.models.heads.loss import refuse_shifting
-from asterism.models.sharded import together, with_all_ranks
-from asterism.parallel import sharding
 
 
 class AsterismForCausalLM(GeneratesTokens):
@@ -54,15 +52,14 @@ class AsterismForCausalLM(GeneratesTokens):
         do_sample, temperature, top_k, top_p, eos_token_id, pad_token_id, and for sampling a seed, which draws what
         one process draws after torch.manual_seed(seed). Raises ConfigurationError for anything else.
         """
-        context = sharding()
-        if context is None:
+        if not is_sharded():
             return super().generate(inputs, generation_config, *args, **kwargs)
-        with together(context, {}, self.device):
+        with together({}, self.device):
             if args:
                 raise ConfigurationError(
                     "within sequence_parallel, name what generate takes beside inputs and its config"
                 )
-            return generate_shards(self, context, inputs, generation_config, kwargs)
+            return generate_shards(self, inputs, generation_config, kwargs)
 
     @can_return_tuple
     @with_all_ranks
@@ -103,23 +100,25 @@ class AsterismForCausalLM(GeneratesTokens):
             dropout_seed=dropout_seed,
             position_ids=position_ids,
             cu_seqlens=cu_seqlens,
+            with_rows=True,
             return_dict=True,
         )
         logits = self._logits(outputs.last_hidden_state, logits_to_keep)
         wanted = loss_arguments.get("shift_labels")
         targets = labels if wanted is None else wanted
+        rows: Rows = outputs.rows
         loss, ignored = None, loss_arguments.get("ignore_index", IGNORED)
         if labels is not None and wanted is None:
             refuse_shifting("labels", "shift_labels")
-            documents = self.model.find_documents(position_ids, cu_seqlens, attention_mask, labels)
-            labels = labels if documents is None else without_first_tokens(labels, documents.positions, ignored)
+            if rows.documents is not None:
+                labels = without_first_tokens(labels, rows.positions, ignored)
         if targets is not None and hasattr(self, "_loss_function"):  # one that a caller has set
             loss = self.loss_function(logits, labels, vocab_size=self.config.vocab_size, **loss_arguments)
         elif targets is not None:
             predicted = shifted(cast(torch.Tensor, labels), ignored) if wanted is None else wanted
-            loss = self._token_loss(logits, predicted, loss_arguments)
+            loss = self._token_loss(rows, logits, predicted, loss_arguments)
         return CausalLMOutputWithPast(
-            loss=self._penalise(loss, wanted if labels is None else labels, loss_arguments),
+            loss=self._penalise(rows, loss, wanted if labels is None else labels, loss_arguments),
             logits=logits,
             past_key_values=outputs.past_key_values,
             hidden_states=outputs.hidden_states,

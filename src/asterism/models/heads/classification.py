@@ -43,14 +43,14 @@ class AsterismForSequenceClassification(_Classifier):
 
         Raises ConfigurationError for any other argument.
         """
-        logits = self.classifier(self.dropout(self.pooler(encoded.hidden, encoded.attention_mask)))
+        logits = self.classifier(self.dropout(self.pooler(encoded.hidden, encoded.rows)))
         loss = None
         if labels is not None:
             if self.config.problem_type in ("multi_label_classification", "regression"):
                 labels = labels.to(logits.dtype)
             told = {"labels": labels, "pooled_logits": logits, "config": self.config, **loss_arguments}
-            loss = self._row_loss(lambda: self.loss_function(**told))
-        loss = self._penalise(loss, labels, loss_arguments)
+            loss = encoded.rows.once(lambda: self.loss_function(**told))
+        loss = self._penalise(encoded.rows, loss, labels, loss_arguments)
         return SequenceClassifierOutput(loss=loss, logits=logits, hidden_states=encoded.hidden_states)
 
 
@@ -70,6 +70,6 @@ class AsterismForTokenClassification(_Classifier):
         logits = self.classifier(self.dropout(encoded.hidden))
         loss = None
         if labels is not None:
-            loss = self._token_loss(logits, labels, loss_arguments)
-        loss = self._penalise(loss, labels, loss_arguments)
+            loss = self._token_loss(encoded.rows, logits, labels, loss_arguments)
+        loss = self._penalise(encoded.rows, loss, labels, loss_arguments)
         return TokenClassifierOutput(loss=loss, logits=logits, hidden_states=encoded.hidden_states)

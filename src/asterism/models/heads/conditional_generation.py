@@ -4,6 +4,7 @@
 the tokens before it, and the keys of the source, which are computed once.
 """
 
+from dataclasses import dataclass
 from typing import Any, ClassVar, cast
 
 import torch
@@ -15,16 +16,22 @@ from transformers.utils.generic import can_return_tuple
 
 from asterism.errors import ConfigurationError
 from asterism.labels import IGNORED
+from asterism.layers.rows import Rows, refuse_shifting, with_all_ranks
 from asterism.models.asterism.backbone import AsterismModel
 from asterism.models.asterism.base import AsterismPreTrainedModel
 from asterism.models.asterism.configuration import AsterismConfig
 from asterism.models.asterism.decoder import AsterismDecoder, AsterismEncoder
 from asterism.models.cache.source import EncoderDecoderPatternCache, SourceLayer, is_plain, own_caches
 from asterism.models.generation.generation import GeneratesTokens
-from asterism.models.heads.loss import refuse_shifting
-from asterism.models.sharded import with_all_ranks
 
 EncoderOutputs = BaseModelOutput | tuple[torch.Tensor, ...]
+
+
+@dataclass
+class EncoderDecoderOutput(Seq2SeqModelOutput):
+    """What the head reads: as transformers has it, and where the tokens of the target stand."""
+
+    rows: Rows | None = None
 
 
 class AsterismEncoderDecoder(AsterismPreTrainedModel):
@@ -93,7 +100,8 @@ class AsterismEncoderDecoder(AsterismPreTrainedModel):
         use_cache: bool = False,
         output_hidden_states: bool | None = None,
         dropout_seed: int | None = None,
-    ) -> Seq2SeqModelOutput:
+        with_rows: bool = False,
+    ) -> EncoderDecoderOutput:
         """Hidden states [B, N, hidden_size] of the target, as AsterismForConditionalGeneration.forward says."""
         cache = self._find_cache(past_key_values, use_cache)
         if cache is None:
@@ -123,12 +131,13 @@ class AsterismEncoderDecoder(AsterismPreTrainedModel):
             output_hidden_states=output_hidden_states,
             dropout_seed=dropout_seed,
         )
-        return Seq2SeqModelOutput(
+        return EncoderDecoderOutput(
             last_hidden_state=decoded.last_hidden_state,
             past_key_values=cache,
             decoder_hidden_states=decoded.hidden_states,
             encoder_last_hidden_state=None if encoded is None else encoded[0],
             encoder_hidden_states=getattr(encoded, "hidden_states", None),
+            rows=decoded.rows if with_rows else None,
         )
 
     def _find_cache(self, past: Cache | None, use_cache: bool) -> EncoderDecoderCache | None:
@@ -235,12 +244,13 @@ class AsterismForConditionalGeneration(GeneratesTokens):
             use_cache=use_cache,
             output_hidden_states=output_hidden_states,
             dropout_seed=dropout_seed,
+            with_rows=True,
             return_dict=True,
         )
         logits = self._logits(outputs.last_hidden_state, logits_to_keep)
-        loss = None if labels is None else self._token_loss(logits, labels, loss_arguments)
+        loss = None if labels is None else self._token_loss(outputs.rows, logits, labels, loss_arguments)
         return Seq2SeqLMOutput(
-            loss=self._penalise(loss, labels, loss_arguments),
+            loss=self._penalise(outputs.rows, loss, labels, loss_arguments),
             logits=logits,
             past_key_values=outputs.past_key_values,
             decoder_hidden_states=outputs.decoder_hidden_states,

@@ -9,10 +9,10 @@ import torch
 from transformers.utils.generic import can_return_tuple
 
 from asterism.errors import ConfigurationError
+from asterism.layers.rows import Rows, with_all_ranks
 from asterism.models.asterism.backbone import AsterismModel
 from asterism.models.asterism.base import AsterismPreTrainedModel
 from asterism.models.asterism.configuration import AsterismConfig
-from asterism.models.sharded import with_all_ranks
 
 
 class EncoderWithHead(AsterismPreTrainedModel):
@@ -42,10 +42,10 @@ class EncoderWithHead(AsterismPreTrainedModel):
 
 
 class HeadInput(NamedTuple):
-    """What a head reads: the last hidden states [B, N, hidden_size], the mask as it was given, and all if asked for."""
+    """What a head reads: the last hidden states [B, N, hidden_size], where their tokens stand, and all if asked for."""
 
     hidden: torch.Tensor
-    attention_mask: torch.Tensor | None
+    rows: Rows
     hidden_states: tuple[torch.Tensor, ...] | None
 
 
@@ -86,9 +86,10 @@ def encoder_head(compute: Callable[..., Output]) -> Callable[..., Output]:
             inputs_embeds=inputs_embeds,
             output_hidden_states=output_hidden_states,
             dropout_seed=dropout_seed,
+            with_rows=True,
             **self._packing(position_ids, cu_seqlens),
         )
-        return compute(self, HeadInput(outputs[0], attention_mask, outputs.hidden_states), *given, **named)
+        return compute(self, HeadInput(outputs[0], outputs.rows, outputs.hidden_states), *given, **named)
 
     *inputs, _, hidden_states, seed, position_ids, cu_seqlens, _ = inspect.signature(forward).parameters.values()
     at = next((number for number, one in enumerate(own) if one.kind is one.VAR_KEYWORD), len(own))

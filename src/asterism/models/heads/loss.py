@@ -5,7 +5,6 @@ import torch.nn.functional as F
 
 from asterism.errors import ConfigurationError, shown
 from asterism.labels import IGNORED
-from asterism.parallel import sharding
 
 
 def cross_entropy(
@@ -39,12 +38,3 @@ def cross_entropy(
         label_smoothing=label_smoothing,
     )
     return loss if num_items_in_batch is None else loss / torch.as_tensor(num_items_in_batch, device=loss.device)
-
-
-def refuse_shifting(given: str, wanted: str) -> None:
-    """Raises ConfigurationError within `sequence_parallel`: what follows a shard is on another rank."""
-    if sharding() is not None:
-        raise ConfigurationError(
-            f"{given} must be shifted before a sequence is sharded: give {wanted}, as asterism.parallel.shard makes"
-            " them of whole rows"
-        )

@@ -43,18 +43,19 @@ class _PredictsTokens(EncoderWithHead):
 
     def _predict(
         self,
-        hidden: Tensor,
+        encoded: HeadInput,
         labels: Tensor | None,
         places: Tensor | None,
         loss_arguments: dict[str, Any],
     ) -> tuple[Tensor, Tensor | None]:
         """The logits of the tokens and, with labels, their mean loss, as AsterismForMaskedLM.forward says."""
+        hidden = encoded.hidden
         if places is not None:
             hidden = hidden.gather(1, places[:, :, None].expand(-1, -1, hidden.shape[-1]))
         logits = self.lm_head(hidden)
         if labels is None:
             return logits, None
-        return logits, self._token_loss(logits, labels, loss_arguments)
+        return logits, self._token_loss(encoded.rows, logits, labels, loss_arguments)
 
 
 class AsterismForMaskedLM(_PredictsTokens):
@@ -75,8 +76,8 @@ class AsterismForMaskedLM(_PredictsTokens):
 
         Raises ConfigurationError for any other argument.
         """
-        logits, loss = self._predict(encoded.hidden, labels, places, loss_arguments)
-        loss = self._penalise(loss, labels, loss_arguments)
+        logits, loss = self._predict(encoded, labels, places, loss_arguments)
+        loss = self._penalise(encoded.rows, loss, labels, loss_arguments)
         return MaskedLMOutput(loss=loss, logits=logits, hidden_states=encoded.hidden_states)
 
 
@@ -103,14 +104,14 @@ class AsterismForPreTraining(_PredictsTokens):
 
         The loss of the tokens and all other arguments are as in AsterismForMaskedLM.
         """
-        logits, loss = self._predict(encoded.hidden, labels, places, loss_arguments)
-        answers = self.next_sentence(self.pooler(encoded.hidden, encoded.attention_mask))
+        logits, loss = self._predict(encoded, labels, places, loss_arguments)
+        answers = self.next_sentence(self.pooler(encoded.hidden, encoded.rows))
         if next_sentence_label is not None:
             wide = answers.to(torch.promote_types(answers.dtype, torch.float32))
-            follows = self._row_loss(lambda: nn.functional.cross_entropy(wide, next_sentence_label.view(-1)))
+            follows = encoded.rows.once(lambda: nn.functional.cross_entropy(wide, next_sentence_label.view(-1)))
             loss = follows if loss is None else loss + follows
         return BertForPreTrainingOutput(
-            loss=self._penalise(loss, labels, loss_arguments),
+            loss=self._penalise(encoded.rows, loss, labels, loss_arguments),
             prediction_logits=logits,
             seq_relationship_logits=answers,
             hidden_states=encoded.hidden_states,  # type: ignore[arg-type]  # transformers means a tuple of any length

@@ -8,7 +8,6 @@ from transformers.modeling_outputs import QuestionAnsweringModelOutput
 
 from asterism.models.asterism.configuration import AsterismConfig
 from asterism.models.heads.head import EncoderWithHead, HeadInput, encoder_head
-from asterism.models.sharded import everywhere
 
 
 class AsterismForQuestionAnswering(EncoderWithHead):
@@ -36,11 +35,11 @@ class AsterismForQuestionAnswering(EncoderWithHead):
         start_logits, end_logits = self.qa_outputs(encoded.hidden).unbind(dim=-1)
         loss = None
         if start_positions is not None and end_positions is not None:
-            answers = everywhere(torch.stack([start_logits, end_logits], dim=-1)).unbind(dim=-1)
+            answers = encoded.rows.everywhere(torch.stack([start_logits, end_logits], dim=-1)).unbind(dim=-1)
             told = start_positions, end_positions
-            loss = self._row_loss(lambda: self.loss_function(*answers, *told, **loss_arguments))
+            loss = encoded.rows.once(lambda: self.loss_function(*answers, *told, **loss_arguments))
         return QuestionAnsweringModelOutput(
-            loss=self._penalise(loss, start_positions, loss_arguments),
+            loss=self._penalise(encoded.rows, loss, start_positions, loss_arguments),
             start_logits=start_logits,
             end_logits=end_logits,
             hidden_states=encoded.hidden_states,

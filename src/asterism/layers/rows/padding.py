@@ -10,14 +10,12 @@ A padded column repeats the last real token before it, so the last column of a r
 next; one without such a token gets 0.
 """
 
-from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Sequence
+from typing import NamedTuple
 
 import torch
 
 from asterism.errors import ConfigurationError
-from asterism.memo import remembering_few
-from asterism.patterns import Pattern, documents
 
 
 class Packing(NamedTuple):
@@ -56,15 +54,6 @@ class Packing(NamedTuple):
         last = torch.where(self.real[:, -1:], -1, self.column[:, -1:]) + 1
         rows = torch.cat([self.real.sum(dim=1, keepdim=True), last], dim=1).tolist()
         return [count for count, _ in rows], max(column for _, column in rows)
-
-    def mixer_arguments(self, by_length: Sequence[bool], front: int) -> list[dict[str, Any]]:
-        """What each mixer must be told: lengths where its pattern depends on them, else which keys are real.
-
-        `front` more tokens, all of them real, stand before those of the rows.
-        """
-        real = torch.cat([self.real.new_ones(len(self.real), front), self.real], dim=1)
-        lengths = real.sum(dim=1).tolist() if any(by_length) else []
-        return [{"lengths": lengths} if needs_length else {"key_mask": real} for needs_length in by_length]
 
 
 def real_tokens(attention_mask: torch.Tensor, batch: int, seen: int, new: int) -> torch.Tensor:
@@ -140,29 +129,6 @@ def documents_by_row(documents: Sequence[int], rows: int, tokens: int) -> dict[t
             )
         alike.setdefault(tuple(own), []).append(row)
     return alike
-
-
-def by_row(
-    documents: Sequence[int],
-    rows: int,
-    tokens: int,
-    compute: Callable[[list[int], tuple[int, ...]], torch.Tensor],
-) -> torch.Tensor:
-    """[rows, ...] from `compute(rows, their documents)` for rows of equal documents; see `documents_by_row`."""
-    found: dict[int, torch.Tensor] = {}
-    for sizes, alike in documents_by_row(documents, rows, tokens).items():
-        found |= dict(zip(alike, compute(alike, sizes), strict=True))
-    return torch.stack([found[row] for row in range(rows)])
-
-
-def in_documents(pattern: Pattern, sizes: tuple[int, ...]) -> Pattern:
-    """`documents(pattern, *sizes)`."""
-    return documents(pattern, *sizes) if torch.compiler.is_compiling() else _in_documents(pattern, sizes)
-
-
-@remembering_few(128)  # the text, which is long, is written once for all layers
-def _in_documents(pattern: Pattern, sizes: tuple[int, ...]) -> Pattern:
-    return documents(pattern, *sizes)
 
 
 def _like(index: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from asterism.errors import ConfigurationError
 from asterism.kernels.packed import document_lengths, read_bounds
-from asterism.layers.padding import count_positions
+from asterism.layers.rows.padding import count_positions
 
 
 class PackedDocuments(NamedTuple):

@@ -1,0 +1,221 @@
+"""What ranks that share rows tell each other, once per call of a model, and how none waits for one that was refused.
+
+All ranks must know how many tokens each holds, how many of a row are real, and where packed documents begin. They say
+so in one exchange of a few numbers. A rank whose own arguments are refused before says so in their place, so that all
+ranks raise an error, and none waits for it.
+"""
+
+import inspect
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from contextvars import ContextVar
+from dataclasses import dataclass
+from functools import wraps
+from typing import Any, NamedTuple, TypeVar, cast
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from asterism.compiler.devices import Shards
+from asterism.errors import ConfigurationError
+from asterism.layers.rows.documents import PackedDocuments, find_documents
+from asterism.layers.rows.padding import real_tokens
+from asterism.parallel import SequenceParallel, sharding
+from asterism.parallel.collectives import all_tokens, gather_numbers
+from asterism.patterns.intervals import Integers
+
+_NUMBERS = (
+    "tokens",
+    "rows",
+    "attention_mask",
+    "position_ids",
+    "cu_seqlens",
+    "labels",
+    "shift_labels",
+    "num_items_in_batch",
+)
+"""What a rank says of a call, in this order; all but the first are equal on all ranks."""
+
+_ROWS = 64
+"""Of how many rows the first exchange counts the real tokens; what is more takes a second one."""
+
+_TARGETS = ("labels", "next_sentence_label", "start_positions")
+"""Arguments of models that a loss is taken of."""
+
+Function = TypeVar("Function", bound=Callable[..., Any])
+
+
+@dataclass
+class _Meeting:
+    """A call of a model: which labels it was given, and whether the ranks have met in it."""
+
+    labels: tuple[bool, ...]
+    is_over: bool = False
+
+
+_MEETING: ContextVar[_Meeting | None] = ContextVar("meeting", default=None)
+
+
+@contextmanager
+def together(given: Mapping[str, Any], device: torch.device) -> Iterator[None]:
+    """Around a call of a model with these arguments, by their names, in which ranks `meet`.
+
+    A rank that raises an error before says so to the others, which then raise one, too.
+    """
+    context, around = sharding(), _MEETING.get()
+    if context is None or (around is not None and not around.is_over):  # a part of a model, whose call is under way
+        yield
+        return
+    labels = any(given.get(name) is not None for name in _TARGETS)
+    numbers = (given.get(name) is not None for name in ("shift_labels", "num_items_in_batch"))
+    meeting = _Meeting((labels, *numbers))
+    token = _MEETING.set(meeting)
+    try:
+        yield
+    except Exception:
+        if not meeting.is_over:
+            with suppress(Exception):  # this rank has its own error to raise
+                _exchange(context, [], device, refused=True)
+        raise
+    finally:
+        _MEETING.reset(token)
+
+
+def with_all_ranks(forward: Function) -> Function:
+    """The `forward` of a model, `together` within `sequence_parallel`."""
+
+    @wraps(forward)
+    def call(self: Any, *arguments: Any, **named: Any) -> Any:
+        if sharding() is None:
+            return forward(self, *arguments, **named)
+        given = dict(zip(list(inspect.signature(forward).parameters)[1:], arguments, strict=False)) | named
+        tokens = next((given[name] for name in ("input_ids", "inputs_embeds") if given.get(name) is not None), None)
+        with together(given, self.device):
+            check_targets("shift_labels", given.get("shift_labels"), tokens)
+            return forward(self, *arguments, **named)
+
+    return cast(Function, call)
+
+
+def check_targets(name: str, targets: Tensor | None, tokens: Tensor | None) -> None:
+    """Raises ConfigurationError for what tokens [B, N, ...] are compared with, if it is not [B, N]: a loss would find
+    out when the ranks have met."""
+    if targets is not None and tokens is not None and targets.shape != tokens.shape[:2]:
+        raise ConfigurationError(
+            f"{name} must be as the tokens of this rank, [batch, tokens] = {list(tokens.shape[:2])}, got"
+            f" {list(targets.shape)}"
+        )
+
+
+class Said(NamedTuple):
+    """What a rank says of its rows: tokens [B, N, ...], and what else `find_rows` is given."""
+
+    tokens: Tensor
+    attention_mask: Tensor | None
+    position_ids: Tensor | None
+    cu_seqlens: Tensor | Sequence[int] | None
+
+
+class Agreed(NamedTuple):
+    """What all ranks know of their rows.
+
+    shards     who holds which columns
+    real       bool [B, N] of this rank, and lengths: how many of each whole row are real; None where all are
+    documents  of whole rows
+    """
+
+    shards: Shards
+    real: Tensor | None
+    lengths: tuple[int, ...] | None
+    documents: PackedDocuments | None
+
+
+def meet(context: SequenceParallel, said: Said) -> Agreed:
+    """What the ranks know together. Raises ConfigurationError, on all of them, where they do not say the same, for
+    padding before a token, and where one was refused."""
+    tokens = said.tokens
+    batch, own = tokens.shape[:2]
+    real = None if said.attention_mask is None else real_tokens(said.attention_mask, batch, 0, own)
+    meeting = _MEETING.get()
+    given = real is not None, said.position_ids is not None, said.cu_seqlens is not None
+    labels = (False,) * 3 if meeting is None else meeting.labels
+    counts = [] if real is None else _counts(real)
+    told = _exchange(context, [own, batch, *given, *labels, *counts[:_ROWS]], tokens.device, refused=False)
+    _refuse_differences(told[:, : len(_NUMBERS)])
+    shards = Shards.of_sizes(tuple(told[:, 0].tolist()))
+    lengths = None
+    if real is not None:
+        held = told[:, len(_NUMBERS) : len(_NUMBERS) + min(batch, _ROWS)]
+        if batch > _ROWS:
+            held = np.hstack([held, gather_numbers(counts[_ROWS:], context.group, tokens.device)])
+        lengths = _lengths(held, shards)
+    documents = _documents(context, shards, said, lengths)
+    return Agreed(shards, None if lengths is None else real, lengths, documents)
+
+
+def _exchange(context: SequenceParallel, numbers: Sequence[int], device: torch.device, *, refused: bool) -> Integers:
+    """[ranks, numbers]: what each rank says. Raises ConfigurationError where one was refused."""
+    if (meeting := _MEETING.get()) is not None:
+        meeting.is_over = True
+    filled = [*numbers, *[0] * (len(_NUMBERS) + _ROWS - len(numbers)), int(refused)]  # as many on every rank
+    said = gather_numbers(filled, context.group, device)
+    if said[:, -1].any() and not refused:
+        rank = int(said[:, -1].argmax())
+        raise ConfigurationError(f"rank {rank} was refused its arguments; its own message says why")
+    return said[:, :-1]
+
+
+def _refuse_differences(said: Integers) -> None:
+    """Raises ConfigurationError, which names what differs, for ranks with other rows or arguments than the first."""
+    others, columns = np.nonzero(said[:, 1:] != said[0, 1:])
+    if not len(others):
+        return
+    rank, column = others[0], columns[0] + 1
+    of_rank = {0: said[0, column], rank: said[rank, column]}
+    told = [
+        f"{number if column == 1 else 'given' if number else 'left out'} on rank {where}"
+        for where, number in of_rank.items()
+    ]
+    raise ConfigurationError(
+        f"ranks of a sharded sequence must give the same rows and arguments: {_NUMBERS[column]}: {', '.join(told)}"
+    )
+
+
+def _counts(real: Tensor) -> list[int]:
+    """How many tokens of each row bool [B, N] are real; -1 where padding stands before one."""
+    counts = real.sum(dim=1)
+    is_prefix = (real == (torch.arange(real.shape[1], device=real.device) < counts[:, None])).all(dim=1)
+    found: list[int] = torch.where(is_prefix, counts, -1).tolist()
+    return found
+
+
+def _lengths(held: Integers, shards: Shards) -> tuple[int, ...] | None:
+    """How many tokens of each row are real, of [ranks, B] that each rank holds; None where all are.
+
+    Raises ConfigurationError for padding before one: every rank but the last that holds any must be full.
+    """
+    total = held.sum(axis=0)
+    filled = np.clip(total - np.array(shards.bounds[:-1])[:, None], 0, np.array(shards.sizes)[:, None])
+    if (held < 0).any() or (held != filled).any():
+        raise ConfigurationError(
+            "attention_mask has padding before a token, and within sequence_parallel padding comes last in its row: pad"
+            " on the right"
+        )
+    return None if (total == shards.length).all() else tuple(total.tolist())
+
+
+def _documents(
+    context: SequenceParallel, shards: Shards, said: Said, lengths: tuple[int, ...] | None
+) -> PackedDocuments | None:
+    """Those of whole rows, as `find_documents` finds them where rows lie on one device."""
+    tokens, position_ids = said.tokens, said.position_ids
+    batch, own = tokens.shape[:2]
+    if position_ids is not None:
+        fits = position_ids.shape in ((batch, own), (1, own)) and not position_ids.is_floating_point()
+        # All ranks call this, also where this one's positions are refused then.
+        rows = position_ids.expand(batch, own) if fits else torch.full((batch, own), -1, device=tokens.device)
+        position_ids = all_tokens(rows.to(tokens.device), shards, context.group)
+    real = None if lengths is None else torch.arange(shards.length) < torch.tensor(lengths)[:, None]
+    whole = tokens.new_empty(1).expand(batch, shards.length)
+    return find_documents(position_ids, said.cu_seqlens, real, whole)
