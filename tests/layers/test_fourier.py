@@ -1,5 +1,7 @@
 """Fourier mixing is the real part of the transform over tokens and features, row by row over real tokens only."""
 
+from functools import partial
+
 import numpy as np
 import pytest
 import torch
@@ -43,10 +45,7 @@ def test_gradients_of_first_and_second_order() -> None:
     hidden = random(2, 5, 6).requires_grad_()
     key_mask = torch.tensor([[True] * 5, [False, True, True, False, True]])
     for mask in (None, key_mask):
-
-        def mixed(x, rows=rows_of(hidden, key_mask=mask)):
-            return FourierMixing()(x, rows=rows)
-
+        mixed = partial(FourierMixing(), rows=rows_of(hidden, key_mask=mask))
         assert torch.autograd.gradcheck(mixed, hidden)
         assert torch.autograd.gradgradcheck(lambda x, mixed=mixed: mixed(x**2), hidden)
 

@@ -20,7 +20,6 @@ from asterism.layers import (
     initialise,
     rows_of,
 )
-from asterism.layers import persistent as persistent_module
 from asterism.models.cache.cache import PatternCacheLayer
 from asterism.patterns import Pattern
 
@@ -230,10 +229,8 @@ def test_a_short_span_reads_fewer_keys(monkeypatch) -> None:
     """Tiles that no head gives weight to are not computed."""
     layer = layer_of(rule("causal"), span=2000, adaptive_span_ramp=2)
     patterns_read = []
-    attend = persistent_module.parallel.attend
-    monkeypatch.setattr(
-        persistent_module.parallel, "attend", lambda *x, **y: patterns_read.append(x[3]) or attend(*x, **y)
-    )
+    attend = RowsHere.attend
+    monkeypatch.setattr(RowsHere, "attend", lambda *x, **y: patterns_read.append(x[4]) or attend(*x, **y))
     for share in (0.1, 0.9):
         layer.adaptive_span.shares.data.fill_(share)
         layer(random(1, 3, HIDDEN))

@@ -6,7 +6,7 @@ from small_models import VOCABULARY, random_tokens, randomise
 
 from asterism.errors import ConfigurationError
 from asterism.kernels import Dropout
-from asterism.layers import SparseAttention
+from asterism.layers import SparseAttention, rows_of
 from asterism.models import AsterismConfig, AsterismForCausalLM, AsterismForMaskedLM
 from asterism.models.cache.cache import PatternCacheLayer
 
@@ -86,9 +86,9 @@ def test_layers_and_rows_of_any_length_drop_other_pairs():
     for block in model.model.layers:
         original = block.mixer._attend
 
-        def attend(heads, masks, documents, dropout, *rest, _original=original, **terms):
+        def attend(heads, rows, dropout, *rest, _original=original, **terms):
             seeds.append(dropout.seed)
-            return _original(heads, masks, documents, dropout, *rest, **terms)
+            return _original(heads, rows, dropout, *rest, **terms)
 
         block.mixer._attend = attend
     tokens = random_tokens(3, 24)
@@ -99,7 +99,7 @@ def test_layers_and_rows_of_any_length_drop_other_pairs():
     assert {seed % 2**32 for seed in seeds} == {3}
     mixer = model.model.layers[0].mixer
     hidden = torch.randn(1, 24, mixer.query.in_features, dtype=mixer.query.weight.dtype).expand(2, -1, -1)
-    one, other = mixer(hidden, lengths=[20, 20], dropout=Dropout(0.3, 3))
+    one, other = mixer(hidden, rows=rows_of(hidden, lengths=[20, 20]), dropout=Dropout(0.3, 3))
     assert not torch.isclose(one[:20], other[:20]).all(dim=1).any()
 
 

@@ -21,6 +21,7 @@ from transformers.utils import find_labels
 
 from asterism import patterns
 from asterism.errors import ConfigurationError, PatternError
+from asterism.layers.rows import find_rows
 from asterism.models import (
     AsterismConfig,
     AsterismForCausalLM,
@@ -31,7 +32,6 @@ from asterism.models import (
     AsterismForTokenClassification,
     AsterismModel,
 )
-from asterism.models.heads.pooler import Pooler
 from asterism.patterns import Fourier, Pattern
 
 PATTERNS = (
@@ -472,10 +472,9 @@ def test_pooling_by_the_mean_of_real_tokens() -> None:
 
 
 def test_the_mean_of_many_tokens_in_half_precision() -> None:
-    pooler = Pooler(AsterismConfig(hidden_size=2, num_attention_heads=1, classifier_pooling="mean"))
     hidden = torch.full((1, 70_000, 2), 10.0, dtype=torch.float16)
-    mask = torch.ones(1, 70_000, dtype=torch.long)
-    assert torch.equal(pooler.pool(hidden, mask), torch.full((1, 2), 10.0, dtype=torch.float16))
+    rows = find_rows(hidden, torch.ones(1, 70_000, dtype=torch.long))
+    assert torch.equal(rows.mean(hidden), torch.full((1, 2), 10.0, dtype=torch.float16))
 
 
 def test_dropout_of_the_classifier() -> None:
