@@ -20,6 +20,7 @@ from asterism.layers import (
     initialise,
     rows_of,
 )
+from asterism.layers.rows.here import RowsHere
 from asterism.models.cache.cache import PatternCacheLayer
 from asterism.patterns import Pattern
 

@@ -222,8 +222,7 @@ class AsterismForConditionalGeneration(GeneratesTokens):
         logits_to_keep          logits of the last so many columns only, or of these columns; 0 keeps all
         dropout_seed            in [0, 2^48), needed in training where attention drops: another one for each step
         loss_arguments          label_smoothing in [0, 1]: the share of each label that is spread over the vocabulary
-                                (Szegedy 2016); num_items_in_batch: the loss is the sum divided by it, not the mean;
-                                ignore_index in place of -100
+                                (Szegedy 2016); num_items_in_batch: divides the sum; ignore_index in place of -100
 
         Raises ConfigurationError for any other argument, and for a target longer than the decoder's positions.
         """
