@@ -60,7 +60,7 @@ def sharded_fourier(context: SequenceParallel, tokens: torch.Tensor, shards: Sha
     wide = torch.promote_types(tokens.dtype, torch.float32)
     if not (shards.length and len(tokens) and tokens.shape[2]):
         return tokens
-    mixed: torch.Tensor = _ShardedFourier.apply(tokens.to(wide), context, shards)
+    mixed: torch.Tensor = _ShardedFourier.apply(tokens.to(wide), context, shards)  # type: ignore[no-untyped-call]
     return mixed.to(tokens.dtype)
 
 
@@ -89,7 +89,7 @@ class _ShardedFourier(torch.autograd.Function):
 
     @staticmethod
     def backward(context: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None, None]:
-        return _ShardedFourier.apply(gradient, context.ranks, context.shards), None, None
+        return _ShardedFourier.apply(gradient, context.ranks, context.shards), None, None  # type: ignore[no-untyped-call]
 
 
 def _exchange(context: SequenceParallel, x: torch.Tensor, along: Shards, joined: Shards) -> torch.Tensor:
