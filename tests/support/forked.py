@@ -58,6 +58,8 @@ def _become(code: str, environment: dict[str, str], arguments: list[str], folder
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     os.environ.clear()
     os.environ.update(environment)
+    # Python reads PYTHONPATH as it starts, which was before the fork.
+    sys.path[1:1] = filter(None, environment.get("PYTHONPATH", "").split(os.pathsep))
     sys.argv, status = ["-c", *arguments], 1
     try:
         exec(code, {"__name__": "__main__"})
