@@ -1,4 +1,4 @@
-"""Public functions that take or return arrays and do not give shapes or dtypes; `tests/house/test_docstrings.py` reads it.
+"""Public functions that take or return arrays and give no shapes or dtypes: `tests/house/test_docstrings.py` reads it.
 
 A shape is brackets with names or numbers of axes, such as [B, N] or [2]. It may be in the docstring of the function, of
 its class, or of the method that it overrides. A dtype may also be in an annotation (`Integers`), or in the docstring of
