@@ -229,7 +229,10 @@ class AsterismModel(AsterismPreTrainedModel):
         return calls
 
     def span_penalty(self) -> torch.Tensor | None:
-        """What adaptive spans add to the loss: the sum over the layers of their mean span, times the penalty."""
+        """What adaptive spans add to the loss: the sum over the layers of their mean span, times the penalty.
+
+        A scalar in the dtype of the weights; None without adaptive spans.
+        """
         if not self.config.adaptive_span:
             return None
         mixers = (cast(PersistentAttention, cast(Any, block).mixer) for block in self.layers)

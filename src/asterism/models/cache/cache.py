@@ -153,7 +153,9 @@ class NoTensorsError(ConfigurationError, AttributeError):
 
 
 class PatternCacheLayer(CacheLayerMixin):
-    """The keys of one attention layer that its pattern can still read.
+    """The keys [B, Hkv, W, D] and values [B, Hkv, W, Dv] of one layer, in W slots, that its pattern can still read.
+
+    They have the dtype of the first that come, or the wider one where later ones are wider.
 
     restorable  how many of the last tokens can be taken back, at least
     max_tokens  make all slots at once, for rows of so many tokens. Then shapes stay fixed, as torch.compile needs it,
@@ -231,8 +233,10 @@ class PatternCacheLayer(CacheLayerMixin):
     def extend(self, keys: torch.Tensor, values: torch.Tensor, tokens: NewTokens) -> list[Kept]:
         """Add new tokens; return what they may read, in parts. For the first tokens that is nothing but themselves.
 
-        keys [B, Hkv, N, D], values [B, Hkv, N, Dv], the same `tokens` for all layers. Raises ConfigurationError for
-        other rows or heads than before, for tokens that do not follow those seen, and beyond `max_tokens`.
+        keys [B, Hkv, N, D], values [B, Hkv, N, Dv] of one dtype, the same `tokens` for all layers.
+
+        Raises ConfigurationError for other rows or heads than before, for tokens that do not follow those seen, and
+        beyond `max_tokens`.
         """
         if not torch.compiler.is_compiling():
             self._prepare(keys, values, tokens)
@@ -366,7 +370,7 @@ class PatternCacheLayer(CacheLayerMixin):
         return Seen(less, columns - count, padded, excess + count)
 
     def reorder_cache(self, beam_idx: torch.Tensor) -> None:
-        """Row i becomes the old row beam_idx[i] (beam search)."""
+        """Row i becomes the old row beam_idx[i] (beam search), of int64 [B']."""
         self.batch_select_indices(beam_idx)
 
     def batch_repeat_interleave(self, repeats: int) -> None:

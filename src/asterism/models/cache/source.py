@@ -15,7 +15,7 @@ from asterism.models.cache.cache import PatternCache
 
 
 class SourceLayer(CacheLayerMixin):
-    """The keys [B, Hkv, S, D] and values [B, Hkv, S, Dv] of a source, for one layer of a decoder."""
+    """The keys [B, Hkv, S, D] and values [B, Hkv, S, Dv] of a source, for one layer of a decoder, in its dtype."""
 
     keys: torch.Tensor
     values: torch.Tensor

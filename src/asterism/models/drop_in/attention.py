@@ -65,6 +65,8 @@ def pattern_attention(
 ) -> tuple[torch.Tensor, None]:
     """q [B, H, N, D], k [B, Hkv, N, D] and v [B, Hkv, N, Dv] -> [B, N, H, Dv], by the pattern of the module's layer.
 
+    All have one dtype, which the result has, too.
+
     Without `pattern_cache`, k and v may hold the S keys before them, too; with it comes the layer's rule. Raises
     ConfigurationError for everything that would change the scores and that a pattern does not say, PatternError for a
     pattern that this layer cannot use.

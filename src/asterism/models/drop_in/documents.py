@@ -41,6 +41,8 @@ def from_positions(position_ids: Any, rows: int, tokens: int) -> tuple[int, ...]
 def from_mask(reads: Callable[..., torch.Tensor], rows: int, tokens: int, device: Any) -> tuple[int, ...] | None:
     """The lengths of documents from a mask function of transformers that hides the future; None for one per row.
 
+    `reads` maps int64 rows [B, 1], a head, and queries and keys [1, M] to bool [B or 1, M]: whether the key is read.
+
     A token reads the one before it unless a document begins with it. Raises ConfigurationError for a mask that lets a
     token read the one after it, for that is no packing. While a graph is traced the mask has no values; then packing
     is refused when the graph runs.

@@ -51,7 +51,9 @@ def read_terms(given: dict[str, Any], dropout: float) -> Terms | None:
 
 
 def by_distance(bias: torch.Tensor) -> DistanceTable:
-    """A bias [1, H, N, N] by query and key that depends on their distance only, as a table of 2 N - 1 distances.
+    """A bias [1, H, N, N] by query and key that depends on their distance only, as a table [H, 2 N - 1] of distances.
+
+    Both have the dtype of the model.
 
     Raises ConfigurationError for a bias of another shape, or one that depends on more.
     """

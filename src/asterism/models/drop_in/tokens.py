@@ -67,6 +67,9 @@ def describe_tokens(
 ) -> LayerTokens:
     """The mask function: a LayerTokens, which transformers hands from the model to the attention of each layer.
 
+    Of the arguments of transformers, attention_mask is bool or int [B, kv_length], True or 1 for tokens; mask_function
+    maps int64 indices of rows, heads, queries and keys to bool, all of the shape that they broadcast to.
+
     Only masks of models that hide nothing come with `allow_is_bidirectional_skip`. Where neither skip is allowed, the
     mask is more than padding, causality and a window. Raises ConfigurationError for such masks, unless they keep the
     documents of a row apart, for caches that give keys another way than one after the other, and for keys of another

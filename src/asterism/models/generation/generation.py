@@ -62,7 +62,8 @@ class GeneratesTokens(AsterismPreTrainedModel, GenerationMixin):
     def prepare_inputs_for_generation(
         self, *args: Any, inputs_embeds: torch.Tensor | None = None, **kwargs: Any
     ) -> dict[str, Any]:
-        """Without positions: the model and its cache count tokens themselves."""
+        """What `forward` is given for the next tokens, int64 [B, N] or embeddings [B, N, C]: without positions, for the
+        model and its cache count tokens themselves."""
         prepare: Any = super()
         inputs: dict[str, Any] = prepare.prepare_inputs_for_generation(*args, inputs_embeds=inputs_embeds, **kwargs)
         inputs.pop("position_ids", None)
@@ -70,7 +71,7 @@ class GeneratesTokens(AsterismPreTrainedModel, GenerationMixin):
 
     @staticmethod
     def create_masks_for_generate(attention_mask: torch.Tensor | None = None, **kwargs: Any) -> torch.Tensor | None:
-        """The mask as it is, [B, S + N], also for a cache whose step may be compiled: the patterns do the rest."""
+        """The mask int64 [B, S + N] as it is, also for a cache whose step may be compiled: patterns do the rest."""
         return attention_mask
 
     def _prepare_cache_for_generation(

@@ -79,7 +79,7 @@ class AsterismEncoderDecoder(AsterismPreTrainedModel):
         return dict(self._tied_weights_keys)
 
     def span_penalty(self) -> torch.Tensor | None:
-        """What adaptive spans add to the loss, of both stacks."""
+        """What adaptive spans add to the loss, of both stacks: a scalar in the dtype of the weights, or None."""
         penalties = [stack.span_penalty() for stack in (self.encoder, self.decoder)]
         there = [penalty for penalty in penalties if penalty is not None]
         return torch.stack(there).sum() if there else None
@@ -102,7 +102,8 @@ class AsterismEncoderDecoder(AsterismPreTrainedModel):
         dropout_seed: int | None = None,
         with_rows: bool = False,
     ) -> EncoderDecoderOutput:
-        """Hidden states [B, N, hidden_size] of the target, as AsterismForConditionalGeneration.forward says."""
+        """Hidden states [B, N, hidden_size] of the target, in the dtype of the weights; the arguments are those of
+        AsterismForConditionalGeneration.forward."""
         cache = self._find_cache(past_key_values, use_cache)
         if cache is None:
             past, layers = None, None
@@ -258,7 +259,7 @@ class AsterismForConditionalGeneration(GeneratesTokens):
         )
 
     def prepare_decoder_input_ids_from_labels(self, labels: torch.Tensor) -> torch.Tensor:
-        """Labels shifted to the right behind decoder_start_token_id, pad_token_id where they are -100.
+        """Labels int64 [..., N] shifted to the right behind decoder_start_token_id, pad_token_id where they are -100.
 
         Raises ConfigurationError where the configuration lacks one of the two.
         """

@@ -14,7 +14,8 @@ from asterism.models.heads.pooler import Pooler
 
 
 class MaskedLMHead(nn.Module):
-    """Dense layer, activation, norm, and a decoder with a bias of its own: [..., hidden_size] -> [..., vocab_size]."""
+    """Dense layer, activation, norm, and a decoder with a bias of its own: [..., hidden_size] -> [..., vocab_size], in
+    the dtype of the weights."""
 
     def __init__(self, config: AsterismConfig) -> None:
         super().__init__()

@@ -18,6 +18,6 @@ class Pooler(nn.Module):
         self.activation = torch.tanh if config.pooler_act == "tanh" else ACTIVATIONS[config.pooler_act]
 
     def forward(self, hidden: torch.Tensor, rows: Rows) -> torch.Tensor:
-        """[B, N, hidden_size] of the tokens of `rows` -> [B, hidden_size], equal for all who hold a part of them."""
+        """[B, N, hidden_size] of the tokens of `rows` -> [B, hidden_size] of the same dtype, equal on all ranks."""
         pooled = rows.first(hidden) if self.reads_first else rows.mean(hidden)
         return self.activation(self.dense(pooled))

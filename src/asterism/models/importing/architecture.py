@@ -62,6 +62,9 @@ _ACTIVATIONS = {
 class Architecture:
     """One kind of checkpoint.
 
+    Its tensors are as PyTorch's modules hold them, matrices [outputs, inputs], tables [rows, features] and vectors
+    [features], in the dtype of the file.
+
     class_prefix      what the names of its classes begin with, such as "Bert" of BertForMaskedLM
     prefix            of the backbone's tensors in a model with a head, such as "bert."
     backbone, pooler  modules of the backbone, and ours

@@ -318,7 +318,7 @@ def _bare(name: str) -> str:
 
 
 def extend_positions(table: torch.Tensor, length: int) -> torch.Tensor:
-    """[P, C] -> [length, C]: the table once after the other, the last copy cut off (Beltagy 2020, section 5)."""
+    """[P, C] -> [length, C] of the same dtype: the table over and over, the last copy cut (Beltagy 2020, section 5)."""
     return table.repeat(-(-length // len(table)), 1)[:length].contiguous()
 
 
