@@ -122,9 +122,9 @@ def test_what_cannot_drop_is_refused():
     with pytest.raises(ConfigurationError, match="fourier.* knows no attention_dropout"):
         model_of(AsterismForMaskedLM, mixers="fourier()")
     layer = SparseAttention(16, 2, "causal()")
-    dropout = model_of().model._dropout_arguments(1)[0]
+    (dropout, *_) = model_of().model._dropouts(1)
     with pytest.raises(ConfigurationError, match="dropout in attention is for training"):
-        layer(torch.zeros(1, 3, 16), cache=PatternCacheLayer(layer.pattern), **dropout)
+        layer(torch.zeros(1, 3, 16), cache=PatternCacheLayer(layer.pattern), dropout=dropout)
 
 
 def test_a_model_without_dropout_needs_no_seed():

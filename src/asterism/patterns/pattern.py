@@ -80,6 +80,8 @@ class Pattern(ABC):
     """Who may attend to whom. Subclasses are frozen dataclasses; build them through `asterism.patterns`."""
 
     keyword: ClassVar[str]
+    has_pairs: ClassVar[bool] = True
+    """Whether tokens are mixed pair by pair, so that pairs can be dropped and weighed by their distance."""
     text: str
     """The call that builds the pattern, with every argument: what files hold."""
     heads: int

@@ -19,6 +19,9 @@ class Fourier:
     """Fourier mixing (Lee-Thorp 2021) in place of attention: every token reads every other, and no pattern says how."""
 
     text: ClassVar[str] = "fourier()"
+    has_pairs: ClassVar[bool] = False
+    is_causal: ClassVar[bool] = False
+    depends_on_length: ClassVar[bool] = False  # each row is transformed at its own length anyway
 
     def __str__(self) -> str:
         return self.text

@@ -10,7 +10,7 @@ where the documents of a packed row begin.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, NamedTuple, cast
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import nn
@@ -21,7 +21,8 @@ from transformers.utils.generic import can_return_tuple
 
 from asterism.errors import ConfigurationError, shown
 from asterism.kernels import Dropout
-from asterism.layers import BucketedPositions, PersistentAttention, SparseAttention
+from asterism.layers import BucketedPositions, PersistentAttention
+from asterism.layers.cross import SourceKeys
 from asterism.layers.rows import Rows, find_rows, with_all_ranks
 from asterism.memory import least_model_memory, shortage
 from asterism.models.asterism.base import AsterismPreTrainedModel
@@ -29,21 +30,29 @@ from asterism.models.asterism.blocks import make_block, make_distances, make_nor
 from asterism.models.asterism.configuration import AsterismConfig
 from asterism.models.cache.cache import PatternCache, PatternCacheLayer
 from asterism.models.cache.sharded import ShardedCache
-from asterism.patterns import Pattern
 
 _LAYER = 2**48
 """What the seeds of dropout of two layers differ by."""
 
 
-class Reading(NamedTuple):
-    """What the blocks of a decoder read of a source.
+class Source(NamedTuple):
+    """What the blocks of a decoder read.
 
-    states  [B, S, hidden_size]; None where a cache has the keys of all layers
-    layers  of each layer, what its cross attention is told: where the tokens of the source stand, and more
+    states    [B, S, hidden_size]; None where a cache has the keys of all layers
+    rows      where its tokens stand; None where all are real
+    kept      of each layer, where a cache keeps its keys; None without a cache
+    dropouts  of each layer, of the pairs that are read
     """
 
     states: torch.Tensor | None
-    layers: list[dict[str, Any]]
+    rows: Rows | None
+    kept: Sequence[SourceKeys] | None
+    dropouts: Sequence[Dropout | None]
+
+    def of(self, layer: int) -> dict[str, Any]:
+        """The arguments of a layer's cross attention."""
+        kept = None if self.kept is None else self.kept[layer]
+        return {"source_rows": self.rows, "kept": kept, "dropout": self.dropouts[layer]}
 
 
 @dataclass
@@ -54,23 +63,11 @@ class BackboneOutput(BaseModelOutputWithPast):
     rows: Rows | None = None
 
 
-class Asked(NamedTuple):
-    """What a call says of its tokens, as AsterismModel.forward takes it; the cache is one of ours."""
-
-    attention_mask: torch.Tensor | None = None
-    cache: Cache | ShardedCache | None = None
-    position_ids: torch.Tensor | None = None
-    cu_seqlens: torch.Tensor | Sequence[int] | None = None
-
-
 class AsterismModel(AsterismPreTrainedModel):
     """Embeddings of tokens, types and positions, blocks, and the last norm of pre-norm blocks.
 
     Raises ConfigurationError or PatternError for a configuration that cannot work, or that has a decoder.
     """
-
-    first_layer: ClassVar[int] = 0
-    """Which number the first layer has where seeds of dropout are counted."""
 
     def __init__(self, config: AsterismConfig) -> None:
         super().__init__(config)
@@ -83,39 +80,24 @@ class AsterismModel(AsterismPreTrainedModel):
         self.embed_tokens = nn.Embedding(config.vocab_size, width)
         self.embed_types = nn.Embedding(config.type_vocab_size, width) if config.type_vocab_size else None
         self.positions = make_positions(config)
-        self.relative = make_distances(config, self._reads_both_sides(config))
+        self.mixers = config.layer_mixers()
+        """What mixes the tokens of each layer."""
+        reads_future = not all(mixer.is_causal for mixer in self.mixers)
+        self.relative = make_distances(config, both_sides=reads_future or self.role == "encoder")
         self.global_tokens = nn.Embedding(config.global_tokens, width) if config.global_tokens else None
         has_norm, has_projection = config.embedding_norm, config.embedding_size is not None
         self.embedding_norm = make_norm(config, width) if has_norm else nn.Identity()
         self.embedding_projection = nn.Linear(width, config.hidden_size) if has_projection else nn.Identity()
-        self.embedding_dropout = nn.Dropout(config.dropout if has_norm or self.is_one_of_two else 0.0)
-        mixers = config.layer_mixers()
-        self.layers = nn.ModuleList(
-            make_block(config, mixer, cross) for mixer, cross in zip(mixers, self._cross_patterns(config), strict=True)
-        )
+        drops = has_norm or self.role != "alone"  # both stacks of an encoder-decoder do, as in Vaswani 2017
+        self.embedding_dropout = nn.Dropout(config.dropout if drops else 0.0)
+        cross = config.cross_patterns() if self.role == "decoder" else [None] * layers
+        self.layers = nn.ModuleList(make_block(config, *each) for each in zip(self.mixers, cross, strict=True))
         self.norm = make_norm(config, config.hidden_size) if config.block == "pre_norm" else nn.Identity()
-        self.by_length = [isinstance(mixer, Pattern) and mixer.depends_on_length for mixer in mixers]
-        """Of each layer, whether its pattern must be laid over each row's own length."""
-        self.reads_padding = config.global_projections is not None or not all(
-            isinstance(mixer, Pattern) and mixer.is_causal for mixer in mixers
-        )
+        self.by_length = any(mixer.depends_on_length for mixer in self.mixers)
+        """Whether some pattern must be laid over each row's own length."""
+        self.reads_padding = reads_future or config.global_projections is not None
         """Whether some layer would read the padding behind the real tokens, were it not masked."""
-        self.needs_padding = self.reads_padding or any(self.by_length)
-        """Whether some layer must be told which tokens are real."""
         self.post_init()
-
-    is_one_of_two: ClassVar[bool] = False
-    """Whether this is a stack of an encoder-decoder, which has dropout on its embeddings as Vaswani 2017 has."""
-
-    @staticmethod
-    def _reads_both_sides(config: AsterismConfig) -> bool:
-        """Whether keys after a query have buckets of distances of their own."""
-        return not all(isinstance(mixer, Pattern) and mixer.is_causal for mixer in config.layer_mixers())
-
-    @staticmethod
-    def _cross_patterns(config: AsterismConfig) -> Sequence[Pattern | None]:
-        """By which pattern each layer reads a source; None where it reads none."""
-        return [None] * config.num_hidden_layers
 
     @can_return_tuple
     @with_all_ranks
@@ -126,11 +108,13 @@ class AsterismModel(AsterismPreTrainedModel):
         token_type_ids: torch.Tensor | None = None,
         past_key_values: Cache | None = None,
         inputs_embeds: torch.Tensor | None = None,
+        *,
         use_cache: bool = False,
         output_hidden_states: bool | None = None,
         dropout_seed: int | None = None,
         position_ids: torch.Tensor | None = None,
         cu_seqlens: torch.Tensor | Sequence[int] | None = None,
+        output_attentions: bool | None = None,
         with_rows: bool = False,
     ) -> BackboneOutput:
         """Hidden states [B, N, hidden_size] of N new tokens.
@@ -149,32 +133,50 @@ class AsterismModel(AsterismPreTrainedModel):
                          is read as if it stood alone. Neither goes together with padding or a cache.
         with_rows        whether the output says where the tokens stand, for a head
 
-        Raises ConfigurationError for more tokens than the model has positions, for a cache it cannot use, and for a
-        cache with patterns that are not causal.
+        Raises ConfigurationError for more tokens than the model has positions, for a cache it cannot use, for a cache
+        with patterns that are not causal, and for output_attentions: attention weights are never kept.
         """
-        embedded = self._add_types(self._embed(input_ids, inputs_embeds), token_type_ids)
-        cache = self._find_cache(past_key_values, use_cache)
-        asked = Asked(attention_mask, cache, position_ids, cu_seqlens)
-        dropouts = self._dropout_arguments(dropout_seed)
-        rows = self._find_rows(embedded, asked)
-        last, states = self._run(rows, embedded, asked.cache, output_hidden_states, dropouts)
+        self._refuse_unknown({"output_attentions": output_attentions})
+        embedded = self._embed(input_ids, inputs_embeds, token_type_ids)
+        cache, dropouts = self._find_cache(past_key_values, use_cache), self._dropouts(dropout_seed)
+        rows = self._find_rows(embedded, attention_mask, cache, position_ids, cu_seqlens)
+        last, states = self._run(rows, embedded, cache, dropouts, output_hidden_states)
         return BackboneOutput(
             last_hidden_state=last, past_key_values=cache, hidden_states=states, rows=rows if with_rows else None
         )
 
-    def _embed(self, input_ids: torch.Tensor | None, inputs_embeds: torch.Tensor | None) -> torch.Tensor:
+    def _embed(
+        self,
+        input_ids: torch.Tensor | None,
+        inputs_embeds: torch.Tensor | None = None,
+        token_type_ids: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        """[B, N, embedding_width]: tokens and their types, before positions are known."""
         if (input_ids is None) == (inputs_embeds is None):
             raise ConfigurationError("give either input_ids or inputs_embeds, not both")
-        if inputs_embeds is not None:
-            return inputs_embeds
-        embedded: torch.Tensor = self.embed_tokens(input_ids)
-        return embedded if self.config.embedding_scale == 1 else embedded * self.config.embedding_scale
+        embedded = inputs_embeds
+        if embedded is None:
+            embedded = self.embed_tokens(input_ids)
+            embedded = embedded if self.config.embedding_scale == 1 else embedded * self.config.embedding_scale
+        if self.embed_types is None:
+            if token_type_ids is not None and token_type_ids.any():
+                raise ConfigurationError("token_type_ids holds types, and this model has none (type_vocab_size 0)")
+            return embedded
+        types = self.embed_types.weight[0] if token_type_ids is None else self.embed_types(token_type_ids)
+        return embedded + types
 
-    def _find_rows(self, embedded: torch.Tensor, asked: Asked) -> Rows:
+    def _find_rows(
+        self,
+        embedded: torch.Tensor,
+        attention_mask: torch.Tensor | None,
+        cache: Cache | None,
+        position_ids: torch.Tensor | None = None,
+        cu_seqlens: torch.Tensor | Sequence[int] | None = None,
+    ) -> Rows:
         """Where embedded tokens [B, N, ...] stand. Raises ConfigurationError for documents that would be read across,
         and for more tokens than there are positions."""
-        cache, looks = asked.cache, self.needs_padding or asked.cache is not None
-        rows = find_rows(embedded, asked.attention_mask, asked.position_ids, asked.cu_seqlens, cache=cache, looks=looks)
+        looks = self.reads_padding or self.by_length or cache is not None
+        rows = find_rows(embedded, attention_mask, position_ids, cu_seqlens, cache=cache, looks=looks)
         if rows.documents is not None and (reason := self._cannot_pack()):
             raise ConfigurationError(f"{reason}, so documents cannot be packed into rows: give each document a row")
         limit = self.config.max_position_embeddings
@@ -187,9 +189,9 @@ class AsterismModel(AsterismPreTrainedModel):
         rows: Rows,
         embedded: torch.Tensor,
         cache: Cache | ShardedCache | None,
-        output_hidden_states: bool | None,
-        dropouts: list[dict[str, Any]],
-        reading: Reading | None = None,
+        dropouts: Sequence[Dropout | None],
+        output_hidden_states: bool | None = None,
+        source: Source | None = None,
     ) -> tuple[torch.Tensor, tuple[torch.Tensor, ...] | None]:
         """The last hidden states of embedded tokens, and those of all layers where they are wanted."""
         embedded = rows.pack(embedded)
@@ -197,36 +199,33 @@ class AsterismModel(AsterismPreTrainedModel):
             embedded = rows.bind(embedded, self.relative.weight)
         if self.positions is not None:
             embedded = embedded + self.positions(rows.positions.clamp(min=0)).to(embedded.dtype)
-        inner = rows.inside(self.config.global_tokens, told=self.needs_padding, by_length=any(self.by_length))
+        told = self.reads_padding or self.by_length
+        inner = rows.inside(self.config.global_tokens, told=told, by_length=self.by_length)
         hidden = self._begin(embedded, inner.front)
         caches = [None] * len(self.layers) if cache is None else cache.layers
-        calls = self._calls(dropouts, reading)
+        distances = self._distances()
         wanted = self.config.output_hidden_states if output_hidden_states is None else output_hidden_states
         states = []
-        for block, layer_cache, arguments in zip(self.layers, caches, calls, strict=True):
+        for layer, block in enumerate(self.layers):
             if wanted:
                 states.append(rows.by_column(hidden[:, inner.front :]))
                 # The gradient passes through the tensor that a caller holds. Only slots of padding, which no real token
                 # reads, change their contents.
                 tokens = rows.pack(states[-1])
                 hidden = torch.cat([hidden[:, : inner.front], tokens], dim=1) if inner.front else tokens
-            source = [] if reading is None else [reading.states]
-            hidden = block(hidden, *source, rows=inner, cache=layer_cache, **arguments)
+            # States are no named argument: reentrant checkpointing gives gradients to the others alone.
+            reads = () if source is None else (source.states,)
+            cross = {} if source is None else {"cross": source.of(layer)}
+            terms = distances | {"dropout": dropouts[layer]} if self.mixers[layer].has_pairs else {}
+            hidden = block(hidden, *reads, rows=inner, cache=caches[layer], **terms, **cross)
         last = rows.by_column(self.norm(hidden)[:, inner.front :])
         return last, (*states, last) if wanted else None
 
-    def _calls(self, dropouts: list[dict[str, Any]], reading: Reading | None) -> list[dict[str, Any]]:
-        """What each block is told beside its rows and its cache."""
-        distances: dict[str, Any] = {}
-        if self.relative is not None:
-            name = "bias" if isinstance(self.relative, BucketedPositions) else "relative"
-            distances[name] = self.relative()
-        calls = []
-        for layer, dropout in enumerate(dropouts):
-            attends = isinstance(cast(Any, self.layers[layer]).mixer, SparseAttention)
-            cross = {} if reading is None else {"cross": reading.layers[layer]}
-            calls.append(dropout | (distances if attends else {}) | cross)
-        return calls
+    def _distances(self) -> dict[str, Any]:
+        """What layers of attention are given of the distances of tokens, by the name of their argument."""
+        if self.relative is None:
+            return {}
+        return {"bias" if isinstance(self.relative, BucketedPositions) else "relative": self.relative()}
 
     def span_penalty(self) -> torch.Tensor | None:
         """What adaptive spans add to the loss: the sum over the layers of their mean span, times the penalty.
@@ -239,15 +238,6 @@ class AsterismModel(AsterismPreTrainedModel):
         spans = torch.stack([mixer.adaptive_span.penalty() for mixer in mixers if mixer.adaptive_span is not None])
         return self.config.adaptive_span_penalty * spans.sum()
 
-    def _add_types(self, embedded: torch.Tensor, token_type_ids: torch.Tensor | None) -> torch.Tensor:
-        if self.embed_types is None:
-            if token_type_ids is not None and token_type_ids.any():
-                raise ConfigurationError("token_type_ids holds types, and this model has none (type_vocab_size 0)")
-            return embedded
-        if token_type_ids is None:
-            return embedded + self.embed_types.weight[0]
-        return embedded + self.embed_types(token_type_ids)
-
     def _begin(self, embedded: torch.Tensor, here: int) -> torch.Tensor:
         """What the first block reads: global tokens in front, norm, and the width of the model.
 
@@ -259,11 +249,14 @@ class AsterismModel(AsterismPreTrainedModel):
         hidden: torch.Tensor = self.embedding_dropout(self.embedding_projection(self.embedding_norm(embedded)))
         return hidden
 
-    def _dropout_arguments(self, seed: int | None) -> list[dict[str, Any]]:
-        """What each layer must be told about dropout inside attention. Raises ConfigurationError for want of a seed."""
+    def _dropouts(self, seed: int | None, first: int = 0) -> list[Dropout | None]:
+        """Dropout inside the attention of each layer, if any; seeds are counted from layer number `first` on.
+
+        Raises ConfigurationError for want of a seed.
+        """
         rate = self.config.attention_dropout
         if not (self.training and rate):
-            return [{}] * len(self.layers)
+            return [None] * len(self.layers)
         if seed is None:
             raise ConfigurationError(
                 f"a model with attention_dropout {rate} is trained with forward(dropout_seed=...), another whole number"
@@ -271,11 +264,7 @@ class AsterismModel(AsterismPreTrainedModel):
             )
         if not isinstance(seed, int) or not 0 <= seed < _LAYER:
             raise ConfigurationError(f"dropout_seed must be a whole number in [0, 2^48), got {shown(seed)}")
-        attends = [isinstance(cast(Any, block).mixer, SparseAttention) for block in self.layers]
-        return [
-            {"dropout": Dropout(rate, layer_seed(seed, layer))} if has_pairs else {}
-            for layer, has_pairs in enumerate(attends, self.first_layer)
-        ]
+        return [Dropout(rate, seed + layer * _LAYER) for layer in range(first, first + len(self.layers))]
 
     def _cannot_pack(self) -> str | None:
         """Why documents of one row would see each other; None if they do not."""
@@ -283,7 +272,7 @@ class AsterismModel(AsterismPreTrainedModel):
             return f"this model puts {self.config.global_tokens} global tokens before a row, not before a document"
         if self.config.global_projections is not None:
             return "global_projections read a whole row"
-        if not all(isinstance(cast(Any, block).mixer, SparseAttention) for block in self.layers):
+        if not all(mixer.has_pairs for mixer in self.mixers):
             return "fourier() reads a whole row"
         return None
 
@@ -312,11 +301,6 @@ class AsterismModel(AsterismPreTrainedModel):
                 " this model still need; pass a PatternCache(model.config), or nothing"
             )
         return past_key_values
-
-
-def layer_seed(seed: int, layer: int) -> int:
-    """The seed of dropout of a layer, by its number."""
-    return seed + layer * _LAYER
 
 
 def too_long(tokens: int, config: AsterismConfig) -> str:

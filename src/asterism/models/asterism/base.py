@@ -1,6 +1,6 @@
 """What all Asterism models share: initialisation, and what their losses take."""
 
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import nn
@@ -23,14 +23,14 @@ class AsterismPreTrainedModel(PreTrainedModel):
     _no_split_modules = ["AsterismBlock", "AsterismPostNormBlock", "AsterismAllAttentionBlock"]
     _skip_keys_device_placement = ["past_key_values", "cache"]
 
-    branches_of_a_block: ClassVar[int] = 2
-    """How many residual branches a block of the stack has."""
+    role: ClassVar[Literal["alone", "encoder", "decoder"]] = "alone"
+    """Whether this is a stack by itself, or one of the two of an encoder-decoder."""
     loss_arguments: ClassVar[tuple[str, ...]] = ("ignore_index", "num_items_in_batch", "shift_labels")
     """What `forward` of a model with a loss takes for it, beside what its signature names."""
 
     def _init_weights(self, module: nn.Module) -> None:
         config = self.config
-        branches = self.branches_of_a_block * config.num_hidden_layers
+        branches = (3 if self.role == "decoder" else 2) * config.num_hidden_layers
         initialise(module, gain=config.initializer_gain, branches=branches, spread=config.initializer_range)
 
     def _refuse_unknown(self, arguments: dict[str, Any]) -> None:

@@ -122,8 +122,8 @@ def make_positions(config: AsterismConfig) -> FactorisedPositions | SinusoidalPo
     return positions
 
 
-def make_distances(config: AsterismConfig, reads_both_sides: bool) -> RelativePositions | BucketedPositions | None:
-    """What all layers of a stack know of distances, if anything."""
+def make_distances(config: AsterismConfig, *, both_sides: bool) -> RelativePositions | BucketedPositions | None:
+    """What all layers of a stack know of distances, if anything; of `both_sides` of a query, or of those before it."""
     if config.position_type == "relative":
         return RelativePositions(config.relative_span, config.query_key_dim // config.num_attention_heads)
     if config.position_type == "buckets":
@@ -131,6 +131,6 @@ def make_distances(config: AsterismConfig, reads_both_sides: bool) -> RelativePo
             config.relative_buckets,
             config.num_attention_heads,
             max_distance=config.relative_max_distance,
-            bidirectional=reads_both_sides,
+            bidirectional=both_sides,
         )
     return None

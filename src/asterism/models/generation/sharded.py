@@ -88,8 +88,7 @@ def generate_shards(
 
 
 def _run(model: "AsterismForCausalLM", rows: Rows, tokens: Tensor, cache: ShardedCache) -> Tensor:
-    embedded = model.model._add_types(model.model._embed(tokens, None), None)
-    return model.model._run(rows, embedded, cache, False, model.model._dropout_arguments(None))[0]
+    return model.model._run(rows, model.model._embed(tokens), cache, model.model._dropouts(None), False)[0]
 
 
 def _ended(tokens: Tensor, settings: Settings) -> Tensor:
