@@ -42,6 +42,9 @@ class AsterismPreTrainedModel(PreTrainedModel):
                     " attention_mask, and attention weights are never kept"
                 )
 
+    def _complete(self, inputs: dict[str, Any], others: dict[str, Any]) -> None:
+        """Fill in what the backbone reads, `inputs`, from what else `forward` was given; or refuse it."""
+
     def _token_loss(
         self, rows: Rows, logits: torch.Tensor, labels: torch.Tensor, loss_arguments: dict[str, Any]
     ) -> torch.Tensor:

@@ -1,21 +1,19 @@
 """The causal language model: predicts the next token and generates."""
 
-from collections.abc import Sequence
 from typing import Any, cast
 
 import torch
 from transformers import GenerationConfig
-from transformers.cache_utils import Cache
 from transformers.modeling_outputs import CausalLMOutputWithPast
-from transformers.utils.generic import can_return_tuple
 
 from asterism.errors import ConfigurationError
 from asterism.labels import IGNORED, shifted, without_first_tokens
-from asterism.layers.rows import Rows, is_sharded, refuse_shifting, together, with_all_ranks
-from asterism.models.asterism.backbone import AsterismModel
+from asterism.layers.rows import is_sharded, refuse_shifting, together
+from asterism.models.asterism.backbone import AsterismModel, BackboneOutput
 from asterism.models.asterism.configuration import AsterismConfig
 from asterism.models.generation.generation import GeneratesTokens
 from asterism.models.generation.sharded import generate_shards
+from asterism.models.heads.head import head_of
 
 
 class AsterismForCausalLM(GeneratesTokens):
@@ -61,25 +59,17 @@ class AsterismForCausalLM(GeneratesTokens):
                 )
             return generate_shards(self, inputs, generation_config, kwargs)
 
-    @can_return_tuple
-    @with_all_ranks
+    @head_of(AsterismModel.forward, without=("token_type_ids",))
     def forward(
         self,
-        input_ids: torch.Tensor | None = None,
-        attention_mask: torch.Tensor | None = None,
-        past_key_values: Cache | None = None,
-        inputs_embeds: torch.Tensor | None = None,
+        outputs: BackboneOutput,
         labels: torch.Tensor | None = None,
-        use_cache: bool = False,
-        output_hidden_states: bool | None = None,
         logits_to_keep: int | torch.Tensor = 0,
-        dropout_seed: int | None = None,
-        position_ids: torch.Tensor | None = None,
-        cu_seqlens: torch.Tensor | Sequence[int] | None = None,
         **loss_arguments: Any,
     ) -> CausalLMOutputWithPast:
-        """Logits [B, N, vocab_size] and, with labels, the mean loss in nats; other arguments as in AsterismModel.
+        """Logits [B, N, vocab_size] and, with labels, the mean loss in nats.
 
+        The inputs are those of AsterismModel, without types of tokens, and
         labels           int64 [B, N], the tokens themselves: column i is compared with the prediction of column i - 1;
                          -100 is ignored, and so is the first token of each document that is packed into a row
         shift_labels     in their place int64 [B, N]: what each column is to predict (one of the loss_arguments); within
@@ -89,25 +79,10 @@ class AsterismForCausalLM(GeneratesTokens):
 
         Raises ConfigurationError for any other argument.
         """
-        self._refuse_unknown(loss_arguments)
-        outputs = self.model(
-            input_ids,
-            attention_mask,
-            past_key_values=past_key_values,
-            inputs_embeds=inputs_embeds,
-            use_cache=use_cache,
-            output_hidden_states=output_hidden_states,
-            dropout_seed=dropout_seed,
-            position_ids=position_ids,
-            cu_seqlens=cu_seqlens,
-            with_rows=True,
-            return_dict=True,
-        )
         logits = self._logits(outputs.last_hidden_state, logits_to_keep)
         wanted = loss_arguments.get("shift_labels")
         targets = labels if wanted is None else wanted
-        rows: Rows = outputs.rows
-        loss, ignored = None, loss_arguments.get("ignore_index", IGNORED)
+        rows, loss, ignored = outputs.rows, None, loss_arguments.get("ignore_index", IGNORED)
         if labels is not None and wanted is None:
             refuse_shifting("labels", "shift_labels")
             if rows.documents is not None:

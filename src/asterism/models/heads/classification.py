@@ -6,8 +6,9 @@ import torch
 from torch import nn
 from transformers.modeling_outputs import SequenceClassifierOutput, TokenClassifierOutput
 
+from asterism.models.asterism.backbone import BackboneOutput
 from asterism.models.asterism.configuration import AsterismConfig
-from asterism.models.heads.head import EncoderWithHead, HeadInput, encoder_head
+from asterism.models.heads.head import EncoderWithHead, encoder_head
 from asterism.models.heads.pooler import Pooler
 
 
@@ -34,7 +35,7 @@ class AsterismForSequenceClassification(_Classifier):
 
     @encoder_head
     def forward(
-        self, encoded: HeadInput, labels: torch.Tensor | None = None, **loss_arguments: Any
+        self, outputs: BackboneOutput, labels: torch.Tensor | None = None, **loss_arguments: Any
     ) -> SequenceClassifierOutput:
         """Logits [B, num_labels] and, with labels, the mean loss; inputs are those of AsterismModel.
 
@@ -43,15 +44,15 @@ class AsterismForSequenceClassification(_Classifier):
 
         Raises ConfigurationError for any other argument.
         """
-        logits = self.classifier(self.dropout(self.pooler(encoded.hidden, encoded.rows)))
+        logits = self.classifier(self.dropout(self.pooler(outputs.last_hidden_state, outputs.rows)))
         loss = None
         if labels is not None:
             if self.config.problem_type in ("multi_label_classification", "regression"):
                 labels = labels.to(logits.dtype)
-            told = {"labels": labels, "pooled_logits": logits, "config": self.config, **loss_arguments}
-            loss = encoded.rows.once(lambda: self.loss_function(**told))
-        loss = self._penalise(encoded.rows, loss, labels, loss_arguments)
-        return SequenceClassifierOutput(loss=loss, logits=logits, hidden_states=encoded.hidden_states)
+            wanted = {"labels": labels, "pooled_logits": logits, "config": self.config}
+            loss = outputs.rows.once(lambda: self.loss_function(**wanted, **loss_arguments))
+        loss = self._penalise(outputs.rows, loss, labels, loss_arguments)
+        return SequenceClassifierOutput(loss=loss, logits=logits, hidden_states=outputs.hidden_states)
 
 
 class AsterismForTokenClassification(_Classifier):
@@ -61,15 +62,15 @@ class AsterismForTokenClassification(_Classifier):
 
     @encoder_head
     def forward(
-        self, encoded: HeadInput, labels: torch.Tensor | None = None, **loss_arguments: Any
+        self, outputs: BackboneOutput, labels: torch.Tensor | None = None, **loss_arguments: Any
     ) -> TokenClassifierOutput:
         """Logits [B, N, num_labels] and, with labels, the mean loss in nats; all else as for sequences.
 
         labels  int64 [B, N]; -100 is ignored
         """
-        logits = self.classifier(self.dropout(encoded.hidden))
+        logits = self.classifier(self.dropout(outputs.last_hidden_state))
         loss = None
         if labels is not None:
-            loss = self._token_loss(encoded.rows, logits, labels, loss_arguments)
-        loss = self._penalise(encoded.rows, loss, labels, loss_arguments)
-        return TokenClassifierOutput(loss=loss, logits=logits, hidden_states=encoded.hidden_states)
+            loss = self._token_loss(outputs.rows, logits, labels, loss_arguments)
+        loss = self._penalise(outputs.rows, loss, labels, loss_arguments)
+        return TokenClassifierOutput(loss=loss, logits=logits, hidden_states=outputs.hidden_states)

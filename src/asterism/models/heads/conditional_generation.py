@@ -23,6 +23,7 @@ from asterism.models.asterism.configuration import AsterismConfig
 from asterism.models.asterism.decoder import AsterismDecoder, AsterismEncoder
 from asterism.models.cache.source import EncoderDecoderPatternCache, SourceLayer, is_plain, own_caches
 from asterism.models.generation.generation import GeneratesTokens
+from asterism.models.heads.head import head_of
 
 EncoderOutputs = BaseModelOutput | tuple[torch.Tensor, ...]
 
@@ -96,6 +97,7 @@ class AsterismEncoderDecoder(AsterismPreTrainedModel):
         past_key_values: Cache | None = None,
         inputs_embeds: torch.Tensor | None = None,
         decoder_inputs_embeds: torch.Tensor | None = None,
+        *,
         token_type_ids: torch.Tensor | None = None,
         use_cache: bool = False,
         output_hidden_states: bool | None = None,
@@ -185,24 +187,12 @@ class AsterismForConditionalGeneration(GeneratesTokens):
     def get_decoder(self) -> nn.Module:
         return self.model.decoder
 
-    @can_return_tuple
-    @with_all_ranks
+    @head_of(AsterismEncoderDecoder.forward)
     def forward(
         self,
-        input_ids: torch.Tensor | None = None,
-        attention_mask: torch.Tensor | None = None,
-        decoder_input_ids: torch.Tensor | None = None,
-        decoder_attention_mask: torch.Tensor | None = None,
-        encoder_outputs: EncoderOutputs | None = None,
-        past_key_values: Cache | None = None,
-        inputs_embeds: torch.Tensor | None = None,
-        decoder_inputs_embeds: torch.Tensor | None = None,
+        outputs: EncoderDecoderOutput,
         labels: torch.Tensor | None = None,
-        token_type_ids: torch.Tensor | None = None,
-        use_cache: bool = False,
-        output_hidden_states: bool | None = None,
         logits_to_keep: int | torch.Tensor = 0,
-        dropout_seed: int | None = None,
         **loss_arguments: Any,
     ) -> Seq2SeqLMOutput:
         """Logits [B, N, vocab_size] of what follows each token of the target and, with labels, the loss in nats.
@@ -227,26 +217,6 @@ class AsterismForConditionalGeneration(GeneratesTokens):
 
         Raises ConfigurationError for any other argument, and for a target longer than the decoder's positions.
         """
-        self._refuse_unknown(loss_arguments)
-        if decoder_input_ids is None and decoder_inputs_embeds is None and labels is not None:
-            refuse_shifting("labels", "decoder_input_ids")
-            decoder_input_ids = self.prepare_decoder_input_ids_from_labels(labels)
-        outputs = self.model(
-            input_ids,
-            attention_mask,
-            decoder_input_ids,
-            decoder_attention_mask,
-            encoder_outputs,
-            past_key_values,
-            inputs_embeds,
-            decoder_inputs_embeds,
-            token_type_ids=token_type_ids,
-            use_cache=use_cache,
-            output_hidden_states=output_hidden_states,
-            dropout_seed=dropout_seed,
-            with_rows=True,
-            return_dict=True,
-        )
         logits = self._logits(outputs.last_hidden_state, logits_to_keep)
         loss = None if labels is None else self._token_loss(outputs.rows, logits, labels, loss_arguments)
         return Seq2SeqLMOutput(
@@ -257,6 +227,14 @@ class AsterismForConditionalGeneration(GeneratesTokens):
             encoder_last_hidden_state=outputs.encoder_last_hidden_state,
             encoder_hidden_states=outputs.encoder_hidden_states,
         )
+
+    def _complete(self, inputs: dict[str, Any], others: dict[str, Any]) -> None:
+        """By default the decoder reads the labels, shifted to the right."""
+        labels = others.get("labels")
+        target = (inputs.get(name) for name in ("decoder_input_ids", "decoder_inputs_embeds"))
+        if labels is not None and all(each is None for each in target):
+            refuse_shifting("labels", "decoder_input_ids")
+            inputs["decoder_input_ids"] = self.prepare_decoder_input_ids_from_labels(labels)
 
     def prepare_decoder_input_ids_from_labels(self, labels: torch.Tensor) -> torch.Tensor:
         """Labels int64 [..., N] shifted to the right behind decoder_start_token_id, pad_token_id where they are -100.

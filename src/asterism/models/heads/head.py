@@ -1,18 +1,74 @@
-"""What encoders with a head share: how they are built, and what `forward` takes."""
+"""What models with a head share: how their `forward` comes of the backbone's, and how encoders with one are built."""
 
 import functools
 import inspect
-from collections.abc import Callable, Sequence
-from typing import Any, ClassVar, NamedTuple, TypeVar
+from collections.abc import Callable, Iterable
+from typing import Any, ClassVar, TypeVar
 
-import torch
 from transformers.utils.generic import can_return_tuple
 
 from asterism.errors import ConfigurationError
-from asterism.layers.rows import Rows, with_all_ranks
+from asterism.layers.rows import with_all_ranks
 from asterism.models.asterism.backbone import AsterismModel
 from asterism.models.asterism.base import AsterismPreTrainedModel
 from asterism.models.asterism.configuration import AsterismConfig
+
+Output = TypeVar("Output")
+
+_INNER = frozenset(("output_attentions", "with_rows"))
+"""Arguments of backbones that callers of a head do not give."""
+
+
+def head_of(
+    backbone: Callable[..., Any], *, without: Iterable[str] = ()
+) -> Callable[[Callable[..., Output]], Callable[..., Output]]:
+    """The `forward` of a model with a head, from what the head computes of the backbone's output.
+
+        @head_of(AsterismModel.forward, without=("token_type_ids",))
+        def forward(self, outputs, labels=None, **loss_arguments): ...
+
+    takes (input_ids, attention_mask, past_key_values, inputs_embeds, labels, *, use_cache, ..., **loss_arguments): what
+    the backbone's `forward` takes, but for `without`, and the head's own behind those that may be given by position.
+    The Trainer, `generate`, pipelines and others read from its signature what a model takes and which of that are
+    labels, so all names stand in there.
+
+    A call raises ConfigurationError for an argument that neither the head nor a loss takes.
+    """
+    hidden = _INNER.union(without)
+    read = [one for one in inspect.signature(backbone).parameters.values() if one.name not in hidden]
+    first = [one for one in read if one.kind is not one.KEYWORD_ONLY]  # self is one of them
+
+    def decorate(compute: Callable[..., Output]) -> Callable[..., Output]:
+        signature = inspect.signature(compute)
+        own = list(signature.parameters.values())[2:]
+        of_loss = [one for one in own if one.kind is one.VAR_KEYWORD]
+        placed = first + own[: len(own) - len(of_loss)]
+        signature = signature.replace(parameters=[*placed, *read[len(first) :], *of_loss])
+        by_position = [one.name for one in placed[1:]]
+        of_backbone, of_head = ({one.name for one in some} for some in (read, own))
+
+        def forward(self: Any, *arguments: Any, **named: Any) -> Output:
+            given = dict(zip(by_position, arguments, strict=False))
+            if len(arguments) > len(by_position) or any(name in named for name in given):
+                signature.bind(self, *arguments, **named)  # raises TypeError, as for any function
+            given |= named
+            inputs = {name: value for name, value in given.items() if name in of_backbone}
+            others = {name: value for name, value in given.items() if name not in of_backbone}
+            known = of_head.union(self.loss_arguments)
+            self._refuse_unknown({name: value for name, value in others.items() if name not in known})
+            others = {name: value for name, value in others.items() if name in known}
+            self._complete(inputs, others)
+            outputs = self.model(**inputs, with_rows=True, return_dict=True)
+            return compute(self, outputs, **others)
+
+        forward.__signature__ = signature  # type: ignore[attr-defined]
+        return can_return_tuple(functools.wraps(compute)(with_all_ranks(forward)))
+
+    return decorate
+
+
+encoder_head = head_of(AsterismModel.forward, without=("past_key_values", "use_cache"))
+"""`head_of` an encoder, which continues nothing."""
 
 
 class EncoderWithHead(AsterismPreTrainedModel):
@@ -27,74 +83,15 @@ class EncoderWithHead(AsterismPreTrainedModel):
     reads_tokens: ClassVar[bool] = False
     """Whether the head answers for each token by itself, so that a row may hold several documents."""
 
-    def _packing(self, position_ids: Any, cu_seqlens: Any) -> dict[str, Any]:
-        """What the backbone is told of packed documents. Raises ConfigurationError where a row must be one text."""
-        if not self.reads_tokens and (position_ids is not None or cu_seqlens is not None):
+    def _complete(self, inputs: dict[str, Any], others: dict[str, Any]) -> None:
+        """Raises ConfigurationError for packed documents where a row must be one text."""
+        packed = inputs.get("position_ids") is not None or inputs.get("cu_seqlens") is not None
+        if packed and not self.reads_tokens:
             raise ConfigurationError(
                 f"{type(self).__name__} answers for a row as a whole: give each document a row, and leave out"
                 " position_ids and cu_seqlens"
             )
-        return {"position_ids": position_ids, "cu_seqlens": cu_seqlens}
 
     def _add_head(self, config: AsterismConfig) -> None:
         """Make the modules of the head, which are initialised after this."""
         raise NotImplementedError
-
-
-class HeadInput(NamedTuple):
-    """What a head reads: the last hidden states [B, N, hidden_size], where their tokens stand, and all if asked for."""
-
-    hidden: torch.Tensor
-    rows: Rows
-    hidden_states: tuple[torch.Tensor, ...] | None
-
-
-Output = TypeVar("Output")
-
-
-def encoder_head(compute: Callable[..., Output]) -> Callable[..., Output]:
-    """The `forward` of an encoder with a head, from what the head computes of a HeadInput and of arguments of its own.
-
-    `forward` takes input_ids, attention_mask, token_type_ids and inputs_embeds as AsterismModel does, then the head's
-    own arguments, and output_hidden_states, dropout_seed, position_ids, cu_seqlens and return_dict by name. The
-    Trainer, pipelines and others read from its signature which columns of a data set a model wants and which of them
-    are labels, so all names stand in there.
-
-    Raises ConfigurationError for an argument that neither the head nor a loss takes.
-    """
-    own = list(inspect.signature(compute).parameters.values())[2:]
-    own_names = frozenset(one.name for one in own)
-
-    def forward(
-        self: Any,
-        input_ids: torch.Tensor | None = None,
-        attention_mask: torch.Tensor | None = None,
-        token_type_ids: torch.Tensor | None = None,
-        inputs_embeds: torch.Tensor | None = None,
-        *given: Any,
-        output_hidden_states: bool | None = None,
-        dropout_seed: int | None = None,
-        position_ids: torch.Tensor | None = None,
-        cu_seqlens: torch.Tensor | Sequence[int] | None = None,
-        **named: Any,
-    ) -> Output:
-        self._refuse_unknown({name: value for name, value in named.items() if name not in own_names})
-        outputs = self.model(
-            input_ids=input_ids,
-            attention_mask=attention_mask,
-            token_type_ids=token_type_ids,
-            inputs_embeds=inputs_embeds,
-            output_hidden_states=output_hidden_states,
-            dropout_seed=dropout_seed,
-            with_rows=True,
-            **self._packing(position_ids, cu_seqlens),
-        )
-        return compute(self, HeadInput(outputs[0], outputs.rows, outputs.hidden_states), *given, **named)
-
-    *inputs, _, hidden_states, seed, position_ids, cu_seqlens, _ = inspect.signature(forward).parameters.values()
-    at = next((number for number, one in enumerate(own) if one.kind is one.VAR_KEYWORD), len(own))
-    head = can_return_tuple(functools.wraps(compute)(with_all_ranks(forward)))
-    head.__signature__ = inspect.signature(compute).replace(
-        parameters=[*inputs, *own[:at], hidden_states, seed, position_ids, cu_seqlens, *own[at:]]
-    )
-    return head

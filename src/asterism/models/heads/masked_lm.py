@@ -8,8 +8,9 @@ from transformers.modeling_outputs import MaskedLMOutput
 from transformers.models.bert.modeling_bert import BertForPreTrainingOutput
 
 from asterism.layers.block import ACTIVATIONS
+from asterism.models.asterism.backbone import BackboneOutput
 from asterism.models.asterism.configuration import AsterismConfig
-from asterism.models.heads.head import EncoderWithHead, HeadInput, encoder_head
+from asterism.models.heads.head import EncoderWithHead, encoder_head
 from asterism.models.heads.pooler import Pooler
 
 
@@ -44,19 +45,19 @@ class _PredictsTokens(EncoderWithHead):
 
     def _predict(
         self,
-        encoded: HeadInput,
+        outputs: BackboneOutput,
         labels: Tensor | None,
         places: Tensor | None,
         loss_arguments: dict[str, Any],
     ) -> tuple[Tensor, Tensor | None]:
         """The logits of the tokens and, with labels, their mean loss, as AsterismForMaskedLM.forward says."""
-        hidden = encoded.hidden
+        hidden = outputs.last_hidden_state
         if places is not None:
             hidden = hidden.gather(1, places[:, :, None].expand(-1, -1, hidden.shape[-1]))
         logits = self.lm_head(hidden)
         if labels is None:
             return logits, None
-        return logits, self._token_loss(encoded.rows, logits, labels, loss_arguments)
+        return logits, self._token_loss(outputs.rows, logits, labels, loss_arguments)
 
 
 class AsterismForMaskedLM(_PredictsTokens):
@@ -66,7 +67,7 @@ class AsterismForMaskedLM(_PredictsTokens):
 
     @encoder_head
     def forward(
-        self, encoded: HeadInput, labels: Tensor | None = None, places: Tensor | None = None, **loss_arguments: Any
+        self, outputs: BackboneOutput, labels: Tensor | None = None, places: Tensor | None = None, **loss_arguments: Any
     ) -> MaskedLMOutput:
         """Logits [B, N, vocab_size] and, with labels, the mean loss in nats; inputs are those of AsterismModel.
 
@@ -77,9 +78,9 @@ class AsterismForMaskedLM(_PredictsTokens):
 
         Raises ConfigurationError for any other argument.
         """
-        logits, loss = self._predict(encoded, labels, places, loss_arguments)
-        loss = self._penalise(encoded.rows, loss, labels, loss_arguments)
-        return MaskedLMOutput(loss=loss, logits=logits, hidden_states=encoded.hidden_states)
+        logits, loss = self._predict(outputs, labels, places, loss_arguments)
+        loss = self._penalise(outputs.rows, loss, labels, loss_arguments)
+        return MaskedLMOutput(loss=loss, logits=logits, hidden_states=outputs.hidden_states)
 
 
 class AsterismForPreTraining(_PredictsTokens):
@@ -93,7 +94,7 @@ class AsterismForPreTraining(_PredictsTokens):
     @encoder_head
     def forward(
         self,
-        encoded: HeadInput,
+        outputs: BackboneOutput,
         labels: Tensor | None = None,
         next_sentence_label: Tensor | None = None,
         places: Tensor | None = None,
@@ -105,15 +106,15 @@ class AsterismForPreTraining(_PredictsTokens):
 
         The loss of the tokens and all other arguments are as in AsterismForMaskedLM.
         """
-        logits, loss = self._predict(encoded, labels, places, loss_arguments)
-        answers = self.next_sentence(self.pooler(encoded.hidden, encoded.rows))
+        logits, loss = self._predict(outputs, labels, places, loss_arguments)
+        answers = self.next_sentence(self.pooler(outputs.last_hidden_state, outputs.rows))
         if next_sentence_label is not None:
             wide = answers.to(torch.promote_types(answers.dtype, torch.float32))
-            follows = encoded.rows.once(lambda: nn.functional.cross_entropy(wide, next_sentence_label.view(-1)))
+            follows = outputs.rows.once(lambda: nn.functional.cross_entropy(wide, next_sentence_label.view(-1)))
             loss = follows if loss is None else loss + follows
         return BertForPreTrainingOutput(
-            loss=self._penalise(encoded.rows, loss, labels, loss_arguments),
+            loss=self._penalise(outputs.rows, loss, labels, loss_arguments),
             prediction_logits=logits,
             seq_relationship_logits=answers,
-            hidden_states=encoded.hidden_states,  # type: ignore[arg-type]  # transformers means a tuple of any length
+            hidden_states=outputs.hidden_states,  # type: ignore[arg-type]  # transformers means a tuple of any length
         )

@@ -6,8 +6,9 @@ import torch
 from torch import nn
 from transformers.modeling_outputs import QuestionAnsweringModelOutput
 
+from asterism.models.asterism.backbone import BackboneOutput
 from asterism.models.asterism.configuration import AsterismConfig
-from asterism.models.heads.head import EncoderWithHead, HeadInput, encoder_head
+from asterism.models.heads.head import EncoderWithHead, encoder_head
 
 
 class AsterismForQuestionAnswering(EncoderWithHead):
@@ -19,7 +20,7 @@ class AsterismForQuestionAnswering(EncoderWithHead):
     @encoder_head
     def forward(
         self,
-        encoded: HeadInput,
+        outputs: BackboneOutput,
         start_positions: torch.Tensor | None = None,
         end_positions: torch.Tensor | None = None,
         **loss_arguments: Any,
@@ -32,15 +33,15 @@ class AsterismForQuestionAnswering(EncoderWithHead):
 
         Inputs are those of AsterismModel. Raises ConfigurationError for any other argument.
         """
-        start_logits, end_logits = self.qa_outputs(encoded.hidden).unbind(dim=-1)
+        start_logits, end_logits = self.qa_outputs(outputs.last_hidden_state).unbind(dim=-1)
         loss = None
         if start_positions is not None and end_positions is not None:
-            answers = encoded.rows.everywhere(torch.stack([start_logits, end_logits], dim=-1)).unbind(dim=-1)
-            told = start_positions, end_positions
-            loss = encoded.rows.once(lambda: self.loss_function(*answers, *told, **loss_arguments))
+            answers = outputs.rows.everywhere(torch.stack([start_logits, end_logits], dim=-1)).unbind(dim=-1)
+            wanted = start_positions, end_positions
+            loss = outputs.rows.once(lambda: self.loss_function(*answers, *wanted, **loss_arguments))
         return QuestionAnsweringModelOutput(
-            loss=self._penalise(encoded.rows, loss, start_positions, loss_arguments),
+            loss=self._penalise(outputs.rows, loss, start_positions, loss_arguments),
             start_logits=start_logits,
             end_logits=end_logits,
-            hidden_states=encoded.hidden_states,
+            hidden_states=outputs.hidden_states,
         )
