@@ -11,7 +11,7 @@ from torch import Tensor
 
 from asterism.compiler.devices import Shards
 from asterism.errors import ConfigurationError
-from asterism.labels import IGNORED, shifted, without_first_tokens
+from asterism.labels import IGNORED, shifted, without_first_tokens, without_tokens_at
 from asterism.parallel.context import SequenceParallel
 
 _TOKENS = ("input_ids", "attention_mask", "token_type_ids", "position_ids", "inputs_embeds")
@@ -91,9 +91,7 @@ def _shifted(batch: Mapping[str, Any]) -> dict[str, Tensor]:
     if positions is not None:
         labels = without_first_tokens(labels, positions)
     if bounds is not None:
-        starts = torch.as_tensor(bounds, device=labels.device)[:-1]
-        is_first = torch.zeros(labels.shape[1] + 1, dtype=torch.bool, device=labels.device)
-        labels = labels.masked_fill(is_first.index_fill(0, starts.long(), True)[:-1], IGNORED)
+        labels = without_tokens_at(labels, torch.as_tensor(bounds, device=labels.device)[:-1].long())
     return {"shift_labels": shifted(labels)}
 
 

@@ -1,158 +1,26 @@
-"""The encoder-decoder: reads a source with any mixers, and writes a target with causal patterns that read the source.
+"""The encoder-decoder with its head: reads a source with any mixers, and writes a target with causal patterns.
 
 `generate` of transformers runs the encoder once; then every new token reads what the decoder's patterns still read of
 the tokens before it, and the keys of the source, which are computed once.
 """
 
-from dataclasses import dataclass
-from typing import Any, ClassVar, cast
+from typing import Any, ClassVar
 
 import torch
 from torch import nn
 from transformers import GenerationConfig
-from transformers.cache_utils import Cache, EncoderDecoderCache
-from transformers.modeling_outputs import BaseModelOutput, Seq2SeqLMOutput, Seq2SeqModelOutput
-from transformers.utils.generic import can_return_tuple
+from transformers.cache_utils import EncoderDecoderCache
+from transformers.modeling_outputs import Seq2SeqLMOutput
 
 from asterism.errors import ConfigurationError
-from asterism.labels import IGNORED
-from asterism.layers.rows import Rows, refuse_shifting, with_all_ranks
+from asterism.labels import shifted_right
+from asterism.layers.rows import refuse_shifting
 from asterism.models.asterism.backbone import AsterismModel
-from asterism.models.asterism.base import AsterismPreTrainedModel
 from asterism.models.asterism.configuration import AsterismConfig
-from asterism.models.asterism.decoder import AsterismDecoder, AsterismEncoder
-from asterism.models.cache.source import EncoderDecoderPatternCache, SourceLayer, is_plain, own_caches
+from asterism.models.asterism.encoder_decoder import AsterismEncoderDecoder, EncoderDecoderOutput
+from asterism.models.cache.source import EncoderDecoderPatternCache, is_plain
 from asterism.models.generation.generation import GeneratesTokens
 from asterism.models.heads.head import head_of
-
-EncoderOutputs = BaseModelOutput | tuple[torch.Tensor, ...]
-
-
-@dataclass
-class EncoderDecoderOutput(Seq2SeqModelOutput):
-    """What the head reads: as transformers has it, and where the tokens of the target stand."""
-
-    rows: Rows | None = None
-
-
-class AsterismEncoderDecoder(AsterismPreTrainedModel):
-    """An encoder and a decoder that reads what it gives."""
-
-    def __init__(self, config: AsterismConfig) -> None:
-        super().__init__(config)
-        decoder = config.decoder_config()
-        config.check()
-        self.encoder = AsterismEncoder(config.encoder_config())
-        self.decoder = AsterismDecoder(decoder)
-        self._tied_weights_keys = self._tied_names()
-        self.post_init()
-
-    @property
-    def shared(self) -> nn.Embedding | None:
-        """The embedding of the tokens of both stacks; None where each has its own."""
-        return self.encoder.embed_tokens if self.config.share_embeddings else None
-
-    def get_input_embeddings(self) -> nn.Embedding:
-        """Those of the encoder."""
-        return self.encoder.embed_tokens
-
-    def set_input_embeddings(self, value: nn.Module) -> None:
-        """Raises ConfigurationError where each stack has its own."""
-        if self.shared is None:
-            raise ConfigurationError(
-                "encoder and decoder have embeddings of their own (share_embeddings=False): set each by itself"
-            )
-        self.encoder.embed_tokens = self.decoder.embed_tokens = cast(nn.Embedding, value)
-
-    def _tied_names(self) -> dict[str, str]:
-        """Which parameters of the decoder are those of the encoder, by name."""
-        tied = {}
-        if self.config.share_embeddings:
-            tied["decoder.embed_tokens.weight"] = "encoder.embed_tokens.weight"
-        if self.config.tie_encoder_decoder:
-            own = {name for name, _ in self.encoder.named_parameters()}
-            names = [name for name, _ in self.decoder.named_parameters() if name in own]
-            tied |= {f"decoder.{name}": f"encoder.{name}" for name in names}
-        return tied
-
-    def get_expanded_tied_weights_keys(self, all_submodels: bool = False) -> dict[str, str]:
-        """As transformers asks for it: {name of a parameter: name of the one that it is}."""
-        return dict(self._tied_weights_keys)
-
-    def span_penalty(self) -> torch.Tensor | None:
-        """What adaptive spans add to the loss, of both stacks: a scalar in the dtype of the weights, or None."""
-        penalties = [stack.span_penalty() for stack in (self.encoder, self.decoder)]
-        there = [penalty for penalty in penalties if penalty is not None]
-        return torch.stack(there).sum() if there else None
-
-    @can_return_tuple
-    @with_all_ranks
-    def forward(
-        self,
-        input_ids: torch.Tensor | None = None,
-        attention_mask: torch.Tensor | None = None,
-        decoder_input_ids: torch.Tensor | None = None,
-        decoder_attention_mask: torch.Tensor | None = None,
-        encoder_outputs: EncoderOutputs | None = None,
-        past_key_values: Cache | None = None,
-        inputs_embeds: torch.Tensor | None = None,
-        decoder_inputs_embeds: torch.Tensor | None = None,
-        *,
-        token_type_ids: torch.Tensor | None = None,
-        use_cache: bool = False,
-        output_hidden_states: bool | None = None,
-        dropout_seed: int | None = None,
-        with_rows: bool = False,
-    ) -> EncoderDecoderOutput:
-        """Hidden states [B, N, hidden_size] of the target, in the dtype of the weights; the arguments are those of
-        AsterismForConditionalGeneration.forward."""
-        cache = self._find_cache(past_key_values, use_cache)
-        if cache is None:
-            past, layers = None, None
-        else:
-            past, kept = own_caches(cache, self.config)
-            layers = cast(list[SourceLayer], kept.layers)
-        encoded = encoder_outputs
-        if encoded is None and not (layers and layers[0].is_filled):
-            encoded = self.encoder(
-                input_ids,
-                attention_mask,
-                token_type_ids=token_type_ids,
-                inputs_embeds=inputs_embeds,
-                output_hidden_states=output_hidden_states,
-                dropout_seed=dropout_seed,
-                return_dict=True,
-            )
-        decoded = self.decoder(
-            decoder_input_ids,
-            decoder_attention_mask,
-            source=None if encoded is None else encoded[0],
-            source_mask=attention_mask,
-            past_key_values=past,
-            source_layers=layers,
-            inputs_embeds=decoder_inputs_embeds,
-            output_hidden_states=output_hidden_states,
-            dropout_seed=dropout_seed,
-        )
-        return EncoderDecoderOutput(
-            last_hidden_state=decoded.last_hidden_state,
-            past_key_values=cache,
-            decoder_hidden_states=decoded.hidden_states,
-            encoder_last_hidden_state=None if encoded is None else encoded[0],
-            encoder_hidden_states=getattr(encoded, "hidden_states", None),
-            rows=decoded.rows if with_rows else None,
-        )
-
-    def _find_cache(self, past: Cache | None, use_cache: bool) -> EncoderDecoderCache | None:
-        """The cache to extend, or None. Raises ConfigurationError for one that has no place for a source."""
-        if past is None:
-            return EncoderDecoderPatternCache(self.config) if use_cache else None
-        if not isinstance(past, EncoderDecoderCache):
-            raise ConfigurationError(
-                f"past_key_values is a {type(past).__name__}, which has no place for the keys of a source; pass an"
-                " EncoderDecoderPatternCache(model.config), or nothing"
-            )
-        return past
 
 
 class AsterismForConditionalGeneration(GeneratesTokens):
@@ -248,8 +116,7 @@ class AsterismForConditionalGeneration(GeneratesTokens):
                 f" where they are -100: set both in the configuration, which has {start} and {padding}, or give"
                 " decoder_input_ids"
             )
-        first = labels.new_full((*labels.shape[:-1], 1), start)
-        return torch.cat([first, labels[..., :-1].masked_fill(labels[..., :-1] == IGNORED, padding)], dim=-1)
+        return shifted_right(labels, start, padding)
 
     def _prepare_cache_for_generation(
         self, generation_config: GenerationConfig, model_kwargs: dict[str, Any], *args: Any, **kwargs: Any

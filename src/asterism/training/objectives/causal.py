@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from transformers import PreTrainedModel
 
 from asterism.errors import ConfigurationError, DataError
-from asterism.labels import IGNORED
+from asterism.labels import IGNORED, read_and_predicted
 from asterism.models import AsterismForCausalLM
 from asterism.training.data.corpora.modality import Modality
 from asterism.training.data.corpora.splits import Pieces, Split, Splits
@@ -250,7 +250,8 @@ def _arguments(rows: torch.Tensor) -> dict[str, torch.Tensor]:
 
     Padding is read as 0, behind all that is predicted.
     """
-    return {"input_ids": rows[:, :-1].clamp(min=0), "shift_labels": rows[:, 1:].contiguous()}
+    read, predicted = read_and_predicted(rows)
+    return {"input_ids": read.clamp(min=0), "shift_labels": predicted.contiguous()}
 
 
 def _check_minimum_context(config: RunConfig, asked: Sequence[int]) -> None:
