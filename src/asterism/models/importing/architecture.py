@@ -31,6 +31,8 @@ BACKBONE = {
 }
 """Modules of BERT's backbone, and ours; a star stands for the number of a layer."""
 
+POOLER = {"pooler.dense": "pooler.dense"}
+
 HARMLESS = {
     "embeddings.position_ids",
     "embeddings.token_type_ids",
@@ -78,7 +80,7 @@ class Architecture:
     class_prefix: str
     prefix: str
     backbone: Mapping[str, str]
-    pooler: Mapping[str, str]
+    pooler: Mapping[str, str] = field(default_factory=lambda: POOLER)
     heads: Mapping[str, Mapping[str, str]]
     fields: Callable[[PreTrainedConfig, str], dict[str, Any]]
     offset: Callable[[PreTrainedConfig], int] = lambda config: 0

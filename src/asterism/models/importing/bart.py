@@ -7,7 +7,7 @@ from typing import Any
 
 from transformers import PreTrainedConfig
 
-from asterism.models.importing.encoder_decoder import HEADS, EncoderDecoder, modules, same_positions, shape
+from asterism.models.importing.encoder_decoder import EncoderDecoder, modules, same_positions, shape
 
 NORMS = {"layernorm_embedding": "embedding_norm"}
 POST_NORM = {"block": "post_norm", "embedding_norm": True}
@@ -21,8 +21,6 @@ BART = EncoderDecoder(
     class_prefix="Bart",
     prefix="model.",
     backbone=modules(norms=NORMS),
-    pooler={},
-    heads=HEADS,
     fields=_fields,
     offset=lambda config: 2,
 )

@@ -34,7 +34,6 @@ BERT = Architecture(
     class_prefix="Bert",
     prefix="bert.",
     backbone=BACKBONE,
-    pooler={"pooler.dense": "pooler.dense"},
     heads=HEADS,
     fields=_fields,
 )

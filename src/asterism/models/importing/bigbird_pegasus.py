@@ -8,12 +8,7 @@ from typing import Any
 from transformers import PreTrainedConfig
 
 from asterism.models.importing import big_bird
-from asterism.models.importing.encoder_decoder import HEADS, EncoderDecoder, modules, same_positions, shape
-
-_ATTENTION = {
-    **{f"self_attn.self.{part}": f"mixer.{part}" for part in ("query", "key", "value")},
-    "self_attn.output": "mixer.output",
-}
+from asterism.models.importing.encoder_decoder import EncoderDecoder, modules, same_positions, shape
 
 
 def _fields(config: PreTrainedConfig, head: str) -> dict[str, Any]:
@@ -24,8 +19,6 @@ def _fields(config: PreTrainedConfig, head: str) -> dict[str, Any]:
 BIGBIRD_PEGASUS = EncoderDecoder(
     class_prefix="BigBirdPegasus",
     prefix="model.",
-    backbone=modules(_ATTENTION, norms={"layernorm_embedding": "norm"}),
-    pooler={},
-    heads=HEADS,
+    backbone=modules(norms={"layernorm_embedding": "norm"}, sparse="self_attn.self"),
     fields=_fields,
 )

@@ -6,6 +6,7 @@ The tensors decide which embeddings are one: those of both stacks and the last l
 
 import math
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -26,8 +27,12 @@ _BIAS = "final_logits_bias"
 _TABLES = ("encoder.embed_positions.weight", "decoder.embed_positions.weight")
 
 
+@dataclass(frozen=True, kw_only=True)
 class EncoderDecoder(Architecture):
     """One kind of checkpoint with a decoder; `fields` gives all fields of its configuration that no tensor decides."""
+
+    pooler: Mapping[str, str] = field(default_factory=dict)
+    heads: Mapping[str, Mapping[str, str]] = field(default_factory=lambda: HEADS)
 
     def head_of(self, config: PreTrainedConfig, tensors: Iterable[str]) -> str:
         """As of every architecture; but a tied backbone, as BART was published, is all of a model that generates."""
@@ -94,13 +99,17 @@ def _check_sines(name: str, table: torch.Tensor | None) -> None:
 _ATTENTION = {"q_proj": "query", "k_proj": "key", "v_proj": "value", "out_proj": "output"}
 
 
-def modules(block_of_encoder: Mapping[str, str] | None = None, *, norms: Mapping[str, str]) -> dict[str, str]:
+def modules(*, norms: Mapping[str, str], sparse: str | None = None) -> dict[str, str]:
     """Modules of BART and its kin, and ours.
 
-    block_of_encoder  self-attention in a layer of the encoder, where it is not that of BART, and ours
-    norms             norms of each stack outside its layers, and ours
+    norms   norms of each stack outside its layers, and ours
+    sparse  what holds the projections of self-attention in a layer of a sparse encoder, such as "self_attn.self"
     """
     own = {f"self_attn.{theirs}": f"mixer.{ours}" for theirs, ours in _ATTENTION.items()}
+    of_encoder = own
+    if sparse is not None:
+        of_encoder = {f"{sparse}.{part}": f"mixer.{part}" for part in ("query", "key", "value")}
+        of_encoder["self_attn.output"] = "mixer.output"
     cross = {f"encoder_attn.{theirs}": f"cross_attention.{ours}" for theirs, ours in _ATTENTION.items()}
     rest = {
         "self_attn_layer_norm": "mixer_norm",
@@ -109,7 +118,7 @@ def modules(block_of_encoder: Mapping[str, str] | None = None, *, norms: Mapping
         "final_layer_norm": "feed_forward_norm",
     }
     blocks = {
-        "encoder": {**(block_of_encoder or own), **rest},
+        "encoder": of_encoder | rest,
         "decoder": own | cross | {"encoder_attn_layer_norm": "cross_norm"} | rest,
     }
     outside = {"embed_tokens": "embed_tokens", "embed_positions": "positions", **norms}

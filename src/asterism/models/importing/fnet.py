@@ -22,7 +22,6 @@ FNET = Architecture(
         "embeddings.projection": "embedding_projection",
         "encoder.layer.*.fourier.output.LayerNorm": "layers.*.mixer_norm",
     },
-    pooler={"pooler.dense": "pooler.dense"},
     heads=HEADS,
     fields=_fields,
 )

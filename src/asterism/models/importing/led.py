@@ -8,17 +8,13 @@ from typing import Any
 from transformers import PreTrainedConfig
 
 from asterism.models.importing import bart
-from asterism.models.importing.encoder_decoder import HEADS, EncoderDecoder, modules, positions, shape
+from asterism.models.importing.encoder_decoder import EncoderDecoder, modules, positions, shape
 from asterism.models.importing.longformer import windows_of
 
-_PARTS = ("query", "key", "value")
-_ATTENTION = {
-    **{f"self_attn.longformer_self_attn.{part}": f"mixer.{part}" for part in _PARTS},
-    "self_attn.output": "mixer.output",
-}
+_SPARSE = "self_attn.longformer_self_attn"
 _GLOBALS = {
-    f"encoder.layers.*.self_attn.longformer_self_attn.{part}_global": f"encoder.layers.*.mixer.global_{part}"
-    for part in _PARTS
+    f"encoder.layers.*.{_SPARSE}.{part}_global": f"encoder.layers.*.mixer.global_{part}"
+    for part in ("query", "key", "value")
 }
 
 
@@ -30,9 +26,7 @@ def _fields(config: PreTrainedConfig, head: str) -> dict[str, Any]:
 LED = EncoderDecoder(
     class_prefix="LED",
     prefix="led.",
-    backbone=modules(_ATTENTION, norms=bart.NORMS) | _GLOBALS,
-    pooler={},
-    heads=HEADS,
+    backbone=modules(norms=bart.NORMS, sparse=_SPARSE) | _GLOBALS,
     fields=_fields,
     globals=_GLOBALS,
 )

@@ -41,7 +41,6 @@ LONGFORMER = Architecture(
     class_prefix="Longformer",
     prefix="longformer.",
     backbone={**BACKBONE, **GLOBAL_PROJECTIONS},
-    pooler={"pooler.dense": "pooler.dense"},
     heads=roberta.HEADS,
     fields=_fields,
     offset=roberta.offset,

@@ -4,7 +4,7 @@ from typing import Any
 
 from transformers import PreTrainedConfig
 
-from asterism.models.importing.encoder_decoder import HEADS, EncoderDecoder, modules, same_positions, shape
+from asterism.models.importing.encoder_decoder import EncoderDecoder, modules, same_positions, shape
 
 
 def _fields(config: PreTrainedConfig, head: str) -> dict[str, Any]:
@@ -15,7 +15,5 @@ PEGASUS = EncoderDecoder(
     class_prefix="Pegasus",
     prefix="model.",
     backbone=modules(norms={"layer_norm": "norm"}),
-    pooler={},
-    heads=HEADS,
     fields=_fields,
 )

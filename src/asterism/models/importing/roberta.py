@@ -4,6 +4,7 @@ The classifier of sequences has a dense layer of its own in the place of the poo
 `pad_token_id` + 1, so the rows of the table before that belong to no token and are left behind.
 """
 
+from dataclasses import replace
 from typing import Any
 
 from transformers import PreTrainedConfig
@@ -47,16 +48,7 @@ def _fields(config: PreTrainedConfig, head: str) -> dict[str, Any]:
     return {"mixers": "dense()"}
 
 
-def _roberta(class_prefix: str) -> Architecture:
-    return Architecture(
-        class_prefix=class_prefix,
-        prefix="roberta.",
-        backbone=BACKBONE,
-        pooler={"pooler.dense": "pooler.dense"},
-        heads=HEADS,
-        fields=_fields,
-        offset=offset,
-    )
-
-
-ROBERTA, CAMEMBERT, XLM_ROBERTA = _roberta("Roberta"), _roberta("Camembert"), _roberta("XLMRoberta")
+ROBERTA = Architecture(
+    class_prefix="Roberta", prefix="roberta.", backbone=BACKBONE, heads=HEADS, fields=_fields, offset=offset
+)
+CAMEMBERT, XLM_ROBERTA = (replace(ROBERTA, class_prefix=name) for name in ("Camembert", "XLMRoberta"))

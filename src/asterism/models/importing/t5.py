@@ -9,7 +9,7 @@ from typing import Any
 from transformers import PreTrainedConfig
 
 from asterism.models.importing.architecture import activation
-from asterism.models.importing.encoder_decoder import HEADS, EncoderDecoder, positions, tokens
+from asterism.models.importing.encoder_decoder import EncoderDecoder, positions, tokens
 
 _TRAINED_LENGTH = 512
 """How many tokens T5 was trained with, which config.json may leave out: nothing ends there."""
@@ -75,4 +75,4 @@ class _T5(EncoderDecoder):
         return shared
 
 
-T5 = _T5(class_prefix="T5", prefix="", backbone=_modules(), pooler={}, heads=HEADS, fields=_fields)
+T5 = _T5(class_prefix="T5", prefix="", backbone=_modules(), fields=_fields)
