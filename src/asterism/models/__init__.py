@@ -1,4 +1,5 @@
-"""Hugging Face models. Importing this package registers them with the Auto* classes of transformers."""
+"""Hugging Face models. Importing this package registers them with the Auto* classes of transformers, and lets models of
+its own classes follow patterns (`drop_in.install`)."""
 
 from transformers import (
     AutoConfig,
@@ -15,7 +16,7 @@ from transformers import (
 from asterism.models.asterism.backbone import AsterismModel
 from asterism.models.asterism.base import AsterismPreTrainedModel
 from asterism.models.asterism.configuration import AsterismConfig
-from asterism.models.drop_in import drop_pattern, use_pattern
+from asterism.models.drop_in import drop_pattern, install, use_pattern
 from asterism.models.heads.causal_lm import AsterismForCausalLM
 from asterism.models.heads.classification import AsterismForSequenceClassification, AsterismForTokenClassification
 from asterism.models.heads.conditional_generation import AsterismForConditionalGeneration
@@ -23,6 +24,7 @@ from asterism.models.heads.masked_lm import AsterismForMaskedLM, AsterismForPreT
 from asterism.models.heads.question_answering import AsterismForQuestionAnswering
 from asterism.models.importing import ImportedCheckpoint, import_checkpoint
 
+install()
 AutoConfig.register(AsterismConfig.model_type, AsterismConfig)
 AutoModel.register(AsterismConfig, AsterismModel)
 AutoModelForCausalLM.register(AsterismConfig, AsterismForCausalLM)
