@@ -30,7 +30,7 @@ from torch import Tensor, nn
 
 from asterism.bench.machine import describe
 from asterism.layers import PreNormBlock, SparseAttention
-from asterism.theory.approximation.limits import furthest, interactions, sign_vectors
+from asterism.theory.approximation.limits import furthest, interactions
 
 TOKENS = (8, 16, 32, 64)
 LAYERS = (1, 2, 4)
@@ -71,7 +71,7 @@ def draw(model: nn.Module, generator: torch.Generator) -> None:
 
 def examples(count: int, n: int, seed: int) -> tuple[Tensor, Tensor, Tensor]:
     """Signs and answers, float [count, n, FEATURES], and which tokens have one furthest vector, bool [count, n]."""
-    signs = sign_vectors(count, n, FEATURES, seed)
+    signs = 2 * np.random.Generator(np.random.Philox(seed)).integers(0, 2, (count, n, FEATURES)) - 1
     index, unique = furthest(signs)
     answers = np.take_along_axis(signs, index[..., None], axis=1)
     return torch.from_numpy(signs).float(), torch.from_numpy(answers).float(), torch.from_numpy(unique)

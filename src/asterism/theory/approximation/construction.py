@@ -147,11 +147,16 @@ class Approximation:
         return list(self.mapping.tokens)
 
     def quantised(self, inputs: Floats) -> Floats:
-        """Step 1 alone: the function in the middle of the cell, [B, n, outputs]."""
+        """Step 1 alone: the function in the middle of the cell, float64 [B, n, d] -> [B, n, outputs]."""
         return self._values(_cells(inputs, self.steps))
 
     def exact(self, inputs: Floats) -> Floats:
-        """The construction with thresholds, hard attention and exact whole numbers, [B, n, outputs]."""
+        """The construction with thresholds, hard attention and exact whole numbers.
+
+        float64 [B, n, d] -> [B, n, outputs].
+
+        Raises ConfigurationError for inputs of another shape or outside [0, 1], PatternError where codes collide.
+        """
         cells, place = np.unique(_cells(_checked_inputs(inputs, self), self.steps), axis=0, return_inverse=True)
         codes = self.mapping.codes(cells)[:, self.positions]
         table, _ = self._enumerated
@@ -159,7 +164,12 @@ class Approximation:
         return np.array(values)[place.reshape(-1)]
 
     def codes(self, inputs: Floats) -> NDArray[np.object_]:
-        """The exact codes of all positions of the mapping, in units of delta, object [B, length]."""
+        """The exact codes of all positions of the mapping, in units of delta.
+
+        float64 [B, n, d] -> integers of dtype object [B, length].
+
+        Raises ConfigurationError for inputs of another shape or outside [0, 1].
+        """
         return self.mapping.codes(_cells(_checked_inputs(inputs, self), self.steps)) // 2
 
     def model(self, temperature: float = TEMPERATURE) -> Approximator:
@@ -253,7 +263,7 @@ def approximate(
 
 
 def as_function(model: Approximator) -> Function:
-    """The torch model as a function of arrays."""
+    """The torch model as a function of arrays, float64 [B, n, d] -> [B, n, outputs]."""
 
     def evaluate(inputs: Floats) -> Floats:
         with torch.no_grad():
@@ -395,7 +405,7 @@ def _corners(steps: int, n: int, d: int) -> Integers:
 
 
 def _evaluate(function: Function, inputs: Floats) -> Floats:
-    """The function's values, checked."""
+    """The function's values, checked: float64 [B, n, d] -> [B, n, outputs]."""
     values = np.asarray(function(inputs), np.float64)
     if values.ndim != 3 or values.shape[:2] != inputs.shape[:2] or not np.isfinite(values).all():
         raise ConfigurationError(

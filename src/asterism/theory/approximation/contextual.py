@@ -163,7 +163,7 @@ class ContextualMapping:
         return deque(self.trace(inputs, delta), maxlen=1).pop()
 
     def trace(self, inputs: Codes | Integers, delta: Fraction | None = None) -> Iterator[Codes]:
-        """The codes before the first layer and after each, otherwise as `codes`."""
+        """The codes before the first layer and after each, dtype object [inputs, length]; arguments as of `codes`."""
         steps = _steps(self.delta)
         finer = _finer(self.delta, delta or self.delta)
         codes = np.zeros((len(inputs), self.length), object)

@@ -1,4 +1,4 @@
-"""Functions to approximate, each with a pattern that is certified for it."""
+"""Functions to approximate, each with a pattern that is certified for it. Arrays are float64."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -22,22 +22,22 @@ class Example:
 
 
 def far(inputs: Floats) -> Floats:
-    """Every token gets the one at the other end, which the window does not let it read."""
+    """Every token gets the one at the other end, which the window does not let it read, [B, n, 1] -> [B, n, 1]."""
     return inputs[:, ::-1]
 
 
 def greatest(inputs: Floats) -> Floats:
-    """Every token gets the greatest: continuous, not smooth."""
+    """Every token gets the greatest, [B, n, 1] -> [B, n, 1]: continuous, not smooth."""
     return np.broadcast_to(inputs.max(1, keepdims=True), inputs.shape)
 
 
 def crossed(inputs: Floats) -> Floats:
-    """The first feature of the other token times the second feature of the own."""
+    """The first feature of the other token times the second feature of the own, [B, 2, 2] -> [B, 2, 1]."""
     return inputs[:, ::-1, :1] * inputs[:, :, 1:]
 
 
 def root(inputs: Floats) -> Floats:
-    """The root of the distance between two tokens: not even Lipschitz continuous."""
+    """The root of the distance between two tokens, [B, 2, 1] -> [B, 2, 1]: not even Lipschitz continuous."""
     return np.sqrt(np.abs(inputs - inputs[:, ::-1]))
 
 

@@ -52,7 +52,7 @@ def furthest(vectors: Numbers) -> tuple[Integers, Booleans]:
 
 
 def rational_unit_vectors(count: int, n: int, d: int, seed: int) -> NDArray[np.object_]:
-    """Unit vectors of Fractions, exactly of length 1, object [count, n, d]; d is at least 2.
+    """Unit vectors of Fractions, exactly of length 1, dtype object [count, n, d]; d is at least 2.
 
     Random rational points t of d - 1 coordinates, projected from the pole: (2 t, |t|^2 - 1) / (|t|^2 + 1).
     """
@@ -60,12 +60,6 @@ def rational_unit_vectors(count: int, n: int, d: int, seed: int) -> NDArray[np.o
     points = np.vectorize(lambda x: Fraction(round(256 * x), 256), otypes=[object])(drawn)
     square = (points**2).sum(-1, keepdims=True)
     return np.concatenate([2 * points, square - 1], axis=-1) / (square + 1)
-
-
-def sign_vectors(count: int, n: int, d: int, seed: int) -> Integers:
-    """Corners of a cube, which all have length sqrt(d), int64 [count, n, d] of -1 and 1."""
-    drawn = np.random.Generator(np.random.Philox(seed)).integers(0, 2, (count, n, d))
-    return 2 * drawn - 1
 
 
 # --- one full layer -------------------------------------------------------------------------------------------------
@@ -121,12 +115,12 @@ class FurthestVectorLayer(nn.Module):
 
 
 def hard_solver(vectors: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Hard attention as a solver of the furthest-vector task."""
+    """Hard attention as a solver of the furthest-vector task, float64 [n, d] -> [n, d]."""
     return hard_furthest(vectors)[:, vectors.shape[1] :]
 
 
 def soft_solver(vectors: NDArray[np.float64]) -> NDArray[np.float64]:
-    """The attention layer as a solver for `orthogonal_pair`, at a temperature that is low enough.
+    """The attention layer as a solver for `orthogonal_pair`, float64 [n, d] -> [n, d], at a low enough temperature.
 
     If an orthogonal vector exists, those of inner product 1 / d or more have together a weight of at most
     n exp(-1 / (d temperature)) = 1 / (4 d).
@@ -158,16 +152,6 @@ def orthogonal_pair(vectors: Integers, solve: Solver = hard_solver) -> tuple[int
         found = int(orthogonal[0])
     partners = np.flatnonzero(vectors @ vectors[found] == 0)
     return found, int(partners[partners != found][0])
-
-
-def orthogonal_pair_by_search(vectors: Integers) -> tuple[int, int] | None:
-    """The same by looking at all pairs."""
-    vectors = _binary(vectors)
-    for i in range(len(vectors)):
-        for j in range(len(vectors)):
-            if i != j and not (vectors[i] * vectors[j]).any():
-                return i, j
-    return None
 
 
 def _binary(vectors: Integers) -> Integers:

@@ -56,7 +56,7 @@ class Unit:
 
 
 class Residual(nn.Module):
-    """x + layer(x)."""
+    """x + layer(x), float64 [B, length, hidden_size] -> the same shape."""
 
     def __init__(self, layer: nn.Module) -> None:
         super().__init__()

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from asterism.compiler import Pass, Plan, compile_pattern
 from asterism.errors import PatternError
 from asterism.patterns import Pattern, require_self_attention
-from asterism.patterns.intervals import Intervals
+from asterism.patterns.intervals import Intervals, within
 
 Integers = NDArray[np.int64]
 Booleans = NDArray[np.bool_]
@@ -34,12 +34,15 @@ class Graph:
 
     @classmethod
     def of_pairs(cls, n: int, queries: Integers, keys: Integers) -> "Graph":
-        """The graph of a list of pairs, in any order; repeated pairs count once."""
+        """The graph of a list of pairs, int64 [pairs] each, in any order; repeated pairs count once."""
         return cls.of_runs(n, queries, keys, keys + 1)
 
     @classmethod
     def of_runs(cls, n: int, queries: Integers, starts: Integers, stops: Integers) -> "Graph":
-        """The graph of runs of keys, in any order; they are clipped to [0, n), and what they share counts once."""
+        """The graph of runs of keys, int64 [runs] each, in any order.
+
+        A run is clipped to [0, n), and a key that several runs of a query hold counts once.
+        """
         return cls(Intervals.build(queries, starts, stops, n, n))
 
     @property
@@ -48,7 +51,7 @@ class Graph:
 
     @cached_property
     def runs(self) -> tuple[Integers, Integers, Integers]:
-        """Query, first key and end of every run, sorted; the end is one past the last key."""
+        """Query, first key and end of every run, int64 [runs] each, sorted; the end is one past the last key."""
         return self.reads.triples()
 
     @cached_property
@@ -81,62 +84,56 @@ class Graph:
         return self.has(tokens, tokens)
 
     def has(self, queries: Integers | int, keys: Integers | int) -> Booleans:
-        """Whether each query reads each key; the arrays broadcast."""
+        """Whether each query reads its key, bool [pairs]; queries and keys may be any arrays that broadcast."""
         starts, stops = self.reads.starts, self.reads.stops
         place = np.asarray(queries, np.int64) * (self.n + 1) + keys
         run = np.searchsorted(starts, place, side="right") - 1
         return (run >= 0) & (place < stops[run] if len(stops) else False)
 
     def runs_of(self, queries: Integers) -> tuple[Integers, Integers, Integers]:
-        """The runs of some queries, one query after the other: which of `queries`, first key and end."""
+        """The runs of some queries, int64 [queries], one query after the other.
+
+        Three arrays int64 [runs]: the index into `queries`, first key and end.
+        """
         counts = self.offsets[queries + 1] - self.offsets[queries]
         which = np.repeat(np.arange(len(queries)), counts)
-        run = np.arange(len(which)) + np.repeat(self.offsets[queries] - np.cumsum(counts) + counts, counts)
+        run = np.repeat(self.offsets[queries], counts) + within(counts)
         return which, self.runs[1][run], self.runs[2][run]
 
     def keys(self, query: int) -> Integers:
-        """The keys of a query, ascending."""
+        """The keys of a query, int64 [keys], ascending."""
         _, start, stop = self.runs_of(np.array([query]))
         lengths = stop - start
-        return np.repeat(start - np.cumsum(lengths) + lengths, lengths) + np.arange(lengths.sum())
+        return np.repeat(start, lengths) + within(lengths)
 
     def pairs(self) -> tuple[Integers, Integers]:
-        """Query and key of every edge, sorted. One entry per edge: for sparse graphs."""
+        """Query and key of every edge, int64 [edges] each, sorted. One entry per edge: for sparse graphs."""
         return self.reads.points()
 
     def __or__(self, other: "Graph") -> "Graph":
         return Graph(self.reads | other.reads)
 
-    @cached_property
+    @property
     def complement(self) -> "Graph":
         """The pairs that are not edges, self loops included."""
-        return Graph(_complement(self.reads))
-
-    @cached_property
-    def pieces(self) -> Integers:
-        """The number of each token's connected piece when edges have no direction, int64 [n]."""
-        return self.pieces_without(np.arange(0))
-
-    @property
-    def connected(self) -> bool:
-        """Whether there is a single piece."""
-        return int(self.pieces.max()) == 0
+        return Graph(self.reads.complement())
 
     def pieces_without(self, removed: Integers) -> Integers:
-        """The pieces that are left when some tokens are removed; -1 for those.
+        """The number of each token's connected piece when edges have no direction and some tokens are removed.
 
-        A run is connected to its query and in itself, so one edge per run and one per pair of neighbours are enough.
+        int64 [removed] -> int64 [n], -1 for tokens that are removed. A run is connected to its query and in itself, so
+        one edge per run and one per pair of neighbours are enough.
         """
         from scipy.sparse import coo_array
         from scipy.sparse.csgraph import connected_components
 
         left = np.ones(self.n, bool)
         left[removed] = False
-        rank = np.append(0, np.cumsum(left))
-        count = int(rank[-1])
+        below = np.append(0, np.cumsum(left))  # of the tokens that are left, how many come before each token
+        count = int(below[-1])
         query, start, stop = self.runs
-        kept = left[query] & (rank[stop] > rank[start])
-        query, start, stop = rank[query[kept]], rank[start[kept]], rank[stop[kept]]
+        kept = left[query] & (below[stop] > below[start])
+        query, start, stop = below[query[kept]], below[start[kept]], below[stop[kept]]
         covering = np.bincount(start, minlength=count + 1) - np.bincount(stop - 1, minlength=count + 1)
         neighbours = np.flatnonzero(np.cumsum(covering)[:count] > 0)
         rows, columns = np.append(query, neighbours), np.append(start, neighbours + 1)
@@ -154,9 +151,9 @@ class Graph:
         n, reads = self.n, self.reads
         before = Intervals(reads.starts + n + 1, reads.stops + n + 1, n + 1, n)
         after = Intervals(reads.starts, reads.stops, n + 1, n)
-        first_reader, key = (after & _complement(before)).points()
+        first_reader, key = (after & before.complement()).points()
         order = np.lexsort((first_reader, key))
-        last_reader, ended = (before & _complement(after)).points()
+        last_reader, ended = (before & after.complement()).points()
         ends = last_reader[np.lexsort((last_reader, ended))]
         return Graph(Intervals.build(key[order], first_reader[order], ends, n, n))
 
@@ -170,7 +167,7 @@ class Graph:
 
     @cached_property
     def hubs(self) -> Integers:
-        """Tokens that read all others and are read by all others, ascending."""
+        """Tokens that read all others and are read by all others, int64 [hubs], ascending."""
         others = self.n - 1
         own = self.loops.astype(np.int64)
         return np.flatnonzero((self.out_degrees - own == others) & (self.in_degrees - own == others))
@@ -219,12 +216,3 @@ def _runs_of_pass(plan: Plan, part: Pass, head: int) -> list[tuple[Integers, Int
         merged = Intervals.build(queries, keys, keys + 1, plan.n_queries, plan.n_keys)
         pieces.append(merged.triples())
     return pieces
-
-
-def _complement(intervals: Intervals) -> Intervals:
-    """What the intervals leave out of [0, width), per row."""
-    first = np.arange(intervals.rows) * (intervals.width + 1)
-    starts = np.sort(np.concatenate([first, intervals.stops]))
-    stops = np.sort(np.concatenate([intervals.starts, first + intervals.width]))
-    kept = starts < stops
-    return Intervals(starts[kept], stops[kept], intervals.rows, intervals.width)

@@ -80,7 +80,7 @@ def find_path(graph: Graph, seed: int = 0) -> PathSearch:
 
 
 def is_path(graph: Graph, path: Integers) -> bool:
-    """Whether `path` holds every token once and each token reads the one before it."""
+    """Whether `path`, int64 [n], holds every token once and each token reads the one before it."""
     return np.array_equal(np.sort(path), np.arange(graph.n)) and bool(graph.has(path[1:], path[:-1]).all())
 
 

@@ -78,7 +78,7 @@ class Layer:
 
 
 def propagate(layers: Sequence[Layer], keys: Integers) -> Iterator[Bits]:
-    """After layer 1, 2, ...: bit j of row q says whether query q depends on keys[j]. Without end."""
+    """Bits uint64 [n, words] after layer 1, 2, ...: bit j of row q says whether q depends on keys[j]. Without end."""
     bits = own_bits(layers[0].n, keys)
     for layer in cycle(layers):
         bits = layer(bits)
@@ -86,7 +86,7 @@ def propagate(layers: Sequence[Layer], keys: Integers) -> Iterator[Bits]:
 
 
 def propagate_union(layer: Layer, keys: Integers) -> Iterator[Bits]:
-    """The same for one layer repeated, where every token also keeps what it has. Without end."""
+    """The same bits [n, words] for one layer repeated, where every token also keeps the bits it has. Without end."""
     bits = own_bits(layer.n, keys)
     while True:
         bits = bits | layer(bits)
@@ -94,7 +94,7 @@ def propagate_union(layer: Layer, keys: Integers) -> Iterator[Bits]:
 
 
 def own_bits(n: int, keys: Integers) -> Bits:
-    """Before the first layer: only token keys[j] has bit j."""
+    """Bits uint64 [n, words] before the first layer: only token keys[j] has bit j; `keys` is int64 [keys]."""
     bits, place = np.zeros((n, -(-len(keys) // 64)), np.uint64), np.arange(len(keys))
     bits[keys, place // 64] = np.uint64(1) << (place % 64).astype(np.uint64)
     return bits

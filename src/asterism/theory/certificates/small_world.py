@@ -145,7 +145,7 @@ def _spectral_gap(graph: Graph) -> float | None:
     n, degrees = graph.n, graph.out_degrees
     if n == 1:
         return None
-    if not graph.connected:
+    if graph.pieces_without(np.arange(0)).any():  # there is a second piece
         return 0.0
     _, start, stop = graph.runs
     weight = 1 / np.sqrt(degrees)

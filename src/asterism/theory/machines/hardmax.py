@@ -43,7 +43,7 @@ class Arithmetic:
         return {slot: self.number(value) for slot, value in entries.items() if value}
 
     def mean(self, values: np.ndarray) -> Number:
-        """The mean of an array [count]."""
+        """The mean of an array [count] of `dtype`."""
         total = values.sum()
         return self.number(Fraction(total, len(values))) if self.dtype is object else total / self.dtype(len(values))
 
