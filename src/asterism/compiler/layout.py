@@ -212,7 +212,7 @@ class Sorted(Layout):
     """An order of tokens by numbers that they have, whichever others are there."""
 
     @abstractmethod
-    def rank(self, positions: Integers, length: int, are_keys: bool) -> Integers:
+    def sorted_by(self, positions: Integers, length: int, are_keys: bool) -> Integers:
         """What tokens at these positions are sorted by, in a sequence of `length` tokens."""
 
 
@@ -231,10 +231,10 @@ class Reordered(Sorted):
         asked = order[(order >= query_offset) & (order < query_offset + n_queries)]
         return Tiles.cut(asked, tile, 0), Tiles.cut(order, tile, 0)
 
-    def rank(self, positions: Integers, length: int, are_keys: bool) -> Integers:
-        ranks = np.empty(length, np.int64)
-        ranks[self._order(length)] = np.arange(length)
-        return ranks[positions]
+    def sorted_by(self, positions: Integers, length: int, are_keys: bool) -> Integers:
+        places = np.empty(length, np.int64)
+        places[self._order(length)] = np.arange(length)
+        return places[positions]
 
     def _order(self, n_keys: int) -> Integers:
         from scipy.sparse import coo_array
@@ -284,11 +284,11 @@ class Bands(Sorted):
 
     def orders(self, query_offset: int, n_queries: int, n_keys: int, tile: int) -> tuple[Tiles, Tiles]:
         queries, keys = np.arange(query_offset, query_offset + n_queries), np.arange(n_keys)
-        queries = queries[np.argsort(self.rank(queries, n_keys, False), kind="stable")]
-        keys = keys[np.argsort(self.rank(keys, n_keys, True), kind="stable")]
+        queries = queries[np.argsort(self.sorted_by(queries, n_keys, False), kind="stable")]
+        keys = keys[np.argsort(self.sorted_by(keys, n_keys, True), kind="stable")]
         return Tiles.cut(queries, tile, 0), Tiles.cut(keys, tile, 0)
 
-    def rank(self, positions: Integers, length: int, are_keys: bool) -> Integers:
+    def sorted_by(self, positions: Integers, length: int, are_keys: bool) -> Integers:
         return self._codes(self._fields(positions, self.shift if are_keys else 0), length)
 
     def candidates(

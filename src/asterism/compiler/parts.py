@@ -167,8 +167,8 @@ class SortedPart(Layout):
 
     def orders(self, query_offset: int, n_queries: int, n_keys: int, tile: int) -> tuple[Tiles, Tiles]:
         queries, keys = np.arange(query_offset, query_offset + n_queries), np.arange(n_keys)
-        asked = self.whole.rank(self.part.queries.places(queries), self.part.length, False)
-        read = self.whole.rank(self.part.keys.places(keys), self.part.length, True)
+        asked = self.whole.sorted_by(self.part.queries.places(queries), self.part.length, False)
+        read = self.whole.sorted_by(self.part.keys.places(keys), self.part.length, True)
         queries, keys = queries[np.argsort(asked, kind="stable")], keys[np.argsort(read, kind="stable")]
         return Tiles.cut(queries, tile, 0), Tiles.cut(keys, tile, 0)
 

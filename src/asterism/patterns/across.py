@@ -50,10 +50,10 @@ class Across(Moved):
         own = self.inner.signature(self.places(q_first), k_first)
         if own is None or self.step.denominator == 1:
             return own
-        # Where the places of a tile lie follows from the first one and from what its floor cut off. Ranks, because the
-        # numbers may be too large for a product.
-        ranks: Integers = np.unique(own, return_inverse=True)[1]
-        return ranks * self.step.denominator + q_first * self.step.numerator % self.step.denominator
+        # Where the places of a tile lie follows from the first one and from what its floor cut off. Distinct signatures
+        # are counted, because the signatures themselves may be too large for a product.
+        counted: Integers = np.unique(own, return_inverse=True)[1]
+        return counted * self.step.denominator + q_first * self.step.numerator % self.step.denominator
 
     def _placed(self, queries: Tokens) -> Tokens:
         return Tokens(self.places(queries.first), self.places(queries.last), self._step_of_places(queries.step))
