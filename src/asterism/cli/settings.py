@@ -33,9 +33,9 @@ def train_and_tell(config: AnyConfig, folder: str, *, resume: bool, as_json: boo
         report = training.train(config, folder, resume=resume)
     except KeyboardInterrupt:
         if Path(folder, "run.json").exists() and not is_follower():
-            mesh = f" --parallel {config.parallel}" if config.parallel else ""
+            parallel = f" --parallel {config.parallel}" if config.parallel else ""
             started = f", in {launched()} processes or in any other mesh" if launched() > 1 else ""
-            print(f"resume with: asterism {config.kind} --folder {folder} --resume{mesh}{started}", file=sys.stderr)
+            print(f"resume with: asterism {config.kind} --folder {folder} --resume{parallel}{started}", file=sys.stderr)
         raise
     if is_follower():
         return
