@@ -247,8 +247,8 @@ def _folder(run: Run | str | Path) -> RunFolder:
 @contextmanager
 def _opened_by_all(run: Run | str | Path, parallel: str, dense_exchange: bool) -> Iterator[tuple[Run, Processes]]:
     """The run as all processes have opened it, and these processes, whatever those of training did."""
-    mesh = replace(_folder(run).read_config(), parallel=parallel, dense_exchange=dense_exchange)
-    with quiet_transformers(), joined(mesh) as processes:
+    config = replace(_folder(run).read_config(), parallel=parallel, dense_exchange=dense_exchange)
+    with quiet_transformers(), joined(config) as processes:
         with processes.agreed():
             opened = run if isinstance(run, Run) else open_run(run)
         yield opened, processes

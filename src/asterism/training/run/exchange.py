@@ -49,23 +49,23 @@ def refuse_dropout(shape: PreTrainedConfig, processes: Processes) -> None:
             )
 
 
-def _layers(shape: PreTrainedConfig, longest: Sequence[int], ranks: int) -> Iterable[Layer]:
+def _layers(shape: PreTrainedConfig, longest: Sequence[int], devices: int) -> Iterable[Layer]:
     if not isinstance(shape, AsterismConfig):
         layers: int = shape.num_hidden_layers
-        own = Shards.even(longest[0], ranks)
+        own = Shards.even(longest[0], devices)
         return [(pattern, own, own) for pattern in read_patterns(shape.asterism_pattern, layers)]
     if not shape.is_encoder_decoder:
-        return _of_stack(shape, longest[0], ranks)
-    source, target = (Shards.even(tokens, ranks) for tokens in longest)
+        return _of_stack(shape, longest[0], devices)
+    source, target = (Shards.even(tokens, devices) for tokens in longest)
     return [
-        *_of_stack(shape.encoder_config(), longest[0], ranks),
-        *_of_stack(shape.decoder_config(), longest[1], ranks),
+        *_of_stack(shape.encoder_config(), longest[0], devices),
+        *_of_stack(shape.decoder_config(), longest[1], devices),
         *((pattern, target, source) for pattern in shape.cross_patterns()),
     ]
 
 
-def _of_stack(shape: AsterismConfig, tokens: int, ranks: int) -> list[Layer]:
-    front, *rest = Shards.even(tokens, ranks).sizes
+def _of_stack(shape: AsterismConfig, tokens: int, devices: int) -> list[Layer]:
+    front, *rest = Shards.even(tokens, devices).sizes
     own = Shards.of_sizes((front + shape.global_tokens, *rest))
     mixers = shape.layer_mixers() if shape.relative_span is None else shape.layer_patterns()
     return [(mixer, own, own) for mixer in mixers if isinstance(mixer, Pattern)]
