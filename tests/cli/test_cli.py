@@ -25,6 +25,8 @@ def test_train_evaluate_generate(run: Run, text_file: Path, tmp_path: Path):
     assert "step 3" in trained.err
     evaluated = run("evaluate", folder, "--minimum-context", "0", "16", "--limit", "1000")
     assert [line.split()[0] for line in evaluated.out.splitlines()[2:4]] == ["0", "16"]
+    flag_first = run("evaluate", "--limit", "1000", "--minimum-context", "0", "16", folder)
+    assert flag_first == evaluated
     generated = run("generate", folder, "--prompt", "the ", "--length", "7", "--temperature", "0")
     assert len(generated.out) == 11
     assert generated.out.startswith("the ")

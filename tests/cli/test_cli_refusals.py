@@ -187,3 +187,13 @@ def test_requests_beyond_the_model(run: Run, tiny_run: Path):
     )
     refuses(run("evaluate", tiny_run, "--minimum-context", "1025"), 2, "1025 is not between 0 and the model's context")
     refuses(run("evaluate", tiny_run, "--data", "/dev/null"), 3, "neither a file nor a folder")
+
+
+def test_a_folder_behind_a_flag_of_several_values_is_the_run(run: Run, tiny_run: Path, tmp_path: Path):
+    """A flag of several values takes all words behind it; one that is a folder is no value of it."""
+    words = "generate", "--output", tmp_path / "x.txt", "--label", "1", "2"
+    assert "required: RUN" in run(*words).err
+    assert run(*words, tiny_run) == run(words[0], tiny_run, *words[1:])
+    assert "required: RUN" not in run(*words, tiny_run).err
+    data = "evaluate", "--minimum-context", "0", "--data", tmp_path
+    refuses(run(*data), 2, "the following arguments are required: RUN")

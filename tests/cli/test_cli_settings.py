@@ -1,5 +1,6 @@
 """Recipe, file and flags fill one configuration, and help explains all of it."""
 
+import re
 from dataclasses import fields
 from pathlib import Path
 
@@ -49,3 +50,31 @@ def test_the_printed_configuration_reads_back(run: Run, tmp_path: Path, name: st
     file.write_text(run("train", "--recipe", name, "--print-config").out)
     assert read_arguments(["--config", str(file)])[1] == recipe(name)
     assert read_arguments(["--recipe", name])[1] == recipe(name)
+
+
+def test_steps_alone_lift_the_limit_of_time(tmp_path: Path):
+    """`--steps 100000` is a run of so many steps, not of the ten minutes of the recipe."""
+    assert recipe("bytes-small").minutes == 10
+    assert read_arguments([])[1].minutes == 10
+    assert read_arguments(["--steps", "100000"])[1].minutes is None
+    assert read_arguments(["--steps=100000", "--minutes", "5"])[1].minutes == 5
+    assert read_arguments(["--steps", str(RunConfig(recipe="").steps)])[1].minutes is None
+    for text, minutes in (("steps: 9", None), ("steps: 9\nminutes: 3", 3), ("minutes: 3", 3), ("seed: 1", 10)):
+        (tmp_path / "settings.yaml").write_text(text)
+        assert read_arguments(["--config", str(tmp_path / "settings.yaml")])[1].minutes == minutes, text
+
+
+@pytest.mark.parametrize("verb", ["train", "finetune"])
+def test_help_tells_a_default_once_and_switches_without_values(run: Run, verb: str):
+    shown = " ".join(run(verb, "--help").out.split())
+    assert re.search(r"--folder RUN where the run is written \(default: runs/\S+\) --", shown)
+    assert re.search(r"by default [^()]*\(type: [^()]*\bnull\)", shown)
+    assert not re.search(r"by default [^()]*\(type: [^()]*\bnull, default: null\)", shown)
+    assert "--gradient-checkpointing [{true,false}] " in shown
+
+
+def test_help_shows_what_a_recipe_sets_in_place_of_a_default(run: Run):
+    shown = " ".join(run("train", "--recipe", "bigbird-itc-large", "--help").out.split())
+    assert (
+        "by default 256, the bytes, in a run as many as its tokenizer has (type: int | null, default: 50358)" in shown
+    )

@@ -56,7 +56,7 @@ def test_refusal_names_bytes_and_what_to_do():
     assert text == (
         f"'dense()' over 4 ranks would move {bytes_of_ulysses:,} bytes from or to one rank in each forward pass, where"
         f" bringing it every key takes {bytes_of_all_keys:,}: use a sparser pattern or longer sequences, or"
-        " ask for it: dense_exchange=True (a run: --dense-exchange true)"
+        " ask for it: dense_exchange=True (a run: --dense-exchange)"
     )
 
 

@@ -28,7 +28,7 @@ VERBS = {
     "simulate": "run a Turing machine as a transformer, in exact arithmetic, and check every step",
     "train": "train a model from a recipe; show progress and bits per byte; save it",
     "finetune": "teach a pretrained model to label, tag, answer questions, summarize, or translate",
-    "evaluate": "measure a trained model in bits per byte",
+    "evaluate": "score a trained model on data that it has not seen",
     "predict": "label, tag, answer or write for the examples of a file with a fine-tuned model",
     "generate": "continue a prompt with a trained model",
     "import": "convert a Hugging Face checkpoint to an Asterism model, longer and sparser on request",

@@ -32,9 +32,10 @@ def add_record(parser: Parser, when: str) -> None:
 
 @contextmanager
 def written_whole(path: Path) -> Iterator[Path]:
-    """A name beside `path` to write to; it takes the name `path` when the body ends, and is removed if it fails.
+    """A name next to `path` to write to; it takes the name `path` when the body ends, and is removed if it fails.
 
-    The suffix stays the last part of the name, because matplotlib reads the format off it.
+    The suffix stays the last part of the name, because matplotlib reads the format off it. Unlike the files of a run
+    (`files.py`), a picture or a record can be made again: it is not flushed to the disk, and torch is not needed.
     """
     unfinished = path.with_name(f".{path.stem}.{os.getpid()}{path.suffix}")
     try:

@@ -4,9 +4,13 @@ import argparse
 import json
 import sys
 from collections.abc import Callable, Collection, Iterable, Sequence
+from pathlib import Path
 from typing import Any, NoReturn
 
 from asterism.errors import AsterismError, nearest
+
+SWITCH = "[{true,false}]"
+"""How help shows the value of a flag that is a switch."""
 
 
 class UsageError(AsterismError):
@@ -30,9 +34,17 @@ class Parser(argparse.ArgumentParser):
 
     def parse(self, argv: Sequence[str]) -> argparse.Namespace:
         """The arguments. Raises UsageError, also for flags that the verb does not know."""
-        arguments, unknown = self.parse_known_args(with_values(argv, ["--dense-exchange"]))
+        arguments, unknown = self.parse_known_args(with_values(self._folder_first(argv), ["--dense-exchange"]))
         refuse_unknown(unknown, self._option_string_actions)
         return arguments
+
+    def _folder_first(self, words: Sequence[str]) -> Sequence[str]:
+        """`--label 1 2 RUN` as `RUN --label 1 2`: a flag of several values would take the folder for one of them."""
+        flags = [word for word in words if word.startswith("-")]
+        last = self._option_string_actions.get(flags[-1]) if flags and words[0] in flags else None
+        if last is None or last.nargs != "+" or not Path(words[-1]).is_dir():
+            return words
+        return [words[-1], *words[:-1]]
 
     def options(self, argv: Sequence[str]) -> tuple[dict[str, Any], bool]:
         """The arguments by name, for a function whose parameters the flags are, and whether to print JSON."""
@@ -50,7 +62,7 @@ def add_dense_exchange(parser: argparse.ArgumentParser) -> None:
         "--dense-exchange",
         type=_true_or_false,
         default=False,
-        metavar="{true,false}",
+        metavar=SWITCH,
         help="with cp, compute also patterns for which as much moves between processes as for dense attention",
     )
 

@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 from jsonargparse import ArgumentParser, DefaultHelpFormatter
 
 from asterism import training
-from asterism.cli.parser import UsageError, print_json, refuse_unknown, with_values
+from asterism.cli.parser import SWITCH, UsageError, print_json, refuse_unknown, with_values
 from asterism.cli.settings_file import check_settings_file
 from asterism.cli.told import is_follower, launched
 from asterism.errors import ConfigurationError, nearest
@@ -80,6 +80,13 @@ def recorded(folder: str, kind: type[Config]) -> Config:
 class _Formatter(DefaultHelpFormatter, argparse.RawDescriptionHelpFormatter):
     """jsonargparse's types and defaults; description and example as they are written."""
 
+    def _expand_help(self, action: argparse.Action) -> str:
+        """Without `default: null` where the meaning says what the default is."""
+        text = super()._expand_help(action)
+        if "default" not in (action.help or "").lower():
+            return text
+        return re.sub(r"(, | \()default: (null)?\)$", lambda found: ")" if found[1] == ", " else "", text)
+
 
 class SettingsParser(ArgumentParser):
     """jsonargparse's parser of one verb; its help shows flags with dashes, as they are written on the command line."""
@@ -110,7 +117,8 @@ class SettingsParser(ArgumentParser):
         self.set_defaults(dict(defaults))
 
     def format_help(self) -> str:
-        return re.sub(r"--[a-z_.]+", lambda flag: _dashed(flag.group()), super().format_help())
+        text = re.sub(r"--[a-z_.]+", lambda flag: _dashed(flag.group()), super().format_help())
+        return text.replace("{true,false}", SWITCH)
 
     def parse(self, words: Sequence[str]) -> dict[str, Any]:
         """The values of all flags; flags override the file, wherever they stand. Raises UsageError."""

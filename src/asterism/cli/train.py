@@ -1,13 +1,16 @@
 """asterism train: train a model from a recipe, a YAML file and flags, or say what that would cost.
 
 A recipe gives every setting; --config overrides the recipe, and flags override both, wherever they stand. All three
-fill the same configuration, whose fields are the flags below. With --init-from, a model that is there is trained on.
+fill the same configuration, whose fields are the flags below. --steps without --minutes lifts the recipe's limit of
+time. With --init-from, the training of a model continues.
 """
 
 import argparse
-from collections.abc import Sequence
+import textwrap
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from inspect import getdoc
+from typing import Any
 
 from asterism.cli.parser import print_json
 from asterism.cli.settings import SettingsParser, recorded, require_what_it_names, train_and_tell, underscored
@@ -90,18 +93,24 @@ def read_arguments(argv: Sequence[str]) -> tuple[argparse.Namespace, RunConfig]:
     """
     words = [underscored(word) for word in argv]
     without_exits = [word for word in words if word not in ("-h", "--help") and not word.startswith("--print_config")]
-    asked = _parser(RunConfig(recipe="")).parse(without_exits)
+    asked = _parser(asdict(RunConfig(recipe="")) | {"steps": _NOT_GIVEN}).parse(without_exits)
     name = asked["recipe"] or OBJECTIVES[asked["objective"]].recipe
     folder = asked["folder"] or f"runs/{name}"
     base = recorded(folder, RunConfig) if asked["resume"] else recipe(name)
     if asked["init_from"] and not asked["resume"]:
         base = replace(base, init_from=asked["init_from"], model=ModelConfig(), tokenizer=RunConfig.tokenizer)
-    values = _parser(base).parse(words)
+    if asked["steps"] != _NOT_GIVEN and asked["minutes"] is None and not asked["resume"]:
+        base = replace(base, minutes=None)  # else a run of 100,000 steps would end with the ten minutes of its recipe
+    values = _parser(asdict(base)).parse(words)
     own = {name: values.pop(name) for name in ("dry_run", "resume", "json", "folder", "config")}
     return argparse.Namespace(**own | {"folder": folder}), config_from_dict(RunConfig.kind, values)
 
 
-def _parser(base: RunConfig) -> SettingsParser:
+_NOT_GIVEN = 0
+"""No run has so many steps."""
+
+
+def _parser(defaults: Mapping[str, Any]) -> SettingsParser:
     parser = SettingsParser(
         "train",
         "[--recipe NAME] [--data PATH] [--folder RUN] [--dry-run] [--resume] [SETTING ...]",
@@ -111,9 +120,6 @@ def _parser(base: RunConfig) -> SettingsParser:
     parser.add_argument("--folder", metavar="RUN", help="where the run is written (default: runs/RECIPE)")
     parser.add_argument("--dry_run", action="store_true", help="print parameters, FLOPs, memory, time; train nothing")
     parser.add_argument("--resume", action="store_true", help="go on with the run in the folder, with its settings")
-    titles = {
-        "RunConfig": f"settings of the run (recipes: {', '.join(RECIPES)})",
-        "model": "settings of the model",
-    }
-    parser.add_settings(RunConfig, titles, asdict(base))
+    known = textwrap.fill(f"settings of the run; recipes: {', '.join(RECIPES)}", 80, break_on_hyphens=False)
+    parser.add_settings(RunConfig, {"RunConfig": known, "model": "settings of the model"}, defaults)
     return parser

@@ -35,7 +35,7 @@ def refusal(plan: Communication, shape: RowShape) -> str:
     return (
         f"{shown(str(plan.pattern))} over {plan.devices} ranks would move {moved:,} bytes from or to one rank in each"
         f" forward pass, where bringing it every key takes {everything:,}: use a sparser pattern or longer sequences,"
-        " or ask for it: dense_exchange=True (a run: --dense-exchange true)"
+        " or ask for it: dense_exchange=True (a run: --dense-exchange)"
     )
 
 
@@ -88,7 +88,7 @@ def describe(plan: Communication, shape: RowShape) -> str:
     if plan.is_dense:
         lines.append(
             "dense:     no way that uses this pattern moves less than bringing every key to every rank; a run is"
-            " refused unless --dense-exchange true asks for it"
+            " refused unless --dense-exchange asks for it"
         )
     return "\n".join(lines)
 

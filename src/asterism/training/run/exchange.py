@@ -45,7 +45,7 @@ def refuse_dropout(shape: PreTrainedConfig, processes: Processes) -> None:
         if getattr(shape, name, None):
             raise ConfigurationError(
                 f"parallel: {name} goes by the numbers of all tokens, so with cp every process needs every key: set it"
-                " to 0 in the model, or ask for it: --dense-exchange true"
+                " to 0 in the model, or ask for it: --dense-exchange"
             )
 
 
