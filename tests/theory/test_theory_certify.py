@@ -5,31 +5,29 @@ import json
 import math
 import time
 
-import networkx as nx
 import numpy as np
 import oracle
 import pytest
 
 pytest.importorskip("scipy")
 
+from small_graphs import certify_matrices, graph_of, hops_of
+
 from asterism import patterns
 from asterism.cli.main import main
-from asterism.errors import AsterismError, CertificateError, PatternError
+from asterism.errors import AsterismError, CertificateError
 from asterism.theory import Certificate, certify
-from asterism.theory.certificates.graph import Graph, read_graph
+from asterism.theory.certificates.graph import read_graph
 from asterism.theory.certificates.hamiltonian import (
-    EXACT,
     Exhausted,
     PathSearch,
     Separator,
     TooFewPredecessors,
     Unconnected,
-    exact_path,
     find_path,
     is_path,
 )
-from asterism.theory.certificates.reach import find_reach, first_layers
-from asterism.theory.certificates.small_world import compare, measure, random_graph, ring
+from asterism.theory.certificates.reach import find_reach
 from asterism.theory.certificates.universality import find_hub
 from asterism.theory.certificates.witnesses import Hub, MissingLoop, Never, Reach
 
@@ -39,10 +37,6 @@ CAUSAL = ("causal()", "strided(8)", "fixed(8, summary=2)", "sinks(2, 4)", "bigbi
 def cycle(text: str) -> patterns.Schedule:
     """The parts of a published pattern, layer by layer."""
     return patterns.interleave(*patterns.parse(text).parts)
-
-
-def graph_of(dense: np.ndarray) -> Graph:
-    return Graph.of_pairs(len(dense), *np.nonzero(dense))
 
 
 # --- independent definitions, by brute force on boolean matrices ------------------------------------------------------
@@ -67,19 +61,6 @@ def has_path(union: np.ndarray) -> bool:
     return any(extend(token, tokens - {token}) for token in tokens)
 
 
-def hops_of(cycle: list[np.ndarray]) -> int | None:
-    """The least number of layers after which all pairs are connected; None once the layers repeat."""
-    state, seen = np.eye(len(cycle[0]), dtype=int), set()
-    for number in itertools.count():
-        if number % len(cycle) == 0:
-            if state.tobytes() in seen:
-                return None
-            seen.add(state.tobytes())
-        state = (cycle[number % len(cycle)].astype(int) @ state > 0).astype(int)
-        if state.all():
-            return number + 1
-
-
 def agrees(cycle: list[np.ndarray], certificate: Certificate) -> None:
     loops = all(dense.diagonal().all() for dense in cycle)
     path, hops = has_path(np.logical_or.reduce(cycle)), hops_of(cycle)
@@ -87,10 +68,6 @@ def agrees(cycle: list[np.ndarray], certificate: Certificate) -> None:
     assert found == (any(map(has_star, cycle)), loops, path, hops), (cycle, certificate)
     assert certificate.full_reach == (hops is not None)
     assert certificate.yun == (loops and path and hops is not None)
-
-
-def certify_matrices(*cycle: np.ndarray) -> Certificate:
-    return certify(patterns.interleave(*map(patterns.explicit, cycle)), len(cycle[0]))
 
 
 def matrices(n: int) -> np.ndarray:
@@ -293,299 +270,6 @@ def test_a_star_in_one_pattern_of_a_cycle_is_enough():
     certificate = certify(patterns.interleave(patterns.window(1, 1), patterns.star()), 16)
     assert certificate.hub == Hub(1, 0, 0)
     assert "hub 0 of pattern 2" in certificate.explain()
-
-
-# --- reach ------------------------------------------------------------------------------------------------------------
-
-
-def test_the_order_of_the_cycle_matters():
-    """S^t unites S^(t-1) over the keys of pattern t: the last layer is the one applied last."""
-    first, second = np.eye(3, dtype=bool), np.eye(3, dtype=bool)
-    first[1, 0] = second[2, 1] = True
-    layers = first_layers([graph_of(first), graph_of(second)], 3, 4)
-    assert layers[2, 0] == 2  # 1 reads 0, then 2 reads 1
-    layers = first_layers([graph_of(second), graph_of(first)], 3, 4)
-    assert layers[2, 0] == 3
-
-
-def test_reach_without_self_loops_may_repeat_for_ever():
-    ring_of_5 = np.roll(np.eye(5, dtype=bool), 1, axis=1)
-    certificate = certify_matrices(ring_of_5)
-    assert (certificate.hops, certificate.full_reach, certificate.reach.never) == (None, False, None)
-    assert certificate.reach.repeats
-    assert "never connect all pairs at once" in certificate.explain()
-    assert "the layers repeat and never connect all pairs at once" in certificate.check()[-1]
-
-
-def test_reach_of_long_sequences_is_followed_in_blocks():
-    """More keys than a block holds: the same as from boolean matrices."""
-    n = 1100
-    pattern = patterns.blocks(40) | patterns.columns(90, first=7)
-    certificate = certify(patterns.interleave(pattern, patterns.window(20, 3)), n)
-    parts = [pattern.dense(n)[0], patterns.window(20, 3).dense(n)[0]]
-    state, shares = np.eye(n, dtype=np.float32), []
-    while not state.all():
-        state = (parts[len(shares) % 2].astype(np.float32) @ state > 0).astype(np.float32)
-        shares.append(state.mean(dtype=np.float64))
-    assert certificate.hops == len(shares)
-    np.testing.assert_allclose(certificate.reach.fractions, shares, rtol=1e-12)
-
-
-def test_first_layers_of_a_window():
-    tokens = np.arange(12)
-    distance = np.abs(tokens[:, None] - tokens)
-    exact = np.maximum(-(-distance // 2), 1)
-    graphs = [read_graph(patterns.window(2, 2), 12)]
-    assert (first_layers(graphs, 12, 6) == exact).all()
-    assert (first_layers(graphs, 4, 6) == exact.reshape(4, 3, 4, 3).max(axis=(1, 3))).all()
-    assert (first_layers(graphs, 12, 2) == np.where(exact > 2, 0, exact)).all()
-
-
-# --- graphs -----------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        "dense()",
-        "causal()",
-        "stride(3)",
-        "bigbird(block=3, heads=2)",
-        "yun_strided(5)",
-        "fixed(4, 2)",
-        "star_transformer()",
-    ],
-)
-@pytest.mark.parametrize("n", [1, 7, 70])
-def test_a_graph_is_the_dense_picture(text: str, n: int):
-    pattern = patterns.parse(text)
-    for head in range(pattern.heads):
-        dense, graph, tokens = pattern.dense(n)[head], read_graph(pattern, n, head), np.arange(n)
-        assert (graph.has(tokens[:, None], tokens) == dense).all()
-        assert (graph.transposed.has(tokens[:, None], tokens) == dense.T).all()
-        assert (graph.complement.has(tokens[:, None], tokens) == ~dense).all()
-        both = (dense | dense.T) & ~np.eye(n, dtype=bool)
-        assert (graph.undirected.has(tokens[:, None], tokens) == both).all()
-        assert (graph.out_degrees == dense.sum(axis=1)).all()
-        assert (graph.in_degrees == dense.sum(axis=0)).all()
-        assert all((graph.keys(token) == np.flatnonzero(dense[token])).all() for token in tokens)
-
-
-def test_a_dense_row_is_one_run():
-    assert len(read_graph(patterns.dense(), 5000).reads.starts) == 5000
-
-
-@pytest.mark.parametrize(
-    ("text", "n"),
-    [("bigbird(block=4)", 60), ("star()", 40), ("yun_strided(5)", 50), ("stride(3)", 21), ("random_blocks(2, 2)", 70)],
-)
-def test_small_world_figures_agree_with_networkx(text: str, n: int):
-    graph = read_graph(patterns.parse(text), n).undirected
-    figures = measure(graph)
-    theirs = nx.Graph(zip(*(column.tolist() for column in graph.pairs()), strict=True))
-    paths = [d for _, lengths in nx.all_pairs_shortest_path_length(theirs) for d in lengths.values() if d]
-    assert figures.path_length == pytest.approx(np.mean(paths))
-    assert figures.connected == pytest.approx(len(paths) / (n * (n - 1)))
-    assert figures.clustering == pytest.approx(nx.average_clustering(theirs))
-    assert figures.spectral_gap == pytest.approx(sorted(nx.normalized_laplacian_spectrum(theirs))[1], abs=1e-9)
-
-
-def test_spectral_gap_of_a_ring_too_long_for_a_matrix():
-    n = 1500
-    figures = measure(ring(n, 2 * n))
-    eigenvalue = (math.cos(2 * math.pi / n) + math.cos(4 * math.pi / n)) / 2
-    assert figures.spectral_gap == pytest.approx(1 - eigenvalue, abs=1e-6)
-    assert figures.clustering == pytest.approx(0.5)
-
-
-@pytest.mark.parametrize("n", [2, 3, 6, 9, 12])
-def test_relatives_have_as_many_edges(n: int):
-    for edges in range(n * (n - 1) // 2 + 1):
-        for graph in (ring(n, edges), random_graph(n, edges)):
-            assert graph.edges == 2 * edges
-            assert not graph.loops.any()
-
-
-def test_fewer_tokens_are_looked_at_where_each_takes_long(monkeypatch: pytest.MonkeyPatch):
-    """The same number in all three graphs, and said so."""
-    graph = read_graph(patterns.stride(8), 600)
-    full = compare(graph)
-    monkeypatch.setattr("asterism.theory.certificates.small_world.WORK", 2**19)
-    world = compare(graph)
-    assert full.pattern.sample == 256
-    assert 10 < world.pattern.sample == world.random.sample == world.ring.sample < 256
-    assert world.pattern.clustering == pytest.approx(full.pattern.clustering)
-
-
-def test_bigbird_is_a_small_world():
-    world = certify("bigbird(block=8)", 512).small_world
-    assert world.pattern.path_length < 0.8 * world.ring.path_length
-    assert world.pattern.clustering > 2 * world.random.clustering
-    assert world.pattern.spectral_gap > 2 * world.ring.spectral_gap
-
-
-# --- Hamiltonian paths ------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("text", "n", "found_by"),
-    [
-        ("window(right=3)", 50, "the reversed order"),
-        ("longformer(8, dilation=3, globals=(0, 5))", 200, "pieces in their natural order, joined by hubs"),
-        ("bigbird(block=64, window=1, random=0)", 200, "pieces in their natural order, joined by hubs"),
-        ("stride(3) | columns(8)", 20, "all sets of tokens"),
-        ("stride(3) | columns(8)", 200, "rotations per token"),
-        ("~window(2, 2)", 60, "rotations per token"),
-        ("yun_random(12)", 400, "joining the cycles"),
-    ],
-)
-def test_paths_are_found(text: str, n: int, found_by: str):
-    graph = read_graph(patterns.parse(text), n)
-    search = find_path(graph)
-    assert found_by in search.tried[-1]
-    assert is_path(graph, search.path)
-
-
-def test_a_path_that_only_grows_takes_work_by_its_edges(monkeypatch):
-    """600 tokens with 595 neighbours each: 357,000 numbers and 600 small steps."""
-    monkeypatch.setattr("asterism.theory.certificates.hamiltonian.WORK", 2**20)
-    search = find_path(read_graph(patterns.parse("~window(2, 2)"), 600))
-    assert "rotations per token" in search.tried[-1] and search.path is not None
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        "strided(8)",
-        "fixed(8)",
-        "bigbird(block=4)",
-        "bigbird_etc(block=4)",
-        "bigbird_causal(block=4)",
-        "longformer(8)",
-        "longformer(8, dilation=2)",
-        "sinks(4, 8)",
-        "star_transformer()",
-        "yun_strided(8)",
-        "yun_fixed(7)",
-        "yun_star()",
-        "yun_window(4)",
-    ],
-)
-def test_published_patterns_have_closed_forms(text: str):
-    """All but yun_random, and the bare star, which has no path."""
-    search = find_path(read_graph(patterns.parse(text), 100))
-    assert search.path is not None
-    assert len(search.tried) <= 3 and "order" in search.tried[-1]
-
-
-@pytest.mark.parametrize(
-    ("text", "n", "kind"),
-    [
-        ("star()", 200, Separator),
-        ("stride(3)", 200, Separator),
-        ("bigbird(block=8, window=1, random=0)", 200, Separator),
-        ("window(2, dilation=2) | global_keys(0)", 200, TooFewPredecessors),
-        ("blocks(5) | global_queries(7)", 5 * 8, Separator),
-        ("columns(4) | window()", 30, Separator),
-    ],
-)
-def test_obstructions_are_proved(text: str, n: int, kind: type):
-    certificate = certify(text, n)
-    assert certificate.hamiltonian_path is False
-    assert isinstance(certificate.path.obstruction, kind)
-    assert any("no Hamiltonian path" in line for line in certificate.check())
-
-
-def test_two_tokens_that_never_depend_on_each_other():
-    """Two rings that read a third one: connected, with a cycle cover, and yet no path."""
-    dense = np.kron(np.eye(3, dtype=bool), np.roll(np.eye(10, dtype=bool), 1, axis=1))
-    dense[0, 20] = dense[10, 20] = dense[20, 21] = dense[3, 22] = dense[14, 25] = dense[5, 24] = dense[16, 28] = True
-    certificate = certify_matrices(dense)
-    assert isinstance(certificate.path.obstruction, Unconnected)
-    certificate.check()
-
-
-def gadgets() -> nx.Graph:
-    """Four copies of the Petersen graph without a token, joined like the tokens of K4: 36 tokens and no path.
-
-    A copy without an end of the path is passed in one go, from one of its three doors to another; that would close to a
-    Hamiltonian cycle of the Petersen graph, which has none. Only two copies can hold an end.
-    """
-    doors, graph = list(nx.petersen_graph().neighbors(9)), nx.Graph()
-    copy = nx.petersen_graph().subgraph(range(9))
-    for number in range(4):
-        graph.update(nx.relabel_nodes(copy, {token: (number, token) for token in copy}))
-    for first, second in itertools.combinations(range(4), 2):
-        graph.add_edge((first, doors[second - 1]), (second, doors[first]))
-    return nx.convert_node_labels_to_integers(graph)
-
-
-def test_not_decided_is_said_with_what_was_tried():
-    theirs = nx.petersen_graph().subgraph(range(9))
-    for first, last in itertools.combinations(nx.petersen_graph().neighbors(9), 2):
-        assert max(map(len, nx.all_simple_paths(theirs, first, last))) < 9
-    assert {degree for _, degree in gadgets().degree} == {3}
-    certificate = certify_matrices((nx.to_numpy_array(gadgets()) > 0) | np.eye(36, dtype=bool))
-    assert (certificate.yun, certificate.hamiltonian_path, certificate.full_reach) == (None, None, True)
-    assert certificate.path.left_out == ()
-    tried = "; ".join(certificate.path.tried)
-    for what in ("natural order", "separators", "too few predecessors", "never depend", "rotations", "matchings"):
-        assert what in tried
-    assert f"2 Hamiltonian path in the union   not decided  tried {tried}\n" in certificate.explain()
-    assert "Hamiltonian path: nothing was claimed" in certificate.check()
-    assert certificate.summary()["yun"] is None
-
-
-def test_what_too_many_edges_leave_out_is_not_said_to_be_tried(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("asterism.theory.certificates.hamiltonian._SEARCHED_EDGES", 100)
-    certificate = certify("stride(3) | columns(8)", 200)
-    tried, left_out = certificate.path.tried, certificate.path.left_out
-    assert [name for name in tried if "separators" in name] == [tried[-1]]
-    assert len(left_out) == 4 and not {*tried} & {*left_out}
-    assert certificate.hamiltonian_path is None
-    assert (
-        f"tried {'; '.join(tried)}; skipped, because the graph has too many edges: {'; '.join(left_out)}"
-        in certificate.explain()
-    )
-    assert certificate.summary()["left_out"] == list(left_out)
-
-
-def wielandt(n: int) -> np.ndarray:
-    """A ring with a shortcut of one token: full reach takes (n - 1)^2 + 1 layers, the most that there can be."""
-    dense = np.roll(np.eye(n, dtype=bool), 1, axis=1)
-    dense[n - 1, 1] = True
-    return dense
-
-
-def test_reach_that_is_not_decided():
-    """Without self loops: layers followed without end, and a token that reads nothing in one pattern of a cycle."""
-    assert hops_of([wielandt(8)]) == 50
-    empty_row = patterns.interleave(patterns.dense(), patterns.dense() & ~patterns.global_queries(3))
-    for certificate in (certify_matrices(wielandt(100)), certify(empty_row, 1100)):
-        assert (certificate.hops, certificate.full_reach, certificate.self_loops) == (None, None, False)
-        assert "3 every token reached             not decided" in certificate.explain()
-        assert certificate.check()[-1] == "reach: nothing was claimed"
-
-
-def test_a_search_without_result_lists_what_was_tried():
-    theirs = nx.random_regular_graph(3, 300, seed=1)
-    search = find_path(graph_of(nx.to_numpy_array(theirs) > 0))
-    assert search.obstruction is None
-    assert search.path is None or is_path(graph_of(nx.to_numpy_array(theirs) > 0), search.path)
-    assert [name for name in search.tried if "rotations" in name]
-
-
-def test_exact_search_is_refused_above_its_limit():
-    with pytest.raises(PatternError, match=rf"all 2\^n sets of tokens: {EXACT + 1} tokens are too many"):
-        exact_path(read_graph(patterns.window(1, 1), EXACT + 1))
-
-
-def test_exact_search_finds_what_no_closed_form_does():
-    petersen = nx.to_numpy_array(nx.petersen_graph()) > 0
-    assert is_path(graph_of(petersen), exact_path(graph_of(petersen)))
-    theta = nx.Graph([(0, a) for a in (2, 4, 6)] + [(2, 3), (4, 5), (6, 7)])  # a spider with three legs
-    dense = nx.to_numpy_array(theta, nodelist=[0, 2, 3, 4, 5, 6, 7]) > 0
-    assert exact_path(graph_of(dense)) is None
 
 
 # --- checkers ---------------------------------------------------------------------------------------------------------
