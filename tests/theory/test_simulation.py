@@ -23,7 +23,7 @@ from asterism.theory.machines.full_decoder import full_decoder
 from asterism.theory.machines.hardmax import EXACT, Attention, Decoder, HardmaxFeedForward, Hidden, LinearMap, Vector
 from asterism.theory.machines.machine import sample_names
 from asterism.theory.machines.normal_form import normalise
-from asterism.theory.machines.simulation import Disagreement, MachineRun, Step, first_wrong_time, prepare
+from asterism.theory.machines.simulation import Disagreement, MachineRun, Step, prepare
 from asterism.theory.machines.sparse_decoder import (
     block,
     decoder_pattern,
@@ -361,6 +361,11 @@ def test_a_wrong_interpreter_is_noticed():
 
 
 # --- where rounding goes wrong ---------------------------------------------------------------------------------------
+
+
+def first_wrong_time(*machine: str, steps: int, **options: str) -> int | None:
+    wrong = simulate(*machine, steps=steps, **options).wrong
+    return None if wrong is None else wrong.time
 
 
 def test_float32_goes_wrong_where_the_sparse_construction_does_not():

@@ -16,7 +16,7 @@ estimated from seeded uniform samples, with its standard error.
 
 import math
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import cached_property
@@ -33,6 +33,7 @@ from asterism.theory.approximation.contextual import (
     ContextualMapping,
     count_star_layers,
     count_yun_layers,
+    grid,
     read_delta,
     star_mapping,
     yun_mapping,
@@ -193,7 +194,9 @@ class Approximation:
         """The value [outputs] of every code of the grid, and the largest number met on the way to the codes."""
         table: dict[int, Floats] = {}
         largest = 0
-        for cells in _grid(self.steps, self.n, self.mapping.d):
+        for start in range(0, self.price.inputs, _CHUNK):
+            numbers = np.arange(start, min(start + _CHUNK, self.price.inputs))
+            cells = grid(self.steps, self.n, self.mapping.d, numbers)
             codes, number = trace_largest(self.mapping, cells)
             largest = max(largest, number)
             for row, tokens in zip(codes[:, self.positions].tolist(), self._values(cells), strict=True):
@@ -388,14 +391,6 @@ def _memory_left() -> int:
 def _cells(inputs: Floats, steps: int) -> Integers:
     """The cell of each feature: how many of the thresholds 1/steps, 2/steps, ... are not above it."""
     return np.searchsorted(np.arange(1, steps) / steps, inputs, side="right")
-
-
-def _grid(steps: int, n: int, d: int) -> Iterator[Integers]:
-    """All cells in chunks, int64 [chunk, n, d]."""
-    total = steps ** (n * d)
-    for start in range(0, total, _CHUNK):
-        rows = np.arange(start, min(start + _CHUNK, total))
-        yield np.stack(np.unravel_index(rows, (steps,) * (n * d)), axis=1).reshape(-1, n, d)
 
 
 def _corners(steps: int, n: int, d: int) -> Integers:

@@ -164,7 +164,7 @@ class ContextualMapping:
 
     def trace(self, inputs: Codes | Integers, delta: Fraction | None = None) -> Iterator[Codes]:
         """The codes before the first layer and after each, dtype object [inputs, length]; arguments as of `codes`."""
-        steps = _steps(self.delta)
+        steps = self.delta.denominator
         finer = _finer(self.delta, delta or self.delta)
         codes = np.zeros((len(inputs), self.length), object)
         codes += np.array(self.start, object) * finer
@@ -185,7 +185,7 @@ class ContextualMapping:
         """
         step = self.delta if delta is None else read_delta(delta)
         _finer(self.delta, step)
-        steps, n = _steps(step), len(self.tokens)
+        steps, n = step.denominator, len(self.tokens)
         positions = self.tokens if positions is None else positions
         count = steps ** (n * self.d)
         if count * self.length > MOST_CODES:
@@ -193,7 +193,7 @@ class ContextualMapping:
                 f"the grid has {steps}^{n * self.d} inputs of {self.length} codes each, and a check enumerates at most"
                 f" {MOST_CODES:,} codes: take fewer tokens or features, or a larger delta"
             )
-        inputs = _grid(steps, n, self.d)
+        inputs = grid(steps, n, self.d, np.arange(count))
         codes = self.codes(inputs, step)
         seen: dict[int, tuple[int, int]] = {}
         for row in range(count):
@@ -224,7 +224,7 @@ def yun_mapping(
     whole number of at least 2.
     """
     delta, certificate = _checked(n, d, delta), _certified(pattern, n)
-    period, steps, graphs = certificate.schedule.period, _steps(delta), certificate.graphs
+    period, steps, graphs = certificate.schedule.period, delta.denominator, certificate.graphs
     if path is None or hops is None:
         if not certificate.yun or certificate.path.path is None or certificate.hops is None:
             raise PatternError(_refusal(certificate, "Assumption 1 of Yun 2020", "path= and hops="))
@@ -255,7 +255,7 @@ def star_mapping(pattern: Pattern | Schedule | str, n: int, d: int, delta: Fract
     if not isinstance(certificate.hub, Hub):
         raise PatternError(_refusal(certificate, "Theorem 1 of Zaheer 2020 (a star)"))
     star, hub = certificate.hub.pattern, certificate.hub.token
-    period, steps = certificate.schedule.period, _steps(delta)
+    period, steps = certificate.schedule.period, delta.denominator
     _check_layers(count_star_layers(n, d, steps, period), n, d, steps, period)
     tokens = tuple(token for token in range(n + 1) if token != hub)
     unit, spread = 2 * steps, sum(steps**feature for feature in range(d))
@@ -341,10 +341,6 @@ def _refusal(certificate: Certificate, theorem: str, way: str = "") -> str:
     return f"{certificate.schedule} at length {certificate.n} is not certified for {theorem}, see explain(){hint}"
 
 
-def _steps(delta: Fraction) -> int:
-    return delta.denominator
-
-
 def _finer(coarse: Fraction, fine: Fraction) -> int:
     """How many fine steps a coarse one has."""
     ratio = coarse / fine
@@ -360,9 +356,9 @@ def _scaled(layer: Layer, finer: int) -> Layer:
     return layer
 
 
-def _grid(steps: int, n: int, d: int) -> Integers:
-    """All inputs, in units of delta: int64 [steps^(n d), n, d]."""
-    return np.indices((steps,) * (n * d)).reshape(n * d, -1).T.reshape(-1, n, d)
+def grid(steps: int, n: int, d: int, numbers: Integers) -> Integers:
+    """The inputs of these numbers out of steps^(n d), in units of delta: int64 [inputs] -> [inputs, n, d]."""
+    return np.stack(np.unravel_index(numbers, (steps,) * (n * d)), axis=1).reshape(-1, n, d)
 
 
 def _features(row: Integers, delta: Fraction) -> tuple[tuple[Fraction, ...], ...]:

@@ -8,7 +8,7 @@ the interpreter's on the machine as it was given.
 
 What exactness is for: with the head on cell c at time t, the full construction's products of two visits to that cell
 differ by about 1 / t^5, and rounding moves each of them by about c / t^2 times the format's precision. Near c t^3 =
-2^24 in float32 and 2^53 in float64 the wrong visit wins; `first_wrong_time` finds the step. The sparse construction
+2^24 in float32 and 2^53 in float64 the wrong visit wins; `Simulation.wrong` names the step. The sparse construction
 subtracts whole numbers and then adds 1 / (3(l+1)), an order that floating point keeps for longer than any run here.
 """
 
@@ -108,18 +108,6 @@ def simulate(
             raise
         return Simulation(run, tuple(taken), disagreement)
     return Simulation(run, tuple(taken))
-
-
-def first_wrong_time(
-    machine: TuringMachine | str, word: str = "", *, attention: str = "full", arithmetic: str, steps: int
-) -> int | None:
-    """The time at which the construction first differs from the interpreter in an arithmetic; None within `steps`."""
-    try:
-        for _ in islice(prepare(machine, word, attention=attention, arithmetic=arithmetic), steps + 1):
-            pass
-    except Disagreement as disagreement:
-        return disagreement.time
-    return None
 
 
 def prepare(
