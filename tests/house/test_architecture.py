@@ -326,6 +326,24 @@ def test_a_file_may_be_named_by_the_table_of_a_folder_above():
         named_files(data + "\n" + data)
 
 
+def rows_of_additions(page: str) -> dict[str, list[str]]:
+    """What may be added, and the files to open for it, by the table of "How to add"."""
+    section = page.partition("\n## How to add\n")[2].partition("\n## ")[0]
+    cells = [row.split("|")[1:3] for row in section.splitlines() if row.startswith("| ")][1:]
+    return {what.strip(): re.findall(r"`([^`]+)`", files) for what, files in cells}
+
+
+def test_what_is_added_touches_few_files_that_are_there():
+    """NAME stands for a new file or folder of a folder that is there."""
+    additions = rows_of_additions(PAGE)
+    assert {"a head", "a modality", "a task", "a verb", "a recipe", "a layout", "a cache policy"} <= set(additions)
+    for what, files in additions.items():
+        assert len(files) <= 3, what
+        for file in files:
+            path = SOURCE / file
+            assert (path.parent if "NAME" in file else path).exists(), f"{what}: {file}"
+
+
 def test_no_file_is_a_tower():
     """Files stay below 600 lines, C++ included, so that each can be read in one sitting."""
     sources = [*FILES, *(file for suffix in ("*.cpp", "*.hpp") for file in SOURCE.rglob(suffix))]
