@@ -1,12 +1,12 @@
 """Where the tokens of a call stand: made once per call, and handed down to all layers."""
 
 from asterism.layers.rows.find import find_rows, is_sharded, kept_rows, refuse_shifting, rows_of
-from asterism.layers.rows.meeting import check_targets, together, with_all_ranks
+from asterism.layers.rows.meeting import check_numbers, together, with_all_ranks
 from asterism.layers.rows.rows import Rows
 
 __all__ = [
     "Rows",
-    "check_targets",
+    "check_numbers",
     "find_rows",
     "is_sharded",
     "kept_rows",

@@ -6,6 +6,7 @@ ranks raise an error, and none waits for it.
 """
 
 import inspect
+import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
@@ -19,6 +20,7 @@ from torch import Tensor
 
 from asterism.compiler.devices import Shards
 from asterism.errors import ConfigurationError
+from asterism.kernels.packed import read_bounds
 from asterism.layers.rows.documents import PackedDocuments, find_documents
 from asterism.layers.rows.padding import real_tokens
 from asterism.parallel import SequenceParallel, sharding
@@ -35,7 +37,8 @@ _NUMBERS = (
     "shift_labels",
     "num_items_in_batch",
 )
-"""What a rank says of a call, in this order; all but the first are equal on all ranks."""
+"""What a rank says of a call, in this order; all but the first are equal on all ranks. Of the arguments after `rows` it
+says whether they are given, and of `cu_seqlens` a digest."""
 
 _ROWS = 64
 """Of how many rows the first exchange counts the real tokens; what is more takes a second one."""
@@ -83,29 +86,51 @@ def together(given: Mapping[str, Any], device: torch.device) -> Iterator[None]:
 
 
 def with_all_ranks(forward: Function) -> Function:
-    """The `forward` of a model, `together` within `sequence_parallel`."""
+    """The `forward` of a model, `together` within `sequence_parallel`, where `check_numbers(given)` of the model raises
+    an error for arguments, by their names, that could not be computed with."""
 
     @wraps(forward)
     def call(self: Any, *arguments: Any, **named: Any) -> Any:
         if sharding() is None:
             return forward(self, *arguments, **named)
         given = dict(zip(list(inspect.signature(forward).parameters)[1:], arguments, strict=False)) | named
-        tokens = next((given[name] for name in ("input_ids", "inputs_embeds") if given.get(name) is not None), None)
         with together(given, self.device):
-            check_targets("shift_labels", given.get("shift_labels"), tokens)
+            self.check_numbers(given)
             return forward(self, *arguments, **named)
 
     return cast(Function, call)
 
 
-def check_targets(name: str, targets: Tensor | None, tokens: Tensor | None) -> None:
-    """Raises ConfigurationError for what tokens [B, N, ...] are compared with, if it is not [B, N]: a loss would find
-    out when the ranks have met."""
-    if targets is not None and tokens is not None and targets.shape != tokens.shape[:2]:
+def check_numbers(
+    name: str,
+    numbers: Tensor | None,
+    *,
+    shape: Sequence[int] | None = None,
+    below: int | None = None,
+    ignored: int | None = None,
+) -> None:
+    """Refuse numbers of this rank that a table or a loss would refuse when the ranks have met: the others would wait.
+
+    numbers  the argument of that name: of any shape if `shape` is None; whole numbers in [0, below), or `ignored`, if
+             `below` is given
+
+    Raises ConfigurationError.
+    """
+    if numbers is None:
+        return
+    if shape is not None and numbers.shape != torch.Size(shape):
         raise ConfigurationError(
-            f"{name} must be as the tokens of this rank, [batch, tokens] = {list(tokens.shape[:2])}, got"
-            f" {list(targets.shape)}"
+            f"{name} must be {list(shape)} as the tokens of this rank are, got {list(numbers.shape)}"
         )
+    if below is None:
+        return
+    if numbers.is_floating_point() or numbers.is_complex():
+        raise ConfigurationError(f"{name} must be whole numbers, got {numbers.dtype}")
+    wrong = (numbers < 0) | (numbers >= below)
+    if ignored is not None:
+        wrong &= numbers != ignored
+    if wrong.any():
+        raise ConfigurationError(f"{name} must be from 0 to {below - 1}, got {int(numbers[wrong][0])}")
 
 
 class Said(NamedTuple):
@@ -137,8 +162,10 @@ def meet(context: SequenceParallel, said: Said) -> Agreed:
     tokens = said.tokens
     batch, own = tokens.shape[:2]
     real = None if said.attention_mask is None else real_tokens(said.attention_mask, batch, 0, own)
+    bounds = None if said.cu_seqlens is None else read_bounds(said.cu_seqlens, tokens.device)
     meeting = _MEETING.get()
-    given = real is not None, said.position_ids is not None, said.cu_seqlens is not None
+    # Bounds are of whole rows, so all ranks must have the same: then all of them refuse them, or none.
+    given = real is not None, said.position_ids is not None, 0 if bounds is None else _digest(bounds)
     labels = (False,) * 3 if meeting is None else meeting.labels
     counts = [] if real is None else _counts(real)
     told = _exchange(context, [own, batch, *given, *labels, *counts[:_ROWS]], tokens.device, refused=False)
@@ -150,7 +177,7 @@ def meet(context: SequenceParallel, said: Said) -> Agreed:
         if batch > _ROWS:
             held = np.hstack([held, gather_numbers(counts[_ROWS:], context.group, tokens.device)])
         lengths = _lengths(held, shards)
-    documents = _documents(context, shards, said, lengths)
+    documents = _documents(context, shards, said._replace(cu_seqlens=bounds), lengths)
     return Agreed(shards, None if lengths is None else real, lengths, documents)
 
 
@@ -172,14 +199,24 @@ def _refuse_differences(said: Integers) -> None:
     if not len(others):
         return
     rank, column = others[0], columns[0] + 1
-    of_rank = {0: said[0, column], rank: said[rank, column]}
-    told = [
-        f"{number if column == 1 else 'given' if number else 'left out'} on rank {where}"
-        for where, number in of_rank.items()
-    ]
+    words = [_word(_NUMBERS[column], number) for number in (said[0, column], said[rank, column])]
+    if words[0] == words[1]:
+        words[1] = "others"
+    told = [f"{word} on rank {where}" for word, where in zip(words, (0, rank), strict=True)]
     raise ConfigurationError(
         f"ranks of a sharded sequence must give the same rows and arguments: {_NUMBERS[column]}: {', '.join(told)}"
     )
+
+
+def _word(name: str, number: int) -> str:
+    if name == "rows":
+        return str(number)
+    return "given" if number else "left out"
+
+
+def _digest(bounds: Sequence[int]) -> int:
+    """A number above 0 that is another for other bounds."""
+    return 1 + zlib.crc32(repr(tuple(bounds)).encode())
 
 
 def _counts(real: Tensor) -> list[int]:

@@ -1,5 +1,6 @@
 """What all Asterism models share: initialisation, and what their losses take."""
 
+from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, Literal
 
 import torch
@@ -9,8 +10,12 @@ from transformers import PreTrainedModel
 from asterism.errors import ConfigurationError
 from asterism.labels import IGNORED
 from asterism.layers import Rows, initialise
+from asterism.layers.rows import check_numbers
 from asterism.models.asterism.configuration import AsterismConfig
 from asterism.models.heads.loss import cross_entropy
+
+Targets = dict[str, tuple[Sequence[int] | None, int | None]]
+"""By the name of an argument that a loss is taken of: its shape, and how many classes there are; None for any."""
 
 
 class AsterismPreTrainedModel(PreTrainedModel):
@@ -44,6 +49,30 @@ class AsterismPreTrainedModel(PreTrainedModel):
 
     def _complete(self, inputs: dict[str, Any], others: dict[str, Any]) -> None:
         """Fill in what the backbone reads, `inputs`, from what else `forward` was given; or refuse it."""
+
+    def check_numbers(self, given: Mapping[str, Any]) -> None:
+        """Refuse tokens, types and targets for which this model has no entry, or that are not as its tokens are.
+
+        Only a rank that shares its sequence with others need know before it computes. Raises ConfigurationError.
+        """
+        bounds = {"input_ids": self.config.vocab_size, "decoder_input_ids": self.config.vocab_size}
+        if self.config.type_vocab_size:
+            bounds["token_type_ids"] = self.config.type_vocab_size
+        for name, below in bounds.items():
+            check_numbers(name, given.get(name), below=below)
+        ignored = given.get("ignore_index", IGNORED)
+        for name, (shape, classes) in self._targets(given).items():
+            check_numbers(name, given.get(name), shape=shape, below=classes, ignored=ignored)
+
+    def _targets(self, given: Mapping[str, Any]) -> Targets:
+        """What a loss may be taken of."""
+        return {}
+
+    @staticmethod
+    def _shape_of(given: Mapping[str, Any], *names: str) -> Sequence[int] | None:
+        """[B, N] of the first of these arguments that is given."""
+        found = next((given[name] for name in names if given.get(name) is not None), None)
+        return None if found is None else found.shape[:2]
 
     def _token_loss(
         self, rows: Rows, logits: torch.Tensor, labels: torch.Tensor, loss_arguments: dict[str, Any]

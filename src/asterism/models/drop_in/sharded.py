@@ -14,7 +14,7 @@ from transformers import PreTrainedModel
 
 from asterism.errors import ConfigurationError
 from asterism.labels import IGNORED
-from asterism.layers.rows import check_targets, find_rows, is_sharded, refuse_shifting, together
+from asterism.layers.rows import check_numbers, find_rows, is_sharded, refuse_shifting, together
 from asterism.layers.rows.sharded import ShardedRows
 from asterism.models.drop_in.documents import from_positions
 from asterism.models.drop_in.field import IMPLEMENTATION
@@ -101,7 +101,8 @@ def _meet(model: Any, given: dict[str, Any], signature: inspect.Signature) -> di
     tokens = next((given[name] for name in ("input_ids", "inputs_embeds") if given.get(name) is not None), None)
     if tokens is None:
         raise ConfigurationError("a sharded sequence needs input_ids or inputs_embeds, and got neither")
-    check_targets("labels", labels, tokens)
+    check_numbers("input_ids", given.get("input_ids"), below=model.get_input_embeddings().num_embeddings)
+    check_numbers("labels", labels, shape=tokens.shape[:2], below=_classes(model), ignored=IGNORED)
     if (positions := given.get("position_ids")) is None:
         _check_positions(model)
     elif positions.shape not in (tokens.shape[:2], (1, tokens.shape[1])):
@@ -154,6 +155,12 @@ def _take_labels(model: Any, given: dict[str, Any]) -> torch.Tensor | None:
     if labels[name] is None:
         refuse_shifting("labels", "shift_labels")
     return labels[name]
+
+
+def _classes(model: PreTrainedModel) -> int:
+    """How many there are for each token."""
+    config = model.config.get_text_config()
+    return int(config.num_labels if type(model).__name__.endswith("ForTokenClassification") else config.vocab_size)
 
 
 def _check_arguments(model: Any, given: dict[str, Any], signature: inspect.Signature) -> None:

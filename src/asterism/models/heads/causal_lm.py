@@ -1,5 +1,6 @@
 """The causal language model: predicts the next token and generates."""
 
+from collections.abc import Mapping
 from typing import Any, cast
 
 import torch
@@ -10,6 +11,7 @@ from asterism.errors import ConfigurationError
 from asterism.labels import IGNORED, shifted, without_first_tokens
 from asterism.layers.rows import is_sharded, refuse_shifting, together
 from asterism.models.asterism.backbone import AsterismModel, BackboneOutput
+from asterism.models.asterism.base import Targets
 from asterism.models.asterism.configuration import AsterismConfig
 from asterism.models.generation.generation import GeneratesTokens
 from asterism.models.generation.sharded import generate_shards
@@ -58,6 +60,9 @@ class AsterismForCausalLM(GeneratesTokens):
                     "within sequence_parallel, name what generate takes beside inputs and its config"
                 )
             return generate_shards(self, inputs, generation_config, kwargs)
+
+    def _targets(self, given: Mapping[str, Any]) -> Targets:
+        return {"shift_labels": (self._shape_of(given, "input_ids", "inputs_embeds"), self.config.vocab_size)}
 
     @head_of(AsterismModel.forward, without=("token_type_ids",))
     def forward(

@@ -1,5 +1,7 @@
 """Classifiers of whole sequences and of every token."""
 
+import math
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -7,6 +9,7 @@ from torch import nn
 from transformers.modeling_outputs import SequenceClassifierOutput, TokenClassifierOutput
 
 from asterism.models.asterism.backbone import BackboneOutput
+from asterism.models.asterism.base import Targets
 from asterism.models.asterism.configuration import AsterismConfig
 from asterism.models.heads.head import EncoderWithHead, encoder_head
 from asterism.models.heads.pooler import Pooler
@@ -32,6 +35,20 @@ class AsterismForSequenceClassification(_Classifier):
     def _add_head(self, config: AsterismConfig) -> None:
         super()._add_head(config)
         self.pooler = Pooler(config)
+
+    def _targets(self, given: Mapping[str, Any]) -> Targets:
+        config, labels = self.config, given.get("labels")
+        rows = (self._shape_of(given, "input_ids", "inputs_embeds") or ())[:1]
+        numbers = config.problem_type == "regression" or config.num_labels == 1
+        if numbers and labels is not None and labels.numel() == math.prod(rows):
+            return {"labels": (labels.shape, None)}  # [B] and [B, 1] are the same to a loss of one number
+        if (
+            numbers
+            or config.problem_type == "multi_label_classification"
+            or (labels is not None and labels.is_floating_point())
+        ):
+            return {"labels": ((*rows, config.num_labels), None)}
+        return {"labels": (rows, config.num_labels)}
 
     @encoder_head
     def forward(
@@ -59,6 +76,9 @@ class AsterismForTokenClassification(_Classifier):
     """Labels every token."""
 
     reads_tokens = True
+
+    def _targets(self, given: Mapping[str, Any]) -> Targets:
+        return {"labels": (self._shape_of(given, "input_ids", "inputs_embeds"), self.config.num_labels)}
 
     @encoder_head
     def forward(

@@ -4,6 +4,7 @@
 the tokens before it, and the keys of the source, which are computed once.
 """
 
+from collections.abc import Mapping
 from typing import Any, ClassVar
 
 import torch
@@ -16,6 +17,7 @@ from asterism.errors import ConfigurationError
 from asterism.labels import shifted_right
 from asterism.layers.rows import refuse_shifting
 from asterism.models.asterism.backbone import AsterismModel
+from asterism.models.asterism.base import Targets
 from asterism.models.asterism.configuration import AsterismConfig
 from asterism.models.asterism.encoder_decoder import AsterismEncoderDecoder, EncoderDecoderOutput
 from asterism.models.cache.source import EncoderDecoderPatternCache, is_plain
@@ -54,6 +56,10 @@ class AsterismForConditionalGeneration(GeneratesTokens):
 
     def get_decoder(self) -> nn.Module:
         return self.model.decoder
+
+    def _targets(self, given: Mapping[str, Any]) -> Targets:
+        shape = self._shape_of(given, "decoder_input_ids", "decoder_inputs_embeds")
+        return {"labels": (shape, self.config.vocab_size)}
 
     @head_of(AsterismEncoderDecoder.forward)
     def forward(

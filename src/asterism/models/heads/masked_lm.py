@@ -1,5 +1,6 @@
 """The masked language model, and the same with next-sentence prediction (Devlin 2019)."""
 
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -9,6 +10,7 @@ from transformers.models.bert.modeling_bert import BertForPreTrainingOutput
 
 from asterism.layers.block import ACTIVATIONS
 from asterism.models.asterism.backbone import BackboneOutput
+from asterism.models.asterism.base import Targets
 from asterism.models.asterism.configuration import AsterismConfig
 from asterism.models.heads.head import EncoderWithHead, encoder_head
 from asterism.models.heads.pooler import Pooler
@@ -36,6 +38,10 @@ class _PredictsTokens(EncoderWithHead):
 
     def _add_head(self, config: AsterismConfig) -> None:
         self.lm_head = MaskedLMHead(config)
+
+    def _targets(self, given: Mapping[str, Any]) -> Targets:
+        shape = self._shape_of(given, "places", "input_ids", "inputs_embeds")
+        return {"labels": (shape, self.config.vocab_size), "next_sentence_label": (shape and shape[:1], 2)}
 
     def get_output_embeddings(self) -> nn.Linear:
         return self.lm_head.decoder

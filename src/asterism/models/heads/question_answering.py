@@ -1,5 +1,6 @@
 """Extractive question answering: where in the text the answer starts and ends."""
 
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -7,6 +8,7 @@ from torch import nn
 from transformers.modeling_outputs import QuestionAnsweringModelOutput
 
 from asterism.models.asterism.backbone import BackboneOutput
+from asterism.models.asterism.base import Targets
 from asterism.models.asterism.configuration import AsterismConfig
 from asterism.models.heads.head import EncoderWithHead, encoder_head
 
@@ -16,6 +18,10 @@ class AsterismForQuestionAnswering(EncoderWithHead):
 
     def _add_head(self, config: AsterismConfig) -> None:
         self.qa_outputs = nn.Linear(config.hidden_size, 2)
+
+    def _targets(self, given: Mapping[str, Any]) -> Targets:
+        rows = (self._shape_of(given, "input_ids", "inputs_embeds") or ())[:1]
+        return {"start_positions": (rows, None), "end_positions": (rows, None)}
 
     @encoder_head
     def forward(
