@@ -1,8 +1,8 @@
 """Public functions that take or return arrays and give no shapes or dtypes: `tests/house/test_docstrings.py` reads it.
 
-A shape is brackets with names or numbers of axes, such as [B, N] or [2]. It may be in the docstring of the function, of
-its class, or of the method that it overrides. A dtype may also be in an annotation (`Integers`), or in the docstring of
-the module, where it holds for all arrays of that file.
+A shape is brackets with names or numbers of axes, such as [B, N] or [2], or [...] for any. It may be in the docstring
+of the function, of its class, or of the method that it overrides. A dtype may also be in an annotation (`Integers`), or
+in the docstring of the module, where it holds for all arrays of that file.
 
 python benchmarks/docstrings.py [SOURCE]
 """
@@ -18,7 +18,7 @@ SOURCE = Path(__file__).parent.parent / "src" / "asterism"
 TYPED = {"Integers", "Booleans", "Floats", "Bits", "Verdicts"}
 """Names of arrays that include a dtype."""
 ARRAYS = TYPED | {"Tensor", "ndarray", "NDArray", "FloatTensor", "LongTensor"}
-SHAPE = re.compile(r"\[[^\]\n]*[A-Za-z0-9][^\]\n]*\]|\bscalars?\b|\b0-d\b")
+SHAPE = re.compile(r"\[[^\]\n]*([A-Za-z0-9]|\.\.\.)[^\]\n]*\]|\bscalars?\b|\b0-d\b")
 DTYPE = re.compile(r"\b(u?int(8|16|32|64)?|float(16|32|64)?|bfloat16|bool|complex(64|128)?|dtypes?)\b")
 
 Function = ast.FunctionDef | ast.AsyncFunctionDef

@@ -40,6 +40,10 @@ class Tiles:
 
     @classmethod
     def cut(cls, positions: Integers, tile: int, step: int) -> "Tiles":
+        """Tiles of `tile` tokens, the last one perhaps of fewer, of positions int64 [tokens] in the order of a layout.
+
+        `step` is the distance between neighbours within a tile; 0 where none is known.
+        """
         n_tiles = -(-len(positions) // tile)
         starts = np.arange(n_tiles) * tile
         count = np.minimum(tile, len(positions) - starts)
@@ -58,7 +62,7 @@ class Tiles:
         return len(self.first)
 
     def tokens(self, chosen: Integers, regular: bool) -> Tokens:
-        """The chosen tiles as token sets, all regular or treated as if none were."""
+        """The chosen tiles, int64 [n], as n token sets, all regular or treated as if none were."""
         return Tokens(self.first[chosen], self.last[chosen], self.step if regular else 0)
 
     def places(self, chosen: Integers) -> tuple[Integers, Booleans]:
@@ -95,7 +99,11 @@ class Layout(ABC):
     def candidates(
         self, rule: Pattern, queries: Tiles, keys: Tiles, rows: Integers, length: int, head: int
     ) -> tuple[Integers, Integers]:
-        """Tile pairs (row number within `rows`, key tile) that can hold a pair of the rule, sorted."""
+        """Pairs of tiles that can hold a pair of the rule, sorted: row numbers within `rows`, and key tiles, int64
+        [pairs] each.
+
+        `rows` are numbers of query tiles, int64 [rows].
+        """
 
     def within(self, rule: Pattern) -> Pattern:
         """The rule with what the layout implies left out."""
@@ -213,7 +221,7 @@ class Sorted(Layout):
 
     @abstractmethod
     def sorted_by(self, positions: Integers, length: int, are_keys: bool) -> Integers:
-        """What tokens at these positions are sorted by, in a sequence of `length` tokens."""
+        """int64 [n]: the numbers by which tokens at positions [n] are sorted, in a sequence of `length` tokens."""
 
 
 @dataclass(frozen=True)

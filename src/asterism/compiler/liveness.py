@@ -29,7 +29,7 @@ NEVER = -1
 
 
 def last_reader(pattern: Pattern, keys: ArrayLike) -> Integers:
-    """The last query position that may read each key, over all heads: int64 of the shape of `keys`.
+    """int64, of the shape [...] of `keys`: the last query position that may read each key, over all heads.
 
     `pattern` must be prefix-stable (`require_prefix_stable`); for others the bound can be too small. Of a pattern that
     goes across, the keys are those of the source and the readers tokens of the decoder.

@@ -142,6 +142,7 @@ class KeysOfPart(_OfPart, KeySet):
     """Keys of a part that all its queries read."""
 
     def signature_of(self, q: Tokens, k: Tokens) -> Integers | None:
+        """int64 [...]: as that of a pattern, for pairs of tiles of a part."""
         if len(self.tokens.start) != 1:
             return None
         return self.inner.signature(q.first, self.tokens.places(k.first))

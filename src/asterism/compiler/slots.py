@@ -137,7 +137,8 @@ class SlotPlan:
         return held
 
     def living(self, length: int) -> tuple[Integers, Integers]:
-        """(slots, positions) of the keys that a query at `length` or later may read, ordered by position."""
+        """(slots, positions), int64 [living] each, of the keys that a query at `length` or later may read, ordered by
+        position."""
         held = self.held(length)
         slots = np.flatnonzero((last_reader(self.pattern, np.maximum(held, 0)) >= length) & (held >= 0))
         slots = slots[np.argsort(held[slots])]

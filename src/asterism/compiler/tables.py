@@ -42,7 +42,7 @@ def offsets(which: Integers, row: Integers, lists: int, rows: int) -> Integers:
 
 
 def list_offsets(lists: Sequence[Indices], rows: int) -> Integers:
-    """The same for lists that are given one by one, whose entries need not be sorted."""
+    """`offsets`, [lists, rows + 1], of lists given one by one as the row int [entries] of each entry, in any order."""
     counts = [np.bincount(row, minlength=rows) for row in lists]
     ends = np.cumsum(np.stack(counts), dtype=np.int64).reshape(len(lists), rows)
     first = np.concatenate([np.zeros(1, np.int64), ends[:-1, -1]]) if rows else np.zeros(len(lists), np.int64)

@@ -37,7 +37,14 @@ class KeyCache(Protocol):
 
     def new_tokens(self, width: int, counts: Sequence[int] | None = None) -> NewTokens: ...
 
-    def extend(self, keys: torch.Tensor, values: torch.Tensor, tokens: NewTokens) -> list[Kept]: ...
+    def extend(self, keys: torch.Tensor, values: torch.Tensor, tokens: NewTokens) -> list[Kept]:
+        """Add the keys [B,
+        Hkv, N, D] and values
+        [B, Hkv, N, Dv] of new
+        tokens, in the dtype of
+        the layer; the parts of
+        what they may read."""
+        ...
 
     def get_seq_length(self) -> int: ...
 

@@ -30,7 +30,8 @@ from asterism.layers.rows import Rows
 
 
 def quick_gelu(x: torch.Tensor) -> torch.Tensor:
-    """x * sigmoid(1.702 x), the activation of the paper, through the fused silu(y) = y * sigmoid(y)."""
+    """x * sigmoid(1.702 x) of x [...], in its dtype: the activation of the paper, through the fused silu(y) = y *
+    sigmoid(y)."""
     if torch.compiler.is_compiling():  # which fuses by itself what is written out below
         return F.silu(1.702 * x) / 1.702
     activated: torch.Tensor = _QuickGelu.apply(x)
@@ -114,7 +115,7 @@ class FeedForward(nn.Module):
         self.activation = ACTIVATIONS[activation]
 
     def forward(self, hidden: torch.Tensor) -> torch.Tensor:
-        """[..., hidden_size] -> [..., hidden_size]."""
+        """[..., hidden_size] -> [..., hidden_size], in the dtype of the weights."""
         return _recomputed(self._finish, self.up_proj(hidden))
 
     def _finish(self, expanded: torch.Tensor) -> torch.Tensor:
@@ -131,7 +132,7 @@ class GatedFeedForward(FeedForward):
         self.gate_proj = Linear(hidden_size, intermediate_size, bias=bias)
 
     def forward(self, hidden: torch.Tensor) -> torch.Tensor:
-        """[..., hidden_size] -> [..., hidden_size]."""
+        """[..., hidden_size] -> [..., hidden_size], in the dtype of the weights."""
         return _recomputed(self._finish_gated, self.gate_proj(hidden), self.up_proj(hidden))
 
     def _finish_gated(self, gate: torch.Tensor, expanded: torch.Tensor) -> torch.Tensor:

@@ -27,7 +27,11 @@ class SourceKeys(Protocol):
     @property
     def is_filled(self) -> bool: ...
 
-    def fill(self, keys: torch.Tensor, values: torch.Tensor) -> None: ...
+    def fill(self, keys: torch.Tensor, values: torch.Tensor) -> None:
+        """Keep the keys [B, Hkv, S, D] and values [B,
+        Hkv, S, Dv] of a source, in the dtype of the
+        layer."""
+        ...
 
 
 class CrossAttention(SparseAttention):

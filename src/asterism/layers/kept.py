@@ -121,7 +121,8 @@ class Kept(NamedTuple):
 def read(
     q: torch.Tensor, parts: Sequence[Kept], compute: Callable[[torch.Tensor, Kept], tuple[torch.Tensor, ...]]
 ) -> tuple[torch.Tensor, ...]:
-    """`compute(queries, part)` gives [b, h, N, ...] for the queries of one part; all together, for q [B, H, N, D]."""
+    """`compute(queries, part)` gives [b, h, N, ...] for the queries of one part; all together, for q [B, H, N, D], in
+    the dtype of the results."""
     if len(parts) == 1 and parts[0].rows is None and parts[0].heads is None:
         return compute(q, parts[0])
     together: tuple[torch.Tensor, ...] = ()
@@ -144,7 +145,7 @@ def _place(part: Kept, q: torch.Tensor) -> tuple[Any, ...]:
 
 
 def index_of(chosen: tuple[int, ...] | None, device: torch.device) -> slice | torch.Tensor:
-    """What indexes the chosen ones, all for None; a slice where they stand next to each other."""
+    """What indexes the chosen ones, all for None: a slice where they stand next to each other, else int64 [chosen]."""
     if chosen is None:
         return slice(None)
     if chosen == tuple(range(chosen[0], chosen[-1] + 1)):

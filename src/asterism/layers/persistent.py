@@ -45,7 +45,8 @@ class PersistentVectors(nn.Module):
     def forward(
         self, q: torch.Tensor, context: torch.Tensor, context_lse: torch.Tensor, dropout: Dropout | None = None
     ) -> torch.Tensor:
-        """What q [B, H, M, D] read from the context, [B, H, M, Dv] with its log-sum-exp [B, H, M], joined with these.
+        """What q [B, H, M, D] read from the context, [B, H, M, Dv] with its log-sum-exp [B, H, M], joined with these;
+        in the dtype of q, and the log-sum-exp in float32 or float64.
 
         A query that read nothing, whose log-sum-exp is -inf, reads these alone. `dropout` is for these.
         """
@@ -95,7 +96,8 @@ class AdaptiveSpan(nn.Module):
         return SoftSpan(self.shares * self.span, self.ramp)
 
     def penalty(self) -> torch.Tensor:
-        """The mean span over the heads, in tokens: a model adds it to its loss, times a small factor."""
+        """The mean span over the heads, in tokens, a scalar in the dtype of the weights: a model adds it to its loss,
+        times a small factor."""
         return self().reach.mean()
 
     def extra_repr(self) -> str:

@@ -1,4 +1,7 @@
-"""The door of the layers to attention, whether a sequence lies on one device or on many."""
+"""The door of the layers to attention, whether a sequence lies on one device or on many.
+
+Tensors are of the dtypes that `asterism.attend` takes.
+"""
 
 import sys
 from collections.abc import Callable, Sequence

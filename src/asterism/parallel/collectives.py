@@ -55,36 +55,37 @@ def gather_numbers(
 
 
 def begin_all_to_all(wire: Tensor, received: Sequence[int], sent: Sequence[int], group: ProcessGroup) -> Tensor:
-    """Sends `sent[r]` numbers of the wire [numbers] to each rank r, and gives what comes, `received[r]` numbers from
-    each: a wire that has no values before `wait`."""
+    """Sends `sent[r]` numbers of the wire [numbers], of any dtype, to each rank r, and gives what comes, `received[r]`
+    numbers from each: a wire that has no values before `wait`."""
     name = group.group_name
     found: Tensor = torch.ops._c10d_functional.all_to_all_single(wire, list(received), list(sent), name)
     return found
 
 
 def wait(wire: Tensor) -> Tensor:
-    """The same wire, when all of it is there."""
+    """The same wire [numbers], of any dtype, when all of it is there."""
     found: Tensor = torch.ops._c10d_functional.wait_tensor(wire)
     return found
 
 
 def broadcast(tensor: Tensor, group: ProcessGroup | None = None) -> None:
-    """Overwrites the tensor of every rank with that of the first."""
+    """Overwrites the tensor [...] of every rank, of any dtype, with that of the first."""
     dist.broadcast(tensor, group_src=0, group=group)
 
 
 def add_up(tensor: Tensor, group: ProcessGroup | None = None) -> None:
-    """Overwrites the tensor of every rank with the sum of all."""
+    """Overwrites the tensor [...] of every rank, of any dtype, with the sum of all."""
     dist.all_reduce(tensor, group=group)
 
 
 def take_greatest(tensor: Tensor, group: ProcessGroup | None = None) -> None:
-    """Overwrites the numbers of every rank with the greatest of all."""
+    """Overwrites the numbers [...] of every rank, of any dtype, with the greatest of all."""
     dist.all_reduce(tensor, dist.ReduceOp.MAX, group=group)
 
 
 def whole(part: Tensor, group: ProcessGroup) -> Tensor:
-    """The sum of what all ranks give, equal on all of them; its gradient is that of this rank's part.
+    """The sum of what all ranks give, [...] of any floating dtype, equal on all of them; its gradient is that of this
+    rank's part.
 
     So a loss that is shared out over ranks has the value of the whole on each, and the gradients that backward passes
     leave on the ranks add up to those of the whole.
@@ -94,20 +95,23 @@ def whole(part: Tensor, group: ProcessGroup) -> Tensor:
 
 
 def summed(part: Tensor, group: ProcessGroup) -> Tensor:
-    """The sum of what all ranks give, on which all ranks go on computing: its gradients are summed over ranks."""
+    """The sum of what all ranks give, [...] of any floating dtype, on which all ranks go on computing: its gradients
+    are summed over ranks."""
     total: Tensor = _Summed.apply(part, group)  # type: ignore[no-untyped-call]
     return total
 
 
 def all_tokens(own: Tensor, shards: Shards, group: ProcessGroup) -> Tensor:
-    """[B, N of this rank, ...] -> [B, N of all, ...], for what is small beside a token's keys; differentiable."""
+    """[B, N of this rank, ...] -> [B, N of all, ...], of any dtype, for what is small compared with a token's keys;
+    differentiable."""
     first, past = shards.range(rank_of(group))
     before, after = (own.new_zeros(own.shape[0], count, *own.shape[2:]) for count in (first, shards.length - past))
     return summed(torch.cat([before, own, after], dim=1), group)
 
 
 def counted_once(value: Tensor, group: ProcessGroup) -> Tensor:
-    """This rank's part of what all ranks know: the first rank's is the value, the others' are 0 with gradient 0."""
+    """This rank's part of what all ranks know, [...] of any floating dtype: the first rank's is the value, the others'
+    are 0 with gradient 0."""
     return value if rank_of(group) == 0 else value.masked_fill(torch.ones_like(value, dtype=torch.bool), 0)
 
 

@@ -1,4 +1,7 @@
-"""What kernels are asked by a rank: the options of a call, and its local attention, renumbered where that counts."""
+"""What kernels are asked by a rank: the options of a call, and its local attention, renumbered where that counts.
+
+Tensors keep the dtype in which they are given; indices are int64.
+"""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -51,6 +54,8 @@ class Call:
         return self.context.rank
 
     def send(self, *pieces: tuple[Tensor, Hop]) -> tuple[Flight, tuple[Tensor, ...]]:
+        """Sends of each tensor [B, heads, tokens, ...] the rows of its hop; what is under way, and the tensors for who
+        reads them from now on."""
         return begin(self.context.group, pieces)
 
     def receive(self, flight: Flight) -> list[tuple[Tensor, ...]]:

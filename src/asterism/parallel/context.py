@@ -96,7 +96,8 @@ def sharding() -> SequenceParallel | None:
 
 
 def shards_of(tokens: Tensor) -> Shards | None:
-    """Who holds which tokens, where this rank holds `tokens` [B, N, ...]; None where a sequence lies on one device.
+    """Who holds which tokens, where this rank holds `tokens` [B, N, ...] of any dtype; None where a sequence lies on
+    one device.
 
     What is not known yet, all ranks ask together.
     """

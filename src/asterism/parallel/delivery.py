@@ -1,4 +1,7 @@
-"""How rows come to a rank in up to two hops: straight from their owners, or by way of the rank that shares them out."""
+"""How rows come to a rank in up to two hops: straight from their owners, or by way of the rank that shares them out.
+
+Tensors keep the dtype in which they are given; indices are int64.
+"""
 
 from dataclasses import dataclass, field, replace
 from itertools import product
@@ -49,7 +52,8 @@ class Delivery:
 
 
 def deliver(shards: Shards, direct: Transfers, shared: Integers, rank: int) -> Delivery:
-    """How rows come: `direct` ones from their owners, the others to a rank each, and from there to all."""
+    """How rows come: `direct` ones from their owners, those at the positions `shared`, int64 [shared] ascending, to a
+    rank each, and from there to all."""
     ranks = shards.devices
     parts = [shared[slice(*Shards.even(len(shared), ranks).range(target))] for target in range(ranks)]
     owners = [shards.owners(piece) for piece in parts]

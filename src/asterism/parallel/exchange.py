@@ -4,6 +4,8 @@ An exchange is two steps, so that something can be computed in between: `begin` 
 gradient is sent by the step that waited and waited for by the step that sent. Autograd runs these steps in the order in
 which they were made, reversed, and never leaves one out whose results were `tied` to something that is differentiated:
 so all ranks call the same collectives in the same order, whatever each of them has to send, receive or compute.
+
+Tensors keep the dtype in which they are given; indices are int64.
 """
 
 import math
@@ -113,16 +115,18 @@ class Flight:
 
     @classmethod
     def of(cls, group: ProcessGroup, tensors: Sequence[Tensor], hops: Sequence[Hop]) -> Self:
-        """For rows of such tensors."""
+        """For rows of such tensors [B, heads, tokens, ...], each by its hop."""
         shapes, dtypes = tuple(x.shape for x in tensors), tuple(x.dtype for x in tensors)
         out, back = (tuple(getattr(hop.route, way) for hop in hops) for way in ("sent", "received"))
         return cls(group, tuple(hops), _Load(out, shapes, dtypes), _Load(back, shapes, dtypes))
 
     def send(self, wire: Tensor, *, out: bool) -> None:
+        """Sends the wire [numbers]: what goes `out`, or gradients on their way back."""
         sent, received = (self.out, self.back) if out else (self.back, self.out)
         self.wire = begin_all_to_all(wire, received.sizes, sent.sizes, self.group)
 
     def arrive(self) -> Tensor:
+        """The wire [numbers] that came, when all of it is there."""
         wire, self.wire = self.wire, None
         assert wire is not None, "what is waited for was sent"
         return wait(wire)
@@ -150,7 +154,7 @@ def finish(flight: Flight) -> list[tuple[Tensor, ...]]:
 
 
 def tied(results: tuple[Tensor, ...], received: Sequence[Tensor]) -> tuple[Tensor, ...]:
-    """The results, whose gradients make those of what was received, even if nothing was computed from it."""
+    """The results [...], whose gradients make those of what was received [...], even if nothing was computed from it."""
     same: tuple[Tensor, ...] = _Tied.apply(len(results), *results, *received)  # type: ignore[no-untyped-call]
     return same
 

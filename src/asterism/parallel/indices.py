@@ -1,4 +1,7 @@
-"""Where tokens lie in a tensor: kept as numbers, and as what a tensor is indexed by on each device."""
+"""Where tokens lie in a tensor: kept as numbers, and as what a tensor is indexed by on each device.
+
+Tensors keep the dtype in which they are given; indices are int64.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -37,6 +40,7 @@ class TokenIndices:
         return slice(first, first + len(self)) if bool((np.diff(self.numbers) == 1).all()) else None
 
     def on(self, device: torch.device) -> Tensor:
+        """The numbers as int64 [indices] on a device; made once for each."""
         if device not in self._on:
             with torch.inference_mode(False):
                 self._on[device] = torch.from_numpy(self.numbers).to(device)
@@ -56,7 +60,7 @@ class TokenIndices:
         return torch.cat([x[:, :, : run.start], values, x[:, :, run.stop :]], dim=2)
 
     def among(self, others: Integers) -> "TokenIndices":
-        """Where these stand among others, which are ascending."""
+        """Where these stand among others, int64 [others], which are ascending."""
         return TokenIndices(np.searchsorted(others, self.numbers))
 
     def split(self, counts: Sequence[int]) -> "tuple[TokenIndices, ...]":
@@ -64,7 +68,7 @@ class TokenIndices:
         return tuple(TokenIndices(numbers) for numbers in np.split(self.numbers, np.cumsum(counts)[:-1]))
 
     def take_into(self, found: Tensor, x: Tensor) -> None:
-        """What `take` gives of x, written where `found` lies."""
+        """What `take` gives of x [B, heads, tokens, ...], written where `found` [B, heads, indices, ...] lies."""
         if (run := self.run) is None:
             torch.index_select(x, 2, self.on(x.device), out=found)
         else:
@@ -85,7 +89,7 @@ class TokenIndices:
             x[:, :, run] = values
 
     def share(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """x, which one attention alone reads, and what `take` gives of it.
+        """x [B, heads, tokens, ...], which one attention alone reads, and what `take` gives of it.
 
         Backward, the gradients of the tokens taken are added to that of x where it lies: autograd would add up two
         tensors as large as x, one of them nearly all zeros.
@@ -94,7 +98,8 @@ class TokenIndices:
         return all_of_it, some
 
     def part_from(self, x: Tensor, others: "TokenIndices") -> tuple[Tensor, Tensor]:
-        """What these and `others` take of x, all of whose tokens are either's; backward, nothing is added up."""
+        """What these and `others` take of x [B, heads, tokens, ...], all of whose tokens are either's; backward,
+        nothing is added up."""
         own, theirs = _Parted.apply(x, self, others)  # type: ignore[no-untyped-call]
         return own, theirs
 
@@ -132,6 +137,6 @@ class _Parted(torch.autograd.Function):
 
 
 def owned(gradient: Tensor) -> Tensor:
-    """A gradient with a memory of its own, which can be added to."""
+    """A gradient [...] with a memory of its own, which can be added to."""
     shares = 0 in gradient.stride() and gradient.numel()
     return gradient.clone(memory_format=torch.contiguous_format) if shares else gradient

@@ -33,7 +33,8 @@ class Local:
 
 
 def reading(plan: Communication, pattern: Pattern, free: Integers, received: Integers) -> Integers:
-    """TokenIndices among `free` of the queries that may read received keys; both ascend."""
+    """int64 [reading]: indices among `free`, int64 [free], of the queries that may read received keys, int64
+    [received]; both ascend."""
     if not (len(free) and len(received)):
         return np.zeros(0, np.int64)
     starts, stops = runs(free)

@@ -27,11 +27,11 @@ class Across(Moved):
     step: Fraction
 
     def places(self, queries: Integers) -> Integers:
-        """Where queries stand in the source."""
+        """int64 [...]: the places in the source at which queries [...] stand."""
         return queries * self.step.numerator // self.step.denominator
 
     def first_query_from(self, places: Integers) -> Integers:
-        """The first query that stands at each place or after it."""
+        """int64 [...]: the first query that stands at each place [...] or after it."""
         return -(-places * self.step.denominator // self.step.numerator)
 
     def _allows(self, q: Integers, k: Integers, length: int, head: int) -> Booleans:

@@ -24,7 +24,7 @@ class Explicit(Pattern):
     size: int
 
     def edges(self) -> tuple[Integers, Integers]:
-        """Queries and keys of the allowed pairs, sorted by query and then by key."""
+        """Queries and keys of the allowed pairs, int64 [pairs] each, sorted by query and then by key."""
         codes = _parse_edges(self.source, self.size)
         return codes // self.size, codes % self.size
 

@@ -53,12 +53,13 @@ class Grid(Pattern):
         return self.width * self.channels
 
     def place(self, tokens: Integers) -> tuple[Integers, Integers]:
-        """Row and column of each token's pixel."""
+        """Row and column of the pixel of each token [...]: int64 [...] each."""
         row, column = np.divmod(tokens // self.channels, self.width)
         return row, column
 
     def last_reader(self, keys: Integers) -> Integers:
-        """The last token whose neighbourhood holds each key: the last value of the last pixel, of the last row."""
+        """int64 [...]: the last token whose neighbourhood holds each key [...]: the last value of the last pixel, of
+        the last row."""
         row, column = self.place(keys)
         rows, columns = self.radii
         right = np.minimum(columns, (self.width - 1 - column) // self.dilation) * self.dilation

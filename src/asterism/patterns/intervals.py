@@ -24,7 +24,8 @@ class Intervals:
 
     @classmethod
     def build(cls, row: Integers, start: Integers, stop: Integers, rows: int, width: int) -> Self:
-        """Intervals from any list of (row, start, stop); they are clipped, empty ones dropped, touching ones merged."""
+        """Intervals from any list of rows, starts and stops, int64 [n] each; they are clipped, empty ones dropped,
+        touching ones merged."""
         start, stop = np.maximum(start, 0), np.minimum(stop, width)
         kept = start < stop
         base = row[kept] * (width + 1)
@@ -32,7 +33,7 @@ class Intervals:
 
     @classmethod
     def one_each(cls, start: Integers, stop: Integers, width: int) -> Self:
-        """One interval per row."""
+        """One interval per row, from start and stop, int64 [rows] each."""
         return cls.build(np.arange(len(start)), start, stop, len(start), width)
 
     @classmethod
@@ -78,12 +79,12 @@ class Intervals:
         return type(self)(starts[kept], stops[kept], self.rows, self.width)
 
     def triples(self) -> tuple[Integers, Integers, Integers]:
-        """Row, start and stop of every interval."""
+        """Row, start and stop of every interval: int64 [intervals] each."""
         row = self.starts // (self.width + 1)
         return row, self.starts - row * (self.width + 1), self.stops - row * (self.width + 1)
 
     def points(self) -> tuple[Integers, Integers]:
-        """Row and position of every point covered."""
+        """Row and position of every point covered: int64 [points] each."""
         row, start, stop = self.triples()
         counts = stop - start
         return np.repeat(row, counts), np.repeat(start, counts) + within(counts)
@@ -95,7 +96,7 @@ def within(counts: Integers) -> Integers:
 
 
 def covered_below(starts: Integers, stops: Integers, places: Integers) -> Integers:
-    """How many of the positions below each place lie in intervals that are sorted and disjoint."""
+    """int64 [places]: how many positions below each place lie in sorted, disjoint intervals [intervals]."""
     before = np.append(0, np.cumsum(stops - starts))
     at = np.searchsorted(starts, places) - 1
     inside = np.minimum(places, np.append(stops, 0)[at]) - np.append(starts, 0)[at]
@@ -103,5 +104,5 @@ def covered_below(starts: Integers, stops: Integers, places: Integers) -> Intege
 
 
 def once(repeated: Integers) -> Integers:
-    """An array without the repetitions of broadcasting, against which it broadcasts."""
+    """An array [...] with one entry on each axis along which it was broadcast; it broadcasts back to [...]."""
     return repeated[tuple(slice(None) if stride else slice(1) for stride in repeated.strides)]

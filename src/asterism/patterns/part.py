@@ -77,7 +77,7 @@ class Part(Moved):
         return self._spans(q, length, head, is_complement=True)
 
     def signature_of(self, q: Tokens, k: Tokens) -> Integers | None:
-        """As `signature`: where both tiles lie in one run each, the inner pattern's, else none that another has."""
+        """As `signature`, [...]: the inner pattern's where both tiles lie in one run each, else one of its own."""
         steps = self.queries.run_of(q.first), self.keys.run_of(k.first)
         uncut = (steps[0] == self.queries.run_of(q.last)) & (steps[1] == self.keys.run_of(k.last))
         if self.queries.comb_step(q.step) and self.keys.comb_step(k.step):

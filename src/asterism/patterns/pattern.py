@@ -59,19 +59,20 @@ class Tokens(NamedTuple):
 
 
 def verdicts(full: Booleans, empty: Booleans, otherwise: Verdict | Verdicts) -> Verdicts:
-    """FULL and EMPTY where they hold, else `otherwise`."""
+    """int8 [...]: FULL and EMPTY where these, bool [...], hold, else `otherwise`."""
     undecided = np.asarray(otherwise, dtype=np.int8)
     return np.where(empty, np.int8(Verdict.EMPTY), np.where(full, np.int8(Verdict.FULL), undecided))
 
 
 def verdict_not(verdict: Verdicts) -> Verdicts:
-    """Kleene negation: FULL and EMPTY change places."""
+    """Kleene negation of int8 [...]: FULL and EMPTY change places."""
     flipped = np.array([Verdict.FULL, Verdict.UNKNOWN, Verdict.MIXED, Verdict.EMPTY], np.int8)
     return flipped[verdict]
 
 
 def verdict_and(left: Verdicts, right: Verdicts) -> Verdicts:
-    """Kleene conjunction: the lesser; but two mixed rectangles need not share a pair, so they give UNKNOWN."""
+    """Kleene conjunction of int8 [...]: the lesser; but two mixed rectangles need not share a pair, so they give
+    UNKNOWN."""
     both_mixed = (left == Verdict.MIXED) & (right == Verdict.MIXED)
     return np.where(both_mixed, np.int8(Verdict.UNKNOWN), np.minimum(left, right))
 
@@ -100,9 +101,9 @@ class Pattern(ABC):
     # --- the questions -------------------------------------------------------------------------------------------
 
     def allows(self, queries: ArrayLike, keys: ArrayLike, length: int, head: int = 0) -> Booleans:
-        """Whether each query may attend to each key.
+        """bool [...]: whether each query may attend to each key.
 
-        `queries` and `keys` are positions in [0, length) that broadcast against each other.
+        `queries` and `keys` are integers in [0, length), positions, of any shapes that broadcast to [...].
         """
         q, k = np.broadcast_arrays(np.asarray(queries, np.int64), np.asarray(keys, np.int64))
         return np.broadcast_to(self._allows(q, k, length, head), q.shape)
@@ -149,7 +150,7 @@ class Pattern(ABC):
 
     @abstractmethod
     def judge(self, q: Tokens, k: Tokens, length: int, head: int) -> Verdicts:
-        """One verdict per pair of token sets."""
+        """int8 [...]: a verdict for each pair of token sets, of shapes that broadcast to [...]."""
 
     def find_spans(self, q: Tokens, length: int, head: int) -> Intervals:
         """Per set of queries, intervals that hold every readable key."""
@@ -160,11 +161,13 @@ class Pattern(ABC):
         return Intervals.everything(len(q.first), length)
 
     def signature(self, q_first: Integers, k_first: Integers) -> Integers | None:
-        """A number per pair of tiles: tiles of one shape with one number have equal masks. None: there is no such."""
+        """int64 [...]: a number per pair of tiles, given by their first tokens, which broadcast to [...]: tiles of one
+        shape with one number have equal masks. None: no such numbers are known."""
         return None
 
     def signature_of(self, q: Tokens, k: Tokens) -> Integers | None:
-        """As `signature`, for rules that must know where tiles end. Of tiles without a step, the numbers hold too."""
+        """As `signature`, [...], for rules that must know where tiles end. Of tiles without a step, the numbers hold
+        too."""
         return self.signature(q.first, k.first)
 
     @property

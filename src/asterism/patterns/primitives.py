@@ -215,17 +215,18 @@ class OneSided(Pattern):
 
     @abstractmethod
     def contains(self, tokens: Integers, length: int) -> Booleans:
-        """Whether each token belongs to the set."""
+        """bool [...]: whether each token int64 [...] belongs to the set."""
 
     @abstractmethod
     def count_below(self, tokens: Integers, length: int) -> Integers:
-        """How many members of the set are smaller than each token."""
+        """int64 [...]: how many members of the set are smaller than each token [...]."""
 
     @abstractmethod
     def members(self, length: int) -> Integers:
-        """The set, sorted."""
+        """The set, sorted: int64 [members]."""
 
     def judge_side(self, tokens: Tokens, length: int) -> Verdicts:
+        """int8 [sets]: FULL for token sets all in the set, EMPTY for those without a member of it."""
         inside = self.count_below(tokens.last + 1, length) - self.count_below(tokens.first, length)
         full = inside == tokens.last - tokens.first + 1
         return verdicts(full, inside == 0, Verdict.MIXED if tokens.step == 1 else Verdict.UNKNOWN)
@@ -432,7 +433,8 @@ _MANY_RUNS = 64
 
 
 def judge_distances(nearest: Integers, furthest: Integers, left: int, right: int, otherwise: Verdict) -> Verdicts:
-    """Verdicts on -right <= distance <= left for sets of pairs with distances from `nearest` to `furthest`."""
+    """Verdicts int8 [...] on -right <= distance <= left for sets of pairs with distances from `nearest` to `furthest`,
+    int64 [...] each."""
     full = (nearest >= -right) & (furthest <= left)
     empty = (furthest < -right) | (nearest > left)
     return verdicts(full, empty, otherwise)

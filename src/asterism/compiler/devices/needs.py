@@ -104,7 +104,7 @@ def _needed_by_term(term: Term, blocks: QueryRuns, length: int) -> Intervals:
 
 
 def readable(found: Sequence[Term], blocks: QueryRuns, length: int) -> Integers:
-    """Per block, at least as many keys as its queries can read, and at most all."""
+    """int64 [blocks]: at least as many keys as the queries of each block can read, and at most all."""
     count = np.zeros(len(blocks), np.int64)
     for term in found if len(blocks) and length else ():
         row, start, stop = term.rule.find_spans(blocks.tokens, length, term.heads[0]).triples()
@@ -131,7 +131,7 @@ def union(found: Sequence[Term], heads: int) -> Pattern | None:
 
 
 def restricted(intervals: Intervals, starts: Integers, stops: Integers) -> Intervals:
-    """What lies in the same runs of every row."""
+    """The intervals within the same runs of keys in every row; starts and stops are int64 [runs], ascending."""
     rows = np.unique(intervals.triples()[0])  # runs are many, and few rows may have anything
     row = np.repeat(rows, len(starts))
     runs = np.tile(starts, len(rows)), np.tile(stops, len(rows))
@@ -139,7 +139,8 @@ def restricted(intervals: Intervals, starts: Integers, stops: Integers) -> Inter
 
 
 def named_keys(term: Pattern, length: int) -> Iterator[tuple[Integers, Integers]]:
-    """For every part of a conjunction that looks at keys alone, the runs (starts, stops) of keys that it allows."""
+    """For every part of a conjunction that looks at keys alone, the runs of keys that it allows: starts and stops,
+    int64 [runs] each, ascending."""
     for literal in term.parts if isinstance(term, And) else (term,):
         if (found := _runs_of(literal, length)) is not None:
             yield found
@@ -180,7 +181,7 @@ def _runs_in_documents(around: Documents, inner: Pattern) -> tuple[Integers, Int
 
 
 def runs(members: Integers) -> tuple[Integers, Integers]:
-    """Starts and stops of the runs of ascending positions."""
+    """Starts and stops, int64 [runs] each, of the runs in ascending positions: [2, 3, 7] -> [2, 7], [4, 8]."""
     if not len(members):
         return members, members
     opens = np.flatnonzero(np.diff(members, prepend=members[0] - 2) > 1)

@@ -30,7 +30,10 @@ class KeepsShards(Protocol):
 
     layers: list[Any]
 
-    def begin(self, positions: Tensor) -> None: ...
+    def begin(self, positions: Tensor) -> None:
+        """Begin with a prompt whose tokens on this rank stand at these
+        positions, int64 [B or 1, N]."""
+        ...
 
 
 def is_sharded() -> bool:
@@ -101,7 +104,7 @@ def rows_of(
 def kept_rows(tokens: int, attention_mask: Tensor | None) -> Rows | None:
     """Where so many tokens of a source stand, whose keys a cache has, real ones in front; None where all are real.
 
-    attention_mask  [B, tokens], as the source was given it
+    attention_mask [B, tokens] of any dtype, 1 for tokens and 0 for padding, as the source was given it
     """
     if attention_mask is None:
         return None
@@ -121,7 +124,8 @@ def find_rows(
     cache: Any = None,
     looks: bool = True,
 ) -> Rows:
-    """Where the tokens [B, N, ...] of a model stand; the other arguments are those of `AsterismModel.forward`.
+    """Where the tokens [B, N, ...] of a model, of any dtype, stand; the other arguments are those of
+    `AsterismModel.forward`.
 
     Within `sequence_parallel`, all ranks call it together, each for the tokens that it holds; cu_seqlens are those of
     whole rows. `looks` says whether it is worth asking if all tokens are real, which stops a GPU.

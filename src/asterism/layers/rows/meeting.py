@@ -111,8 +111,8 @@ def check_numbers(
 ) -> None:
     """Refuse numbers of this rank that a table or a loss would refuse when the ranks have met: the others would wait.
 
-    numbers  the argument of that name: of any shape if `shape` is None; whole numbers in [0, below), or `ignored`, if
-             `below` is given
+    numbers  the argument of that name, [...]: of `shape`, if one is given; of an integer dtype and in [0, below), or
+             `ignored`, if `below` is given
 
     Raises ConfigurationError.
     """

@@ -71,7 +71,8 @@ def real_tokens(attention_mask: torch.Tensor, batch: int, seen: int, new: int) -
 
 
 def refuse_added(attention_mask: torch.Tensor) -> None:
-    """Raises ConfigurationError for a mask [B, N] of other numbers than 0 and 1, all of which would count as 1."""
+    """Raises ConfigurationError for a mask [B, N], of any dtype, of other numbers than 0 and 1, all of which would
+    count as 1."""
     if not attention_mask.is_floating_point() or torch.compiler.is_compiling():
         return
     others = attention_mask[(attention_mask != 0) & (attention_mask != 1)]
@@ -83,7 +84,8 @@ def refuse_added(attention_mask: torch.Tensor) -> None:
 
 
 def is_known_full(mask: torch.Tensor) -> bool:
-    """Whether all tokens are real; False, too, while a graph is traced, for then the mask has no values yet."""
+    """Whether all tokens of a mask, bool [B, N], are real; False, too, while a graph is traced, for then the mask has
+    no values yet."""
     return not torch.compiler.is_compiling() and bool(mask.all())
 
 
@@ -97,12 +99,13 @@ def count_positions(real: torch.Tensor | None, tokens: int, device: torch.device
 
 
 def lay_end_to_end(heads: torch.Tensor) -> torch.Tensor:
-    """[B, H, N, D] -> [1, H, B * N, D], the rows one after another; no copy where heads lie side by side in memory."""
+    """[B, H, N, D] -> [1, H, B * N, D], of any dtype, the rows one after another; no copy where heads lie side by side
+    in memory."""
     return heads.transpose(1, 2).flatten(0, 1).transpose(0, 1)[None]
 
 
 def cut_into_rows(heads: torch.Tensor, rows: int) -> torch.Tensor:
-    """The inverse of `lay_end_to_end`."""
+    """The inverse of `lay_end_to_end`: [1, H, B * N, D] -> [B, H, N, D], of any dtype."""
     return heads[0].unflatten(1, (rows, heads.shape[2] // rows)).transpose(0, 1)
 
 

@@ -3,6 +3,8 @@
 A rank holds its own shard, the one that it computes with, and the one that is on its way. Nothing of others is kept for
 the backward pass: there all shards go round a second time, the gradients of each a step behind it, and every step is
 differentiated by the results of all together.
+
+Tensors keep the dtype in which they are given; indices are int64.
 """
 
 import math
@@ -99,7 +101,8 @@ class RingTurn:
     questions: Callable[[int, Sequence[Tensor], Marks, Sequence[Tensor]], Questions]
 
     def go(self, k: Tensor, v: Tensor, use: Callable[[int, Tensor, Tensor, Marks], None]) -> None:
-        """Gives all shards to `use`, the own one first; the next one comes while it computes."""
+        """Gives all shards, k [B, Hkv, N, D] and v [B, Hkv, N, Dv] of each, to `use`, the own one first; the next one
+        comes while it computes."""
         marks, wire, flight = self.marks, None, None
         for step in range(len(self.sizes)):
             if comes := step + 1 < len(self.sizes):
@@ -126,7 +129,8 @@ class RingTurn:
 
 
 def round_the_ring(turn: RingTurn, tensors: Sequence[Tensor], learned: Sequence[Tensor]) -> Result:
-    """The results of the own q over the keys of all, for the own k and v and what is learned beside."""
+    """The results, [B, H, N, Dv] and [B, H, N], of the own q over the keys of all, for the own q, k and v [B, heads, N,
+    features] and what is learned besides, [...]."""
     return Result(*_Round.apply(turn, *tensors, *learned))  # type: ignore[no-untyped-call]
 
 

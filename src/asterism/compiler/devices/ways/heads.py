@@ -35,7 +35,7 @@ class ByHeads:
         yield Collective(back.name, back.received, back.sent, back.sources, back.targets)
 
     def held(self, plan: Communication, shape: RowShape) -> Integers:
-        """All tokens of some heads."""
+        """int64 [devices], bytes: of all tokens some heads."""
         return np.full(plan.devices, plan.keys.length * shape.key // plan.devices)
 
     def title(self, plan: Communication) -> str:

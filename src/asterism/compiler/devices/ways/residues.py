@@ -67,7 +67,7 @@ class ByResidues:
         yield Collective("results", received * result, sent * result, sources, targets)
 
     def held(self, plan: Communication, shape: RowShape) -> Integers:
-        """All tokens of some residues."""
+        """int64 [devices], bytes: all tokens of some residues."""
         return np.diff(_below(np.array(plan.keys.length), self.period, self._parts(plan))) * shape.key
 
     def title(self, plan: Communication) -> str:

@@ -41,7 +41,7 @@ class Ring:
         yield Collective("shards of keys", sent * key, received * key, targets, sources, again)
 
     def held(self, plan: Communication, shape: RowShape) -> Integers:
-        """The shard that is computed with, and the next one, which comes meanwhile."""
+        """int64 [devices], bytes: the shard that is computed with, and the next one, which comes meanwhile."""
         sizes, devices = np.array(plan.keys.sizes), np.arange(plan.devices)
         # Row s is the shard that came in step s + 1; of 3 devices: [[size 2, 0, 1], [size 1, 2, 0], [0, 0, 0]].
         steps = np.arange(1, plan.devices + 1)[:, None]
