@@ -154,7 +154,7 @@ def finish(flight: Flight) -> list[tuple[Tensor, ...]]:
 
 
 def tied(results: tuple[Tensor, ...], received: Sequence[Tensor]) -> tuple[Tensor, ...]:
-    """The results [...], whose gradients make those of what was received [...], even if nothing was computed from it."""
+    """The results [...], whose gradients make those of what was received [...], even if nothing is computed from it."""
     same: tuple[Tensor, ...] = _Tied.apply(len(results), *results, *received)  # type: ignore[no-untyped-call]
     return same
 
