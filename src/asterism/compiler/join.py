@@ -91,7 +91,9 @@ class _Side:
             at_end = starts + counts == length
             extent = np.where(at_end & (extent > 0), tile, extent)
             return cls(None, length, tile, first, whole, first + whole, np.zeros_like(first), extent)
-        # Tokens of no document that follow a tail may fill its tile.
+        # Documents of 5 and 6 tokens in tiles of 4: tiles 0 and 1 are their whole ones, and their tails, of 1 and 2
+        # tokens, share tile 2, where they begin at places 0 and 1. Were 3 tokens of no document to follow the first,
+        # its tail would fill tile 1 with them instead. `first` counts the tiles, and `before` the tokens of tails.
         gap, room = np.append(starts[1:], length) - starts - counts, -extent % tile
         is_filled = natural & (extent > 0) & (gap >= room)
         shared = np.where(is_filled, 0, extent)
@@ -245,6 +247,8 @@ def _cut_tails(table: Integers, tile: int, n_rows: int, n_columns: int, source: 
         beyond[place] += 1
         beyond[shift] -= tile
         table = np.concatenate([table, beyond], axis=1)
+    # One number for kind, shifts and extents together: each distinct mask is moved once. A shift is above -tile, an
+    # extent at most tile, so that plus tile - 1 each is a digit of a number to the base 2 * tile.
     code = table[3]
     for number in (4, 5, 6, 7):
         code = code * (2 * tile) + table[number] + tile - 1
@@ -252,6 +256,7 @@ def _cut_tails(table: Integers, tile: int, n_rows: int, n_columns: int, source: 
     words = _moved_masks(source, *table[3:, first])
     target = (table[0] * n_rows + table[1]) * n_columns + table[2]
     some = np.logical_or.reduce(words, axis=(1, 2))[mask]
+    # Sorted by their tile, those of one stand together and begin where `opens` says: of targets [3, 3, 7] at 0 and 2.
     order = np.flatnonzero(some)[np.argsort(target[some], kind="stable")]
     opens = np.flatnonzero(np.diff(target[order], prepend=-1) != 0)
     if len(opens) == len(order):
@@ -292,6 +297,8 @@ def _moved_masks(
 
 def _shifted_bits(words: Words, shift: Integers) -> Words:
     """Every row of bits, [n, tile, words], moved up by shift[n], which is within the tile; down below 0."""
+    # Bit b of word w stands at 64 w + b. Moved up by 70, word 0 gives word 1 its bits, 6 places higher, and word 2 the
+    # top 6 of them: by = 6 and -58.
     result = np.zeros_like(words)
     count = words.shape[2]
     for to in range(count):

@@ -78,7 +78,8 @@ def _neighbours(around: Part, inner: Window | Causal) -> Pattern | None:
     if progressions is None:
         return None
     apart, step = progressions
-    # The distance is `apart` plus a multiple of the step.
+    # The distance of query number i and key number j is apart + (i - j) * step. Of queries 0, 2, 4 and keys 1, 3, 5 it
+    # is -1 + 2 (i - j), so that window(left=3, right=0), distances 0 to 3, allows i - j from 1 to 2.
     low, high = -((apart - least) // step), (most - apart) // step
     return Window(high, -low) if low <= high else ~Dense()
 
