@@ -1,4 +1,4 @@
-"""asterism bench: time the implementations on this machine, beside dense attention and installed peer libraries.
+"""asterism bench: time the implementations on this machine, compared with dense attention and installed peer libraries.
 
 Each contender's output and gradients are first checked against float64, and a contender that fails is not timed. Times
 are medians; the contenders take turns. With --calibrate, measure instead what implementation="auto" goes by on this
@@ -14,7 +14,7 @@ import torch
 from asterism.bench import OURS, BenchSettings, choices_table, measure, recalibrate, table
 from asterism.bench.case import DTYPES
 from asterism.bench.machine import memory
-from asterism.cli.layers import MOST_TOKENS
+from asterism.cli.mixers import MOST_TOKENS
 from asterism.cli.output import add_plot, add_record, say, write_record, written_whole
 from asterism.cli.parser import Parser, UsageError, print_json, whole_number
 from asterism.errors import AsterismError, nearest

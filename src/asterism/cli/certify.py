@@ -23,7 +23,7 @@ def run(argv: Sequence[str]) -> None:
 
 
 def _small_world(certificate: Certificate) -> list[str]:
-    """A table of the union of the patterns beside a random graph and a ring."""
+    """A table that compares the union of the patterns with a random graph and a ring."""
     world = certificate.small_world
     columns = (world.pattern, world.random, world.ring)
     rows = {

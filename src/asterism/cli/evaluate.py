@@ -9,7 +9,7 @@ from pathlib import Path
 
 from asterism import training
 from asterism.cli.parser import Parser, add_dense_exchange, print_json, whole_number
-from asterism.cli.told import is_follower
+from asterism.cli.processes import is_follower
 from asterism.presence import require_data, require_run
 from asterism.training.data.corpora.splits import SPLITS
 from asterism.training.readers.text import MEANING

@@ -55,6 +55,6 @@ def _parser(defaults: dict[str, Any]) -> SettingsParser:
     )
     parser.add_argument("--folder", metavar="RUN", help="where the run is written (default: runs/finetune-TASK)")
     parser.add_argument("--recipe", metavar="NAME", help=f"published settings: {', '.join(FINE_TUNING)}")
-    parser.add_argument("--resume", action="store_true", help="go on with the run in the folder, with its settings")
+    parser.add_argument("--resume", action="store_true", help="resume the run in the folder, with its settings")
     parser.add_settings(FineTuneConfig, {"FineTuneConfig": "settings of the run"}, defaults)
     return parser

@@ -2,8 +2,8 @@
 
 Without --output the prompt is text, and what follows it is written raw to a file or pipe, readable to a terminal. With
 --output the prompt is a file, and the model of pictures (.png), sounds (.wav), genomes (.fasta) or bytes writes one:
-new sequences, a file that goes on, or held-out pieces beside what the model makes of their first half. What is drawn
-is kept beside FILE until that is written: after a stop, --resume draws only what is missing.
+new sequences, a longer file, or held-out pieces next to those that the model completes from their first half. Draws
+are kept next to FILE until that is written: after a stop, --resume draws only what is missing.
 """
 
 import os
@@ -15,7 +15,7 @@ from typing import Any
 
 from asterism import training
 from asterism.cli.parser import Parser, UsageError, add_dense_exchange, print_json, whole_number
-from asterism.cli.told import is_follower, launched, say_how_to_go_on
+from asterism.cli.processes import is_follower, launched, print_how_to_resume
 from asterism.presence import require_run
 
 
@@ -35,7 +35,7 @@ def run(argv: Sequence[str]) -> None:
         try:
             _write_file(options, as_json)
         except KeyboardInterrupt:
-            say_how_to_go_on("generate", argv, options["output"])
+            print_how_to_resume("generate", argv, options["output"])
             raise
         return
     options["length"] = options["length"] or 500
@@ -94,12 +94,12 @@ def _parser() -> Parser:
     parser.add_argument("run", metavar="RUN", help="the folder of a run")
     parser.add_argument("--prompt", type=os.fsencode, metavar="TEXT", help="what to continue; a file, with --output")
     parser.add_argument("--output", metavar="FILE", help="a file that is not there yet, for what is made")
-    parser.add_argument("--resume", action="store_true", help="go on with an output that is not finished")
+    parser.add_argument("--resume", action="store_true", help="resume an output that is not finished")
     parser.add_argument(
         "--complete",
         type=whole_number(1),
         metavar="N",
-        help="complete N pieces of the test split, beside the originals",
+        help="complete N pieces of the test split, next to the originals",
     )
     parser.add_argument(
         "--keep", type=float, metavar="SHARE", help="how much of a prompt or piece is given (default: half a picture)"

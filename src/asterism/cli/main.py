@@ -18,7 +18,7 @@ from typing import TextIO
 
 from asterism import __version__
 from asterism.cli.parser import UsageError
-from asterism.cli.told import launched, may_speak
+from asterism.cli.processes import launched, may_print
 from asterism.errors import AsterismError, nearest
 
 VERBS = {
@@ -32,7 +32,7 @@ VERBS = {
     "predict": "label, tag, answer or write for the examples of a file with a fine-tuned model",
     "generate": "continue a prompt with a trained model",
     "import": "convert a Hugging Face checkpoint to an Asterism model, longer and sparser on request",
-    "bench": "time attention over patterns, beside dense attention and other libraries",
+    "bench": "time attention over patterns, compared with dense attention and other libraries",
     "promises": "check what models promise, ours and Hugging Face's: padding, causality, caches, memory",
 }
 
@@ -198,7 +198,7 @@ def _discard(stream: TextIO) -> None:
 
 
 def _fail(message: str, code: int) -> int:
-    if not may_speak():
+    if not may_print():
         return code
     try:
         print(f"asterism: {message.splitlines()[0]}", file=sys.stderr, flush=True)

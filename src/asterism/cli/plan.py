@@ -8,7 +8,7 @@ from argparse import Namespace
 from collections.abc import Sequence
 from typing import Any
 
-from asterism.cli.layers import FOURIER, add_pattern, heading, queries_of, read_pattern
+from asterism.cli.mixers import FOURIER, add_pattern, heading, queries_of, read_pattern
 from asterism.cli.parser import Parser, UsageError, print_json, whole_number
 from asterism.compiler import compile_pattern
 from asterism.compiler.devices import RowShape, Shards, communicate, describe, summary

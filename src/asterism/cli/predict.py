@@ -14,7 +14,7 @@ from pathlib import Path
 
 from asterism import training
 from asterism.cli.parser import Parser, UsageError, print_json, whole_number
-from asterism.cli.told import say_how_to_go_on
+from asterism.cli.processes import print_how_to_resume
 from asterism.errors import DataError
 from asterism.presence import require_data, require_run
 from asterism.training.data.records.formats import FORMATS
@@ -42,7 +42,7 @@ def run(argv: Sequence[str]) -> None:
             score=arguments.score,
         )
     except (KeyboardInterrupt, DataError):
-        say_how_to_go_on("predict", argv, arguments.output)
+        print_how_to_resume("predict", argv, arguments.output)
         raise
     print(report, file=sys.stderr)
     if arguments.json:
@@ -55,7 +55,7 @@ def _parser() -> Parser:
     parser.add_argument("--data", metavar="PATH", required=True, help="a file of examples; - is standard input")
     parser.add_argument("--format", choices=list(FORMATS), help="what the data are (default: by the name's suffix)")
     parser.add_argument("--output", metavar="PATH", help="a file that is not there yet (default: standard output)")
-    parser.add_argument("--resume", action="store_true", help="go on with an output that is not finished")
+    parser.add_argument("--resume", action="store_true", help="resume an output that is not finished")
     parser.add_argument(
         "--batch-size", type=whole_number(1), metavar="N", help="examples asked at once (default: as the run)"
     )

@@ -16,8 +16,8 @@ from jsonargparse import ArgumentParser, DefaultHelpFormatter
 
 from asterism import training
 from asterism.cli.parser import SWITCH, UsageError, print_json, refuse_unknown, with_values
+from asterism.cli.processes import is_follower, launched
 from asterism.cli.settings_file import check_settings_file
-from asterism.cli.told import is_follower, launched
 from asterism.errors import ConfigurationError, nearest
 from asterism.presence import require_data, require_model, require_run
 from asterism.training.recipes import RECIPES
@@ -27,7 +27,7 @@ Config = TypeVar("Config", bound=TrainingConfig)
 
 
 def train_and_tell(config: AnyConfig, folder: str, *, resume: bool, as_json: bool) -> None:
-    """Train, and print what came of it; when interrupted, say how to go on."""
+    """Train and print the report; when interrupted, print how to resume."""
     require_what_it_names(config, folder, resume)
     try:
         report = training.train(config, folder, resume=resume)

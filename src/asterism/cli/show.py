@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from itertools import groupby
 
-from asterism.cli.layers import FOURIER, Turn, add_pattern, heading, queries_of, read_pattern
+from asterism.cli.mixers import FOURIER, Turn, add_pattern, heading, queries_of, read_pattern
 from asterism.cli.output import add_plot, written_whole
 from asterism.cli.parser import Parser, UsageError, percent, print_json, whole_number
 from asterism.compiler import Plan, compile_pattern

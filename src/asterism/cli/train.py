@@ -13,8 +13,8 @@ from inspect import getdoc
 from typing import Any
 
 from asterism.cli.parser import print_json
+from asterism.cli.processes import is_follower
 from asterism.cli.settings import SettingsParser, recorded, require_what_it_names, train_and_tell, underscored
-from asterism.cli.told import is_follower
 from asterism.memory import amount
 from asterism.patterns import as_schedule
 from asterism.training.recipes import RECIPES, recipe
@@ -35,7 +35,7 @@ def run(argv: Sequence[str]) -> None:
 
 
 def _tell_cost(config: RunConfig, resumed: str | None, as_json: bool) -> None:
-    """What a run will cost; of one that goes on in a folder, what it costs from its newest checkpoint."""
+    """Print what a run will cost; of one that is resumed, what it costs from its newest checkpoint."""
     from asterism.training.ask.estimate import estimate
     from asterism.training.run.checkpoint import read_state  # takes seconds to import
     from asterism.training.run.folder import RunFolder
@@ -78,8 +78,8 @@ def _tell_cost(config: RunConfig, resumed: str | None, as_json: bool) -> None:
 
 def _summary(mixers: str | list[str]) -> str:
     """The mixers in a line, in the short form: one text, or the first and the last of a list."""
-    told = [str(as_schedule(mixer)) for mixer in ([mixers] if isinstance(mixers, str) else mixers)]
-    return told[0] if len(set(told)) == 1 else f"{told[0]} ... {told[-1]}"
+    texts = [str(as_schedule(mixer)) for mixer in ([mixers] if isinstance(mixers, str) else mixers)]
+    return texts[0] if len(set(texts)) == 1 else f"{texts[0]} ... {texts[-1]}"
 
 
 # --- recipe, file and flags to one configuration ---------------------------------------------------------------------
@@ -119,7 +119,7 @@ def _parser(defaults: Mapping[str, Any]) -> SettingsParser:
     )
     parser.add_argument("--folder", metavar="RUN", help="where the run is written (default: runs/RECIPE)")
     parser.add_argument("--dry_run", action="store_true", help="print parameters, FLOPs, memory, time; train nothing")
-    parser.add_argument("--resume", action="store_true", help="go on with the run in the folder, with its settings")
+    parser.add_argument("--resume", action="store_true", help="resume the run in the folder, with its settings")
     known = textwrap.fill(f"settings of the run; recipes: {', '.join(RECIPES)}", 80, break_on_hyphens=False)
     parser.add_settings(RunConfig, {"RunConfig": known, "model": "settings of the model"}, defaults)
     return parser

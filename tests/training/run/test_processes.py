@@ -26,7 +26,7 @@ from safetensors.torch import load_file
 from transformers import BertConfig, RobertaConfig
 
 from asterism.cli.main import main
-from asterism.cli.told import is_follower
+from asterism.cli.processes import is_follower
 from asterism.errors import ConfigurationError
 from asterism.models import AsterismConfig
 from asterism.training import FineTuneConfig, RunConfig, evaluate, generate, open_run, train

@@ -1,6 +1,6 @@
-"""Of several processes, one speaks: what all of them see is told once.
+"""Of several processes one prints, so that an error that all of them encounter is printed once.
 
-The launcher's store, which every process of a run reaches, keeps who was first. Process 0 is given time to be.
+The launcher's store, which every process of a run reaches, records which one was first. The others give process 0 time.
 """
 
 import os
@@ -13,23 +13,23 @@ from collections.abc import Sequence
 from datetime import timedelta
 
 _LEADERS_TURN = 5.0
-"""Seconds for which the others wait for process 0 to speak; launchers give them more before they kill."""
+"""Seconds for which the others wait for process 0 to print; launchers give them more before they kill."""
 
 
 def launched() -> int:
-    """How many processes a launcher says there are."""
+    """How many processes a launcher has started."""
     count = os.environ.get("WORLD_SIZE", "")
     return int(count) if count.isdecimal() else 1
 
 
 def is_follower() -> bool:
-    """Whether a launcher started this process beside a process 0."""
+    """Whether a launcher started this process, and it is not process 0."""
     rank = os.environ.get("RANK", "")
     return rank.isdecimal() and int(rank) > 0 and launched() > 1
 
 
-def may_speak() -> bool:
-    """Whether this process, which ends, is to tell why: one alone, process 0, or the first when process 0 is silent.
+def may_print() -> bool:
+    """Whether this process, which ends, prints why: one alone, process 0, or the first where process 0 is silent.
 
     From then on SIGTERM does not end it.
     """
@@ -45,8 +45,8 @@ def may_speak() -> bool:
     return claims.claim()
 
 
-def say_how_to_go_on(verb: str, argv: Sequence[str], output: str | None) -> None:
-    """The command that goes on with an output which was begun, if it was."""
+def print_how_to_resume(verb: str, argv: Sequence[str], output: str | None) -> None:
+    """Print the command that resumes an output, if it was begun."""
     from asterism.training.ask.prediction_output import can_go_on  # takes seconds to import
 
     if output is not None and can_go_on(output):
@@ -55,7 +55,7 @@ def say_how_to_go_on(verb: str, argv: Sequence[str], output: str | None) -> None
 
 
 class _Claims:
-    """Who has spoken; where there is no store, everybody may."""
+    """Which process has printed; where there is no store, every process may."""
 
     def __init__(self) -> None:
         import torch.distributed as dist  # takes a second, and is there where processes have joined
@@ -71,9 +71,9 @@ class _Claims:
                 pass
 
     def taken(self) -> bool:
-        """Whether somebody has spoken."""
+        """Whether a process has printed."""
         return self.store is not None and bool(self.store.check([self.key]))
 
     def claim(self) -> bool:
-        """Whether nobody has before this call."""
+        """Whether none has before this call."""
         return self.store is None or self.store.add(self.key, 1) == 1
