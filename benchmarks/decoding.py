@@ -29,7 +29,8 @@ from transformers.cache_utils import Cache
 
 from asterism.bench.machine import describe
 from asterism.models import AsterismConfig, AsterismForCausalLM, use_pattern
-from asterism.models.cache.cache import PatternCache, PatternCacheLayer
+from asterism.models.cache.cache import PatternCache
+from asterism.models.cache.layer import PatternCacheLayer
 
 SIZES = {"vocab_size": 256, "hidden_size": 512, "num_hidden_layers": 8, "num_attention_heads": 8}
 PATTERNS = ("window(left=511)", "sinks(first=4, window=508)", "fixed(stride=128, summary=8)")

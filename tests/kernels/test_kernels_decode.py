@@ -16,7 +16,7 @@ from asterism.kernels import decode, dense, readable
 from asterism.kernels.choice import choice
 from asterism.kernels.reference import reference
 from asterism.layers.persistent import PersistentAttention
-from asterism.models.cache.cache import PatternCacheLayer
+from asterism.models.cache.layer import PatternCacheLayer
 
 attend_module = sys.modules["asterism.kernels.attend"]  # the package shows the function of that name
 pytestmark = pytest.mark.usefixtures("poison")

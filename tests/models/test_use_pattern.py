@@ -70,7 +70,8 @@ from transformers import (
 from asterism import patterns
 from asterism.errors import ConfigurationError, KernelError, PatternError
 from asterism.models import drop_pattern, use_pattern
-from asterism.models.cache.cache import PatternCache, PatternCacheLayer
+from asterism.models.cache.cache import PatternCache
+from asterism.models.cache.layer import PatternCacheLayer
 
 pytestmark = pytest.mark.model
 

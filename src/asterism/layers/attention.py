@@ -27,7 +27,7 @@ SECOND_READING = 2**62
 
 
 class KeyCache(Protocol):
-    """What attention asks of its part of a cache, such as `asterism.models.cache.cache.PatternCacheLayer`.
+    """What attention asks of its part of a cache, such as `asterism.models.cache.layer.PatternCacheLayer`.
 
     `new_tokens` says where the next columns stand, and `extend` adds their keys and values and returns what they may
     read; for the first tokens that is nothing but themselves.

@@ -28,7 +28,8 @@ from asterism.memory import least_model_memory, shortage
 from asterism.models.asterism.base import AsterismPreTrainedModel
 from asterism.models.asterism.blocks import make_block, make_distances, make_norm, make_positions
 from asterism.models.asterism.configuration import AsterismConfig
-from asterism.models.cache.cache import PatternCache, PatternCacheLayer
+from asterism.models.cache.cache import PatternCache
+from asterism.models.cache.layer import PatternCacheLayer
 from asterism.models.cache.sharded import ShardedCache
 
 _LAYER = 2**48

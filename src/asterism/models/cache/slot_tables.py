@@ -69,7 +69,11 @@ def _step(plan: SlotPlan, tokens: NewTokens, width: int, device: torch.device, r
 
 
 def _survivors(plan: SlotPlan, first: int, count: int, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
-    """(columns, slots) of those of `count` new tokens whose keys are still there after the last of them."""
+    """(columns, slots) of those of `count` new tokens whose keys are still there after the last of them.
+
+    Of tokens 4 to 7 in three slots of a window, `held` is [6, 7, 5]: columns [2, 3, 1] go to slots [0, 1, 2], and
+    token 4 goes nowhere.
+    """
     held = plan.held(first + count)
     slots = np.flatnonzero(held >= first)
     return torch.from_numpy(held[slots] - first).to(device), torch.from_numpy(slots).to(device)
@@ -106,6 +110,7 @@ def _one_column(plan: SlotPlan, lengths: tuple[int, ...], width: int, device: to
         table = _table_with(plan, position, width)
         found.setdefault(table, []).append(row)
         slots.append(int(table.slots[position - table.first]))
+    # Rows at positions 3, 300 and 5 read two tables: rows [0, 2] the one of 0 to 255, row [1] the one of 256 to 511.
     allowed = torch.empty(plan.pattern.heads, len(lengths), width, dtype=torch.bool, device=device)
     for table, rows in found.items():
         places = torch.tensor([lengths[row] - table.first for row in rows], device=device)
@@ -123,7 +128,7 @@ def _table_with(plan: SlotPlan, position: int, width: int) -> Table:
 
 
 def _step_by_row(plan: SlotPlan, tokens: NewTokens, width: int, device: torch.device, reads_slots: bool) -> PlanStep:
-    """Rows of different lengths."""
+    """Rows of different lengths: each as if it were alone, and all together as lists of rows, columns and slots."""
     after = tokens.after.lengths
     count = len(after) if isinstance(after, tuple) else len(tokens.counts or tokens.before.lengths)  # type: ignore[arg-type]
     places: list[list[torch.Tensor]] = [[], [], []]

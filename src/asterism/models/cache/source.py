@@ -55,10 +55,6 @@ class SourceLayer(CacheLayerMixin):
         """-1: there is no limit."""
         return -1
 
-    def get_max_cache_shape(self) -> int:
-        """As `get_max_length`. Its name before transformers 5.16."""
-        return -1
-
     def reset(self) -> None:
         """Forget the source."""
         self.is_initialized = False

@@ -24,7 +24,7 @@ from asterism.layers.rows.padding import (
 )
 from asterism.layers.rows.rows import in_documents
 from asterism.memo import remembering_few
-from asterism.models.cache.cache import PatternCacheLayer
+from asterism.models.cache.layer import PatternCacheLayer
 from asterism.models.drop_in.documents import from_boundaries, from_positions
 from asterism.models.drop_in.field import read_native_window, read_patterns, require_native_window
 from asterism.models.drop_in.places import place_of

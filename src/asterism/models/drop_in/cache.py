@@ -15,7 +15,8 @@ from transformers.cache_utils import Cache, DynamicLayer
 
 from asterism.errors import ConfigurationError
 from asterism.layers.rows.padding import refuse_added
-from asterism.models.cache.cache import OUTSIDE_GRAPHS, PatternCache, PatternCacheLayer, new_layer
+from asterism.models.cache.cache import PatternCache, new_layer
+from asterism.models.cache.layer import OUTSIDE_GRAPHS, PatternCacheLayer
 from asterism.models.drop_in.attention import layer_rule
 from asterism.models.drop_in.field import IMPLEMENTATION
 from asterism.models.drop_in.tokens import LayerTokens, require_tokens
