@@ -190,7 +190,7 @@ REFUSALS = {
     "part": "call the model that use_pattern was given, not a part of it",
     "llama cache": "was given use_cache within sequence_parallel",
     "roberta": "RobertaForMaskedLM counts its positions from after its padding token",
-    "nothing": "LlamaForCausalLM cannot compute on no tokens, and rank 0 holds none of 3",
+    "nothing": "LlamaForCausalLM needs a token on every rank, and rank 0 holds 0 of 3",
     "pattern dropped": "knows no shards: within sequence_parallel it needs use_pattern",
 }
 

@@ -14,7 +14,6 @@ from typing import Any, NamedTuple, cast
 
 import torch
 from torch import nn
-from transformers import DynamicCache
 from transformers.cache_utils import Cache
 from transformers.modeling_outputs import BaseModelOutputWithPast
 from transformers.utils.generic import can_return_tuple
@@ -28,12 +27,12 @@ from asterism.memory import least_model_memory, shortage
 from asterism.models.asterism.base import AsterismPreTrainedModel
 from asterism.models.asterism.blocks import make_block, make_distances, make_norm, make_positions
 from asterism.models.asterism.configuration import AsterismConfig
-from asterism.models.cache.cache import PatternCache
+from asterism.models.cache.cache import PatternCache, is_plain
 from asterism.models.cache.layer import PatternCacheLayer
 from asterism.models.cache.sharded import ShardedCache
 
 _LAYER = 2**48
-"""What the seeds of dropout of two layers differ by."""
+"""Offset between the dropout seeds of consecutive layers."""
 
 
 class Source(NamedTuple):
@@ -287,8 +286,7 @@ class AsterismModel(AsterismPreTrainedModel):
             raise ConfigurationError("gradient checkpointing runs every block twice and cannot be used with a cache")
         if past_key_values is None:
             return PatternCache(self.config)
-        empty = past_key_values.get_seq_length() == 0 and not past_key_values.offloading
-        if empty and type(past_key_values) is DynamicCache:
+        if is_plain(past_key_values) and past_key_values.get_seq_length() == 0:
             # The caller may hold on to this object instead of the one we return, so it is filled in place.
             past_key_values.layers = PatternCache(self.config).layers
             past_key_values.layer_class_to_replicate = None

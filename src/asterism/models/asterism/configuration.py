@@ -139,7 +139,7 @@ class AsterismConfig(_FromTable):
         """The encoder alone, as the configuration of a model without a decoder."""
         encoder = copy.deepcopy(self)
         encoder.decoder_mixers, encoder.is_encoder_decoder = None, False
-        if not any(isinstance(mixer, Pattern) for mixer in encoder.mixer_counts()):
+        if not any(mixer.has_pairs for mixer in encoder.mixer_counts()):
             encoder.attention_dropout = 0.0  # that of the decoder: fourier() has no pairs to drop
         return encoder
 
@@ -245,9 +245,8 @@ class AsterismConfig(_FromTable):
         self._check_cross()
         if not self.tie_encoder_decoder:
             return
-        for mixer in self.mixer_counts():
-            if isinstance(mixer, Fourier):
-                raise ConfigurationError("tie_encoder_decoder needs weights in every mixer, and fourier() has none")
+        if not all(mixer.has_pairs for mixer in self.mixer_counts()):
+            raise ConfigurationError("tie_encoder_decoder needs weights in every mixer, and fourier() has none")
         for name in ("num_hidden_layers", "max_position_embeddings"):
             if getattr(self, name) != getattr(decoder, name):
                 raise ConfigurationError(
@@ -259,7 +258,7 @@ class AsterismConfig(_FromTable):
 
     def _check_block(self) -> None:
         """Raises ConfigurationError for options of attention and of blocks that do not go together."""
-        attends = [isinstance(mixer, Pattern) for mixer in self.mixer_counts()]
+        attends = [mixer.has_pairs for mixer in self.mixer_counts()]
         if self.block == "all_attention":
             refused = {
                 "no feed-forward layer, so fourier() cannot be its mixer": not all(attends),
@@ -272,7 +271,7 @@ class AsterismConfig(_FromTable):
                 "no buckets: use position_type 'relative', 'learned', 'factorised' or 'none'": (
                     self.position_type == "buckets"
                 ),
-                "an attention_scale of its own: leave it out": self.attention_scale is not None,
+                "no attention_scale: leave it out": self.attention_scale is not None,
                 "values as wide as its hidden states: leave value_dim out": self.value_dim != self.hidden_size,
                 "no feed-forward layer, so it can have no gate": self.gated_feed_forward,
             }

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Any, Protocol
 
-from transformers.cache_utils import Cache
+from transformers.cache_utils import Cache, DynamicCache
 
 from asterism.models.cache.layer import RESTORABLE, PatternCacheLayer
 from asterism.patterns import Pattern
@@ -57,3 +57,8 @@ def new_layer(cache: Cache, pattern: Pattern, **options: Any) -> PatternCacheLay
             layer.join(other)
             break
     return layer
+
+
+def is_plain(cache: Cache) -> bool:
+    """Whether a cache is what transformers makes by default, without a wish that only its own layers fulfil."""
+    return type(cache) is DynamicCache and not cache.offloading

@@ -5,8 +5,8 @@ Which slot takes which key, and when it is free again, follows from the pattern 
 `strided` everything. So all layers and rows share one plan, which is known on the host: a token costs no
 synchronisation, no copy of what is kept, and no question to the pattern.
 
-Heads that keep different keys have slots of their own. A slot stays as it is for some tokens after its key was last
-read, and so long the last tokens can be taken back (`crop`).
+Heads that keep different keys have slots of their own. A slot stays as it is for `restorable` tokens after its key was
+last read, so as many of the last tokens can be taken back (`crop`).
 
 Invariant: a slot that a query may read holds the key at the position that the plan says, whatever was taken back.
 """

@@ -7,11 +7,11 @@ is the same for every token that is generated.
 from typing import Any
 
 import torch
-from transformers.cache_utils import Cache, CacheLayerMixin, DynamicCache, EncoderDecoderCache
+from transformers.cache_utils import Cache, CacheLayerMixin, EncoderDecoderCache
 
 from asterism.errors import ConfigurationError
 from asterism.models.asterism.configuration import AsterismConfig
-from asterism.models.cache.cache import PatternCache
+from asterism.models.cache.cache import PatternCache, is_plain
 
 
 class SourceLayer(CacheLayerMixin):
@@ -109,11 +109,6 @@ class EncoderDecoderPatternCache(EncoderDecoderCache):
 
     def check_dynamic_cache(self, method: str) -> None:
         """Nothing to refuse: both caches can be cropped, and their rows chosen."""
-
-
-def is_plain(cache: Cache) -> bool:
-    """Whether a cache is what transformers makes by default, without a wish that only its own layers fulfil."""
-    return type(cache) is DynamicCache and not cache.offloading
 
 
 def own_caches(past: EncoderDecoderCache, config: AsterismConfig) -> tuple[Cache, SourceCache]:

@@ -112,8 +112,8 @@ def _meet(model: Any, given: dict[str, Any], signature: inspect.Signature) -> di
     rows = cast(ShardedRows, find_rows(tokens, given.get("attention_mask")))
     if 0 in (sizes := rows.shards.sizes):
         raise ConfigurationError(
-            f"{type(model).__name__} cannot compute on no tokens, and rank {sizes.index(0)} holds none of {sum(sizes)}:"
-            " give each rank one at least"
+            f"{type(model).__name__} needs a token on every rank, and rank {sizes.index(0)} holds 0 of {sum(sizes)}:"
+            " give each rank at least one"
         )
     if positions is None:
         given["position_ids"] = rows.columns

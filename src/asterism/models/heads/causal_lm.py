@@ -57,7 +57,7 @@ class AsterismForCausalLM(GeneratesTokens):
         with together({}, self.device):
             if args:
                 raise ConfigurationError(
-                    "within sequence_parallel, name what generate takes beside inputs and its config"
+                    "within sequence_parallel, pass everything but inputs and generation_config by keyword"
                 )
             return generate_shards(self, inputs, generation_config, kwargs)
 

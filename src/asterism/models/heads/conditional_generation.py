@@ -20,7 +20,8 @@ from asterism.models.asterism.backbone import AsterismModel
 from asterism.models.asterism.base import Targets
 from asterism.models.asterism.configuration import AsterismConfig
 from asterism.models.asterism.encoder_decoder import AsterismEncoderDecoder, EncoderDecoderOutput
-from asterism.models.cache.source import EncoderDecoderPatternCache, is_plain
+from asterism.models.cache.cache import is_plain
+from asterism.models.cache.source import EncoderDecoderPatternCache
 from asterism.models.generation.generation import GeneratesTokens
 from asterism.models.heads.head import head_of
 

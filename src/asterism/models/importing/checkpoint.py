@@ -37,7 +37,7 @@ from asterism.models.importing.sentences import read_pipeline
 from asterism.models.importing.source import read_configuration, read_generation, read_weights
 from asterism.models.importing.t5 import T5
 from asterism.models.importing.tokenizer import read_tokenizer
-from asterism.patterns import Fourier, Mixer, Schedule, global_tokens
+from asterism.patterns import Mixer, Schedule, global_tokens
 
 ARCHITECTURES: dict[str, Architecture] = {
     "bart": BART,
@@ -270,7 +270,7 @@ def _change(
 def _refuse_other_weights(own: Sequence[Mixer], new: Sequence[Mixer]) -> None:
     """Raises ConfigurationError for a pattern whose layers need weights that the checkpoint does not have."""
     for number, (old, mixer) in enumerate(zip(own, new, strict=True)):
-        if isinstance(old, Fourier) != isinstance(mixer, Fourier):
+        if old.has_pairs != mixer.has_pairs:
             raise ConfigurationError(
                 f"the pattern gives layer {number} {mixer}, where the checkpoint has the weights of {old}:"
                 " attention and Fourier mixing cannot replace each other"

@@ -79,7 +79,7 @@ class EncoderDecoder(Architecture):
 
 
 def _equal(tensors: Mapping[str, torch.Tensor], first: str, second: str) -> bool:
-    """Whether both are there and equal, or not both there, which is found out later."""
+    """Whether both are equal; also where one is missing, which is reported later."""
     one, other = tensors.get(first), tensors.get(second)
     return one is None or other is None or one is other or torch.equal(one, other)
 
