@@ -60,7 +60,8 @@ class BackboneOutput(BaseModelOutputWithPast):
     """What a head reads: as transformers has it, and where the tokens stand, which callers of the backbone alone are
     not given."""
 
-    rows: Rows | None = None
+    last_hidden_state: torch.Tensor = None  # type: ignore[assignment]  # transformers wants a default of every field
+    rows: Rows = None  # type: ignore[assignment]
 
 
 class AsterismModel(AsterismPreTrainedModel):
@@ -142,7 +143,10 @@ class AsterismModel(AsterismPreTrainedModel):
         rows = self._find_rows(embedded, attention_mask, cache, position_ids, cu_seqlens)
         last, states = self._run(rows, embedded, cache, dropouts, output_hidden_states)
         return BackboneOutput(
-            last_hidden_state=last, past_key_values=cache, hidden_states=states, rows=rows if with_rows else None
+            last_hidden_state=last,
+            past_key_values=cache,
+            hidden_states=states,
+            rows=rows if with_rows else None,  # type: ignore[arg-type]
         )
 
     def _embed(

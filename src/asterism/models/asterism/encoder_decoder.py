@@ -34,7 +34,7 @@ class AsterismDecoder(AsterismModel):
     role = "decoder"
 
     @with_all_ranks
-    def forward(  # type: ignore[override]
+    def forward(
         self,
         input_ids: torch.Tensor | None = None,
         attention_mask: torch.Tensor | None = None,
@@ -87,7 +87,8 @@ EncoderOutputs = BaseModelOutput | tuple[torch.Tensor, ...]
 class EncoderDecoderOutput(Seq2SeqModelOutput):
     """What the head reads: as transformers has it, and where the tokens of the target stand."""
 
-    rows: Rows | None = None
+    last_hidden_state: torch.Tensor = None  # type: ignore[assignment]  # as of BackboneOutput
+    rows: Rows = None  # type: ignore[assignment]
 
 
 class AsterismEncoderDecoder(AsterismPreTrainedModel):
@@ -195,7 +196,7 @@ class AsterismEncoderDecoder(AsterismPreTrainedModel):
             decoder_hidden_states=decoded.hidden_states,
             encoder_last_hidden_state=None if encoded is None else encoded[0],
             encoder_hidden_states=getattr(encoded, "hidden_states", None),
-            rows=decoded.rows if with_rows else None,
+            rows=decoded.rows if with_rows else None,  # type: ignore[arg-type]
         )
 
     def _find_cache(self, past: Cache | None, use_cache: bool) -> EncoderDecoderCache | None:
