@@ -159,7 +159,7 @@ def _take_labels(model: Any, given: dict[str, Any]) -> torch.Tensor | None:
 
 def _classes(model: PreTrainedModel) -> int:
     """How many there are for each token."""
-    config = model.config.get_text_config()
+    config: Any = model.config.get_text_config()
     return int(config.num_labels if type(model).__name__.endswith("ForTokenClassification") else config.vocab_size)
 
 

@@ -47,7 +47,7 @@ class AsterismForSequenceClassification(_Classifier):
             or config.problem_type == "multi_label_classification"
             or (labels is not None and labels.is_floating_point())
         ):
-            return {"labels": ((*rows, config.num_labels), None)}
+            return {"labels": ((*rows, config.num_labels or 0), None)}
         return {"labels": (rows, config.num_labels)}
 
     @encoder_head
