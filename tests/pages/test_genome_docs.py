@@ -2,13 +2,12 @@
 
 import re
 
-import pytest
 from genome_files import fasta, random_genome, write
 from repository import DOCS
 
 from asterism.training.data.corpora import dna_tokens
 from asterism.training.data.corpora.modality import parse_modality
-from asterism.training.data.genomes import annotation, genome, index, intervals, ngram, signal, unpacking
+from asterism.training.data.genomes import annotation, genome, index, intervals, ngram, unpacking
 from asterism.training.data.genomes import fasta as sequences
 
 PAGE = (DOCS / "genomes.md").read_text()
@@ -22,8 +21,6 @@ LIMITS = {
     "a line of annotation": (annotation.LONGEST_LINE,),
     "a place in annotation": (intervals.FURTHEST,),
     "a sequence that is continued": (genome.LONGEST_PROMPT,),
-    "values of signal read at once": (signal.LONGEST_STRETCH,),
-    "a section of a bigWig file": (signal.LARGEST_SECTION,),
 }
 
 
@@ -34,7 +31,7 @@ def numbers(text: str) -> tuple[int, ...]:
 def test_the_limits_are_those_of_the_code():
     rows = re.findall(r"^\| (.*?) \| (.*?) \|$", PAGE.split("## Limits")[1], re.MULTILINE)
     assert {name: numbers(text) for name, text in rows if name in LIMITS} == LIMITS
-    assert len(rows) == len(LIMITS) + 1 and signal.MOST_SEQUENCES == index.MOST_SEQUENCES
+    assert len(rows) == len(LIMITS) + 1
     for number in (genome.MOST_COMPARED, genome.MOST_COUNTED, index.GRID, ngram.MOST_BASES, dna_tokens.LEARNED_FROM):
         assert f"{number:,}" in PAGE
 
@@ -45,15 +42,12 @@ def test_the_modalities_are_read():
 
 
 def test_the_python_runs(tmp_path, monkeypatch):
-    pybigtools = pytest.importorskip("pybigtools")
     monkeypatch.setenv("ASTERISM_CACHE", str(tmp_path / "cache"))
     monkeypatch.chdir(tmp_path)
     write(tmp_path, "genome.fa.gz", fasta(random_genome(1, {"chr1": 9000})))
     write(tmp_path, "genes.gff", "chr1\tme\tgene\t200\t400\t.\t-\t.\tName=a\n")
     write(tmp_path, "genes.tsv", "kinase\t200\t400\t-\n")
-    pybigtools.open("coverage.bw", "w").write({"chr1": 9000}, [("chr1", 150, 300, 2.0)])
     names: dict[str, object] = {}
     for text in re.findall(r"^```python\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL):
         exec(compile(text, "genomes.md", "exec"), names)
     assert len(names["window"]) == 8000 and names["window"].strand == "-"
-    assert names["signal"].means(names["genes"]).tolist() == [2 * 101 / 201]

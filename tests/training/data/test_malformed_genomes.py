@@ -1,4 +1,4 @@
-"""Files of genomes, annotation and signal that are not what they should be: one line with the file and the place.
+"""Files of genomes and annotation that are not what they should be: one line with the file and the place.
 
 Whatever is wrong, nothing is kept of it, and no more memory is taken than a few blocks.
 """

@@ -1,4 +1,4 @@
-"""Genomes: sequences with random access, annotation and signal along them, and the modality that trains on them."""
+"""Genomes: sequences with random access, annotation along them, and the modality that trains on them."""
 
 from asterism.training.data.genomes.genome import Genome
 
