@@ -1,7 +1,8 @@
 """What files without loss need for pictures: the yardstick that everybody has.
 
 Every picture is a file of its own. Only what is compressed is counted, not what a file says about itself (57 bytes of a
-PNG, some 20 of a WebP): of small pictures that would be more than models differ by.
+PNG, some 20 of a WebP): of small pictures that would be more than models differ by. JPEG XL is counted whole: its bare
+codestream has no chunks to tell apart, and begins with no more than some 15 bytes about size and colours.
 """
 
 from collections.abc import Iterable
@@ -9,32 +10,46 @@ from io import BytesIO
 
 import numpy as np
 
+from asterism.presence import require_package
 from asterism.training.data.images.decoding import require_pillow
 
 
 def compressed(pictures: Iterable[np.ndarray]) -> dict[str, float]:
-    """Bits per value of pictures uint8 [h, w, 1 or 3]: PNG (zlib 9, the filters that Pillow finds best), and WebP
-    without loss.
+    """Bits per value of pictures, uint8 [h, w, 1 or 3] each, as PNG, WebP and JPEG XL need, all without loss.
+
+    Raises ConfigurationError without Pillow or imagecodecs.
     """
-    sizes, values = {"png": 0, "webp lossless": 0}, 0
+    require_compressors()
+    sizes, values = {"png": 0, "webp lossless": 0, "jpeg xl lossless": 0}, 0
     for picture in pictures:
         sizes["png"] += _png(picture)
         sizes["webp lossless"] += _webp(picture)
+        sizes["jpeg xl lossless"] += _jpeg_xl(picture)
         values += picture.size
     return {name: 8 * size / values for name, size in sizes.items()}
 
 
-def _encoded(picture: np.ndarray, format: str, **settings: object) -> bytes:
+def require_compressors() -> None:
+    """Raises ConfigurationError if Pillow or imagecodecs, which has JPEG XL, is not there."""
     require_pillow()
+    require_package("imagecodecs", "imagecodecs", "images", "comparing a model of pictures with JPEG XL")
+
+
+def _encoded(picture: np.ndarray, format: str, **settings: object) -> bytes:
     from PIL import Image
 
     out = BytesIO()
-    Image.fromarray(picture[:, :, 0] if picture.shape[2] == 1 else picture).save(out, format, **settings)
+    Image.fromarray(_plane(picture)).save(out, format, **settings)
     return out.getvalue()
 
 
+def _plane(picture: np.ndarray) -> np.ndarray:
+    """A picture without the axis of its only channel, which encoders do not know."""
+    return picture[:, :, 0] if picture.shape[2] == 1 else picture
+
+
 def _png(picture: np.ndarray) -> int:
-    """The bytes of the data of a PNG: of its chunks IDAT."""
+    """The bytes of the data of a PNG (zlib 9, the filters that Pillow finds best): of its chunks IDAT."""
     content, at, size = _encoded(picture, "PNG", optimize=True, compress_level=9), 8, 0
     while at < len(content):
         length = int.from_bytes(content[at : at + 4], "big")
@@ -58,3 +73,10 @@ def _lossless(content: bytes) -> int:
         size += length if content[at : at + 4] == b"VP8L" else 0
         at += 8 + length + length % 2
     return size
+
+
+def _jpeg_xl(picture: np.ndarray) -> int:
+    """The bytes of a bare codestream of JPEG XL, at the effort that its library takes by itself."""
+    import imagecodecs
+
+    return len(imagecodecs.jpegxl_encode(np.ascontiguousarray(_plane(picture)), lossless=True))

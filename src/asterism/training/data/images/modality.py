@@ -1,6 +1,6 @@
 """Pictures as a modality: `images(width=32, height=32)`."""
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import cast
 
@@ -10,8 +10,7 @@ from asterism.calls import is_whole
 from asterism.errors import nearest
 from asterism.training.data.corpora.modality import Modality
 from asterism.training.data.corpora.splits import Split, Splits
-from asterism.training.data.images.compression import compressed
-from asterism.training.data.images.context_model import MOST_COUNTED, PixelModel
+from asterism.training.data.images.compression import compressed, require_compressors
 from asterism.training.data.images.corpus import ImagePieces, ImageSplits, open_images, read_picture
 from asterism.training.data.images.decoding import BACKGROUNDS, RESIZE, Fitting, require_pillow
 from asterism.training.data.images.sheet import given, in_rows, write_sheet
@@ -20,9 +19,6 @@ MOST_VALUES = 2**24
 """Larger pictures are no sequence that a model reads."""
 
 MOST_CLASSES = 100_000
-
-_AT_ONCE = 64
-"""How many pictures the model of pixels is asked about together."""
 
 
 class Images(Modality):
@@ -65,24 +61,14 @@ class Images(Modality):
         self.sequence_length, self.axes = self.fitting.values, (height, width, channels)
 
     def splits(self, path: str | None) -> ImageSplits:
-        """As `open_images`."""
-        require_pillow()
+        """As `open_images`. What the report of a run compares with must be there before its first step."""
+        require_compressors()
         return open_images(path, self.fitting, self.classes, str(self))
 
     def baselines(self, splits: Splits, split: Split, first: int, stop: int) -> dict[str, float]:
-        """PNG and WebP without loss, and a model of pixels by their neighbours, counted on training pictures.
-
-        Of compressed files, what they say about themselves is not counted.
-        """
-        scored, train = (cast(ImagePieces, splits.pieces(one)) for one in (split, "train"))
-        pictures = range(first // self.fitting.values, stop // self.fitting.values)
-        counted = np.linspace(0, len(train.pictures) - 1, min(len(train.pictures), _most_counted(self.fitting)))
-        model = PixelModel(np.stack(list(_read(train, counted.astype(np.int64).tolist()))))
-        bits = sum(
-            float(model.bits(np.stack(list(_read(scored, some)))).sum())
-            for some in (pictures[at : at + _AT_ONCE] for at in range(0, len(pictures), _AT_ONCE))
-        )
-        return {**compressed(_read(scored, pictures)), "context model": bits / (len(pictures) * self.fitting.values)}
+        """What PNG, WebP and JPEG XL need without loss (`compression.py`)."""
+        pieces, size = cast(ImagePieces, splits.pieces(split)), self.fitting.values
+        return compressed(pieces.pictures.read(number, self.fitting) for number in range(first // size, stop // size))
 
     def read_prompt(self, path: Path) -> np.ndarray:
         """A whole picture, in the size that the model reads."""
@@ -120,12 +106,3 @@ class Images(Modality):
 
     def _picture(self, values: np.ndarray) -> np.ndarray:
         return values.reshape(self.height, self.width, self.channels)
-
-
-def _most_counted(fitting: Fitting) -> int:
-    return max(1, MOST_COUNTED // fitting.values)
-
-
-def _read(pieces: ImagePieces, numbers: Iterable[int]) -> Iterator[np.ndarray]:
-    for number in numbers:
-        yield pieces.pictures.read(number, pieces.fitting)
