@@ -40,6 +40,6 @@ __all__ = [
 
 _HOMES = {name: "pipeline" for name in ("Run", "evaluate", "generate", "open_run", "report", "train")}
 _HOMES |= {"predict": "ask.prediction", "predict_file": "ask.prediction"}
-_HOMES |= {"generate_file": "ask.samples", "load_corpus": "data.corpus"}
+_HOMES |= {"generate_file": "ask.samples", "load_corpus": "data.corpora.bytes"}
 
 __getattr__, __dir__ = lazily(__name__, _HOMES, ("FineTuneConfig", "ModelConfig", "RECIPES", "RunConfig", "recipe"))

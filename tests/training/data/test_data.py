@@ -266,3 +266,11 @@ def test_a_pipe_in_a_folder_is_refused_and_not_waited_for(tmp_path):
     os.mkfifo(tmp_path / "pipe")
     with pytest.raises(DataError, match="pipe is neither a file nor a folder; move it elsewhere"):
         load_corpus(tmp_path)
+
+
+def test_the_public_names_of_runs_are_there():
+    import asterism.training as training
+
+    for name in training.__all__:
+        assert getattr(training, name) is not None
+    assert training.load_corpus is load_corpus
