@@ -17,7 +17,6 @@ from asterism.training.tasks.promoter import negative
 sys.path.insert(0, str(BENCHMARKS))
 convolution = pytest.importorskip("convolution")
 promoters = pytest.importorskip("promoters")
-pytest.importorskip("pyfaidx")
 
 
 def test_each_promoter_is_in_one_split_of_each_seed(tmp_path):

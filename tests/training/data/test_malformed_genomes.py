@@ -17,7 +17,7 @@ from genome_files import bgzip, fasta, random_genome
 
 from asterism import files
 from asterism.cli.main import main
-from asterism.errors import ConfigurationError, DataError
+from asterism.errors import DataError
 from asterism.training.data.genomes import index, unpacking
 from asterism.training.data.genomes.annotation import read_annotation, read_bed
 from asterism.training.data.genomes.sequences import open_sequences
@@ -282,14 +282,6 @@ def test_a_full_disk_is_said_in_a_line(tmp_path, cache, monkeypatch):
         open_sequences(path)
     assert "\n" not in str(caught.value)
     assert left_in(cache) == []
-
-
-def test_pyfaidx_that_is_not_there_is_named_with_its_extra(tmp_path, monkeypatch):
-    monkeypatch.setattr("asterism.presence.find_spec", lambda name: None)
-    path = tmp_path / "genome.fa"
-    path.write_bytes(GENOME)
-    with pytest.raises(ConfigurationError, match=r"reading genomes needs pyfaidx, .*'asterism-attention\[genomics\]'"):
-        open_sequences(path)
 
 
 @pytest.mark.model

@@ -77,7 +77,6 @@ def test_files_are_written_in_utf_8_whatever_the_locale_says(tmp_path, monkeypat
 
 @pytest.mark.parametrize("is_finished", (False, True))
 def test_a_genome_and_tables_may_move(models, tmp_path, monkeypatch, is_finished):
-    pytest.importorskip("pyfaidx")
     monkeypatch.setenv("ASTERISM_CACHE", str(tmp_path / "cache"))
     random = np.random.default_rng(0)
     (tmp_path / "g.fa").write_text(">one\n" + "".join(random.choice(list("ACGT"), 400)) + "\n")
@@ -174,7 +173,6 @@ def test_a_plot_of_times_has_the_format_of_its_name(tmp_path):
 
 def test_only_one_process_reads_a_genome_that_none_has_read(tmp_path, monkeypatch):
     """As those that a launcher starts at once: all wait for the first, and take what it has made."""
-    pytest.importorskip("pyfaidx")
     monkeypatch.setenv("ASTERISM_CACHE", str(tmp_path / "cache"))
     path = tmp_path / "g.fa"
     path.write_text(">one\nACGT\n")

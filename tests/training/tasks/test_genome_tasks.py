@@ -23,7 +23,6 @@ from asterism.training.tasks.promoter import Promoter
 
 pytestmark = pytest.mark.model
 
-pytest.importorskip("pyfaidx")
 h5py = pytest.importorskip("h5py")
 
 MOTIFS = ("TATAAA", "GGGCGG")

@@ -52,7 +52,7 @@ class SourceFile:
             with self.path.open("rb", buffering=0) as file:
                 if state_of(file.fileno()) != self.state:
                     raise DataError(f"data: {self.path} has changed since it was first read; start again")
-                content = _read(file.fileno(), start, size)
+                content = read_at(file.fileno(), start, size)
         except OSError as error:
             raise DataError(f"data: cannot read {self.path}: {error.strerror}") from None
         if len(content) < size:
@@ -60,7 +60,11 @@ class SourceFile:
         return content
 
 
-def _read(file: int, start: int, size: int) -> bytes:
+def read_at(file: int, start: int, size: int) -> bytes:
+    """So many bytes of an open file from `start` on, fewer if it ends before.
+
+    The file's own place, which forked processes share, is neither used nor moved.
+    """
     parts, left = [], size
     while left and (part := os.pread(file, left, start + size - left)):  # one call gives 2 GiB at most
         parts.append(part)

@@ -9,18 +9,17 @@ import hashlib
 import json
 import os
 import shutil
-import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, NamedTuple
 
 from asterism.errors import CheckpointError, DataError, shown
 from asterism.system import lock, sha256_of, state_of
 from asterism.training.data.genomes.fasta import FastaLayout, Sink, read_fasta, read_fastq
 from asterism.training.data.genomes.genbank import read_genbank_sequences
-from asterism.training.data.genomes.letters import BASES, SEVERAL, translation
+from asterism.training.data.genomes.letters import translation
 from asterism.training.data.genomes.unpacking import blocks, compression_of
 
 GRID = 1 << 17
@@ -29,10 +28,9 @@ GRID = 1 << 17
 MOST_SEQUENCES = 1_000_000
 """Sequences of a file; their names and places are held in memory."""
 
-_VERSION = 2
+_VERSION = 3
 _UPPER = translation("upper")
-_REFUSED_BY_NAME = (".bz2", ".zip")
-"""pyfaidx takes files of such names for compressed ones, whatever they hold."""
+_COMMON = b"ACGTNacgtn"
 
 
 @dataclass(frozen=True)
@@ -42,23 +40,37 @@ class Contents:
     sha256   of names and letters as they stand, whatever the lines and the compression
     buckets  for each block of `GRID` letters of each sequence a number from 0 to 99, by the hash of its bases
     unknown  for each block how many of its letters are none of A, C, G, T
-    lower, several, uracil   how many letters are in lower case, stand for several bases, are U
+    several, uracil   how many letters stand for several bases, are U
     """
 
     sha256: str
     buckets: list[int]
     unknown: list[int]
-    lower: int
     several: int
     uracil: int
 
 
+class IndexLine(NamedTuple):
+    """A sequence in the index: `length` letters from the byte `offset` on, `bases` of them in lines of `width` bytes."""
+
+    length: int
+    offset: int
+    bases: int
+    width: int
+
+    def byte(self, letter: int) -> int:
+        """Where a letter stands in the file. Of lines "ACGT\\n" from byte 3 on, letter 5 is byte 3 + 1 * 5 + 1."""
+        line, column = divmod(letter, self.bases)
+        return self.offset + line * self.width + column
+
+
 @dataclass(frozen=True)
 class Indexed:
-    """A regular FASTA file, its index, and its contents."""
+    """A regular FASTA file, its index as a file and by the names of sequences, and its contents."""
 
     fasta: Path
     index: Path
+    places: Mapping[str, IndexLine]
     contents: Contents
 
 
@@ -112,7 +124,7 @@ def _make(path: Path, folder: Path) -> None:
     with replacing(folder) as temporary:
         head = _head(path)
         recorder = None
-        if head.startswith(b">") and not compression_of(path) and not path.name.lower().endswith(_REFUSED_BY_NAME):
+        if head.startswith(b">") and not compression_of(path):
             recorder = _Recorder()
             recorder.layouts = read_fasta(path, blocks(path), recorder)
         if recorder is None or not all(layout.is_regular for layout in recorder.layouts):
@@ -129,8 +141,6 @@ def _make(path: Path, folder: Path) -> None:
         index.write_text("".join(f"{n}\t{at.length}\t{at.offset}\t{at.bases}\t{at.width}\n" for n, at in rows))
         record = {"version": _VERSION, "index_sha256": sha256_of(index).hex(), **vars(recorder.contents())}
         write_json(temporary / "contents.json", record)
-        changed = max(time.time_ns(), path.stat().st_mtime_ns)  # pyfaidx takes an index older than its file for stale
-        os.utime(index, ns=(changed, changed))
 
 
 def _head(path: Path) -> bytes:
@@ -146,14 +156,15 @@ def _head(path: Path) -> bytes:
 def _kept(path: Path, folder: Path) -> Indexed | None:
     """The entry in a folder; None if there is none, one whose index is damaged, or one of another version."""
     try:
+        copy, index = folder / "sequences.fasta", folder / "sequences.fai"
         record: dict[str, Any] = json.loads((folder / "contents.json").read_text())
-        if record.pop("version") != _VERSION or record.pop("index_sha256") != sha256_of(folder / "sequences.fai").hex():
+        if record.pop("version") != _VERSION or record.pop("index_sha256") != sha256_of(index).hex():
             return None
-        contents = Contents(**record)
+        cells = (line.split("\t") for line in index.read_text().splitlines())
+        places = {name: IndexLine(*map(int, numbers)) for name, *numbers in cells}
+        return Indexed(copy if copy.exists() else path, index, places, Contents(**record))
     except (OSError, ValueError, TypeError, KeyError, AttributeError):
         return None
-    copy, index = folder / "sequences.fasta", folder / "sequences.fai"
-    return Indexed(copy if copy.exists() else path, index, contents) if index.exists() else None
 
 
 def _folder(path: Path) -> Path:
@@ -196,7 +207,6 @@ class _Recorder(Sink):
     layouts: list[FastaLayout] = field(default_factory=list)
     buckets: list[int] = field(default_factory=list)
     unknown: list[int] = field(default_factory=list)
-    lower: int = 0
     several: int = 0
     uracil: int = 0
 
@@ -207,7 +217,7 @@ class _Recorder(Sink):
     def contents(self) -> Contents:
         """What was found."""
         digest = self._whole.hexdigest()
-        return Contents(digest, self.buckets, self.unknown, self.lower, self.several, self.uracil)
+        return Contents(digest, self.buckets, self.unknown, self.several, self.uracil)
 
     def begin(self, place: str, name: str) -> None:
         if name in self.names:
@@ -251,11 +261,9 @@ class _Recorder(Sink):
             self.layouts[-1].finish()
 
     def _count(self, letters: bytes) -> None:
-        if others := letters.translate(None, BASES + b"N"):
-            upper = others.upper()
-            self.lower += len(others) - len(others.translate(None, bytes(range(ord("a"), ord("z") + 1))))
-            self.several += len(upper) - len(upper.translate(None, SEVERAL))
-            self.uracil += upper.count(b"U")
+        if others := letters.translate(None, _COMMON):
+            self.uracil += others.upper().count(b"U")
+            self.several += len(others.translate(None, b"Uu"))
 
     def _close_block(self, size: int) -> None:
         self.buckets.append(int.from_bytes(self._block.digest()[:8], "big") % 100)

@@ -1,7 +1,7 @@
 """Sequences of a file or a folder with random access: any stretch of any of them, without the others.
 
-`index.py` has read each file once, so that every letter is known to be one; pyfaidx then finds a stretch by arithmetic,
-in the file itself or in what was unpacked of it. Places are 0-based and half-open, whatever the formats count.
+`index.py` has read each file once, so that every letter is known to be one; a stretch is then found by arithmetic, in
+the file itself or in what was unpacked of it. Places are 0-based and half-open, whatever the formats count.
 """
 
 import os
@@ -9,14 +9,13 @@ import weakref
 from collections.abc import Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 from asterism.errors import DataError, nearest, shown
-from asterism.presence import require_package
 from asterism.system import state_of
 from asterism.training.data.corpora.folders import list_folder
+from asterism.training.data.corpora.stored import read_at
 from asterism.training.data.genomes.index import Contents, Indexed, index_of
 from asterism.training.data.genomes.letters import UNKNOWN, Masked, reverse_complement, translation
 
@@ -32,23 +31,18 @@ class SequenceFile:
     """
 
     def __init__(self, path: str | Path, masked: Masked = "upper") -> None:
-        """Raises DataError for a file that cannot be read as sequences; ConfigurationError without pyfaidx."""
+        """Raises DataError for a file that cannot be read as sequences."""
         self.path = Path(path)
         self._table = translation(masked)
         self._indexed: Indexed = index_of(self.path)
         self.contents: Contents = self._indexed.contents
-        self._opened: tuple[int, Any] = (-1, None)
-        self._state = state_of(self._reader.file.fileno())
-        self.lengths: Mapping[str, int] = {name: record.rlen for name, record in self._reader.index.items()}
-
-    @property
-    def _reader(self) -> Any:
-        """pyfaidx's reader, of this process: a forked one shares the place in the file with its parent."""
-        if self._opened[0] != os.getpid():
-            reader = _open(self._indexed)
-            self._opened = (os.getpid(), reader)
-            weakref.finalize(self, reader.close)
-        return self._opened[1]
+        try:
+            self._file = self._indexed.fasta.open("rb", buffering=0)  # open until the end, and so read on if removed
+        except OSError as error:
+            raise DataError(f"data: cannot read {self._indexed.fasta}: {error.strerror}") from None
+        weakref.finalize(self, self._file.close)
+        self._state = state_of(self._file.fileno())
+        self.lengths: Mapping[str, int] = {name: place.length for name, place in self._indexed.places.items()}
 
     @property
     def notes(self) -> list[str]:
@@ -70,8 +64,10 @@ class SequenceFile:
             raise DataError(f"{self.path}: {name}:{start:,}-{stop:,} is not within the sequence's {length:,} letters")
         if start == stop:
             return np.zeros(0, dtype=np.uint8)
-        letters = self._reader.fetch(name, start + 1, stop).encode().translate(self._table)
-        if len(letters) != stop - start or state_of(self._reader.file.fileno()) != self._state:
+        place, file = self._indexed.places[name], self._file.fileno()
+        first = place.byte(start)
+        letters = read_at(file, first, place.byte(stop - 1) + 1 - first).translate(self._table, b"\r\n")
+        if len(letters) != stop - start or state_of(file) != self._state:
             raise DataError(f"{self.path} has changed since it was opened; start again")
         return np.frombuffer(bytearray(letters), dtype=np.uint8)
 
@@ -137,7 +133,7 @@ def open_sequences(path: str | Path, masked: Masked = "upper") -> Sequences:
     """The sequences of a FASTA, FASTQ or GenBank file, or of all of a folder; plain, gzip, bgzip or xz.
 
     `masked` says what lower case becomes: the base itself ("upper"), or N. Raises DataError for a file that is none,
-    and a folder without any; ConfigurationError without pyfaidx.
+    and a folder without any.
     """
     path = Path(path)
     if not os.path.isdir(path):
@@ -157,13 +153,3 @@ def files_below(folder: Path) -> list[Path]:
     if not found:
         raise DataError(f"data: {folder} holds no sequences: files whose names end in {', '.join(SUFFIXES)}")
     return found
-
-
-def _open(indexed: Indexed) -> Any:
-    require_package("pyfaidx", "pyfaidx", "genomics", "reading genomes")
-    from pyfaidx import Faidx
-
-    try:
-        return Faidx(str(indexed.fasta), indexname=str(indexed.index), as_raw=True, build_index=False, rebuild=False)
-    except OSError as error:
-        raise DataError(f"data: cannot read {indexed.fasta}: {error}") from None
