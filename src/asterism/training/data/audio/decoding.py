@@ -1,12 +1,11 @@
 """One recording as samples: any rate and number of channels in, one channel at one rate out, block by block.
 
-Channels are averaged, and rates changed by scipy's polyphase filter (`resample_poly` with its own window). A block is
+Channels are averaged, and rates changed by scipy's polyphase filter (`resample_poly` as it comes). A block is
 decoded together with as much before and behind it as the filter reaches, so its samples equal those of the whole
 recording, and no more than a block is ever in memory.
 """
 
 from dataclasses import dataclass
-from functools import lru_cache
 from math import gcd
 from pathlib import Path
 
@@ -93,7 +92,7 @@ def read_samples(recording: Recording, rate: int, first: int, stop: int) -> np.n
     reach = _REACH * max(up, down)
     begin = max(0, (first * down - reach) // up) // down * down
     end = min(recording.frames, ((stop - 1) * down + reach) // up + 1)
-    changed = resample_poly(_mono(recording, begin, end), up, down, window=_filter(up, down))
+    changed = resample_poly(_mono(recording, begin, end), up, down)
     before = begin // down * up
     return changed[first - before : stop - before]
 
@@ -151,15 +150,6 @@ def _ratio(old: int, new: int) -> tuple[int, int]:
     """By which factors a rate is raised and then lowered to become another."""
     common = gcd(old, new)
     return new // common, old // common
-
-
-@lru_cache(maxsize=4)
-def _filter(up: int, down: int) -> np.ndarray:
-    """What resample_poly makes anew for every call."""
-    from scipy.signal import firwin
-
-    highest = max(up, down)
-    return firwin(2 * _REACH * highest + 1, 1 / highest, window=("kaiser", 5.0))
 
 
 def _reason(error: Exception) -> str:
