@@ -51,7 +51,7 @@ class Contents:
 
 
 class IndexLine(NamedTuple):
-    """A sequence in the index: `length` letters from byte `offset` on, `bases` of them in each line of `width` bytes."""
+    """A sequence in the index: `length` letters from byte `offset` on, `bases` in each line of `width` bytes."""
 
     length: int
     offset: int
