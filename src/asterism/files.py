@@ -53,7 +53,10 @@ def why_unread(error: Exception) -> str:
 
 
 def read_tensors(path: Path) -> dict[str, torch.Tensor]:
-    """All tensors of a safetensors file, on the CPU. Raises CheckpointError."""
+    """All tensors of a safetensors file by name, on the CPU. Shapes [axis, ...] and dtypes are those of the file.
+
+    Raises CheckpointError.
+    """
     _require_file(path)
     try:
         return load_file(path)

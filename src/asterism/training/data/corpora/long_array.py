@@ -25,14 +25,14 @@ class Appended:
         self.file: IO[bytes] | None = None
 
     def append(self, numbers: np.ndarray) -> None:
-        """Raises DataError if the disk takes no more."""
+        """The next numbers, integers [count] that int32 holds. Raises DataError if the disk takes no more."""
         self.parts.append(numbers.astype(np.int32, copy=False))
         self.held += self.parts[-1].nbytes
         if self.held > IN_MEMORY:
             self._write()
 
     def array(self) -> np.ndarray:
-        """All of it: int32, not to be written to. Nothing can be appended after it."""
+        """All of it: int32 [numbers], not to be written to. Nothing can be appended after it."""
         if self.file is None:
             return np.concatenate(self.parts or [np.zeros(0, dtype=np.int32)])
         self._write()

@@ -95,10 +95,10 @@ class Modality(ABC):
         completions: Sequence[Sequence[np.ndarray]],
         output: Path,
     ) -> list[Path]:
-        """Write sequences that were completed beside what was made of them; as `write` does.
+        """Write sequences that were completed next to what was made of them; as `write` does.
 
-        Of originals[i] the model read the first kept[i] values, and completions[i] are whole sequences made of them. By
-        default each original is followed by its completions.
+        Of originals[i], uint8 [values], the model read the first kept[i] values, and completions[i] are whole sequences
+        made of them, uint8 [values] each. By default each original is followed by its completions.
         """
         rows = zip(originals, completions, strict=True)
         return self.write([one for original, made in rows for one in (original, *made)], output)

@@ -6,7 +6,7 @@
     table      TSV or CSV with named columns; 1-based with the end within, or as BED counts if that is said
 
 Readers give one interval after another and hold no more than a line. What is wrong is named by file and line; nothing
-is passed over but comments and empty lines.
+is passed over but comments and empty lines. (Libraries for GFF build a database or whole records first, and name none.)
 """
 
 import csv

@@ -253,11 +253,14 @@ class Genome(Modality):
 
 
 def compressed(bases: np.ndarray) -> dict[str, float]:
-    """Bits per base that zlib and xz need, at their strongest settings: of letters, or for xz of two bits a base (with
-    the runs of N beside them, 8 bytes each) if that is less."""
+    """Bits per base that zlib and xz need for letters, uint8 [bases], at their strongest settings.
+
+    xz is given letters, or two bits a base and 8 bytes for each run of N, whichever is less.
+    """
     text, numbers = bases.tobytes(), letters.indices(bases)
     unknown = (numbers == 4).astype(np.int8)
     runs = int((np.diff(unknown, prepend=np.int8(0)) == 1).sum())
+    # Four bases to a byte: A C G T is 00 01 10 11, 27. The last byte is filled up by bases from the beginning.
     known = np.resize(numbers[numbers < 4], -(-int((numbers < 4).sum()) // 4) * 4).reshape(-1, 4)
     packed = (known << np.array([6, 4, 2, 0], dtype=np.uint8)).sum(axis=1, dtype=np.uint8).tobytes()
     sizes = {

@@ -45,7 +45,7 @@ def reverse_complement(letters: np.ndarray) -> np.ndarray:
 
 
 def indices(letters: np.ndarray) -> np.ndarray:
-    """Letters as numbers: A 0, C 1, G 2, T 3, all others 4: uint8, of the same shape."""
+    """Letters, uint8 [..., letters], as numbers: A 0, C 1, G 2, T 3, all others 4: uint8 of the same shape."""
     return _INDICES[letters]
 
 

@@ -132,7 +132,10 @@ def count(pieces: Iterable[np.ndarray], order: int, *, both_strands: bool = True
 def yardsticks(
     training: Iterable[np.ndarray], scored: Iterable[np.ndarray], orders: Sequence[int] = (2, 11, 16)
 ) -> dict[str, float]:
-    """Bits per base of `scored` by models of several orders that counted both strands of `training`, by their names."""
+    """Bits per base of `scored` by models of several orders that counted both strands of `training`, by their names.
+
+    Both are letters, uint8 [bases] each. Raises DataError as `count` and `OrderModel.bits_per_base` do.
+    """
     bits = count(training, max(orders)).bits_per_base(scored)
     return {f"order {order}": float(bits[order]) for order in orders}
 

@@ -113,7 +113,10 @@ class Sequences:
         return self._file(name).read(name, start, stop)
 
     def read_padded(self, name: str, start: int, stop: int, strand: str = "+") -> np.ndarray:
-        """As `read`, but what lies before or behind the sequence is N, and strand "-" is the other strand."""
+        """As `read`, uint8 [stop - start], but beyond the ends of the sequence is N, and "-" is the other strand.
+
+        Raises DataError for a name that is not there, and a stretch that ends before it begins.
+        """
         if start > stop:
             raise DataError(f"{name}:{start:,}-{stop:,} ends before it begins")
         first, last = max(0, min(start, stop)), min(stop, self.length(name))

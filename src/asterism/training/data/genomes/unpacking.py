@@ -1,6 +1,7 @@
 """The bytes of a file, plain or compressed by gzip (bgzip, too) or xz, a block at a time; bombs are refused.
 
 What a file is, its first bytes say, not its name. No more than a block is held, whatever the file claims to unfold to.
+Python's own files (gzip.GzipFile, lzma.LZMAFile) go from member to member, too, but xz could take any memory there.
 Invariant: what these functions give to the end is the whole file; one that breaks off is refused.
 """
 

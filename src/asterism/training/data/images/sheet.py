@@ -32,13 +32,13 @@ def write_sheet(rows: Sequence[Sequence[np.ndarray]], output: Path) -> None:
 
 
 def in_rows(pictures: Sequence[np.ndarray]) -> list[list[np.ndarray]]:
-    """Pictures in rows, about as many as there are in each."""
+    """Pictures, uint8 [height, width, 1 or 3] each, in rows, about as many as there are in each."""
     wide = math.ceil(math.sqrt(len(pictures)))
     return [list(pictures[at : at + wide]) for at in range(0, len(pictures), wide)]
 
 
 def given(picture: np.ndarray, kept: int) -> np.ndarray:
-    """A picture of which only the first `kept` values are seen; the rest is grey."""
+    """A picture of which only the first `kept` values are seen; the rest is grey: uint8 [height, width, 1 or 3]."""
     seen = picture.reshape(-1).copy()
     seen[kept:] = GREY
     return seen.reshape(picture.shape)
