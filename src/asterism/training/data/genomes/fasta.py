@@ -4,10 +4,12 @@ FASTA: a line ">NAME ..." and lines of letters for each sequence. Lines may have
 empty lines are passed over. FASTQ: four lines for each read, "@NAME ...", letters, "+", and as many qualities, which
 are checked and not kept. A name ends at the first space or tab, and is printable ASCII. Spaces and gaps within
 sequences, sequences without letters, and letters that neither DNA nor RNA has are refused.
+
+Readers of sequences, also that of `genbank.py`, give a `Header` for each sequence and then its letters, as bytes, a
+part at a time. All letters are allowed ones; those of FASTA have their ends of lines among them.
 """
 
 import re
-from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import chain, islice
@@ -18,7 +20,7 @@ import numpy as np
 
 from asterism.errors import DataError
 from asterism.training.data.genomes.letters import ALLOWED, PROTEIN
-from asterism.training.data.genomes.unpacking import lines
+from asterism.training.data.genomes.unpacking import blocks, lines
 
 LONGEST_HEADER = 1 << 16
 """Bytes of the line with a name, and with what stands behind the name."""
@@ -29,20 +31,12 @@ LONGEST_READ = 1 << 24
 _NAME = re.compile(rb"[!-~]+")
 
 
-class Sink(ABC):
-    """What takes the sequences of a file one after another, with letters as they stand there."""
+class Header(NamedTuple):
+    """A sequence begins: file and line, its name, and in FASTA the byte of the unpacked file at which letters begin."""
 
-    @abstractmethod
-    def begin(self, place: str, name: str) -> None:
-        """A sequence begins; `place` is file and line."""
-
-    @abstractmethod
-    def add(self, letters: bytes) -> None:
-        """The next letters of it, all of them allowed, without ends of lines."""
-
-    @abstractmethod
-    def end(self) -> None:
-        """It has ended. Raises DataError if it has no letters."""
+    place: str
+    name: str
+    offset: int = 0
 
 
 @dataclass
@@ -102,30 +96,20 @@ class FastaLayout:
         self.is_regular &= alike and self.bases > 0 and (self.has_short_line or last <= self.bases)
 
 
-def read_fasta(path: str | Path, source: Iterable[bytes], sink: Sink) -> list[FastaLayout]:
-    """Give the sequences of an unpacked FASTA file to a sink; how each of them stands there. Raises DataError."""
-    layouts: list[FastaLayout] = []
-    for run in _runs(path, source):
+def read_fasta(path: str | Path) -> Iterator[Header | bytes]:
+    """The sequences of a FASTA file. Raises DataError."""
+    for run in _runs(path, blocks(path)):
         if run.is_header:
-            if layouts:
-                sink.end()
-                layouts[-1].finish()
             place = f"{path}, line {run.line:,}"
-            sink.begin(place, _name(place, run.content))
-            layouts.append(FastaLayout(run.offset + len(run.content)))
-            continue
-        letters = run.content.translate(None, b"\r\n")
-        if letters.translate(None, ALLOWED) or run.content.count(b"\r") != run.content.count(b"\r\n"):
+            yield Header(place, _name(place, run.content), run.offset + len(run.content))
+        elif run.content.translate(None, ALLOWED + b"\r\n") or run.content.count(b"\r") != run.content.count(b"\r\n"):
             raise _wrong_letter(path, run)
-        sink.add(letters)
-        layouts[-1].add(run.content)
-    sink.end()
-    layouts[-1].finish()
-    return layouts
+        else:
+            yield run.content
 
 
-def read_fastq(path: str | Path, sink: Sink) -> None:
-    """Give the reads of a FASTQ file to a sink. Raises DataError."""
+def read_fastq(path: str | Path) -> Iterator[Header | bytes]:
+    """The reads of a FASTQ file. Raises DataError."""
     numbered = lines(path, LONGEST_READ)
     for number, header in numbered:
         place = f"{path}, line {number:,}"
@@ -145,9 +129,8 @@ def read_fastq(path: str | Path, sink: Sink) -> None:
         raw = letters.encode()
         if raw.translate(None, ALLOWED):
             raise _wrong_letter(path, _LetterRun(number + 1, 0, 0, raw, False))
-        sink.begin(place, _name(place, header.encode()))
-        sink.add(raw)
-        sink.end()
+        yield Header(place, _name(place, header.encode()))
+        yield raw
 
 
 class _LetterRun(NamedTuple):

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from asterism.errors import DataError, shown
-from asterism.training.data.genomes.fasta import Sink
+from asterism.training.data.genomes.fasta import Header
 from asterism.training.data.genomes.intervals import Interval, Strand, interval
 from asterism.training.data.genomes.letters import ALLOWED
 from asterism.training.data.genomes.unpacking import lines
@@ -44,18 +44,13 @@ def read_genbank(path: str | Path) -> Iterator[Interval]:
             yield from event.intervals()
 
 
-def read_genbank_sequences(path: str | Path, sink: Sink) -> None:
-    """Give the sequences of all records to a sink. Raises DataError, also for a record without its sequence."""
+def read_genbank_sequences(path: str | Path) -> Iterator[Header | bytes]:
+    """The sequences of all records. Raises DataError, also for a record without its sequence."""
     for event in _events(path):
-        if isinstance(event, _Record):
-            if event.section != "ORIGIN":
-                raise DataError(f"{event.place}: the record has no sequence (ORIGIN)")
-            if event.seen == 0:
-                sink.begin(event.place, event.name)
-            else:
-                sink.end()
-        elif isinstance(event, bytes):
-            sink.add(event)
+        if isinstance(event, Header | bytes):
+            yield event
+        elif isinstance(event, _Record) and event.section != "ORIGIN":
+            raise DataError(f"{event.place}: the record has no sequence (ORIGIN)")
 
 
 @dataclass
@@ -104,8 +99,8 @@ class _Feature:
             yield interval(self.place, self.sequence, start, end, strand, name, self.kind, first=1)
 
 
-def _events(path: str | Path) -> Iterator[_Record | _Feature | bytes]:
-    """A record when its ORIGIN begins and when it ends, its features, and its letters line by line."""
+def _events(path: str | Path) -> Iterator[_Feature | Header | bytes | _Record]:
+    """Of each record its features, a header where its ORIGIN begins, its letters line by line, and at last itself."""
     record: _Record | None = None
     feature: _Feature | None = None
     place = f"{path}"
@@ -131,7 +126,7 @@ def _events(path: str | Path) -> Iterator[_Record | _Feature | bytes]:
             if record.section == "VERSION" and rest:
                 record.name = rest[0]
             if record.section == "ORIGIN":
-                yield record
+                yield Header(record.place, record.name)
         elif record.section == "FEATURES":
             if begins:
                 feature = _feature(place, line, record)

@@ -9,7 +9,7 @@ import hashlib
 import json
 import os
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,7 +17,7 @@ from typing import IO, Any, NamedTuple
 
 from asterism.errors import CheckpointError, DataError, shown
 from asterism.system import lock, sha256_of, state_of
-from asterism.training.data.genomes.fasta import FastaLayout, Sink, read_fasta, read_fastq
+from asterism.training.data.genomes.fasta import FastaLayout, Header, read_fasta, read_fastq
 from asterism.training.data.genomes.genbank import read_genbank_sequences
 from asterism.training.data.genomes.letters import translation
 from asterism.training.data.genomes.unpacking import blocks, compression_of
@@ -122,20 +122,14 @@ def _make(path: Path, folder: Path) -> None:
     from asterism.files import replacing, write_json  # with torch, which the names of modalities do not need
 
     with replacing(folder) as temporary:
-        head = _head(path)
-        recorder = None
-        if head.startswith(b">") and not compression_of(path):
+        read, recorder = _reader(path), None
+        if read is read_fasta and not compression_of(path):
             recorder = _Recorder()
-            recorder.layouts = read_fasta(path, blocks(path), recorder)
+            recorder.record(read(path))
         if recorder is None or not all(layout.is_regular for layout in recorder.layouts):
             with (temporary / "sequences.fasta").open("wb") as copy:
                 recorder = _Recorder(copy)
-                if head.startswith(b"@"):
-                    read_fastq(path, recorder)
-                elif head.startswith(b"LOCUS"):
-                    read_genbank_sequences(path, recorder)
-                else:
-                    read_fasta(path, blocks(path), recorder)
+                recorder.record(read(path))
         rows = zip(recorder.names, recorder.layouts, strict=True)
         index = temporary / "sequences.fai"
         index.write_text("".join(f"{n}\t{at.length}\t{at.offset}\t{at.bases}\t{at.width}\n" for n, at in rows))
@@ -143,14 +137,16 @@ def _make(path: Path, folder: Path) -> None:
         write_json(temporary / "contents.json", record)
 
 
-def _head(path: Path) -> bytes:
-    """The first bytes that a file unpacks to, as many as say what it is; a block may have fewer."""
+def _reader(path: Path) -> Callable[[Path], Iterator[Header | bytes]]:
+    """What reads a file, by its first bytes, of which a block may have only one."""
     head = b""
     for block in blocks(path):
-        head += block[:8]
-        if len(head) >= 8:
+        head += block
+        if len(head) >= len(b"LOCUS"):
             break
-    return head
+    if head.startswith(b"@"):
+        return read_fastq
+    return read_genbank_sequences if head.startswith(b"LOCUS") else read_fasta
 
 
 def _kept(path: Path, folder: Path) -> Indexed | None:
@@ -199,8 +195,11 @@ def _forget_earlier(folder: Path) -> None:
 
 
 @dataclass
-class _Recorder(Sink):
-    """Counts and hashes what a file holds, and writes it out as regular FASTA if there is a file to write to."""
+class _Recorder:
+    """Counts and hashes what a file holds, and writes it out as regular FASTA if there is a file to write to.
+
+    layouts  where the sequences stand in the file that is read, or in the one that is written
+    """
 
     copy: IO[bytes] | None = None
     names: dict[str, str] = field(default_factory=dict)
@@ -219,7 +218,18 @@ class _Recorder(Sink):
         digest = self._whole.hexdigest()
         return Contents(digest, self.buckets, self.unknown, self.several, self.uracil)
 
-    def begin(self, place: str, name: str) -> None:
+    def record(self, sequences: Iterable[Header | bytes]) -> None:
+        """All sequences of a file. Raises DataError, also for a name that comes twice and one without letters."""
+        for part in sequences:
+            if isinstance(part, bytes):
+                self._add(part)
+            else:
+                if self.names:
+                    self._end()
+                self._begin(*part)
+        self._end()
+
+    def _begin(self, place: str, name: str, offset: int) -> None:
         if name in self.names:
             raise DataError(f"{place}: the name {shown(name)} was given before, in {self.names[name]}")
         if len(self.names) == MOST_SEQUENCES:
@@ -230,9 +240,11 @@ class _Recorder(Sink):
         self._whole.update(header)
         if self.copy is not None:
             self.copy.write(header)
-            self.layouts.append(FastaLayout(self.copy.tell()))
+            offset = self.copy.tell()
+        self.layouts.append(FastaLayout(offset))
 
-    def add(self, letters: bytes) -> None:
+    def _add(self, raw: bytes) -> None:
+        letters = raw.translate(None, b"\r\n")
         self._whole.update(letters)
         self._count(letters)
         upper = letters.translate(_UPPER)
@@ -247,9 +259,9 @@ class _Recorder(Sink):
                 self._close_block(GRID)
         if self.copy is not None:
             self.copy.write(letters)
-            self.layouts[-1].add(letters)
+        self.layouts[-1].add(raw if self.copy is None else letters)
 
-    def end(self) -> None:
+    def _end(self) -> None:
         if not self._length:
             raise DataError(f"{self._place}: the sequence {shown(self._name)} has no letters")
         if self._length % GRID:
@@ -258,7 +270,7 @@ class _Recorder(Sink):
         if self.copy is not None:
             self.copy.write(b"\n")
             self.layouts[-1].add(b"\n")
-            self.layouts[-1].finish()
+        self.layouts[-1].finish()
 
     def _count(self, letters: bytes) -> None:
         if others := letters.translate(None, _COMMON):
