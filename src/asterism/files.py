@@ -16,14 +16,15 @@ import uuid
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import torch
 from huggingface_hub.errors import StrictDataclassError
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import load_file
 
 from asterism.errors import CheckpointError
+
+if TYPE_CHECKING:
+    import torch
 
 DAMAGED = (StrictDataclassError, ArithmeticError, AttributeError, IndexError, KeyError, TypeError, ValueError)
 """What transformers raises for a config.json whose fields hold what they cannot; which, depends on its version."""
@@ -52,11 +53,13 @@ def why_unread(error: Exception) -> str:
     return text[:300]
 
 
-def read_tensors(path: Path) -> dict[str, torch.Tensor]:
+def read_tensors(path: Path) -> "dict[str, torch.Tensor]":
     """All tensors of a safetensors file by name, on the CPU. Shapes [axis, ...] and dtypes are those of the file.
 
     Raises CheckpointError.
     """
+    from safetensors.torch import load_file  # with torch, which those who only write do not need
+
     _require_file(path)
     try:
         return load_file(path)

@@ -244,6 +244,10 @@ def loaded_after(statement: str) -> set[str]:
             {"torch", "transformers", "triton", "matplotlib"},
         ),
         ("from asterism import attend, SparseAttention", {"transformers", "triton", "matplotlib"}),
+        (
+            "from asterism.training.data.corpora.modality import parse_modality; parse_modality('genome()')",
+            {"torch", "transformers", "matplotlib"},
+        ),
     ],
 )
 def test_importing_is_light(statement, absent):

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
+from asterism.files import replacing_file
 from asterism.presence import require_package
 from asterism.training.data.audio.decoding import require_soundfile
 from asterism.training.data.audio.mulaw import decode
@@ -41,8 +42,6 @@ def write_sounds(sounds: Sequence[Sound], rate: int, output: Path) -> list[Path]
     """
     require_soundfile()
     import soundfile
-
-    from asterism.files import replacing_file  # with torch, which the names of modalities do not need
 
     names = [output] if len(sounds) == 1 else [numbered(output, number, len(sounds)) for number in range(len(sounds))]
     with ExitStack() as unfinished:

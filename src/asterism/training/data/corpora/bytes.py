@@ -29,6 +29,7 @@ import numpy as np
 
 from asterism.calls import is_whole
 from asterism.errors import DataError
+from asterism.files import replacing_file
 from asterism.presence import require_data
 from asterism.training.data.corpora.folders import list_folder, regular, split_of
 from asterism.training.data.corpora.modality import Modality
@@ -118,8 +119,6 @@ class Bytes(Modality):
 
     def write(self, sequences: Sequence[np.ndarray], output: Path) -> list[Path]:
         """One after the other, as they are."""
-        from asterism.files import replacing_file  # with torch, which the names of modalities do not need
-
         with replacing_file(output) as unfinished:
             unfinished.write_bytes(b"".join(one.tobytes() for one in sequences))
         return [output]
@@ -155,7 +154,7 @@ def load_corpus(path: str | Path | None = None, *, record_length: int | None = N
         if path.is_dir():
             if record_length is not None:
                 raise DataError(f"data: {path} is a folder; records are read from a single file")
-            return _from_files(str(path), path, _folder_files(path))
+            return _from_files(str(path), path, [path / name for name in list_folder(path, any_name=True)])
         if path.name.lower().endswith((ARCHIVE, *COMPRESSED)) and path.is_file():
             if record_length is not None:
                 raise DataError(f"data: {path} is an archive; records are read from a single file")
@@ -197,9 +196,7 @@ def _text_of(path: str | Path, number: int, line: bytes) -> bytes:
 
 def _from_file(path: Path, record_length: int | None) -> ByteSplits:
     require_data(path)
-    if not path.is_file():
-        raise DataError(f"data: {path} is neither a file nor a folder")
-    size = path.stat().st_size
+    size = regular(path).stat().st_size
     if size == 0:
         raise DataError(f"data: {path} is empty")
     whole = _HUTTER_BYTES.get(path.name, size)
@@ -268,15 +265,6 @@ def _corpus(
         test=test,
         record_length=record_length,
     )
-
-
-def _folder_files(folder: Path) -> list[Path]:
-    """All files below `folder`, links to folders followed; names that start with a dot are skipped, folders too."""
-    files = [folder / name for name in list_folder(folder, any_name=True)]
-    for path in files:
-        if path.exists() and not path.is_file():  # reading a pipe or a device may never end
-            raise DataError(f"data: {path} is neither a file nor a folder; move it elsewhere")
-    return files
 
 
 def _library_folder() -> Path:

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from asterism.errors import CheckpointError, DataError
+from asterism.files import replacing
 from asterism.system import lock
 
 Thing = TypeVar("Thing")
@@ -57,17 +58,10 @@ def made_once(
             lock(file, wait=True)
         if not place.exists():
             made = make()
-            with _told(folder):
-                _keep(made, place, write)
+            with _told(folder), replacing(place) as temporary:
+                write(made, temporary)
             del made
         return read(place)
-
-
-def _keep(made: Thing, place: Path, write: Callable[[Thing, Path], object]) -> None:
-    from asterism.files import replacing  # with torch, for which nobody waits here
-
-    with replacing(place) as temporary:
-        write(made, temporary)
 
 
 @contextmanager

@@ -16,6 +16,7 @@ import numpy as np
 
 from asterism.calls import is_whole
 from asterism.errors import DataError
+from asterism.files import replacing_file
 from asterism.training.data.corpora.folders import split_homes
 from asterism.training.data.corpora.modality import Modality
 from asterism.training.data.corpora.splits import SPLITS, Pieces, Split, Splits
@@ -217,8 +218,6 @@ class Genome(Modality):
         return self._write(named, output)
 
     def _write(self, named: Sequence[tuple[str, np.ndarray]], output: Path) -> list[Path]:
-        from asterism.files import replacing_file  # with torch, which the names of modalities do not need
-
         self.refuse_output(output)
         with replacing_file(output) as unfinished, unfinished.open("wb") as file:
             for name, values in named:

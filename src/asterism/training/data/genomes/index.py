@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import IO, Any, NamedTuple
 
 from asterism.errors import CheckpointError, DataError, shown
+from asterism.files import replacing, write_json
 from asterism.system import lock, sha256_of, state_of
 from asterism.training.data.genomes.fasta import FastaLayout, Header, read_fasta, read_fastq
 from asterism.training.data.genomes.genbank import read_genbank_sequences
@@ -119,8 +120,6 @@ def _alone_in(folder: Path) -> Iterator[None]:
 
 def _make(path: Path, folder: Path) -> None:
     """Read the file once, or twice if its lines turn out to be irregular, and write its entry."""
-    from asterism.files import replacing, write_json  # with torch, which the names of modalities do not need
-
     with replacing(folder) as temporary:
         read, recorder = _reader(path), None
         if read is read_fasta and not compression_of(path):
