@@ -2,7 +2,7 @@
 
 What patterns, readers and modalities share: the syntax tree of a text, and the arguments of a call put to a function or
 refused in one line. Who may be called, and which values an argument may have, is the vocabulary's to say: that of
-patterns is a grammar of its own, those of readers and modalities are a `Vocabulary`.
+patterns is a grammar of its own, those of readers and modalities are `Calls`.
 """
 
 import ast
@@ -17,7 +17,7 @@ from asterism.lazy import imported
 Result = TypeVar("Result")
 
 
-class Vocabulary(dict[str, str]):
+class Calls(dict[str, str]):
     """Classes by the names that a text calls, each imported when it is first called: `parse("cut(length=512)")`.
 
     kind         what the classes are, as messages say it: "reader"

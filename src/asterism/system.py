@@ -6,9 +6,10 @@ Windows has neither such locks nor forks.
 import errno
 import hashlib
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Protocol
+from typing import IO, Any
 
 try:
     import fcntl
@@ -19,11 +20,7 @@ HAS_LOCKS = fcntl is not None
 """Whether `lock` works. What writes run folders needs it; attention does without."""
 
 
-class HasDescriptor(Protocol):
-    def fileno(self) -> int: ...
-
-
-def lock(file: int | HasDescriptor, *, wait: bool = False) -> None:
+def lock(file: int | IO[Any], *, wait: bool = False) -> None:
     """Lock an open file against other processes until it is closed, however its holder ends.
 
     Raises BlockingIOError if another holds it and `wait` is False, OSError where the file system or the system has no
@@ -32,6 +29,19 @@ def lock(file: int | HasDescriptor, *, wait: bool = False) -> None:
     if not HAS_LOCKS:
         raise OSError(errno.ENOLCK, "locks that end with their holder need Linux or macOS (on Windows: WSL)")
     fcntl.flock(file, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+
+
+@contextmanager
+def alone(path: Path) -> Iterator[None]:
+    """Within the body no other process is within one of the same path, a file that is made and left behind.
+
+    The lock ends with its holder, so who is killed stops nobody. A file system without locks lets every process in.
+    Raises OSError if the file cannot be made.
+    """
+    with path.open("ab") as file:
+        with suppress(OSError):
+            lock(file, wait=True)
+        yield
 
 
 def after_fork(call: Callable[[], None]) -> None:

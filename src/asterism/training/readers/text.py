@@ -6,12 +6,12 @@ One call of the vocabulary. Its arguments are numbers and bare words; nothing is
 from collections.abc import Mapping
 from typing import Any
 
-from asterism.calls import Vocabulary
+from asterism.calls import Calls
 from asterism.training.readers.reader import Reader
 
 _ROOM = "asterism.training.readers"
 
-VOCABULARY = Vocabulary(
+VOCABULARY = Calls(
     "reader",
     {
         "whole": f"{_ROOM}.direct:Whole",

@@ -9,14 +9,14 @@ import hashlib
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager
 from contextvars import ContextVar
 from pathlib import Path
 from typing import TypeVar
 
 from asterism.errors import CheckpointError, DataError
 from asterism.files import replacing
-from asterism.system import lock
+from asterism.system import alone
 
 Thing = TypeVar("Thing")
 
@@ -50,12 +50,10 @@ def made_once(
     if folder is None:
         return make()
     place = folder / hashlib.sha256(name.encode()).hexdigest()
-    with _told(folder):
-        folder.mkdir(mode=0o700, exist_ok=True)
-        file = place.with_suffix(".lock").open("ab")
-    with file:
-        with suppress(OSError):  # a file system without locks has every process make its own
-            lock(file, wait=True)
+    with ExitStack() as locked:
+        with _told(folder):
+            folder.mkdir(mode=0o700, exist_ok=True)
+            locked.enter_context(alone(place.with_suffix(".lock")))
         if not place.exists():
             made = make()
             with _told(folder), replacing(place) as temporary:

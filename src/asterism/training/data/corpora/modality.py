@@ -14,11 +14,11 @@ from typing import ClassVar
 
 import numpy as np
 
-from asterism.calls import Vocabulary
+from asterism.calls import Calls
 from asterism.errors import ConfigurationError, shown
 from asterism.training.data.corpora.splits import Split, Splits
 
-VOCABULARY = Vocabulary(
+VOCABULARY = Calls(
     "modality",
     {
         "bytes": "asterism.training.data.corpora.bytes:Bytes",

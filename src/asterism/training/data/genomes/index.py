@@ -10,14 +10,13 @@ import json
 import os
 import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any, NamedTuple
 
 from asterism.errors import CheckpointError, DataError, shown
 from asterism.files import replacing, write_json
-from asterism.system import lock, sha256_of, state_of
+from asterism.system import alone, sha256_of, state_of
 from asterism.training.data.genomes.fasta import FastaLayout, Header, read_fasta, read_fastq
 from asterism.training.data.genomes.genbank import read_genbank_sequences
 from asterism.training.data.genomes.letters import translation
@@ -86,7 +85,7 @@ def index_of(path: str | Path) -> Indexed:
         before, folder = state_of(path), _folder(path)
         if (found := _kept(path, folder)) is not None:
             return found
-        with _alone_in(folder.parent):
+        with alone(folder.parent / "making.lock"):  # those that a launcher starts at once would all read the file
             if (found := _kept(path, folder)) is not None:  # another process was faster
                 return found
             _make(path, folder)
@@ -104,18 +103,6 @@ def index_of(path: str | Path) -> Indexed:
     if (found := _kept(path, folder)) is None:
         raise DataError(f"data: the index of {path} in {folder} was removed while it was opened")
     return found
-
-
-@contextmanager
-def _alone_in(folder: Path) -> Iterator[None]:
-    """Within the body, no other process makes an entry: those that a launcher starts at once would all read the file.
-
-    The lock is the system's and ends with its holder. A file system without locks has every process make its own.
-    """
-    with (folder / "making.lock").open("ab") as file:
-        with suppress(OSError):
-            lock(file, wait=True)
-        yield
 
 
 def _make(path: Path, folder: Path) -> None:
