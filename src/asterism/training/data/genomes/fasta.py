@@ -69,14 +69,7 @@ class FastaLayout:
         """The next bytes of the sequence, with ends of lines, of which none is cut in two."""
         self.is_regular &= not self.has_short_line  # only the last line may be short
         count = chunk.count(b"\n") if self.is_regular else 0
-        if count == 1:  # as of short sequences, of which files have millions
-            end = self.seen + chunk.index(b"\n")
-            self.width = self.width or end + 1
-            expected = (self.newlines + 1) * self.width - 1
-            if end != expected:
-                self.has_short_line = end < expected
-                self.is_regular = self.has_short_line and end == self.seen + len(chunk) - 1
-        elif count:
+        if count:
             ends = np.flatnonzero(np.frombuffer(chunk, dtype=np.uint8) == ord("\n")) + self.seen
             self.width = self.width or int(ends[0]) + 1
             wanted = (self.newlines + 1 + np.arange(count)) * self.width - 1
