@@ -51,19 +51,19 @@ def made_once(
         return make()
     place = folder / hashlib.sha256(name.encode()).hexdigest()
     with ExitStack() as locked:
-        with _told(folder):
+        with _naming(folder):
             folder.mkdir(mode=0o700, exist_ok=True)
             locked.enter_context(alone(place.with_suffix(".lock")))
         if not place.exists():
             made = make()
-            with _told(folder), replacing(place) as temporary:
+            with _naming(folder), replacing(place) as temporary:
                 write(made, temporary)
             del made
         return read(place)
 
 
 @contextmanager
-def _told(folder: Path) -> Iterator[None]:
+def _naming(folder: Path) -> Iterator[None]:
     try:
         yield
     except (OSError, CheckpointError) as error:

@@ -45,13 +45,13 @@ class ArrayFile:
 def open_array(path: Path) -> ArrayFile:
     """The pictures of one file. Raises DataError, with the file and what is wrong with it."""
     opened = {".npy": _npy, ".npz": _npz, ".bin": _cifar}[path.suffix.lower()]
-    with _told(path):
+    with _naming(path):
         return opened(path)
 
 
 @contextmanager
-def _told(path: Path) -> Iterator[None]:
-    """Whatever NumPy, zipfile and we find wrong with a file, in one line."""
+def _naming(path: Path) -> Iterator[None]:
+    """Raises DataError, one line with the path, for whatever NumPy, zipfile and we find wrong with a file."""
     try:
         yield
     except OSError as error:

@@ -53,7 +53,7 @@ class PictureFiles(Pictures):
 
     def read(self, number: int, fitting: Fitting) -> np.ndarray:
         path = self.root / self.names[number]
-        with _told(path):
+        with _naming(path):
             content = _content(path)
             if hashlib.sha256(content).digest() != self.digests[number].tobytes():
                 raise Unreadable("has changed since it was first read; start again")
@@ -73,10 +73,9 @@ class PictureArrays(Pictures):
     def read(self, number: int, fitting: Fitting) -> np.ndarray:
         at = int(self.numbers[number])
         file = bisect.bisect_right(self.firsts, at) - 1
-        try:
-            return fit_array(self.files[file].pictures[at - self.firsts[file]], fitting)
-        except Unreadable as error:
-            raise DataError(f"data: {self.files[file].path}: picture {at - self.firsts[file]} {error}") from None
+        row = at - self.firsts[file]
+        with _naming(f"{self.files[file].path}: picture {row}"):
+            return fit_array(self.files[file].pictures[row], fitting)
 
 
 class ImagePieces(Pieces):
@@ -140,17 +139,17 @@ def open_images(path: str | None, fitting: Fitting, classes: int | None, setting
 
 def read_picture(path: Path, fitting: Fitting) -> np.ndarray:
     """The picture in a file: uint8 [height, width, channels]. Raises DataError with its path."""
-    with _told(path):
+    with _naming(path):
         return decode(_content(path), fitting)
 
 
 @contextmanager
-def _told(path: Path) -> Iterator[None]:
-    """What is wrong with a file of a picture, with its path."""
+def _naming(place: Path | str) -> Iterator[None]:
+    """Raises DataError with the place of a picture for one that is Unreadable."""
     try:
         yield
     except Unreadable as error:
-        raise DataError(f"data: {path} {error}") from None
+        raise DataError(f"data: {place} {error}") from None
 
 
 def _content(path: Path) -> bytes:
@@ -182,7 +181,7 @@ def _of_files(
     root: Path, names: list[str], notes: tuple[str, ...], fitting: Fitting, classes: int | None, settings: str
 ) -> ImageSplits:
     def digest(path: Path) -> bytes:
-        with _told(path):
+        with _naming(path):
             content = _content(path)
             header = check_header(content)
             if fitting.resize == "exact" and (header.width, header.height) != (fitting.width, fitting.height):
