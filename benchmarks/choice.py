@@ -29,14 +29,14 @@ from scipy.optimize import nnls
 from torch import Tensor
 
 from asterism import attend, compile_pattern
+from asterism.bench.clock import TimedCall
 from asterism.bench.machine import describe
 from asterism.compiler.cost import tile_costs
 from asterism.errors import KernelError
-from asterism.kernels.choice.calibration import calibrate
 from asterism.kernels.choice.choice import choose
-from asterism.kernels.choice.clock import TimedCall
 from asterism.kernels.choice.figures import Figures
 from asterism.kernels.choice.measure import time_products
+from asterism.kernels.choice.prices import calibrate
 from asterism.kernels.cpu.processor import limited_to, processor_class
 from asterism.kernels.operands import Operands
 from asterism.kernels.operator import TileKernel
@@ -73,7 +73,7 @@ FITTED = Grid((16, 32, 64, 128), (1 / 16, 1 / 2), 0.25)
 def main(output: Path, grid: Grid) -> None:
     """Measure, print, write."""
     threads = torch.get_num_threads()
-    figures = Figures(time_products(threads)) if grid is FITTED else calibrate(threads)
+    figures = Figures(time_products(threads)) if grid is FITTED else calibrate()
     rows = []
     for dtype in DTYPES:
         for length in grid.lengths:
@@ -135,7 +135,7 @@ def taken(q: Tensor, k: Tensor, v: Tensor, pattern: str, backward: bool) -> str:
 
 
 def take_turns(tasks: Mapping[str, TimedCall], seconds: float, everybody: bool) -> None:
-    """Each turn in an order of its own (`kernels/choice/clock.py`), `auto` always among those in the race."""
+    """Each turn in an order of its own (`bench/clock.py`), `auto` always among those in the race."""
     first = {name: min(task.seconds) for name, task in tasks.items()}
     slowest = OUT_OF_THE_RACE * min(first.values())
     racing = [task for name, task in tasks.items() if everybody or name == "auto" or first[name] <= slowest]

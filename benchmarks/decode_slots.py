@@ -21,9 +21,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from asterism.bench.clock import TimedCall, in_turns
 from asterism.bench.machine import describe
 from asterism.kernels import decode_slots
-from asterism.kernels.choice.clock import TimedCall, in_turns
 
 WIDTH = 64
 LENGTHS = (512, 2_000, 16_000)

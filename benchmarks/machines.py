@@ -33,10 +33,10 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from asterism import attend
+from asterism.bench.clock import TimedCall, in_turns
 from asterism.bench.machine import describe
 from asterism.compiler import compile_pattern
-from asterism.kernels.choice import calibration
-from asterism.kernels.choice.clock import TimedCall, in_turns
+from asterism.kernels.choice import prices
 from asterism.kernels.cpu.processor import features, limited_to, processor_class
 from asterism.kernels.cpu.sources import INSTRUCTION_SETS
 from asterism.models import AsterismConfig, AsterismForCausalLM
@@ -260,7 +260,7 @@ def _call(pattern: str, dtype: torch.dtype, backward: bool, implementation: str)
 
 def choices() -> dict[str, Record]:
     """What `auto` takes over the best way, after calibration and by the figures that come with the library."""
-    calibration.calibrate(torch.get_num_threads())
+    prices.calibrate()
     rows = [
         measure_choice(pattern, length, dtype, backward, QUICK.seconds)
         for dtype in (torch.float32, torch.bfloat16)
@@ -298,7 +298,7 @@ def _worst(rows: Sequence[Record]) -> Record:
 
 @contextmanager
 def _only_shipped() -> Iterator[None]:
-    with calibration.pinned({}):
+    with prices.pinned({}):
         yield
 
 

@@ -36,9 +36,9 @@ from transformers import (
     BigBirdPegasusForConditionalGeneration,
 )
 
+from asterism.bench.clock import TimedCall, in_turns
 from asterism.bench.machine import describe
 from asterism.bench.memory import extra_bytes
-from asterism.kernels.choice.clock import TimedCall, in_turns
 from asterism.models import AsterismConfig, AsterismForConditionalGeneration
 
 LENGTHS = (1024, 2048, 4096, 8192, 16_384)

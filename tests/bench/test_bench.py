@@ -20,11 +20,11 @@ from asterism import patterns
 from asterism.bench import PEERS, BenchSettings, measure, table
 from asterism.bench.case import Case
 from asterism.bench.check import check
+from asterism.bench.clock import TimedCall, in_turns
 from asterism.bench.contenders import DenseContender, Implementation
 from asterism.bench.memory import peaks
 from asterism.bench.native_mask import block_mask, mask_function
 from asterism.cli.main import main
-from asterism.kernels.choice.clock import TimedCall, in_turns
 
 CASE = Case("window(left=20)", 96, "float32", 1, 2, 16, "cpu")
 SMALL = BenchSettings(

@@ -11,7 +11,7 @@ from repository import BENCHMARKS
 from asterism import compile_pattern
 from asterism.compiler import cost
 from asterism.compiler.cost import Curve, Setting
-from asterism.kernels.choice import calibration, choice
+from asterism.kernels.choice import choice, prices
 
 
 @pytest.fixture(scope="module")
@@ -84,16 +84,16 @@ def test_a_curve_by_hand():
 
 def decided(pattern, tokens, heads, half, training, on_gpu, eager=False):
     tiles = "eager" if eager else "triton" if on_gpu else "cpu"
-    shape = choice.Shape(heads, tokens, tokens, 0, masked=False, with_lse=False)
-    numbers = choice.Numbers(heads, "cuda" if on_gpu else "cpu", "bfloat16" if half else "float32", training)
-    taken = choice.answer(choice.ChoiceQuestion(pattern, shape, numbers, "auto", tiles))
+    pairs = pattern, heads, tokens, tokens, 0, False, False
+    numbers = heads, "cuda" if on_gpu else "cpu", "bfloat16" if half else "float32", training
+    taken = choice.answer(choice.Question(*pairs, *numbers, "auto", tiles))
     return [taken, compile_pattern(pattern, tokens).tile]
 
 
 def test_what_the_costs_decide_is_as_it_was(monkeypatch):
     """As recorded when the figures stood in the source (commit 06cecfa), but for two that changed on 2026-11-23."""
-    monkeypatch.setattr(calibration, "_processor", lambda threads: cost.PLANNED_FOR)
-    choice._answer.cache_clear()
+    monkeypatch.setattr(prices, "_machine", None)
+    monkeypatch.setattr(prices, "Processor", lambda kind, threads: cost.PLANNED_FOR)
     record = json.loads((Path(__file__).with_name("choices.json")).read_text())
     assert len(record) > 300 and len({taken for *_, (taken, _) in record}) == 6
     for *question, expected in record:
@@ -102,8 +102,10 @@ def test_what_the_costs_decide_is_as_it_was(monkeypatch):
 
 def test_what_is_asked_of_the_prices():
     q = torch.zeros(3, 2, 4, 4)
+    tiles = choice.NAMED["cpu"]
     for dtype in ("float32", "float64", "bfloat16", "float16"):
         operands = choice.Operands(*[q.to(getattr(torch, dtype))] * 3, None, None, None, "causal()", 0, 1.0)
-        assert choice._asked(operands)[1] == choice.Numbers(lanes=6, device="cpu", dtype=dtype, training=False)
+        asked = choice._question(operands, "auto", tiles)
+        assert asked.lanes == 6 and asked.cell == prices.Cell(dtype, training=False, tiles="cpu", device="cpu")
     operands = choice.Operands(q, q, q.clone().requires_grad_(), None, None, None, "causal()", 0, 1.0)
-    assert choice._asked(operands)[1].training
+    assert choice._question(operands, "auto", tiles).training

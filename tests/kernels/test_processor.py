@@ -11,7 +11,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from asterism.kernels.choice import calibration
+from asterism.kernels.choice import prices
 from asterism.kernels.cpu import build, processor
 from asterism.kernels.cpu.sources import INSTRUCTION_SETS
 from asterism.training import evaluate, generate, train
@@ -141,10 +141,10 @@ def test_the_watch_sees_bfloat16(run_config, tmp_path):
 @pytest.mark.parametrize("calibrate", ("0", "1", None))
 @pytest.mark.parametrize("name", ("avx512", "avx2", "baseline"))
 def test_auto_leaves_bfloat16_to_processors_that_have_it(name, calibrate, pretend, monkeypatch):
-    """Also on a busy machine, and whatever the figures say."""
+    """Whatever the figures say."""
     pretend(X86[name])
-    monkeypatch.setattr(os, "getloadavg", lambda: (100.0, 100.0, 100.0))
-    monkeypatch.setattr(calibration, "time_products", lambda threads: {"float32": 1e9, "bfloat16": 1e12})
+    monkeypatch.setattr(prices, "time_products", lambda threads: {"float32": 1e9, "bfloat16": 1e12})
+    monkeypatch.setattr(prices, "_machine", None)
     monkeypatch.setattr(arithmetic, "matrix_rates", lambda: {"float32": 1e9, "bfloat16": 1e12})
     if calibrate is None:
         monkeypatch.delenv("ASTERISM_CALIBRATE", raising=False)

@@ -7,10 +7,10 @@ import torch
 
 from asterism.bench.machine import describe, kernel_in_words
 from asterism.compiler.cost import TILE_SIZES, Prices, tile_costs
-from asterism.kernels.choice.calibration import Cell, calibrate, pinned
-from asterism.kernels.choice.choice import ChoiceQuestion, Numbers, Shape, answer
+from asterism.kernels.choice.choice import Question, answer
 from asterism.kernels.choice.figures import keep
 from asterism.kernels.choice.measure import DTYPES, WAYS
+from asterism.kernels.choice.prices import Cell, calibrate, pinned
 
 HEADS = 8
 """Heads that choices are shown for, 64 wide."""
@@ -28,31 +28,31 @@ def recalibrate(say: Callable[[str], None]) -> dict[str, Any]:
 
     `kept` names their file; where nothing can be kept it is None, and `reason` says why.
     """
-    threads = torch.get_num_threads()
     say("measuring how fast this machine is, in about twenty seconds")
-    figures = calibrate(threads)
+    figures = calibrate()
     record: dict[str, Any] = {"machine": describe("cpu"), "kept": None, "reason": ""}
     try:
-        record["kept"] = str(keep(threads, lambda before: figures))
+        record["kept"] = str(keep(torch.get_num_threads(), figures))
     except OSError as error:
         record["reason"] = str(error)
     record |= {"matrix_rates": dict(figures.matrix_rates), "nanoseconds": figures.nanoseconds}
     with pinned(figures.nanoseconds):  # also where ASTERISM_CALIBRATE=0 has them ignored
         record["choices"] = [
-            _choices(Cell(dtype, training, threads), figures.prices(dtype, "training" if training else "forward"))
+            _choices(dtype, direction, figures.prices(dtype, direction))
             for dtype in DTYPES
-            for training in (False, True)
+            for direction in ("forward", "training")
         ]
     return record
 
 
-def _choices(cell: Cell, prices: Prices) -> dict[str, Any]:
+def _choices(dtype: str, direction: str, prices: Prices) -> dict[str, Any]:
     """What follows from the prices of a dtype and direction."""
     tiles = "cpu" if "cpu" in prices else "eager"
+    cell = Cell(dtype, direction == "training", tiles)
     short, long = LENGTHS
     return {
-        "dtype": cell.dtype,
-        "direction": cell.direction,
+        "dtype": dtype,
+        "direction": direction,
         "tiles": tiles,
         "ways": {
             way: {"launch_nanoseconds": curve.points[0][1], "pair_nanoseconds": curve.pair}
@@ -62,7 +62,7 @@ def _choices(cell: Cell, prices: Prices) -> dict[str, Any]:
             f"a mask at {short}": break_even(prices, tiles, "dense sparse", short),
             f"all pairs at {long}": break_even(prices, tiles, "dense full", long),
         },
-        "auto": {f"{text} at {tokens}": _taken(text, tokens, cell, tiles) for text in _PATTERNS for tokens in LENGTHS},
+        "auto": {f"{text} at {tokens}": _taken(text, tokens, cell) for text in _PATTERNS for tokens in LENGTHS},
     }
 
 
@@ -79,11 +79,10 @@ def break_even(prices: Prices, tiles: str, dense: str, tokens: int) -> float:
     return round(below, 4)
 
 
-def _taken(text: str, tokens: int, cell: Cell, tiles: str) -> str:
-    shape = Shape(HEADS, tokens, tokens, 0, masked=False, with_lse=False)
-    numbers = Numbers(HEADS, "cpu", cell.dtype, cell.training)
-    taken = answer(ChoiceQuestion(text, shape, numbers, "auto", tiles), measuring=False)
-    return taken if taken == tiles else "dense"
+def _taken(text: str, tokens: int, cell: Cell) -> str:
+    pairs = text, HEADS, tokens, tokens, 0, False, False
+    question = Question(*pairs, HEADS, cell.device, cell.dtype, cell.training, "auto", cell.tiles)
+    return cell.tiles if answer(question, measuring=False) == cell.tiles else "dense"
 
 
 def choices_table(record: dict[str, Any]) -> str:

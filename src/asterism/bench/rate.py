@@ -4,7 +4,7 @@ from functools import partial
 
 import torch
 
-from asterism.kernels.choice.clock import TimedCall, in_turns
+from asterism.bench.clock import TimedCall, in_turns
 
 _SIDES = {"cpu": (1024, 2048), "cuda": (8192,)}
 """Sides of the matrices whose products are timed."""

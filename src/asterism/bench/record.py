@@ -12,6 +12,7 @@ from torch import Tensor
 
 from asterism.bench.case import DTYPES, Case
 from asterism.bench.check import check, first_line
+from asterism.bench.clock import TimedCall, in_turns
 from asterism.bench.contenders import OURS, Contender, DenseContender, Implementation, Prepared
 from asterism.bench.machine import describe
 from asterism.bench.memory import peaks
@@ -19,7 +20,6 @@ from asterism.bench.peers import PEERS
 from asterism.bench.rate import matrix_rate
 from asterism.compiler import compile_pattern
 from asterism.kernels import IMPLEMENTATIONS
-from asterism.kernels.choice.clock import TimedCall, in_turns
 
 SCHEMA = 1
 """Raised when the meaning of a field changes."""

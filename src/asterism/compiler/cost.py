@@ -3,7 +3,7 @@
 The figures that come with the library are data, in `costs/`: a fixed part and a part for every pair, for heads 64 wide,
 as `benchmarks/choice.py --fit` fits them to times measured on the machine that the file names, or on a lesser one that
 it emulated; elsewhere only their ratios matter. CPUs have a file for each class of processor and number of threads.
-Figures measured on the machine at hand (kernels/choice/calibration.py) take their place.
+Figures measured on the machine at hand (kernels/choice/prices.py) take their place.
 They choose whether dense attention is the faster way to the same numbers, and `tiles.json` tile sizes and layouts. No
 GPU has been measured: `costs/cuda.json` holds guesses, and says so.
 """
@@ -116,6 +116,11 @@ def shipped(device: str, dtype: str, training: bool, processor: Processor = PLAN
     table = _of(processor) if device == "cpu" else _read(device)
     lines = {way: formats[numbers][direction] for way, formats in table["nanoseconds"].items()}
     return {way: Curve(((0, line["launch"]),), line["pair"]) for way, line in lines.items()}
+
+
+def has_figures(processor: Processor) -> bool:
+    """Whether the library has figures for just this class of processor and number of threads."""
+    return processor.kind not in _LESSER and processor.threads <= _MOST_THREADS
 
 
 def shipped_matrix_rates(processor: Processor = PLANNED_FOR) -> dict[str, float]:

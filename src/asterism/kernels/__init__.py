@@ -1,8 +1,8 @@
 """From a plan to numbers: functions of (q, k, v, pattern) that know nothing of models."""
 
 from asterism.kernels.attend import attend, decode, decode_slots
-from asterism.kernels.choice.calibration import matrix_rates
 from asterism.kernels.choice.choice import IMPLEMENTATIONS
+from asterism.kernels.choice.prices import matrix_rates
 from asterism.kernels.masks import readable, readable_keys
 from asterism.kernels.terms.terms import Alibi, Bias, Buckets, DistanceTable, Dropout, SoftSpan, Terms
 

@@ -105,9 +105,10 @@ def attend(
     `implementation`: "cpu" (fused tiles in C++: float32 and bfloat16), "triton" (fused tiles on a GPU: these and
     float16), "eager" (tiles in plain PyTorch), "dense" (scaled_dot_product_attention; with a mask for short sequences),
     "reference" (the oracle, O(n^2) memory), or "auto": the fastest implementation of tiles that there is for the
-    operands, or dense where that is cheaper on this machine. The first long call for which this is open measures it,
-    once, in two seconds, unless the machine is busy (ASTERISM_CALIBRATE=0 switches that off, `asterism bench
-    --calibrate` renews it). Equal calls of a process are answered by the same implementation.
+    operands, or dense where that is cheaper by the figures for this machine: those of `asterism bench --calibrate`, or
+    those of the library. Where it has none for the processor and number of threads, the first long call that depends on
+    them measures the machine, once, in two seconds (never with ASTERISM_CALIBRATE=0). Equal calls of a process are
+    answered by the same implementation, whatever the load, the thread or the grad mode.
     Raises KernelError for tensors that do not fit each other or the implementation, PatternError for the pattern.
     """
     text = _text(pattern)

@@ -112,6 +112,20 @@ class Operands:
         return torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in tensors)
 
     @property
+    def in_training(self) -> bool:
+        """Whether a gradient of this call may ever be asked for, by which kernels are chosen: the same for a call that
+        is made twice, without gradients and with them, as checkpoints do (`use_reentrant=True`).
+
+        Their first pass is the forward pass of an autograd function, where PyTorch switches off forward-mode
+        derivatives too, which `no_grad` leaves on. In a graph only the operands count.
+        """
+        if any(x.requires_grad for x in (self.q, self.k, self.v)):
+            return True
+        if torch.compiler.is_compiling() or torch.is_inference_mode_enabled():
+            return False
+        return not torch._C._is_fwd_grad_enabled()
+
+    @property
     def distances(self) -> tuple[int, int]:
         """The distances (first, past) from query to key between these lengths."""
         first = self.query_offset - self.k.shape[2] + 1

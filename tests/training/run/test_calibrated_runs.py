@@ -8,7 +8,7 @@ from safetensors.torch import load_file
 from stopping import at_step
 
 from asterism.errors import CheckpointError
-from asterism.kernels.choice import calibration, choice, measure
+from asterism.kernels.choice import measure, prices
 from asterism.kernels.cpu import library
 from asterism.training.pipeline import train
 from asterism.training.run.folder import RunFolder
@@ -41,17 +41,15 @@ def machine(tmp_path, monkeypatch):
     """Makes dense attention, or the fused tiles, the cheaper way on a machine that is measured anew."""
     library()
     monkeypatch.setenv("ASTERISM_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setenv("ASTERISM_CALIBRATE", "1")  # also while other tests run
+    monkeypatch.delenv("ASTERISM_CALIBRATE")
 
     def set_cheap(cheap):
         ways = {way: CHEAP if way.startswith(cheap) else DEAR for way in measure.WAYS}
-        monkeypatch.setattr(calibration, "time_attention", lambda *_: ways)
-        monkeypatch.setattr(calibration, "_MACHINE", calibration._Machine())
-        choice._answer.cache_clear()
-        calibration.calibrate(torch.get_num_threads())
+        monkeypatch.setattr(prices, "time_attention", lambda *_: ways)
+        monkeypatch.setattr(prices, "_machine", None)
+        prices.calibrate()
 
-    yield set_cheap
-    choice._answer.cache_clear()
+    return set_cheap
 
 
 def weights(folder):
@@ -73,8 +71,8 @@ def test_a_run_resumes_to_the_same_bits_on_a_machine_measured_anew(config, machi
     machine("cpu")
     train(config, tmp_path / "parts", resume=True)
     assert equal(weights(tmp_path / "parts"), weights(tmp_path / "whole"))
-    prices = json.loads((tmp_path / "parts" / "run.json").read_text())["prices"]
-    assert prices["float32"]["training"]["dense causal"] == CHEAP and set(prices) == {"float32"}
+    kept = json.loads((tmp_path / "parts" / "run.json").read_text())["prices"]
+    assert kept["float32"]["training"]["dense causal"] == CHEAP and set(kept) == {"float32"}
 
 
 def test_a_run_of_earlier_versions_goes_on_by_the_prices_of_the_library(config, machine, tmp_path, monkeypatch):

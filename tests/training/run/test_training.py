@@ -23,7 +23,7 @@ from transformers import AutoModelForCausalLM
 
 from asterism.cli.main import main
 from asterism.errors import CheckpointError, ConfigurationError, DataError, NonFiniteLossError
-from asterism.kernels.choice.calibration import Rates
+from asterism.kernels.choice.prices import Rates
 from asterism.training.data.corpora.bytes import compressed, load_corpus
 from asterism.training.data.corpora.modality import VOCABULARY as MODALITIES
 from asterism.training.data.corpora.windows import plan_pieces

@@ -6,17 +6,16 @@ A named kernel is used or refused with the reason, never replaced by another.
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache
 from typing import Any, NamedTuple
 
 import torch
 
 from asterism.compiler import Plan, compile_pattern
-from asterism.compiler.cost import DENSE_MASK_LIMIT, TILE_SIZES, Prices, Setting, shipped, tile_costs
+from asterism.compiler.cost import DENSE_MASK_LIMIT, TILE_SIZES, Setting, tile_costs
 from asterism.errors import AsterismError, KernelError, nearest
 from asterism.kernels import cpu
 from asterism.kernels.checks import DTYPES
-from asterism.kernels.choice.calibration import Cell, epoch, known_prices, measured_prices
+from asterism.kernels.choice.prices import Cell, PriceList, known_prices, measured_prices
 from asterism.kernels.cpu import CPU, is_available
 from asterism.kernels.dense import CAUSAL, FULL, MASKED
 from asterism.kernels.eager import EAGER
@@ -28,6 +27,7 @@ from asterism.kernels.slots import SLOTS
 from asterism.kernels.transforms import is_for_onnx, is_transformed
 from asterism.kernels.triton import kernel as triton
 from asterism.kernels.triton.kernel import TRITON
+from asterism.memo import remembering_few
 from asterism.patterns.by_text import by_text
 
 
@@ -64,8 +64,8 @@ class EveryKey:
         o = operands
         if torch.compiler.is_compiling() or o.text != "dense()" or o.segments is not None or o.terms:
             return "only for dense() outside of graphs, without segments and terms"
-        if o.q.shape[2] > self.most:
-            return f"only for up to {self.most} queries, got {o.q.shape[2]}"
+        if o.q.shape[2] > self.most or o.in_training:
+            return f"only for up to {self.most} queries without a gradient, got {o.q.shape[2]}"
         return cpu.DECODING.refusal(o)
 
     def run(self, operands: Operands) -> Attended:
@@ -111,9 +111,10 @@ def choose(operands: Operands, implementation: str) -> Kernel:
         return _first_of((tiles,), operands)
     elif is_transformed():
         return tiles  # dense attention would take the way that holds all scores
+    question = _question(operands, implementation, tiles)
     if torch.compiler.is_compiling():
-        return _chosen_in_graph(operands, implementation, tiles)
-    name = answer(ChoiceQuestion(operands.text, *_asked(operands), implementation, tiles.name))
+        return _chosen_in_graph(question, tiles)
+    name = answer(question)
     return tiles if name == tiles.name else DENSE[name]
 
 
@@ -183,114 +184,99 @@ _WORTH_MEASURING = 1e7
 """Nanoseconds of a call from which on it pays to measure the machine."""
 
 
-class Shape(NamedTuple):
-    """What decides, beside the pattern, which pairs there are, and whether dense attention can do without a mask."""
+class Question(NamedTuple):
+    """What "auto" and "dense" depend on, beside the prices: the pairs, and what they cost.
 
+    lanes   batch size times query heads
+    masked  whether there is a mask, or a term of the score, which takes the place of one
+    tiles   the name of the kernel that computes tiles
+    """
+
+    text: str
     heads: int
     n_queries: int
     n_keys: int
     query_offset: int
     masked: bool
     with_lse: bool
-
-
-class Numbers(NamedTuple):
-    """What decides, beside the pairs, what they cost: `lanes` is the batch size times the query heads."""
-
     lanes: int
     device: str
     dtype: str
     training: bool
-
-
-class ChoiceQuestion(NamedTuple):
-    """What "auto" and "dense" depend on; equal questions have one answer as long as the process lives."""
-
-    text: str
-    shape: Shape
-    numbers: Numbers
     implementation: str
     tiles: str
 
-
-class PriceEstimate(NamedTuple):
-    """Nanoseconds for the tiles of a plan, and for dense attention in their stead."""
-
-    tiles: float
-    dense: float
+    @property
+    def cell(self) -> Cell:
+        """Where its prices stand."""
+        return Cell(self.dtype, self.training, self.tiles, self.device)
 
     @property
-    def is_open(self) -> bool:
-        """Whether a machine may say otherwise, in a call that takes long enough for it to matter."""
-        cheaper, dearer = sorted(self)
-        return cheaper >= _WORTH_MEASURING and dearer < _OPEN * cheaper
+    def kind_by_text(self) -> str | None:
+        """Dense attention without a mask, where the text alone shows that it serves."""
+        if self.masked or self.with_lse:
+            return None
+        if self.text == "dense()":
+            return "full" if self.query_offset >= 0 else None
+        is_square = self.n_queries == self.n_keys and self.query_offset == 0
+        return "causal" if self.text == "causal()" and is_square else None
 
 
-def answer(question: ChoiceQuestion, measuring: bool = True) -> str:
+class Answer(NamedTuple):
+    """The name of a kernel of tiles, or of one in `DENSE`, and whether other prices may say otherwise, in a call that
+    takes long enough for it to matter."""
+
+    name: str
+    is_open: bool = False
+
+
+def answer(question: Question, measuring: bool = True) -> str:
     """The name of the kernel of tiles, or of one in `DENSE`. Raises as `choose`.
 
-    Where the answer is open, the machine is measured first, if `measuring` and the process allow it. What was answered
-    once stays, also when later figures would say otherwise: a checkpoint that is computed again must find the same.
+    Where the answer is open and this machine's prices are a guess, they are measured first, if `measuring`.
     """
-    return _answer(question, torch.get_num_threads(), measuring, epoch())
+    prices = known_prices(question.cell)
+    found = _answer(question, prices)
+    if found.is_open and prices.is_guess and measuring:
+        found = _answer(question, measured_prices(question.cell))
+    return found.name
 
 
-def _asked(operands: Operands) -> tuple[Shape, Numbers]:
-    batch, heads, n_queries, _ = operands.q.shape
-    masked = operands.masked or bool(operands.terms)  # a term takes the place of a mask, too
-    shape = Shape(heads, n_queries, operands.k.shape[2], operands.query_offset, masked, operands.with_lse)
-    device, dtype = operands.q.device.type, DTYPE_NAMES[operands.q.dtype]
-    return shape, Numbers(batch * heads, device, dtype, operands.differentiated)
+def _question(operands: Operands, implementation: str, tiles: TileKernel) -> Question:
+    o, (batch, heads, n_queries, _) = operands, operands.q.shape
+    pairs = o.text, heads, n_queries, o.k.shape[2], o.query_offset, o.masked or bool(o.terms), o.with_lse
+    numbers = batch * heads, o.q.device.type, DTYPE_NAMES[o.q.dtype], o.in_training
+    return Question(*pairs, *numbers, implementation, tiles.name)
 
 
-def _kind_by_name(text: str, shape: Shape) -> str | None:
-    """Dense attention without a mask, where the text alone shows that it serves."""
-    if shape.masked or shape.with_lse:
-        return None
-    if text == "dense()":
-        return "full" if shape.query_offset >= 0 else None
-    return "causal" if text == "causal()" and shape.n_queries == shape.n_keys and shape.query_offset == 0 else None
-
-
-@lru_cache(maxsize=1024)  # the texts of many documents are long
-def _answer(question: ChoiceQuestion, threads: int, measuring: bool, epoch: int) -> str:
-    shape, tiles = question.shape, question.tiles
-    pattern = by_text(question.text)
-    pattern.check_heads(shape.heads)
-    if (question.implementation == "dense" or tiles == "eager") and (kind := _kind_by_name(question.text, shape)):
-        return kind
-    plan = compile_pattern(pattern, shape.n_queries, shape.n_keys, query_offset=shape.query_offset)
-    if shape.with_lse:
-        return tiles
-    dense = "sparse" if shape.masked else plan.dense_kind
-    fits = dense != "sparse" or shape.n_queries * shape.n_keys <= DENSE_MASK_LIMIT
-    if question.implementation == "dense":
+@remembering_few(1024)  # the texts of many documents are long
+def _answer(question: Question, prices: PriceList) -> Answer:
+    q, tiles = question, question.tiles
+    pattern = by_text(q.text)
+    pattern.check_heads(q.heads)
+    if (q.implementation == "dense" or tiles == "eager") and q.kind_by_text:
+        return Answer(q.kind_by_text)
+    plan = compile_pattern(pattern, q.n_queries, q.n_keys, query_offset=q.query_offset)
+    if q.with_lse:
+        return Answer(tiles)
+    dense = "sparse" if q.masked else plan.dense_kind
+    fits = dense != "sparse" or q.n_queries * q.n_keys <= DENSE_MASK_LIMIT
+    if q.implementation == "dense":
         if fits:
-            return dense
+            return Answer(dense)
         raise KernelError(
-            f'implementation="dense" needs a mask of {shape.n_queries} x {shape.n_keys} pairs for {question.text},'
+            f'implementation="dense" needs a mask of {q.n_queries} x {q.n_keys} pairs for {q.text},'
             f' more than the limit of {DENSE_MASK_LIMIT}: use "auto"'
         )
     if not fits:
-        return tiles
-    estimate = _estimate(plan, dense, question, _prices(question.numbers, tiles, threads))
-    if measuring and estimate.is_open and question.numbers.device == "cpu":
-        cell = Cell(question.numbers.dtype, question.numbers.training, threads)
-        estimate = _estimate(plan, dense, question, measured_prices(cell, tiles))
-    single = shape.n_queries == shape.n_keys == 1
-    return dense if single or estimate.dense < estimate.tiles else tiles
-
-
-def _prices(numbers: Numbers, tiles: str, threads: int) -> Prices:
-    """What is known without measuring."""
-    if numbers.device != "cpu":
-        return shipped("cuda" if numbers.device == "cuda" else "cpu", numbers.dtype, numbers.training)
-    return known_prices(Cell(numbers.dtype, numbers.training, threads), tiles)
-
-
-def _estimate(plan: Plan, dense: str, question: ChoiceQuestion, prices: Prices) -> PriceEstimate:
-    setting = Setting(question.numbers.lanes, prices)
-    return PriceEstimate(plan.sparse_cost(question.tiles, setting), DENSE[dense].costs(plan, setting))
+        return Answer(tiles)
+    if q.n_queries == q.n_keys == 1:
+        return Answer(dense)
+    setting = Setting(q.lanes, prices.prices)
+    by_tiles, by_dense = plan.sparse_cost(tiles, setting), DENSE[dense].costs(plan, setting)
+    cheaper, dearer = sorted((by_tiles, by_dense))
+    is_open = cheaper >= _WORTH_MEASURING and dearer < _OPEN * cheaper
+    return Answer(dense if by_dense < by_tiles else tiles, is_open)
 
 
 # --- the same inside torch.compile -----------------------------------------------------------------------------------
@@ -299,38 +285,37 @@ _MANY = 2**16
 """Heads of all sequences, where the size of the batch is a symbol: what counts is the cost of a pair."""
 
 
-def _chosen_in_graph(operands: Operands, implementation: str, tiles: TileKernel) -> Kernel:
+def _chosen_in_graph(question: Question, tiles: TileKernel) -> Kernel:
     """The ordinary answer where lengths are known. Where they are symbols there is no plan to look at, but the text."""
     from torch.fx.experimental.symbolic_shapes import has_static_value  # loads sympy
 
-    shape, numbers = _asked(operands)
-    if implementation == "dense":
-        return DENSE[_kind_by_name(operands.text, shape) or "sparse"]
-    lanes, *others = numbers
-    known = (lanes if has_static_value(lanes) else _MANY, *others)
-    if all(has_static_value(length) for length in (shape.n_queries, shape.n_keys, shape.query_offset)):
-        name = _answer_in_graph((operands.text, tuple(shape), known, implementation, tiles.name))
+    q, kind = question, question.kind_by_text
+    if q.implementation == "dense":
+        return DENSE[kind or "sparse"]
+    if all(has_static_value(length) for length in (q.n_queries, q.n_keys, q.query_offset)):
+        lanes = q.lanes if has_static_value(q.lanes) else _MANY
+        name = _answer_in_graph((*q[:7], lanes, *q[8:]))
         return tiles if name == tiles.name else DENSE[name]
-    kind = _kind_by_name(operands.text, shape)
-    return DENSE[kind] if kind and _dense_pays(kind, known, tiles.name) else tiles
+    return DENSE[kind] if kind and _dense_pays(kind, tuple(q.cell)) else tiles
 
 
 def _answer_in_graph(question: tuple[Any, ...]) -> str:
     """`answer` of plain values, without measuring; the operator refuses at run time what can be no plan."""
-    text, shape, numbers, implementation, tiles = question
+    asked = Question(*question)
     try:
-        return answer(ChoiceQuestion(text, Shape(*shape), Numbers(*numbers), implementation, tiles), measuring=False)
+        return answer(asked, measuring=False)
     except AsterismError:
-        return str(tiles)
+        return asked.tiles
 
 
-def _dense_pays(kind: str, numbers: tuple[Any, ...], tiles: str) -> bool:
+def _dense_pays(kind: str, cell: tuple[Any, ...]) -> bool:
     """Whether pairs are cheaper by dense attention, for the pattern dense() or causal() at whatever length."""
-    if tiles == "eager":
+    asked = Cell(*cell)
+    if asked.tiles == "eager":
         return True
-    prices = _prices(Numbers(*numbers), tiles, torch.get_num_threads())
+    prices = known_prices(asked).prices
     share = 0.5 if kind == "causal" else 1.0
-    return prices[f"dense {kind}"].pair < share * tile_costs().pair[max(TILE_SIZES)] * prices[tiles].pair
+    return prices[f"dense {kind}"].pair < share * tile_costs().pair[max(TILE_SIZES)] * prices[asked.tiles].pair
 
 
 # What torch.compiler.assume_constant_result does, without its second of imports: a graph keeps the answer.

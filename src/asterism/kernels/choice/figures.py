@@ -6,17 +6,15 @@ and gives way to what is measured next.
 """
 
 import hashlib
-import itertools
 import json
-import math
 import os
 import stat
 import sys
 import tempfile
-import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict, dataclass, field, fields, replace
+from itertools import islice, pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -35,9 +33,6 @@ VERSION = 1
 
 _LARGEST = 2**20
 """Bytes of a file that is read; what is measured takes some thousands."""
-
-_LONGEST_WAIT = 10.0
-"""Seconds to wait for another process that measures."""
 
 
 @dataclass(frozen=True)
@@ -87,7 +82,7 @@ def _require_points(name: str, points: Any) -> None:
             raise ValueError(f"{shown(point)} is no point of {name}")
         for number in point:
             _require_measured(name, number)
-    if any(here[0] >= after[0] for here, after in itertools.pairwise(points)):
+    if any(here[0] >= after[0] for here, after in pairwise(points)):
         raise ValueError(f"the pairs of {name} do not ascend")
 
 
@@ -95,16 +90,6 @@ def _require_measured(name: str, value: object) -> None:
     # Compared, not converted: a whole number of JSON may be too large for any float.
     if not isinstance(value, float | int) or isinstance(value, bool) or not 0 < value <= sys.float_info.max:
         raise ValueError(f"{name} is {shown(value)}, not a positive number")
-
-
-def file_name(threads: int) -> str:
-    """The name of the file for a number of threads."""
-    return f"{_begins()}{threads}.json"
-
-
-def _begins() -> str:
-    made_of = hashlib.sha256(f"{identity()}\0{torch.__version__}".encode()).hexdigest()[:16]
-    return f"speed-{made_of}-"
 
 
 class StoredFigures(NamedTuple):
@@ -127,35 +112,9 @@ def stored(threads: int) -> StoredFigures:
     return StoredFigures(Figures())
 
 
-def stored_for_others(threads: int) -> tuple[int, Figures]:
-    """The number of threads nearest to this one for which this machine has figures, and those; or 1 and none."""
-    begins = _begins()
-    names = [path.stem.removeprefix(begins) for folder in _folders([]) for path in folder.glob(f"{begins}*.json")]
-    others = {int(name) for name in names if name.isdecimal() and 0 < int(name) != threads}
-    for other in sorted(others, key=lambda other: abs(math.log(other / threads))):
-        if (found := stored(other)).figures != Figures():
-            return other, found.figures
-    return 1, Figures()
-
-
-def _read(path: Path) -> str:
-    """What a file holds. Raises OSError for a pipe or device, which may never end, or what is far too large."""
-    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)  # opening a pipe would wait for somebody to write
-    with open(descriptor, "rb") as file:
-        seen = os.fstat(descriptor)
-        if not stat.S_ISREG(seen.st_mode) or seen.st_size > _LARGEST:
-            raise OSError(f"it is no file of figures: remove it (mode {seen.st_mode:o}, {seen.st_size} bytes)")
-        return file.read(_LARGEST).decode()
-
-
-def keep(threads: int, change: Callable[[Figures], Figures]) -> Path:
-    """Change the figures that are kept, in the first place that can be written. Raises OSError with the reasons."""
-    document = {
-        "version": VERSION,
-        "torch": torch.__version__,
-        "threads": threads,
-        **asdict(change(stored(threads).figures)),
-    }
+def keep(threads: int, figures: Figures) -> Path:
+    """Keep the figures in the first place that can be written. Raises OSError with the reasons if there is none."""
+    document = {"version": VERSION, "torch": torch.__version__, "threads": threads, **asdict(figures)}
     reasons: list[str] = []
     for folder in _folders(reasons):
         path = folder / file_name(threads)
@@ -172,13 +131,22 @@ def keep(threads: int, change: Callable[[Figures], Figures]) -> Path:
     raise OSError("; ".join(reasons))
 
 
-def _figures(document: Any) -> Figures:
-    """Raises ValueError or TypeError for what is no such document."""
-    if not isinstance(document, dict) or not isinstance(document.get("version"), int):
-        raise ValueError("it is damaged")
-    if document["version"] != VERSION:
-        raise ValueError(f"it is of version {document['version']}, and this is for version {VERSION}")
-    return Figures(**{one.name: document[one.name] for one in fields(Figures) if one.name in document})
+@contextmanager
+def alone() -> Iterator[None]:
+    """Within the body, no other process measures that keeps its figures in the same place, if that can be locked."""
+    with ExitStack() as stack:
+        for folder in islice(_folders([]), 1):
+            with suppress(OSError):  # some file systems know no locks, and some folders cannot be opened
+                descriptor = os.open(folder, os.O_RDONLY)
+                stack.callback(os.close, descriptor)
+                lock(descriptor, wait=True)
+        yield
+
+
+def file_name(threads: int) -> str:
+    """The name of the file for a number of threads."""
+    made_of = hashlib.sha256(f"{identity()}\0{torch.__version__}".encode()).hexdigest()[:16]
+    return f"speed-{made_of}-{threads}.json"
 
 
 def _folders(reasons: list[str]) -> Iterator[Path]:
@@ -190,27 +158,20 @@ def _folders(reasons: list[str]) -> Iterator[Path]:
             reasons.append(str(error))
 
 
-@contextmanager
-def alone() -> Iterator[None]:
-    """Within the body, no other process measures that keeps its figures in the same place.
+def _read(path: Path) -> str:
+    """What a file holds. Raises OSError for a pipe or device, which may never end, or what is far too large."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)  # opening a pipe would wait for somebody to write
+    with open(descriptor, "rb") as file:
+        seen = os.fstat(descriptor)
+        if not stat.S_ISREG(seen.st_mode) or seen.st_size > _LARGEST:
+            raise OSError(f"it is no file of figures: remove it (mode {seen.st_mode:o}, {seen.st_size} bytes)")
+        return file.read(_LARGEST).decode()
 
-    After some seconds, or on a file system that knows no locks, it goes on all the same.
-    """
-    descriptor = None
-    with suppress(OSError):
-        folder = next(_folders([]), None)
-        descriptor = None if folder is None else os.open(folder, os.O_RDONLY)
-    try:
-        until = time.monotonic() + _LONGEST_WAIT
-        while descriptor is not None and time.monotonic() < until:
-            try:
-                lock(descriptor)
-                break
-            except BlockingIOError:
-                time.sleep(0.05)
-            except OSError:
-                break
-        yield
-    finally:
-        if descriptor is not None:
-            os.close(descriptor)
+
+def _figures(document: Any) -> Figures:
+    """Raises ValueError or TypeError for what is no such document."""
+    if not isinstance(document, dict) or not isinstance(document.get("version"), int):
+        raise ValueError("it is damaged")
+    if document["version"] != VERSION:
+        raise ValueError(f"it is of version {document['version']}, and this is for version {VERSION}")
+    return Figures(**{one.name: document[one.name] for one in fields(Figures) if one.name in document})

@@ -8,6 +8,7 @@ import math
 import random
 import time
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import NamedTuple
 
@@ -16,7 +17,6 @@ from torch import Tensor
 
 from asterism.compiler import compile_pattern
 from asterism.compiler.cost import tile_costs
-from asterism.kernels.choice.clock import TimedCall
 from asterism.kernels.cpu import CPU
 from asterism.kernels.dense import CAUSAL, FULL, MASKED
 from asterism.kernels.eager import EAGER
@@ -37,17 +37,12 @@ _SLOW = 0.03
 _SHORT, _LONG = (16, 64, 256), (2048, 1024)
 """Tokens: all of the short lengths, where fixed parts count, and the first of the long ones that can be afforded."""
 
-_LANES, _HEAD_DIM = 8, 64
-"""Heads of the short lengths; of a long one there are as many as threads, at most `_MOST_LANES`."""
-
-_MOST_LANES = 16
+_LANES, _MOST_LANES, _HEAD_DIM = 8, 16, 64
+"""Heads of the short lengths; of a long one there are as many as threads, up to a limit; and how wide they are."""
 
 _FEWEST_TURNS, _MOST_TURNS = 3, 30
 
 _PRODUCTS_SECONDS = 0.5
-
-ATTENTION_SECONDS = 1.8
-"""What a measurement at first need may take, about."""
 
 _SAMPLE, _SAMPLES = 0.001, 8
 """Seconds of a sample, and how many of them a short call gets in each turn: the fewer milliseconds one lasts, the more
@@ -79,22 +74,41 @@ WAYS = {
 """The ways to compute attention on a CPU, by the names that prices have."""
 
 
-class Trial(NamedTuple):
-    """Something to be timed, and how many pairs it computes, weighted as `compiler/cost.py` counts them."""
+@dataclass
+class Trial:
+    """A call, the work it does (operations, or pairs as `compiler/cost.py` weighs them), and its least time."""
 
     way: str
-    tokens: int
-    pairs: float
-    task: TimedCall
+    work: float
+    call: Callable[[], object]
+    tokens: int = 0
+    calls: int = 1
+    seconds: float = math.inf
+
+    def sample(self) -> float:
+        """Seconds of a call, timed as `calls` of them."""
+        began = time.perf_counter()
+        for _ in range(self.calls):
+            self.call()
+        seconds = (time.perf_counter() - began) / self.calls
+        self.seconds = min(self.seconds, seconds)
+        return seconds
+
+    def warm_up(self) -> "Trial":
+        """Sample it; the first call of a short one, which loads and compiles, only tells how many fill a sample."""
+        if self.sample() < 50 * _SAMPLE:
+            self.seconds = math.inf
+            self.calls = max(1, round(_SAMPLE / self.sample()))
+            self.sample()
+        return self
 
 
 def time_products(threads: int) -> dict[str, float]:
     """FLOP/s by dtype: the operations of all products over the seconds of all."""
-    torch.set_num_threads(threads)  # a new thread has PyTorch's default until it is told
-    tried = {name: _tried(name) for name in DTYPES}
-    slow = [trial for trial in tried.values() if _least(trial) > _SLOW]
-    fast = [_product(name, sides) for name, trial in tried.items() if trial not in slow for sides in _MATRICES]
-    _warm(fast)
+    torch.set_num_threads(threads)
+    tried = [_tried(name) for name in DTYPES]
+    slow = [trial for trial in tried if trial.seconds > _SLOW]
+    fast = [_product(trial.way, sides).warm_up() for trial in tried if trial not in slow for sides in _MATRICES]
     _take_turns(fast, time.perf_counter() + _PRODUCTS_SECONDS)
     return _rates([*fast, *slow])
 
@@ -108,24 +122,25 @@ def time_two_products(threads: int) -> dict[str, float]:
 def _tried(name: str) -> Trial:
     """The small product, sampled: the first time it loads what computes it; on a slow machine that is all."""
     trial = _product(name, _TRIED)
-    if trial.task.sample() < 4 * _SLOW:
-        trial.task.sample()
-        trial.task.sample()
+    if trial.sample() < 4 * _SLOW:
+        trial.sample()
+        trial.sample()
     return trial
 
 
 def _product(name: str, sides: tuple[int, int, int]) -> Trial:
-    call = partial(torch.matmul, *_matrices(sides, DTYPES[name]))
-    return Trial(name, 0, 2 * math.prod(sides), TimedCall(call, "cpu"))
+    rows, inner, columns = sides
+    left, right, *_ = _drawn(((rows, inner), (inner, columns)), DTYPES[name])
+    return Trial(name, 2 * math.prod(sides), partial(torch.matmul, left, right))
 
 
 def _rates(trials: Sequence[Trial]) -> dict[str, float]:
-    sums = {name: [trial for trial in trials if trial.way == name] for name in DTYPES}
-    return {name: sum(one.pairs for one in own) / sum(map(_least, own)) for name, own in sums.items()}
+    own = {name: [trial for trial in trials if trial.way == name] for name in DTYPES}
+    return {name: sum(one.work for one in some) / sum(one.seconds for one in some) for name, some in own.items()}
 
 
 def time_attention(
-    dtype: str, training: bool, threads: int, tiles: Sequence[str], seconds: float = ATTENTION_SECONDS
+    dtype: str, training: bool, threads: int, tiles: Sequence[str], seconds: float
 ) -> dict[str, list[tuple[float, float]]]:
     """Points (pairs over all heads, nanoseconds) by way, pairs ascending: dense attention and those tiles.
 
@@ -136,11 +151,11 @@ def time_attention(
     until = time.perf_counter() + seconds
     trials: list[Trial] = []
     for tokens in _SHORT:
-        trials += _warm(_trials(ways, tokens, _LANES, dtype, training))
+        trials += [trial.warm_up() for trial in _trials(ways, tokens, _LANES, dtype, training)]
     lanes = min(threads, _MOST_LANES)
     for tokens in _LONG:
         if _foreseen(trials, ways, lanes * tokens**2) < (until - time.perf_counter()) / (1 + _FEWEST_TURNS):
-            trials += _warm(_trials(ways, tokens, lanes, dtype, training))
+            trials += [trial.warm_up() for trial in _trials(ways, tokens, lanes, dtype, training)]
             break
     _take_turns(trials, until)
     return {way: list(_points([trial for trial in trials if trial.way == way])) for way in ways}
@@ -148,60 +163,44 @@ def time_attention(
 
 def _points(trials: Sequence[Trial]) -> Iterator[tuple[float, float]]:
     """One point for each length, shortest first: the means over its patterns, in digits that mean something."""
-    by_length = {tokens: [one for one in trials if one.tokens == tokens] for tokens in {one.tokens for one in trials}}
-    for _, own in sorted(by_length.items()):
-        pairs, nanoseconds = sum(one.pairs for one in own), 1e9 * sum(map(_least, own))
+    for tokens in sorted({trial.tokens for trial in trials}):
+        own = [trial for trial in trials if trial.tokens == tokens]
+        pairs, nanoseconds = sum(one.work for one in own), 1e9 * sum(one.seconds for one in own)
         yield round(pairs / len(own)), float(f"{nanoseconds / len(own):.4g}")
-
-
-def _least(trial: Trial) -> float:
-    return min(trial.task.seconds)
-
-
-def _warm(trials: Sequence[Trial]) -> Sequence[Trial]:
-    """The first call of a short one does not count, which loads and compiles; as many calls as fill a sample do."""
-    for trial in trials:
-        task = trial.task
-        if task.sample() < 50 * _SAMPLE:
-            task.seconds.clear()
-            task.calls = max(1, round(_SAMPLE / task.sample()))
-            task.sample()
-            task.sample()  # what follows goes by the least, which one sample that was interrupted is not
-    return trials
 
 
 def _foreseen(trials: Sequence[Trial], ways: Sequence[str], pairs: float) -> float:
     """Seconds for a turn of all ways over so many pairs, from the longest that were timed."""
     last = {trial.way: trial for trial in trials}
-    return sum(_least(last[way]) / last[way].pairs * pairs for way in ways)
+    return sum(last[way].seconds / last[way].work * pairs for way in ways)
 
 
 def _take_turns(trials: Sequence[Trial], until: float) -> None:
-    """Each turn in an order of its own (see `clock.in_turns`), until the time is over."""
+    """Each turn in an order of its own, until the time is over: the same kernel takes up to 1.7 times as long after
+    dense attention as after itself."""
     order = random.Random(0)
     for turn in range(_MOST_TURNS):
         for trial in order.sample(trials, len(trials)):
-            for _ in range(_SAMPLES if trial.task.sample() * trial.task.calls < 2 * _SAMPLE else 0):
-                trial.task.sample()
+            for _ in range(_SAMPLES if trial.sample() * trial.calls < 2 * _SAMPLE else 0):
+                trial.sample()
         if turn + 1 >= _FEWEST_TURNS and time.perf_counter() > until:
             return
 
 
-def _trials(ways: Sequence[str], tokens: int, lanes: int, dtype: str, training: bool) -> list[Trial]:
-    q, k, v, grad = _drawn((1, lanes, tokens, _HEAD_DIM), DTYPES[dtype])
-    trials = []
+def _trials(ways: Sequence[str], tokens: int, lanes: int, dtype: str, training: bool) -> Iterator[Trial]:
+    """A trial of each way on each of its patterns, over `lanes` heads of that many tokens."""
+    q, k, v, grad = _drawn([(1, lanes, tokens, _HEAD_DIM)] * 4, DTYPES[dtype])
     for way in ways:
         kernel, patterns = WAYS[way]
         for text in patterns(tokens):
             compute = partial(_computed, kernel, text)
             call = _differentiated(compute, (q, k, v), grad) if training else partial(compute, q, k, v)
-            trials.append(Trial(way, tokens, lanes * _pairs(way, text, tokens), TimedCall(call, "cpu")))
-    return trials
+            yield Trial(way, lanes * _pairs(way, text, tokens), call, tokens)
 
 
-def _drawn(shape: tuple[int, ...], dtype: torch.dtype) -> list[Tensor]:
-    generator = torch.Generator("cpu").manual_seed(0)
-    return [torch.randn(shape, generator=generator, device="cpu").to(dtype) for _ in range(4)]
+def _drawn(shapes: Sequence[tuple[int, ...]], dtype: torch.dtype) -> list[Tensor]:
+    generator = torch.Generator("cpu").manual_seed(0)  # zeros and ones would cost less power, and so less time
+    return [torch.randn(shape, generator=generator, device="cpu").to(dtype) for shape in shapes]
 
 
 def _computed(kernel: Kernel, text: str, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
@@ -219,10 +218,3 @@ def _pairs(way: str, text: str, tokens: int) -> float:
         return float(tokens**2)
     plan = compile_pattern(text, tokens)
     return plan.pairs_computed * tile_costs().pair[plan.tile]
-
-
-def _matrices(sides: tuple[int, int, int], dtype: torch.dtype) -> list[Tensor]:
-    rows, inner, columns = sides
-    generator = torch.Generator("cpu").manual_seed(0)  # zeros and ones would cost less power, and so less time
-    shapes = ((rows, inner), (inner, columns))
-    return [torch.randn(shape, generator=generator, device="cpu").to(dtype) for shape in shapes]

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from asterism.compiler import compile_pattern
-from asterism.kernels.choice.calibration import expected_rates
+from asterism.kernels.choice.prices import expected_rates
 from asterism.models import AsterismConfig
 from asterism.patterns import Mixer, Pattern, mixer_counts
 from asterism.training.objectives.footprint import footprint, target_length

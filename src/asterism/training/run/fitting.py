@@ -23,7 +23,7 @@ from asterism import __version__
 from asterism.errors import CheckpointError, ConfigurationError
 from asterism.files import replacing, write_text
 from asterism.kernels import cpu as cpu_kernel
-from asterism.kernels.choice.calibration import pinned, prices_for
+from asterism.kernels.choice.prices import pinned, prices_for
 from asterism.models import AsterismConfig
 from asterism.randomness import derive, isolated
 from asterism.training.data.records.formats import json_line
