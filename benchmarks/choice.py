@@ -31,7 +31,7 @@ from torch import Tensor
 from asterism import attend, compile_pattern
 from asterism.bench.clock import TimedCall
 from asterism.bench.machine import describe
-from asterism.compiler.cost import tile_costs
+from asterism.compiler.cost import TILE_COSTS
 from asterism.errors import KernelError
 from asterism.kernels.choice.choice import choose
 from asterism.kernels.choice.figures import Figures
@@ -234,7 +234,7 @@ def observation(row: dict[str, Any], way: str) -> tuple[float, float] | None:
         return None
     plan = compile_pattern(row["pattern"], row["length"])
     if way in ("cpu", "eager"):
-        return HEADS * plan.pairs_computed * tile_costs().pair[plan.tile], row["seconds"][way] * 1e9
+        return HEADS * plan.pairs_computed * TILE_COSTS.pair[plan.tile], row["seconds"][way] * 1e9
     if way == f"dense {plan.dense_kind}" and "dense" in row["seconds"]:
         return HEADS * row["length"] ** 2, row["seconds"]["dense"] * 1e9
     return None

@@ -17,7 +17,7 @@ import time
 import torch
 
 from asterism import attend, compile_pattern, patterns
-from asterism.kernels.cpu.program import program
+from asterism.kernels.cpu.program import Program
 from asterism.layers.rows.padding import cut_into_rows, documents_of_rows, lay_end_to_end
 from asterism.layers.rows.rows import in_documents
 
@@ -104,7 +104,7 @@ def plans(pattern: patterns.Pattern) -> None:
                 compiled.append(1e6 * (time.perf_counter() - started))
                 shuffled.shuffle(some)
             started = time.perf_counter()
-            program(plan, 8)
+            Program(plan, 8)
             made = 1e6 * (time.perf_counter() - started)
             words = f"{count:,} documents of 1 to {longest:,}, {sum(some):,} tokens"
             print(f"  {words:<48}{compiled[0]:>10,.0f}{min(compiled[1:]):>10,.0f}{made:>10,.0f}")

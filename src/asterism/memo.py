@@ -13,13 +13,14 @@ from collections import OrderedDict
 from collections.abc import Callable, Hashable
 from contextlib import AbstractContextManager, nullcontext
 from threading import Event, Lock
-from typing import Any, Generic, ParamSpec, TypeVar
+from typing import Any, Concatenate, Generic, ParamSpec, Self, TypeVar, TypeVarTuple
 
 from asterism.memory import machine_memory
 from asterism.system import after_fork
 
 Arguments = ParamSpec("Arguments")
 Result = TypeVar("Result")
+Values = TypeVarTuple("Values")
 
 _SHARE = 8
 """All that is kept takes at most one part in so many of the machine's memory."""
@@ -95,22 +96,35 @@ KEPT = Store()
 """What the library keeps."""
 
 
-class Memo(Generic[Arguments, Result]):
+class Memo(Generic[*Values, Result]):
     """A function of hashable positional arguments whose results are kept in a store."""
 
-    def __init__(self, function: Callable[Arguments, Result], store: Store) -> None:
+    def __init__(self, function: Callable[[*Values], Result], store: Store) -> None:
         self.function, self.store = function, store
         self.__doc__ = function.__doc__
 
-    def __call__(self, *arguments: Arguments.args, **_: Arguments.kwargs) -> Result:
-        """The function's result for positional arguments."""
-        found: Result = self.store.get((self, *arguments), functools.partial(self.function, *arguments))  # type: ignore[call-arg]
+    def __call__(self, *arguments: *Values) -> Result:
+        """The function's result for these arguments."""
+        found: Result = self.store.get((self.function, *arguments), functools.partial(self.function, *arguments))
         return found
 
 
-def remembering(function: Callable[Arguments, Result], store: Store = KEPT) -> Memo[Arguments, Result]:
+def remembering(function: Callable[[*Values], Result], store: Store = KEPT) -> Memo[*Values, Result]:
     """Make a function a Memo: for results that hold arrays or long texts."""
     return Memo(function, store)
+
+
+class Source:
+    """A value that never changes, such as a pattern or a plan, and of which tables are made: in another order, for a
+    kernel, on a device.
+    """
+
+    def derived(
+        self, make: Callable[Concatenate[Self, Arguments], Result], *others: Arguments.args, **_: Arguments.kwargs
+    ) -> Result:
+        """`make(self, *others)`, made once and kept as long as other results are: in the store, within its bound."""
+        found: Result = KEPT.get((make, self, *others), functools.partial(make, self, *others))  # type: ignore[call-arg]
+        return found
 
 
 class cached_property(functools.cached_property[Result]):  # a decorator, named as Python's

@@ -203,8 +203,8 @@ def test_fresh_patterns_fill_no_memory(monkeypatch):
         slot_plan(patterns.window(left=100 + number), 8).table(300, 200)
         heaviest = sorted(weight for _, weight in KEPT.results.values())[-4:]
         assert KEPT.weight <= max(KEPT.budget, sum(heaviest))
-    kinds = {key[0].function.__name__ for key in KEPT.results}
-    assert {"_compile", "_program", "_mask", "_parse_edges", "_tabulate"} <= kinds
+    kinds = {key[0].__name__ for key in KEPT.results}
+    assert {"_compile", "_program", "_mask", "_codes", "tabulate"} <= kinds
     clear_caches()
     assert not KEPT.results and KEPT.weight == 0
 

@@ -14,7 +14,7 @@ from strategies import build, hold, tiers
 from asterism import attend, patterns
 from asterism.errors import AsterismError, KernelError
 from asterism.kernels import Alibi, Buckets, Dropout, Terms
-from asterism.kernels.packed import _READ, _documents, _read_once
+from asterism.kernels.packed import _READ, _read_once, one_after_another
 
 pytestmark = pytest.mark.usefixtures("poison")
 
@@ -194,10 +194,10 @@ def test_fewer_queries_are_refused():
 def test_equal_cuts_are_one_pattern():
     """Whatever they are written in, so that plans and graphs are found again."""
     q, k, v = packed_tensors(30)
-    _documents.cache_clear()
+    one_after_another.cache_clear()
     for given in (cut((10, 20)), cut((10, 20)).long(), [0, 10, 30], torch.tensor([0, 10, 30])):
         attend(q, k, v, patterns.causal(), cu_seqlens=given)
-    assert _documents.cache_info().misses == 1
+    assert one_after_another.cache_info().misses == 1
 
 
 def test_a_tensor_is_read_again_only_after_it_was_written_to(monkeypatch):

@@ -32,11 +32,8 @@ def pretend(monkeypatch):
             monkeypatch.setenv(name, value)
         monkeypatch.setattr(processor, "processor", lambda: {"flags": " ".join(features)} if features else {})
         monkeypatch.setattr(platform, "machine", lambda: machine)
-        processor.processor_class.cache_clear()
 
-    yield become
-    monkeypatch.undo()
-    processor.processor_class.cache_clear()
+    return become
 
 
 @pytest.mark.parametrize("name", X86)

@@ -89,13 +89,11 @@ def without_defaults(monkeypatch):
 
     def begin():
         patterns.parse.cache_clear()
-        patterns.parse_schedule.cache_clear()
         for name, function in list(text.VOCABULARY.items()):
             monkeypatch.setitem(text.VOCABULARY, name, strict(name, function))
 
     yield begin
     patterns.parse.cache_clear()
-    patterns.parse_schedule.cache_clear()
 
 
 @pytest.fixture
@@ -104,7 +102,6 @@ def other_sinks(monkeypatch):
 
     def begin():
         patterns.parse.cache_clear()
-        patterns.parse_schedule.cache_clear()
 
         def sinks(first: int = 1, window: int = 8):
             return patterns.sinks(first, window)
@@ -113,7 +110,6 @@ def other_sinks(monkeypatch):
 
     yield begin
     patterns.parse.cache_clear()
-    patterns.parse_schedule.cache_clear()
 
 
 def test_the_defaults_that_files_rely_on_are_those_of_before():

@@ -6,7 +6,7 @@ from typing import Any
 import torch
 
 from asterism.bench.machine import describe, kernel_in_words
-from asterism.compiler.cost import TILE_SIZES, Prices, tile_costs
+from asterism.compiler.cost import TILE_COSTS, TILE_SIZES, Prices
 from asterism.kernels.choice.choice import Question, answer
 from asterism.kernels.choice.figures import keep
 from asterism.kernels.choice.measure import DTYPES, WAYS
@@ -69,7 +69,7 @@ def _choices(dtype: str, direction: str, prices: Prices) -> dict[str, Any]:
 def break_even(prices: Prices, tiles: str, dense: str, tokens: int) -> float:
     """The share of computed pairs, at most 1, up to which large tiles take no longer than dense attention."""
     square = HEADS * tokens**2
-    limit, weight = prices[dense].at(square), tile_costs().pair[max(TILE_SIZES)]
+    limit, weight = prices[dense].at(square), TILE_COSTS.pair[max(TILE_SIZES)]
     below, above = 0.0, 1.0
     if prices[tiles].at(weight * square) <= limit:
         return above

@@ -23,7 +23,6 @@ from asterism.compiler.parts import ResiduesOfPart, SortedPart, asked_of
 from asterism.compiler.plan import Indices, Integers, Pass, Plan
 from asterism.compiler.tables import BitMasks, list_offsets
 from asterism.errors import PatternError
-from asterism.memo import remembering, remembering_few
 from asterism.memory import shortage
 from asterism.patterns.across import Across
 from asterism.patterns.documents import Documents
@@ -89,7 +88,7 @@ def compile_pattern(
     n_keys, offset = resolve_lengths(pattern, n_queries, n_keys, query_offset)
     if tile is not None and tile not in (16, *TILE_SIZES):
         raise PatternError(f"the tile size must be 16, 32, 64 or 128, got {tile}")
-    return _compile(pattern, n_queries, n_keys, offset, tile)
+    return pattern.derived(_compile, n_queries, n_keys, offset, tile)
 
 
 @dataclass(frozen=True)
@@ -104,7 +103,6 @@ _Shares = list[tuple[Layout, Pattern]]
 """The part of a rule that each layout has."""
 
 
-@remembering
 def _compile(pattern: Pattern, n_queries: int, n_keys: int, offset: int, tile: int | None) -> Plan:
     if isinstance(pattern, Documents) and offset == 0 and n_queries == n_keys >= pattern.end:
         return _compile_documents(pattern, n_keys, tile)
@@ -112,7 +110,7 @@ def _compile(pattern: Pattern, n_queries: int, n_keys: int, offset: int, tile: i
     rules = [concrete(pattern, head, extent) for head in range(pattern.heads)]
     _require_room(rules[0], n_queries, n_keys, offset)
     lengths = _Lengths(n_queries, n_keys, offset, tile or _best_tile(rules[0], n_queries, n_keys, offset))
-    return _arrange(pattern, lengths, [_assign(rule, lengths)[0] for rule in rules])
+    return _arrange(pattern, lengths, [rule.derived(_assign, lengths)[0] for rule in rules])
 
 
 def _arrange(pattern: Pattern, lengths: _Lengths, assigned: list[_Shares]) -> Plan:
@@ -148,19 +146,18 @@ def _compile_documents(pattern: Documents, length: int, tile: int | None) -> Pla
         tile = _best_tile(rule, _similar(typical), _similar(typical), 0)
         # Larger tiles are a little cheaper where they are full, and tails fill few of them.
         tile = min(tile, 64) if typical < _LONG_DOCUMENT else tile
-    plans = [_compile_document(pattern.pattern, n, tile) for n in lengths.tolist()]
+    plans = [pattern.pattern.derived(_compile_document, n, tile) for n in lengths.tolist()]
     return join(pattern, length, tile, plans, which)
 
 
-@remembering
 def _compile_document(pattern: Pattern, length: int, tile: int) -> Plan:
     """The plan of one document. Its layouts are those that suit a similar length, so that few are ever weighed."""
     if isinstance(pattern, Documents):
-        return _compile(pattern, length, length, 0, tile)
+        return pattern.derived(_compile, length, length, 0, tile)
     lengths = _Lengths(length, length, 0, tile)
     similar = replace(lengths, n_queries=_similar(length), n_keys=_similar(length))
     rules = [concrete(pattern, head, length) for head in range(pattern.heads)]
-    return _arrange(pattern, lengths, [_assign_once(rule, similar)[0] for rule in rules])
+    return _arrange(pattern, lengths, [rule.derived(_assign, similar)[0] for rule in rules])
 
 
 def _similar(length: int) -> int:
@@ -262,12 +259,11 @@ def _bands(around: Grid) -> list[Bands]:
     return [Bands(around, *each) for each in dict.fromkeys(heights) if each[0] > (around.dilation == 1)]
 
 
-@remembering_few(256)
 def _best_tile(rule: Pattern, n_queries: int, n_keys: int, offset: int) -> int:
     """All heads have one tile size, because they share masks; the first one's rule stands for the others, which in
     published patterns read elsewhere, but as much."""
     options = [_Lengths(n_queries, n_keys, offset, size) for size in TILE_SIZES]
-    return min(options, key=lambda lengths: _assign(rule, lengths)[1]).tile
+    return min(options, key=lambda lengths: rule.derived(_assign, lengths)[1]).tile
 
 
 def _assign(rule: Pattern, lengths: _Lengths) -> tuple[_Shares, float]:
@@ -297,14 +293,11 @@ def _assign(rule: Pattern, lengths: _Lengths) -> tuple[_Shares, float]:
     return shares, sum(spent.values())
 
 
-_assign_once = remembering_few(256)(_assign)
-
-
 def _estimate(layout: Layout, terms: list[Pattern], lengths: _Lengths) -> float:
     """The cost of some terms in a layout, from the tiles that a sample of tile rows keeps."""
     if not terms:
         return 0.0
-    queries, keys = _orders(layout, lengths)
+    queries, keys = layout.derived(_orders, lengths)
     if not len(queries) or not len(keys):
         return 0.0
     tiles = _Tiling(layout.within(reduce(or_, terms)), queries, keys, lengths.n_keys)
@@ -377,7 +370,6 @@ def _count_kept(layout: Layout, tiles: "_Tiling", rows: Integers) -> int:
     return sum(int(np.count_nonzero(tiles.judge(rows[row[chunk]], column[chunk]))) for chunk in chunks)
 
 
-@remembering
 def _orders(layout: Layout, lengths: _Lengths) -> tuple[Tiles, Tiles]:
     return layout.orders(lengths.offset, lengths.n_queries, lengths.n_keys, lengths.tile)
 
@@ -459,7 +451,7 @@ class _Tiling:
 
 
 def _compile_pass(layout: Layout, rule: Pattern, heads: list[int], lengths: _Lengths, masks: BitMasks) -> Pass:
-    queries, keys = _orders(layout, lengths)
+    queries, keys = layout.derived(_orders, lengths)
     _require_memory(layout, _Tiling(rule, queries, keys, lengths.n_keys, heads[0] if rule.heads > 1 else 0))
     # A rule without parts per head has the same tiles for all heads: one list serves them.
     own_heads = heads if rule.heads > 1 else heads[:1]

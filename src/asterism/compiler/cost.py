@@ -12,7 +12,6 @@ import json
 from bisect import bisect_right
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import lru_cache
 from importlib.resources import files
 from typing import Any, NamedTuple
 
@@ -98,14 +97,6 @@ class TileCosts(NamedTuple):
     further_pass: float
 
 
-@lru_cache(maxsize=1)
-def tile_costs() -> TileCosts:
-    """The figures of `costs/tiles.json`."""
-    table = _read("tiles")
-    return TileCosts({int(tile): cost for tile, cost in table["pair"].items()}, table["further_pass"])
-
-
-@lru_cache(maxsize=64)
 def shipped(device: str, dtype: str, training: bool, processor: Processor = PLANNED_FOR) -> Prices:
     """The figures that come with the library for a "cpu" or "cuda", a dtype, and forward or forward and backward.
 
@@ -139,15 +130,24 @@ def _read(name: str) -> dict[str, Any]:
     return table
 
 
+def _tile_costs() -> TileCosts:
+    table = _read("tiles")
+    return TileCosts({int(tile): cost for tile, cost in table["pair"].items()}, table["further_pass"])
+
+
+TILE_COSTS = _tile_costs()
+"""The figures of `costs/tiles.json`."""
+
+
 def tile_cost(tiles: float, rows: int, passes: int, tile: int) -> float:
     """Cost, in pairs, of `passes` passes that keep `tiles` tiles in all and have `rows` tile rows each."""
-    costs = tile_costs()
-    return (tiles + costs.further_pass * rows * max(passes - 1, 0)) * tile**2 * costs.pair[tile]
+    passes_more = TILE_COSTS.further_pass * rows * max(passes - 1, 0)
+    return (tiles + passes_more) * tile**2 * TILE_COSTS.pair[tile]
 
 
 def plan_cost(implementation: str, pairs: float, tile: int, setting: Setting) -> float:
     """Nanoseconds for a plan that computes so many pairs a head."""
-    return setting.cost(implementation, tile_costs().pair[tile] * pairs)
+    return setting.cost(implementation, TILE_COSTS.pair[tile] * pairs)
 
 
 def dense_cost(kind: str, pairs: float, setting: Setting) -> float:

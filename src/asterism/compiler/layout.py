@@ -14,6 +14,7 @@ from typing import Any, ClassVar, NamedTuple, cast
 
 import numpy as np
 
+from asterism.memo import Source
 from asterism.patterns.explicit import Explicit
 from asterism.patterns.grid import Grid
 from asterism.patterns.intervals import Integers, Intervals
@@ -83,7 +84,7 @@ def _shapes(relative: Integers, alike: Booleans) -> Integers:
     return shapes
 
 
-class Layout(ABC):
+class Layout(Source, ABC):
     """An order of queries and keys. Layouts are values: equal layouts share a pass."""
 
     @property

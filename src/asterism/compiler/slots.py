@@ -17,7 +17,7 @@ from typing import NamedTuple
 import numpy as np
 
 from asterism.compiler.liveness import FOREVER, last_reader, most_living
-from asterism.memo import remembering, remembering_few
+from asterism.memo import Source, remembering_few
 from asterism.patterns import Pattern, per_head
 from asterism.patterns.explicit import Explicit
 from asterism.patterns.intervals import Integers
@@ -39,7 +39,7 @@ class HeadGroup(NamedTuple):
 
 
 @dataclass(frozen=True, eq=False)
-class Table:
+class Table(Source):
     """What is known of S positions from `first` on, for W slots.
 
     slots    int64 [S]: where the key of each goes; S ends before the first key that finds no room
@@ -52,7 +52,6 @@ class Table:
     allowed: Booleans
 
 
-@remembering_few(256)
 def head_groups(pattern: Pattern, heads: int, key_heads: int) -> tuple[HeadGroup, ...]:
     """The groups of heads that keep different keys; query head h reads key head h // (heads // key_heads).
 
@@ -95,7 +94,7 @@ def slot_plan(pattern: Pattern, restorable: int) -> "SlotPlan":
     return SlotPlan(pattern, restorable)
 
 
-class SlotPlan:
+class SlotPlan(Source):
     """Where the keys of one pattern go: four bytes for each position asked about, nothing for each key.
 
     restorable  for how many tokens a key stays after the last query that may read it
@@ -154,7 +153,9 @@ class SlotPlan:
         size = 2 ** min(max((_LARGEST_TABLE // (width * self.pattern.heads)).bit_length() - 1, 4), 8)
         first = position // size * size
         # A position beyond the longest sequence is asked about alone, so that the pattern says what it is made for.
-        return _tabulate(self, first, max(min(first + size, self._longest), position + 1), width)
+        # Rows of a batch may need as many tables as there are, each for many tokens.
+        stop = max(min(first + size, self._longest), position + 1)
+        return self.derived(SlotPlan.tabulate, first, stop, width)
 
     def tabulate(self, first: int, stop: int, width: int) -> Table:
         """The table of the positions from `first` to before `stop`, computed anew."""
@@ -198,12 +199,6 @@ class SlotPlan:
             if end != FOREVER:
                 freed_at.setdefault(end, []).append(slot)
         return _GivenSlots(np.concatenate([given.slots, slots]), count, tuple(free), freed_at)
-
-
-@remembering
-def _tabulate(plan: SlotPlan, first: int, stop: int, width: int) -> Table:
-    """Rows of a batch may need as many tables as there are, each for many tokens."""
-    return plan.tabulate(first, stop, width)
 
 
 class _GivenSlots(NamedTuple):

@@ -24,7 +24,6 @@ from asterism.kernels.merging import joined
 from asterism.kernels.operands import Operands
 from asterism.kernels.operator import Gradients, Rounded, TileKernel, Wanted, operator
 from asterism.kernels.terms.philox import dropped
-from asterism.memo import remembering
 
 _CHUNK_ELEMENTS = 2**20
 """Scores computed at a time: what the caches of a core hold."""
@@ -69,7 +68,6 @@ class _TileRows:
     kinds: Tensor | None
 
 
-@remembering
 def _program(plan: Plan, device: torch.device, dtype: torch.dtype) -> _Program:
     groups: list[_Group] = []
     for part in plan.passes:
@@ -418,7 +416,7 @@ def _attend_backward(work: _Work, grad_out: Tensor, delta: Tensor, lse: Tensor, 
 
 def _work(operands: Operands) -> _Work:
     folded = operands.q.unflatten(1, (-1, operands.group))
-    program = _program(operands.plan, operands.q.device, operands.wide)
+    program = operands.plan.derived(_program, operands.q.device, operands.wide)
     bias, cuts = operands.bias, False
     is_finite = all(x is None or bool(x.isfinite().all()) for x in (bias, operands.relative))
     if bias is not None:

@@ -1,5 +1,6 @@
 """Who may attend to whom as boolean tensors, for the kernels that take a mask: operators that know only the rule."""
 
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -10,7 +11,7 @@ from asterism.errors import KernelError
 from asterism.kernels.operands import Operands, refuse_distances
 from asterism.kernels.terms.philox import dropped
 from asterism.kernels.transforms import is_for_onnx
-from asterism.memo import remembering, remembering_few
+from asterism.memo import cached_property
 from asterism.patterns import Pattern, require_cross_attention
 from asterism.patterns.by_text import by_text, remember
 
@@ -55,12 +56,11 @@ def mask(
 
     Raises KernelError where it reads a key at a distance that is not in [first, past).
     """
-    allowed = _mask(pattern, n_queries, n_keys, query_offset, device)
-    if first > query_offset - n_keys + 1 or past < query_offset + n_queries:
-        read = _distances_read(pattern, n_queries, n_keys, query_offset)
-        if read is not None:
-            refuse_distances(read, (first, past), pattern)
-    return allowed.clone()
+    found = by_text(pattern).derived(_mask, n_queries, n_keys, query_offset, device)
+    has_all = first <= query_offset - n_keys + 1 and past >= query_offset + n_queries
+    if not has_all and found.distances is not None:
+        refuse_distances(found.distances, (first, past), pattern)
+    return found.allowed.clone()
 
 
 @mask.register_fake
@@ -70,9 +70,23 @@ def _(
     return torch.empty((by_text(pattern).heads, n_queries, n_keys), dtype=torch.bool, device=device)
 
 
-@remembering
-def _mask(pattern: str, n_queries: int, n_keys: int, query_offset: int, device: torch.device) -> Tensor:
-    return torch.from_numpy(by_text(pattern).dense(n_queries, n_keys, query_offset)).to(device)
+@dataclass(frozen=True)
+class _Mask:
+    """Who may read whom, bool [heads, queries, keys]."""
+
+    allowed: Tensor
+    query_offset: int
+
+    @cached_property
+    def distances(self) -> tuple[int, int] | None:
+        """The least and the greatest distance of a pair that is allowed."""
+        _, queries, keys = self.allowed.cpu().numpy().nonzero()
+        between = queries + self.query_offset - keys
+        return (int(between.min()), int(between.max())) if len(between) else None
+
+
+def _mask(pattern: Pattern, n_queries: int, n_keys: int, query_offset: int, device: torch.device) -> _Mask:
+    return _Mask(torch.from_numpy(pattern.dense(n_queries, n_keys, query_offset)).to(device), query_offset)
 
 
 def _as_numbers(
@@ -82,14 +96,6 @@ def _as_numbers(
     if not all(isinstance(size, int) for size in (n_queries, n_keys, query_offset)):
         raise KernelError("a pattern is exported to ONNX for one length: leave dynamic_shapes out")
     return torch.from_numpy(by_text(pattern).dense(n_queries, n_keys, query_offset)).to(device)
-
-
-@remembering_few(256)
-def _distances_read(pattern: str, n_queries: int, n_keys: int, query_offset: int) -> tuple[int, int] | None:
-    """The least and the greatest distance of a pair that is allowed."""
-    _, queries, keys = by_text(pattern).dense(n_queries, n_keys, query_offset).nonzero()
-    between = queries + query_offset - keys
-    return (int(between.min()), int(between.max())) if len(between) else None
 
 
 def readable(pattern: Pattern, query_positions: Tensor, key_positions: Tensor) -> Tensor:

@@ -81,9 +81,15 @@ def _read_once(bounds: Tensor) -> tuple[int, ...]:
     return values
 
 
-@remembering_few(128)  # they must live until the backward pass, which has only the text
 def _documents(text: str, bounds: tuple[int, ...], tokens: int) -> Pattern:
-    return documents(by_text(text), *document_lengths(bounds, tokens, "cu_seqlens"))
+    return one_after_another(by_text(text), document_lengths(bounds, tokens, "cu_seqlens"))
+
+
+# They must live until the backward pass, which has only the text; and that, which is long, is written once.
+@remembering_few(128)
+def one_after_another(pattern: Pattern, lengths: tuple[int, ...]) -> Pattern:
+    """`documents(pattern, *lengths)`."""
+    return documents(pattern, *lengths)
 
 
 def document_lengths(bounds: tuple[int, ...], tokens: int, name: str) -> tuple[int, ...]:

@@ -87,7 +87,7 @@ class Call:
             at_once = KernelQuestion((q, k, v), local.rule, self.options | {"key_mask": marks.key_mask})
             yield TokenIndices.first(q.shape[2]), iter([at_once])
             return
-        for block in renumbered(local, by_distance, with_segments):
+        for block in local.derived(renumbered, by_distance, with_segments):
             segments = None if own is None else block.queries.take(own[:, None])[:, 0]
             asked = block.queries.take(q)
             yield block.queries, (self._laid(x, asked, k, v, marks, segments) for x in block.stretches)

@@ -10,7 +10,6 @@ from dataclasses import dataclass
 import numpy as np
 
 from asterism.compiler.devices.needs import runs
-from asterism.memo import remembering
 from asterism.parallel.indices import TokenIndices
 from asterism.parallel.local import Local, as_runs
 from asterism.patterns import Pattern, part
@@ -39,7 +38,6 @@ class Renumbered:
     stretches: tuple[Stretch, ...]
 
 
-@remembering
 def renumbered(local: Local, by_distance: bool, with_segments: bool) -> tuple[Renumbered, ...]:
     """What is computed instead of `local`: the same pairs, each once."""
     return tuple(

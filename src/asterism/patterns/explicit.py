@@ -6,7 +6,6 @@ from typing import ClassVar
 import numpy as np
 
 from asterism.errors import PatternError, shown
-from asterism.memo import remembering
 from asterism.patterns.intervals import Integers, Intervals, within
 from asterism.patterns.pattern import Booleans, Pattern, Tokens, Verdict, Verdicts, check_integer
 
@@ -25,12 +24,12 @@ class Explicit(Pattern):
 
     def edges(self) -> tuple[Integers, Integers]:
         """Queries and keys of the allowed pairs, int64 [pairs] each, sorted by query and then by key."""
-        codes = _parse_edges(self.source, self.size)
+        codes = self.derived(_codes)
         return codes // self.size, codes % self.size
 
     def _allows(self, q: Integers, k: Integers, length: int, head: int) -> Booleans:
         self._check(length)
-        codes, wanted = _parse_edges(self.source, self.size), q * self.size + k
+        codes, wanted = self.derived(_codes), q * self.size + k
         at = np.searchsorted(codes, wanted)
         return np.append(codes, -1)[at] == wanted
 
@@ -152,9 +151,9 @@ def _read_edges(text: str) -> tuple[Integers, Integers]:
     return np.repeat(np.asarray(row, np.int64), counts), np.repeat(np.asarray(start, np.int64), counts) + within(counts)
 
 
-@remembering
-def _parse_edges(text: str, size: int) -> Integers:
-    queries, keys = _read_edges(text)
-    codes = queries * size + keys
+def _codes(pattern: Explicit) -> Integers:
+    """int64 [pairs], ascending: query * size + key of each pair."""
+    queries, keys = _read_edges(pattern.source)
+    codes = queries * pattern.size + keys
     codes.flags.writeable = False
     return codes

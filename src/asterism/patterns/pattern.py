@@ -25,6 +25,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from asterism.errors import PatternError, shown
+from asterism.memo import Source
 from asterism.patterns.intervals import Integers, Intervals
 
 Booleans = NDArray[np.bool_]
@@ -77,7 +78,7 @@ def verdict_and(left: Verdicts, right: Verdicts) -> Verdicts:
     return np.where(both_mixed, np.int8(Verdict.UNKNOWN), np.minimum(left, right))
 
 
-class Pattern(ABC):
+class Pattern(Source, ABC):
     """Who may attend to whom. Subclasses are frozen dataclasses; build them through `asterism.patterns`."""
 
     keyword: ClassVar[str]

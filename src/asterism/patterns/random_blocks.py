@@ -7,7 +7,6 @@ from typing import ClassVar
 import numpy as np
 
 from asterism.errors import PatternError, shown
-from asterism.memo import remembering
 from asterism.patterns.intervals import Integers, Intervals
 from asterism.patterns.pattern import MOST_HEADS, Booleans, Pattern, Tokens, Verdicts, check_integer, verdicts
 from asterism.patterns.primitives import mixed_if_contiguous, positions_of
@@ -38,7 +37,7 @@ class RandomBlocks(Pattern):
         n_blocks, needed = -(-length // self.block), furthest // self.block + 1
         # By powers of two, because what is drawn is kept for each number of rows.
         rows = n_blocks if needed <= n_blocks else 2 ** (needed - 1).bit_length()
-        return _draw_blocks(self, rows, n_blocks, head % self.n_heads)
+        return self.derived(_draw_blocks, rows, n_blocks, head % self.n_heads)
 
     def _allows(self, q: Integers, k: Integers, length: int, head: int) -> Booleans:
         drawn, key_block = self.drawn(length, head, int(q.max(initial=0))), k // self.block
@@ -81,7 +80,6 @@ class RandomBlocks(Pattern):
         return None if self.earlier and all(number >= 0 for number in self.avoid) else self
 
 
-@remembering
 def _draw_blocks(pattern: RandomBlocks, n_rows: int, n_blocks: int, head: int) -> Integers:
     """Draw without replacement, all rows at once.
 

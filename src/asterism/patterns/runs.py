@@ -11,7 +11,7 @@ from typing import NamedTuple, Self
 import numpy as np
 
 from asterism.errors import PatternError, shown
-from asterism.memo import cached_property, remembering
+from asterism.memo import cached_property
 from asterism.patterns.intervals import Integers, Intervals
 from asterism.patterns.pattern import GREATEST, Tokens
 
@@ -194,7 +194,6 @@ def _write_run(start: int, stop: int, step: int) -> str:
     return f"{start}:{stop}" if step == 1 else f"{start}:{stop}:{step}"
 
 
-@remembering
 def _read_text(call: str, name: str, text: str) -> Integers:
     rows = []
     for run in text.split(",") if text else ():

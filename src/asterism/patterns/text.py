@@ -81,7 +81,6 @@ def parse(text: str) -> Pattern:
     return _read_pattern(_read(text), text)
 
 
-@remembering_few(1024)
 def parse_schedule(text: str) -> Schedule:
     """The schedule that a text means: `interleave(a, b)`, or a single mixer for every layer. Raises as `parse` does."""
     tree = _read(text)

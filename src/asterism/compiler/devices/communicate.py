@@ -9,7 +9,6 @@ from asterism.compiler.devices.shards import Shards
 from asterism.compiler.devices.traffic import RowShape
 from asterism.compiler.devices.ways import WAYS
 from asterism.errors import PatternError, shown
-from asterism.memo import remembering
 from asterism.patterns.pattern import Pattern
 from asterism.patterns.text import parse
 
@@ -30,10 +29,9 @@ def communicate(
     PatternError where queries and keys lie on different numbers of devices, and where the plan would be too long.
     """
     pattern = parse(pattern) if isinstance(pattern, str) else pattern
-    return _communicate(pattern, queries, keys, shape, query_offset)
+    return pattern.derived(_communicate, queries, keys, shape, query_offset)
 
 
-@remembering
 def _communicate(pattern: Pattern, queries: Shards, keys: Shards, shape: RowShape, query_offset: int) -> Communication:
     plans = list(candidates(pattern, queries, keys, shape, query_offset))
     moved = [plan.traffic(shape).most for plan in plans]

@@ -15,6 +15,7 @@ import numpy as np
 from asterism.compiler.devices.needs import Term
 from asterism.compiler.devices.shards import Shards
 from asterism.compiler.devices.traffic import Collective, RowShape, Traffic
+from asterism.memo import Source
 from asterism.patterns.intervals import Integers
 from asterism.patterns.pattern import Pattern
 
@@ -50,7 +51,7 @@ class Way(Protocol):
 
 
 @dataclass(frozen=True, eq=False)
-class Communication:
+class Communication(Source):
     """What all devices do to attend by a pattern.
 
     pattern       the rule, of a sequence of keys.length tokens

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import torch
 
 from asterism.compiler import Plan, compile_pattern
-from asterism.compiler.cost import DENSE_MASK_LIMIT, TILE_SIZES, Setting, tile_costs
+from asterism.compiler.cost import DENSE_MASK_LIMIT, TILE_COSTS, TILE_SIZES, Setting
 from asterism.errors import AsterismError, KernelError, nearest
 from asterism.kernels import cpu
 from asterism.kernels.checks import DTYPES
@@ -315,7 +315,7 @@ def _dense_pays(kind: str, cell: tuple[Any, ...]) -> bool:
         return True
     prices = known_prices(asked).prices
     share = 0.5 if kind == "causal" else 1.0
-    return prices[f"dense {kind}"].pair < share * tile_costs().pair[max(TILE_SIZES)] * prices[asked.tiles].pair
+    return prices[f"dense {kind}"].pair < share * TILE_COSTS.pair[max(TILE_SIZES)] * prices[asked.tiles].pair
 
 
 # What torch.compiler.assume_constant_result does, without its second of imports: a graph keeps the answer.

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from asterism.compiler import compile_pattern
-from asterism.compiler.cost import tile_costs
+from asterism.compiler.cost import TILE_COSTS
 from asterism.kernels.cpu import CPU
 from asterism.kernels.dense import CAUSAL, FULL, MASKED
 from asterism.kernels.eager import EAGER
@@ -217,4 +217,4 @@ def _pairs(way: str, text: str, tokens: int) -> float:
     if way.startswith("dense"):
         return float(tokens**2)
     plan = compile_pattern(text, tokens)
-    return plan.pairs_computed * tile_costs().pair[plan.tile]
+    return plan.pairs_computed * TILE_COSTS.pair[plan.tile]

@@ -11,7 +11,7 @@ from asterism.errors import KernelError
 from asterism.kernels.cpu import interface
 from asterism.kernels.cpu.build import library
 from asterism.kernels.cpu.interface import Problem, address, call, pointer, strided_pointer
-from asterism.kernels.cpu.program import program
+from asterism.kernels.cpu.program import Program
 from asterism.kernels.operands import Operands
 from asterism.kernels.operator import Gradients, Rounded, TileKernel, Wanted, operator
 
@@ -71,7 +71,7 @@ def problem_of(operands: Operands, attended: Rounded) -> Problem:
     if reason := refusal(operands):
         raise KernelError(reason)
     key_mask, segments = _plain(operands.key_mask, np.bool_), _plain(operands.segments, np.int64)
-    tiles = program(plan, q.shape[1])
+    tiles = plan.derived(Program, q.shape[1])
     batch, heads, n_queries, dim = q.shape
     kv_heads, n_keys, value_dim = k.shape[1], k.shape[2], v.shape[3]
     problem = Problem(batch, heads, kv_heads, n_queries, n_keys, dim, value_dim, plan.query_offset)

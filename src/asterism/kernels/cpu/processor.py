@@ -7,7 +7,6 @@ asks this file sees the lesser machine that they make: figures, the choice of ar
 import itertools
 import os
 import platform
-from functools import lru_cache
 
 from asterism.kernels.cpu.sources import INSTRUCTION_SETS
 
@@ -79,7 +78,6 @@ def _beyond(limit: str) -> set[str]:
     return {feature for takes in sets.values() for feature in takes} - set(sets[limit])
 
 
-@lru_cache(maxsize=1)
 def processor_class() -> str:
     """What decides how fast which arithmetic is here: amx, avx512_bf16, avx512, avx2, neon_bf16, neon or baseline.
 

@@ -6,7 +6,6 @@ from asterism.compiler import Pass, Plan
 from asterism.compiler.plan import Booleans, Words
 from asterism.kernels.cpu import interface
 from asterism.kernels.cpu.interface import GROUP, address
-from asterism.memo import remembering
 
 
 class Program:
@@ -27,12 +26,6 @@ class Program:
         self.passes = (interface.Pass * len(plan.passes))(
             *(_structure(part, lists) for part, lists in zip(plan.passes, self.lists, strict=True))
         )
-
-
-@remembering
-def program(plan: Plan, heads: int) -> Program:
-    """The program of a plan. Two threads that meet at a new plan get one each, and the cache keeps one of them."""
-    return Program(plan, heads)
 
 
 def _structure(part: Pass, lists: np.ndarray) -> interface.Pass:

@@ -12,12 +12,10 @@ from torch import Tensor
 
 from asterism.compiler import Plan
 from asterism.kernels.triton.tables import Lists, TiledPass, lists_of
-from asterism.memo import remembering
 
 _Array = np.ndarray[Any, np.dtype[Any]]
 
 
-@remembering
 def tabulate_by_distance(plan: Plan, device: torch.device, heads: int) -> tuple[Lists, ...]:
     """By pass, lists of the tiles whose pairs have equal distances, place by place: entries [column, kind, row].
 

@@ -168,7 +168,7 @@ class _Call:
         self.operands = operands
         self.batch, self.heads, self.n_queries, self.width = self.q.shape
         self.kv_heads, self.n_keys, self.value_width = self.v.shape[1:]
-        self.program = tabulate(operands.plan, self.q.device, self.heads, self.kv_heads)
+        self.program = operands.plan.derived(tabulate, self.q.device, self.heads, self.kv_heads)
 
     @cached_property
     def common(self) -> dict[str, Any]:
@@ -454,7 +454,7 @@ def _differentiate_bias(call: _Call, shared: dict[str, Tensor], bias: Tensor) ->
     tile, device = call.program.tile, call.q.device
     blocks, sizes = call.blocks("grad_q")
     total = torch.zeros((call.heads, bias.shape[1]), dtype=torch.float64, device=device)
-    tables = tabulate_by_distance(call.operands.plan, device, call.heads)
+    tables = call.operands.plan.derived(tabulate_by_distance, device, call.heads)
     for part, lists in zip(call.program.parts, tables, strict=True):
         arguments = {**call.of(part, lists), **shared, **sizes, "reads": call.program.reads, "n_batch": call.batch}
         arguments["num_stages"] = 1  # queries too are loaded in every step, and more would not fit

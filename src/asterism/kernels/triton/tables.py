@@ -12,7 +12,6 @@ import torch
 from torch import Tensor
 
 from asterism.compiler import Pass, Plan
-from asterism.memo import remembering
 
 _SHORTEST_PIECE = 2048
 """Tile rows (columns) of at most so many keys (queries) are never cut into pieces."""
@@ -82,7 +81,6 @@ class TiledPlan:
     writes_keys: bool
 
 
-@remembering
 def tabulate(plan: Plan, device: torch.device, heads: int, kv_heads: int) -> TiledPlan:
     masks = plan.masks_with_ends.view(np.int32)
     group = heads // kv_heads

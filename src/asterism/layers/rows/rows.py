@@ -12,9 +12,9 @@ import torch
 from torch import Tensor
 
 from asterism.errors import ConfigurationError
+from asterism.kernels.packed import one_after_another
 from asterism.layers.kept import NewTokens
 from asterism.layers.rows.padding import documents_of_rows
-from asterism.memo import remembering_few
 from asterism.patterns import Pattern, documents
 
 
@@ -154,9 +154,4 @@ def check_documents(lengths: Sequence[int] | None, documents: Sequence[int] | No
 
 def in_documents(pattern: Pattern, sizes: tuple[int, ...]) -> Pattern:
     """`documents(pattern, *sizes)`."""
-    return documents(pattern, *sizes) if torch.compiler.is_compiling() else _in_documents(pattern, sizes)
-
-
-@remembering_few(128)  # the text, which is long, is written once for all layers
-def _in_documents(pattern: Pattern, sizes: tuple[int, ...]) -> Pattern:
-    return documents(pattern, *sizes)
+    return documents(pattern, *sizes) if torch.compiler.is_compiling() else one_after_another(pattern, sizes)

@@ -12,7 +12,6 @@ import torch
 from asterism.compiler.slots import SlotPlan, Table, slot_plan
 from asterism.errors import ConfigurationError
 from asterism.layers.kept import NewTokens
-from asterism.memo import remembering
 from asterism.patterns.by_text import by_text
 
 
@@ -114,7 +113,7 @@ def _one_column(plan: SlotPlan, lengths: tuple[int, ...], width: int, device: to
     allowed = torch.empty(plan.pattern.heads, len(lengths), width, dtype=torch.bool, device=device)
     for table, rows in found.items():
         places = torch.tensor([lengths[row] - table.first for row in rows], device=device)
-        allowed[:, rows] = _table_on(table, device)[:, places]
+        allowed[:, rows] = table.derived(_table_on, device)[:, places]
     own = torch.arange(len(lengths), device=device)
     return PlanStep(own, torch.zeros_like(own), torch.tensor(slots, device=device), allowed.transpose(0, 1)[:, :, None])
 
@@ -152,10 +151,9 @@ def _step_by_row(plan: SlotPlan, tokens: NewTokens, width: int, device: torch.de
 def _allowed(table: Table, position: int, count: int, device: torch.device) -> torch.Tensor:
     """bool [heads, count, W]: the queries from `position` on."""
     row = position - table.first
-    return _table_on(table, device)[:, row : row + count]
+    return table.derived(_table_on, device)[:, row : row + count]
 
 
-@remembering
 def _table_on(table: Table, device: torch.device) -> torch.Tensor:
     return torch.from_numpy(table.allowed).to(device)
 

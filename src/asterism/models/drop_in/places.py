@@ -13,7 +13,6 @@ from torch import nn
 from transformers import PreTrainedConfig, PreTrainedModel
 
 from asterism.errors import ConfigurationError
-from asterism.memo import remembering_few
 from asterism.models.drop_in.interface import KNOWN_ARGUMENTS, interface_of
 
 
@@ -78,7 +77,6 @@ def _has_own_mask(kind: Any) -> bool:
     return "generate_block_attention_mask(" in _forward_of(kind)
 
 
-@remembering_few(1024)
 def _forward_of(kind: Any) -> str:
     try:
         return inspect.getsource(kind.forward)

@@ -6,7 +6,7 @@ import numpy as np
 
 from asterism.compiler.devices import ByResidues, Communication, Shards
 from asterism.kernels.merging import Result
-from asterism.memo import cached_property, remembering
+from asterism.memo import cached_property
 from asterism.parallel.compute import Call
 from asterism.parallel.exchange import Hop, Route, whole
 from asterism.parallel.indices import TokenIndices
@@ -33,7 +33,7 @@ class ResiduesOf:
 
 def run(call: Call, way: ByResidues) -> Result:
     """The results of this rank's queries."""
-    own = residues_of(call.plan, way, call.rank)
+    own = call.plan.derived(residues_of, way, call.rank)
     marks = call.marks
     if (rows := marks.rows) is not None:
         marks = marks.read(*call.exchange((rows, own.leaving)))
@@ -42,7 +42,6 @@ def run(call: Call, way: ByResidues) -> Result:
     return Result(*(own.back.take(x) for x in call.exchange(*((x, own.returning) for x in result))))
 
 
-@remembering
 def residues_of(plan: Communication, way: ByResidues, rank: int) -> ResiduesOf:
     """What rank `rank` does."""
     tokens, parts = plan.keys, Shards.even(way.period, plan.keys.devices)

@@ -24,7 +24,6 @@ from asterism.kernels.checks import as_they_are
 from asterism.kernels.merging import Result, joined
 from asterism.kernels.operator import Rounded
 from asterism.kernels.terms.terms import DistanceTable, Terms
-from asterism.memo import remembering
 from asterism.parallel.compute import Call, Questions
 from asterism.parallel.context import SequenceParallel
 from asterism.parallel.exchange import Flight, Hop, Route, begin, finish, whole
@@ -35,7 +34,7 @@ from asterism.parallel.local import Local, reading
 
 def run(call: Call, way: Ring) -> Result:
     """The results of this rank's queries."""
-    steps, segments = ring_of(call.plan, way, call.rank), call.marks.segments
+    steps, segments = call.plan.derived(ring_of, way, call.rank), call.marks.segments
     terms, learned = _learned(call)
 
     def questions(step: int, tensors: Sequence[Tensor], marks: Marks, learned: Sequence[Tensor]) -> Questions:
@@ -73,7 +72,6 @@ def _with(terms: Terms | None, learned: Sequence[Tensor]) -> Terms | None:
     return replace(terms, bias=bias, relative=relative)
 
 
-@remembering
 def ring_of(plan: Communication, way: Ring, rank: int) -> tuple[Local, ...]:
     """What rank `rank` computes at each step, with the keys of the rank that is as many before it."""
     first, past = plan.queries.range(rank)

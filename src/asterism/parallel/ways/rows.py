@@ -8,7 +8,6 @@ from torch import Tensor
 
 from asterism.compiler.devices import ByRows, Communication, Shards, Transfers
 from asterism.kernels.merging import Result, merged, merged_at
-from asterism.memo import remembering
 from asterism.parallel.compute import Call
 from asterism.parallel.delivery import Coming, Delivery, deliver
 from asterism.parallel.exchange import Flight, Hop, Route, inserted, together
@@ -64,7 +63,7 @@ class RowsOf:
 
 def run(call: Call, way: ByRows) -> Result:
     """The results of this rank's queries."""
-    own = rows_of(call.plan, way, call.rank)
+    own = call.plan.derived(rows_of, way, call.rank)
     segments = call.marks.segments
     marks = _marks(call, own.keys, call.marks, own.before if own.at_once is not None else None)
     asking = _asked_marks(call, own, segments)
@@ -95,7 +94,6 @@ def run(call: Call, way: ByRows) -> Result:
     return _joined(own, result, _merge_answers(call, own.answers, *partial))
 
 
-@remembering
 def rows_of(plan: Communication, way: ByRows, rank: int) -> RowsOf:
     """What rank `rank` does."""
     keys = deliver(plan.keys, way.direct, positions_in(way.shared), rank)
