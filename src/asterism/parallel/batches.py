@@ -57,8 +57,8 @@ def shard(
             f" {context.ranks} ranks"
         )
     target = _first_of(given, ("decoder_input_ids", "decoder_inputs_embeds"))
-    ends = shards.range(context.rank)
-    own_target = ends if target is None else Shards.even(target.shape[1], context.ranks).range(context.rank)
+    ends = context.range(shards)
+    own_target = ends if target is None else context.range(Shards.even(target.shape[1], context.ranks))
     if shifts_labels:
         given |= _shifted(given)
     if given.get("places") is not None:

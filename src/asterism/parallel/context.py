@@ -38,6 +38,19 @@ class SequenceParallel:
     dense_exchange: bool = False
     known: Shards | None = None
 
+    @property
+    def is_first(self) -> bool:
+        """Whether this process holds the first tokens of a sequence."""
+        return self.rank == 0
+
+    def range(self, shards: Shards) -> tuple[int, int]:
+        """The first token of this process, and one past its last."""
+        return shards.range(self.rank)
+
+    def has_turn(self, number: int) -> bool:
+        """Whether the turn of that number, counted from 0, is this process's: they take turns, in their order."""
+        return number % self.ranks == self.rank
+
     def shards(self, tokens: int, device: torch.device) -> Shards:
         """The shards of a sequence of which this process holds `tokens`: all ranks ask together, each for its own."""
         return Shards.of_sizes(tuple(gather_numbers([tokens], self.group, device)[:, 0].tolist()))
@@ -110,4 +123,4 @@ def shards_of(tokens: Tensor) -> Shards | None:
 def own_range(shards: Shards | None, tokens: int) -> tuple[int, int]:
     """The first token of this rank and one past its last; 0 and `tokens` where a sequence lies on one device."""
     context = sharding()
-    return (0, tokens) if context is None or shards is None else shards.range(context.rank)
+    return (0, tokens) if context is None or shards is None else context.range(shards)

@@ -168,7 +168,7 @@ def _sharded(context: SequenceParallel, said: Said, cache: Any) -> ShardedRows:
         )
     agreed = meet(context, said)
     shards, real, device = agreed.shards, agreed.real, said.tokens.device
-    own = shards.range(context.rank)
+    own = context.range(shards)
     positions = torch.arange(*own, device=device)[None]
     if agreed.documents is not None:
         positions, real = agreed.documents.positions[:, slice(*own)], None

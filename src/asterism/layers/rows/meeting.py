@@ -25,6 +25,7 @@ from asterism.layers.rows.documents import PackedDocuments, find_documents
 from asterism.layers.rows.padding import real_tokens
 from asterism.parallel import SequenceParallel, sharding
 from asterism.parallel.collectives import all_tokens, gather_numbers
+from asterism.parallel.telling import refuse_differences, tell, tell_refusal
 from asterism.patterns.intervals import Integers
 
 _NUMBERS = (
@@ -42,6 +43,9 @@ says whether they are given, and of `cu_seqlens` a digest."""
 
 _ROWS = 64
 """Of how many rows the first exchange counts the real tokens; what is more takes a second one."""
+
+_ROOM = len(_NUMBERS) + _ROWS
+"""How many numbers a rank says in it, whatever the call: ranks that are given other arguments must meet."""
 
 _TARGETS = ("labels", "next_sentence_label", "start_positions")
 """Arguments of models that a loss is taken of."""
@@ -79,7 +83,7 @@ def together(given: Mapping[str, Any], device: torch.device) -> Iterator[None]:
     except Exception:
         if not meeting.is_over:
             with suppress(Exception):  # this rank has its own error to raise
-                _exchange(context, [], device, refused=True)
+                tell_refusal(context, _ROOM, device)
         raise
     finally:
         _MEETING.reset(token)
@@ -168,8 +172,10 @@ def meet(context: SequenceParallel, said: Said) -> Agreed:
     given = real is not None, said.position_ids is not None, 0 if bounds is None else _digest(bounds)
     labels = (False,) * 3 if meeting is None else meeting.labels
     counts = [] if real is None else _counts(real)
-    told = _exchange(context, [own, batch, *given, *labels, *counts[:_ROWS]], tokens.device, refused=False)
-    _refuse_differences(told[:, : len(_NUMBERS)])
+    if meeting is not None:
+        meeting.is_over = True
+    told = tell(context, [own, batch, *given, *labels, *counts[:_ROWS]], _ROOM, tokens.device)
+    refuse_differences(told[:, 1 : len(_NUMBERS)], _NUMBERS[1:], _word)
     shards = Shards.of_sizes(tuple(told[:, 0].tolist()))
     lengths = None
     if real is not None:
@@ -179,33 +185,6 @@ def meet(context: SequenceParallel, said: Said) -> Agreed:
         lengths = _lengths(held, shards)
     documents = _documents(context, shards, said._replace(cu_seqlens=bounds), lengths)
     return Agreed(shards, None if lengths is None else real, lengths, documents)
-
-
-def _exchange(context: SequenceParallel, numbers: Sequence[int], device: torch.device, *, refused: bool) -> Integers:
-    """[ranks, numbers]: what each rank says. Raises ConfigurationError where one was refused."""
-    if (meeting := _MEETING.get()) is not None:
-        meeting.is_over = True
-    filled = [*numbers, *[0] * (len(_NUMBERS) + _ROWS - len(numbers)), int(refused)]  # as many on every rank
-    said = gather_numbers(filled, context.group, device)
-    if said[:, -1].any() and not refused:
-        rank = int(said[:, -1].argmax())
-        raise ConfigurationError(f"rank {rank} was refused its arguments; its own message says why")
-    return said[:, :-1]
-
-
-def _refuse_differences(said: Integers) -> None:
-    """Raises ConfigurationError, which names what differs, for ranks with other rows or arguments than the first."""
-    others, columns = np.nonzero(said[:, 1:] != said[0, 1:])
-    if not len(others):
-        return
-    rank, column = others[0], columns[0] + 1
-    words = [_word(_NUMBERS[column], number) for number in (said[0, column], said[rank, column])]
-    if words[0] == words[1]:
-        words[1] = "others"
-    told = [f"{word} on rank {where}" for word, where in zip(words, (0, rank), strict=True)]
-    raise ConfigurationError(
-        f"ranks of a sharded sequence must give the same rows and arguments: {_NUMBERS[column]}: {', '.join(told)}"
-    )
 
 
 def _word(name: str, number: int) -> str:

@@ -35,7 +35,7 @@ class ShardedRows(Rows):
     @property
     def columns(self) -> Tensor:
         """int64 [1, N]: which columns of whole rows are on this rank."""
-        return torch.arange(*self.shards.range(self.context.rank), device=self.positions.device)[None]
+        return torch.arange(*self.context.range(self.shards), device=self.positions.device)[None]
 
     def pack(self, columns: Tensor) -> Tensor:
         return columns
@@ -44,7 +44,7 @@ class ShardedRows(Rows):
         return hidden if self.real is None else hidden.masked_fill(~self.real[..., None], 0)
 
     def inside(self, front: int, *, told: bool, by_length: bool) -> "ShardedRows":
-        here = front if self.context.rank == 0 else 0  # the first rank holds all of them
+        here = front if self.context.is_first else 0  # the first rank holds all of them
         positions = self._behind(front, here)
         shards = Shards((0, *(bound + front for bound in self.shards.bounds[1:])))
         rows = replace(self, positions=positions, shards=shards, front=here, real=None, lengths=None)
@@ -108,7 +108,7 @@ class ShardedRows(Rows):
             return mixed
 
     def columns_of(self, places: Sequence[int]) -> list[int] | None:
-        first, past = self.shards.range(self.context.rank)
+        first, past = self.context.range(self.shards)
         if all(place >= self.shards.length for place in places):
             return None
         return [place - first for place in places if first <= place < past]

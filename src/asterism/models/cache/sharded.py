@@ -67,7 +67,7 @@ class ShardedCacheLayer:
             return []
         if tokens.width != 1:
             raise ConfigurationError(f"a sharded cache is extended by one token at a time, got {tokens.width}")
-        if self.generated % self.context.ranks == self.context.rank:
+        if self.context.has_turn(self.generated):
             if not (free := np.flatnonzero((self.positions < 0).all(axis=0))).size:
                 free = self._make_room(tokens.before)
             slot = int(free[0])
