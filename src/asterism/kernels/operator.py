@@ -294,10 +294,10 @@ class PartOf(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, grad_out: Tensor, grad_lse: Tensor) -> tuple[Tensor | None, ...]:
         (out, lse), total = ctx.saved_tensors, ctx.total
-        share = (lse - total.lse.masked_fill(total.lse == -math.inf, 0)).exp()
-        wide = grad_out.to(share.dtype)
-        of_lse = share * ((wide * out).sum(dim=-1) - total.delta(grad_out, grad_lse))
-        return (wide * share[..., None]).to(grad_out.dtype), of_lse, None
+        part = share(lse, total.lse)
+        wide = grad_out.to(part.dtype)
+        of_lse = part * ((wide * out).sum(dim=-1) - total.delta(grad_out, grad_lse))
+        return (wide * part[..., None]).to(grad_out.dtype), of_lse, None
 
 
 # --- the operator as a kernel ----------------------------------------------------------------------------------------
