@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from asterism.randomness import isolated
-from asterism.training.tasks.promoter import COLUMN, Promoter
+from asterism.training.tasks.kinds.promoter import COLUMN, PromoterAnswers
 
 Part = tuple[list[str], np.ndarray]
 """Letters and labels of the examples of a split."""
@@ -168,5 +168,4 @@ def _said(net: nn.Module, inputs: torch.Tensor) -> np.ndarray:
 
 def _scored(probabilities: np.ndarray, labels: np.ndarray) -> dict[str, float]:
     """As the task scores."""
-    task = Promoter(columns=(COLUMN,), length=1)
-    return task.score(probabilities.tolist(), ["yes" if one else "no" for one in labels])
+    return PromoterAnswers(columns=(COLUMN,)).score(probabilities.tolist(), ["yes" if one else "no" for one in labels])

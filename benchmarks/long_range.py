@@ -2,7 +2,7 @@
 
     python benchmarks/long_range.py runs/long-range benchmarks/results/long-range.json
 
-Writes the tasks (`asterism.training.tasks.long_range` says what they are), pretrains bigbird-tiny on their text, fine-
+Writes the tasks (`long_range_tasks.py` says what they are), pretrains bigbird-tiny on their text, fine-
 tunes it for each task at 4,096 and at 512 tokens for equally long, and prints how it does on documents it has not seen.
 What is finished in the folder is not done again, and what was stopped goes on. About 50 minutes on two CPU cores.
 
@@ -16,9 +16,10 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
+from long_range_tasks import Sizes, write_long_range
+
 from asterism.bench.machine import describe
 from asterism.training import FineTuneConfig, RunConfig, recipe, train
-from asterism.training.tasks.long_range import Sizes, write_long_range
 
 LENGTHS = (4096, 512)
 TASKS = {"classify": "accuracy", "qa": "exact_match"}

@@ -7,7 +7,7 @@ DATA is a folder with promoters-human-tata.txt (a promoter of 300 bases in each 
 (genome-m-tuberculosis-h37rv.fna.xz) and the table of its genes (genome-m-tuberculosis-h37rv.genes.tsv.xz, without
 names of columns; 1-based, the end within).
 
-Promoters are told from the negatives that the task makes of them (`tasks/promoter.py`). For each of five seeds the
+Promoters are told from the negatives that the task makes of them (`kinds/promoter.py`). For each of five seeds the
 promoters are divided anew, 80/10/10, and weights and negatives are drawn anew. Starts of genes stand in the middle of
 windows of 8,000 bases, on their strand; what they are told from are windows around other ATG, GTG and TTG of either
 strand, with the shares of these three that starts have, so that the codon itself says nothing. The genome is divided
@@ -40,7 +40,7 @@ from asterism.training import FineTuneConfig, evaluate
 from asterism.training.data.corpora.tokenization import make_tokenizer
 from asterism.training.data.genomes.annotation import read_table
 from asterism.training.data.genomes.sequences import open_sequences
-from asterism.training.tasks.promoter import Promoter
+from asterism.training.tasks.kinds.promoter import PromoterExamples
 
 SEEDS = 5
 SPLITS = {"train": 0.8, "validation": 0.1, "test": 0.1}
@@ -152,7 +152,7 @@ def _examples(problem: str, seed: int, arguments: argparse.Namespace) -> list[tu
     config = settings(problem, seed, arguments)
     found = []
     for path in _paths(problem, seed, arguments).values():
-        examples = list(Promoter.read_for(path, config))
+        examples = list(PromoterExamples.read(path, config))
         labels = np.array([0 if one.labels is None else int(one.labels[0]) for one in examples])
         found.append(([one.letters for one in examples], labels))
     return found

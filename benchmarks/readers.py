@@ -3,7 +3,7 @@
     python benchmarks/readers.py runs/readers benchmarks/results/readers.json
     python benchmarks/readers.py --report benchmarks/results/readers.json
 
-Writes the two made-up tasks (`asterism.training.tasks.long_range` says what they are), pretrains bigbird-tiny on their
+Writes the two made-up tasks (`long_range_tasks.py` says what they are), pretrains bigbird-tiny on their
 text, fine-tunes it for each task with each reader for as many steps as take equally long, asks it about documents it
 has not seen, and prints one table. What is finished in the folder is not done again, and what was stopped goes on.
 About an hour on one CPU core (`OMP_NUM_THREADS=1`); the second line prints the table of what is there, in Markdown.
@@ -27,13 +27,13 @@ from pathlib import Path
 from typing import Any
 
 from long_range import GUESSING, TASKS, fine_tuning, pretraining
+from long_range_tasks import Sizes, write_long_range
 from stages import ask_counted, do, spent, stage, train_counted
 
 from asterism.bench.machine import describe
 from asterism.training import open_run
 from asterism.training.readers.bm25 import bm25, words_of
-from asterism.training.tasks.long_range import Sizes, write_long_range
-from asterism.training.tasks.scores import exact_match
+from asterism.training.tasks.scores.answers import exact_match
 
 READERS = {
     "sparse": "cut(length=4096)",

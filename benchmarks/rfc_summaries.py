@@ -32,7 +32,7 @@ from stages import ask_counted, do, spent, stage, train_counted
 from asterism.bench.machine import describe
 from asterism.shape import ModelConfig
 from asterism.training import FineTuneConfig, RunConfig, open_run, recipe
-from asterism.training.tasks.text_scores import ROUGE, rouge
+from asterism.training.tasks.scores.texts import ROUGE, rouge
 
 LONG, SHORT = 4096, 512
 LONGEST = 65_536

@@ -12,7 +12,7 @@ from asterism.training.data.genomes.intervals import interval
 from asterism.training.data.genomes.sequences import open_sequences
 from asterism.training.data.records.genome_windows import window_letters
 from asterism.training.data.records.sequences import other_strand
-from asterism.training.tasks.promoter import negative
+from asterism.training.tasks.kinds.promoter import negative
 
 sys.path.insert(0, str(BENCHMARKS))
 convolution = pytest.importorskip("convolution")

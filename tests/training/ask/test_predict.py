@@ -23,7 +23,7 @@ from asterism.training.data.records.formats import FORMATS
 from asterism.training.run import progress
 from asterism.training.run.heap import Heap
 from asterism.training.settings.registry import TASKS
-from asterism.training.tasks.files import FileClassification
+from asterism.training.tasks.kinds.file_classification import FILE_CLASSIFICATION
 
 pytestmark = pytest.mark.model
 
@@ -605,8 +605,8 @@ def test_a_long_line_is_a_line(runs, tmp_path):
 
 
 def test_every_format_is_read_by_some_task():
-    kinds = [FileClassification, *(TASKS.load(task) for task in TASKS)]
-    assert {name for kind in kinds for name in kind.formats} == set(FORMATS)
+    kinds = [FILE_CLASSIFICATION, *(TASKS.load(task) for task in TASKS)]
+    assert {name for kind in kinds for name in kind.examples.formats} == set(FORMATS)
 
 
 def test_the_heap_is_tidied_between_batches(runs, monkeypatch):

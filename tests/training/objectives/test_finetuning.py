@@ -23,8 +23,8 @@ from asterism.training import FineTuneConfig, evaluate, open_run, train
 from asterism.training.run import picture
 from asterism.training.run.folder import RunFolder
 from asterism.training.run.objective import Metric
-from asterism.training.tasks.classification import Classification, LabelledDocument
-from asterism.training.tasks.encoder import encoder_shape, load_encoder, longest, new_encoder
+from asterism.training.tasks.kinds.classification import CLASSIFICATION, LabelledDocument
+from asterism.training.tasks.models import load_model, longest, model_shape, new_model
 
 pytestmark = pytest.mark.model
 
@@ -226,10 +226,10 @@ def test_new_weights_are_of_float32_whatever_the_folder_has(bert, tmp_path):
     half = Path(shutil.copytree(bert, tmp_path / "half"))
     document = json.loads((half / "config.json").read_text())
     (half / "config.json").write_text(json.dumps(document | {"dtype": "float16"}))
-    task = Classification.of([LabelledDocument(None, "a", (label,), False) for label in ("good", "bad")], length=8)
-    shape = encoder_shape(half, task)
-    assert new_encoder(shape, task).dtype == torch.float32
-    assert load_encoder(half, shape, task)[0].dtype == torch.float32
+    task = CLASSIFICATION.of([LabelledDocument(None, "a", (label,), False) for label in ("good", "bad")], length=8)
+    shape = model_shape(half, task.answers)
+    assert new_model(shape, task.answers).dtype == torch.float32
+    assert load_model(half, shape, task.answers)[0].dtype == torch.float32
 
 
 def test_rotary_positions_have_no_end(settings, tmp_path):

@@ -9,9 +9,10 @@ from small_encoders import REVIEWS, save_bases_model, save_tiny_bert, write_line
 from asterism.training import FineTuneConfig, train
 from asterism.training.objectives.labelled import Labelled
 from asterism.training.run.folder import RunFolder
-from asterism.training.tasks import baselines as module
-from asterism.training.tasks.baselines import CountedTerms, baselines
-from asterism.training.tasks.curves import auc
+from asterism.training.tasks.kinds.classification import LabelAnswers
+from asterism.training.tasks.scores import baselines as module
+from asterism.training.tasks.scores.baselines import CountedTerms, baselines
+from asterism.training.tasks.scores.curves import auc
 
 pytestmark = pytest.mark.model
 
@@ -89,7 +90,7 @@ def test_a_report_has_baselines_and_says_if_all_answers_are_the_same(models, tmp
     data = write_lines(tmp_path / "in.jsonl", REVIEWS * 4)
     monkeypatch.setattr(Labelled, "_score", lambda self, examples, said: {"accuracy": 0.5, "macro_f1": 1 / 3})
     predict = module.np.zeros(2)
-    monkeypatch.setattr("asterism.training.tasks.classification.Classification._probabilities", lambda *_: predict + 1)
+    monkeypatch.setattr(LabelAnswers, "_probabilities", lambda *_: predict + 1)
     report = train(settings(models["bert"], data, "classify"), tmp_path / "run")
     assert report.baselines["counted words"]["accuracy"] == 1.0 > report.baselines["most frequent"]["accuracy"]
     assert "accuracy without a model: most frequent 0." in str(report) and "counted words 1.0000" in str(report)

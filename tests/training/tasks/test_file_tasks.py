@@ -15,10 +15,11 @@ from asterism.models import AsterismConfig, AsterismForSequenceClassification
 from asterism.quiet import quiet_transformers
 from asterism.shape import ModelConfig
 from asterism.training import FineTuneConfig, RunConfig, evaluate, predict, train
+from asterism.training.data.corpora.modality import parse_modality
 from asterism.training.data.corpora.tokenization import is_of_values, value_tokenizer
 from asterism.training.objectives.labelled import Labelled
-from asterism.training.tasks.encoder import load_tokenizer
-from asterism.training.tasks.files import FileClassification
+from asterism.training.tasks.kinds.file_classification import FILE_CLASSIFICATION, read_files
+from asterism.training.tasks.models import load_tokenizer
 
 pytestmark = pytest.mark.model
 
@@ -152,7 +153,7 @@ def test_a_table_names_files_from_where_it_stands(learned, settings, data, tmp_p
     lines, table = write_lines(copy / "all.jsonl", rows), copy / "all.csv"
     table.write_text("file,label\n" + "".join(f"{row['file']},{row['label']}\n" for row in rows))
     for path in (lines, table):
-        read = FileClassification.read(path)
+        read = read_files(path)
         assert [(one.text, one.labels) for one in read] == [(str(copy / row["file"]), (row["label"],)) for row in rows]
         assert evaluate(folder, data=path).scores["accuracy"] > 0.85
     report = train(settings(data=str(lines), epochs=1.0), tmp_path / "run", progress=False)
@@ -250,7 +251,7 @@ def test_tables_that_cannot_be_used_are_refused_in_one_line(settings, tmp_path):
     ):
         path = write_lines(tmp_path / "x.jsonl", [row])
         with pytest.raises(DataError, match=message):
-            FileClassification.read(path)
+            read_files(path)
     with pytest.raises(ConfigurationError, match=r"modality: unknown modality 'image'. Did you mean 'images'"):
         settings(modality="image(width=3)")
     with pytest.raises(ConfigurationError, match=r"modality='bytes\(\)' is for task 'classify', not 'tag'"):
@@ -270,11 +271,12 @@ def test_pictures_and_sounds_are_values_as_their_modalities_read_them(tmp_path):
             tone = level / 255 * np.sin(np.arange(40) / 3 + number)
             soundfile.write(tmp_path / "sounds" / name / f"{number}.wav", tone, 8000)
     for folder, modality, length in (("pictures", "images(width=4, height=4)", 48), ("sounds", "audio(rate=8000)", 40)):
-        task = FileClassification(labels=("dark", "light"), several=False, length=64, modality=modality)
-        examples = FileClassification.read(tmp_path / folder)
+        task = FILE_CLASSIFICATION.task(labels=("dark", "light"), several=False, length=64, modality=modality)
+        examples = read_files(tmp_path / folder)
         assert len(examples) == 6
-        for example, features in zip(examples, task.features(examples, value_tokenizer()), strict=True):
+        for example, features in zip(examples, task.rows.features(examples, value_tokenizer()), strict=True):
             (feature,) = features
-            assert feature.inputs["input_ids"].tolist() == task.reads.read_prompt(Path(example.text)).tolist()
+            values = parse_modality(modality).read_prompt(Path(example.text))
+            assert feature.inputs["input_ids"].tolist() == values.tolist()
             assert len(feature.inputs["input_ids"]) == length
-            assert task.labels[feature.target] == Path(example.text).parent.name
+            assert task.rows.labels[feature.target] == Path(example.text).parent.name

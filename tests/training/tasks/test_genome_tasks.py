@@ -17,9 +17,9 @@ from asterism.training.data.records.deepsea import read_deepsea, usual_columns
 from asterism.training.data.records.genome_windows import interval_of, window_letters
 from asterism.training.data.records.record import Record
 from asterism.training.data.records.sequences import other_strand
-from asterism.training.tasks.chromatin import Chromatin
-from asterism.training.tasks.multilabel import MultiLabel
-from asterism.training.tasks.promoter import Promoter
+from asterism.training.tasks.kinds.chromatin import CHROMATIN
+from asterism.training.tasks.kinds.multilabel import MULTILABEL
+from asterism.training.tasks.kinds.promoter import PROMOTER
 
 pytestmark = pytest.mark.model
 
@@ -84,7 +84,7 @@ def test_windows_have_the_middle_of_their_interval_in_their_middle(settings, gen
     bed.write_text("".join(f"{name}\t{start}\t{end}\t{one}\t0\t{strand}\n" for name, start, end, one, strand in rows))
     table = write_lines(tmp_path / "t.jsonl", [{"id": one[3], "hit": number % 2} for number, one in enumerate(rows)])
     asked = settings("multilabel", bed, genome=str(path), window=length, label_table=str(table))
-    examples = MultiLabel.read_for(bed, asked)
+    examples = MULTILABEL.examples.read(bed, asked)
     assert [one.letters for one in examples] == [
         around(letters[name], start + (end - start) // 2, length, strand)
         if strand != "-"
@@ -100,7 +100,7 @@ def test_a_codon_stands_in_the_middle_whatever_its_strand(settings, genome, tmp_
     path, letters = genome
     bed = tmp_path / "x.bed"
     bed.write_text("one\t50\t53\tyes\t0\t+\none\t50\t53\tno\t0\t-\n")
-    plus, minus = Promoter.read_for(bed, settings("promoter", bed, genome=str(path), window=20))
+    plus, minus = PROMOTER.examples.read(bed, settings("promoter", bed, genome=str(path), window=20))
     assert plus.letters[9:12] == letters["one"][50:53] and minus.letters[9:12] == other_strand(letters["one"][50:53])
     assert (plus.labels.tolist(), minus.labels.tolist()) == ([1], [0])
 
@@ -130,7 +130,7 @@ def test_intervals_that_cannot_be_used_are_refused_in_one_line(settings, genome,
     path = tmp_path / "x.bed"
     path.write_text(bed)
     with pytest.raises(DataError, match=message) as refused:
-        Promoter.read_for(path, settings("promoter", path, genome=str(genome[0])))
+        PROMOTER.examples.read(path, settings("promoter", path, genome=str(genome[0])))
     assert "\n" not in str(refused.value)
 
 
@@ -139,9 +139,9 @@ def test_what_is_no_interval_or_has_no_label_is_refused(settings, genome, tmp_pa
     bed.write_text("one\t5\t7\ta\n")
     lines.write_text('{"sequence": "ACGT", "a": 1}\n')
     with pytest.raises(DataError, match=r"line 1: an interval has no labels of its own; give a label_table"):
-        MultiLabel.read_for(bed, settings("multilabel", bed, genome=str(genome[0])))
+        MULTILABEL.examples.read(bed, settings("multilabel", bed, genome=str(genome[0])))
     with pytest.raises(DataError, match=r"x\.jsonl must hold intervals of the genome, as \.bed"):
-        MultiLabel.read_for(lines, settings("multilabel", lines, genome=str(genome[0])))
+        MULTILABEL.examples.read(lines, settings("multilabel", lines, genome=str(genome[0])))
     with pytest.raises(ConfigurationError, match=r"window=0 must be at least 1"):
         settings("multilabel", bed, genome="x", window=0)
 
@@ -241,11 +241,11 @@ def test_channels_last_are_known_by_their_number(tmp_path):
 
 def test_the_groups_of_deepsea():
     columns = usual_columns(919)
-    groups = Chromatin.usual_groups(columns)
+    groups = CHROMATIN.examples.usual_groups(columns)
     assert [groups.count(one) for one in ("TF", "DHS", "HM")] == [690, 125, 104]
     assert [name.split("-")[0] for name in columns] == list(groups)
     assert (groups[124], groups[125], groups[814], groups[815]) == ("DHS", "TF", "TF", "HM")
-    assert Chromatin.usual_groups(["a"]) == ()
+    assert CHROMATIN.examples.usual_groups(["a"]) == ()
 
 
 def chromatin(settings, tmp_path, shuffled, train_count, motifs=MOTIFS, **changes):

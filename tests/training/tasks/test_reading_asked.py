@@ -13,7 +13,9 @@ from asterism.quiet import quiet_transformers
 from asterism.training import FineTuneConfig, open_run, predict, train
 from asterism.training.data.records.record import Record
 from asterism.training.run.integrity import seal
-from asterism.training.tasks.texts import Generation, Summarization, Translation
+from asterism.training.tasks.kinds.generation import GENERATION
+from asterism.training.tasks.kinds.summarization import SUMMARIZATION
+from asterism.training.tasks.kinds.translation import TRANSLATION
 
 pytestmark = pytest.mark.model
 for package in ("rouge_score", "sacrebleu"):  # the extra `seq2seq`
@@ -28,22 +30,23 @@ ROWS = [
 """The summary is the question, about which the document says nothing."""
 
 
-def task(kind=Summarization, **settings):
-    return kind(**{"length": 12, "target_length": 8, "cuts_targets": True, "asks": True, **settings})
+def task(kind=SUMMARIZATION, **settings):
+    fixed = {"length": 12, "target_length": 8, "cuts_targets": True, "asks": True, "start": 2}
+    return kind.task(**{**fixed, **settings})
 
 
 def asked(reading, question="six short", document=WORDS):
-    record = Record("here", {reading.names[0]: document, "question": question})
-    return reading.example(record, labelled=False)
+    record = Record("here", {reading.examples.names[0]: document, "question": question})
+    return reading.examples.example(record, labelled=False)
 
 
 def read(reading, example):
     tokenizer = digit_tokenizer()
-    (rows,) = reading.features([example], tokenizer)
+    (rows,) = reading.rows.features([example], tokenizer)
     return [tokenizer.decode(row.inputs["input_ids"]) for row in rows]
 
 
-@pytest.mark.parametrize("kind", (Summarization, Generation))
+@pytest.mark.parametrize("kind", (SUMMARIZATION, GENERATION))
 @pytest.mark.parametrize(
     ("reader", "rows"),
     [
@@ -68,40 +71,45 @@ def test_a_prefix_stands_before_the_question():
     reading = task(source_prefix="short : ")
     (row,) = read(reading, asked(reading, question="six"))
     assert row == "<s> short : six </s> one two three four five six </s>"
-    (encoded,) = reading.encoded([asked(reading, question="six")], digit_tokenizer())
+    (encoded,) = reading.rows.encoded([asked(reading, question="six")], digit_tokenizer())
     assert (encoded.question, encoded.text) == ("six", WORDS)
 
 
 def test_parts_and_what_they_said_are_read_behind_the_question():
     reading, tokenizer = task(reader="iterated()"), digit_tokenizer()
     example = asked(reading, question="six")
-    (parts,) = reading.features([example], tokenizer)
+    (parts,) = reading.rows.features([example], tokenizer)
     assert [row.row for row in parts] == [((0, 8),), ((8, 9),)]
-    (again,) = reading.again(example, parts, ["two", "three"], tokenizer)
+    (again,) = reading.rows.again(example, parts, ["two", "three"], tokenizer)
     assert tokenizer.decode(again.inputs["input_ids"]) == "<s> six </s> two three </s>"
 
 
 def test_whether_something_is_asked_is_what_the_training_examples_say(tmp_path):
     for rows, asks in ((ROWS, True), ([{"document": "one", "summary": "one"}], False)):
-        examples = Summarization.read(write_lines(tmp_path / f"{asks}.jsonl", rows))
-        made = Summarization.of(examples, length=12, target_length=8, cuts_targets=True)
-        assert made.asks == asks and Summarization.from_record(json.loads(json.dumps(made.record()))) == made
+        examples = SUMMARIZATION.examples.read(write_lines(tmp_path / f"{asks}.jsonl", rows), None)
+        made = SUMMARIZATION.of(examples, length=12, target_length=8, cuts_targets=True, start=2)
+        assert (
+            made.rows.asks == made.examples.asks == asks
+            and SUMMARIZATION.from_record(json.loads(json.dumps(made.record()))) == made
+        )
     assert asked(task(asks=False)).question is None
-    translated = Translation.read(write_lines(tmp_path / "t.jsonl", [{"source": "a", "target": "b", "question": "c"}]))
+    translated = TRANSLATION.examples.read(
+        write_lines(tmp_path / "t.jsonl", [{"source": "a", "target": "b", "question": "c"}]), None
+    )
     assert translated[0].question is None
 
 
 def test_a_question_that_is_missing_is_refused(tmp_path):
-    mixed = Summarization.read(
-        write_lines(tmp_path / "mixed.jsonl", [*ROWS[:2], {"document": "one", "summary": "one"}])
+    mixed = SUMMARIZATION.examples.read(
+        write_lines(tmp_path / "mixed.jsonl", [*ROWS[:2], {"document": "one", "summary": "one"}]), None
     )
-    made = Summarization.of(mixed, length=12, target_length=8, cuts_targets=True)
+    made = SUMMARIZATION.of(mixed, length=12, target_length=8, cuts_targets=True, start=2)
     with pytest.raises(DataError, match=r"mixed\.jsonl, line 3: field 'question' is missing; there are: document, sum"):
-        list(made.features(mixed, digit_tokenizer()))
+        list(made.rows.features(mixed, digit_tokenizer()))
     with pytest.raises(DataError, match=r"here: field 'question' is missing"):
-        made.example(Record("here", {"document": "one"}), labelled=False)
+        made.examples.example(Record("here", {"document": "one"}), labelled=False)
     with pytest.raises(DataError, match=r"field 'question' is empty"):
-        Summarization.read(write_lines(tmp_path / "empty.jsonl", [{**ROWS[0], "question": " "}]))
+        SUMMARIZATION.examples.read(write_lines(tmp_path / "empty.jsonl", [{**ROWS[0], "question": " "}]), None)
 
 
 def test_what_is_asked_is_learned_from_the_question(tmp_path):

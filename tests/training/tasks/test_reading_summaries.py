@@ -14,8 +14,10 @@ from asterism.training import FineTuneConfig, evaluate, open_run, predict, predi
 from asterism.training.ask import prediction
 from asterism.training.data.records.record import Record
 from asterism.training.tasks.encoding import encode
-from asterism.training.tasks.texts import Generation, Summarization, Translation
-from asterism.training.tasks.writing import Pair
+from asterism.training.tasks.kinds.generation import GENERATION
+from asterism.training.tasks.kinds.summarization import SUMMARIZATION
+from asterism.training.tasks.kinds.translation import TRANSLATION
+from asterism.training.tasks.kinds.writing import Pair
 
 pytestmark = pytest.mark.model
 pytest.importorskip("rouge_score")  # the extra `seq2seq`
@@ -29,8 +31,8 @@ def pair(document: str, summary: str | None = None) -> Pair:
     return Pair(Record("here", {}), document, summary)
 
 
-def task(kind=Summarization, **settings):
-    return kind(**{"length": 12, "target_length": 8, "cuts_targets": True, **settings})
+def task(kind=SUMMARIZATION, **settings):
+    return kind.task(**{"length": 12, "target_length": 8, "cuts_targets": True, "start": 2, **settings})
 
 
 @pytest.fixture(scope="module")
@@ -62,9 +64,9 @@ def test_parts_cover_the_document_and_say_their_own_sentences():
     example = pair(document, "seven eight . : two three . \n three")
     reading = task(reader="iterated(stride=1)")
     tokenizer = digit_tokenizer()
-    (asked,) = reading.features([example], tokenizer)
+    (asked,) = reading.rows.features([example], tokenizer)
     assert [row.row for row in asked] == [((0, 10),), ((9, 19),), ((18, 20),)]
-    (learned,) = reading.training_features([example], tokenizer)
+    (learned,) = reading.rows.training_features([example], tokenizer)
     texts = [tokenizer.decode(row.target, skip_special_tokens=True) for row in learned]
     assert [row.row for row in learned] == [((0, 10),), ((18, 20),)]
     assert texts == [": two three . three", "seven eight ."]
@@ -75,21 +77,21 @@ def test_a_document_that_fits_is_summarised_at_once():
     example = pair("one two three", "three .")
     for reader in ("whole()", "cut()", "selected(k=2)", "iterated(stride=1)"):
         reading, tokenizer = task(reader=reader), digit_tokenizer()
-        for make in (reading.features, reading.training_features):
+        for make in (reading.rows.features, reading.rows.training_features):
             ((feature,),) = make([example], tokenizer)
             assert tokenizer.decode(feature.inputs["input_ids"]) == "<s> one two three </s>"
             assert tokenizer.decode(feature.target) == "<s> three . </s>"
-        assert reading.again(example, [feature], ["one"], tokenizer) == []
+        assert reading.rows.again(example, [feature], ["one"], tokenizer) == []
 
 
 def test_a_prefix_stands_before_every_part():
     reading, tokenizer = task(reader="iterated()", source_prefix="short : "), digit_tokenizer()
-    (parts,) = reading.features([pair("one two three four five six seven eight nine")], tokenizer)
+    (parts,) = reading.rows.features([pair("one two three four five six seven eight nine")], tokenizer)
     assert [tokenizer.decode(row.inputs["input_ids"]) for row in parts] == [
         "<s> short : one two three four five six seven eight </s>",
         "<s> short : nine </s>",
     ]
-    ((cut,),) = task(source_prefix="short : ").features(
+    ((cut,),) = task(source_prefix="short : ").rows.features(
         [pair("one two three four five six seven eight nine")], tokenizer
     )
     assert cut.inputs["input_ids"].tolist() == parts[0].inputs["input_ids"].tolist()
@@ -113,23 +115,23 @@ def test_a_word_belongs_to_the_document_also_with_the_space_of_the_prefix(prefix
 def test_what_parts_said_is_read_again_until_it_fits():
     reading, tokenizer = task(reader="iterated()"), digit_tokenizer()
     example = pair(" ".join(["one"] * 45))
-    (parts,) = reading.features([example], tokenizer)
+    (parts,) = reading.rows.features([example], tokenizer)
     assert len(parts) == 5
-    again = reading.again(
+    again = reading.rows.again(
         example, parts, ["two two two", "", "three three three", "four four four", "five five"], tokenizer
     )
     assert [tokenizer.decode(row.inputs["input_ids"]) for row in again] == [
         "<s> two two two three three three four four four five </s>",
         "<s> five </s>",
     ]
-    (last,) = reading.again(example, again, ["six", "seven"], tokenizer)
+    (last,) = reading.rows.again(example, again, ["six", "seven"], tokenizer)
     assert tokenizer.decode(last.inputs["input_ids"]) == "<s> six seven </s>"
-    assert reading.again(example, [last], ["eight"], tokenizer) == []
-    assert reading.predict(example, [last], ["eight"]) == {"summary": "eight"}
-    (first,) = reading.again(example, parts, [" ".join(["two"] * 10)] * 5, tokenizer)  # as long as before
+    assert reading.rows.again(example, [last], ["eight"], tokenizer) == []
+    assert reading.answers.predict(example, [last], ["eight"]) == {"summary": "eight"}
+    (first,) = reading.rows.again(example, parts, [" ".join(["two"] * 10)] * 5, tokenizer)  # as long as before
     assert first.inputs["input_ids"].tolist() == tokenizer(" ".join(["two"] * 10)).input_ids
-    assert reading.again(example, parts, [""] * 5, tokenizer) == []
-    assert reading.predict(example, parts, [""] * 5) == {"summary": ""}
+    assert reading.rows.again(example, parts, [""] * 5, tokenizer) == []
+    assert reading.answers.predict(example, parts, [""] * 5) == {"summary": ""}
 
 
 def test_summaries_are_those_of_the_parts_apart(run):
@@ -191,13 +193,13 @@ def test_the_run_remembers_and_may_be_asked_otherwise(run):
 def test_readers_that_do_not_suit_are_refused():
     for kind, reader, message in (
         (
-            Summarization,
+            SUMMARIZATION,
             "windows(stride=2)",
             r"windows\(stride=2\) is none for summarization; it reads by whole, cut, sel",
         ),
-        (Summarization, "iterated(k=3)", r"iterated: all summaries of parts are read again, so k=3 says nothing"),
-        (Translation, "selected()", r"selected\(\) is none for translation; it reads by whole, cut$"),
-        (Generation, "iterated()", r"iterated\(\) is none for generation; it reads by whole, cut, selected$"),
+        (SUMMARIZATION, "iterated(k=3)", r"iterated: all summaries of parts are read again, so k=3 says nothing"),
+        (TRANSLATION, "selected()", r"selected\(\) is none for translation; it reads by whole, cut$"),
+        (GENERATION, "iterated()", r"iterated\(\) is none for generation; it reads by whole, cut, selected$"),
     ):
         with pytest.raises(ConfigurationError, match=message):
             task(kind, reader=reader)

@@ -16,10 +16,8 @@ from asterism.training import FineTuneConfig, evaluate, open_run, predict, predi
 from asterism.training.ask import prediction
 from asterism.training.data.corpora.tokenization import make_tokenizer
 from asterism.training.readers.reader import windows_of
-from asterism.training.run.integrity import seal
-from asterism.training.tasks.answering import read_questions
-from asterism.training.tasks.spans import Answering
-from asterism.training.tasks.tagging import Tagging
+from asterism.training.tasks.kinds.answering import ANSWERING, read_questions
+from asterism.training.tasks.kinds.tagging import TAGGING
 
 pytestmark = pytest.mark.model
 
@@ -108,7 +106,7 @@ def test_rows_are_those_that_the_tokenizer_makes(tmp_path):
     examples = read_questions(write_lines(tmp_path / "q.jsonl", LONG["qa"]))
     tokenizer = word_tokenizer()
     for some, example in zip(
-        Answering.of(examples, length=14, reader="windows(stride=3)").features(examples, tokenizer),
+        ANSWERING.of(examples, length=14, reader="windows(stride=3)").rows.features(examples, tokenizer),
         examples,
         strict=True,
     ):
@@ -129,19 +127,19 @@ def test_no_answer_reaches_over_what_was_not_read(tmp_path):
     context = "the lamp is red . anna is at the garden of paris . the book"
     record = {"context": context, "question": "lamp book", "answers": [{"text": "the book", "answer_start": 51}]}
     (example,) = examples = read_questions(write_lines(tmp_path / "q.jsonl", [record]))
-    task = Answering.of(examples, length=11, reader="selected(k=2)")
-    ((feature,),) = task.features(examples, word_tokenizer())
+    task = ANSWERING.of(examples, length=11, reader="selected(k=2)")
+    ((feature,),) = task.rows.features(examples, word_tokenizer())
     assert feature.row == ((0, 3), (12, 15)) and feature.target == (8, 9)
     assert [context[begin:end] for begin, end in feature.tokens[4:10]] == ["the", "lamp", "is", ".", "the", "book"]
     starts, ends = np.zeros(11), np.zeros(11)
     starts[5], ends[8] = 9.0, 8.0  # from "lamp" to "the"
-    prediction = task.predict(example, [feature], [(starts, ends)])
+    prediction = task.answers.predict(example, [feature], [(starts, ends)])
     assert prediction["answer"] == "lamp" and prediction["score"] == 9.0
-    assert task.found(feature, (starts, ends)) == 9.0
+    assert task.answers.found(feature, (starts, ends)) == 9.0
     ends[6] = 1.0
-    assert task.predict(example, [feature], [(starts, ends)])["answer"] == "lamp is"
+    assert task.answers.predict(example, [feature], [(starts, ends)])["answer"] == "lamp is"
     cut_off = [{**record, "answers": [{"text": "is red", "answer_start": 9}]}]
-    ((feature,),) = task.features(read_questions(write_lines(tmp_path / "c.jsonl", cut_off)), word_tokenizer())
+    ((feature,),) = task.rows.features(read_questions(write_lines(tmp_path / "c.jsonl", cut_off)), word_tokenizer())
     assert feature.target == (0, 0)
 
 
@@ -244,12 +242,12 @@ def test_an_answer_begins_and_ends_with_its_words(tmp_path):
     tokenizer = make_tokenizer("bpe:280", [f"{context} where"] * 9, 64)
     record = {"context": context, "question": "where", "answers": [{"text": "attic", "answer_start": 13}]}
     (example,) = examples = read_questions(write_lines(tmp_path / "q.jsonl", [record]))
-    task = Answering.of(examples, length=64)
-    ((feature,),) = task.features(examples, tokenizer)
+    task = ANSWERING.of(examples, length=64)
+    ((feature,),) = task.rows.features(examples, tokenizer)
     starts, ends = (np.zeros(len(feature.tokens), np.float32) for _ in range(2))
     starts[feature.target[0]] = ends[feature.target[1]] = 9
     assert context[feature.tokens[feature.target[0], 0]] == " "
-    answer = task.predict(example, [feature], [(starts, ends)])
+    answer = task.answers.predict(example, [feature], [(starts, ends)])
     assert (answer["answer"], answer["answer_start"]) == ("attic", 13)
 
 
@@ -282,27 +280,6 @@ def test_the_record_says_by_which_reader(runs, task, capsys):
         assert main(["evaluate", str(runs[task]), *words, "--json"]) == 0
         told = json.loads(capsys.readouterr().out)
         assert (told["reader"], told["length"]) == expected and 0 <= told["scores"][told["metric"]] <= 1
-
-
-@pytest.mark.parametrize(("task", "stride"), (("qa", 4), ("qa", None), ("classify", None)))
-def test_a_run_made_before_there_were_readers_is_asked_and_reported_as_it_was(settings, task, stride, tmp_path):
-    """Its record has a `stride`, of answering, and no reader, nor what came with texts that are written."""
-    reader = "cut()" if stride is None else f"windows(stride={stride})"
-    made = settings(task, reader=reader, length=20, epochs=0.5)
-    report_then = train(made, tmp_path / "run", progress=False)
-    scores = evaluate(tmp_path / "run")
-    path = tmp_path / "run" / "run.json"
-    record = json.loads(path.read_text())
-    later = ("reader", "target_length", "num_beams", "length_penalty", "no_repeat_ngram_size", "source_prefix")
-    for name in (*later, "label_smoothing"):
-        del record["config"][name]
-    del record["decided"]["reader"]
-    record["config"]["stride"] = stride
-    if task == "qa":
-        record["decided"]["stride"] = stride
-    path.write_text(json.dumps(seal(record)))
-    assert evaluate(tmp_path / "run") == scores
-    assert train(made, tmp_path / "run", resume=True, progress=False) == report_then
 
 
 def test_a_run_is_asked_by_its_own_reader_unless_another_is_given(runs, capsys, tmp_path):
@@ -367,8 +344,8 @@ def test_a_document_too_long_to_be_read_whole_stops_behind_those_before_it(runs,
 
 def test_a_task_keeps_its_reader_as_a_value(tmp_path):
     examples = read_questions(write_lines(tmp_path / "q.jsonl", LONG["qa"][:1]))
-    task = Answering.of(examples, length=20, reader="windows(length=9, stride=4)")
-    assert task.reader == "windows(stride=4, pool=span)"
-    assert Answering.from_record(json.loads(json.dumps(task.record()))) == task
+    task = ANSWERING.of(examples, length=20, reader="windows(length=9, stride=4)")
+    assert task.rows.reader == "windows(stride=4, pool=span)"
+    assert ANSWERING.from_record(json.loads(json.dumps(task.record()))) == task
     with pytest.raises(ConfigurationError, match=r"selected\(\) is none for tagging"):
-        Tagging(length=4, labels=("a", "b"), unread="a", reader="selected()")
+        TAGGING.task(length=4, labels=("a", "b"), unread="a", reader="selected()")

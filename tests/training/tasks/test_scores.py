@@ -2,17 +2,8 @@
 
 import pytest
 
-from asterism.training.tasks.scores import (
-    accuracy,
-    answer_f1,
-    are_bio,
-    bio_spans,
-    count,
-    exact_match,
-    macro_f1,
-    micro_f1,
-    normalise_answer,
-)
+from asterism.training.tasks.scores.answers import answer_f1, exact_match, normalise_answer
+from asterism.training.tasks.scores.labels import accuracy, are_bio, bio_spans, count, macro_f1, micro_f1
 
 
 @pytest.mark.parametrize(

@@ -20,9 +20,9 @@ from asterism.training.data.records.record import Record
 from asterism.training.data.records.sequences import bases, labels_of, other_strand
 from asterism.training.objectives.labelled import Labelled
 from asterism.training.run.arithmetic import loss_of
-from asterism.training.tasks.curves import auc
-from asterism.training.tasks.multilabel import MultiLabel
-from asterism.training.tasks.promoter import PIECES, Promoter, negative
+from asterism.training.tasks.kinds.multilabel import MULTILABEL
+from asterism.training.tasks.kinds.promoter import PIECES, PROMOTER, negative
+from asterism.training.tasks.scores.curves import auc
 
 pytestmark = pytest.mark.model
 
@@ -46,7 +46,7 @@ def sequences(count, length=24, seed=0):
 
 def example(letters="ACGTACGT", columns=("a", "b"), labels=(1, 0)):
     fields = {"sequence": letters, **dict(zip(columns, labels, strict=True))}
-    return MultiLabel(columns=columns, length=16).example(Record("x", fields), labelled=True)
+    return MULTILABEL.task(columns=columns, length=16).examples.example(Record("x", fields), labelled=True)
 
 
 @pytest.fixture(scope="module")
@@ -85,21 +85,21 @@ def test_the_area_is_the_share_of_pairs_in_order(rows):
 
 
 def test_columns_without_both_labels_are_left_out_and_said():
-    task = MultiLabel(columns=("a", "b", "c"), groups=("X", "X", "Y"), length=8)
+    task = MULTILABEL.task(columns=("a", "b", "c"), groups=("X", "X", "Y"), length=8)
     predicted = [{"a": 0.9, "b": 0.4, "c": 0.2}, {"a": 0.1, "b": 0.6, "c": 0.2}, {"a": 0.5, "b": 0.5, "c": 0.3}]
     there = [{"a": 1, "b": 1, "c": 0}, {"a": 0, "b": 0, "c": 0}, {"a": 0, "b": 1, "c": 0}]
-    scores = task.score(predicted, there)
+    scores = task.answers.score(predicted, there)
     assert scores == {
         "auc": pytest.approx((1 + 0) / 2),
         "auc_X": pytest.approx(0.5),
         "micro_f1": pytest.approx(2 * 1 / (2 + 3)),  # said are a of the first and b of the second, right is the one
         "columns_scored": pytest.approx(2 / 3),
     }
-    examples = [example(columns=task.columns, labels=tuple(one.values())) for one in there]
-    page = task.page(scores, examples, [{"probabilities": one} for one in predicted])
+    examples = [example(columns=task.answers.columns, labels=tuple(one.values())) for one in there]
+    page = task.answers.page(scores, examples, [{"probabilities": one} for one in predicted])
     assert "| c | Y | 0 | left out |" in page and "| a | X | 1 | 1.0000 |" in page
     with pytest.raises(DataError, match=r"none of the 3 columns has both a 0 and a 1 among the 1 examples"):
-        task.score(predicted[:1], there[:1])
+        task.answers.score(predicted[:1], there[:1])
 
 
 # --- the loss -------------------------------------------------------------------------------------------------------
@@ -147,7 +147,10 @@ def test_all_formats_say_the_same(settings, tmp_path):
     )
     labels = write_lines(tmp_path / "labels.jsonl", [{k: v for k, v in row.items() if k != "sequence"} for row in rows])
     asked = settings("multilabel", fasta, label_table=str(labels))
-    read = [MultiLabel.read(path) for path in (jsonl, table, lists, joined)] + [MultiLabel.read_for(fasta, asked)]
+    read = [
+        *(MULTILABEL.examples.read(path, settings("multilabel", path)) for path in (jsonl, table, lists, joined)),
+        MULTILABEL.examples.read(fasta, asked),
+    ]
     for examples in read:
         assert [one.letters for one in examples] == [row["sequence"] for row in rows]
         assert [one.labels.tolist() for one in examples] == [[row[name] for name in names] for row in rows]
@@ -213,9 +216,9 @@ def test_the_other_strand_pairs_base_by_base_and_back(letters):
 def test_files_that_cannot_be_used_are_refused_in_one_line(settings, tmp_path, task, name, content, message):
     path = tmp_path / name
     path.write_bytes(content if isinstance(content, bytes) else content.encode())
-    kind = {"multilabel": MultiLabel, "promoter": Promoter}[task]
+    kind = {"multilabel": MULTILABEL, "promoter": PROMOTER}[task]
     with pytest.raises(DataError, match=message) as refused:
-        kind.read_for(path, settings(task, path))
+        kind.examples.read(path, settings(task, path))
     assert "\n" not in str(refused.value) and refused.value.exit_code == 3
 
 
@@ -229,7 +232,7 @@ def test_tables_of_labels_that_do_not_fit_are_refused(settings, tmp_path):
     ):
         table = write_lines(tmp_path / "t.jsonl", rows)
         with pytest.raises(DataError, match=message):
-            MultiLabel.read_for(fasta, settings("multilabel", fasta, label_table=str(table)))
+            MULTILABEL.examples.read(fasta, settings("multilabel", fasta, label_table=str(table)))
 
 
 def test_settings_that_others_read_are_refused(settings):
@@ -273,26 +276,26 @@ def test_a_promoter_and_its_negative_are_on_one_side(settings, tmp_path):
     letters = [row["sequence"] for row in sequences(40)]
     path = tmp_path / "p.txt"
     path.write_text("\n".join([*letters, letters[3], letters[7].lower()]) + "\n")
-    training, validation = Promoter.divided(settings("promoter", path, seed=5, validation_fraction=0.25))
+    training, validation = PROMOTER.examples.divided(settings("promoter", path, seed=5, validation_fraction=0.25))
     assert len(training) == 60 and len(validation) == 20  # what stands there twice counts once
     for side in (training, validation):
         assert [one.labels.tolist() for one in side] == [[1], [0]] * (len(side) // 2)
         assert all(side[at + 1].letters == negative(side[at].letters, 5) for at in range(0, len(side), 2))
     assert not {one.letters for one in training} & {one.letters for one in validation}
-    read = Promoter.read_for(path, settings("promoter", path, seed=5))
+    read = PROMOTER.examples.read(path, settings("promoter", path, seed=5))
     assert {one.letters for one in read} == {one.letters for one in [*training, *validation]}
 
 
 def test_labelled_promoters_are_taken_as_they_are(settings, tmp_path):
     rows = [{"sequence": "ACGT", "label": one} for one in ("yes", "NO", 1, 0, True, False, "true")]
     path = write_lines(tmp_path / "p.jsonl", rows)
-    assert [one.labels.tolist() for one in Promoter.read_for(path, settings("promoter", path))] == [
+    assert [one.labels.tolist() for one in PROMOTER.examples.read(path, settings("promoter", path))] == [
         [one] for one in (1, 0, 1, 0, 1, 0, 1)
     ]
     fasta = tmp_path / "p.fa"
     fasta.write_text(">a\nACGT\n>b\nAAAA\n")
     table = write_lines(tmp_path / "t.jsonl", [{"id": "a", "label": "no"}, {"id": "b", "label": "yes"}])
-    read = Promoter.read_for(fasta, settings("promoter", fasta, label_table=str(table)))
+    read = PROMOTER.examples.read(fasta, settings("promoter", fasta, label_table=str(table)))
     assert [(one.letters, one.labels.tolist()) for one in read] == [("ACGT", [0]), ("AAAA", [1])]
 
 
@@ -403,28 +406,32 @@ def test_an_answer_for_both_strands_is_their_mean(learned, settings, tmp_path):
     found = [[one["predicted_probabilities"]["gc"] for one in predict(opened, some)] for some in (rows, others)]
     assert found[0] == found[1]
     plain = open_run(run)
-    object.__setattr__(plain.objective.task, "average_strands", False)
+    object.__setattr__(plain.objective.task.rows, "average_strands", False)
     each = [[one["predicted_probabilities"]["gc"] for one in predict(plain, some)] for some in (rows, others)]
     assert found[0] == pytest.approx(np.mean(each, axis=0), rel=1e-3) and each[0] != each[1]
 
 
 def test_training_draws_either_strand_by_seed_and_step(settings, tmp_path, model):
-    from asterism.training.tasks.encoder import load_tokenizer
+    from asterism.training.tasks.models import load_tokenizer
 
     tokenizer, _ = load_tokenizer(model)
     one = example("AACCGG")
-    task = MultiLabel(columns=("a", "b"), length=16, augment_strands=True)
-    drawn = [task.drawn(one, tokenizer, of_row(0, step, 0)).inputs["input_ids"].tolist() for step in range(40)]
+    task = MULTILABEL.task(columns=("a", "b"), length=16, augment_strands=True)
+
+    def draw(task, one, steps):
+        drawn = (task.rows.drawn(one, tokenizer, of_row(0, step, 0)) for step in range(steps))
+        return [feature.inputs["input_ids"].tolist() for feature in drawn]
+
+    drawn = draw(task, one, 40)
     kinds = {tuple(row) for row in drawn}
     assert kinds == {tuple(tokenizer(letters)["input_ids"]) for letters in ("AACCGG", "CCGGTT")}
-    assert drawn == [task.drawn(one, tokenizer, of_row(0, step, 0)).inputs["input_ids"].tolist() for step in range(40)]
+    assert drawn == draw(task, one, 40)
     assert 8 < sum(row == drawn[0] for row in drawn) < 32
-    plain = MultiLabel(columns=("a", "b"), length=16)
-    assert len({tuple(plain.drawn(one, tokenizer, of_row(0, step, 0)).inputs["input_ids"]) for step in range(9)}) == 1
-    text = MultiLabel(columns=("a", "b"), length=16).example(Record("x", {"text": "t", "a": 1, "b": 0}), labelled=True)
+    plain = MULTILABEL.task(columns=("a", "b"), length=16)
+    assert len({tuple(row) for row in draw(plain, one, 9)}) == 1
+    text = plain.examples.example(Record("x", {"text": "t", "a": 1, "b": 0}), labelled=True)
     with pytest.raises(DataError, match=r"x: a text has no other strand"):
-        for step in range(20):
-            task.drawn(text, tokenizer, of_row(0, step, 0))
+        draw(task, text, 20)
 
 
 def test_a_batch_is_a_function_of_seed_and_step(settings, tmp_path):

@@ -9,10 +9,9 @@ from small_encoders import word_tokenizer, write_lines
 from tokenizers import normalizers
 
 from asterism.errors import DataError
-from asterism.training.tasks.answering import read_questions
-from asterism.training.tasks.classification import Classification, read_documents
-from asterism.training.tasks.spans import Answering, best_span
-from asterism.training.tasks.tagging import Tagging, read_tagged
+from asterism.training.tasks.kinds.answering import ANSWERING, best_span, read_questions
+from asterism.training.tasks.kinds.classification import CLASSIFICATION, read_documents
+from asterism.training.tasks.kinds.tagging import TAGGING, read_tagged
 
 pytestmark = pytest.mark.model
 
@@ -173,22 +172,24 @@ def test_files_that_cannot_be_read(tmp_path):
 
 def rows(task, examples):
     """The features of all examples in one list."""
-    return [row for some in task.features(examples, word_tokenizer()) for row in some]
+    return [row for some in task.rows.features(examples, word_tokenizer()) for row in some]
 
 
 def predict(task, examples, logits):
     """The predictions for all examples, given the logits of all their rows in one list."""
-    each = list(task.features(examples, word_tokenizer()))
+    each = list(task.rows.features(examples, word_tokenizer()))
     left = iter(logits)
     predictions = [
-        task.predict(one, some, [next(left) for _ in some]) for one, some in zip(examples, each, strict=True)
+        task.answers.predict(one, some, [next(left) for _ in some]) for one, some in zip(examples, each, strict=True)
     ]
     assert next(left, None) is None
     return predictions
 
 
 def score(task, examples, predictions):
-    return task.score([one[task.answer] for one in predictions], [task.gold(one) for one in examples])
+    return task.answers.score(
+        [one[task.answers.answer] for one in predictions], [task.examples.gold(one) for one in examples]
+    )
 
 
 def documents(tmp_path, *records):
@@ -197,11 +198,11 @@ def documents(tmp_path, *records):
 
 def test_classification_from_files_to_scores(tmp_path):
     examples = documents(tmp_path, {"text": "the lamp", "label": "b"}, {"text": "the red book", "label": "a"})
-    task = Classification.of(examples, length=4)
+    task = CLASSIFICATION.of(examples, length=4)
     features = rows(task, examples)
-    assert task.model_fields()["id2label"] == {0: "a", 1: "b"}
+    assert task.answers.model_fields()["id2label"] == {0: "a", 1: "b"}
     assert [len(one.inputs["input_ids"]) for one in features] == [4, 4]  # the second is cut off
-    assert task.targets(features, 4)["labels"].tolist() == [1, 0]
+    assert task.rows.targets(features, 4)["labels"].tolist() == [1, 0]
     predictions = predict(task, examples, [(np.array([0.0, 1.0]),), (np.array([-1.0, 3.0]),)])
     assert [one["label"] for one in predictions] == ["b", "b"]
     assert predictions[0]["probabilities"]["b"] == 0.7311  # 1 / (1 + exp(-1)), the digits that hold
@@ -210,9 +211,9 @@ def test_classification_from_files_to_scores(tmp_path):
 
 def test_several_labels_from_files_to_scores(tmp_path):
     examples = documents(tmp_path, {"text": "lamp", "labels": ["b", "a"]}, {"text": "book", "labels": []})
-    task = Classification.of(examples, length=8)
+    task = CLASSIFICATION.of(examples, length=8)
     features = rows(task, examples)
-    assert task.targets(features, 3)["labels"].tolist() == [[1.0, 1.0], [0.0, 0.0]]
+    assert task.rows.targets(features, 3)["labels"].tolist() == [[1.0, 1.0], [0.0, 0.0]]
     predictions = predict(task, examples, [(np.array([2.0, -2.0]),), (np.array([-1.0, -1.0]),)])
     assert [one["labels"] for one in predictions] == [["a"], []]
     assert score(task, examples, predictions) == {"micro_f1": pytest.approx(2 / 3), "macro_f1": 0.5}
@@ -221,11 +222,11 @@ def test_several_labels_from_files_to_scores(tmp_path):
 def test_labels_that_training_does_not_have(tmp_path):
     examples = documents(tmp_path, {"text": "lamp", "label": "good"}, {"text": "book", "label": "bad"})
     other = documents(tmp_path, {"text": "lamp", "label": "goood"})
-    task = Classification.of(examples, length=8)
+    task = CLASSIFICATION.of(examples, length=8)
     with pytest.raises(DataError, match=r"line 1: field 'label' is 'goood', .*\(bad, good\)\. Did you mean 'good'\?"):
         rows(task, other)
     with pytest.raises(DataError, match="must have 2 labels or more, seen: good"):
-        Classification.of(examples[:1], length=8)
+        CLASSIFICATION.of(examples[:1], length=8)
 
 
 def test_a_document_without_a_token(tmp_path):
@@ -233,7 +234,7 @@ def test_a_document_without_a_token(tmp_path):
     tokenizer = word_tokenizer()
     tokenizer.backend_tokenizer.normalizer = normalizers.BertNormalizer()
     with pytest.raises(DataError, match=r"line 2: the tokenizer makes no token of the document"):
-        list(Classification.of(examples, length=8).features(examples, tokenizer))
+        list(CLASSIFICATION.of(examples, length=8).rows.features(examples, tokenizer))
 
 
 def test_tagging_from_files_to_scores(tmp_path):
@@ -242,10 +243,10 @@ def test_tagging_from_files_to_scores(tmp_path):
         {"tokens": ["the", "book", "of", "ben"], "tags": ["O", "O", "O", "B-PER"]},
     ]
     examples = read_tagged(write_lines(tmp_path / "t.jsonl", records))
-    task = Tagging.of(examples, length=6)
+    task = TAGGING.of(examples, length=6)
     features = rows(task, examples)
     # [CLS] anna lives - in rome(cut) [SEP]; tags are numbered B-LOC, B-PER, O.
-    assert task.targets(features, 7)["labels"].tolist() == [
+    assert task.rows.targets(features, 7)["labels"].tolist() == [
         [-100, 1, 2, -100, -100, -100, -100],
         [-100, 2, 2, 2, 1, -100, -100],
     ]
@@ -263,8 +264,8 @@ def test_tagging_from_files_to_scores(tmp_path):
 
 def test_tags_that_mark_no_spans_are_scored_by_token(tmp_path):
     examples = read_tagged(write_lines(tmp_path / "t.jsonl", [{"tokens": ["the", "book"], "tags": ["DET", "NOUN"]}]))
-    task = Tagging.of(examples, length=8)
-    assert task.metric == "token_accuracy"
+    task = TAGGING.of(examples, length=8)
+    assert task.answers.metric == "token_accuracy"
     assert score(task, examples, [{"tags": ["DET", "DET"]}]) == {
         "token_accuracy": 0.5,
         "token_macro_f1": pytest.approx(1 / 3),
@@ -290,7 +291,7 @@ def pointing(features, text, context=CONTEXT, strength=5.0):
 
 def test_windows_cover_the_context_and_point_at_whole_answers_only(tmp_path):
     examples = questions(tmp_path, question("in the attic"))
-    features = rows(Answering.of(examples, length=14, reader="windows(stride=3)"), examples)
+    features = rows(ANSWERING.of(examples, length=14, reader="windows(stride=3)"), examples)
     assert len(features) > 2
     stretches = [one.tokens[one.tokens[:, 0] >= 0] for one in features]
     for before, after in zip(stretches, stretches[1:], strict=False):
@@ -313,7 +314,7 @@ def test_windows_cover_the_context_and_point_at_whole_answers_only(tmp_path):
 def test_all_readers_agree_when_the_context_fits(tmp_path):
     examples = questions(tmp_path, question(), question("cellar"))
     readers = ("whole()", "cut()", "windows(stride=5)", "selected(k=3)", "iterated(k=3)")
-    whole, *others = (rows(Answering.of(examples, length=40, reader=reader), examples) for reader in readers)
+    whole, *others = (rows(ANSWERING.of(examples, length=40, reader=reader), examples) for reader in readers)
     for same in others:
         assert len(whole) == len(same) == 2
         for one, other in zip(whole, same, strict=True):
@@ -323,19 +324,19 @@ def test_all_readers_agree_when_the_context_fits(tmp_path):
 
 def test_the_best_window_answers(tmp_path):
     examples = questions(tmp_path, question("in the attic"))
-    task = Answering.of(examples, length=14, reader="windows(stride=3)")
+    task = ANSWERING.of(examples, length=14, reader="windows(stride=3)")
     features = rows(task, examples)
     (prediction,) = predict(task, examples, pointing(features, "in the attic"))
     assert prediction["answer"] == "in the attic" and prediction["answer_start"] == CONTEXT.index("in the attic")
     assert score(task, examples, [prediction]) == {"exact_match": 1, "f1": 1}
-    short = Answering.of(examples, length=14, reader="windows(stride=3)", max_answer_length=2)
+    short = ANSWERING.of(examples, length=14, reader="windows(stride=3)", max_answer_length=2)
     (prediction,) = predict(short, examples, pointing(features, "in the attic"))
     assert prediction["answer"] != "in the attic" and len(prediction["answer"].split()) <= 2
 
 
 def test_no_answer_is_given_when_it_scores_higher_in_every_window(tmp_path):
     examples = questions(tmp_path, question(), question(None))
-    task = Answering.of(examples, length=14, reader="windows(stride=3)")
+    task = ANSWERING.of(examples, length=14, reader="windows(stride=3)")
     features = rows(task, examples)
     logits = pointing(features, "attic")
     for starts, ends in logits:
@@ -348,7 +349,7 @@ def test_no_answer_is_given_when_it_scores_higher_in_every_window(tmp_path):
     scores = score(task, examples, predictions)
     assert scores["exact_match"] == scores["has_answer_f1"] == scores["no_answer_exact_match"] == 1
     assert score(task, examples, predictions[::-1])["exact_match"] == 0
-    never = Answering.of(examples[:1], length=14, reader="windows(stride=3)")  # the training questions all have answers
+    never = ANSWERING.of(examples[:1], length=14, reader="windows(stride=3)")  # the training questions all have answers
     (prediction,) = predict(never, examples[:1], logits[: len(logits) // 2])
     assert prediction["answer"] != ""
 
@@ -360,9 +361,9 @@ def test_questions_that_leave_no_room(tmp_path):
         (10, "windows(stride=3)", r"leaves 3 of length 10 for it, where reader windows\(stride=3, pool=span\) needs 4"),
     ):
         with pytest.raises(DataError, match=message):
-            rows(Answering.of(examples, length=length, reader=reader), examples)
+            rows(ANSWERING.of(examples, length=length, reader=reader), examples)
     with pytest.raises(DataError, match="none of the training questions has an answer"):
-        Answering.of(questions(tmp_path, question(None)), length=20)
+        ANSWERING.of(questions(tmp_path, question(None)), length=20)
 
 
 def test_the_best_span_against_all_spans():

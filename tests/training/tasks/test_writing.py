@@ -21,6 +21,7 @@ from tokenizers import normalizers
 from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
 from transformers.trainer_pt_utils import LabelSmoother
 
+from asterism import presence
 from asterism.cli.main import main
 from asterism.errors import AsterismError, CheckpointError, ConfigurationError, DataError
 from asterism.models import AsterismConfig, AsterismForConditionalGeneration
@@ -32,9 +33,11 @@ from asterism.training.data.records.record import Record
 from asterism.training.pipeline import resolve
 from asterism.training.run.arithmetic import loss_of
 from asterism.training.settings.registry import TASKS
-from asterism.training.tasks import text_scores
-from asterism.training.tasks.examples import identity
-from asterism.training.tasks.texts import Generation, Summarization, Translation
+from asterism.training.tasks.corpus import identity
+from asterism.training.tasks.kinds.generation import GENERATION
+from asterism.training.tasks.kinds.summarization import SummaryAnswers
+from asterism.training.tasks.kinds.translation import TRANSLATION
+from asterism.training.tasks.scores import texts as text_scores
 
 pytestmark = pytest.mark.model
 for package in ("rouge_score", "sacrebleu"):  # the extra `seq2seq`
@@ -110,11 +113,11 @@ def test_pairs_of_jsonl_csv_and_two_files_of_lines_are_the_same(task, tmp_path):
     with (tmp_path / "x.csv").open("w", newline="") as file:
         csv.writer(file).writerows([names, *texts])
     for path in (jsonl, tmp_path / "x.csv", write_pair(tmp_path, *map(list, zip(*texts, strict=True)))):
-        found = kind.read(Path(path))
+        found = kind.examples.read(Path(path), None)
         assert [(one.source, one.target) for one in found] == texts
-        assert [kind.names, found[1].record.fields[names[0]]] == [names, texts[1][0]]
+        assert [kind.examples.names, found[1].record.fields[names[0]]] == [names, texts[1][0]]
     assert found[1].record.place == f"{tmp_path / 'x.de'} and {tmp_path / 'x.en'}, line 2"
-    crlf = kind.read(Path(write_pair(tmp_path, ["a", "b"], ["c", "d"], end="\r\n")))
+    crlf = kind.examples.read(Path(write_pair(tmp_path, ["a", "b"], ["c", "d"], end="\r\n")), None)
     assert [(one.source, one.target) for one in crlf] == [("a", "c"), ("b", "d")]
 
 
@@ -129,17 +132,17 @@ def test_pairs_of_jsonl_csv_and_two_files_of_lines_are_the_same(task, tmp_path):
 )
 def test_pairs_of_files_that_do_not_belong_together(sources, targets, message, tmp_path):
     with pytest.raises(DataError, match=message) as caught:
-        Translation.read(Path(write_pair(tmp_path, sources, targets)))
+        TRANSLATION.examples.read(Path(write_pair(tmp_path, sources, targets)), None)
     assert "\n" not in str(caught.value)
 
 
 def test_a_name_with_a_comma_may_be_one_file(tmp_path):
     path = write_lines(tmp_path / "a,b.jsonl", pairs("generate"))
-    assert len(Generation.read(path)) == len(TEXTS)
+    assert len(GENERATION.examples.read(path, None)) == len(TEXTS)
     with pytest.raises(DataError, match=r"there is no file .*a\.de"):
-        Generation.read(tmp_path / "a.de,b.en")
+        GENERATION.examples.read(tmp_path / "a.de,b.en", None)
     with pytest.raises(ConfigurationError, match="is a pair of files with lines of text, which is not read here"):
-        TASKS.load("classify").read(tmp_path / "a.de,b.en")
+        TASKS.load("classify").examples.read(tmp_path / "a.de,b.en", None)
 
 
 @pytest.mark.parametrize(
@@ -153,7 +156,7 @@ def test_a_name_with_a_comma_may_be_one_file(tmp_path):
 )
 def test_what_can_be_no_file_is_refused_in_one_line(name, message):
     with pytest.raises(DataError, match=message):
-        Translation.read(Path(name))
+        TRANSLATION.examples.read(Path(name), None)
 
 
 def test_the_identity_of_a_pair_is_that_of_both_files(tmp_path):
@@ -169,13 +172,13 @@ def test_the_identity_of_a_pair_is_that_of_both_files(tmp_path):
 # --- what is learned ------------------------------------------------------------------------------------------------
 
 
-def task_of(kind=Generation, **changes):
-    return kind(**{"length": 8, "target_length": 6, "cuts_targets": True} | changes)
+def task_of(kind=GENERATION, **changes):
+    return kind.task(**{"length": 8, "target_length": 6, "cuts_targets": True, "start": 2} | changes)
 
 
 def features_of(task, examples, tokenizer):
-    found = [task.example(task_record(one, task.names), labelled=True) for one in examples]
-    return found, list(task.features(found, tokenizer))
+    found = [task.examples.example(task_record(one, task.examples.names), labelled=True) for one in examples]
+    return found, list(task.rows.features(found, tokenizer))
 
 
 def task_record(texts, names):
@@ -191,14 +194,14 @@ def test_the_model_learns_the_target_up_to_its_end():
         return tokenizer.convert_tokens_to_ids(text.split())
 
     assert features[0][0].inputs["input_ids"].tolist() == ids("<s> short : one two </s>")
-    labels = task.targets([one for (one,) in features], 7)["labels"]
+    labels = task.rows.targets([one for (one,) in features], 7)["labels"]
     assert labels.tolist() == [[*ids("<s> three </s>"), -100, -100], ids("<s> five six seven </s>")]
 
 
 def test_a_target_does_not_begin_with_what_the_decoder_begins_with():
     tokenizer = digit_tokenizer()
     ids = tokenizer.convert_tokens_to_ids(["<s>", "five", "six", "</s>"])
-    for start, expected in ((ids[0], ids[1:]), (ids[-1], ids), (None, ids)):
+    for start, expected in ((ids[0], ids[1:]), (ids[-1], ids)):
         _, ((feature,),) = features_of(task_of(start=start), [("one", "five six")], tokenizer)
         assert feature.target.tolist() == expected
 
@@ -234,16 +237,16 @@ def test_a_target_that_is_cut_off_still_ends_and_is_noted():
     examples, features = features_of(task, [("one", "one two three"), ("one", "one two")], tokenizer)
     words = [
         [tokenizer.convert_ids_to_tokens(t) for t in row]
-        for row in task.targets([one for (one,) in features], 4)["labels"].tolist()
+        for row in task.rows.targets([one for (one,) in features], 4)["labels"].tolist()
     ]
     assert words == [["<s>", "one", "two", "</s>"]] * 2
-    assert task.notes(examples, features) == [
+    assert task.rows.notes(examples, features) == [
         "1 of 2 training targets have more than 4 tokens and were cut off: a greater target_length would keep them"
         " whole"
     ]
-    assert task.notes(examples[1:], features[1:]) == []
+    assert task.rows.notes(examples[1:], features[1:]) == []
     with pytest.raises(DataError, match=r"field 'output' has 5 tokens, the decoder takes 4; leave it out, or give"):
-        replace(task, cuts_targets=False).notes(examples, features)
+        task.changed(cuts_targets=False).rows.notes(examples, features)
 
 
 def test_a_target_without_a_token_is_refused():
@@ -310,7 +313,7 @@ def test_the_saved_model_generates_the_same_by_itself(finished):
             model = AutoModelForSeq2SeqLM.from_pretrained(folder / "model")
             tokenizer = AutoTokenizer.from_pretrained(folder / "model")
         source, target = NAMES[task]
-        prefix = open_run(folder).objective.task.source_prefix
+        prefix = open_run(folder).objective.task.rows.source_prefix
         for row in predict(folder, [{source: text} for text in TEXTS[:6]], batch_size=1):
             inputs = tokenizer(prefix + row[source], return_tensors="pt")
             with quiet_transformers():
@@ -331,7 +334,7 @@ def test_beams_penalty_and_repetitions_decide_what_is_said(settings, tmp_path):
         {"target_length": 9, "num_beams": 4, "length_penalty": -5.0},
         {"target_length": 9, "no_repeat_ngram_size": 1},
     ):
-        run.objective.task = replace(task, **changes)
+        run.objective.task = task.changed(**changes)
         asked = {{"target_length": "max_new_tokens"}.get(name, name): value for name, value in changes.items()}
         expected = []
         for text in texts:
@@ -380,8 +383,9 @@ def test_batches_of_like_length_hold_less_padding(settings, kind):
         again = setup.objective.batch(setup.corpus, 7)
         assert all(torch.equal(tensor, again[name]) for name, tensor in batches[7].items())
     task = setup.objective.task
-    each = [task.tokens(feature) for feature in setup.corpus.training]
-    assert each == [len(one.inputs["input_ids"]) + min(len(one.target), 6) for one in setup.corpus.training]
+    training = [setup.corpus._feature(number, 0, 0) for number in range(setup.corpus.training_features)]
+    each = [task.rows.tokens(feature) for feature in training]
+    assert each == [len(one.inputs["input_ids"]) + min(len(one.target), 6) for one in training]
     assert found[True] < 0.7 * found[False]
 
 
@@ -520,7 +524,7 @@ def test_white_space_in_what_is_said_stays_in_its_line(finished, tmp_path, monke
     """What is scored is what is written: of two lines a summary's score would be another."""
     folder, _ = finished["summarize"]
     said, wanted = "w3 w4\n\tw1 w2", "w1 w2 w3 w4 w5"
-    monkeypatch.setattr(Summarization, "predict", lambda *_: {"summary": said})
+    monkeypatch.setattr(SummaryAnswers, "predict", lambda *_: {"summary": said})
     pair = write_pair(tmp_path, ["four"], [wanted])
     report = predict_file(folder, pair, output=tmp_path / "out", score=True, progress=False)
     flat = " ".join(said.split())
@@ -626,8 +630,8 @@ def test_answers_of_a_model_that_is_not_finite(finished, monkeypatch):
 
 @pytest.mark.parametrize(("task", "package"), [("summarize", "rouge-score"), ("translate", "sacrebleu")])
 def test_a_scorer_that_is_not_installed(settings, finished, task, package, tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(text_scores, "find_spec", lambda name: None)
-    message = f"scores: {package} is not installed: pip install {package}, or 'asterism-attention[seq2seq]'"
+    monkeypatch.setattr(presence, "find_spec", lambda name: None)
+    message = f"scoring needs {package}, which is not installed: pip install 'asterism-attention[seq2seq]'"
     with pytest.raises(ConfigurationError, match=re.escape(message)):
         train(settings(task), tmp_path / "run", progress=False)
     folder = str(finished[task][0])

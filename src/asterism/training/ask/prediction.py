@@ -149,7 +149,7 @@ def predict_file(
         refuse_existing(path)
     opened = _opened(run)
     predictor = _predictor(opened, batch_size, reader)
-    kind = predictor.task.format(data, format)
+    kind = predictor.task.examples.format(data, format)
     _refuse_other_suffix(path, kind)
     source = source_of(data)
     settings = {**_settings(opened, predictor), "format": kind.name}
@@ -165,7 +165,7 @@ def predict_file(
                 refuse_present(example.record, fields)
                 out.write(example.record, fields)
                 if scoring is not None:
-                    scoring.add(example, kind.kept(prediction[predictor.task.answer]))
+                    scoring.add(example, kind.kept(prediction[predictor.task.answers.answer]))
             if number % predictor.buffered == 0:
                 out.flush()
                 seconds = time.monotonic() - began
@@ -188,7 +188,7 @@ class _Scoring:
     """The answers to labelled examples, and the right ones."""
 
     def __init__(self, task: Task[Any]) -> None:
-        task.require_scorer()
+        task.kind.require_scorer()
         self.task = task
         self.predicted: list[Any] = []
         self.there: list[Any] = []
@@ -196,17 +196,17 @@ class _Scoring:
     def add(self, example: Any, answer: Any) -> None:
         """One more."""
         self.predicted.append(answer)
-        self.there.append(self.task.gold(example))
+        self.there.append(self.task.examples.gold(example))
 
     def add_written(self, kind: Format, written: Record, record: Record) -> None:
         """One more, whose answer stands in a row that was written before."""
-        example = self.task.example(record, labelled=True)
-        (name,) = as_fields({self.task.answer: None})
-        self.add(example, kind.written_value(written, name, like=self.task.gold(example)))
+        example = self.task.examples.example(record, labelled=True)
+        (name,) = as_fields({self.task.answers.answer: None})
+        self.add(example, kind.written_value(written, name, like=self.task.examples.gold(example)))
 
     def scores(self) -> dict[str, float]:
         """The task's scores of all."""
-        return self.task.score(self.predicted, self.there)
+        return self.task.answers.score(self.predicted, self.there)
 
 
 def _catch_up(
@@ -241,8 +241,8 @@ def _settings(run: Run, predictor: Predictor) -> dict[str, Any]:
     """All that decides predictions beside the rows."""
     return {
         "model": run.folder.weights_digest(),
-        "reader": predictor.task.reader,
-        "length": predictor.task.length,
+        "reader": predictor.task.rows.reader,
+        "length": predictor.task.rows.length,
         "task": json.loads(json.dumps(predictor.task.record())),
         "dtype": predictor.dtype,
         "batch_size": predictor.batch_size,

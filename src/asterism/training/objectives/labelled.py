@@ -17,33 +17,36 @@ import torch
 from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerFast
 
 from asterism.errors import ConfigurationError
+from asterism.lazy import imported
 from asterism.randomness import derive
 from asterism.training.data.records.record import Record
 from asterism.training.objectives.footprint import require_memory_to_tune
 from asterism.training.objectives.start import start_of
-from asterism.training.readers.text import parse_reader, with_reader
+from asterism.training.readers.learned import Scorer
+from asterism.training.readers.text import parse_reader
 from asterism.training.run.objective import Evaluation, Metric, Objective, Outcome, Question, Report
 from asterism.training.run.processes import ALONE, Processes
 from asterism.training.run.progress import Watch
 from asterism.training.run.schedule import within
 from asterism.training.run.setup import Setup
 from asterism.training.settings.configuration import FineTuneConfig
-from asterism.training.settings.registry import TASKS
-from asterism.training.tasks.encoder import (
-    encoder_shape,
+from asterism.training.settings.registry import FILE_TASKS, TASKS
+from asterism.training.tasks.answers import NoScoreError, WrittenAnswers
+from asterism.training.tasks.corpus import AskedFeatures, LabelledCorpus, identity
+from asterism.training.tasks.models import (
     ends,
     labels_of,
-    load_encoder,
+    load_model,
     load_tokenizer,
     load_values,
     longest,
-    new_encoder,
+    model_shape,
+    new_model,
     refuse_tokens,
 )
-from asterism.training.tasks.examples import AskedFeatures, Examples, identity
 from asterism.training.tasks.predictor import Predictor, as_fields, model_inputs
-from asterism.training.tasks.ranking import learned_scorer, load_scorer, require_scorer, save_scorer
-from asterism.training.tasks.task import NoScoreError, Task
+from asterism.training.tasks.ranking import learned_scorer, require_scorer
+from asterism.training.tasks.task import Kind, Task
 
 RANKING = 2**33
 """Keys what a reader draws that learns: no pass over the examples has this number."""
@@ -53,7 +56,7 @@ RANKING = 2**33
 class LabelledReport(Report):
     """What a finished run came to, on `validation_examples` examples. Scores are from 0 to 1, the higher the better.
 
-    `baselines` are the scores of what needs no model, by name, on the same examples (`tasks/baselines.py`).
+    `baselines` are the scores of what needs no model, by name, on the same examples (`tasks/scores/baselines.py`).
     `training_features` and `validation_features` are the rows that the model reads: more than there are examples when
     documents are read through windows. `metric` names the score to judge by.
     """
@@ -96,7 +99,7 @@ def _describe(what: str, scores: Mapping[str, float]) -> str:
     return "\n".join([what, *(f"{name:<24}{value:.4f}" for name, value in scores.items())])
 
 
-class Labelled(Objective[Examples]):
+class Labelled(Objective[LabelledCorpus]):
     """A task's loss on batches of training features, and its scores on validation examples."""
 
     report_type: ClassVar[type[Report]] = LabelledReport
@@ -108,14 +111,15 @@ class Labelled(Objective[Examples]):
     def __init__(
         self, config: FineTuneConfig, task: Task[Any], tokenizer: PreTrainedTokenizerFast, notes: Sequence[str] = ()
     ) -> None:
-        self.metric = Metric(task.metric, task.metric.replace("_", " "), lower_is_better=False)
+        metric = task.answers.metric
+        self.metric = Metric(metric, metric.replace("_", " "), lower_is_better=False)
         self.config = config
         self.task = task
         self.tokenizer = tokenizer
         self.notes = notes
         self.units_per_step = config.batch_size
         self.label_smoothing = config.label_smoothing
-        self.positive_weight = task.weight_of_positives
+        self.positive_weight = task.answers.positive_weight
 
     @classmethod
     def resolve(cls, config: FineTuneConfig, own: Path | None) -> Setup:
@@ -130,28 +134,27 @@ class Labelled(Objective[Examples]):
         reader = parse_reader(config.reader)
         length = _row_length(reader.length or config.length, encoder, config.model)
         tokenizer.model_max_length = length
-        kind = TASKS.load(config.task).for_config(config)
+        kind = _kind(config)
         choices = kind.choices(config, encoder, tokenizer)
-        training, validation = kind.divided(config)
-        task = kind.of(training, length=length, known=labels_of(encoder), **choices)
+        training, validation = kind.examples.divided(config)
+        task = kind.of(training, known=labels_of(encoder), length=length, **choices)
         notes = []
-        if task.reading.learns:
+        if task.rows.reading.learns:
             if own is None:
-                scorer, note = learned_scorer(task, training, tokenizer, derive(config.seed, RANKING))
+                scorer, note = learned_scorer(task.rows, training, tokenizer, derive(config.seed, RANKING))
                 notes.append(note)
             else:
-                scorer = load_scorer(own)
-            task = replace(task, scorer=scorer)
-        task.require_scores(validation)
-        examples = Examples(config, training, validation, task, tokenizer)
+                scorer = Scorer.load(own)
+            task = task.changed(scorer=scorer)
+        examples = LabelledCorpus(config, training, validation, task, tokenizer)
         steps = math.ceil(config.epochs * examples.training_features / config.batch_size)
-        known = replace(within(config, steps), length=length, reader=task.reader)
+        known = replace(within(config, steps), length=length, reader=task.rows.reader)
         if known.warmup_steps != config.warmup_steps:
             notes.append(f"warm-up takes {known.warmup_steps:,} of the {steps:,} steps, not {config.warmup_steps:,}")
         return Setup(
             asked=config,
             config=known,
-            shape=encoder_shape(source, task),
+            shape=model_shape(source, task.answers),
             tokenizer=tokenizer,
             corpus=examples,
             init_from=source if own is None and not config.from_scratch else None,
@@ -161,9 +164,9 @@ class Labelled(Objective[Examples]):
     @classmethod
     def restore(cls, config: FineTuneConfig, folder: Path, decided: Mapping[str, Any]) -> "Labelled":
         """The task stands in run.json, the tokenizer, and the scorer of a reader that learns, in the model folder."""
-        task = TASKS.load(config.task).for_config(config).from_record(with_reader(decided))
-        if task.reading.learns:
-            task = replace(task, scorer=load_scorer(folder))
+        task = _kind(config).from_record(decided)
+        if task.rows.reading.learns:
+            task = task.changed(scorer=Scorer.load(folder))
         return cls(config, task, load_tokenizer(folder)[0])
 
     def decided(self) -> dict[str, Any]:
@@ -173,17 +176,21 @@ class Labelled(Objective[Examples]):
     def save_files(self, folder: Path) -> None:
         """The tokenizer, and what a reader learned."""
         super().save_files(folder)
-        if self.task.scorer is not None:
-            save_scorer(self.task.scorer, folder)
+        if self.task.rows.scorer is not None:
+            self.task.rows.scorer.save(folder)
 
     @property
     def longest(self) -> tuple[int, ...]:
         """As the task says."""
-        return self.task.longest
+        return self.task.rows.longest
 
     def new_model(self, shape: PreTrainedConfig) -> PreTrainedModel:
-        model = new_encoder(shape, self.task)
-        self.task.prepare(model, self.tokenizer)
+        return self._prepared(new_model(shape, self.task.answers))
+
+    def _prepared(self, model: PreTrainedModel) -> PreTrainedModel:
+        """The model, whose own `generate` answers as it does here, if it writes."""
+        if isinstance(self.task.answers, WrittenAnswers):
+            model.generation_config = self.task.answers.generation(model.config, self.tokenizer)
         return model
 
     def initial_model(self, shape: PreTrainedConfig, init_from: Path | None) -> tuple[PreTrainedModel, list[str]]:
@@ -192,23 +199,23 @@ class Labelled(Objective[Examples]):
         if init_from is None:
             model = self.new_model(shape)
         else:
-            model, new = load_encoder(init_from, shape, self.task)
-            self.task.prepare(model, self.tokenizer)
+            model, new = load_model(init_from, shape, self.task.answers)
+            model = self._prepared(model)
         refuse_tokens(model, len(self.tokenizer), self.config.model)
         return model, [f"drawn anew, as {self.config.model} has none that fit: {', '.join(new)}"] if new else []
 
-    def batch(self, corpus: Examples, step: int) -> dict[str, torch.Tensor]:
+    def batch(self, corpus: LabelledCorpus, step: int) -> dict[str, torch.Tensor]:
         """The model's inputs, int64 [batch_size, longest row], and the task's targets."""
         features = corpus.draw(step, self.config.batch_size)
         inputs = model_inputs(features, self.tokenizer)
-        return {**inputs, **self.task.targets(features, inputs["input_ids"].shape[1])}
+        return {**inputs, **self.task.rows.targets(features, inputs["input_ids"].shape[1])}
 
     def training_metrics(self, loss: float) -> dict[str, float]:
         """Nothing: a loss is no score."""
         return {}
 
     def evaluate(
-        self, model: PreTrainedModel, corpus: Examples, *, sample: bool = False, processes: Processes = ALONE
+        self, model: PreTrainedModel, corpus: LabelledCorpus, *, sample: bool = False, processes: Processes = ALONE
     ) -> Outcome:
         """The task's scores of the validation examples, or of `evaluation_examples` of them, spread evenly: none of
         a sample that has no score, such as one without a positive.
@@ -228,17 +235,17 @@ class Labelled(Objective[Examples]):
         return Outcome(
             scores,
             [
-                _line(example.record, {**self.task.beside(example), **as_fields(prediction)})
+                _line(example.record, {**self.task.examples.beside(example), **as_fields(prediction)})
                 for example, prediction in zip(examples, predictions, strict=True)
             ],
-            None if sample else self.task.page(scores, examples, predictions),
+            None if sample else self.task.answers.page(scores, examples, predictions),
             self._sameness(examples, predictions),
         )
 
     def _sameness(self, examples: Sequence[Any], predictions: Sequence[Mapping[str, Any]]) -> list[str]:
         """A note if the model says the same about all examples, though not all are the same."""
-        said = [one.get("label", one[self.task.answer]) for one in predictions]
-        there = [self.task.gold(example) for example in examples]
+        said = [one.get("label", one[self.task.answers.answer]) for one in predictions]
+        there = self._gold(examples)
         if any(one != said[0] for one in said) or all(one == there[0] for one in there):
             return []
         return [
@@ -246,7 +253,7 @@ class Labelled(Objective[Examples]):
             " nothing of them yet; try more steps, or another learning rate"
         ]
 
-    def results(self, corpus: Examples, metrics: Mapping[str, float], steps: int) -> dict[str, Any]:
+    def results(self, corpus: LabelledCorpus, metrics: Mapping[str, float], steps: int) -> dict[str, Any]:
         """The fields of LabelledReport."""
         return {
             "training_examples": corpus.length("train"),
@@ -255,7 +262,7 @@ class Labelled(Objective[Examples]):
             "validation_features": corpus.asked_features,
             "metric": self.metric.name,
             "scores": dict(metrics),
-            "baselines": self.task.baselines(corpus.examples, corpus.validation),
+            "baselines": self.task.answers.baselines(corpus.examples, corpus.validation, self._gold(corpus.validation)),
         }
 
     def answer(
@@ -267,16 +274,16 @@ class Labelled(Objective[Examples]):
         for name, is_default in unused.items():
             if not is_default:
                 raise ConfigurationError(f"{name}: a fine-tuned model is scored on examples, and they have none")
-        self.task.require_scorer()
+        self.task.kind.require_scorer()
         if question.data is None:
-            examples = self.task.divided(self.config)[1]
-            name, sha256 = self.config.data, identity(*self.task.files(self.config))
+            examples = self.task.examples.divided(self.config)[1]
+            name, sha256 = self.config.data, identity(*self.task.examples.files(self.config))
         else:
-            examples = self.task.read_for(Path(question.data), self.config)
+            examples = self.task.examples.read(Path(question.data), self.config)
             name, sha256 = question.data, identity(question.data)
         examples = examples[: question.limit]
         predictor = self.predictor(model, reader=question.reader)
-        asked = predictor.predict(examples, AskedFeatures(predictor.task, examples, self.tokenizer))
+        asked = predictor.predict(examples, AskedFeatures(predictor.task.rows, examples, self.tokenizer))
         predictions = list(_watched(asked, predictor, len(examples), processes.watch))
         return LabelledEvaluation(
             corpus=name,
@@ -285,8 +292,8 @@ class Labelled(Objective[Examples]):
             examples=len(examples),
             metric=self.metric.name,
             scores=self._score(examples, predictions),
-            reader=predictor.task.reader,
-            length=predictor.task.length,
+            reader=predictor.task.rows.reader,
+            length=predictor.task.rows.length,
         )
 
     def predictor(self, model: PreTrainedModel, batch_size: int | None = None, reader: str | None = None) -> Predictor:
@@ -305,13 +312,22 @@ class Labelled(Objective[Examples]):
         Nothing is cut by whole(), so its rows are as long as the model takes.
         """
         reader = parse_reader(text)
-        require_scorer(reader, self.task, self.task.reader)
-        wanted = reader.length or (longest(shape) if reader.name == "whole" else None) or self.task.length
-        return replace(self.task, reader=text, length=_row_length(wanted, shape, self.config.model))
+        require_scorer(reader, self.task.rows)
+        wanted = reader.length or (longest(shape) if reader.name == "whole" else None) or self.task.rows.length
+        return self.task.changed(reader=text, length=_row_length(wanted, shape, self.config.model))
 
     def _score(self, examples: Sequence[Any], predictions: Sequence[Mapping[str, Any]]) -> dict[str, float]:
-        answers = [prediction[self.task.answer] for prediction in predictions]
-        return self.task.score(answers, [self.task.gold(example) for example in examples])
+        answers = [prediction[self.task.answers.answer] for prediction in predictions]
+        return self.task.answers.score(answers, self._gold(examples))
+
+    def _gold(self, examples: Sequence[Any]) -> list[Any]:
+        return [self.task.examples.gold(example) for example in examples]
+
+
+def _kind(config: FineTuneConfig) -> Kind[Any]:
+    """The kind of the run's task: one of its own for files, where a modality says how they are read."""
+    kind: Kind[Any] = TASKS.load(config.task) if config.modality is None else imported(FILE_TASKS[config.task])
+    return kind
 
 
 def _watched(

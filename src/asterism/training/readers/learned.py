@@ -11,20 +11,26 @@ what wanted windows are about, whatever is asked.
 
 It learns from documents that say which windows are wanted: -log softmax(scores) of those, by AdaGrad, document after
 document, until it no longer falls on the documents kept apart. It begins as BM25, and is BM25 in the end if nothing
-better was found. Sums are in float64 and in one order, so what is learned is a function of the lessons and the seed.
-
-Invariant: a scorer is immutable; its scores depend on question, windows, and itself.
+better was found. All is in float64, and is a function of the lessons and the seed.
 """
 
-import math
 import zlib
 from collections.abc import Mapping, Sequence
+from copy import deepcopy
 from dataclasses import dataclass
-from functools import lru_cache
-from typing import Any
+from pathlib import Path
 
 import numpy as np
+import torch
+from safetensors.torch import save_file
+from torch import nn
+from torch.nn import functional
 
+from asterism.errors import CheckpointError
+from asterism.files import read_tensors
+
+SCORER = "scorer.safetensors"
+"""The file in a model's folder."""
 BUCKETS = 2**15
 WIDTH = 32
 """Numbers that stand for a word."""
@@ -41,75 +47,120 @@ FEWEST = 20
 
 Words = Mapping[str, int]
 """The words of a text, counted."""
-
-
-@dataclass(frozen=True, eq=False)
-class Scorer:
-    """What was learned: float32 arrays, `asked` (A), `read` (B) [BUCKETS, WIDTH], `alone` (u) [BUCKETS], `beta` [1]."""
-
-    asked: np.ndarray
-    read: np.ndarray
-    alone: np.ndarray
-    beta: np.ndarray
-
-    @classmethod
-    def untaught(cls, seed: int) -> "Scorer":
-        """One that ranks as BM25 does, nearly: a word is a little like itself, and like no other."""
-        draw = np.random.Generator(np.random.Philox(seed))
-        words = draw.normal(0, 0.05, (BUCKETS, WIDTH)).astype(np.float32)
-        return cls(words, words.copy(), np.zeros(BUCKETS, np.float32), np.ones(1, np.float32))
-
-    def scores(self, question: Words | None, windows: Sequence[Words], bm25: Sequence[float]) -> list[float]:
-        """The score of each window, of which BM25 gives one, too. Without a question what windows say decides."""
-        lesson = Lesson.of(question, Bags.of(windows), bm25, [1.0] * len(windows))
-        found = _Step(self.asked, self.read, self.alone, float(self.beta[0]), lesson).scores
-        return [round(score, 6) for score in found.tolist()]  # what is beyond the last bits decides nothing
+_SHAPES = {"asked": (BUCKETS, WIDTH), "read": (BUCKETS, WIDTH), "alone": (BUCKETS,), "beta": (1,)}
 
 
 @dataclass(frozen=True, eq=False)
 class Bags:
-    """Words of several texts as numbers.
+    """Words of several texts as numbers, text after text.
 
-    words   int64 [U]: the buckets that they have, ascending
-    texts   int32 [M]: which text has something,
-    places  int32 [M]: of which of the buckets,
-    values  float32 [M]: and ln(1 + count) of it, those of a text a vector of length 1
+    buckets  int64 [M]: those of each text
+    firsts   int64 [texts]: where each text begins
+    values   float64 [M]: ln(1 + count) of each, those of a text a vector of length 1
     """
 
-    words: np.ndarray
-    texts: np.ndarray
-    places: np.ndarray
-    values: np.ndarray
+    buckets: torch.Tensor
+    firsts: torch.Tensor
+    values: torch.Tensor
 
     @classmethod
     def of(cls, texts: Sequence[Words]) -> "Bags":
         """Of words counted."""
         counts = [_buckets(text) for text in texts]
-        words = np.array(sorted(set().union(*counts)), dtype=np.int64)
-        numbers = np.repeat(np.arange(len(texts), dtype=np.int32), [len(one) for one in counts])
-        flat = np.array([bucket for one in counts for bucket in one], dtype=np.int64)
-        values = np.log1p(np.array([count for one in counts for count in one.values()], dtype=np.float64))
-        norms = np.sqrt(np.bincount(numbers, values**2, minlength=len(texts)))
+        values = [np.log1p(np.array(list(one.values()), dtype=np.float64)) for one in counts]
+        firsts = np.cumsum([0, *map(len, counts[:-1])])
         return cls(
-            words, numbers, np.searchsorted(words, flat).astype(np.int32), (values / norms[numbers]).astype(np.float32)
+            torch.tensor([bucket for one in counts for bucket in one], dtype=torch.int64),
+            torch.from_numpy(firsts),
+            torch.from_numpy(np.concatenate([one / (np.linalg.norm(one) or 1.0) for one in values])),
+        )
+
+    def sums(self, weights: torch.Tensor) -> torch.Tensor:
+        """Of each text the sum of its words' rows of `weights`, float64 [BUCKETS, width]: float64 [texts, width]."""
+        return functional.embedding_bag(
+            self.buckets, weights, self.firsts, per_sample_weights=self.values, mode="sum", sparse=True
         )
 
 
 @dataclass(frozen=True, eq=False)
 class Lesson:
-    """Which windows of a document are wanted: question and windows as numbers, b [windows], shares of 1 [windows]."""
+    """Which windows of a document are wanted.
+
+    question, windows  what is asked (of one text), and the windows, as numbers
+    bm25               float64 [windows]: b
+    wanted             float64 [windows]: how much each is wanted, 1 together
+    """
 
     question: Bags
     windows: Bags
-    bm25: np.ndarray
-    wanted: np.ndarray
+    bm25: torch.Tensor
+    wanted: torch.Tensor
 
     @classmethod
     def of(cls, question: Words | None, windows: Bags, bm25: Sequence[float], wanted: Sequence[float]) -> "Lesson":
         """Of BM25's scores as they are, and of what is wanted in any unit, some of it above 0."""
-        scores, share = np.array(bm25, dtype=np.float64), np.array(wanted, dtype=np.float64)
-        spread = float(scores.std()) or 1.0
+        scores, share = torch.tensor(bm25, dtype=torch.float64), torch.tensor(wanted, dtype=torch.float64)
+        spread = float(scores.std(correction=0)) or 1.0
         return cls(Bags.of([question or {}]), windows, (scores - scores.mean()) / spread, share / share.sum())
+
+
+class Scorer(nn.Module):
+    """What was learned: A in `asked` [BUCKETS, WIDTH], B and u side by side in `read` [BUCKETS, WIDTH + 1], `beta` [1]:
+    float64 each."""
+
+    def __init__(self, asked: torch.Tensor, read: torch.Tensor, alone: torch.Tensor, beta: torch.Tensor) -> None:
+        """Of A, B, u [BUCKETS] and beta, in any dtype."""
+        super().__init__()
+        self.asked = nn.Parameter(asked.double())
+        self.read = nn.Parameter(torch.cat([read, alone[:, None]], dim=1).double())
+        self.beta = nn.Parameter(beta.double())
+
+    @classmethod
+    def untaught(cls, seed: int) -> "Scorer":
+        """One that ranks as BM25 does, nearly: a word is a little like itself, and like no other."""
+        draw = np.random.Generator(np.random.Philox(seed))
+        words = torch.from_numpy(draw.normal(0, 0.05, (BUCKETS, WIDTH)).astype(np.float32))
+        return cls(words, words, torch.zeros(BUCKETS), torch.ones(1))
+
+    @classmethod
+    def load(cls, folder: Path) -> "Scorer":
+        """The scorer in a model's folder. Raises CheckpointError for one that is missing, damaged, or another thing."""
+        tensors = read_tensors(folder / SCORER)
+        shapes = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
+        if shapes != _SHAPES:
+            raise CheckpointError(f"{folder / SCORER} is no scorer: it holds {shapes}, where {_SHAPES} are needed")
+        return cls(**tensors)
+
+    def save(self, folder: Path) -> None:
+        """Write it into a model's folder, in float32."""
+        read, alone = self.read[:, :WIDTH], self.read[:, WIDTH]
+        parts = {"asked": self.asked, "read": read, "alone": alone, "beta": self.beta}
+        save_file({name: one.detach().float().contiguous() for name, one in parts.items()}, folder / SCORER)
+
+    def forward(self, lesson: Lesson) -> torch.Tensor:
+        """The score of each window of a lesson: float64 [windows]."""
+        asked = torch.cat([lesson.question.sums(self.asked)[0], self.beta.new_ones(1)])  # the 1 is what u is times
+        found: torch.Tensor = self.beta * lesson.bm25 + (lesson.windows.sums(self.read) * asked).sum(1)
+        return found
+
+    @torch.no_grad()
+    def scores(self, question: Words | None, windows: Sequence[Words], bm25: Sequence[float]) -> list[float]:
+        """The score of each window, of which BM25 gives one, too. Without a question what windows say decides."""
+        found = self(Lesson.of(question, Bags.of(windows), bm25, [1.0] * len(windows)))
+        return [round(score, 6) for score in found.tolist()]  # what is beyond the last bits decides nothing
+
+    def round_(self) -> None:
+        """Make it what it is when it is loaded, which learns no more."""
+        for one in self.parameters():
+            one.requires_grad_(False).copy_(one.float())
+
+    def loss(self, lesson: Lesson) -> torch.Tensor:
+        """-log softmax(scores) of what is wanted: a scalar, float64."""
+        return -(lesson.wanted * self(lesson).log_softmax(0)).sum()
+
+    def is_right(self, lesson: Lesson) -> bool:
+        """Whether the window that it ranks best is wanted."""
+        return bool(lesson.wanted[self(lesson).argmax()] > 0)
 
 
 def learn(lessons: Sequence[Lesson], documents: Sequence[str], seed: int) -> tuple[Scorer, dict[str, float]]:
@@ -124,87 +175,32 @@ def learn(lessons: Sequence[Lesson], documents: Sequence[str], seed: int) -> tup
     if not apart or not taught:  # fewer documents than APART: the last lessons will do
         held = max(1, len(lessons) // APART)
         taught, apart = list(lessons[:-held]), list(lessons[-held:])
-    state = _State(Scorer.untaught(seed))
-    best, least, idle = state.scorer(), state.loss(apart), 0
-    begun = best
+    scorer = Scorer.untaught(seed)
+    adagrad = torch.optim.Adagrad(scorer.parameters(), lr=STEP, initial_accumulator_value=1e-2, eps=0)
+    begun = best = deepcopy(scorer)
+    least, idle = _mean_loss(scorer, apart), 0
     for number in range(PASSES):
         order = np.random.Generator(np.random.Philox(key=[seed, number + 1])).permutation(len(taught))
         for at in order.tolist():
-            state.step(taught[at])
-        loss = state.loss(apart)
+            adagrad.zero_grad()
+            scorer.loss(taught[at]).backward()
+            with torch.sparse.check_sparse_tensor_invariants(enable=False):  # else torch warns that it checks nothing
+                adagrad.step()
+        loss = _mean_loss(scorer, apart)
         if loss < least:
-            best, least, idle = state.scorer(), loss, 0
+            best, least, idle = deepcopy(scorer), loss, 0
         else:
             idle += 1
             if idle == PATIENCE:
                 break
-    return best, {"lessons": len(apart), "scorer": _right(best, apart), "bm25": _right(begun, apart)}
+    best.round_()
+    right = {name: sum(map(one.is_right, apart)) / len(apart) for name, one in (("scorer", best), ("bm25", begun))}
+    return best, {"lessons": len(apart), **right}
 
 
-def _right(scorer: Scorer, lessons: Sequence[Lesson]) -> float:
-    """How often the best window is wanted."""
-    values = scorer.asked, scorer.read, scorer.alone, float(scorer.beta[0])
-    return sum(bool(one.wanted[int(_Step(*values, one).scores.argmax())] > 0) for one in lessons) / len(lessons)
-
-
-class _Step:
-    """The scores of a lesson's windows, and what its words are worth now."""
-
-    def __init__(self, asked: np.ndarray, read: np.ndarray, alone: np.ndarray, beta: float, lesson: Lesson) -> None:
-        question, windows = lesson.question, lesson.windows
-        self.question = np.einsum("q,qk->k", question.values, asked[question.words[question.places]].astype(np.float64))
-        self.rows = read[windows.words].astype(np.float64)
-        worth = alone[windows.words] + np.einsum("uk,k->u", self.rows, self.question)
-        found = np.bincount(windows.texts, windows.values * worth[windows.places], minlength=len(lesson.bm25))
-        self.scores = beta * lesson.bm25 + found
-
-    @property
-    def probabilities(self) -> np.ndarray:
-        """Of each window to be wanted."""
-        powers = np.exp(self.scores - self.scores.max())
-        share: np.ndarray = powers / powers.sum()
-        return share
-
-
-class _State:
-    """A scorer that learns: its numbers in float64, and the sums of squared gradients of AdaGrad."""
-
-    def __init__(self, scorer: Scorer) -> None:
-        self.asked, self.read = scorer.asked.astype(np.float64), scorer.read.astype(np.float64)
-        self.alone, self.beta = scorer.alone.astype(np.float64), scorer.beta.astype(np.float64)
-        self.squares = [np.full(one.shape, 1e-2) for one in (self.asked, self.read, self.alone, self.beta)]
-
-    def scorer(self) -> Scorer:
-        """As it is now."""
-        return Scorer(*(one.astype(np.float32) for one in (self.asked, self.read, self.alone, self.beta)))
-
-    def loss(self, lessons: Sequence[Lesson]) -> float:
-        """The mean of -log softmax(scores) of what is wanted."""
-        each = (-float((one.wanted * np.log(self._at(one).probabilities + 1e-12)).sum()) for one in lessons)
-        return math.fsum(each) / len(lessons)
-
-    def step(self, lesson: Lesson) -> None:
-        """Learn from one lesson."""
-        now = self._at(lesson)
-        error, asked, read = now.probabilities - lesson.wanted, lesson.question, lesson.windows
-        words = np.bincount(read.places, read.values * error[read.texts], minlength=len(read.words))
-        question = np.einsum("u,uk->k", words, now.rows)
-        weights = np.bincount(asked.places, asked.values, minlength=len(asked.words))
-        places: tuple[Any, ...] = (asked.words, read.words, read.words, slice(None))
-        gradients = (
-            np.outer(weights, question),
-            np.outer(words, now.question),
-            words,
-            np.array([float((error * lesson.bm25).sum())]),
-        )
-        for values, squares, place, gradient in zip(
-            (self.asked, self.read, self.alone, self.beta), self.squares, places, gradients, strict=True
-        ):
-            squares[place] += gradient**2
-            values[place] -= STEP * gradient / np.sqrt(squares[place])
-
-    def _at(self, lesson: Lesson) -> _Step:
-        return _Step(self.asked, self.read, self.alone, float(self.beta[0]), lesson)
+@torch.no_grad()
+def _mean_loss(scorer: Scorer, lessons: Sequence[Lesson]) -> float:
+    return sum(float(scorer.loss(one)) for one in lessons) / len(lessons)
 
 
 def _buckets(text: Words) -> dict[int, int]:
@@ -215,6 +211,5 @@ def _buckets(text: Words) -> dict[int, int]:
     return found
 
 
-@lru_cache(maxsize=2**16)
 def _bucket(word: str) -> int:
     return zlib.crc32(word.encode("utf-8", "surrogatepass")) % BUCKETS

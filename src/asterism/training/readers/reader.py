@@ -11,13 +11,15 @@ Invariant: the rows of a document are a function of the document and the reader 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
-from typing import ClassVar, Self
+from typing import TYPE_CHECKING, ClassVar, Self
 
 import numpy as np
 
 from asterism.calls import is_whole
 from asterism.errors import ConfigurationError, shown
-from asterism.training.readers.learned import Scorer
+
+if TYPE_CHECKING:
+    from asterism.training.readers.learned import Scorer
 
 Stretch = tuple[int, int]
 """Tokens of a document: the number of the first, and that after the last."""
@@ -42,7 +44,7 @@ class Document:
     text: str
     starts: np.ndarray
     question: str | None
-    scorer: Scorer | None = None
+    scorer: "Scorer | None" = None
 
 
 @dataclass(frozen=True)

@@ -18,6 +18,7 @@ from typing import ClassVar
 import numpy as np
 
 from asterism.calls import is_whole
+from asterism.errors import ConfigurationError
 from asterism.training.readers.bm25 import bm25, count_words, words_of
 from asterism.training.readers.reader import Document, Reader, Row, Stretch, together, windows_of
 
@@ -112,10 +113,6 @@ class Iterated(_Ranking):
 
     Trained on the windows that BM25 ranks best, each by itself and `k` together, and on as many of the others, evenly
     spread, by themselves: what the model will find is not known before it has learned.
-
-    Where what is found is a text, such as a summary, rows are `parts`: all of the document, each as long as a row. The
-    texts are read again together, in parts if need be. What a part is to say in training is the sentences of the whole
-    text that it ranks best for (as the sections of Gidiotis and Tsoumakas 2020, who compare by ROUGE).
     """
 
     name: ClassVar[str] = "iterated"
@@ -137,8 +134,27 @@ class Iterated(_Ranking):
         best = sorted(range(len(rows)), key=lambda one: (-found[one], one))[: self.k]
         return together([stretch for number in best for stretch in rows[number]])
 
-    def parts(self, document: Document) -> list[Row]:
-        """All of a document in rows that follow each other."""
+
+@dataclass(frozen=True)
+class Parts(Iterated):
+    """As `iterated`, where the model finds texts, such as summaries: rows are parts of the document, each a row long.
+
+    The texts are read again together, in parts if need be. What a part is to say in training is the sentences of the
+    whole text that it ranks best for (as the sections of Gidiotis and Tsoumakas 2020, who compare by ROUGE).
+    """
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.k != Iterated.k:
+            raise ConfigurationError(
+                f"reader: iterated: all summaries of parts are read again, so k={self.k} says nothing"
+            )
+
+    @property
+    def needs(self) -> int:
+        return self.stride + 1
+
+    def rows(self, document: Document) -> list[Row]:
         return [(window,) for window in windows_of(document.tokens, document.room, self.stride)]
 
     def shared_out(self, document: Document, parts: Sequence[Row], text: str) -> list[str]:

@@ -3,9 +3,6 @@
 One call of the vocabulary. Its arguments are numbers and bare words; nothing is ever evaluated.
 """
 
-from collections.abc import Mapping
-from typing import Any
-
 from asterism.calls import Calls
 from asterism.training.readers.reader import Reader
 
@@ -36,15 +33,3 @@ def parse_reader(text: str) -> Reader:
     """
     reader: Reader = VOCABULARY.parse(text)
     return reader
-
-
-def with_reader(record: Mapping[str, Any]) -> dict[str, Any]:
-    """What run.json says of a run, also of one that was made before there were readers.
-
-    Then a `stride` was what windows had in common, and without one a document was cut.
-    """
-    if "reader" in record:
-        return dict(record)
-    stride = record.get("stride")
-    rest = {name: value for name, value in record.items() if name != "stride"}
-    return {**rest, "reader": "cut()" if stride is None else f"windows(stride={stride})"}

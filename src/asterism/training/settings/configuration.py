@@ -17,7 +17,7 @@ from asterism.patterns import in_full
 from asterism.shape import MIXERS, ModelConfig, Pooling
 from asterism.training.data.corpora.modality import MEANING as MODALITIES
 from asterism.training.data.corpora.modality import Modality, parse_modality
-from asterism.training.readers.text import MEANING, parse_reader, with_reader
+from asterism.training.readers.text import MEANING, parse_reader
 from asterism.training.settings.mesh import MEANING as MESH
 from asterism.training.settings.mesh import mesh_sizes
 from asterism.training.settings.registry import OBJECTIVES, TASKS, Registry
@@ -395,8 +395,6 @@ def config_from_dict(kind: str, values: Mapping[str, Any]) -> AnyConfig:
     if kind not in KINDS:
         raise ConfigurationError(f"run configuration: there is no kind {kind!r}.{nearest(kind, KINDS)}")
     made = KINDS[kind]
-    if made is FineTuneConfig:
-        values = with_reader(values)
     _check_names("run configuration", values, made)
     if "model" in values and made is RunConfig:
         _check_names("model configuration", values["model"], ModelConfig)

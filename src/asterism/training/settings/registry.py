@@ -1,4 +1,4 @@
-"""Objectives and tasks by name, and the classes that they stand for: a class is imported when it is first asked for.
+"""Objectives and tasks by name, and what they stand for, which is imported when it is first asked for.
 
 So a configuration can be checked against the names, and the command line can list them, without importing torch.
 """
@@ -8,13 +8,13 @@ from typing import Any, NamedTuple, NoReturn
 from asterism.errors import ConfigurationError, nearest
 from asterism.lazy import imported
 
-_OBJECTIVES, _TASKS = "asterism.training.objectives", "asterism.training.tasks"
+_OBJECTIVES, _TASKS = "asterism.training.objectives", "asterism.training.tasks.kinds"
 
 
 class Entry(NamedTuple):
     """One line of a registry.
 
-    place             module and class: "asterism.training.objectives.causal:CausalBytes"
+    place             module and name: "asterism.training.objectives.causal:CausalBytes"
     settings          the settings of a run that it reads and that not all of its kind do
     kind              the kind of run that may name it
     shortest_context  how many tokens a sequence needs at least
@@ -29,13 +29,13 @@ class Entry(NamedTuple):
 
 
 class Registry(dict[str, Entry]):
-    """Entries by name; `load` gives the class of one. Raises ConfigurationError for a name that is not there."""
+    """Entries by name; `load` gives what one stands for. Raises ConfigurationError for a name that is not there."""
 
     def __missing__(self, name: str) -> NoReturn:
         raise ConfigurationError(f"there is no {name!r}.{nearest(name, self)} Known: {', '.join(self)}")
 
     def load(self, name: str) -> Any:
-        """The class called `name`."""
+        """What `name` stands for: the class of an objective, the kind of a task."""
         return imported(self[name].place)
 
     def names(self, kind: str) -> list[str]:
@@ -43,7 +43,7 @@ class Registry(dict[str, Entry]):
         return [name for name, entry in self.items() if entry.kind == kind]
 
     def readers(self, setting: str) -> list[str]:
-        """The names whose classes read a setting that not all of them do."""
+        """The names that read a setting that not all of them do."""
         return [name for name, entry in self.items() if setting in entry.settings]
 
     def foreign(self, name: str) -> list[str]:
@@ -87,14 +87,17 @@ _WRITING = (
 _SEQUENCES = ("pooling", "label_table", "augment_strands", "average_strands", "positive_weight", "genome", "window")
 
 TASKS = Registry(
-    classify=Entry(f"{_TASKS}.classification:Classification", settings=("pooling", "modality"), kind="finetune"),
-    tag=Entry(f"{_TASKS}.tagging:Tagging", kind="finetune"),
-    qa=Entry(f"{_TASKS}.spans:Answering", settings=("max_answer_length",), kind="finetune"),
-    multilabel=Entry(f"{_TASKS}.multilabel:MultiLabel", settings=(*_SEQUENCES, "column_groups"), kind="finetune"),
-    promoter=Entry(f"{_TASKS}.promoter:Promoter", settings=_SEQUENCES, kind="finetune"),
-    chromatin=Entry(f"{_TASKS}.chromatin:Chromatin", settings=(*_SEQUENCES, "column_groups"), kind="finetune"),
-    summarize=Entry(f"{_TASKS}.texts:Summarization", settings=_WRITING, kind="finetune"),
-    translate=Entry(f"{_TASKS}.texts:Translation", settings=_WRITING, kind="finetune"),
-    generate=Entry(f"{_TASKS}.texts:Generation", settings=_WRITING, kind="finetune"),
+    classify=Entry(f"{_TASKS}.classification:CLASSIFICATION", settings=("pooling", "modality"), kind="finetune"),
+    tag=Entry(f"{_TASKS}.tagging:TAGGING", kind="finetune"),
+    qa=Entry(f"{_TASKS}.answering:ANSWERING", settings=("max_answer_length",), kind="finetune"),
+    multilabel=Entry(f"{_TASKS}.multilabel:MULTILABEL", settings=(*_SEQUENCES, "column_groups"), kind="finetune"),
+    promoter=Entry(f"{_TASKS}.promoter:PROMOTER", settings=_SEQUENCES, kind="finetune"),
+    chromatin=Entry(f"{_TASKS}.chromatin:CHROMATIN", settings=(*_SEQUENCES, "column_groups"), kind="finetune"),
+    summarize=Entry(f"{_TASKS}.summarization:SUMMARIZATION", settings=_WRITING, kind="finetune"),
+    translate=Entry(f"{_TASKS}.translation:TRANSLATION", settings=_WRITING, kind="finetune"),
+    generate=Entry(f"{_TASKS}.generation:GENERATION", settings=_WRITING, kind="finetune"),
 )
 """What a model is fine-tuned for: by the name that `FineTuneConfig.task` gives it."""
+
+FILE_TASKS = {"classify": f"{_TASKS}.file_classification:FILE_CLASSIFICATION"}
+"""The place of a task on files that a modality reads, by the name of the task on texts."""

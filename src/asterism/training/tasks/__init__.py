@@ -1,4 +1,4 @@
-"""Tasks to fine-tune for: reading their files, making features of them, and scoring predictions.
+"""Tasks to fine-tune for: how files become examples, examples rows, and a model's outputs answers with scores.
 
-`task.py` says what a task has. A new one is a file of its own and an entry in `settings/registry.py`.
+`task.py` says how the three make a task. A new one is a file in `kinds/` and an entry in `settings/registry.py`.
 """

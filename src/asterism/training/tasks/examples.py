@@ -1,139 +1,77 @@
-"""Labelled examples of a task: those to train on and those to score, as features, and a hash of the files they are of.
+"""How files become examples of a task, and what is the right answer to each.
 
-Where an example is one row (`Task.on_demand`), features are made whenever they are drawn or asked for, and examples
-that are read from a file as they are needed are never all in memory.
+    files -> records -> examples to train on, and others to score
 
-Invariant: features come in a new order on each pass, a function of (seed, pass), and of their lengths and the size of
-batches if these are to hold features of like length; a batch may span two passes.
+Which labels there are, or which columns, is decided by the examples to train on. The class reads files and decides; a
+value of it is what was decided, and makes examples of single records ever after, without the training data.
 """
 
-import hashlib
-from collections.abc import Iterator, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, ClassVar, overload
+from typing import Any, ClassVar, Generic, TypeVar
 
-import numpy as np
-from transformers import PreTrainedTokenizerFast
-
-from asterism.presence import pair_of
-from asterism.randomness import of_row
-from asterism.system import sha256_of
-from asterism.training.data.corpora.corpus import Corpus
-from asterism.training.data.corpora.folders import list_folder
-from asterism.training.data.corpora.packing import Epochs, EpochsByLength
-from asterism.training.data.corpora.splits import Split
+from asterism.training.data.records.formats import Format, format_of
+from asterism.training.data.records.held_out import held_out
+from asterism.training.data.records.record import Record
 from asterism.training.settings.configuration import FineTuneConfig
-from asterism.training.tasks.task import Feature, Task
 
-LOOKED_AT = 200
-"""Examples, of those that are read on demand, by which it is told before the first step how many are cut."""
+Example = TypeVar("Example")
 
 
-class AskedFeatures(Sequence[list[Feature]]):
-    """The features of each example, to be asked about, made when they are taken."""
+class Examples(ABC, Generic[Example]):
+    """The examples of a kind of task: a frozen dataclass of what JSON can hold."""
 
-    def __init__(self, task: Task[Any], examples: Sequence[Any], tokenizer: PreTrainedTokenizerFast) -> None:
-        self.task, self.examples, self.tokenizer = task, examples, tokenizer
+    formats: ClassVar[tuple[str, ...]]
+    """The formats that they come in, names of `data.records.formats.FORMATS`."""
 
-    def __len__(self) -> int:
-        return len(self.examples)
+    # --- from files -------------------------------------------------------------------------------------------------
 
-    @overload
-    def __getitem__(self, number: int) -> list[Feature]: ...
-    @overload
-    def __getitem__(self, number: slice) -> Sequence[list[Feature]]: ...
-    def __getitem__(self, number: int | slice) -> list[Feature] | Sequence[list[Feature]]:
-        if isinstance(number, slice):
-            return AskedFeatures(self.task, self.examples[number], self.tokenizer)
-        (features,) = self.task.features([self.examples[number]], self.tokenizer)
-        return features
+    @classmethod
+    def format(cls, path: str | Path, asked: str | None = None) -> Format:
+        """The format of a file, as `format_of` finds it among those of the task."""
+        return format_of(path, cls.formats, asked)
 
-    def __iter__(self) -> Iterator[list[Feature]]:
-        yield from self.task.features(self.examples, self.tokenizer)
+    @classmethod
+    def files(cls, config: FineTuneConfig) -> tuple[str | None, ...]:
+        """The files that the examples of a run are of: their bytes are the identity of the data."""
+        return config.data, config.validation
 
+    @classmethod
+    @abstractmethod
+    def read(cls, path: Path, config: FineTuneConfig) -> Sequence[Example]:
+        """The labelled examples of a file, read as the settings say. Raises DataError for anything that is not one."""
 
-class Examples(Corpus[list[Feature]]):
-    """The data of a fine-tuning run.
+    @classmethod
+    def divided(cls, config: FineTuneConfig) -> tuple[Sequence[Example], Sequence[Example]]:
+        """The examples to train on and those that score the model. Raises DataError if there are too few for both."""
+        examples = cls.read(Path(config.data), config)
+        if config.validation is not None:
+            return examples, cls.read(Path(config.validation), config)
+        return held_out(examples, config.validation_fraction, config.seed, config.data)
 
-    `training_features` is how many rows there are to learn from; `validation` are examples, and `validation_features`
-    those of each. Raises DataError for an example that the task cannot use, here or when it is read.
-    """
+    @classmethod
+    @abstractmethod
+    def decided(cls, training: Sequence[Example], known: Sequence[str], choices: Mapping[str, Any]) -> dict[str, Any]:
+        """The fields of the task that its training examples decide, such as the labels.
 
-    unit: ClassVar[str] = "examples"
+        The model may have labels already, those `known`; `choices` are the fields that are settled without examples.
+        Raises DataError if the examples leave nothing to learn.
+        """
 
-    def __init__(
-        self,
-        config: FineTuneConfig,
-        training: Sequence[Any],
-        validation: Sequence[Any],
-        task: Task[Any],
-        tokenizer: PreTrainedTokenizerFast,
-    ) -> None:
-        self.name, self.sha256 = config.data, identity(*task.files(config))
-        self.task, self.tokenizer, self.seed = task, tokenizer, config.seed
-        self.examples, self.validation = training, validation
-        self.training: list[Feature] = []
-        self.validation_features: Sequence[list[Feature]] = AskedFeatures(task, validation, tokenizer)
-        self.notes: list[str] = []
-        if not task.on_demand:
-            features = list(task.training_features(training, tokenizer))
-            self.training = [one for some in features for one in some]
-            self.notes = [*task.notes(training, features), *self._cuts([some[0] for some in features if some])]
-            self.validation_features = list(task.features(validation, tokenizer))
-        else:
-            looked_at = training[:: max(1, len(training) // LOOKED_AT)]
-            self.notes = self._cuts([some[0] for some in task.features(looked_at, tokenizer)])
-        self.training_features = len(training) if task.on_demand else len(self.training)
-        self.epochs = Epochs(self.training_features, config.seed)
-        if config.group_by_length:
-            lengths = np.array([task.tokens(self._feature(number, 0, 0)) for number in range(self.training_features)])
-            self.epochs = EpochsByLength(lengths, config.batch_size, config.seed)
+    # --- of records -------------------------------------------------------------------------------------------------
 
-    def _cuts(self, features: Sequence[Feature]) -> list[str]:
-        """How many documents are cut, by the first feature of each of those that were looked at."""
-        cut = sum(one.is_cut for one in features)
-        if not cut:
-            return []
-        return [
-            f"{cut / len(features):.0%} of the training documents ({cut:,} of {len(features):,}"
-            f"{' that were looked at' if len(features) < len(self.examples) else ''}) are longer than"
-            f" {self.task.length:,} tokens and cut there: a greater length, or another reader, reads more of them"
-        ]
+    @abstractmethod
+    def example(self, record: Record, *, labelled: bool) -> Example:
+        """What a record asks, and if `labelled` what the right answer is; else labels are not looked at.
 
-    @property
-    def asked_features(self) -> int:
-        """How many rows the validation examples have."""
-        if not self.task.on_demand:
-            return sum(map(len, self.validation_features))
-        return len(self.validation) * len(self.validation_features[0]) if self.validation else 0
+        Raises DataError for a record that does not say it.
+        """
 
-    def length(self, split: Split) -> int:
-        return {"train": len(self.examples), "validation": len(self.validation)}[split]
+    @abstractmethod
+    def gold(self, example: Example) -> Any:
+        """The right answer of a labelled example, as `Answers.score` takes it."""
 
-    def draw(self, step: int, count: int) -> list[Feature]:
-        """The training features of one step."""
-        numbers = self.epochs.draw(step * count, count).tolist()
-        return [self._feature(number, step, place) for place, number in enumerate(numbers)]
-
-    def _feature(self, number: int, step: int, place: int) -> Feature:
-        """A training feature as it is drawn at a place of a step."""
-        if not self.task.on_demand:
-            return self.training[number]
-        return self.task.drawn(self.examples[number], self.tokenizer, of_row(self.seed, step, place))
-
-
-def identity(*paths: str | None) -> str:
-    """The hash of the bytes of files, one after the other, two for a pair; None is the file that there is not.
-
-    Of a folder, the names and bytes of all files in it.
-    """
-    digest = hashlib.sha256()
-    for path in paths:
-        names = [] if path is None else list(pair_of(path) or (path,))
-        if path is not None and Path(path).is_dir():
-            below = list_folder(Path(path))
-            digest.update("\0".join(below).encode(errors="surrogateescape"))
-            names = [f"{path}/{name}" for name in below]
-        for one in names:
-            digest.update(sha256_of(Path(one)))
-    return digest.hexdigest()
+    def beside(self, example: Example) -> dict[str, Any]:
+        """What the run folder keeps with the prediction for a validation example, for people to compare."""
+        return {}

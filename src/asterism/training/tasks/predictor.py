@@ -2,8 +2,8 @@
 
 A reader that reads again is asked for the next rows of a buffer's examples once the model has answered the first.
 
-Rows of one length make the fewest padded tokens, so examples are collected in buffers of as many batches as the task
-gathers, and sorted by length within each. Which rows share a batch, and with it the last bits of every number,
+Rows of one length make the fewest padded tokens, so examples are collected in buffers of as many batches as the task's
+answers gather, and sorted by length within each. Which rows share a batch, and with it the last bits of every number,
 therefore depends on the number of an example and on nothing else: who begins again at a multiple of `buffered` gets the
 same predictions.
 """
@@ -21,7 +21,9 @@ from asterism.training.data.records.record import Record
 from asterism.training.run.arithmetic import arithmetic
 from asterism.training.run.heap import Heap
 from asterism.training.settings.configuration import Dtype
-from asterism.training.tasks.task import Feature, Task, pad
+from asterism.training.tasks.answers import RankedAnswers, shown_score
+from asterism.training.tasks.rows import Feature, RankedRows, pad
+from asterism.training.tasks.task import Task
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -38,7 +40,7 @@ class Predictor:
     @property
     def buffered(self) -> int:
         """How many examples are collected; one alone if they are asked one by one, as nothing is gained by waiting."""
-        return 1 if self.batch_size == 1 else self.task.gathers * self.batch_size
+        return 1 if self.batch_size == 1 else self.task.answers.gathers * self.batch_size
 
     def predict(self, examples: Sequence[Any], features: Sequence[Sequence[Feature]]) -> Iterator[dict[str, Any]]:
         """A prediction for each example, given the features of each."""
@@ -56,7 +58,7 @@ class Predictor:
             examples, trouble = self._examples(records, labelled=labelled)
             features: list[list[Feature]] = []
             try:
-                features.extend(self.task.features(examples, self.tokenizer))
+                features.extend(self.task.rows.features(examples, self.tokenizer))
             except DataError as error:  # of an example before the one that could not be read
                 trouble = error
             del examples[len(features) :]
@@ -71,7 +73,7 @@ class Predictor:
         examples: list[Any] = []
         try:
             for record in records:
-                examples.append(self.task.example(record, labelled=labelled))
+                examples.append(self.task.examples.example(record, labelled=labelled))
                 if len(examples) == self.buffered:
                     break
         except DataError as error:
@@ -81,14 +83,20 @@ class Predictor:
     def _buffer(self, examples: Sequence[Any], features: Sequence[Sequence[Feature]]) -> list[dict[str, Any]]:
         read = list(features)
         said = self._said(read)
-        while True:
-            each = list(zip(examples, read, said, strict=True))
-            again = [self.task.again(*one, self.tokenizer) for one in each]
-            if not any(again):
-                return [self.task.predict(*one) for one in each]
+        while any(again := [self._again(*one) for one in zip(examples, read, said, strict=True)]):
             for number, some in enumerate(self._said(again)):
                 if some:
                     read[number], said[number] = again[number], some
+        return [self.task.answers.predict(*one) for one in zip(examples, read, said, strict=True)]
+
+    def _again(self, example: Any, features: Sequence[Feature], said: Sequence[Any]) -> list[Feature]:
+        """What is to be read next of an example, after what the model said; [] if that is the answer."""
+        rows, answers = self.task.rows, self.task.answers
+        if not isinstance(rows, RankedRows) or not rows.reading.reads_again:
+            return []
+        if isinstance(answers, RankedAnswers):  # else texts, which are read next
+            said = [shown_score(answers.found(feature, one)) for feature, one in zip(features, said, strict=True)]
+        return rows.again(example, features, said, self.tokenizer)
 
     def _said(self, features: Sequence[Sequence[Feature]]) -> list[list[Any]]:
         """What the model says about each feature of each example."""
@@ -106,7 +114,7 @@ class Predictor:
             batch = model_inputs([features[number] for number in numbers], self.tokenizer)
             batch = {name: tensor.to(self.model.device) for name, tensor in batch.items()}
             with arithmetic(self.dtype, self.model.device):
-                answers = self.task.ask(self.model, batch, self.tokenizer)
+                answers = self.task.answers.ask(self.model, batch, self.tokenizer)
             self.heap.tidy()
             for number, answer in zip(numbers, answers, strict=True):
                 said[number] = answer

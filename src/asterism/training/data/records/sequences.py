@@ -6,7 +6,7 @@ bases become N; any other is refused.
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +38,26 @@ class LabelledSequence:
     of_bases: bool = True
     columns: tuple[str, ...] = ()
     labels: np.ndarray | None = None
+
+    def labels_in(self, columns: tuple[str, ...]) -> np.ndarray:
+        """Its labels, uint8 [columns]. Raises DataError unless they are known, and in these columns."""
+        if self.columns != columns or self.labels is None:
+            odd = sorted(set(self.columns) ^ set(columns))[:1] or ["their order"]
+            raise DataError(
+                f"{self.record.place}: has {len(self.columns):,} columns of labels, the training data {len(columns):,};"
+                f" they differ in {odd[0]}"
+            )
+        return self.labels
+
+    @property
+    def reversed(self) -> "LabelledSequence":
+        """The other strand, with the same labels. Raises DataError for a text, which has none."""
+        if not self.of_bases:
+            raise DataError(
+                f"{self.record.place}: a text has no other strand: leave augment_strands and average_strands out, or"
+                " give a `sequence` of bases"
+            )
+        return replace(self, letters=other_strand(self.letters))
 
 
 def bases(text: str, place: str) -> str:
@@ -77,7 +97,7 @@ def columns_of(record: Record) -> tuple[str, ...]:
 
 
 def labels_of(record: Record, columns: Sequence[str]) -> np.ndarray:
-    """The labels of a record in these columns: uint8 of 0 and 1. Raises DataError."""
+    """The labels of a record in these columns: uint8 [columns] of 0 and 1. Raises DataError."""
     if "labels" in record.fields:
         values = _listed(record)
         if len(values) != len(columns):

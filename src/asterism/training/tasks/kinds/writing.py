@@ -15,29 +15,24 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
-from transformers import (
-    GenerationConfig,
-    LogitsProcessor,
-    LogitsProcessorList,
-    PreTrainedConfig,
-    PreTrainedModel,
-    PreTrainedTokenizerFast,
-)
+from transformers import GenerationConfig, PreTrainedConfig, PreTrainedTokenizerFast
 
 from asterism.errors import ConfigurationError
 from asterism.labels import IGNORED
 from asterism.training.data.corpora.tokenization import end_of
-from asterism.training.data.records.formats import Format, Lines, format_of, read_all
+from asterism.training.data.records.formats import Format, Lines, read_all
 from asterism.training.data.records.record import Record
 from asterism.training.readers.reader import Row
 from asterism.training.settings.configuration import FineTuneConfig
-from asterism.training.tasks.encoder import ends, longest_target
+from asterism.training.tasks.answers import WrittenAnswers
 from asterism.training.tasks.encoding import ENCODED_TOGETHER, Encoded, encode
-from asterism.training.tasks.task import Feature, Studied, Task, not_finite, pad
+from asterism.training.tasks.examples import Examples
+from asterism.training.tasks.models import ends, longest_target
+from asterism.training.tasks.rows import Feature, RankedRows, Studied, pad
 
 SHOWN = 5
 """How many examples there are to read."""
@@ -47,90 +42,50 @@ EXCERPT = 600
 
 @dataclass(frozen=True)
 class Pair:
-    """A text, and the one that is wanted for it, None if that is not known; `question` says what of it, if anything."""
+    """A text, and the one that is wanted for it, None if that is not known.
+
+    question  what is wanted of it, if something is asked
+    names     the fields of source and target
+    """
 
     record: Record
     source: str
     target: str | None
     question: str | None = None
+    names: tuple[str, str] = ("source", "target")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Writing(Task[Pair]):
-    """Which text belongs to another.
+class Pairs(Examples[Pair]):
+    """Texts, each with the one that is wanted for it.
 
-    target_length         how many tokens an answer may have, the one that ends it included
-    cuts_targets          whether a training target with more tokens is cut off; else it is refused
-    num_beams             how many answers are followed at once; 1 takes the likeliest token each time
-    length_penalty        beams are compared by log probability / tokens ** length_penalty
-    no_repeat_ngram_size  no so many tokens come twice in one order; 0 allows it
-    source_prefix         what is put before each source, or its question, such as "summarize: "
-    asks                  whether each source has a question; those of other data are not read if not
-    start                 the token that the decoder begins with, which targets do not repeat; None in runs of earlier
-                          versions, whose targets do
+    asks  whether each source has a question; those of other data are not read if not
     """
 
-    architecture: ClassVar[str] = "AutoModelForSeq2SeqLM"
-    whole: ClassVar[bool] = True
     formats: ClassVar[tuple[str, ...]] = ("jsonl", "csv", "text")
-    readers: ClassVar[tuple[str, ...]] = ("whole", "cut", "selected")
     names: ClassVar[tuple[str, str]]
     """The fields of source and target."""
-    gathers: ClassVar[int] = 2  # texts take seconds: who waits wants to see them, and who stops to keep them
     question: ClassVar[str | None] = "question"
     """The field of what is asked about a source, for tasks where something may be asked."""
 
-    target_length: int
-    cuts_targets: bool
-    num_beams: int = 1
-    length_penalty: float = 1.0
-    no_repeat_ngram_size: int = 0
-    source_prefix: str = ""
     asks: bool = False
-    start: int | None = None
-
-    @property
-    def longest(self) -> tuple[int, ...]:
-        return self.length, self.target_length
 
     @classmethod
     def format(cls, path: str | Path, asked: str | None = None) -> Format:
         """As of every task; lines of text have its fields."""
-        found = format_of(path, cls.formats, asked)
+        found = super().format(path, asked)
         return Lines(cls.names) if isinstance(found, Lines) else found
 
     @classmethod
-    def read(cls, path: Path) -> list[Pair]:
+    def read(cls, path: Path, config: FineTuneConfig) -> list[Pair]:
         """The pairs of a file, or of two with lines of text. Raises DataError, in particular for an empty target."""
         records = read_all(cls.format(path), path)
         return [cls._pair(record, labelled=True, asked=cls.question in record.fields) for record in records]
 
     @classmethod
-    def choices(
-        cls, config: FineTuneConfig, model: PreTrainedConfig, tokenizer: PreTrainedTokenizerFast
-    ) -> dict[str, Any]:
-        """Targets are as long as asked, or else as the decoder takes.
-
-        Raises ConfigurationError for a model that generates nothing, for one without the tokens that this needs, and
-        for a target_length that it cannot have.
-        """
-        cls.require_scorer()
-        _refuse_unfit(config.model, model, tokenizer)
-        return {
-            **super().choices(config, model, tokenizer),
-            "target_length": _target_length(config, model),
-            "cuts_targets": config.target_length is not None,
-            "start": _start(model),
-        }
-
-    @classmethod
-    def of(cls, examples: Sequence[Pair], *, length: int, known: Sequence[str] = (), **choices: Any) -> Self:
-        """What the settings say, and whether something is asked about any of the sources; no labels are `known`."""
-        return cls(length=length, asks=any(one.question is not None for one in examples), **choices)
-
-    @property
-    def answer(self) -> str:
-        return self.names[1]
+    def decided(cls, training: Sequence[Pair], known: Sequence[str], choices: Mapping[str, Any]) -> dict[str, Any]:
+        """Whether something is asked about any of the sources."""
+        return {"asks": any(one.question is not None for one in training)}
 
     def example(self, record: Record, *, labelled: bool) -> Pair:
         """The source, its question if there are any, and if `labelled` the target."""
@@ -140,7 +95,7 @@ class Writing(Task[Pair]):
     def _pair(cls, record: Record, *, labelled: bool, asked: bool) -> Pair:
         source, target = cls.names
         question = record.text(cls.question) if asked and cls.question else None
-        return Pair(record, record.text(source), record.text(target) if labelled else None, question)
+        return Pair(record, record.text(source), record.text(target) if labelled else None, question, cls.names)
 
     def gold(self, example: Pair) -> Any:
         """The target."""
@@ -148,17 +103,31 @@ class Writing(Task[Pair]):
 
     def beside(self, example: Pair) -> dict[str, Any]:
         """The target."""
-        return {self.answer: example.target}
+        return {self.names[1]: example.target}
 
-    def model_fields(self) -> dict[str, Any]:
-        """Nothing: texts need no names."""
-        return {}
 
-    def prepare(self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast) -> None:
-        """The model's own `generate` answers as here."""
-        model.generation_config = self.generation(model.config, tokenizer)
+@dataclass(frozen=True, kw_only=True)
+class PairRows(RankedRows[Pair]):
+    """Rows of sources, which targets are to be written of.
 
-    # --- what the model reads ---------------------------------------------------------------------------------------
+    target_length  how many tokens a target may have, the one that ends it included
+    cuts_targets   whether a training target with more tokens is cut off; else it is refused
+    source_prefix  what is put before each source, or its question, such as "summarize: "
+    asks           whether each source has a question
+    start          the token that the decoder begins with, which targets do not repeat
+    """
+
+    readers: ClassVar[tuple[str, ...]] = ("whole", "cut", "selected")
+
+    target_length: int
+    cuts_targets: bool
+    source_prefix: str = ""
+    asks: bool = False
+    start: int
+
+    @property
+    def longest(self) -> tuple[int, ...]:
+        return self.length, self.target_length
 
     def encoded(self, examples: Sequence[Pair], tokenizer: PreTrainedTokenizerFast) -> Iterator[Encoded]:
         """The source of each, behind its question if there are any. Raises DataError for a question that is missing."""
@@ -207,7 +176,7 @@ class Writing(Task[Pair]):
             for one in some:
                 ids = encoded.get(id(one))
                 if ids is not None and special.issuperset(ids):
-                    raise one.record.error(self.answer, "has nothing of which the tokenizer makes a token")
+                    raise one.record.error(one.names[1], "has nothing of which the tokenizer makes a token")
                 yield None if ids is None else np.array(self._behind_start(ids, end), dtype=np.int32)
 
     def _behind_start(self, ids: list[int], end: int | None) -> list[int | None]:
@@ -222,7 +191,7 @@ class Writing(Task[Pair]):
         if not self.cuts_targets:
             number, tokens = long[0]
             raise examples[number].record.error(
-                self.answer,
+                examples[number].names[1],
                 f"has {tokens:,} tokens, the decoder takes {self.target_length:,}; leave it"
                 f" out, or give target_length={self.target_length} to have such targets cut off",
             )
@@ -242,20 +211,41 @@ class Writing(Task[Pair]):
     def _cut(self, target: np.ndarray) -> np.ndarray:
         return target if len(target) <= self.target_length else np.append(target[: self.target_length - 1], target[-1:])
 
-    # --- what it says -----------------------------------------------------------------------------------------------
 
-    def ask(
-        self, model: PreTrainedModel, inputs: Mapping[str, torch.Tensor], tokenizer: PreTrainedTokenizerFast
-    ) -> list[str]:
-        """The text that is generated for each row."""
-        generating: Any = model  # transformers gives `generate` to those that can
-        found = generating.generate(
-            **inputs,
-            generation_config=self.generation(model.config, tokenizer),
-            logits_processor=LogitsProcessorList([_RefuseNotFinite()]),
-        )
-        texts = tokenizer.batch_decode(found, skip_special_tokens=True, clean_up_tokenization_spaces=False)
-        return [text.strip() for text in texts]
+@dataclass(frozen=True, kw_only=True)
+class TextAnswers(WrittenAnswers[Pair]):
+    """The text that belongs to another.
+
+    target_length         how many tokens an answer may have, the one that ends it included
+    num_beams             how many answers are followed at once; 1 takes the likeliest token each time
+    length_penalty        beams are compared by log probability / tokens ** length_penalty
+    no_repeat_ngram_size  no n-gram of this many tokens is repeated; 0 allows it
+    """
+
+    target_length: int
+    num_beams: int = 1
+    length_penalty: float = 1.0
+    no_repeat_ngram_size: int = 0
+
+    @classmethod
+    def choices(
+        cls, config: FineTuneConfig, model: PreTrainedConfig, tokenizer: PreTrainedTokenizerFast
+    ) -> dict[str, Any]:
+        """Targets are as long as asked, or else as the decoder takes.
+
+        Raises ConfigurationError for a model that generates nothing, for one without the tokens that this needs, and
+        for a target_length that it cannot have.
+        """
+        _refuse_unfit(config.model, model, tokenizer)
+        return {
+            "target_length": _target_length(config, model),
+            "cuts_targets": config.target_length is not None,
+            "start": _start(model),
+        }
+
+    def model_fields(self) -> dict[str, Any]:
+        """Nothing: texts need no names."""
+        return {}
 
     def generation(self, model: PreTrainedConfig, tokenizer: PreTrainedTokenizerFast) -> GenerationConfig:
         """How answers are generated: what the task says, and nothing of what the model's folder would."""
@@ -279,7 +269,7 @@ class Writing(Task[Pair]):
         for number in range(0, len(examples), -(-len(examples) // SHOWN)):
             example, answer = examples[number], predictions[number][self.answer]
             lines += ["", f"## {example.record.place}"]
-            shown = zip((*self.names, "predicted"), (example.source, example.target, answer), strict=True)
+            shown = zip((*example.names, "predicted"), (example.source, example.target, answer), strict=True)
             for name, text in shown:
                 lines += ["", f"{name}:", "", *_quoted(text or "")]
         return "\n".join([*lines, ""])
@@ -287,15 +277,6 @@ class Writing(Task[Pair]):
     def predict(self, example: Pair, features: Sequence[Feature], said: Sequence[str]) -> dict[str, Any]:
         """The text, under the name of the target."""
         return {self.answer: said[0]}
-
-
-class _RefuseNotFinite(LogitsProcessor):
-    """The likeliest of scores that are not finite would be a token like any other."""
-
-    def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
-        if (scores.isnan() | scores.isposinf()).any():
-            raise not_finite()
-        return scores
 
 
 def _quoted(text: str) -> list[str]:

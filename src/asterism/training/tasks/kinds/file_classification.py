@@ -22,93 +22,104 @@ from asterism.training.data.corpora.splits import SPLITS
 from asterism.training.data.records.formats import read_records
 from asterism.training.data.records.record import Record
 from asterism.training.settings.configuration import FineTuneConfig
-from asterism.training.tasks.classification import Classification, LabelledDocument, labels_in
 from asterism.training.tasks.encoding import Encoded
-from asterism.training.tasks.task import Feature
+from asterism.training.tasks.kinds.classification import (
+    Documents,
+    LabelAnswers,
+    LabelledDocument,
+    LabelledRows,
+    labels_in,
+)
+from asterism.training.tasks.rows import DrawnRows
+from asterism.training.tasks.task import Kind
 
 
 @dataclass(frozen=True, kw_only=True)
-class FileClassification(Classification):
-    """Which label a file has, or which labels.
-
-    modality  the text of what reads files as values
-    """
+class LabelledFiles(Documents):
+    """Files with labels."""
 
     formats: ClassVar[tuple[str, ...]] = ("jsonl", "csv", "files")
-    readers: ClassVar[tuple[str, ...]] = ("whole", "cut")
-    on_demand: ClassVar[bool] = True
-
-    modality: str
-
-    @property
-    def reads(self) -> Modality:
-        """What reads files as values."""
-        return parse_modality(self.modality)
 
     @classmethod
-    def read(cls, path: Path) -> list[LabelledDocument]:
-        """All files of a folder, or of a table."""
-        if path.is_dir():
-            folder = _folder(path)
-            return [one for split in SPLITS for one in _of_split(folder, folder.splits[split])]
-        records = read_records(path, cls.formats)
-        several = "labels" in records[0].fields
-        return [_labelled(record, labels_in(record, several), several) for record in records]
+    def read(cls, path: Path, config: FineTuneConfig) -> list[LabelledDocument]:
+        """All files of a folder, or of a table, each of them decoded once, so that none stops a run that has begun."""
+        return _decoded(read_files(path), config)
 
     @classmethod
-    def read_for(cls, path: Path, config: FineTuneConfig) -> list[LabelledDocument]:
-        """The same, each of them decoded once, so that none of them stops a run that has begun."""
-        examples, modality = cls.read(path), parse_modality(config.modality or "")
-        for one in examples:
-            _values(one, modality)
-        return examples
-
-    @classmethod
-    def divided(cls, config: FineTuneConfig) -> tuple[Sequence[Any], Sequence[Any]]:
+    def divided(cls, config: FineTuneConfig) -> tuple[Sequence[LabelledDocument], Sequence[LabelledDocument]]:
         """Of a folder, the splits that it has; a validation file or folder takes the place of one."""
         data = Path(config.data)
         if not data.is_dir():
             return super().divided(config)
-        folder, modality = _folder(data), parse_modality(config.modality or "")
+        folder = _folder(data)
         training, validation = (_of_split(folder, folder.splits[split]) for split in SPLITS[:2])
         if config.validation is not None:
-            validation = cls.read_for(Path(config.validation), config)
+            validation = read_files(Path(config.validation))
         for name, part in (("train", training), ("validation", validation)):
             if not part:
                 raise DataError(f"data: the {name} split of {data} has no file; give more, or a validation folder")
-            for one in part:
-                _values(one, modality)
-        return training, validation
+        return _decoded(training, config), _decoded(validation, config)
+
+    def example(self, record: Record, *, labelled: bool) -> LabelledDocument:
+        """`file`, and if `labelled` its `label` or `labels`."""
+        labels = labels_in(record, self.several) if labelled else None
+        path = Path(record.folder) / record.text("file")
+        if not path.is_file():
+            raise record.error("file", f"names {path}, where there is no file")
+        return LabelledDocument(record, str(path), labels, self.several)
+
+
+@dataclass(frozen=True, kw_only=True)
+class FileRows(LabelledRows, DrawnRows[LabelledDocument]):
+    """Rows of the values of files.
+
+    modality  the text of what reads files as values
+    """
+
+    modality: str
+
+    def encoded(self, examples: Sequence[LabelledDocument], tokenizer: PreTrainedTokenizerFast) -> Iterator[Encoded]:
+        """The values of each file."""
+        modality = parse_modality(self.modality)
+        for example in examples:
+            yield _encoded(_values(example, modality), self.length if self.reading.cuts else None)
+
+
+class FileAnswers(LabelAnswers):
+    """Which label a file has, or which labels."""
 
     @classmethod
     def choices(
         cls, config: FineTuneConfig, model: PreTrainedConfig, tokenizer: PreTrainedTokenizerFast
     ) -> dict[str, Any]:
         """One of our models answers by the mean of all tokens, unless it is told otherwise: none is a special one."""
-        chosen = super().choices(config, model, tokenizer)
         usual = "mean" if isinstance(model, AsterismConfig) else None
-        return {**chosen, "pooling": config.pooling or usual, "modality": str(parse_modality(config.modality or ""))}
-
-    def example(self, record: Record, *, labelled: bool) -> LabelledDocument:
-        """`file`, and if `labelled` its `label` or `labels`."""
-        return _labelled(record, labels_in(record, self.several) if labelled else None, self.several)
+        return {"pooling": config.pooling or usual, "modality": str(parse_modality(config.modality or ""))}
 
     def _words(self, example: LabelledDocument) -> str:
         """Files have none."""
         return ""
 
-    def encoded(self, examples: Sequence[LabelledDocument], tokenizer: PreTrainedTokenizerFast) -> Iterator[Encoded]:
-        """The values of each file."""
-        modality = self.reads
-        for example in examples:
-            yield _encoded(_values(example, modality), self.length if self.reading.cuts else None)
 
-    def drawn(
-        self, example: LabelledDocument, tokenizer: PreTrainedTokenizerFast, random: np.random.Generator
-    ) -> Feature:
-        """Its one row."""
-        ((feature,),) = self.features([example], tokenizer)
-        return feature
+FILE_CLASSIFICATION = Kind("classification of files", LabelledFiles, FileRows, FileAnswers)
+
+
+def read_files(path: Path) -> list[LabelledDocument]:
+    """All files of a folder, or of a table. Raises DataError for what is not as in the module docstring."""
+    if path.is_dir():
+        folder = _folder(path)
+        return [one for split in SPLITS for one in _of_split(folder, folder.splits[split])]
+    records = read_records(path, LabelledFiles.formats)
+    files = LabelledFiles(several="labels" in records[0].fields)
+    return [files.example(record, labelled=True) for record in records]
+
+
+def _decoded(examples: list[LabelledDocument], config: FineTuneConfig) -> list[LabelledDocument]:
+    """The same examples. Raises DataError for the first whose file the modality does not read."""
+    modality = parse_modality(config.modality or "")
+    for one in examples:
+        _values(one, modality)
+    return examples
 
 
 def _encoded(values: np.ndarray, most: int | None) -> Encoded:
@@ -159,10 +170,3 @@ def _of_split(folder: SplitFolder, files: Files) -> list[LabelledDocument]:
         )
         for name, label in zip(files.names, labels, strict=True)
     ]
-
-
-def _labelled(record: Record, labels: tuple[str, ...] | None, several: bool) -> LabelledDocument:
-    path = Path(record.folder) / record.text("file")
-    if not path.is_file():
-        raise record.error("file", f"names {path}, where there is no file")
-    return LabelledDocument(record, str(path), labels, several)

@@ -6,23 +6,12 @@ neither fetches anything. All scores are from 0 to 1, so a BLEU of 27.3 is 0.273
 
 import re
 from collections.abc import Sequence
-from importlib.util import find_spec
 from statistics import fmean
 from typing import Any
-
-from asterism.errors import ConfigurationError
 
 ROUGE = ("rouge1", "rouge2", "rougeL", "rougeLsum")
 
 _SENTENCE_END = re.compile(r"(?<=[.!?])\s+")
-
-
-def require(package: str, module: str) -> None:
-    """Raises ConfigurationError if a package that scores texts is not there."""
-    if find_spec(module) is None:
-        raise ConfigurationError(
-            f"scores: {package} is not installed: pip install {package}, or 'asterism-attention[seq2seq]'"
-        )
 
 
 def exact_match(predicted: Sequence[str], there: Sequence[str]) -> float:
@@ -49,7 +38,6 @@ def rouge(predicted: Sequence[str], there: Sequence[str]) -> dict[str, float]:
     rougeLsum compares sentence by sentence. Sentences stand in lines; a text in one line is cut behind ".", "!", "?".
     Words are of a-z and 0-9: what other letters say is not compared.
     """
-    require("rouge-score", "rouge_score")
     from rouge_score.rouge_scorer import RougeScorer  # an extra
 
     scorer: Any = RougeScorer(list(ROUGE), use_stemmer=True)
@@ -68,7 +56,6 @@ def bleu_and_chrf(predicted: Sequence[str], there: Sequence[str]) -> dict[str, f
 
     For BLEU these are: words as mteval-v13a cuts them, upper and lower case apart, counts of 0 smoothed exponentially.
     """
-    require("sacrebleu", "sacrebleu")
     import sacrebleu  # an extra
 
     said, wanted = ([" ".join(text.split()) for text in texts] for texts in (predicted, there))

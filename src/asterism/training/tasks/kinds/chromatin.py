@@ -4,33 +4,30 @@ As in DeepSEA (Zhou and Troyanskaya 2015) and BigBird (Zaheer 2020, section 5 an
 transcription factors (TF), 125 DNase I sites (DHS) and 104 marks of histones (HM), whose areas under the curve are also
 given for each group; a 1 counts 8 times as much as a 0.
 
-Data: arrays in DeepSEA's layout (`genomes/deepsea.py`); or whatever `multilabel` reads, such as bins in BED, a genome,
-of which 8,000 bases around each bin are read, and a table of labels.
+Data: arrays in DeepSEA's layout (`data/records/deepsea.py`); or whatever `multilabel` reads, such as bins in BED, a
+genome, of which 8,000 bases around each bin are read, and a table of labels.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
 
 from asterism.training.data.records.deepsea import GROUPS, SUFFIXES, read_deepsea
 from asterism.training.data.records.sequences import LabelledSequence
 from asterism.training.settings.configuration import FineTuneConfig
-from asterism.training.tasks.multilabel import MultiLabel
+from asterism.training.tasks.kinds.multilabel import ColumnAnswers, ColumnExamples, SequenceRows
+from asterism.training.tasks.task import Kind
 
 
-@dataclass(frozen=True, kw_only=True)
-class Chromatin(MultiLabel):
-    """Columns in DeepSEA's groups, if there are as many; positives weigh 8."""
-
-    usual_weight: ClassVar[float] = 8.0
+class ChromatinExamples(ColumnExamples):
+    """Columns in DeepSEA's groups, if there are as many."""
 
     @classmethod
-    def read_for(cls, path: Path, config: FineTuneConfig) -> Sequence[LabelledSequence]:
+    def read(cls, path: Path, config: FineTuneConfig) -> Sequence[LabelledSequence]:
         """Arrays are read an example at a time."""
         if path.suffix.lower() in SUFFIXES:
             return read_deepsea(path)
-        return super().read_for(path, config)
+        return super().read(path, config)
 
     @classmethod
     def usual_groups(cls, columns: Sequence[str]) -> tuple[str, ...]:
@@ -38,3 +35,12 @@ class Chromatin(MultiLabel):
         if len(columns) != sum(GROUPS.values()):
             return ()
         return tuple(group for group, size in GROUPS.items() for _ in range(size))
+
+
+class ChromatinAnswers(ColumnAnswers):
+    """Answers in training for which positives weigh 8."""
+
+    usual_weight: ClassVar[float] = 8.0
+
+
+CHROMATIN = Kind("chromatin", ChromatinExamples, SequenceRows, ChromatinAnswers)

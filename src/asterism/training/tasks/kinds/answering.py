@@ -1,72 +1,100 @@
-"""Answering by spans: a context read in one row or several, and the best span over all of them.
+"""Extractive question answering: the answer to a question is a span of its context.
 
-A row is the question followed by what the reader takes of the context. The first token of a row stands for "no answer
-here": a row is trained to point at it when it does not hold the whole answer in one piece (Devlin 2019, section 4.3).
+Files: SQuAD's JSON, 1.1 or 2.0 (`data`, `paragraphs`, `qas`, `is_impossible`); or JSONL with the fields `context`,
+`question` and `answers`, which is {"text": [...], "answer_start": [...]} or a list of {"text", "answer_start"}, and
+perhaps `id`. `answer_start` counts characters of the context from 0. A question without answers has none.
+
+A context is read in one row or several, and answered by the best span over all of them. A row is the question followed
+by what the reader takes of the context. The first token of a row stands for "no answer here": a row is trained to point
+at it when it does not hold the whole answer in one piece (Devlin 2019, section 4.3).
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
 from transformers import PreTrainedTokenizerFast
 
 from asterism.errors import DataError
+from asterism.training.data.records.formats import read_records
 from asterism.training.data.records.record import Record
 from asterism.training.readers.reader import Row
-from asterism.training.tasks.answering import FORMATS, Answer, ContextQuestion, read_question, read_questions
+from asterism.training.settings.configuration import FineTuneConfig
+from asterism.training.tasks.answers import Logits, RankedAnswers, shown_score
 from asterism.training.tasks.encoding import Encoded, encode
-from asterism.training.tasks.scores import answer_f1, exact_match
-from asterism.training.tasks.task import Feature, Labelling, Logits, Studied, shown_score
+from asterism.training.tasks.examples import Examples
+from asterism.training.tasks.rows import Feature, RankedRows, Studied
+from asterism.training.tasks.scores.answers import answer_f1, exact_match
+from asterism.training.tasks.task import Kind
 
 Span = tuple[float, int, int]
 """Score, first and last token."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Answering(Labelling[ContextQuestion]):
-    """Which span of its context answers a question.
+@dataclass(frozen=True)
+class Answer:
+    """A span of a context: its text, and the number of its first character."""
 
-    max_answer_length  how many tokens an answer may have
-    may_have_none      whether a question may be left without an answer
+    text: str
+    start: int
+
+
+@dataclass(frozen=True)
+class ContextQuestion:
+    """A question about a context, and the answers that are right; none if the context does not answer it.
+
+    `answers` is None if they are not known.
     """
 
-    architecture: ClassVar[str] = "AutoModelForQuestionAnswering"
-    formats: ClassVar[tuple[str, ...]] = FORMATS
-    outputs: ClassVar[tuple[str, ...]] = ("start_logits", "end_logits")
-    per_token: ClassVar[bool] = True
-    metric: ClassVar[str] = "f1"
-    answer: ClassVar[str] = "answer"
-    readers: ClassVar[tuple[str, ...]] = ("whole", "cut", "windows", "selected", "iterated")
-    pools: ClassVar[tuple[str, ...]] = ("span",)
+    record: Record
+    context: str
+    question: str
+    answers: tuple[Answer, ...] | None
 
-    max_answer_length: int = 30
-    may_have_none: bool
+
+def read_questions(path: Path) -> list[ContextQuestion]:
+    """All questions of a file. Raises DataError for anything that is not as in the module docstring.
+
+    In particular for an answer that does not stand in its context where it is said to stand.
+    """
+    return [read_question(record, labelled=True) for record in read_records(path, Questions.formats)]
+
+
+def read_question(record: Record, *, labelled: bool) -> ContextQuestion:
+    """The question of a record, and its answers if it is `labelled`. Raises DataError."""
+    context, question = record.text("context"), record.text("question")
+    if not labelled:
+        return ContextQuestion(record, context, question, None)
+    return ContextQuestion(
+        record, context, question, tuple(_answer(record, context, *pair) for pair in _answer_pairs(record))
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Questions(Examples[ContextQuestion]):
+    """Questions about contexts, with the spans that answer them."""
+
+    formats: ClassVar[tuple[str, ...]] = ("jsonl", "json")
 
     @classmethod
-    def read(cls, path: Path) -> list[ContextQuestion]:
+    def read(cls, path: Path, config: FineTuneConfig) -> list[ContextQuestion]:
         """As `read_questions`."""
         return read_questions(path)
 
     @classmethod
-    def of(
-        cls,
-        examples: Sequence[ContextQuestion],
-        *,
-        length: int,
-        known: Sequence[str] = (),
-        **choices: Any,
-    ) -> Self:
-        """Questions may be left without an answer if some of the training questions have none. No labels are `known`.
+    def decided(
+        cls, training: Sequence[ContextQuestion], known: Sequence[str], choices: Mapping[str, Any]
+    ) -> dict[str, Any]:
+        """Questions may be left without an answer if some of the training questions have none.
 
         Raises DataError if none has an answer.
         """
-        if not any(question.answers for question in examples):
+        if not any(question.answers for question in training):
             raise DataError("data: none of the training questions has an answer")
-        may_have_none = any(not question.answers for question in examples)
-        return cls(length=length, may_have_none=may_have_none, **choices)
+        return {"may_have_none": any(not question.answers for question in training)}
 
     def example(self, record: Record, *, labelled: bool) -> ContextQuestion:
         """`context` and `question`, and if `labelled` the `answers`."""
@@ -76,9 +104,11 @@ class Answering(Labelling[ContextQuestion]):
         """The texts of all right answers, any of which will do."""
         return [answer.text for answer in example.answers or ()]
 
-    def model_fields(self) -> dict[str, Any]:
-        """Nothing: a start and an end need no names."""
-        return {}
+
+class QuestionRows(RankedRows[ContextQuestion]):
+    """Rows of a question and stretches of its context."""
+
+    readers: ClassVar[tuple[str, ...]] = ("whole", "cut", "windows", "selected", "iterated")
 
     def encoded(self, examples: Sequence[ContextQuestion], tokenizer: PreTrainedTokenizerFast) -> Iterator[Encoded]:
         """The context of each, behind its question."""
@@ -114,6 +144,29 @@ class Answering(Labelling[ContextQuestion]):
         """`start_positions` and `end_positions`: int64 [B] each."""
         starts, ends = zip(*(feature.target for feature in features), strict=True)
         return {"start_positions": torch.tensor(starts), "end_positions": torch.tensor(ends)}
+
+
+@dataclass(frozen=True, kw_only=True)
+class SpanAnswers(RankedAnswers[ContextQuestion]):
+    """Which span of its context answers a question.
+
+    max_answer_length  how many tokens an answer may have
+    may_have_none      whether a question may be left without an answer
+    """
+
+    architecture: ClassVar[str] = "AutoModelForQuestionAnswering"
+    outputs: ClassVar[tuple[str, ...]] = ("start_logits", "end_logits")
+    per_token: ClassVar[bool] = True
+    metric: ClassVar[str] = "f1"
+    answer: ClassVar[str] = "answer"
+    pools: ClassVar[tuple[str, ...]] = ("span",)
+
+    max_answer_length: int = 30
+    may_have_none: bool
+
+    def model_fields(self) -> dict[str, Any]:
+        """Nothing: a start and an end need no names."""
+        return {}
 
     def predict(self, example: ContextQuestion, features: Sequence[Feature], said: Sequence[Logits]) -> dict[str, Any]:
         """`answer` (text), `answer_start` (null for none), `score`, and `no_answer_score` if that is allowed.
@@ -164,10 +217,39 @@ class Answering(Labelling[ContextQuestion]):
         }
 
 
+ANSWERING = Kind("answering", Questions, QuestionRows, SpanAnswers)
+
+
+def _answer_pairs(record: Record) -> list[tuple[Any, Any]]:
+    """(text, start) of each answer, from either of the two forms."""
+    answers = record.get("answers")
+    if isinstance(answers, dict):
+        texts, starts = answers.get("text"), answers.get("answer_start")
+        if isinstance(texts, list) and isinstance(starts, list) and len(texts) == len(starts):
+            return list(zip(texts, starts, strict=True))
+    elif isinstance(answers, list) and all(isinstance(one, dict) for one in answers):
+        return [(one.get("text"), one.get("answer_start")) for one in answers]
+    raise record.error("answers", 'must be {"text": [...], "answer_start": [...]}, two lists of one length')
+
+
+def _answer(record: Record, context: str, text: Any, start: Any) -> Answer:
+    if not isinstance(text, str) or not text or not isinstance(start, int) or isinstance(start, bool):
+        raise record.error("answers", f"has an answer of text {text!r:.40} and answer_start {start!r:.40}")
+    found = context[start : start + len(text)] if start >= 0 else ""
+    if found != text:
+        first = context.find(text)
+        where = f"it is at {first:,}" if first >= 0 else "it is nowhere in the context"
+        raise record.error(
+            "answers", f"says {text!r:.60} is at character {start:,}, but there is {found!r:.60}; {where}"
+        )
+    return Answer(text, start)
+
+
 def best_span(starts: np.ndarray, ends: np.ndarray, allowed: np.ndarray, longest: int) -> Span:
     """The span with the greatest sum of start and end logit, among those of allowed tokens and at most `longest` long.
 
-    Arrays are [N]. The allowed tokens stand next to each other, and there is one at least. Of equals the first wins.
+    `starts` and `ends` are float32 [N], `allowed` is bool [N]. The allowed tokens stand next to each other, and one
+    exists at least. Of equals the first wins.
     """
     first = int(allowed.argmax())
     starts, ends = starts[allowed].astype(np.float64), ends[allowed].astype(np.float64)

@@ -14,7 +14,7 @@ twice counts once.
 
 import hashlib
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -26,10 +26,12 @@ from asterism.training.data.records.held_out import held_out
 from asterism.training.data.records.record import Record
 from asterism.training.data.records.sequences import LabelledSequence, letters_of, read_sequences
 from asterism.training.settings.configuration import FineTuneConfig
-from asterism.training.tasks.curves import auc
-from asterism.training.tasks.multilabel import MultiLabel
-from asterism.training.tasks.scores import Counts
-from asterism.training.tasks.task import Feature, Logits, shown
+from asterism.training.tasks.answers import Logits, shown
+from asterism.training.tasks.kinds.multilabel import SequenceAnswers, SequenceExamples, SequenceRows
+from asterism.training.tasks.rows import Feature
+from asterism.training.tasks.scores.curves import auc
+from asterism.training.tasks.scores.labels import Counts
+from asterism.training.tasks.task import Kind
 
 PIECES, REPLACED = 20, 12
 COLUMN = "promoter"
@@ -37,17 +39,16 @@ WORDS = {"yes": 1, "no": 0, "1": 1, "0": 0, "true": 1, "false": 0}
 """What a label can be, in any case of letters; a number or a truth value of JSON stands for its word."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Promoter(MultiLabel):
-    """Whether a sequence is a promoter: one column, so one output of the model."""
+class PromoterExamples(SequenceExamples):
+    """Promoters and what are none."""
 
     formats: ClassVar[tuple[str, ...]] = ("jsonl", "csv", "fasta", "sequences", "intervals")
 
     @classmethod
-    def read_for(cls, path: Path, config: FineTuneConfig) -> Sequence[LabelledSequence]:
+    def read(cls, path: Path, config: FineTuneConfig) -> Sequence[LabelledSequence]:
         """Labelled sequences as they are; promoters, each with its negative behind it."""
         if config.genome is not None:
-            return super().read_for(path, config)
+            return super().read(path, config)
         return with_negatives(cls._read(path, config), config.seed)
 
     @classmethod
@@ -89,22 +90,18 @@ class Promoter(MultiLabel):
 
     def gold(self, example: LabelledSequence) -> Any:
         """ "yes" or "no"."""
-        return _word(bool(self._known(example)[0]))
+        return _word(bool(example.labels_in(self.columns)[0]))
 
-    @property
-    def metric(self) -> str:
-        return "f1"
 
-    @property
-    def answer(self) -> str:
-        return "probability"
+class PromoterAnswers(SequenceAnswers):
+    """Whether a sequence is a promoter: one column, so one output of the model."""
 
-    def require_scores(self, examples: Sequence[LabelledSequence]) -> None:
-        """Any examples have an F1."""
+    metric: ClassVar[str] = "f1"
+    answer: ClassVar[str] = "probability"
 
     def predict(self, example: LabelledSequence, features: Sequence[Feature], said: Sequence[Logits]) -> dict[str, Any]:
         """`label`, yes if that is more likely than not; `probability` of yes."""
-        (probability,) = map(shown, self._probabilities(said))
+        (probability,) = map(shown, self.probabilities(said))
         return {"label": _word(probability > 0.5), "probability": probability}
 
     def _as_answer(self, probabilities: np.ndarray) -> Any:
@@ -124,6 +121,9 @@ class Promoter(MultiLabel):
             "accuracy": float((said == right).mean()),
             **({} if area is None else {"auc": area}),
         }
+
+
+PROMOTER = Kind("promoter", PromoterExamples, SequenceRows, PromoterAnswers)
 
 
 def with_negatives(examples: Sequence[LabelledSequence], seed: int) -> list[LabelledSequence]:

@@ -3,14 +3,17 @@
 Files: JSONL or CSV with the fields `text` and either `label` (one per document) or `labels` (JSONL: a list; CSV: names
 with ";" between them; may be empty). A label is text or a whole number, which stands for its digits. The labels that
 exist are those of the training data.
+
+In training every window carries the labels of its document. Windows count the same, however short; their probabilities
+are pooled: the mean of each label's, or its maximum (of single labels then made to sum to 1).
 """
 
 import math
 from collections import Counter
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -20,11 +23,15 @@ from asterism.errors import DataError, nearest
 from asterism.training.data.records.formats import read_records, split_list
 from asterism.training.data.records.record import Record
 from asterism.training.readers.reader import Row
+from asterism.training.readers.text import parse_reader
 from asterism.training.settings.configuration import FineTuneConfig
-from asterism.training.tasks.baselines import baselines
+from asterism.training.tasks.answers import Logits, RankedAnswers, shown
 from asterism.training.tasks.encoding import Encoded, encode
-from asterism.training.tasks.scores import accuracy, macro_f1, micro_f1
-from asterism.training.tasks.task import Feature, Labelling, Logits, Studied, shown
+from asterism.training.tasks.examples import Examples
+from asterism.training.tasks.rows import Feature, RankedRows, Rows, Studied
+from asterism.training.tasks.scores.baselines import baselines
+from asterism.training.tasks.scores.labels import accuracy, macro_f1, micro_f1
+from asterism.training.tasks.task import Kind
 
 
 @dataclass(frozen=True)
@@ -42,93 +49,88 @@ class LabelledDocument:
 
 def read_documents(path: Path) -> list[LabelledDocument]:
     """All documents of a JSONL or CSV file. Raises DataError for anything that is not as in the module docstring."""
-    records = read_records(path, Classification.formats)
-    several = "labels" in records[0].fields
-    return [LabelledDocument(record, record.text("text"), labels_in(record, several), several) for record in records]
+    records = read_records(path, Documents.formats)
+    documents = Documents(several="labels" in records[0].fields)
+    return [documents.example(record, labelled=True) for record in records]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Classification(Labelling[LabelledDocument]):
-    """Which label a document has, or which labels.
+class Documents(Examples[LabelledDocument]):
+    """Documents with labels; where `several` may apply to one, the right answer is a list of them."""
 
-    labels   the labels that exist, in the order of the model's outputs
-    several  whether a document may have any number of them; else it has one
-    pooling  which token the model labels a row by, "cls" or "mean"; None leaves it to the model
-
-    In training every window carries the labels of its document. Windows count the same, however short; their
-    probabilities are pooled: the mean of each label's, or its maximum (of single labels then made to sum to 1).
-    """
-
-    architecture: ClassVar[str] = "AutoModelForSequenceClassification"
     formats: ClassVar[tuple[str, ...]] = ("jsonl", "csv")
-    readers: ClassVar[tuple[str, ...]] = ("whole", "cut", "windows", "selected", "iterated")
-    pools: ClassVar[tuple[str, ...]] = ("mean", "max")
 
-    labels: tuple[str, ...]
     several: bool
-    pooling: str | None = None
 
     @classmethod
-    def for_config(cls, config: FineTuneConfig) -> "type[Classification]":
-        """Of files, where a modality says how they are read."""
-        if config.modality is None:
-            return cls
-        from asterism.training.tasks.files import FileClassification  # which is a classification
-
-        return FileClassification
-
-    @classmethod
-    def read(cls, path: Path) -> list[LabelledDocument]:
+    def read(cls, path: Path, config: FineTuneConfig) -> list[LabelledDocument]:
         """As `read_documents`."""
         return read_documents(path)
 
     @classmethod
-    def of(
-        cls, examples: Sequence[LabelledDocument], *, length: int, known: Sequence[str] = (), **choices: Any
-    ) -> Self:
-        """With the labels of the training documents, in the order of `known` if those are the same, else sorted.
+    def decided(
+        cls, training: Sequence[LabelledDocument], known: Sequence[str], choices: Mapping[str, Any]
+    ) -> dict[str, Any]:
+        """The labels, in the order of those `known` if they are the same, else sorted; and whether several may apply.
 
         Raises DataError if they leave nothing to decide.
         """
-        labels = in_order({label for document in examples for label in document.labels or ()}, known)
-        several = examples[0].several
+        labels = in_order({label for document in training for label in document.labels or ()}, known)
+        several = training[0].several
         if len(labels) < 2 - several:
             seen = ", ".join(labels) or "none"
             raise DataError(f"data: the training documents must have {2 - several} labels or more, seen: {seen}")
-        return cls(labels=labels, several=several, length=length, **choices)
-
-    @property
-    def metric(self) -> str:
-        return "macro_f1" if self.several else "accuracy"
-
-    @property
-    def answer(self) -> str:
-        return "labels" if self.several else "label"
+        return {"labels": labels, "several": several}
 
     def example(self, record: Record, *, labelled: bool) -> LabelledDocument:
         """`text`, and if `labelled` its `label` or `labels`."""
-        labels = labels_in(record, self.several) if labelled else None
-        return LabelledDocument(record, record.text("text"), labels, self.several)
+        text = record.text("text")
+        return LabelledDocument(record, text, labels_in(record, self.several) if labelled else None, self.several)
 
     def gold(self, example: LabelledDocument) -> Any:
         """A label, or a list of them."""
         labels = list(example.labels or ())
         return labels if self.several else labels[0]
 
-    def model_fields(self) -> dict[str, Any]:
-        """The labels, which loss, and which token they are read from."""
-        kind = "multi_label_classification" if self.several else "single_label_classification"
-        pooling = {} if self.pooling is None else {"classifier_pooling": self.pooling}
-        return {**label_fields(self.labels), "problem_type": kind, **pooling}
+
+@dataclass(frozen=True, kw_only=True)
+class LabelledRows(Rows[LabelledDocument]):
+    """Rows that carry the labels of their document.
+
+    labels   the labels that exist, in the order of the model's outputs
+    several  whether a document may have any number of them; else it has one
+    """
+
+    labels: tuple[str, ...]
+    several: bool
+
+    def feature(self, example: LabelledDocument, encoded: Encoded, row: Row) -> Feature:
+        """The target is a list of 0 and 1 per label, or the number of the label."""
+        return Feature(encoded.row(row), self._target(example), row=row)
+
+    def _target(self, document: LabelledDocument) -> list[float] | int | None:
+        if document.labels is None:
+            return None
+        for label in document.labels:
+            refuse_unknown_label(document.record, "labels" if self.several else "label", label, self.labels)
+        mine = [self.labels.index(label) for label in document.labels]
+        return [float(one in mine) for one in range(len(self.labels))] if self.several else mine[0]
+
+    def targets(self, features: Sequence[Feature], length: int) -> dict[str, torch.Tensor]:
+        """`labels`: int64 [B], or float32 [B, labels] when several may apply."""
+        return {"labels": torch.tensor([feature.target for feature in features])}
+
+
+@dataclass(frozen=True, kw_only=True)
+class DocumentRows(LabelledRows, RankedRows[LabelledDocument]):
+    """Rows of the texts of documents."""
+
+    readers: ClassVar[tuple[str, ...]] = ("whole", "cut", "windows", "selected", "iterated")
 
     def encoded(self, examples: Sequence[LabelledDocument], tokenizer: PreTrainedTokenizerFast) -> Iterator[Encoded]:
         """The text of each."""
         most = self.length if self.reading.cuts else None
         return encode([one.text for one in examples], tokenizer, most=most)
-
-    def feature(self, example: LabelledDocument, encoded: Encoded, row: Row) -> Feature:
-        """The target is a list of 0 and 1 per label, or the number of the label."""
-        return Feature(encoded.row(row), self._target(example), row=row)
 
     def wanted(self, studied: Sequence[Studied]) -> list[Sequence[float] | None]:
         """The `k` windows whose words speak most for the labels of their document.
@@ -153,22 +155,43 @@ class Classification(Labelling[LabelledDocument]):
             found.append([float(number in best) for number in range(len(said))] if one.example.labels else None)
         return found
 
-    def _target(self, document: LabelledDocument) -> list[float] | int | None:
-        if document.labels is None:
-            return None
-        for label in document.labels:
-            refuse_unknown_label(document.record, self.answer, label, self.labels)
-        mine = [self.labels.index(label) for label in document.labels]
-        return [float(one in mine) for one in range(len(self.labels))] if self.several else mine[0]
 
-    def targets(self, features: Sequence[Feature], length: int) -> dict[str, torch.Tensor]:
-        """`labels`: int64 [B], or float32 [B, labels] when several may apply."""
-        return {"labels": torch.tensor([feature.target for feature in features])}
+@dataclass(frozen=True, kw_only=True)
+class LabelAnswers(RankedAnswers[LabelledDocument]):
+    """Which label a document has, or which labels.
+
+    labels   the labels that exist, in the order of the model's outputs
+    several  whether a document may have any number of them; else it has one
+    pooling  which token the model labels a row by, "cls" or "mean"; None leaves it to the model
+    reader   the text of the reader, which says how windows are pooled
+    """
+
+    architecture: ClassVar[str] = "AutoModelForSequenceClassification"
+    pools: ClassVar[tuple[str, ...]] = ("mean", "max")
+
+    labels: tuple[str, ...]
+    several: bool
+    pooling: str | None = None
+    reader: str = "cut()"
+
+    @property
+    def metric(self) -> str:
+        return "macro_f1" if self.several else "accuracy"
+
+    @property
+    def answer(self) -> str:
+        return "labels" if self.several else "label"
+
+    def model_fields(self) -> dict[str, Any]:
+        """The labels, which loss, and which token they are read from."""
+        kind = "multi_label_classification" if self.several else "single_label_classification"
+        pooling = {} if self.pooling is None else {"classifier_pooling": self.pooling}
+        return {**label_fields(self.labels), "problem_type": kind, **pooling}
 
     def predict(self, example: LabelledDocument, features: Sequence[Feature], said: Sequence[Logits]) -> dict[str, Any]:
         """`label`, the likeliest, or `labels`, those more likely than not; `probabilities` of all."""
         each = np.stack([self._probabilities(one) for one in said])
-        pooled = each.max(0) if self.reading.pools_by == "max" else each.mean(0)
+        pooled = each.max(0) if parse_reader(self.reader).pools_by == "max" else each.mean(0)
         if not self.several:
             pooled /= pooled.sum()
         by_label = dict(zip(self.labels, pooled.tolist(), strict=True))
@@ -185,10 +208,9 @@ class Classification(Labelling[LabelledDocument]):
         return max(by_label, key=by_label.__getitem__)
 
     def baselines(
-        self, training: Sequence[LabelledDocument], scored: Sequence[LabelledDocument]
+        self, training: Sequence[LabelledDocument], scored: Sequence[LabelledDocument], there: Sequence[Any]
     ) -> dict[str, dict[str, float]]:
         """The most frequent labels, and a regression on counted words."""
-        there = [self.gold(one) for one in scored]
         return baselines(
             [
                 (self._words(one), np.array([float(name in (one.labels or ())) for name in self.labels]))
@@ -219,6 +241,9 @@ class Classification(Labelling[LabelledDocument]):
             return {"micro_f1": micro_f1(predicted, there), "macro_f1": macro_f1(predicted, there)}
         pairs = [(one,) for one in predicted], [(one,) for one in there]
         return {"accuracy": accuracy(predicted, there), "macro_f1": macro_f1(*pairs)}
+
+
+CLASSIFICATION = Kind("classification", Documents, DocumentRows, LabelAnswers)
 
 
 def _add_odds(

@@ -1,7 +1,8 @@
-"""Encoders to fine-tune: a folder with a model and a fast tokenizer that transformers can read, our own or another's.
+"""Models to fine-tune, encoders and encoder-decoders: folders that transformers can read, our own or another's.
 
-Nothing is downloaded and no pickle is read. Weights that the folder does not have are drawn anew only where the task
-puts something new on top, and named; an encoder that is not whole, or more than its configuration says, is refused.
+A folder holds a model and a fast tokenizer. Nothing is downloaded and no pickle is read. Weights that the folder does
+not have are drawn anew only where the task puts something new on top, and named; a model that is not whole, or more
+than its configuration says, is refused.
 """
 
 from collections.abc import Container, Iterator, Mapping
@@ -20,7 +21,7 @@ from asterism.files import DAMAGED, LOCAL, why_unread
 from asterism.models import AsterismConfig  # registers our models with the Auto classes
 from asterism.shape import check_values
 from asterism.training.data.corpora.tokenization import is_of_values, value_tokenizer
-from asterism.training.tasks.task import Task
+from asterism.training.tasks.answers import Answers, WrittenAnswers
 
 TOKENIZER_FILES = ("tokenizer.json", "vocab.txt", "vocab.json", "tokenizer.model", "spiece.model", "spm.model")
 """One of them holds the vocabulary. Without any, transformers makes a tokenizer that knows no word at all."""
@@ -71,12 +72,12 @@ def load_values(folder: Path) -> tuple[PreTrainedTokenizerFast, PreTrainedConfig
     return value_tokenizer(), config
 
 
-def encoder_shape(folder: Path, task: Task[Any]) -> PreTrainedConfig:
-    """The configuration of the model in a folder, for weights in float32, with what the task decides in it.
+def model_shape(folder: Path, answers: Answers[Any]) -> PreTrainedConfig:
+    """The configuration of the model in a folder, for weights in float32, with what the answers decide in it.
 
-    Raises CheckpointError, and ConfigurationError for a choice of the task that the kind of model does not leave.
+    Raises CheckpointError, and ConfigurationError for a choice that the kind of model does not leave.
     """
-    fields = task.model_fields()
+    fields = answers.model_fields()
     with _readable(folder):
         shape: PreTrainedConfig = AutoConfig.from_pretrained(folder, **LOCAL, **fields)
     for name in fields:
@@ -86,24 +87,24 @@ def encoder_shape(folder: Path, task: Task[Any]) -> PreTrainedConfig:
     return shape
 
 
-def new_encoder(shape: PreTrainedConfig, task: Task[Any]) -> PreTrainedModel:
-    """A model for the task, in float32, with new weights from torch's global generator."""
-    model: PreTrainedModel = getattr(transformers, task.architecture).from_config(shape, dtype=torch.float32)
+def new_model(shape: PreTrainedConfig, answers: Answers[Any]) -> PreTrainedModel:
+    """A model that gives such answers, in float32, with new weights from torch's global generator."""
+    model: PreTrainedModel = getattr(transformers, answers.architecture).from_config(shape, dtype=torch.float32)
     return model
 
 
-def load_encoder(folder: Path, shape: PreTrainedConfig, task: Task[Any]) -> tuple[PreTrainedModel, list[str]]:
-    """The model of a folder in float32, with what the task needs on top, and the names of its parts that are new.
+def load_model(folder: Path, shape: PreTrainedConfig, answers: Answers[Any]) -> tuple[PreTrainedModel, list[str]]:
+    """The model of a folder in float32, with what answers are read from on top, and the names of parts that are new.
 
-    `shape` is that of `encoder_shape`. An output layer for labels is new unless the folder's has the same labels in the
-    same order. New weights come from torch's global generator.
+    `shape` is that of `model_shape`. A model that writes has all of its weights already. An output layer for labels is
+    new unless the folder's has the same labels in the same order. New weights come from torch's global generator.
 
     Raises CheckpointError for weights that are missing, left over, damaged or pickled.
     """
     _refuse_pickle(folder)
     with _readable(folder):
         before = labels_of(AutoConfig.from_pretrained(folder, **LOCAL))
-        model, found = getattr(transformers, task.architecture).from_pretrained(
+        model, found = getattr(transformers, answers.architecture).from_pretrained(
             folder,
             config=shape,
             **LOCAL,
@@ -112,9 +113,9 @@ def load_encoder(folder: Path, shape: PreTrainedConfig, task: Task[Any]) -> tupl
             ignore_mismatched_sizes=True,
             output_loading_info=True,
         )
-        (_refuse_changes if task.whole else _refuse_incomplete)(folder, model, found)
+        (_refuse_changes if isinstance(answers, WrittenAnswers) else _refuse_incomplete)(folder, model, found)
         new = [*found["missing_keys"], *(name for name, *_ in found["mismatched_keys"])]
-        if "id2label" in task.model_fields() and labels_of(shape) != before:
+        if "id2label" in answers.model_fields() and labels_of(shape) != before:
             new += _draw_outputs_anew(model, len(labels_of(shape)), drawn=new)
     return model, sorted({name.removeprefix(f"{model.base_model_prefix}.").split(".")[0] for name in new})
 

@@ -1,12 +1,11 @@
-"""How good predictions are: accuracy and F1 of classes, F1 of labelled spans, exact match and F1 of answers.
+"""How good labels are: accuracy and F1 of classes, and F1 of labelled spans.
 
 Plain functions of plain values, so that each can be checked by hand. A precision, recall or F1 whose denominator is 0
-is 0, except that nothing predicted where nothing was to be found is right (1).
+is 0, except that nothing predicted where nothing was to be found is right (1). They are written here because of that
+rule, and because they are few lines where scikit-learn and seqeval are large packages; tests compare with both.
 """
 
 import re
-import string
-from collections import Counter
 from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass
 from statistics import fmean
@@ -88,35 +87,3 @@ def bio_spans(tags: Sequence[str]) -> set[tuple[str, int, int]]:
                 spans.add((kind, first, place))
             kind, first = name, place
     return spans
-
-
-# --- answers ----------------------------------------------------------------------------------------------------------
-
-_ARTICLES = re.compile(r"\b(a|an|the)\b")
-_PUNCTUATION = set(string.punctuation)
-
-
-def normalise_answer(text: str) -> str:
-    """As the evaluation of SQuAD: lower case, without ASCII punctuation and the articles, single spaces."""
-    without_punctuation = "".join(glyph for glyph in text.lower() if glyph not in _PUNCTUATION)
-    return " ".join(_ARTICLES.sub(" ", without_punctuation).split())
-
-
-def exact_match(predicted: str, golds: Sequence[str]) -> float:
-    """1 if the prediction is one of the gold answers, both normalised, else 0. No gold answer means the answer ""."""
-    return max(float(normalise_answer(predicted) == normalise_answer(gold)) for gold in _golds(golds))
-
-
-def answer_f1(predicted: str, golds: Sequence[str]) -> float:
-    """F1 of the words, counted with repetitions, against the gold answer that suits best; "" matches only ""."""
-    return max(_word_f1(normalise_answer(predicted).split(), normalise_answer(gold).split()) for gold in _golds(golds))
-
-
-def _golds(golds: Sequence[str]) -> Sequence[str]:
-    """The gold answers that are left when normalised; [""] if there is none, as in the evaluation of SQuAD 2.0."""
-    return [gold for gold in golds if normalise_answer(gold)] or [""]
-
-
-def _word_f1(predicted: Sequence[str], gold: Sequence[str]) -> float:
-    right = (Counter(predicted) & Counter(gold)).total()
-    return Counts(len(predicted), len(gold), right).f1

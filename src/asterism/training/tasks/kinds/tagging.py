@@ -5,11 +5,11 @@ line per token, its tag in the last column, a blank line between documents. The 
 training data.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -20,10 +20,14 @@ from asterism.labels import IGNORED
 from asterism.training.data.records.formats import read_records
 from asterism.training.data.records.record import Record
 from asterism.training.readers.reader import Row
-from asterism.training.tasks.classification import in_order, label_fields, refuse_unknown_label
+from asterism.training.settings.configuration import FineTuneConfig
+from asterism.training.tasks.answers import Logits, ReadAnswers, shown
 from asterism.training.tasks.encoding import Encoded, encode
-from asterism.training.tasks.scores import accuracy, are_bio, bio_spans, count, macro_f1
-from asterism.training.tasks.task import Feature, Labelling, Logits, pad, shown
+from asterism.training.tasks.examples import Examples
+from asterism.training.tasks.kinds.classification import in_order, label_fields, refuse_unknown_label
+from asterism.training.tasks.rows import Feature, Rows, pad
+from asterism.training.tasks.scores.labels import accuracy, are_bio, bio_spans, count, macro_f1
+from asterism.training.tasks.task import Kind
 
 
 @dataclass(frozen=True)
@@ -37,56 +41,33 @@ class TaggedDocument:
 
 def read_tagged(path: Path) -> list[TaggedDocument]:
     """All documents of a JSONL or CoNLL file. Raises DataError for anything that is not as in the module docstring."""
-    return [_document(record, labelled=True) for record in read_records(path, Tagging.formats)]
+    return [_document(record, labelled=True) for record in read_records(path, TaggedDocuments.formats)]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Tagging(Labelling[TaggedDocument]):
-    """Which tag each token has.
+class TaggedDocuments(Examples[TaggedDocument]):
+    """Documents whose tokens have tags."""
 
-    labels  the tags that exist, in the order of the model's outputs
-    unread  the tag that a token is said to have if it is beyond `length`, or if the tokenizer leaves nothing of it
-    length  how many tokens of the tokenizer's are read of a document
-
-    A token's tag is read at its first piece.
-    """
-
-    architecture: ClassVar[str] = "AutoModelForTokenClassification"
     formats: ClassVar[tuple[str, ...]] = ("jsonl", "conll")
-    per_token: ClassVar[bool] = True
-    readers: ClassVar[tuple[str, ...]] = ("whole", "cut")
-    answer: ClassVar[str] = "tags"
-
-    labels: tuple[str, ...]
-    unread: str
 
     @classmethod
-    def read(cls, path: Path) -> list[TaggedDocument]:
+    def read(cls, path: Path, config: FineTuneConfig) -> list[TaggedDocument]:
         """As `read_tagged`."""
         return read_tagged(path)
 
     @classmethod
-    def of(cls, examples: Sequence[TaggedDocument], *, length: int, known: Sequence[str] = (), **choices: Any) -> Self:
-        """With the tags of the training documents, in the order of `known` if those are the same, else sorted.
+    def decided(
+        cls, training: Sequence[TaggedDocument], known: Sequence[str], choices: Mapping[str, Any]
+    ) -> dict[str, Any]:
+        """The tags, in the order of those `known` if they are the same, else sorted; and that of tokens beyond a row.
 
-        The tag of tokens that are not read is "O", or else the most frequent one. Raises DataError if the tags leave
-        nothing to decide.
+        That one is "O", or else the most frequent one. Raises DataError if the tags leave nothing to decide.
         """
-        every = [tag for document in examples for tag in document.tags or ()]
+        every = [tag for document in training for tag in document.tags or ()]
         labels = in_order(set(every), known)
         if len(labels) < 2:
             raise DataError(f"data: the training documents must have 2 tags or more, seen: {labels[0]}")
-        unread = "O" if "O" in labels else max(labels, key=every.count)
-        return cls(labels=labels, unread=unread, length=length, **choices)
-
-    @property
-    def marks_spans(self) -> bool:
-        """Whether the tags are BIO, so that whole spans are scored."""
-        return are_bio(self.labels)
-
-    @property
-    def metric(self) -> str:
-        return "entity_f1" if self.marks_spans else "token_accuracy"
+        return {"labels": labels, "unread": "O" if "O" in labels else max(labels, key=every.count)}
 
     def example(self, record: Record, *, labelled: bool) -> TaggedDocument:
         """`tokens`, and if `labelled` their `tags`."""
@@ -96,9 +77,17 @@ class Tagging(Labelling[TaggedDocument]):
         """The tags."""
         return list(example.tags or ())
 
-    def model_fields(self) -> dict[str, Any]:
-        """The tags."""
-        return label_fields(self.labels)
+
+@dataclass(frozen=True, kw_only=True)
+class TokenRows(Rows[TaggedDocument]):
+    """Rows of documents in words. A token's tag is read at its first piece.
+
+    labels  the tags that exist, in the order of the model's outputs
+    """
+
+    readers: ClassVar[tuple[str, ...]] = ("whole", "cut")
+
+    labels: tuple[str, ...]
 
     def encoded(self, examples: Sequence[TaggedDocument], tokenizer: PreTrainedTokenizerFast) -> Iterator[Encoded]:
         """The words of each."""
@@ -121,6 +110,35 @@ class Tagging(Labelling[TaggedDocument]):
     def targets(self, features: Sequence[Feature], length: int) -> dict[str, torch.Tensor]:
         """`labels`: int64 [B, length]; IGNORED where no tag is read."""
         return {"labels": pad([feature.target for feature in features], length, IGNORED)}
+
+
+@dataclass(frozen=True, kw_only=True)
+class TagAnswers(ReadAnswers[TaggedDocument]):
+    """Which tag each token has.
+
+    labels  the tags that exist, in the order of the model's outputs
+    unread  the tag that a token is said to have if it is beyond a row, or if the tokenizer leaves nothing of it
+    """
+
+    architecture: ClassVar[str] = "AutoModelForTokenClassification"
+    per_token: ClassVar[bool] = True
+    answer: ClassVar[str] = "tags"
+
+    labels: tuple[str, ...]
+    unread: str
+
+    @property
+    def marks_spans(self) -> bool:
+        """Whether the tags are BIO, so that whole spans are scored."""
+        return are_bio(self.labels)
+
+    @property
+    def metric(self) -> str:
+        return "entity_f1" if self.marks_spans else "token_accuracy"
+
+    def model_fields(self) -> dict[str, Any]:
+        """The tags."""
+        return label_fields(self.labels)
 
     def predict(self, example: TaggedDocument, features: Sequence[Feature], said: Sequence[Logits]) -> dict[str, Any]:
         """`tags`, one for each token, and the `probabilities` of those; null for a token that was not read."""
@@ -147,6 +165,9 @@ class Tagging(Labelling[TaggedDocument]):
             spans = {"precision": counts.precision, "recall": counts.recall, "f1": counts.f1}
             return scores | {f"entity_{name}": value for name, value in spans.items()}
         return scores | {"token_macro_f1": macro_f1([(tag,) for tag in tokens_predicted], [(tag,) for tag in tokens])}
+
+
+TAGGING = Kind("tagging", TaggedDocuments, TokenRows, TagAnswers)
 
 
 def _first_pieces(words: np.ndarray) -> np.ndarray:

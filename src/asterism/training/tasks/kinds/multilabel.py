@@ -2,18 +2,19 @@
 
 Files: JSONL or CSV with a `sequence` of bases (or a `text`), and a column for each label, or a list `labels`; or FASTA
 with a table of labels (JSONL or CSV) by `id`; or intervals of a genome with such a table, of which windows are read
-(`genomes/windows.py`). Columns may be in groups, by a table (JSONL or CSV) with the fields
+(`data/records/genome_windows.py`). Columns may be in groups, by a table (JSONL or CSV) with the fields
 `column` and `group`, whose scores are given apart.
 
 DNA has two strands, and what is said of one is mostly said of both: training may draw either (`augment_strands`), and
 an answer may be the mean of the probabilities for both (`average_strands`).
 """
 
+from abc import abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -37,70 +38,50 @@ from asterism.training.data.records.sequences import (
     columns_of,
     labels_of,
     letters_of,
-    other_strand,
     read_sequences,
 )
 from asterism.training.readers.reader import Row
 from asterism.training.settings.configuration import FineTuneConfig
-from asterism.training.tasks.baselines import baselines
-from asterism.training.tasks.classification import label_fields
-from asterism.training.tasks.curves import aucs, known_mean
+from asterism.training.tasks.answers import Logits, NoScoreError, ReadAnswers, shown
 from asterism.training.tasks.encoding import Encoded, encode
-from asterism.training.tasks.scores import Counts
-from asterism.training.tasks.task import Feature, Labelling, Logits, NoScoreError, shown
+from asterism.training.tasks.examples import Examples
+from asterism.training.tasks.kinds.classification import label_fields
+from asterism.training.tasks.rows import DrawnRows, Feature
+from asterism.training.tasks.scores.baselines import baselines
+from asterism.training.tasks.scores.curves import aucs, known_mean
+from asterism.training.tasks.scores.labels import Counts
+from asterism.training.tasks.task import Kind
 
 MOST_COUNTED = 10_000
 """Training examples that are read for baselines, evenly spread."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class MultiLabel(Labelling[LabelledSequence]):
-    """Which of its columns' labels a sequence has.
+class SequenceExamples(Examples[LabelledSequence]):
+    """Sequences with columns of labels.
 
-    columns          the names of the labels, in the order of the model's outputs
-    groups           the group of each column; () for none
-    pooling          which token the model answers by, "cls" or "mean"; None leaves it to the model
-    positive_weight  how many times as much as a 0 a 1 counts in training
-    augment_strands  whether training draws either strand of a sequence of bases
-    average_strands  whether an answer is the mean of the probabilities for both strands
-    genome           the file or folder whose windows are read, if data are intervals
-    window           bases of a window
+    columns  the names of the labels, in the order of the model's outputs
+    genome   the file or folder whose windows are read, if data are intervals
+    window   bases of a window
     """
 
-    architecture: ClassVar[str] = "AutoModelForSequenceClassification"
     formats: ClassVar[tuple[str, ...]] = ("jsonl", "csv", "fasta", "intervals")
-    readers: ClassVar[tuple[str, ...]] = ("whole", "cut")
-    on_demand: ClassVar[bool] = True
-    usual_weight: ClassVar[float] = 1.0
-    """The weight of positives, if the run does not say otherwise."""
 
     columns: tuple[str, ...]
-    groups: tuple[str, ...] = ()
-    pooling: str | None = None
-    positive_weight: float = 1.0
-    augment_strands: bool = False
-    average_strands: bool = False
     genome: str | None = None
     window: int = 8000
 
-    # --- examples ---------------------------------------------------------------------------------------------------
+    @classmethod
+    def files(cls, config: FineTuneConfig) -> tuple[str | None, ...]:
+        return *super().files(config), config.label_table, config.column_groups, config.genome
 
     @classmethod
-    def read(cls, path: Path) -> Sequence[LabelledSequence]:
-        """As `read_for` without a table."""
-        return cls._labelled(read_sequences(path, cls.formats, None))
-
-    @classmethod
-    def read_for(cls, path: Path, config: FineTuneConfig) -> Sequence[LabelledSequence]:
+    def read(cls, path: Path, config: FineTuneConfig) -> Sequence[LabelledSequence]:
         """The sequences of a file, or of windows of the genome, with the labels of `label_table` if there is one."""
         if config.genome is not None:
             return cls._windows(path, config)
-        return cls._labelled(read_sequences(path, cls.formats, config.label_table))
-
-    @classmethod
-    def _labelled(cls, records: Iterator[Record]) -> list[LabelledSequence]:
         examples: list[LabelledSequence] = []
-        for record in records:
+        for record in read_sequences(path, cls.formats, config.label_table):
             columns = examples[0].columns if examples else columns_of(record)
             examples.append(LabelledSequence(record, *letters_of(record), columns, labels_of(record, columns)))
         return examples
@@ -134,82 +115,85 @@ class MultiLabel(Labelling[LabelledSequence]):
         """The labels of a record in these columns: uint8 of 0 and 1."""
         return labels_of(record, columns)
 
+    @classmethod
+    def decided(
+        cls, training: Sequence[LabelledSequence], known: Sequence[str], choices: Mapping[str, Any]
+    ) -> dict[str, Any]:
+        """The columns, which are those of the first example."""
+        return {"columns": training[0].columns}
+
+    def example(self, record: Record, *, labelled: bool) -> LabelledSequence:
+        """Its sequence, and if `labelled` its columns."""
+        labels = self.labels_of(record, self.columns) if labelled else None
+        return LabelledSequence(record, *self._letters(record), self.columns, labels)
+
+    def _letters(self, record: Record) -> tuple[str, bool]:
+        """The sequence of a record, its window, or its text; and whether it is one of bases. Raises DataError."""
+        if "chromosome" in record.fields and "sequence" not in record.fields:
+            return window_letters(self._sequences, interval_of(record), self.window), True
+        return letters_of(record)
+
     @cached_property
-    def sequences(self) -> Sequences:
+    def _sequences(self) -> Sequences:
         """Those of the genome. Raises DataError if there is none."""
         if self.genome is None:
             raise DataError("data: intervals need a genome, and this run has none; give sequences")
         return open_sequences(self.genome)
 
-    def letters(self, record: Record) -> tuple[str, bool]:
-        """The sequence of a record, its window, or its text; and whether it is one of bases. Raises DataError."""
-        if "chromosome" in record.fields and "sequence" not in record.fields:
-            return window_letters(self.sequences, interval_of(record), self.window), True
-        return letters_of(record)
+
+class ColumnExamples(SequenceExamples):
+    """Sequences with any number of columns, which are scored each, and may be in groups."""
 
     @classmethod
-    def files(cls, config: FineTuneConfig) -> tuple[str | None, ...]:
-        return *super().files(config), config.label_table, config.column_groups, config.genome
+    def divided(cls, config: FineTuneConfig) -> tuple[Sequence[LabelledSequence], Sequence[LabelledSequence]]:
+        """As of every task. Raises NoScoreError for validation examples without a score: now, not after training."""
+        training, validation = super().divided(config)
+        columns = training[0].columns
+        seen = np.zeros((2, len(columns)), dtype=bool)
+        for example in validation:
+            labels = example.labels_in(columns) > 0
+            seen |= [~labels, labels]
+            if seen.all(0).any():
+                return training, validation
+        raise _no_area(len(columns), len(validation))
 
     @classmethod
-    def choices(
-        cls, config: FineTuneConfig, model: PreTrainedConfig, tokenizer: PreTrainedTokenizerFast
+    def decided(
+        cls, training: Sequence[LabelledSequence], known: Sequence[str], choices: Mapping[str, Any]
     ) -> dict[str, Any]:
-        """The settings that are its fields, and the table of groups."""
-        weight = cls.usual_weight if config.positive_weight is None else config.positive_weight
-        named = {} if config.column_groups is None else read_groups(Path(config.column_groups))
-        return {**super().choices(config, model, tokenizer), "positive_weight": weight, "named_groups": named}
+        """The columns, and the group of each, which the choice of `groups` says by name.
 
-    @classmethod
-    def of(
-        cls,
-        examples: Sequence[LabelledSequence],
-        *,
-        length: int,
-        known: Sequence[str] = (),
-        named_groups: Mapping[str, str] | None = None,
-        **choices: Any,
-    ) -> Self:
-        """With the columns of the first example, and the group of each. Raises DataError for one without a group."""
-        columns = examples[0].columns
-        if named_groups and (lacking := [name for name in columns if name not in named_groups]):
+        Raises DataError for a column without a group, where others have one.
+        """
+        found = super().decided(training, known, choices)
+        groups: Mapping[str, str] = choices.get("groups", {})
+        if groups and (lacking := [name for name in found["columns"] if name not in groups]):
             raise DataError(f"column_groups: {len(lacking):,} columns have no group, such as {lacking[0]!r}")
-        groups = tuple(named_groups[name] for name in columns) if named_groups else cls.usual_groups(columns)
-        return cls(columns=columns, groups=groups, length=length, **choices)
+        named = tuple(groups[name] for name in found["columns"]) if groups else cls.usual_groups(found["columns"])
+        return {**found, "groups": named}
 
     @classmethod
     def usual_groups(cls, columns: Sequence[str]) -> tuple[str, ...]:
         """The groups of columns that no table puts into one."""
         return ()
 
-    def example(self, record: Record, *, labelled: bool) -> LabelledSequence:
-        """Its sequence, and if `labelled` its columns."""
-        labels = self.labels_of(record, self.columns) if labelled else None
-        return LabelledSequence(record, *self.letters(record), self.columns, labels)
-
     def gold(self, example: LabelledSequence) -> Any:
         """The label of each column, by its name."""
-        return dict(zip(self.columns, self._known(example).tolist(), strict=True))
+        return dict(zip(self.columns, example.labels_in(self.columns).tolist(), strict=True))
 
-    def _known(self, example: LabelledSequence) -> np.ndarray:
-        if example.columns != self.columns or example.labels is None:
-            odd = sorted(set(example.columns) ^ set(self.columns))[:1] or ["their order"]
-            raise DataError(
-                f"{example.record.place}: has {len(example.columns):,} columns of labels, the training data"
-                f" {len(self.columns):,}; they differ in {odd[0]}"
-            )
-        return example.labels
 
-    # --- rows -------------------------------------------------------------------------------------------------------
+@dataclass(frozen=True, kw_only=True)
+class SequenceRows(DrawnRows[LabelledSequence]):
+    """Rows of the letters of sequences.
 
-    def model_fields(self) -> dict[str, Any]:
-        """The columns, which loss, and which token they are read from."""
-        pooling = {} if self.pooling is None else {"classifier_pooling": self.pooling}
-        return {**label_fields(self.columns), "problem_type": "multi_label_classification", **pooling}
+    columns          the names of the labels, in the order of the model's outputs
+    augment_strands  whether training draws either strand of a sequence of bases
+    average_strands  whether an answer is the mean of the probabilities for both strands
+    """
 
-    @property
-    def weight_of_positives(self) -> float:
-        return self.positive_weight
+    columns: tuple[str, ...]
+    augment_strands: bool = False
+    average_strands: bool = False
 
     def encoded(self, examples: Sequence[LabelledSequence], tokenizer: PreTrainedTokenizerFast) -> Iterator[Encoded]:
         """The letters of each."""
@@ -217,7 +201,7 @@ class MultiLabel(Labelling[LabelledSequence]):
 
     def feature(self, example: LabelledSequence, encoded: Encoded, row: Row) -> Feature:
         """The target is a list of 0.0 and 1.0, one per column."""
-        target = None if example.labels is None else self._known(example).astype(np.float32)
+        target = None if example.labels is None else example.labels_in(self.columns).astype(np.float32)
         return Feature(encoded.row(row), target, row=row)
 
     def features(
@@ -225,52 +209,95 @@ class MultiLabel(Labelling[LabelledSequence]):
     ) -> Iterator[list[Feature]]:
         """One row of each, or one of each strand."""
         for example in examples:
-            strands = [example, self._reversed(example)] if self.average_strands else [example]
+            strands = [example, example.reversed] if self.average_strands else [example]
             yield [feature for (feature,) in super().features(strands, tokenizer)]
 
     def drawn(
         self, example: LabelledSequence, tokenizer: PreTrainedTokenizerFast, random: np.random.Generator
     ) -> Feature:
         """Of either strand, where training draws them."""
-        if self.augment_strands and random.integers(2):
-            example = self._reversed(example)
-        ((feature,),) = super().features([example], tokenizer)
+        one = example.reversed if self.augment_strands and random.integers(2) else example
+        ((feature,),) = super().features([one], tokenizer)
         return feature
-
-    @staticmethod
-    def _reversed(example: LabelledSequence) -> LabelledSequence:
-        if not example.of_bases:
-            raise DataError(
-                f"{example.record.place}: a text has no other strand: leave augment_strands and"
-                " average_strands out, or give a `sequence` of bases"
-            )
-        return replace(example, letters=other_strand(example.letters))
 
     def targets(self, features: Sequence[Feature], length: int) -> dict[str, torch.Tensor]:
         """`labels`: float32 [B, columns]."""
         return {"labels": torch.from_numpy(np.stack([feature.target for feature in features]))}
 
-    # --- answers ----------------------------------------------------------------------------------------------------
 
-    @property
-    def metric(self) -> str:
-        return "auc"
+@dataclass(frozen=True, kw_only=True)
+class SequenceAnswers(ReadAnswers[LabelledSequence]):
+    """How likely each column of a sequence is 1.
 
-    @property
-    def answer(self) -> str:
-        return "probabilities"
+    columns          the names of the labels, in the order of the model's outputs
+    groups           the group of each column; () for none
+    pooling          which token the model answers by, "cls" or "mean"; None leaves it to the model
+    positive_weight  how many times as much as a 0 a 1 counts in training
+    """
 
-    def predict(self, example: LabelledSequence, features: Sequence[Feature], said: Sequence[Logits]) -> dict[str, Any]:
-        """`labels`, the columns more likely than not; `probabilities` of all."""
-        probabilities = dict(zip(self.columns, map(shown, self._probabilities(said)), strict=True))
-        return {"labels": [name for name, one in probabilities.items() if one > 0.5], "probabilities": probabilities}
+    architecture: ClassVar[str] = "AutoModelForSequenceClassification"
+    usual_weight: ClassVar[float] = 1.0
+    """The weight of positives, if the run does not say otherwise."""
+
+    columns: tuple[str, ...]
+    groups: tuple[str, ...] = ()
+    pooling: str | None = None
+    positive_weight: float = 1.0
+
+    @classmethod
+    def choices(
+        cls, config: FineTuneConfig, model: PreTrainedConfig, tokenizer: PreTrainedTokenizerFast
+    ) -> dict[str, Any]:
+        """The weight of positives."""
+        return {"positive_weight": cls.usual_weight if config.positive_weight is None else config.positive_weight}
+
+    def model_fields(self) -> dict[str, Any]:
+        """The columns, which loss, and which token they are read from."""
+        pooling = {} if self.pooling is None else {"classifier_pooling": self.pooling}
+        return {**label_fields(self.columns), "problem_type": "multi_label_classification", **pooling}
 
     @staticmethod
-    def _probabilities(said: Sequence[Logits]) -> list[float]:
-        """Of each column, the mean over the strands."""
+    def probabilities(said: Sequence[Logits]) -> list[float]:
+        """Of each column, the mean over the strands, given the logits [columns] of each, float32."""
         logits = torch.from_numpy(np.stack([one[0] for one in said])).double()
         probabilities: list[float] = logits.sigmoid().mean(0).tolist()
         return probabilities
+
+    def baselines(
+        self, training: Sequence[LabelledSequence], scored: Sequence[LabelledSequence], there: Sequence[Any]
+    ) -> dict[str, dict[str, float]]:
+        """The frequencies of the columns, and a regression on counted words or bases."""
+        examples = list(training[:: max(1, len(training) // MOST_COUNTED)])
+        return baselines(
+            [(one.letters, one.labels_in(self.columns).astype(np.float64)) for one in examples],
+            [one.letters for one in scored],
+            lambda found: self.score([self._as_answer(row) for row in found], there),
+            of_bases=all(one.of_bases for one in examples),
+        )
+
+    @abstractmethod
+    def _as_answer(self, probabilities: np.ndarray) -> Any:
+        """Probabilities of the columns as `score` takes them."""
+
+
+class ColumnAnswers(SequenceAnswers):
+    """Which of its columns' labels a sequence has."""
+
+    metric: ClassVar[str] = "auc"
+    answer: ClassVar[str] = "probabilities"
+
+    @classmethod
+    def choices(
+        cls, config: FineTuneConfig, model: PreTrainedConfig, tokenizer: PreTrainedTokenizerFast
+    ) -> dict[str, Any]:
+        """The weight of positives, and the table of groups."""
+        groups = {} if config.column_groups is None else read_groups(Path(config.column_groups))
+        return {**super().choices(config, model, tokenizer), "groups": groups}
+
+    def predict(self, example: LabelledSequence, features: Sequence[Feature], said: Sequence[Logits]) -> dict[str, Any]:
+        """`labels`, the columns more likely than not; `probabilities` of all."""
+        probabilities = dict(zip(self.columns, map(shown, self.probabilities(said)), strict=True))
+        return {"labels": [name for name, one in probabilities.items() if one > 0.5], "probabilities": probabilities}
 
     def score(self, predicted: Sequence[Any], there: Sequence[Any]) -> dict[str, float]:
         """`auc`, the mean over the columns; `auc_GROUP` of each group; `micro_f1`; and the share of columns scored.
@@ -281,7 +308,7 @@ class MultiLabel(Labelling[LabelledSequence]):
         each = aucs(scores, labels)
         mean = known_mean(each)
         if mean is None:
-            raise self._no_area(len(there))
+            raise _no_area(len(self.columns), len(there))
         by_group = {group: self._of_group(each, group) for group in dict.fromkeys(self.groups)}
         found = Counts(int((scores > 0.5).sum()), int(labels.sum()), int(((scores > 0.5) & labels).sum()))
         return {
@@ -290,34 +317,6 @@ class MultiLabel(Labelling[LabelledSequence]):
             "micro_f1": found.f1,
             "columns_scored": sum(one is not None for one in each) / len(each),
         }
-
-    def _no_area(self, examples: int) -> NoScoreError:
-        return NoScoreError(
-            f"none of the {len(self.columns):,} columns has both a 0 and a 1 among the {examples:,} examples that"
-            " are scored: there is no area under a curve; score more of them"
-        )
-
-    def require_scores(self, examples: Sequence[LabelledSequence]) -> None:
-        seen = np.zeros((2, len(self.columns)), dtype=bool)
-        for example in examples:
-            labels = self._known(example) > 0
-            seen |= [~labels, labels]
-            if seen.all(0).any():
-                return
-        raise self._no_area(len(examples))
-
-    def baselines(
-        self, training: Sequence[LabelledSequence], scored: Sequence[LabelledSequence]
-    ) -> dict[str, dict[str, float]]:
-        """The frequencies of the columns, and a regression on counted words or bases."""
-        examples = list(training[:: max(1, len(training) // MOST_COUNTED)])
-        there = [self.gold(one) for one in scored]
-        return baselines(
-            [(one.letters, self._known(one).astype(np.float64)) for one in examples],
-            [one.letters for one in scored],
-            lambda found: self.score([self._as_answer(row) for row in found], there),
-            of_bases=all(one.of_bases for one in examples),
-        )
 
     def _as_answer(self, probabilities: np.ndarray) -> Any:
         """Probabilities of the columns as `score` takes them."""
@@ -339,7 +338,7 @@ class MultiLabel(Labelling[LabelledSequence]):
         """The scores, and the area of each column; those that are left out are named. None for a single column."""
         if len(self.columns) == 1:
             return None
-        labels = np.stack([self._known(one) for one in examples]) > 0
+        labels = np.stack([one.labels_in(self.columns) for one in examples]) > 0
         each = aucs(self._matrix([one[self.answer] for one in predictions]), labels)
         lines = [f"# {len(examples):,} examples, {len(self.columns):,} columns", ""]
         lines += [f"- {name}: {value:.4f}" for name, value in scores.items()]
@@ -348,6 +347,9 @@ class MultiLabel(Labelling[LabelledSequence]):
         for name, group, positives, area in zip(self.columns, groups, labels.sum(0).tolist(), each, strict=True):
             lines.append(f"| {name} | {group} | {positives:,} | {'left out' if area is None else f'{area:.4f}'} |")
         return "\n".join([*lines, ""])
+
+
+MULTILABEL = Kind("multilabel", ColumnExamples, SequenceRows, ColumnAnswers)
 
 
 def read_groups(path: Path) -> dict[str, str]:
@@ -359,3 +361,10 @@ def read_groups(path: Path) -> dict[str, str]:
             raise record.error("column", f"{column!r} has a group already")
         groups[column] = record.text("group")
     return groups
+
+
+def _no_area(columns: int, examples: int) -> NoScoreError:
+    return NoScoreError(
+        f"none of the {columns:,} columns has both a 0 and a 1 among the {examples:,} examples that are scored: there"
+        " is no area under a curve; score more of them"
+    )

@@ -1,0 +1,137 @@
+"""Labelled examples of a task: those to train on and those to score, as features, and a hash of the files they are of.
+
+Where an example is one row (`DrawnRows`), features are made whenever they are drawn or asked for, and examples
+that are read from a file as they are needed are never all in memory.
+
+Invariant: features come in a new order on each pass, a function of (seed, pass), and of their lengths and the size of
+batches if these are to hold features of like length; a batch may span two passes.
+"""
+
+import hashlib
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, ClassVar, overload
+
+import numpy as np
+from transformers import PreTrainedTokenizerFast
+
+from asterism.presence import pair_of
+from asterism.randomness import of_row
+from asterism.system import sha256_of
+from asterism.training.data.corpora.corpus import Corpus
+from asterism.training.data.corpora.folders import list_folder
+from asterism.training.data.corpora.packing import Epochs, EpochsByLength
+from asterism.training.data.corpora.splits import Split
+from asterism.training.settings.configuration import FineTuneConfig
+from asterism.training.tasks.rows import DrawnRows, Feature, Rows
+from asterism.training.tasks.task import Task
+
+LOOKED_AT = 200
+"""Examples, of those that are read on demand, by which it is told before the first step how many are cut."""
+
+
+class AskedFeatures(Sequence[list[Feature]]):
+    """The features of each example, to be asked about, made when they are taken."""
+
+    def __init__(self, rows: Rows[Any], examples: Sequence[Any], tokenizer: PreTrainedTokenizerFast) -> None:
+        self.rows, self.examples, self.tokenizer = rows, examples, tokenizer
+
+    def __len__(self) -> int:
+        return len(self.examples)
+
+    @overload
+    def __getitem__(self, number: int) -> list[Feature]: ...
+    @overload
+    def __getitem__(self, number: slice) -> Sequence[list[Feature]]: ...
+    def __getitem__(self, number: int | slice) -> list[Feature] | Sequence[list[Feature]]:
+        if isinstance(number, slice):
+            return AskedFeatures(self.rows, self.examples[number], self.tokenizer)
+        (features,) = self.rows.features([self.examples[number]], self.tokenizer)
+        return features
+
+    def __iter__(self) -> Iterator[list[Feature]]:
+        yield from self.rows.features(self.examples, self.tokenizer)
+
+
+class LabelledCorpus(Corpus[list[Feature]]):
+    """The data of a fine-tuning run.
+
+    `training_features` is how many rows there are to learn from, `asked_features` how many the examples of `validation`
+    have; `validation_features` are those of each. Raises DataError for an example that the task cannot use, here or
+    when it is read.
+    """
+
+    unit: ClassVar[str] = "examples"
+
+    def __init__(
+        self,
+        config: FineTuneConfig,
+        training: Sequence[Any],
+        validation: Sequence[Any],
+        task: Task[Any],
+        tokenizer: PreTrainedTokenizerFast,
+    ) -> None:
+        self.name, self.sha256 = config.data, identity(*task.examples.files(config))
+        self.examples, self.validation = training, validation
+        rows, asked = task.rows, AskedFeatures(task.rows, validation, tokenizer)
+        self._feature: Callable[[int, int, int], Feature]
+        """A training feature, by its number, as it is drawn at a place of a step."""
+        self.validation_features: Sequence[list[Feature]]
+        if isinstance(rows, DrawnRows):
+            looked_at = training[:: max(1, len(training) // LOOKED_AT)]
+            self.notes = self._cuts(rows, rows.features(looked_at, tokenizer))
+            self._feature = lambda number, step, place: rows.drawn(
+                training[number], tokenizer, of_row(config.seed, step, place)
+            )
+            self.training_features = len(training)
+            self.validation_features = asked
+            self.asked_features = len(asked) * len(asked[0]) if validation else 0
+        else:
+            each = list(rows.training_features(training, tokenizer))
+            features = [one for some in each for one in some]
+            self.notes = [*rows.notes(training, each), *self._cuts(rows, each)]
+            self._feature = lambda number, step, place: features[number]
+            self.training_features = len(features)
+            self.validation_features = list(asked)
+            self.asked_features = sum(map(len, self.validation_features))
+        self.epochs = Epochs(self.training_features, config.seed)
+        if config.group_by_length:
+            lengths = np.array([rows.tokens(self._feature(number, 0, 0)) for number in range(self.training_features)])
+            self.epochs = EpochsByLength(lengths, config.batch_size, config.seed)
+
+    def _cuts(self, rows: Rows[Any], each: Iterable[Sequence[Feature]]) -> list[str]:
+        """How many documents are cut, by the first feature of each of those that were looked at."""
+        firsts = [some[0] for some in each if some]
+        cut = sum(one.is_cut for one in firsts)
+        if not cut:
+            return []
+        return [
+            f"{cut / len(firsts):.0%} of the training documents ({cut:,} of {len(firsts):,}"
+            f"{' that were looked at' if len(firsts) < len(self.examples) else ''}) are longer than"
+            f" {rows.length:,} tokens and cut there: a greater length, or another reader, reads more of them"
+        ]
+
+    def length(self, split: Split) -> int:
+        return {"train": len(self.examples), "validation": len(self.validation)}[split]
+
+    def draw(self, step: int, count: int) -> list[Feature]:
+        """The training features of one step."""
+        numbers = self.epochs.draw(step * count, count).tolist()
+        return [self._feature(number, step, place) for place, number in enumerate(numbers)]
+
+
+def identity(*paths: str | None) -> str:
+    """The hash of the bytes of files, one after the other, two for a pair; None is the file that there is not.
+
+    Of a folder, the names and bytes of all files in it.
+    """
+    digest = hashlib.sha256()
+    for path in paths:
+        names = [] if path is None else list(pair_of(path) or (path,))
+        if path is not None and Path(path).is_dir():
+            below = list_folder(Path(path))
+            digest.update("\0".join(below).encode(errors="surrogateescape"))
+            names = [f"{path}/{name}" for name in below]
+        for one in names:
+            digest.update(sha256_of(Path(one)))
+    return digest.hexdigest()

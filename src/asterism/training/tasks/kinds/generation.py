@@ -1,0 +1,28 @@
+"""Generation: any text that belongs to another, where one is right."""
+
+from collections.abc import Sequence
+from typing import Any, ClassVar
+
+from asterism.training.tasks.kinds.writing import PairRows, Pairs, TextAnswers
+from asterism.training.tasks.scores.texts import exact_match, token_accuracy
+from asterism.training.tasks.task import Kind
+
+
+class Outputs(Pairs):
+    """Texts and what is made of them."""
+
+    names: ClassVar[tuple[str, str]] = ("input", "output")
+
+
+class OutputAnswers(TextAnswers):
+    """What is made of the input, right or wrong."""
+
+    answer: ClassVar[str] = "output"
+    metric: ClassVar[str] = "exact_match"
+
+    def score(self, predicted: Sequence[Any], there: Sequence[Any]) -> dict[str, float]:
+        """`exact_match`, and `token_accuracy` of tokens that are parted by white space."""
+        return {"exact_match": exact_match(predicted, there), "token_accuracy": token_accuracy(predicted, there)}
+
+
+GENERATION = Kind("generation", Outputs, PairRows, OutputAnswers)

@@ -1,0 +1,197 @@
+"""How examples become rows of a model's input, to be learned from and to be asked about.
+
+    example -> document, encoded by the tokenizer -> rows, as a reader divides it -> features -> a batch
+
+A feature is one row with what the model's loss needs; the training loop sees nothing but features and tensors. `Rows`
+are made before the first step. `DrawnRows` are made when a step draws them. Of `RankedRows` the best windows of a
+document can be read first, or read again.
+"""
+
+from abc import ABC, abstractmethod
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, ClassVar, Generic
+
+import numpy as np
+import torch
+from transformers import PreTrainedTokenizerFast
+
+from asterism.errors import ConfigurationError, DataError
+from asterism.training.readers.learned import Scorer
+from asterism.training.readers.reader import Document, Reader, Row, Stretch
+from asterism.training.readers.selected import Selected
+from asterism.training.readers.text import parse_reader
+from asterism.training.tasks.encoding import Encoded
+from asterism.training.tasks.examples import Example
+
+
+@dataclass(frozen=True, eq=False)
+class Feature:
+    """One row of a model's input.
+
+    inputs   the model's arguments, such as input_ids: int32 [N] each
+    target   what the loss needs, as `Rows.targets` reads it; None for an example without labels
+    tokens   what `Answers` need to know about each of the N tokens to read logits, or nothing
+    row      which of the document's tokens it holds
+    is_cut   whether nobody reads the end of the document
+    """
+
+    inputs: dict[str, np.ndarray]
+    target: Any
+    tokens: np.ndarray | None = None
+    row: Row = ()
+    is_cut: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rows(ABC, Generic[Example]):
+    """The rows of a kind of task: a frozen dataclass of what JSON can hold, but for the scorer.
+
+    length  how many tokens a row has at most
+    reader  the text of the reader that makes rows of documents, the length of its rows left out
+    scorer  what a reader that learns has learned; kept beside the weights of the model
+
+    Raises ConfigurationError for a length that no row can have.
+    """
+
+    readers: ClassVar[tuple[str, ...]]
+    """The names of the readers that suit it."""
+
+    length: int
+    reader: str = "cut()"
+    scorer: Scorer | None = field(default=None, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        if self.length < 1:
+            raise ConfigurationError(f"length: rows have at least one token, got {self.length}")
+
+    @property
+    def reading(self) -> Reader:
+        """The reader as a value."""
+        return parse_reader(self.reader)
+
+    @property
+    def longest(self) -> tuple[int, ...]:
+        """Tokens of the longest row, and of the longest target, if texts are written."""
+        return (self.length,)
+
+    # --- of an example ----------------------------------------------------------------------------------------------
+
+    @abstractmethod
+    def encoded(self, examples: Sequence[Example], tokenizer: PreTrainedTokenizerFast) -> Iterator[Encoded]:
+        """The document of each example as the tokenizer reads it; at least what the reader reads of it."""
+
+    @abstractmethod
+    def feature(self, example: Example, encoded: Encoded, row: Row) -> Feature:
+        """One row of an example's document. Raises DataError for labels that cannot be used."""
+
+    def document(self, example: Any, encoded: Encoded) -> Document:
+        """What the reader sees of an example. Raises DataError for one that it cannot read."""
+        document = replace(encoded.document(self.length), scorer=self.scorer)
+        needs, place = self.reading.needs, example.record.place
+        if document.room < needs:
+            raise DataError(
+                f"{place}: what stands around the document has {encoded.around:,} tokens and leaves"
+                f" {max(0, document.room):,} of length {self.length:,} for it, where reader {self.reader} needs"
+                f" {needs:,}: give a longer length"
+            )
+        if not document.tokens:
+            raise DataError(f"{place}: the tokenizer makes no token of the document")
+        if reason := self.reading.refusal(document):
+            raise DataError(f"{place}: {reason}")
+        return document
+
+    # --- of examples ------------------------------------------------------------------------------------------------
+
+    def features(self, examples: Sequence[Example], tokenizer: PreTrainedTokenizerFast) -> Iterator[list[Feature]]:
+        """The features of each example, in their order, to be asked about.
+
+        Raises DataError at the first example that cannot be used, such as one without a token; those before it come.
+        """
+        for example, encoded in zip(examples, self.encoded(examples, tokenizer), strict=True):
+            document = self.document(example, encoded)
+            yield self._made(example, encoded, document, self.reading.rows(document))
+
+    def training_features(
+        self, examples: Sequence[Example], tokenizer: PreTrainedTokenizerFast
+    ) -> Iterator[list[Feature]]:
+        """The features of each example, in their order, to be learned from. Raises as `features` does."""
+        for example, encoded in zip(examples, self.encoded(examples, tokenizer), strict=True):
+            document = self.document(example, encoded)
+            yield self._made(example, encoded, document, self.reading.training_rows(document))
+
+    def _made(self, example: Example, encoded: Encoded, document: Document, rows: Sequence[Row]) -> list[Feature]:
+        features = [self.feature(example, encoded, row) for row in rows]
+        if self.reading.cuts and (encoded.goes_on or document.tokens > document.room):
+            return [replace(feature, is_cut=True) for feature in features]
+        return features
+
+    def notes(self, examples: Sequence[Example], features: Sequence[Sequence[Feature]]) -> list[str]:
+        """What a user should know about the training examples and the features of each, one line each.
+
+        Raises DataError for a training example that cannot be learned from, though it could be scored.
+        """
+        return []
+
+    # --- of a batch -------------------------------------------------------------------------------------------------
+
+    def tokens(self, feature: Feature) -> int:
+        """How long a feature is, where features of like length are to share a batch."""
+        return len(feature.inputs["input_ids"])
+
+    @abstractmethod
+    def targets(self, features: Sequence[Feature], length: int) -> dict[str, torch.Tensor]:
+        """What the loss needs for a batch of features whose rows are padded on the right to `length` tokens."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class DrawnRows(Rows[Example]):
+    """Rows of examples that are one row each, made whenever a step draws them.
+
+    Such examples may be read as they are needed, and need not fit into memory.
+    """
+
+    readers: ClassVar[tuple[str, ...]] = ("whole", "cut")
+
+    def drawn(self, example: Example, tokenizer: PreTrainedTokenizerFast, random: np.random.Generator) -> Feature:
+        """The one feature of an example that a step learns from. Raises as `features` does."""
+        ((feature,),) = self.features([example], tokenizer)
+        return feature
+
+
+@dataclass(frozen=True, eq=False)
+class Studied:
+    """A training document whose windows a scorer learns to rank, and the words of each window, counted."""
+
+    example: Any
+    encoded: Encoded
+    windows: Sequence[Stretch]
+    words: Sequence[Counter[str]]
+    reader: Selected
+
+
+class RankedRows(Rows[Example]):
+    """Rows of texts, whose windows can be ranked: by words, by what was learned of them, or by the model itself."""
+
+    @abstractmethod
+    def wanted(self, studied: Sequence[Studied]) -> list[Sequence[float] | None]:
+        """How much each window of training documents is wanted, for a scorer to learn; None where nobody can say."""
+
+    def again(
+        self, example: Example, features: Sequence[Feature], found: Sequence[Any], tokenizer: PreTrainedTokenizerFast
+    ) -> list[Feature]:
+        """What is to be read next, where the model `found` so much in each feature; [] after a single row."""
+        if len(features) == 1:
+            return []
+        (encoded,) = self.encoded([example], tokenizer)
+        row = self.reading.again(self.document(example, encoded), [feature.row for feature in features], found)
+        return [self.feature(example, encoded, row)]
+
+
+def pad(rows: Sequence[np.ndarray], length: int, filler: int) -> torch.Tensor:
+    """Rows of integers [N] each, N up to `length`, as int64 [B, length], filled up on the right."""
+    padded = np.full((len(rows), length), filler, dtype=np.int64)
+    for place, row in zip(padded, rows, strict=True):
+        place[: len(row)] = row
+    return torch.from_numpy(padded)
