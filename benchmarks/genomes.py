@@ -15,7 +15,7 @@ finished in the folder is not done again, and what was stopped goes on.
 import argparse
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, replace
+from dataclasses import replace
 from datetime import date
 from pathlib import Path
 from typing import Any
@@ -123,7 +123,7 @@ def trained(config: RunConfig, run: Path) -> dict[str, Any]:
     """What training cost, and the scores of the held-out splits."""
     train_counted(config, run)
     opened = open_run(run)
-    scores = {split: asdict(evaluate(opened, split=split)) for split in HELD_OUT}
+    scores = {split: evaluate(opened, split=split).as_json() for split in HELD_OUT}
     return {
         **spent(run),
         "scores": {split: one | {"corpus": Path(config.data or "").name} for split, one in scores.items()},

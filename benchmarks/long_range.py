@@ -12,7 +12,7 @@ Beside the scores stands what guessing gives: one label of four, one place of si
 import argparse
 import json
 import sys
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -95,7 +95,7 @@ def report(rows: list[dict[str, Any]]) -> None:
 def _run(config: Any, folder: Path) -> dict[str, Any]:
     """The report of a run that is started, goes on, or is finished already."""
     print(folder, file=sys.stderr)
-    return asdict(train(config, folder, resume=(folder / "run.json").exists()))
+    return train(config, folder, resume=(folder / "run.json").exists()).as_json()
 
 
 def _arguments() -> argparse.Namespace:

@@ -12,7 +12,7 @@ Equal work is counted in tokens; the minutes that each run took stand beside the
 import argparse
 import json
 import sys
-from dataclasses import asdict, replace
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -36,7 +36,7 @@ def run(name: str, folder: Path, steps: int, seed: int) -> dict[str, Any]:
     """The mixers of a recipe and the report of its run."""
     print(name, file=sys.stderr)
     config = replace(recipe(name), steps=steps, minutes=None, seed=seed)
-    return {"mixers": config.model.mixers, **asdict(train(config, folder, resume=(folder / "run.json").exists()))}
+    return {"mixers": config.model.mixers, **train(config, folder, resume=(folder / "run.json").exists()).as_json()}
 
 
 def report(rows: list[dict[str, Any]]) -> None:

@@ -17,6 +17,7 @@ from asterism.training import recipe
 from asterism.training.data.corpora.splits import ArrayPieces
 from asterism.training.data.corpora.windows import plan_pieces
 from asterism.training.objectives.causal import bits_per_byte
+from asterism.training.run.evaluator import Evaluator
 
 
 @pytest.fixture
@@ -75,7 +76,7 @@ def test_bits_of_pictures_have_the_mean_that_the_library_gives(cifar):
     bits = cifar.picture_bits(model, pieces, config)
     assert len(bits) == 3 and len(set(bits)) == 3
     plan = plan_pieces(pieces, 48, 0, 0, len(pieces))
-    assert np.mean(bits) == pytest.approx(bits_per_byte(model, pieces, plan, config), rel=1e-6)
+    assert np.mean(bits) == pytest.approx(bits_per_byte(model, pieces, plan, config, Evaluator()), rel=1e-6)
 
 
 def test_patterns_read_what_is_said_and_models_are_of_one_size(cifar, arguments):

@@ -4,7 +4,6 @@ Of bytes: bits per byte; of text: nats per masked token; of a fine-tuned model: 
 """
 
 from collections.abc import Sequence
-from dataclasses import asdict
 from pathlib import Path
 
 from asterism import training
@@ -24,7 +23,7 @@ def run(argv: Sequence[str]) -> None:
     if is_follower():
         return
     if as_json:
-        print_json({"run": options["run"], **asdict(result)})
+        print_json({"run": options["run"], **result.as_json()})
     else:
         print(result)
 

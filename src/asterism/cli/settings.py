@@ -8,7 +8,7 @@ import argparse
 import re
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, fields, is_dataclass
+from dataclasses import fields, is_dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -40,7 +40,7 @@ def train_and_tell(config: AnyConfig, folder: str, *, resume: bool, as_json: boo
     if is_follower():
         return
     if as_json:
-        print_json(asdict(report))
+        print_json(report.as_json())
         return
     print(report)
     print(f"{report.parameters:,} parameters, {report.steps:,} steps in {report.minutes:.1f} minutes")

@@ -24,15 +24,18 @@ from asterism.randomness import isolated
 from asterism.training.data.corpora.made_once import shared
 from asterism.training.data.corpora.splits import Split
 from asterism.training.objectives.footprint import require_memory_to_load
-from asterism.training.run.arithmetic import settled, weights_dtype
+from asterism.training.run.arithmetic import arithmetic, settled, weights_dtype
 from asterism.training.run.checkpoint import load_weights
+from asterism.training.run.evaluator import Evaluator
 from asterism.training.run.exchange import weighed
 from asterism.training.run.fitting import fit
 from asterism.training.run.folder import RENEWED, RunFolder
-from asterism.training.run.objective import Evaluation, Objective, Question, Report
+from asterism.training.run.metrics import Evaluation, Question, Report
+from asterism.training.run.objective import Objective
 from asterism.training.run.processes import Processes, compare, joined
 from asterism.training.run.progress import make_display, watching
 from asterism.training.run.setup import Setup, read_shape
+from asterism.training.settings.budget import Budget
 from asterism.training.settings.configuration import AnyConfig, RunConfig, config_to_dict
 from asterism.training.settings.mesh import mesh_sizes
 from asterism.training.settings.registry import OBJECTIVES
@@ -43,16 +46,23 @@ from asterism.training.settings.sampling import Sampling
 class Run:
     """A run that can be asked: its finished model, or that of its newest checkpoint, in evaluation mode.
 
-    `tokenizer` is None where the model reads bytes; `record` is what run.json says; `config.dtype` is what the run
-    computes in, where that was left to the machine.
+    `record` is what run.json says.
     """
 
     folder: RunFolder
     record: dict[str, Any]
-    config: AnyConfig
     objective: Objective[Any]
-    tokenizer: PreTrainedTokenizerBase | None
     model: PreTrainedModel
+
+    @property
+    def config(self) -> AnyConfig:
+        """The configuration; its dtype is what the run computes in, where that was left to the machine."""
+        return self.objective.config
+
+    @property
+    def tokenizer(self) -> PreTrainedTokenizerBase | None:
+        """That of the model; None where it reads bytes."""
+        return self.objective.tokenizer
 
 
 def train(config: AnyConfig, folder: str | Path, *, resume: bool = False, progress: bool = True) -> Report:
@@ -140,9 +150,7 @@ def _opened(run: RunFolder) -> Run:
     load_weights(weights, model)
     hidden.to("cuda" if torch.cuda.is_available() else "cpu")
     model.eval()
-    return Run(
-        folder=run, record=record, config=config, objective=objective, tokenizer=objective.tokenizer, model=model
-    )
+    return Run(folder=run, record=record, objective=objective, model=model)
 
 
 def evaluate(
@@ -175,7 +183,6 @@ def evaluate(
         data=None if data is None else str(data),
         split=split,
         minimum_context=(minimum_context,) if isinstance(minimum_context, int) else tuple(minimum_context),
-        limit=limit,
         reader=reader,
     )
     if limit is not None and limit < 1:
@@ -190,10 +197,9 @@ def evaluate(
         closing(make_display(progress and processes.leads)) as display,
     ):
         processes = weighed(opened.config, opened.model.config, opened.objective.longest, processes)
-        processes = replace(processes, watch=watching(display))
-        trained_on = opened.record["corpus"]["sha256"]
+        evaluator = Evaluator(Budget(limit), processes, watching(display))
         with shared(_name(processes)):
-            return opened.objective.answer(opened.model, question, trained_on, processes)
+            return opened.objective.answer(opened.model, question, opened.record["corpus"]["sha256"], evaluator)
 
 
 def generate(
@@ -224,14 +230,25 @@ def generate(
     if not parallel:
         opened = run if isinstance(run, Run) else open_run(run)
         with isolated(seed):
-            return opened.objective.generate(opened.model, prompt, settings)
+            values = opened.objective.continued(opened.model, opened.objective.prompt(prompt), settings)
+        return bytes(values[0].tolist())
     if any(size > 1 for name, size in mesh_sizes(parallel).items() if name != "cp"):
         raise ConfigurationError(f"parallel: a prompt is one row, whose tokens cp divides, got {parallel!r}")
     with _opened_by_all(run, parallel, dense_exchange) as (opened, processes):
         asked = {"prompt": hashlib.sha256(prompt).hexdigest(), "sampling": str(settings), "seed": str(seed)}
         compare(processes, "what is asked:", asked)
         with isolated(seed):
-            return opened.objective.generate(opened.model, prompt, {**settings, "seed": seed}, processes)
+            return _generated_together(opened, prompt, {**settings, "seed": seed}, processes)
+
+
+def _generated_together(run: Run, prompt: bytes, sampling: dict[str, Any], processes: Processes) -> bytes:
+    """What follows a prompt whose tokens the processes share, the same in all of them."""
+    start = run.objective.prompt(prompt)
+    processes = weighed(run.config, run.model.config, (max(start.shape[1], *run.objective.longest),), processes)
+    model: Any = run.model
+    own = processes.tokens(model, {"input_ids": start.to(model.device)})
+    with processes.sharing(), arithmetic(run.config.dtype, model.device):
+        return bytes(model.generate(**own, **sampling)[0].tolist())
 
 
 def _name(processes: Processes) -> str | None:
@@ -261,9 +278,10 @@ def report(run: Run | str | Path) -> Report:
     if record["result"] is None:
         raise CheckpointError(f"{folder.path} is not finished: go on with it, `--resume`, or score it as it is")
     try:
-        return OBJECTIVES.load(config.objective).report_type(**record["result"])
-    except TypeError as error:
+        made: Report = OBJECTIVES.load(config.objective).report(record["result"])
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise CheckpointError(f"{folder.run_file} is damaged: result: {error}") from error
+    return made
 
 
 _MAY_CHANGE = (*RENEWED, "parallel", "dense_exchange", "process_timeout")

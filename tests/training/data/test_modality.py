@@ -15,6 +15,7 @@ from asterism.training.data.corpora.modality import VOCABULARY, parse_modality
 from asterism.training.data.corpora.splits import ArrayPieces
 from asterism.training.data.corpora.windows import plan_pieces
 from asterism.training.objectives.causal import CausalBytes, bits_per_byte, refuse_labels
+from asterism.training.run.evaluator import Evaluator
 from asterism.training.settings.configuration import ModelConfig, RunConfig, config_from_dict
 
 
@@ -136,4 +137,4 @@ def test_bits_per_byte_are_the_mean_over_all_values_of_all_pieces():
                 logits = model(input_ids=torch.tensor([piece[start:place]])).logits[0, -1]
             bits -= float(logits.double().log_softmax(0)[piece[place]]) / math.log(2)
     plan = plan_pieces(pieces, 8, 0, 0, 31)
-    assert bits_per_byte(model, pieces, plan, config) == pytest.approx(bits / 31, abs=1e-5)
+    assert bits_per_byte(model, pieces, plan, config, Evaluator()) == pytest.approx(bits / 31, abs=1e-5)

@@ -2,7 +2,7 @@
 
 import json
 import random
-from dataclasses import asdict, replace
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -271,7 +271,7 @@ def test_batches_are_pairs_of_the_training_split(prose, objective):
     batch, again, other = (setup.objective.batch(setup.corpus, step) for step in (2, 2, 3))
     assert all(torch.equal(batch[name], again[name]) for name in batch)
     assert not torch.equal(batch["labels"], other["labels"])
-    tokenizer, room = setup.tokenizer, setup.objective.room
+    tokenizer, room = setup.objective.tokenizer, setup.objective.room
     assert batch["input_ids"].shape == batch["attention_mask"].shape == (8, 48) and room.inputs == 48
     assert batch["labels"].shape == (8, room.targets)
     blank = type(setup.objective).blank_batch(config, 8)
@@ -300,7 +300,7 @@ def test_a_resumed_run_equals_one_that_was_not_stopped(prose, objective, tmp_pat
         first, second = (tmp_path / run / "model" / name for run in ("whole", "parts"))
         assert first.read_bytes() == second.read_bytes()
     times = {"folder", "minutes"}
-    one, other = ({k: v for k, v in asdict(report).items() if k not in times} for report in (whole, resumed))
+    one, other = ({k: v for k, v in report.as_json().items() if k not in times} for report in (whole, resumed))
     assert one == other and whole.steps == 9
     found = evaluate(tmp_path / "whole")
     if objective != "prefix_lm":
@@ -313,7 +313,7 @@ def test_a_run_keeps_the_share_of_sentences_that_it_is_told(prose):
     for share in (0.0, 0.5):
         setup = resolve(settings(prose, "gap_sentences", kept_sentences=share, batch_size=64))
         batch = setup.objective.batch(setup.corpus, 0)
-        masks.append(int((batch["input_ids"] == setup.tokenizer.mask_token_id).sum()))
+        masks.append(int((batch["input_ids"] == setup.objective.tokenizer.mask_token_id).sum()))
     assert 0.3 < masks[1] / masks[0] < 0.7
 
 

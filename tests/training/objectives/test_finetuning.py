@@ -4,7 +4,7 @@ import json
 import random
 import re
 import shutil
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -22,7 +22,7 @@ from asterism.randomness import isolated
 from asterism.training import FineTuneConfig, evaluate, open_run, train
 from asterism.training.run import picture
 from asterism.training.run.folder import RunFolder
-from asterism.training.run.objective import Metric
+from asterism.training.run.metrics import Metric
 from asterism.training.tasks.kinds.classification import CLASSIFICATION, LabelledDocument
 from asterism.training.tasks.models import load_model, longest, model_shape, new_model
 
@@ -83,7 +83,7 @@ def test_a_task_is_learned(finished, files, task):
         record = json.loads(files[task].read_text().splitlines()[line - 1])
         for name in {"label", "tags"} & record.keys():
             assert prediction[f"predicted_{name}"] == record[name]
-    assert json.loads((folder / "run.json").read_text())["result"] == asdict(report)
+    assert json.loads((folder / "run.json").read_text())["result"] == report.as_json()
     assert not (folder / "checkpoints").exists()
 
 

@@ -13,7 +13,7 @@ from asterism.errors import ConfigurationError, DataError
 from asterism.shape import ModelConfig
 from asterism.training import RunConfig, evaluate, open_run, train
 from asterism.training.data.corpora.tokenization import bytes_of_tokens, make_tokenizer
-from asterism.training.objectives.masked import MaskedSplit
+from asterism.training.objectives.masked import MaskedRows
 
 pytestmark = pytest.mark.model
 
@@ -44,7 +44,7 @@ def test_a_run_on_a_genome_says_bits_per_base(config, tokenizer, tmp_path):
     run = open_run(tmp_path / "run")
     for split, letters in (("validation", 4_000), ("test", 3_000)):
         scores = evaluate(run, split=split)
-        rows = MaskedSplit(run.config, run.config.reads().splits(run.config.data), split, run.tokenizer)
+        rows = MaskedRows(run.config, run.config.reads().splits(run.config.data), split, run.tokenizer)
         assert "".join(run.tokenizer.convert_ids_to_tokens(rows.stream.tokens)).replace("[SEP]", "").isalpha()
         share = scores.tokens_masked / (len(rows.starts) * rows.content)
         assert scores.bytes_masked == pytest.approx(share * letters, rel=0.2)

@@ -27,7 +27,7 @@ from asterism.training.data.corpora.tokenization import (
     make_tokenizer,
     pieces,
 )
-from asterism.training.objectives.masked import MaskedSplit, MaskedTokens
+from asterism.training.objectives.masked import MaskedRows, MaskedTokens
 from asterism.training.objectives.masking import Masking
 from asterism.training.pipeline import evaluate, generate, open_run, resolve, train
 from asterism.training.recipes import RECIPES, recipe
@@ -227,7 +227,7 @@ def test_rows_hold_the_text_between_their_special_tokens(tiny):
 
 def test_pairs_follow_or_come_from_another_document(tiny):
     config = replace(tiny, next_sentence=True)
-    rows = MaskedSplit(config, load_documents(config.data), "train", make_tokenizer("bpe:400", TEXTS, 64))
+    rows = MaskedRows(config, load_documents(config.data), "train", make_tokenizer("bpe:400", TEXTS, 64))
     stream = rows.stream
     numbers = np.arange(len(rows.starts))
     batch = rows.read(numbers, [of_row(0, 0, number) for number in numbers])
@@ -309,7 +309,7 @@ def test_a_run_learns_and_leaves_a_complete_folder(tiny, finished):
     assert report.steps == 30 and report.tokens_trained == 30 * 4 * 64
     assert report.validation_masked_loss < math.log(400) - 1 and report.next_sentence_accuracy is None
     record = json.loads((folder / "run.json").read_text())
-    assert record["result"] == asdict(report)
+    assert record["result"] == report.as_json()
     assert record["corpus"]["train"]["documents"] + record["corpus"]["validation"]["documents"] <= len(TEXTS)
     assert config_to_dict(RunFolder(folder).read_config()) == config_to_dict(tiny)
     assert train(tiny, folder, resume=True, progress=False) == report
@@ -368,8 +368,8 @@ def test_evaluation_agrees_with_the_report_and_with_a_count_by_hand(finished, ti
     run = open_run(folder)
     config, model = run.config, run.model
     tokenizer = load_tokenizer(folder / "model")
-    rows = MaskedSplit(config, load_documents(config.data), "validation", tokenizer)
-    train_rows = MaskedSplit(config, load_documents(config.data), "train", tokenizer)
+    rows = MaskedRows(config, load_documents(config.data), "validation", tokenizer)
+    train_rows = MaskedRows(config, load_documents(config.data), "train", tokenizer)
     counts = np.bincount(train_rows.stream.tokens, minlength=len(tokenizer))[5:] + 1
     losses, entropies, text = [], [], b""
     for number in range(len(rows.starts)):

@@ -11,6 +11,7 @@ from asterism.training.data.corpora.bytes import compressed, load_corpus
 from asterism.training.data.corpora.splits import ArrayPieces
 from asterism.training.objectives.causal import CausalBytes
 from asterism.training.pipeline import evaluate, open_run, report, train
+from asterism.training.run.evaluator import Evaluator
 from asterism.training.settings.configuration import ModelConfig, RunConfig
 
 TEXT = b"".join(b"def f%d(x):\n    return x + %d\n\n" % (number, number % 7) for number in range(1200))
@@ -69,7 +70,7 @@ def test_no_more_is_read_than_is_reported(finished, few, monkeypatch):
     run = open_run(finished[0])
     objective, corpus = run.objective, CausalBytes.prepare(few, CausalBytes.vocabulary(few, None))[1]
     monkeypatch.setattr(ArrayPieces, "read", counted)
-    outcome = objective.evaluate(run.model, corpus)
+    outcome = objective.evaluate(run.model, corpus, Evaluator(few.at_the_end))
     objective.results(corpus, outcome.metrics, 2)
     assert max(stop for _, stop in read) == 501
     assert max(stop - start for start, stop in read) <= 128 and sum(stop - start for start, stop in read) < 3 * 501

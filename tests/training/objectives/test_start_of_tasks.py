@@ -34,7 +34,7 @@ def test_a_recipe_gives_the_shape(sequences):
     assert in_full(setup.shape.mixers) == in_full(wanted.mixers)
     for name in ("hidden_size", "num_hidden_layers", "position_type"):
         assert getattr(setup.shape, name) == getattr(wanted, name)
-    assert setup.shape.max_position_embeddings == 16 and setup.shape.vocab_size == len(setup.tokenizer)
+    assert setup.shape.max_position_embeddings == 16 and setup.shape.vocab_size == len(setup.objective.tokenizer)
     assert setup.objective.batch(setup.corpus, 0)["input_ids"].shape == (4, 12)  # ten 3-mers between two special tokens
 
 

@@ -34,6 +34,7 @@ from asterism.training.run import arithmetic as arithmetic_module
 from asterism.training.run import heap as heap_module
 from asterism.training.run import muon as muon_module
 from asterism.training.run import versions
+from asterism.training.run.evaluator import Evaluator
 from asterism.training.run.folder import RunFolder
 from asterism.training.run.heap import Heap
 from asterism.training.run.integrity import seal, sums_of
@@ -117,7 +118,7 @@ def test_a_run_learns_and_leaves_a_complete_folder(tiny, finished):
     assert report.validation_bits_per_byte < 4
     assert report.parameters == resolve(tiny).build(CPU)[0].num_parameters()
     record = json.loads((folder / "run.json").read_text())
-    assert record["result"] == asdict(report)
+    assert record["result"] == report.as_json()
     assert record["corpus"]["sha256"] == load_corpus(tiny.data).sha256
     assert config_to_dict(RunFolder(folder).read_config()) == config_to_dict(tiny)
     assert (folder / "loss.png").read_bytes().startswith(b"\x89PNG")
@@ -144,7 +145,7 @@ def test_a_new_model_needs_eight_bits_per_byte(tiny):
     model = resolve(tiny).build(CPU)[0]
     data = load_corpus(tiny.data).pieces("validation")
     plan = plan_pieces(data, tiny.context, 0, 0, len(data))
-    assert bits_per_byte(model, data, plan, tiny) == pytest.approx(8.0, abs=1e-6)
+    assert bits_per_byte(model, data, plan, tiny, Evaluator()) == pytest.approx(8.0, abs=1e-6)
 
 
 def test_a_run_twice_gives_the_same_bits(tiny, finished, tmp_path):

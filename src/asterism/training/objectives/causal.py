@@ -23,28 +23,10 @@ from asterism.training.data.corpora.tokenization import Vocabulary
 from asterism.training.data.corpora.windows import FIRST_CLASS, ScoringPlan, WindowCorpus, plan_pieces, read_windows
 from asterism.training.objectives.pretraining import Pretraining
 from asterism.training.run.arithmetic import arithmetic, wide
-from asterism.training.run.exchange import weighed
-from asterism.training.run.objective import Evaluation, Metric, Outcome, Question, Report, refuse_reader
-from asterism.training.run.processes import ALONE, Processes
+from asterism.training.run.evaluator import Evaluator
+from asterism.training.run.metrics import Evaluation, Metric, Outcome, Question, refuse_reader
+from asterism.training.settings.budget import Budget
 from asterism.training.settings.configuration import RunConfig
-
-
-@dataclass(frozen=True, kw_only=True)
-class ByteReport(Report):
-    """What a finished run on bytes came to, scored on `validation_bytes` bytes of the validation split, from its
-    beginning on, the first left out."""
-
-    bytes_trained: int
-    validation_bytes: int
-    validation_bits_per_byte: float
-    baselines: dict[str, float]
-
-    def __str__(self) -> str:
-        compressed = ", ".join(f"{name} {bits:.4f}" for name, bits in self.baselines.items())
-        return (
-            f"validation: {self.validation_bits_per_byte:.4f} bits per byte on {self.validation_bytes:,} bytes\n"
-            f"the same bytes compressed: {compressed}"
-        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,33 +37,15 @@ class Score:
     bits_per_byte: float
 
 
-@dataclass(frozen=True, kw_only=True)
-class ByteEvaluation(Evaluation):
-    """Scores of a model and baselines (bits per byte by compressor), all on the same `bytes_scored` bytes."""
-
-    split: str
-    bytes_scored: int
-    scores: tuple[Score, ...]
-    baselines: dict[str, float]
-
-    def __str__(self) -> str:
-        rows = [f"{score.minimum_context:>15,}  {score.bits_per_byte:>13.4f}" for score in self.scores]
-        compressed = ", ".join(f"{name} {bits:.4f}" for name, bits in self.baselines.items())
-        return "\n".join(
-            [
-                f"{self.bytes_scored:,} bytes of the {self.split} split of {self.corpus}",
-                "minimum context  bits per byte",
-                *rows,
-                f"the same bytes compressed: {compressed}",
-            ]
-        )
-
-
 class CausalBytes(Pretraining[WindowCorpus]):
     """Every position of a random window predicts the next byte."""
 
-    metric = Metric("bits_per_byte", "bits/byte")
-    report_type: ClassVar[type[Report]] = ByteReport
+    metric = Metric("bits_per_byte", "bits/byte", "validation_bits_per_byte")
+    metrics: ClassVar[tuple[Metric, ...]] = (
+        metric,
+        Metric("bytes_scored", "bytes", "validation_bytes", is_count=True),
+        Metric("baselines", "bits/byte of compressors, by name"),
+    )
     unit: ClassVar[str] = "bytes"
     instead: ClassVar[str] = "it predicts the next byte: continue a prompt with `asterism generate`"
 
@@ -130,35 +94,41 @@ class CausalBytes(Pretraining[WindowCorpus]):
         """Bits instead of nats."""
         return {"bits_per_byte": loss / math.log(2)}
 
-    def evaluate(
-        self, model: PreTrainedModel, corpus: WindowCorpus, *, sample: bool = False, processes: Processes = ALONE
-    ) -> Outcome:
-        """Bits per byte of the first `report_bytes` of the validation split, or of `evaluation_bytes` all over it."""
-        whole = _plan(self.config, corpus.validation, len(corpus.validation))
-        plan = _plan(self.config, corpus.validation, self._last_reported(corpus))
-        notes = self.reported(plan.bytes_scored, whole.bytes_scored, self.config.reads().unit)
-        if sample:
-            plan, notes = whole.thin(self.config.evaluation_bytes), []
-        bits = bits_per_byte(model, corpus.validation, plan, self.config, processes)
+    @classmethod
+    def describe(cls, figures: Mapping[str, Any], place: str | None = None) -> str:
+        compressed = ", ".join(f"{name} {bits:.4f}" for name, bits in figures["baselines"].items())
+        if place is None:
+            bits, scored = figures["bits_per_byte"], figures["bytes_scored"]
+            lines = [f"validation: {bits:.4f} bits per byte on {scored:,} bytes"]
+        else:
+            rows = [f"{score.minimum_context:>15,}  {score.bits_per_byte:>13.4f}" for score in figures["scores"]]
+            lines = [f"{figures['bytes_scored']:,} bytes of {place}", "minimum context  bits per byte", *rows]
+        return "\n".join([*lines, f"the same bytes compressed: {compressed}"])
+
+    def evaluate(self, model: PreTrainedModel, corpus: WindowCorpus, evaluator: Evaluator) -> Outcome:
+        """Bits per byte."""
+        pieces, budget = corpus.validation, evaluator.budget
+        whole = self._plan(pieces, len(pieces))
+        plan = (
+            whole.thin(budget.limit)
+            if budget.spread and budget.limit
+            else self._plan(pieces, self._stop(pieces, budget))
+        )
+        bits = bits_per_byte(model, pieces, plan, self.config, evaluator)
+        notes = self.reported(budget, plan.bytes_scored, whole.bytes_scored, self.config.reads().unit)
         return Outcome({"bits_per_byte": bits}, notes=notes)
 
-    def results(self, corpus: WindowCorpus, metrics: Mapping[str, float], steps: int) -> dict[str, Any]:
-        """The fields of ByteReport."""
-        stop = self._last_reported(corpus)
+    def facts(self, corpus: WindowCorpus, steps: int) -> dict[str, Any]:
+        """Also what compressors need for the bytes that are scored."""
+        pieces = corpus.validation
+        stop = self._stop(pieces, self.config.at_the_end)
         return {
-            "bytes_trained": steps * self.units_per_step,
-            "validation_bytes": _plan(self.config, corpus.validation, stop).bytes_scored,
-            "validation_bits_per_byte": metrics["bits_per_byte"],
+            **super().facts(corpus, steps),
+            "validation_bytes": self._plan(pieces, stop).bytes_scored,
             "baselines": self._baselines(corpus.splits, "validation", 0, stop),
         }
 
-    def _last_reported(self, corpus: WindowCorpus) -> int:
-        """The place behind the last value that the report is of."""
-        return _last_scored(self.config, corpus.validation, 0, self.config.report_bytes)
-
-    def answer(
-        self, model: PreTrainedModel, question: Question, trained_on: str, processes: Processes = ALONE
-    ) -> ByteEvaluation:
+    def answer(self, model: PreTrainedModel, question: Question, trained_on: str, evaluator: Evaluator) -> Evaluation:
         """Bits per byte, and what general compressors need for the same bytes.
 
         With a minimum context M, every scored byte has at least M bytes before it in its window (the protocol of Child
@@ -172,44 +142,56 @@ class CausalBytes(Pretraining[WindowCorpus]):
         split = question.split or "validation"
         pieces, lead = splits.require(split, config.context), max(asked)
         refuse_labels(splits.name, pieces, config.reads().classes)
-        stop = _last_scored(config, pieces, lead, question.limit)
+        stop = self._stop(pieces, evaluator.budget, lead)
         plans = {minimum: plan_pieces(pieces, config.context, minimum, lead, stop) for minimum in asked}
         if not (scored := plans[lead].bytes_scored):
             raise ConfigurationError(f"minimum context {lead}: no piece of the {split} split is so long")
-        return ByteEvaluation(
+        scores = tuple(
+            Score(minimum_context=minimum, bits_per_byte=bits_per_byte(model, pieces, plan, config, evaluator))
+            for minimum, plan in plans.items()
+        )
+        baselines = self._baselines(splits, split, lead, stop)
+        figures = {"split": split, "bytes_scored": scored, "scores": scores, "baselines": baselines}
+        return Evaluation(
             corpus=splits.name,
             corpus_sha256=splits.sha256,
             is_training_corpus=splits.sha256 == trained_on,
-            split=split,
-            bytes_scored=scored,
-            scores=tuple(
-                Score(minimum_context=minimum, bits_per_byte=bits_per_byte(model, pieces, plan, config, processes))
-                for minimum, plan in plans.items()
-            ),
-            baselines=self._baselines(splits, split, lead, stop),
+            figures=figures,
+            text=self.describe(figures, f"the {split} split of {splits.name}"),
         )
+
+    def _plan(self, pieces: Pieces, stop: int) -> ScoringPlan:
+        """The windows that score a split up to the place `stop`, next to each other: minimum context 0."""
+        return plan_pieces(pieces, self.config.context, 0, 0, stop)
+
+    def _stop(self, pieces: Pieces, budget: Budget, lead: int = 0) -> int:
+        """The place behind the last value that is scored, from the beginning of a split on, but for the first `lead`.
+
+        A piece is scored whole if it is not longer than a window.
+        """
+        limit, size, context = budget.limit, len(pieces), self.config.context
+        if limit is None or limit >= size:
+            return size
+        if pieces.is_stream:
+            return min(size, max(max(1, lead) + limit, context + 1))
+        at = int(np.searchsorted(pieces.bounds, limit, side="right")) - 1
+        begin, end = int(pieces.bounds[at]), int(pieces.bounds[at + 1])
+        if end - begin <= context:
+            return begin if at else end
+        return max(limit, begin + context)
 
     def _baselines(self, splits: Splits, split: Split, lead: int, stop: int) -> dict[str, float]:
         """On the values that are scored, or on those of whole pieces: what begins a piece is compressed with it."""
         first = max(lead, 1) if splits.pieces(split).is_stream else 0
         return self.config.reads().baselines(splits, split, first, stop)
 
-    def generate(
-        self, model: PreTrainedModel, prompt: bytes, sampling: Mapping[str, Any], processes: Processes = ALONE
-    ) -> bytes:
+    def prompt(self, text: bytes) -> torch.Tensor:
         """Where training put a NUL byte (between files, before a record) so does this: an empty prompt starts after
         one, and so does every record."""
         modality = self.config.reads()
         if modality.outputs:
             raise ConfigurationError(f"generate: this model makes files: name one, --output FILE{modality.outputs[0]}")
-        start = torch.tensor([list(prompt if prompt and modality.is_stream else b"\0" + prompt)])
-        if processes.alone:
-            return bytes(self.continued(model, start, sampling)[0].tolist())
-        processes = weighed(self.config, model.config, (max(start.shape[1], *self.longest),), processes)
-        own = processes.tokens(model, {"input_ids": start.to(model.device)})
-        with processes.sharing(), arithmetic(self.config.dtype, model.device):
-            values = cast(Any, model).generate(**own, **sampling)
-        return bytes(values[0].tolist())
+        return torch.tensor([list(text if text and modality.is_stream else b"\0" + text)])
 
     def continued(self, model: PreTrainedModel, starts: torch.Tensor, sampling: Mapping[str, Any]) -> torch.Tensor:
         """The tokens of classes stand at the beginning of sequences and are never drawn."""
@@ -266,49 +248,26 @@ def _check_minimum_context(config: RunConfig, asked: Sequence[int]) -> None:
             )
 
 
-def _last_scored(config: RunConfig, pieces: Pieces, lead: int, limit: int | None) -> int:
-    """The place after the last one that is scored: a piece is scored whole if it is not longer than a window."""
-    size = len(pieces)
-    if limit is None or limit >= size:
-        return size
-    if pieces.is_stream:
-        return min(size, max(max(1, lead) + limit, config.context + 1))
-    at = int(np.searchsorted(pieces.bounds, limit, side="right")) - 1
-    begin, end = int(pieces.bounds[at]), int(pieces.bounds[at + 1])
-    if end - begin <= config.context:
-        return begin if at else end
-    return max(limit, begin + config.context)
-
-
-def _plan(config: RunConfig, pieces: Pieces, stop: int) -> ScoringPlan:
-    """The windows that score a split up to the place `stop`, next to each other: minimum context 0."""
-    return plan_pieces(pieces, config.context, 0, 0, stop)
-
-
-@torch.no_grad()
 def bits_per_byte(
-    model: PreTrainedModel, pieces: Pieces, plan: ScoringPlan, config: RunConfig, processes: Processes = ALONE
+    model: PreTrainedModel, pieces: Pieces, plan: ScoringPlan, config: RunConfig, evaluator: Evaluator
 ) -> float:
     """The mean of -log2 p(value) over the values that `plan` scores in a split, in the run's arithmetic.
 
     The model is left in evaluation mode. Sums are in float64, so that the result does not depend on the number of
-    windows; batches have the size of one slice of the run's batches, and readers take turns. Those who share the tokens
-    of rows score their own.
+    windows.
     """
-    model.eval()
-    size = config.micro_batch_size
-    positions = torch.arange(config.context, device=model.device)
-    nats = 0.0
-    for number, counts in processes.share(-(-len(plan.starts) // size)):
-        chosen = slice(number * size, (number + 1) * size)
-        arguments = _arguments(read_windows(pieces, plan.starts[chosen], config.context))
-        inputs, labels = (tensor.to(model.device) for tensor in arguments.values())
-        firsts, stops = (torch.from_numpy(ends[chosen])[:, None].to(model.device) for ends in (plan.firsts, plan.stops))
-        labels[(positions < firsts) | (positions >= stops)] = IGNORED
-        own = processes.tokens(model, {"input_ids": inputs, "shift_labels": labels})
-        with processes.sharing(), arithmetic(config.dtype, model.device):
-            logits = model(input_ids=own["input_ids"]).logits
-        wanted = own["shift_labels"].flatten()
-        losses = F.cross_entropy(wide(logits.flatten(0, 1)), wanted, reduction="none", ignore_index=IGNORED)
-        nats += losses.cpu().double().sum().item() if counts else 0.0
-    return processes.total([nats])[0] / math.log(2) / plan.bytes_scored
+    columns = np.arange(config.context)
+
+    def read(windows: np.ndarray) -> dict[str, torch.Tensor]:
+        batch = _arguments(read_windows(pieces, plan.starts[windows], config.context))
+        firsts, stops = plan.firsts[windows, None], plan.stops[windows, None]
+        batch["shift_labels"][torch.from_numpy((columns < firsts) | (columns >= stops))] = IGNORED
+        return batch
+
+    def measure(output: Any, batch: Mapping[str, torch.Tensor]) -> dict[str, float]:
+        logits, wanted = wide(output.logits.flatten(0, 1)), batch["shift_labels"].flatten()
+        losses = F.cross_entropy(logits, wanted, reduction="none", ignore_index=IGNORED)
+        return {"nats": losses.double().sum().item()}
+
+    found = evaluator.sums(model, config, range(len(plan.starts)), read, measure, arguments=("input_ids",))
+    return found["nats"] / math.log(2) / plan.bytes_scored

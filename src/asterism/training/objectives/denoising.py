@@ -5,9 +5,9 @@ are in nats per token of the target, of pairs that are the same in every run: th
 of r.
 """
 
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
 
@@ -19,57 +19,14 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from asterism.errors import ConfigurationError, DataError
 from asterism.labels import IGNORED
 from asterism.models import AsterismConfig, AsterismForConditionalGeneration
-from asterism.randomness import of_row
 from asterism.training.data.corpora.bytes import load_documents
-from asterism.training.data.corpora.corpus import Corpus
-from asterism.training.data.corpora.packing import Epochs
 from asterism.training.data.corpora.splits import Split, Splits
 from asterism.training.data.corpora.tokenization import Needs, Vocabulary, end_of, load_tokenizer, vocabulary
-from asterism.training.objectives.pretraining import Pretraining, first_rows
-from asterism.training.run.arithmetic import arithmetic, wide
-from asterism.training.run.objective import Evaluation, Metric, Outcome, Question, Report, refuse_reader
-from asterism.training.run.processes import ALONE, Processes
+from asterism.training.objectives.rows import RowCorpus, RowObjective, Rows
+from asterism.training.run.arithmetic import wide
+from asterism.training.run.evaluator import Evaluator
+from asterism.training.run.metrics import Metric
 from asterism.training.settings.configuration import RunConfig
-
-_EVALUATION_SEED = 0
-
-
-@dataclass(frozen=True, kw_only=True)
-class DenoisingReport(Report):
-    """What a finished run came to, on `target_tokens` tokens that were left out of the validation split.
-
-    The loss is in nats per token of the target.
-    """
-
-    tokens_trained: int
-    target_tokens: int
-    validation_target_loss: float
-    validation_target_accuracy: float
-
-    def __str__(self) -> str:
-        return _describe(
-            f"validation: {self.target_tokens:,} tokens that were left out",
-            self.validation_target_loss,
-            self.validation_target_accuracy,
-        )
-
-
-@dataclass(frozen=True, kw_only=True)
-class DenoisingEvaluation(Evaluation):
-    """Metrics of a model on `target_tokens` tokens that were left out, in nats per token and as a share."""
-
-    split: str
-    target_tokens: int
-    target_loss: float
-    target_accuracy: float
-
-    def __str__(self) -> str:
-        what = f"{self.target_tokens:,} tokens that were left out of the {self.split} split of {self.corpus}"
-        return _describe(what, self.target_loss, self.target_accuracy)
-
-
-def _describe(what: str, loss: float, accuracy: float) -> str:
-    return f"{what}, {loss:.4f} nats each, {accuracy:.1%} right given those before"
 
 
 class Room(NamedTuple):
@@ -79,65 +36,30 @@ class Room(NamedTuple):
     targets: int
 
 
-class Pairs(ABC):
-    """The texts of one split, of which parts are left out.
-
-    count      how many pairs there are
-    tokens     how many tokens their texts have
-    documents  how many documents they are of
-    """
-
-    count: int
-    tokens: int
-    documents: int
+class Pairs(Rows):
+    """The texts of one split, of which parts are left out."""
 
     @abstractmethod
     def pair(self, number: int, random: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
         """Input and target of a text, int64 [tokens] each, without the token that ends them."""
 
-
-class PairCorpus(Corpus[np.ndarray]):
-    """The data of a run: the pairs of two splits, and the order in which training reads them."""
-
-    unit: ClassVar[str] = "tokens"
-
-    def __init__(self, corpus: Splits, train: Pairs, validation: Pairs, seed: int) -> None:
-        self.corpus = corpus
-        self.name, self.sha256, self.notes = corpus.name, corpus.sha256, corpus.notes
-        self.train, self.validation = train, validation
-        self.epochs = Epochs(train.count, seed)
-
-    def length(self, split: Split) -> int:
-        return {"train": self.train, "validation": self.validation}[split].tokens
-
-    def draw(self, step: int, count: int) -> np.ndarray:
-        """The numbers of pairs; every text is read once before any is read again."""
-        return self.epochs.draw(step * count, count)
-
-    def record(self) -> dict[str, Any]:
-        """Name, hash, and of each split that is used bytes, tokens, documents and pairs."""
-        splits: dict[Split, Pairs] = {"train": self.train, "validation": self.validation}
-        sizes: dict[str, Any] = {
-            name: {
-                "bytes": self.corpus.length(name),
-                "tokens": pairs.tokens,
-                "documents": pairs.documents,
-                "pairs": pairs.count,
-            }
-            for name, pairs in splits.items()
-        }
-        return {"name": self.name, "sha256": self.sha256} | sizes
+    def record(self) -> dict[str, int]:
+        """Also how many pairs there are."""
+        return {**super().record(), "pairs": self.count}
 
 
-class Denoising(Pretraining[PairCorpus]):
+class Denoising(RowObjective[Pairs]):
     """An encoder-decoder writes what was left out of a text."""
 
-    metric = Metric("target_loss", "nats/target token")
-    report_type: ClassVar[type[Report]] = DenoisingReport
-    unit: ClassVar[str] = "tokens"
+    metric = Metric("target_loss", "nats/target token", "validation_target_loss")
+    metrics: ClassVar[tuple[Metric, ...]] = (
+        Metric("target_tokens", "tokens that were left out", is_count=True),
+        metric,
+        Metric("target_accuracy", "share that is right given those before", "validation_target_accuracy"),
+    )
+    rows_are: ClassVar[str] = "pairs"
+    no_minimum: ClassVar[str] = "writes what is left out, and reads all of the rest"
     instead: ClassVar[str] = "score it with `asterism evaluate`, teach it a task with `asterism finetune`"
-
-    tokenizer: PreTrainedTokenizerBase
 
     def __init__(self, config: RunConfig, tokenizer: PreTrainedTokenizerBase) -> None:
         super().__init__(config)
@@ -160,10 +82,6 @@ class Denoising(Pretraining[PairCorpus]):
     @abstractmethod
     def room_of(cls, config: RunConfig) -> Room:
         """How long inputs and targets may be."""
-
-    @abstractmethod
-    def pairs(self, corpus: Splits, split: Split) -> Pairs:
-        """The pairs of a split. Raises DataError if there is none."""
 
     # --- what is the same for all -----------------------------------------------------------------------------------
 
@@ -200,26 +118,23 @@ class Denoising(Pretraining[PairCorpus]):
         return {name: torch.zeros(sequences, size, dtype=torch.int64) for name, size in sizes.items()}
 
     @classmethod
-    def prepare(cls, config: RunConfig, vocabulary: Vocabulary) -> tuple["Denoising", PairCorpus]:
+    def prepare(cls, config: RunConfig, vocabulary: Vocabulary) -> tuple["Denoising", RowCorpus[Pairs]]:
         """The tokenizer is made of the training split, unless it is there."""
         corpus = load_documents(config.data)
         objective = cls(config, vocabulary.made(corpus.documents("train"), config.context))
-        train, validation = objective.pairs(corpus, "train"), objective.pairs(corpus, "validation")
-        return objective, PairCorpus(corpus, train, validation, config.seed)
+        train, validation = objective.rows(corpus, "train"), objective.rows(corpus, "validation")
+        return objective, RowCorpus(corpus, train, validation, config.seed)
 
     @classmethod
     def restore(cls, config: RunConfig, folder: Path, decided: Mapping[str, Any]) -> "Denoising":
         """The tokenizer is in the model folder."""
         return cls(config, load_tokenizer(folder, cls.needs(config)))
 
-    def batch(self, corpus: PairCorpus, step: int) -> dict[str, torch.Tensor]:
-        """Pairs of the training split as `read` gives them."""
-        count = self.config.batch_size
-        numbers = corpus.draw(step, count)
-        return self.read(corpus.train, numbers, [of_row(self.config.seed, step, place) for place in range(count)])
+    def splits(self, data: str | None) -> Splits:
+        return load_documents(data)
 
-    def read(self, pairs: Pairs, numbers: np.ndarray, random: Sequence[np.random.Generator]) -> dict[str, torch.Tensor]:
-        """The pairs of these numbers, what is random about each drawn from a generator of its own.
+    def read(self, rows: Pairs, numbers: np.ndarray, random: Sequence[np.random.Generator]) -> dict[str, torch.Tensor]:
+        """The pairs of these numbers, int64 [pairs], what is random about each drawn from a generator of its own.
 
         input_ids and attention_mask int64 [pairs, room.inputs], labels int64 [pairs, room.targets]: each is ended, and
         filled up on the right, labels with IGNORED. All batches have one shape, so patterns are compiled once.
@@ -228,7 +143,7 @@ class Denoising(Pretraining[PairCorpus]):
         inputs, mask = np.full(shape, self.tokenizer.pad_token_id), np.zeros(shape, dtype=np.int64)
         labels = np.full((len(numbers), self.room.targets), IGNORED)
         for row, (number, generator) in enumerate(zip(numbers.tolist(), random, strict=True)):
-            read, wanted = pairs.pair(number, generator)
+            read, wanted = rows.pair(number, generator)
             inputs[row, : len(read) + 1] = [*read, self.end]
             mask[row, : len(read) + 1] = 1
             labels[row, : len(wanted) + 1] = [*wanted, self.end]
@@ -239,73 +154,28 @@ class Denoising(Pretraining[PairCorpus]):
         """The loss is that of the tokens that were left out."""
         return {"target_loss": loss}
 
-    def evaluate(
-        self, model: PreTrainedModel, corpus: PairCorpus, *, sample: bool = False, processes: Processes = ALONE
-    ) -> Outcome:
-        """Metrics of the pairs of the first `report_bytes` of the validation split, or of pairs spread evenly over
-        `evaluation_bytes` of it."""
-        count, size = corpus.validation.count, corpus.corpus.length("validation")
-        numbers = np.arange(first_rows(count, size, self.config.report_bytes))
-        if sample:
-            numbers = np.arange(count)[:: max(1, -(-size // self.config.evaluation_bytes))]
-        metrics = self._metrics(model, corpus.validation, numbers, processes)
-        return Outcome(metrics, notes=[] if sample else self.reported(len(numbers), count, "pairs"))
-
-    def results(self, corpus: PairCorpus, metrics: Mapping[str, float], steps: int) -> dict[str, Any]:
-        """The fields of DenoisingReport."""
-        return {
-            "tokens_trained": steps * self.units_per_step,
-            "target_tokens": int(metrics["target_tokens"]),
-            "validation_target_loss": metrics["target_loss"],
-            "validation_target_accuracy": metrics["target_accuracy"],
-        }
-
-    def answer(
-        self, model: PreTrainedModel, question: Question, trained_on: str, processes: Processes = ALONE
-    ) -> DenoisingEvaluation:
-        """Nats per token that was left out."""
-        refuse_reader(question)
-        if any(question.minimum_context):
-            raise ConfigurationError("minimum context: this model writes what is left out, and reads all of the rest")
-        corpus = load_documents(question.data or self.config.data)
-        split = question.split or "validation"
-        pairs = self.pairs(corpus, split)
-        wanted = first_rows(pairs.count, corpus.length(split), question.limit)
-        metrics = self._metrics(model, pairs, np.arange(wanted), processes)
-        return DenoisingEvaluation(
-            corpus=corpus.name,
-            corpus_sha256=corpus.sha256,
-            is_training_corpus=corpus.sha256 == trained_on,
-            split=split,
-            target_tokens=int(metrics["target_tokens"]),
-            target_loss=metrics["target_loss"],
-            target_accuracy=metrics["target_accuracy"],
+    @classmethod
+    def describe(cls, figures: Mapping[str, Any], place: str | None = None) -> str:
+        tokens = f"{figures['target_tokens']:,} tokens that were left out"
+        what = f"validation: {tokens}" if place is None else f"{tokens} of {place}"
+        return (
+            f"{what}, {figures['target_loss']:.4f} nats each, {figures['target_accuracy']:.1%} right given those before"
         )
 
-    @torch.no_grad()
-    def _metrics(
-        self, model: PreTrainedModel, pairs: Pairs, numbers: np.ndarray, processes: Processes
-    ) -> dict[str, float]:
-        """target_loss in nats per token, target_accuracy, target_tokens. The model is left in evaluation mode."""
-        model.eval()
-        nats = right = tokens = 0.0
-        size = self.config.micro_batch_size
-        for turn, counts in processes.share(-(-len(numbers) // size)):
-            part = numbers[turn * size : (turn + 1) * size]
-            batch = self.read(pairs, part, [of_row(_EVALUATION_SEED, 0, number) for number in part.tolist()])
-            batch = {name: tensor.to(model.device) for name, tensor in batch.items()}
-            batch = processes.tokens(model, batch)
-            with processes.sharing(), arithmetic(self.config.dtype, model.device):
-                logits = wide(model(**batch).logits.flatten(0, 1))
-            if not counts:
-                continue
-            labels = batch["labels"].flatten()
+    def measured(self, model: PreTrainedModel, rows: Pairs, numbers: range, evaluator: Evaluator) -> dict[str, float]:
+        def measure(output: Any, batch: Mapping[str, torch.Tensor]) -> dict[str, float]:
+            logits, labels = wide(output.logits.flatten(0, 1)), batch["labels"].flatten()
             losses = F.cross_entropy(logits, labels, reduction="none", ignore_index=IGNORED)
-            nats += losses.double().sum().item()
-            right += (logits.argmax(-1) == labels).sum().item()
-            tokens += (labels != IGNORED).sum().item()
-        nats, right, tokens = processes.total([nats, right, tokens])
-        return {"target_loss": nats / tokens, "target_accuracy": right / tokens, "target_tokens": tokens}
+            return {
+                "nats": losses.double().sum().item(),
+                "right": (logits.argmax(-1) == labels).sum().item(),
+                "tokens": (labels != IGNORED).sum().item(),
+            }
+
+        found = evaluator.sums(model, self.config, numbers, partial(self.read_scored, rows), measure)
+        tokens = found["tokens"]
+        loss, accuracy = found["nats"] / tokens, found["right"] / tokens
+        return {"target_loss": loss, "target_accuracy": accuracy, "target_tokens": tokens}
 
 
 def none_left(split: Split, corpus: Splits, why: str) -> DataError:

@@ -152,7 +152,7 @@ class GapSentences(Denoising):
     def room_of(cls, config: RunConfig) -> Room:
         return Room(config.context, config.target_length or config.context // 2)
 
-    def pairs(self, corpus: Splits, split: Split) -> GapPairs:
+    def rows(self, corpus: Splits, split: Split) -> GapPairs:
         kept = self.config.kept_sentences
         return GapPairs(corpus, split, self.tokenizer, _mask(self.tokenizer), self.room, kept)
 

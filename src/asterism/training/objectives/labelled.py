@@ -9,7 +9,7 @@ import json
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -24,8 +24,9 @@ from asterism.training.objectives.footprint import require_memory_to_tune
 from asterism.training.objectives.start import start_of
 from asterism.training.readers.learned import Scorer
 from asterism.training.readers.text import parse_reader
-from asterism.training.run.objective import Evaluation, Metric, Objective, Outcome, Question, Report
-from asterism.training.run.processes import ALONE, Processes
+from asterism.training.run.evaluator import Evaluator
+from asterism.training.run.metrics import Evaluation, Metric, Outcome, Question
+from asterism.training.run.objective import Objective
 from asterism.training.run.progress import Watch
 from asterism.training.run.schedule import within
 from asterism.training.run.setup import Setup
@@ -52,57 +53,15 @@ RANKING = 2**33
 """Keys what a reader draws that learns: no pass over the examples has this number."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class LabelledReport(Report):
-    """What a finished run came to, on `validation_examples` examples. Scores are from 0 to 1, the higher the better.
-
-    `baselines` are the scores of what needs no model, by name, on the same examples (`tasks/scores/baselines.py`).
-    `training_features` and `validation_features` are the rows that the model reads: more than there are examples when
-    documents are read through windows. `metric` names the score to judge by.
-    """
-
-    training_examples: int
-    validation_examples: int
-    training_features: int
-    validation_features: int
-    metric: str
-    scores: dict[str, float]
-    baselines: dict[str, dict[str, float]] = field(default_factory=dict)
-
-    def __str__(self) -> str:
-        lines = [_describe(f"validation: {self.validation_examples:,} examples", self.scores)]
-        known = [f"{name} {scores[self.metric]:.4f}" for name, scores in self.baselines.items()]
-        if known:
-            lines.append(f"{self.metric} without a model: {', '.join(known)}")
-        return "\n".join(lines)
-
-
-@dataclass(frozen=True, kw_only=True)
-class LabelledEvaluation(Evaluation):
-    """Scores of a fine-tuned model on examples, from 0 to 1; `metric` names the one to judge by.
-
-    Documents were read by `reader` in rows of `length` tokens.
-    """
-
-    examples: int
-    metric: str
-    scores: dict[str, float]
-    reader: str
-    length: int
-
-    def __str__(self) -> str:
-        return _describe(f"{self.examples:,} examples of {self.corpus}", self.scores)
-
-
-def _describe(what: str, scores: Mapping[str, float]) -> str:
-    """Scores for people, one a line."""
-    return "\n".join([what, *(f"{name:<24}{value:.4f}" for name, value in scores.items())])
-
-
 class Labelled(Objective[LabelledCorpus]):
     """A task's loss on batches of training features, and its scores on validation examples."""
 
-    report_type: ClassVar[type[Report]] = LabelledReport
+    metrics: ClassVar[tuple[Metric, ...]] = (
+        Metric("examples", "examples", "validation_examples", is_count=True),
+        Metric("metric", "the score to judge by"),
+        Metric("scores", "scores from 0 to 1, by name", lower_is_better=False),
+        Metric("baselines", "scores of what needs no model, by name", lower_is_better=False),
+    )
     unit: ClassVar[str] = "examples"
     instead: ClassVar[str] = "ask it with `asterism predict`, score it with `asterism evaluate`"
     config: FineTuneConfig
@@ -153,9 +112,7 @@ class Labelled(Objective[LabelledCorpus]):
             notes.append(f"warm-up takes {known.warmup_steps:,} of the {steps:,} steps, not {config.warmup_steps:,}")
         return Setup(
             asked=config,
-            config=known,
             shape=model_shape(source, task.answers),
-            tokenizer=tokenizer,
             corpus=examples,
             init_from=source if own is None and not config.from_scratch else None,
             objective=cls(known, task, tokenizer, [*notes, *examples.notes]),
@@ -214,18 +171,15 @@ class Labelled(Objective[LabelledCorpus]):
         """Nothing: a loss is no score."""
         return {}
 
-    def evaluate(
-        self, model: PreTrainedModel, corpus: LabelledCorpus, *, sample: bool = False, processes: Processes = ALONE
-    ) -> Outcome:
-        """The task's scores of the validation examples, or of `evaluation_examples` of them, spread evenly: none of
-        a sample that has no score, such as one without a positive.
+    def evaluate(self, model: PreTrainedModel, corpus: LabelledCorpus, evaluator: Evaluator) -> Outcome:
+        """The task's scores of validation examples: none of a sample that has no score, such as one without a positive.
 
         Predictions carry place and id of their record. Every process asks about all examples.
         """
-        every = max(1, -(-len(corpus.validation) // self.config.evaluation_examples)) if sample else 1
-        examples = corpus.validation[::every]
-        predictor, features = self.predictor(model), corpus.validation_features[::every]
-        predictions = list(_watched(predictor.predict(examples, features), predictor, len(examples), processes.watch))
+        sample, size = evaluator.budget.spread, len(corpus.validation)
+        part = evaluator.budget.part(size, size)
+        examples, features, predictor = corpus.validation[part], corpus.validation_features[part], self.predictor(model)
+        predictions = list(_watched(predictor.predict(examples, features), predictor, len(examples), evaluator.watch))
         try:
             scores = self._score(examples, predictions)
         except NoScoreError:
@@ -253,21 +207,34 @@ class Labelled(Objective[LabelledCorpus]):
             " nothing of them yet; try more steps, or another learning rate"
         ]
 
-    def results(self, corpus: LabelledCorpus, metrics: Mapping[str, float], steps: int) -> dict[str, Any]:
-        """The fields of LabelledReport."""
+    def facts(self, corpus: LabelledCorpus, steps: int) -> dict[str, Any]:
+        """Features are the rows that the model reads: more than examples, where documents are read through windows.
+
+        `baselines` are the scores of what needs no model, by name, on the same examples (`tasks/scores/baselines.py`).
+        """
         return {
             "training_examples": corpus.length("train"),
             "validation_examples": len(corpus.validation),
             "training_features": corpus.training_features,
             "validation_features": corpus.asked_features,
             "metric": self.metric.name,
-            "scores": dict(metrics),
             "baselines": self.task.answers.baselines(corpus.examples, corpus.validation, self._gold(corpus.validation)),
         }
 
-    def answer(
-        self, model: PreTrainedModel, question: Question, trained_on: str, processes: Processes = ALONE
-    ) -> LabelledEvaluation:
+    def results(self, corpus: LabelledCorpus, metrics: Mapping[str, float], steps: int) -> dict[str, Any]:
+        """The scores stand together, as they have the names that the task gives them."""
+        return {**self.facts(corpus, steps), "scores": dict(metrics)}
+
+    @classmethod
+    def describe(cls, figures: Mapping[str, Any], place: str | None = None) -> str:
+        examples, judged = f"{figures['examples']:,} examples", figures["metric"]
+        lines = [f"validation: {examples}" if place is None else f"{examples} of {place}"]
+        lines += [f"{name:<24}{value:.4f}" for name, value in figures["scores"].items()]
+        if known := [f"{name} {scores[judged]:.4f}" for name, scores in figures.get("baselines", {}).items()]:
+            lines.append(f"{judged} without a model: {', '.join(known)}")
+        return "\n".join(lines)
+
+    def answer(self, model: PreTrainedModel, question: Question, trained_on: str, evaluator: Evaluator) -> Evaluation:
         """The task's scores, of a file of examples, or of the run's validation examples. Every process asks about all
         of them."""
         unused = {"split": question.split is None, "minimum context": not any(question.minimum_context)}
@@ -281,19 +248,23 @@ class Labelled(Objective[LabelledCorpus]):
         else:
             examples = self.task.examples.read(Path(question.data), self.config)
             name, sha256 = question.data, identity(question.data)
-        examples = examples[: question.limit]
+        examples = examples[evaluator.budget.part(len(examples), len(examples))]
         predictor = self.predictor(model, reader=question.reader)
         asked = predictor.predict(examples, AskedFeatures(predictor.task.rows, examples, self.tokenizer))
-        predictions = list(_watched(asked, predictor, len(examples), processes.watch))
-        return LabelledEvaluation(
+        predictions = list(_watched(asked, predictor, len(examples), evaluator.watch))
+        figures = {
+            "examples": len(examples),
+            "metric": self.metric.name,
+            "scores": self._score(examples, predictions),
+            "reader": predictor.task.rows.reader,
+            "length": predictor.task.rows.length,
+        }
+        return Evaluation(
             corpus=name,
             corpus_sha256=sha256,
             is_training_corpus=sha256 == trained_on,
-            examples=len(examples),
-            metric=self.metric.name,
-            scores=self._score(examples, predictions),
-            reader=predictor.task.rows.reader,
-            length=predictor.task.rows.length,
+            figures=figures,
+            text=self.describe(figures, name),
         )
 
     def predictor(self, model: PreTrainedModel, batch_size: int | None = None, reader: str | None = None) -> Predictor:

@@ -23,6 +23,7 @@ from asterism.training.run.checkpoint import load_weights
 from asterism.training.run.folder import model_folder
 from asterism.training.run.objective import Data, Objective
 from asterism.training.run.setup import Setup, read_shape
+from asterism.training.settings.budget import Budget
 from asterism.training.settings.configuration import RunConfig
 
 UNUSED = ("pooler.", "next_sentence.")
@@ -75,9 +76,12 @@ class Pretraining(Objective[Data]):
 
     # --- what is the same for all -----------------------------------------------------------------------------------
 
-    def reported(self, scored: int, whole: int, unit: str) -> list[str]:
+    def facts(self, corpus: Data, steps: int) -> dict[str, Any]:
+        return {f"{self.unit}_trained": steps * self.units_per_step}
+
+    def reported(self, budget: Budget, scored: int, whole: int, unit: str) -> list[str]:
         """A note if the report at the end is of less than the whole validation split."""
-        if scored == whole:
+        if budget.spread or scored == whole:
             return []
         return [
             f"the report is of {scored:,} of {whole:,} {unit} of the validation split, from its beginning:"
@@ -93,9 +97,7 @@ class Pretraining(Objective[Data]):
         objective.notes = (*objective.notes, *corpus.notes, *notes)
         return Setup(
             asked=config,
-            config=config,
             shape=shape,
-            tokenizer=objective.tokenizer,
             corpus=corpus,
             init_from=None if own is not None else source,
             objective=objective,
@@ -155,11 +157,6 @@ class Pretraining(Objective[Data]):
                 f"init_from: next_sentence needs two token types, {folder} has {shape.type_vocab_size}"
             )
         return shape
-
-
-def first_rows(rows: int, size: int, limit: int | None) -> int:
-    """How many of the rows that a split of `size` bytes was cut into are of its first `limit` bytes: one at least."""
-    return rows if limit is None else max(1, rows * min(limit, size) // size)
 
 
 def _new_shape(config: RunConfig, vocabulary: Vocabulary) -> AsterismConfig:

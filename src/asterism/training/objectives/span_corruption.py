@@ -9,8 +9,8 @@ each span; the target is every span behind its sentinel, and one sentinel more, 
 of one length lose as many tokens in as many spans; where they stand is drawn uniformly, and no two spans touch.
 """
 
+from bisect import bisect_right
 from dataclasses import dataclass
-from functools import lru_cache
 
 import numpy as np
 from transformers import PreTrainedTokenizerBase
@@ -41,13 +41,14 @@ class SpanSizes:
         return cls(tokens, noise, spans)
 
     @classmethod
-    @lru_cache(maxsize=8)
     def fitting(cls, room: int) -> "SpanSizes":
-        """Those of the longest text whose input has at most `room` tokens, 2 at least, sentinels included."""
-        tokens = 2
-        while cls.of(tokens + 1).input_tokens <= room:
-            tokens += 1
-        return cls.of(tokens)
+        """Those of the longest text whose input has at most `room` tokens, 2 at least, sentinels included.
+
+        An input never gets shorter as its text gets longer, nor is it shorter than half of it.
+        """
+        tokens = range(2, 2 * room + 4)
+        too_long = bisect_right(tokens, room, lo=1, key=lambda count: cls.of(count).input_tokens)
+        return cls.of(tokens[too_long - 1])
 
     @property
     def input_tokens(self) -> int:
@@ -122,5 +123,5 @@ class SpanCorruption(Denoising):
     def room_of(cls, config: RunConfig) -> Room:
         return Room(config.context, SpanSizes.fitting(config.context - 1).target_tokens + 1)
 
-    def pairs(self, corpus: Splits, split: Split) -> SpanPairs:
+    def rows(self, corpus: Splits, split: Split) -> SpanPairs:
         return SpanPairs(corpus, split, self.tokenizer, SpanSizes.fitting(self.room.inputs - 1))

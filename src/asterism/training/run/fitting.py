@@ -10,7 +10,6 @@ import hashlib
 import platform
 from collections.abc import Mapping
 from contextlib import ExitStack, closing
-from dataclasses import asdict, replace
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any, cast
@@ -29,11 +28,12 @@ from asterism.randomness import derive, isolated
 from asterism.training.data.records.formats import json_line
 from asterism.training.run.arithmetic import device_of_runs, notes_on_dtype, undisturbed
 from asterism.training.run.checkpoint import TrainingState, first_not_finite, gathered_weights, load_checkpoint
+from asterism.training.run.evaluator import Evaluator
 from asterism.training.run.exchange import refuse_dropout, weighed
 from asterism.training.run.folder import RunFolder
 from asterism.training.run.heap import kept_memory
 from asterism.training.run.loop import take_steps
-from asterism.training.run.objective import Outcome, Report
+from asterism.training.run.metrics import Outcome, Report
 from asterism.training.run.optimizer import make_optimizer
 from asterism.training.run.picture import draw_history, require_matplotlib
 from asterism.training.run.processes import Processes, compare
@@ -231,36 +231,37 @@ def _finish(
                 model.save_pretrained(folder, state_dict=weights)
                 setup.objective.save_files(folder)
     with in_parts(model):
-        seen = replace(processes, watch=watching(display))
-        outcome = setup.objective.evaluate(model, setup.corpus, processes=seen)
+        evaluator = Evaluator(setup.config.at_the_end, processes, watching(display))
+        outcome = setup.objective.evaluate(model, setup.corpus, evaluator)
     for note in outcome.notes:
         display.say(f"note: {note}")
     display.doing("writing the report")
-    report = processes.decided(lambda: asdict(_written(setup, run, model, state, outcome)))
-    return setup.objective.report_type(**report)
+    return setup.objective.report(processes.decided(lambda: _written(setup, run, model, state, outcome)))
 
 
-def _written(setup: Setup, run: RunFolder, model: PreTrainedModel, state: TrainingState, outcome: Outcome) -> Report:
-    """The result, when all of the run folder is written."""
+def _written(
+    setup: Setup, run: RunFolder, model: PreTrainedModel, state: TrainingState, outcome: Outcome
+) -> dict[str, Any]:
+    """The result as run.json has it, when all of the run folder is written."""
     if outcome.predictions is not None:
         write_text(run.predictions, "".join(f"{json_line(one)}\n" for one in outcome.predictions))
     if outcome.page is not None:
         write_text(run.page, outcome.page)
     record, corpus = run.read_record(), setup.corpus.record()
-    report = setup.objective.report_type(
-        folder=str(run.path),
-        recipe=setup.config.name,
-        parameters=model.num_parameters(),
-        steps=state.step,
-        minutes=state.seconds / 60,
-        corpus=corpus["name"],
-        corpus_sha256=corpus["sha256"],
-        notes=[*record["notes"], *notes_at_the_end(setup.config, state.step, state.seconds), *outcome.notes],
+    result = {
+        "folder": str(run.path),
+        "recipe": setup.config.name,
+        "parameters": model.num_parameters(),
+        "steps": state.step,
+        "minutes": state.seconds / 60,
+        "corpus": corpus["name"],
+        "corpus_sha256": corpus["sha256"],
+        "notes": [*record["notes"], *notes_at_the_end(setup.config, state.step, state.seconds), *outcome.notes],
         **setup.objective.results(setup.corpus, outcome.metrics, state.step),
-    )
+    }
     metrics = validation_metrics(outcome.metrics)
     run.end_history({"step": state.step, "seconds": round(state.seconds, 3), **metrics})
     draw_history(run.read_history(), setup.objective.metric, run.picture)
-    run.finish(asdict(report))
+    run.finish(result)
     run.keep_only(None)
-    return report
+    return result

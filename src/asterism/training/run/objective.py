@@ -8,7 +8,6 @@ is opened without them.
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
 
@@ -17,83 +16,12 @@ from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerB
 
 from asterism.errors import ConfigurationError
 from asterism.training.data.corpora.corpus import Corpus
-from asterism.training.data.corpora.splits import Split
-from asterism.training.run.processes import ALONE, Processes
+from asterism.training.run.evaluator import Evaluator
+from asterism.training.run.metrics import Evaluation, Metric, Outcome, Question, Report
 from asterism.training.settings.configuration import AnyConfig
 
 if TYPE_CHECKING:
     from asterism.training.run.setup import Setup
-
-
-@dataclass(frozen=True)
-class Metric:
-    """What a run is judged by: its `name` among the metrics, a `label` for people, and what is better."""
-
-    name: str
-    label: str
-    lower_is_better: bool = True
-
-
-@dataclass(frozen=True, kw_only=True)
-class Report:
-    """What a finished run came to. `minutes` is training time, evaluations on the way included, the last one not.
-
-    `notes` are what a user should know, one line each.
-    """
-
-    folder: str
-    recipe: str
-    parameters: int
-    steps: int
-    minutes: float
-    corpus: str
-    corpus_sha256: str
-    notes: list[str] = field(default_factory=list)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Evaluation:
-    """What a model scored on data; `is_training_corpus` says whether they are, by their hash, those of its run."""
-
-    corpus: str
-    corpus_sha256: str
-    is_training_corpus: bool
-
-
-@dataclass(frozen=True, kw_only=True)
-class Question:
-    """What an evaluation is asked: which data (None: the run's own), and how much of them.
-
-    Settings that an objective has no use for are left at their defaults; it refuses them otherwise.
-    """
-
-    data: str | None = None
-    split: Split | None = None
-    minimum_context: tuple[int, ...] = (0,)
-    limit: int | None = None
-    reader: str | None = None
-
-
-def refuse_reader(question: Question) -> None:
-    """Raises ConfigurationError for a question by a reader to a model that reads no documents by one."""
-    if question.reader is not None:
-        raise ConfigurationError("reader: only a model that was fine-tuned for a task reads documents by a reader")
-
-
-@dataclass(frozen=True)
-class Outcome:
-    """What an evaluation on the way, or at the end, of a run gave.
-
-    metrics      what was measured, by name
-    predictions  if there are any, one per example
-    page         for people to read, in Markdown: what was measured, and some examples
-    notes        what a user should know about it, one line each
-    """
-
-    metrics: dict[str, float]
-    predictions: Sequence[Mapping[str, Any]] | None = None
-    page: str | None = None
-    notes: Sequence[str] = ()
 
 
 Data = TypeVar("Data", bound=Corpus[Any])
@@ -103,7 +31,7 @@ class Objective(ABC, Generic[Data]):
     """One kind of learning.
 
     metric           the metric to judge by
-    report_type      what a finished run reports: the fields of `Report` and those that `results` gives
+    metrics          all that are measured, that one among them
     unit             what speed is counted in, in the plural: "bytes", "tokens"
     units_per_step   how many of them one step of the optimiser reads
     label_smoothing  the share of the wanted probability that the loss spreads over all tokens
@@ -113,7 +41,7 @@ class Objective(ABC, Generic[Data]):
     """
 
     metric: Metric
-    report_type: ClassVar[type[Report]]
+    metrics: ClassVar[tuple[Metric, ...]]
     unit: ClassVar[str]
     config: AnyConfig
     units_per_step: int
@@ -178,41 +106,50 @@ class Objective(ABC, Generic[Data]):
         """What a mean training loss says in terms of the metrics of `evaluate`; empty if it says nothing."""
 
     @abstractmethod
-    def evaluate(
-        self, model: PreTrainedModel, corpus: Data, *, sample: bool = False, processes: Processes = ALONE
-    ) -> Outcome:
-        """Metrics on the validation split, `metric` among them, or on a fixed sample of the split.
+    def evaluate(self, model: PreTrainedModel, corpus: Data, evaluator: Evaluator) -> Outcome:
+        """Metrics on the validation split, or on as much of it as the evaluator's budget allows.
 
         All processes of the run call it together, and get the same. The model is left in evaluation mode.
         """
 
     @abstractmethod
+    def facts(self, corpus: Data, steps: int) -> dict[str, Any]:
+        """What a report says of the data that were read in so many steps, and scored at their end, by name."""
+
     def results(self, corpus: Data, metrics: Mapping[str, float], steps: int) -> dict[str, Any]:
-        """The fields that `report_type` adds to Report, after so many steps, from metrics of `evaluate`."""
+        """The figures of a report, after so many steps, from metrics of `evaluate`."""
+        return {metric.reported: metric.of(metrics) for metric in self.metrics} | self.facts(corpus, steps)
+
+    @classmethod
+    def report(cls, values: Mapping[str, Any]) -> Report:
+        """The report that run.json holds as `values`. Raises KeyError or TypeError for what is none."""
+        figures = {metric.name: values[metric.reported] for metric in cls.metrics}
+        return Report.from_json(values, cls.describe(figures))
+
+    @classmethod
+    @abstractmethod
+    def describe(cls, figures: Mapping[str, Any], place: str | None = None) -> str:
+        """The values of `metrics`, by name, for people; `place` is what they were measured on, None for a report."""
 
     # --- questions to a finished run --------------------------------------------------------------------------------
 
     @abstractmethod
-    def answer(
-        self, model: PreTrainedModel, question: Question, trained_on: str, processes: Processes = ALONE
-    ) -> Evaluation:
+    def answer(self, model: PreTrainedModel, question: Question, trained_on: str, evaluator: Evaluator) -> Evaluation:
         """Score a finished model; `trained_on` is the hash of the data of its run. All processes call it together.
 
         Raises ConfigurationError for a question that makes no sense here, DataError for data that cannot be used.
         """
 
-    def generate(
-        self, model: PreTrainedModel, prompt: bytes, sampling: Mapping[str, Any], processes: Processes = ALONE
-    ) -> bytes:
-        """What follows the prompt, the same in all processes, which share its tokens; `sampling` are arguments of the
-        model's `generate`, and a seed where there are several.
+    def prompt(self, text: bytes) -> torch.Tensor:
+        """What the model reads of a prompt: tokens, int64 [1, N].
 
         Raises ConfigurationError if the model continues nothing: naming the verb that does take it.
         """
         raise self._continues_nothing()
 
     def continued(self, model: PreTrainedModel, starts: torch.Tensor, sampling: Mapping[str, Any]) -> torch.Tensor:
-        """What follows the tokens `starts`, int64 [B, N]: values, int64 [B, length]; as `generate` does."""
+        """What follows the tokens `starts`, int64 [B, N]: values, int64 [B, length]; `sampling` are arguments of the
+        model's `generate`. Raises ConfigurationError if the model continues nothing."""
         raise self._continues_nothing()
 
     def _continues_nothing(self) -> ConfigurationError:

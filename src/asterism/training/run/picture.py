@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from asterism.files import replacing_file
 from asterism.presence import require_package
-from asterism.training.run.objective import Metric
+from asterism.training.run.metrics import Metric
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

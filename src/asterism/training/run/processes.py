@@ -41,7 +41,6 @@ from asterism.labels import IGNORED
 from asterism.models import AsterismConfig
 from asterism.parallel import SequenceParallel, shard
 from asterism.parallel.context import resumed
-from asterism.training.run.progress import Watch, unwatched
 from asterism.training.settings.configuration import TrainingConfig
 from asterism.training.settings.mesh import AXES, MeshShape, mesh_shape
 
@@ -70,14 +69,12 @@ class Processes:
 
     mesh            its axes are those of AXES, in their order; None where a process is alone
     dense_exchange  whether those who share the tokens of rows may move as much as for dense attention
-    watch           is told how far an evaluation is
     """
 
     shape: MeshShape = MeshShape()
     rank: int = 0
     mesh: DeviceMesh | None = None
     dense_exchange: bool = False
-    watch: Watch = unwatched
 
     @property
     def leads(self) -> bool:
@@ -184,7 +181,6 @@ class Processes:
         has none left gets the last one, which does not count. Those who share the tokens of rows get the same.
         """
         for first in range(0, count, self.shape.readers):
-            self.watch(first, count)
             number = first + self.reader
             yield min(number, count - 1), number < count
 

@@ -3,13 +3,13 @@
 import math
 import time
 from collections.abc import Mapping
-from dataclasses import replace
 
 import torch
 from transformers import PreTrainedModel
 
 from asterism.errors import NonFiniteLossError
 from asterism.training.run.checkpoint import TrainingState, gathered, save_checkpoint
+from asterism.training.run.evaluator import Evaluator
 from asterism.training.run.events import EventFile
 from asterism.training.run.folder import RunFolder
 from asterism.training.run.picture import draw_history
@@ -149,9 +149,9 @@ class Session:
     def evaluate(self) -> None:
         """Score the fixed sample of the validation split, record it, and draw the curve."""
         of_run = progress(self.config, self.state.step, self.state.seconds)
-        seen = replace(self.processes, watch=watching(self.display, of_run))
+        evaluator = Evaluator(self.config.on_the_way, self.processes, watching(self.display, of_run))
         with in_parts(self.model):
-            outcome = self.objective.evaluate(self.model, self.setup.corpus, sample=True, processes=seen)
+            outcome = self.objective.evaluate(self.model, self.setup.corpus, evaluator)
         metrics = outcome.metrics
         self.validation = metrics.get(self.objective.metric.name)
         self.record(**validation_metrics(metrics))

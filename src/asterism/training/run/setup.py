@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
-from transformers import AutoConfig, PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import AutoConfig, PreTrainedConfig, PreTrainedModel
 
 from asterism.errors import CheckpointError
 from asterism.files import DAMAGED, LOCAL, read_json, why_unread
@@ -25,22 +25,24 @@ if TYPE_CHECKING:
 class Setup:
     """Everything about a run that its configuration, its data and the models that are there decide.
 
-    asked      the configuration as it was given, which run.json keeps
-    config     the same, with what only the data and the model say filled in
+    asked      the configuration as it was given, which run.json keeps; that of the objective has filled in what only
+               the data and the model say
     shape      the model's configuration
-    tokenizer  None where the model reads bytes
     corpus     the data
     init_from  the model folder with the weights of the first step; None for new ones, and for a run that goes on
     objective  what is learned
     """
 
     asked: AnyConfig
-    config: AnyConfig
     shape: PreTrainedConfig
-    tokenizer: PreTrainedTokenizerBase | None
     corpus: Any
     init_from: Path | None
     objective: "Objective[Any]"
+
+    @property
+    def config(self) -> AnyConfig:
+        """What the run computes by: the objective's configuration."""
+        return self.objective.config
 
     def build(self, device: torch.device) -> tuple[PreTrainedModel, list[str]]:
         """The model of the first step, and notes on it; no global generator is touched.

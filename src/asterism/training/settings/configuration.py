@@ -18,6 +18,7 @@ from asterism.shape import MIXERS, ModelConfig, Pooling
 from asterism.training.data.corpora.modality import MEANING as MODALITIES
 from asterism.training.data.corpora.modality import Modality, parse_modality
 from asterism.training.readers.text import MEANING, parse_reader
+from asterism.training.settings.budget import Budget
 from asterism.training.settings.mesh import MEANING as MESH
 from asterism.training.settings.mesh import mesh_sizes
 from asterism.training.settings.registry import OBJECTIVES, TASKS, Registry
@@ -224,6 +225,16 @@ class RunConfig(TrainingConfig):
         """The recipe."""
         return self.recipe
 
+    @property
+    def on_the_way(self) -> Budget:
+        """What an evaluation during training may cost."""
+        return Budget(self.evaluation_bytes, spread=True)
+
+    @property
+    def at_the_end(self) -> Budget:
+        """What the evaluation of the report may cost."""
+        return Budget(self.report_bytes)
+
     def reads(self) -> Modality:
         """What the files of the data are."""
         if self.record_length is not None:
@@ -343,6 +354,16 @@ class FineTuneConfig(TrainingConfig):
     def name(self) -> str:
         """The task, as reports call it."""
         return f"finetune-{self.task}"
+
+    @property
+    def on_the_way(self) -> Budget:
+        """What an evaluation during training may cost."""
+        return Budget(self.evaluation_examples, spread=True)
+
+    @property
+    def at_the_end(self) -> Budget:
+        """All validation examples are scored."""
+        return Budget()
 
     def __post_init__(self) -> None:
         super().__post_init__()

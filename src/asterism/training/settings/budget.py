@@ -1,0 +1,26 @@
+"""How much data an evaluation may score: on the way, at the end of a run, and where somebody asks, alike."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Budget:
+    """What an evaluation may cost.
+
+    limit   so many bytes of a split, or examples, are scored at most, to the next whole row; None for all of them
+    spread  whether they are spread evenly over the split; otherwise they are its first
+    """
+
+    limit: int | None = None
+    spread: bool = False
+
+    def part(self, count: int, size: int) -> slice:
+        """Which of the `count` rows of a split of `size` bytes, or examples, are scored: one at least.
+
+        100 rows of 1,000 bytes: a limit of 200 gives the first 20, or, spread, rows 0, 5, 10, ..., 95.
+        """
+        if self.limit is None or not size:
+            return slice(None)
+        if self.spread:
+            return slice(None, None, max(1, -(-size // self.limit)))
+        return slice(max(1, count * min(self.limit, size) // size))
