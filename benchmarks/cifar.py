@@ -37,7 +37,7 @@ from transformers import PreTrainedModel
 
 from asterism.bench.machine import describe
 from asterism.training import RunConfig, generate_file, open_run, recipe
-from asterism.training.ask.samples import Wanted
+from asterism.training.ask.generation import Wanted
 from asterism.training.data.corpora.folders import list_folder
 from asterism.training.data.corpora.splits import Pieces
 from asterism.training.data.corpora.windows import read_windows

@@ -29,7 +29,7 @@ from asterism.compiler.devices import RowShape, Shards, communicate
 from asterism.models import AsterismConfig, AsterismForMaskedLM
 from asterism.parallel import attend, sequence_parallel, shard
 from asterism.patterns import parse
-from asterism.training.run.heap import kept_memory
+from asterism.training.run.allocator import kept_memory
 
 PATTERNS = ("window(left=256, right=256)", "bigbird(block=64)")
 LENGTHS = (8192, 16_384)

@@ -38,7 +38,7 @@ from asterism.bench.machine import describe
 from asterism.models import AsterismConfig, AsterismForSequenceClassification
 from asterism.randomness import isolated
 from asterism.training import FineTuneConfig, RunConfig, evaluate, generate_file, open_run, recipe
-from asterism.training.ask.samples import Wanted
+from asterism.training.ask.generation import Wanted
 from asterism.training.data.audio.mulaw import decode
 from asterism.training.data.corpora.modality import parse_modality
 from asterism.training.data.corpora.splits import Split

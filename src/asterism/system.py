@@ -1,4 +1,5 @@
-"""Files and processes as the system has them: what state a file is in, locks that end with their holder, and forks.
+"""Files and processes as the system has them: what state a file is in, locks that end with their holder,
+forks, and how many processes were launched together.
 
 Windows has neither such locks nor forks.
 """
@@ -42,6 +43,12 @@ def alone(path: Path) -> Iterator[None]:
         with suppress(OSError):
             lock(file, wait=True)
         yield
+
+
+def launched() -> int:
+    """How many processes a launcher (torchrun, accelerate launch, SLURM) says there are."""
+    count = os.environ.get("WORLD_SIZE", "")
+    return int(count) if count.isdecimal() else 1
 
 
 def after_fork(call: Callable[[], None]) -> None:

@@ -19,12 +19,12 @@ PAGE = (TRAINING.parents[2] / "docs" / "architecture.md").read_text()
 CONDUCTORS = {
     *("pipeline.py", "run/fitting.py", "run/processes.py", "settings/configuration.py", "run/arithmetic.py"),
     *("objectives/pretraining.py", "objectives/causal.py", "objectives/footprint.py"),
-    *("run/session.py", "run/loop.py", "run/schedule.py"),
+    *("run/setup.py", "run/session.py", "run/loop.py", "run/schedule.py"),
 }
 """Who is seen again: the files that lead through the others, the processes, who join at the beginning and say at a step
 with whom tokens are shared, a property of the configuration, its dtype, which the leader of several processes settles
-for all and each then finds settled, an objective, which its base class asks for what only it knows, and the session,
-which the loop asks whether it goes on, by what the schedule says."""
+for all and each then finds settled, an objective, which its base class asks for what only it knows, the setup, which
+says the configuration, and the session, which the loop asks whether it goes on, by what the schedule says."""
 
 
 def way_to_the_first_step(config: RunConfig, folder: Path) -> list[str]:

@@ -12,7 +12,7 @@ import pytest
 from repository import ROOT
 
 from asterism.cli.main import main
-from asterism.training.settings.mesh import mesh_sizes
+from asterism.training.settings.parallel import mesh_sizes
 
 README = (ROOT / "README.md").read_text()
 BLOCKS = re.findall(r"^```(\w+)\n(.*?)^```$", README, re.MULTILINE | re.DOTALL)

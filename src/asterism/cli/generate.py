@@ -15,8 +15,9 @@ from typing import Any
 
 from asterism import training
 from asterism.cli.parser import Parser, UsageError, add_dense_exchange, print_json, whole_number
-from asterism.cli.processes import is_follower, launched, print_how_to_resume
+from asterism.cli.processes import is_follower, print_how_to_resume
 from asterism.presence import require_run
+from asterism.system import launched
 
 
 def run(argv: Sequence[str]) -> None:
@@ -68,7 +69,7 @@ def _write_text(options: dict[str, Any], as_json: bool) -> None:
 
 
 def _write_file(options: dict[str, Any], as_json: bool) -> None:
-    from asterism.training.ask.samples import Wanted  # takes seconds to import
+    from asterism.training.ask.generation import Wanted  # takes seconds to import
     from asterism.training.settings.sampling import Sampling
 
     prompt = options["prompt"]

@@ -18,8 +18,9 @@ from typing import TextIO
 
 from asterism import __version__
 from asterism.cli.parser import UsageError
-from asterism.cli.processes import launched, may_print
+from asterism.cli.processes import may_print
 from asterism.errors import AsterismError, nearest
+from asterism.system import launched
 
 VERBS = {
     "show": "draw a pattern; count the keys that its queries read, and the cost",

@@ -12,14 +12,10 @@ import time
 from collections.abc import Sequence
 from datetime import timedelta
 
+from asterism.system import launched
+
 _LEADERS_TURN = 5.0
 """Seconds for which the others wait for process 0 to print; launchers give them more before they kill."""
-
-
-def launched() -> int:
-    """How many processes a launcher has started."""
-    count = os.environ.get("WORLD_SIZE", "")
-    return int(count) if count.isdecimal() else 1
 
 
 def is_follower() -> bool:

@@ -16,10 +16,11 @@ from jsonargparse import ArgumentParser, DefaultHelpFormatter
 
 from asterism import training
 from asterism.cli.parser import SWITCH, UsageError, print_json, refuse_unknown, with_values
-from asterism.cli.processes import is_follower, launched
+from asterism.cli.processes import is_follower
 from asterism.cli.settings_file import check_settings_file
 from asterism.errors import ConfigurationError, nearest
 from asterism.presence import require_data, require_model, require_run
+from asterism.system import launched
 from asterism.training.recipes import RECIPES
 from asterism.training.settings.configuration import AnyConfig, TrainingConfig
 

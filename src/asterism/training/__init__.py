@@ -15,8 +15,8 @@ from asterism.training.recipes import RECIPES, recipe
 from asterism.training.settings.configuration import FineTuneConfig, RunConfig
 
 if TYPE_CHECKING:
+    from asterism.training.ask.generation import generate_file
     from asterism.training.ask.prediction import predict, predict_file
-    from asterism.training.ask.samples import generate_file
     from asterism.training.data.corpora.bytes import load_corpus
     from asterism.training.pipeline import Run, evaluate, generate, open_run, report, train
 
@@ -40,6 +40,6 @@ __all__ = [
 
 _HOMES = {name: "pipeline" for name in ("Run", "evaluate", "generate", "open_run", "report", "train")}
 _HOMES |= {"predict": "ask.prediction", "predict_file": "ask.prediction"}
-_HOMES |= {"generate_file": "ask.samples", "load_corpus": "data.corpora.bytes"}
+_HOMES |= {"generate_file": "ask.generation", "load_corpus": "data.corpora.bytes"}
 
 __getattr__, __dir__ = lazily(__name__, _HOMES, ("FineTuneConfig", "ModelConfig", "RECIPES", "RunConfig", "recipe"))

@@ -26,8 +26,8 @@ from asterism.training.data.corpora.splits import Split
 from asterism.training.objectives.footprint import require_memory_to_load
 from asterism.training.run.arithmetic import arithmetic, settled, weights_dtype
 from asterism.training.run.checkpoint import load_weights
+from asterism.training.run.division import weighed
 from asterism.training.run.evaluator import Evaluator
-from asterism.training.run.exchange import weighed
 from asterism.training.run.fitting import fit
 from asterism.training.run.folder import RENEWED, RunFolder
 from asterism.training.run.metrics import Evaluation, Question, Report
@@ -37,7 +37,7 @@ from asterism.training.run.progress import make_display, watching
 from asterism.training.run.setup import Setup, read_shape
 from asterism.training.settings.budget import Budget
 from asterism.training.settings.configuration import AnyConfig, RunConfig, config_to_dict
-from asterism.training.settings.mesh import mesh_sizes
+from asterism.training.settings.parallel import mesh_sizes
 from asterism.training.settings.registry import OBJECTIVES
 from asterism.training.settings.sampling import Sampling
 

@@ -21,7 +21,7 @@ from asterism.training import FineTuneConfig, ModelConfig, RunConfig, open_run, 
 from asterism.training.ask import prediction
 from asterism.training.data.records.formats import FORMATS
 from asterism.training.run import progress
-from asterism.training.run.heap import Heap
+from asterism.training.run.allocator import Heap
 from asterism.training.settings.registry import TASKS
 from asterism.training.tasks.kinds.file_classification import FILE_CLASSIFICATION
 

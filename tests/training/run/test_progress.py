@@ -8,7 +8,7 @@ import pytest
 
 from asterism.training import ModelConfig, RunConfig, evaluate, pipeline, train
 from asterism.training.objectives.causal import CausalBytes
-from asterism.training.run.progress import Bar, LogLines, Scoring, Silence
+from asterism.training.run.progress import Bar, LogLines, Scoring, Silence, Status, clock, make_display, rate
 
 
 class Awaited:
@@ -99,3 +99,52 @@ def test_nothing_is_left_of_a_bar_on_which_nothing_was_shown(monkeypatch):
     bar.show(Scoring(1, 2, 1.0))
     assert not bar.bar.live.transient
     bar.close()
+
+
+STATUS = Status(
+    step=1200,
+    fraction=0.5,
+    seconds_left=75.0,
+    loss=1.386,
+    metric="bits/byte",
+    training=2.0,
+    validation=2.25,
+    speed=12345.0,
+    unit="bytes",
+)
+
+
+def test_progress_is_plain_lines_where_stderr_is_no_terminal(capsys):
+    display = make_display(True)
+    assert isinstance(display, LogLines) and isinstance(make_display(False), Silence)
+    display.show(STATUS)
+    display.show(STATUS)
+    display.show(replace(STATUS, fraction=1.0))
+    output = capsys.readouterr()
+    line = "step 1,200  loss 1.386  bits/byte 2.000 (validation 2.250)  12,345 bytes/s  1:15 left"
+    assert output.err.splitlines() == [f" 50.0%  {line}", f"100.0%  {line}"] and output.out == ""
+
+
+def test_progress_is_a_bar_on_a_terminal(monkeypatch, capsys):
+    monkeypatch.setattr("sys.stderr.isatty", lambda: True, raising=False)
+    display = make_display(True)
+    assert isinstance(display, Bar)
+    display.show(STATUS)
+    display.say("a line [with brackets]")
+    display.close()
+    assert "a line [with brackets]" in capsys.readouterr().err
+
+
+def test_slow_runs_have_a_speed_too():
+    speeds = (0.0, 0.0432, 0.4, 5.0, 9.96, 12_345.2)
+    assert [rate(speed) for speed in speeds] == ["0", "0.043", "0.4", "5", "10", "12,345"]
+
+
+def test_clock():
+    assert [clock(seconds) for seconds in (0, 61.4, 3723)] == ["0:00", "1:01", "1:02:03"]
+
+
+def test_training_prints_to_stderr_only(tiny, tmp_path, capsys):
+    train(replace(tiny, steps=3), tmp_path / "run")
+    output = capsys.readouterr()
+    assert output.out == "" and "step 3" in output.err

@@ -55,6 +55,8 @@ class Reader(ABC):
     """
 
     name: ClassVar[str]
+    version: ClassVar[int] = 1
+    """Raised where it makes other rows of the same documents than it made before."""
     cuts: ClassVar[bool] = False
     """Whether no more of a document is read than its first tokens that fit into a row."""
     reads_again: ClassVar[bool] = False

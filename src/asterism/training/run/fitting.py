@@ -6,48 +6,42 @@ stopped and resumed gives the same bits as one that was not, on a CPU and withou
 is part of the schedule). Invariant: weights change, and checkpoints are written, only after finite losses.
 """
 
-import hashlib
 import platform
 from collections.abc import Mapping
 from contextlib import ExitStack, closing
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import torch
-from torch.distributed.device_mesh import DeviceMesh
 from transformers import PreTrainedModel
 
 from asterism import __version__
-from asterism.errors import CheckpointError, ConfigurationError
+from asterism.errors import CheckpointError
 from asterism.files import replacing, write_text
 from asterism.kernels import cpu as cpu_kernel
 from asterism.kernels.choice.prices import pinned, prices_for
-from asterism.models import AsterismConfig
 from asterism.randomness import derive, isolated
 from asterism.training.data.records.formats import json_line
+from asterism.training.run.allocator import kept_memory
 from asterism.training.run.arithmetic import device_of_runs, notes_on_dtype, undisturbed
 from asterism.training.run.checkpoint import TrainingState, first_not_finite, gathered_weights, load_checkpoint
+from asterism.training.run.division import refuse_undivided, weighed
 from asterism.training.run.evaluator import Evaluator
-from asterism.training.run.exchange import refuse_dropout, weighed
 from asterism.training.run.folder import RunFolder
-from asterism.training.run.heap import kept_memory
+from asterism.training.run.loaders import refuse_other_versions, versions_of
 from asterism.training.run.loop import take_steps
 from asterism.training.run.metrics import Outcome, Report
 from asterism.training.run.optimizer import make_optimizer
 from asterism.training.run.picture import draw_history, require_matplotlib
-from asterism.training.run.processes import Processes, compare
+from asterism.training.run.processes import Processes
 from asterism.training.run.progress import Display, watching
 from asterism.training.run.schedule import notes_at_the_end
 from asterism.training.run.session import Session, validation_metrics
 from asterism.training.run.setup import Setup
 from asterism.training.run.sharding import in_parts, shard_weights
 from asterism.training.run.signals import held_back
-from asterism.training.run.versions import refuse_other_versions, versions_of
 from asterism.training.settings.configuration import config_to_dict
-
-_SHARED_OUT = ("llama", "gpt_neox", "bert", "modernbert")
-"""Kinds of models of transformers that are tested within `sequence_parallel`."""
 
 
 def fit(setup: Setup, run: RunFolder, processes: Processes, display: Display, *, resume: bool) -> Report:
@@ -57,7 +51,7 @@ def fit(setup: Setup, run: RunFolder, processes: Processes, display: Display, *,
     """
     config = setup.config
     require_matplotlib()
-    _refuse_what_cannot_be_shared(setup, processes)
+    refuse_undivided(setup, processes)
     processes = weighed(config, setup.shape, setup.objective.longest, processes)
     with undisturbed(), kept_memory(), isolated(derive(config.seed)), ExitStack() as stack:
         display.doing("making the model")
@@ -67,8 +61,7 @@ def fit(setup: Setup, run: RunFolder, processes: Processes, display: Display, *,
         with processes.agreed():
             model, notes = _first_model(setup, device)
         processes.broadcast([*model.parameters(), *model.buffers()])
-        if processes.shape.fsdp > 1:
-            shard_weights(model, cast(DeviceMesh, processes.mesh), config)
+        shard_weights(model, processes, config)
         optimizer = make_optimizer(model, config)
         if resume:
             state = _restore(setup, run, model, optimizer, processes, display)
@@ -98,48 +91,6 @@ def _of_this_session(state: TrainingState, processes: Processes) -> list[str]:
     """Where the run goes on, and on how many processes, which may be others than before."""
     goes_on = [f"goes on after step {state.step:,}"] if state.step else []
     return goes_on if processes.alone else [*goes_on, f"{processes.shape.processes} processes: {processes.shape}"]
-
-
-def _refuse_what_cannot_be_shared(setup: Setup, processes: Processes) -> None:
-    """Raises ConfigurationError for a run that so many processes cannot divide, and where they read different data."""
-    if processes.alone:
-        return
-    readers, rows = processes.shape.readers, setup.config.micro_batch_size
-    if rows < readers:
-        raise ConfigurationError(
-            f"parallel: dp and fsdp make {readers} readers, and a slice of a batch has {rows} sequences: batch_size ="
-            f" {setup.config.batch_size} / gradient_accumulation_steps = {setup.config.gradient_accumulation_steps};"
-            " have at least one for each, or give processes to cp"
-        )
-    if processes.shape.cp > 1 and not isinstance(setup.shape, AsterismConfig):
-        _refuse_whole_rows(setup)
-    refuse_dropout(setup.shape, processes)
-    with processes.agreed():
-        digest = hashlib.sha256()
-        for name, tensor in sorted(setup.objective.batch(setup.corpus, 0).items()):
-            digest.update(name.encode() + tensor.numpy().tobytes())
-    own = {"the corpus": setup.corpus.record()["sha256"], "the first batch": digest.hexdigest()}
-    compare(processes, "the SHA-256 of", own)
-
-
-def _refuse_whole_rows(setup: Setup) -> None:
-    """Raises ConfigurationError for a model of transformers whose rows, or whose loss, cannot be shared out."""
-    shape, kind = setup.shape, setup.shape.model_type
-    if kind not in _SHARED_OUT:
-        raise ConfigurationError(
-            f"parallel: cp shares out the tokens of models of ours, and of {', '.join(_SHARED_OUT)}, not of {kind}; use"
-            " dp or fsdp, or import the model"
-        )
-    if getattr(shape, "asterism_pattern", None) is None:
-        raise ConfigurationError(
-            f"parallel: cp shares out the tokens of a {kind} model only where it attends by a pattern: save it with"
-            ' one, use_pattern(model, "window(left=128, right=128)"), or use dp or fsdp'
-        )
-    if getattr(setup.config, "task", None) != "tag":
-        raise ConfigurationError(
-            f"parallel: of a {kind} model cp shares out the loss of tokens, so the task must be tag; use dp or fsdp, or"
-            " import the model"
-        )
 
 
 def _first_model(setup: Setup, device: torch.device) -> tuple[PreTrainedModel, list[str]]:
@@ -202,7 +153,7 @@ def _record(setup: Setup, notes: list[str], prices: Mapping[str, Any]) -> dict[s
         "dtype": setup.config.dtype,
         "decided": setup.objective.decided(),
         "corpus": setup.corpus.record(),
-        "readers": versions_of(setup.config),
+        "loaders": versions_of(setup.config),
         "notes": [*notes_on_dtype(setup.asked.dtype, setup.config.dtype), *setup.objective.notes, *notes],
         "prices": prices,
         "versions": {"python": platform.python_version(), "asterism": __version__}

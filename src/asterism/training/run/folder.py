@@ -50,7 +50,7 @@ PLACES = ("data", "validation", "genome", "label_table", "column_groups")
 """Settings that say where the data are: they may move, and their hash tells whether they are the same."""
 RENEWED = (*PLACES, "report_bytes")
 """Settings that a run which is not finished may go on with others of, and that run.json then says anew."""
-RECORDED = ("kind", "config", "decided", "corpus", "notes", "result")
+RECORDED = ("kind", "config", "dtype", "decided", "corpus", "loaders", "notes", "prices", "versions", "result")
 """What run.json says at least; `kind` is one of `configuration.KINDS`."""
 
 
@@ -133,23 +133,16 @@ class RunFolder:
             raise CheckpointError(f"{self.run_file} is damaged: {error}") from error
 
     def read_settled(self) -> AnyConfig:
-        """The configuration with the dtype that the run computes in, which "auto" leaves open. Raises CheckpointError.
-
-        Runs of earlier versions have no record of it, and were asked for what they compute in.
-        """
-        config = self.read_config()
-        dtype = self.read_record().get("dtype", config.dtype)
+        """The configuration with the dtype that the run computes in, where that was open. Raises CheckpointError."""
+        config, dtype = self.read_config(), self.read_record()["dtype"]
         if dtype not in get_args(Dtype) or dtype == "auto":
             raise CheckpointError(f"{self.run_file} is damaged: it does not say which dtype the run computes in")
         return replace(config, dtype=dtype)
 
     def read_prices(self) -> dict[str, Any]:
-        """What attention cost when the run began, and decides its kernels; {} are the figures of the library.
-
-        Those decided for runs of earlier versions. Raises CheckpointError.
-        """
+        """What attention cost when the run began, and decides its kernels; {} on a GPU. Raises CheckpointError."""
         try:
-            return dict(Figures(nanoseconds=self.read_record().get("prices", {})).nanoseconds)
+            return dict(Figures(nanoseconds=self.read_record()["prices"]).nanoseconds)
         except (AttributeError, TypeError, ValueError) as error:
             raise CheckpointError(f"{self.run_file} is damaged: prices: {error}") from error
 

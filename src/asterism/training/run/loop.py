@@ -10,8 +10,8 @@ import torch
 
 from asterism.models import AsterismConfig
 from asterism.randomness import derive
+from asterism.training.run.allocator import Heap
 from asterism.training.run.arithmetic import loss_of
-from asterism.training.run.heap import Heap
 from asterism.training.run.schedule import learning_rate_factor
 from asterism.training.run.session import Session
 from asterism.training.run.sharding import whole
@@ -45,8 +45,8 @@ def _slices(session: Session) -> Iterator[tuple[int, dict[str, torch.Tensor], tu
     """
     processes, count = session.processes, session.config.gradient_accumulation_steps
     batch = session.objective.batch(session.setup.corpus, session.state.step)
-    rows = {"rows": next(iter(batch.values()))}
-    by_labels, by_rows = (slice_weights(one, count, processes.shape.readers)[processes.reader] for one in (batch, rows))
+    rows, part_of = {"rows": next(iter(batch.values()))}, processes.row_part
+    by_labels, by_rows = (slice_weights(one, count, processes.shape.row_parts)[part_of] for one in (batch, rows))
     parts = zip(*(tensor.chunk(count) for tensor in batch.values()), strict=True)
     for number, part in enumerate(parts):
         own = {name: processes.rows(tensor) for name, tensor in zip(batch, part, strict=True)}
@@ -63,8 +63,8 @@ def _backward(
     Dropout is keyed by (seed, step, slice), by the rows that the process reads, and by its tokens of them.
     """
     processes, config = session.processes, session.config
-    reader = (processes.reader,) if processes.shape.readers > 1 else ()
-    seed = derive(config.seed, session.state.step, number, *reader)
+    part = (processes.row_part,) if processes.shape.row_parts > 1 else ()
+    seed = derive(config.seed, session.state.step, number, *part)
     torch.manual_seed(derive(seed, processes.shard) if processes.shard else seed)
     with processes.sharing():
         loss = loss_of(
@@ -81,16 +81,16 @@ def _backward(
     return loss.detach()
 
 
-def slice_weights(batch: Mapping[str, torch.Tensor], slices: int, readers: int = 1) -> list[list[float]]:
-    """What the mean losses of the slices of each reader are multiplied by: float [readers][slices].
+def slice_weights(batch: Mapping[str, torch.Tensor], slices: int, parts: int = 1) -> list[list[float]]:
+    """What the mean losses of the slices of each part of the rows are multiplied by: float [parts][slices].
 
-    The sum over the readers of their means over the slices is then the mean of the whole batch. Weights differ where
-    each column of the labels has one and some are left out, as behind the ends of texts, and where readers have more
-    rows than others.
+    The sum over the parts of their means over the slices is then the mean of the whole batch. Weights differ where each
+    column of the labels has one and some are left out, as behind the ends of texts, and where parts have more rows than
+    others.
     """
     labels = batch.get("labels", batch.get("shift_labels"))
     if labels is None or labels.ndim < 2 or labels.is_floating_point():
         labels = torch.zeros(len(next(iter(batch.values()))), 1)
-    parts = [part.tensor_split(readers) for part in labels.chunk(slices)]
-    known = torch.tensor([[(part[reader] >= 0).sum() for part in parts] for reader in range(readers)])
+    cut = [one.tensor_split(parts) for one in labels.chunk(slices)]
+    known = torch.tensor([[(one[part] >= 0).sum() for one in cut] for part in range(parts)])
     return (slices * known.double() / known.sum().clamp(min=1)).tolist()

@@ -41,8 +41,9 @@ from asterism.labels import IGNORED
 from asterism.models import AsterismConfig
 from asterism.parallel import SequenceParallel, shard
 from asterism.parallel.context import resumed
+from asterism.system import launched
 from asterism.training.settings.configuration import TrainingConfig
-from asterism.training.settings.mesh import AXES, MeshShape, mesh_shape
+from asterism.training.settings.parallel import AXES, MeshShape, mesh_shape
 
 _BUCKET = 2**22
 """Elements that are summed at once: large enough to fill a link, small enough for their copy not to matter."""
@@ -87,7 +88,7 @@ class Processes:
         return self.mesh is None
 
     @property
-    def reader(self) -> int:
+    def row_part(self) -> int:
         """Which part of a batch's rows this process reads."""
         return self.rank // self.shape.cp
 
@@ -175,18 +176,18 @@ class Processes:
         return cast(list[float], sums.tolist())
 
     def share(self, count: int) -> Iterator[tuple[int, bool]]:
-        """This reader's part of the numbers 0 .. count - 1, and whether each counts.
+        """This process's part of the numbers 0 .. count - 1, and whether each counts.
 
-        All readers get equally many, because a model whose weights are shared out is computed by all at a time: who
-        has none left gets the last one, which does not count. Those who share the tokens of rows get the same.
+        All get equally many, because a model whose weights are shared out is computed by all at a time: who has none
+        left gets the last one, which does not count. Those who share the tokens of rows get the same.
         """
-        for first in range(0, count, self.shape.readers):
-            number = first + self.reader
+        for first in range(0, count, self.shape.row_parts):
+            number = first + self.row_part
             yield min(number, count - 1), number < count
 
     def rows(self, tensor: Tensor) -> Tensor:
         """The rows of this process's part."""
-        return tensor.tensor_split(self.shape.readers)[self.reader]
+        return tensor.tensor_split(self.shape.row_parts)[self.row_part]
 
     def broadcast(self, tensors: Iterable[Tensor]) -> None:
         """Overwrite what every process holds with what the leader does."""
@@ -247,14 +248,6 @@ def _buckets(tensors: Iterable[Tensor]) -> Iterator[list[Tensor]]:
 # --- joining ---------------------------------------------------------------------------------------------------------
 
 
-def launched() -> int:
-    """How many processes a launcher, or the caller's process group, says there are."""
-    if dist.is_available() and dist.is_initialized():
-        return dist.get_world_size()
-    count = os.environ.get("WORLD_SIZE", "")
-    return int(count) if count.isdecimal() else 1
-
-
 @contextmanager
 def joined(config: TrainingConfig) -> Iterator[Processes]:
     """Within the body, this process belongs to those of the run.
@@ -263,12 +256,12 @@ def joined(config: TrainingConfig) -> Iterator[Processes]:
     with the body. Raises ConfigurationError for a mesh that does not fit the processes, and where they differ in what
     they are asked or in their versions; LostProcessError when one of them goes.
     """
-    count = launched()
+    is_ours = not dist.is_initialized()
+    count = launched() if is_ours else dist.get_world_size()
     shape = mesh_shape(config.parallel, count)
     if count == 1:
         yield Processes()
         return
-    is_ours = not dist.is_initialized()
     try:
         with _loopback():
             if is_ours:

@@ -9,19 +9,21 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from torch import Tensor, nn
-from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.distributed.tensor import DTensor, distribute_tensor
 
 from asterism.errors import ConfigurationError
+from asterism.training.run.processes import Processes
 from asterism.training.settings.configuration import TrainingConfig
 
 
-def shard_weights(model: nn.Module, mesh: DeviceMesh, config: TrainingConfig) -> None:
-    """Share the parameters of a model out over the axis `fsdp` of a mesh, by rows.
+def shard_weights(model: nn.Module, processes: Processes, config: TrainingConfig) -> None:
+    """Share the parameters of a model out, by rows, among the processes of the axis `fsdp`, if it has several.
 
     Raises ConfigurationError for an optimiser that takes whole matrices only.
     """
+    if processes.mesh is None or processes.shape.fsdp == 1:
+        return
     if config.optimizer == "adafactor":
         raise ConfigurationError(
             "parallel: fsdp shares out the rows of matrices, and adafactor needs their means: use adamw or muon, or dp"
@@ -29,7 +31,7 @@ def shard_weights(model: nn.Module, mesh: DeviceMesh, config: TrainingConfig) ->
     # The penalty of adaptive spans is read behind the blocks: all is one group then, which stays until the end.
     blocks = [] if getattr(getattr(model, "config", None), "adaptive_span", False) else list(_blocks(model))
     for module in (*blocks, model):
-        made = fully_shard(module, mesh=mesh["fsdp"])
+        made = fully_shard(module, mesh=processes.mesh["fsdp"])
         made.set_gradient_divide_factor(1.0)
         made.set_force_sum_reduction_for_comms(True)  # gloo knows no sum that divides, of float32
 

@@ -19,8 +19,8 @@ from asterism.training.data.corpora.modality import MEANING as MODALITIES
 from asterism.training.data.corpora.modality import Modality, parse_modality
 from asterism.training.readers.text import MEANING, parse_reader
 from asterism.training.settings.budget import Budget
-from asterism.training.settings.mesh import MEANING as MESH
-from asterism.training.settings.mesh import mesh_sizes
+from asterism.training.settings.parallel import MEANING as MESH
+from asterism.training.settings.parallel import mesh_sizes
 from asterism.training.settings.registry import OBJECTIVES, TASKS, Registry
 
 Dtype = Literal["auto", "float32", "bfloat16", "float64"]

@@ -19,6 +19,7 @@ class Entry(NamedTuple):
     kind              the kind of run that may name it
     shortest_context  how many tokens a sequence needs at least
     recipe            the recipe that stands for it when none is named
+    version           raised where it makes other tokens or rows of the same files than it made before
     """
 
     place: str
@@ -26,6 +27,7 @@ class Entry(NamedTuple):
     kind: str = "train"
     shortest_context: int = 1
     recipe: str = ""
+    version: int = 1
 
 
 class Registry(dict[str, Entry]):

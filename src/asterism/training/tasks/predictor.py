@@ -18,8 +18,8 @@ from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
 from asterism.errors import DataError
 from asterism.training.data.records.record import Record
+from asterism.training.run.allocator import Heap
 from asterism.training.run.arithmetic import arithmetic
-from asterism.training.run.heap import Heap
 from asterism.training.settings.configuration import Dtype
 from asterism.training.tasks.answers import RankedAnswers, shown_score
 from asterism.training.tasks.rows import Feature, RankedRows, pad

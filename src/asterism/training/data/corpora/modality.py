@@ -39,6 +39,7 @@ class Modality(ABC):
     """How files become sequences of 8-bit values, and values files. Its settings are the arguments of its text.
 
     name             what a text calls it
+    version          raised where it makes other values of the same files than it made before
     unit             what one value is, in the plural
     sequence_length  how many values every piece has; None where pieces differ
     axes             what a piece is an array of, last axis fastest; empty where it is a row
@@ -50,6 +51,7 @@ class Modality(ABC):
     """
 
     name: ClassVar[str]
+    version: ClassVar[int] = 1
     unit: ClassVar[str]
     sequence_length: int | None = None
     axes: tuple[int, ...] = ()

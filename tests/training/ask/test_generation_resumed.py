@@ -11,7 +11,7 @@ import pytest
 
 from asterism.cli.main import main
 from asterism.errors import CheckpointError
-from asterism.training.ask.samples import AT_ONCE, Wanted, generate_file
+from asterism.training.ask.generation import AT_ONCE, Wanted, generate_file
 from asterism.training.objectives.causal import CausalBytes
 from asterism.training.pipeline import train
 from asterism.training.settings.configuration import ModelConfig, RunConfig
@@ -135,7 +135,7 @@ def test_a_resumed_text_is_refused(capsys):
 KILLED = f"""
 import os, signal, sys
 from asterism.training.objectives.causal import CausalBytes
-from asterism.training.ask.samples import Sampling, Wanted, generate_file
+from asterism.training.ask.generation import Sampling, Wanted, generate_file
 draw, batches = CausalBytes.continued, []
 def continued(self, *arguments):
     batches.append(1)

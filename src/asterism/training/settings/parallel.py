@@ -31,7 +31,7 @@ class MeshShape:
         return ",".join(f"{axis}={size}" for axis in AXES if (size := getattr(self, axis)) > 1) or "dp=1"
 
     @property
-    def readers(self) -> int:
+    def row_parts(self) -> int:
         """How many parts the rows of a batch have."""
         return self.dp * self.fsdp
 

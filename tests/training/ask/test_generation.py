@@ -11,7 +11,7 @@ import torch
 
 from asterism.cli.main import main
 from asterism.errors import AsterismError, CheckpointError, ConfigurationError
-from asterism.training.ask.samples import AT_ONCE, Wanted, generate_file
+from asterism.training.ask.generation import AT_ONCE, Wanted, generate_file
 from asterism.training.data.corpora import modality as modalities
 from asterism.training.data.corpora.bytes import Bytes, ByteSplits
 from asterism.training.data.corpora.splits import ArrayPieces, Split
@@ -104,7 +104,7 @@ def read(path: Path) -> np.ndarray:
 
 def test_what_cannot_be_written_is_refused_before_any_work(records, tmp_path, monkeypatch):
     """It was drawn first, which may take hours; a pipe was replaced by a file."""
-    monkeypatch.setattr("asterism.training.ask.samples._drawn", lambda *_: pytest.fail("values were drawn"))
+    monkeypatch.setattr("asterism.training.ask.generation._drawn", lambda *_: pytest.fail("values were drawn"))
     os.mkfifo(tmp_path / "pipe")
     (tmp_path / "link").symlink_to("nowhere")
     (tmp_path / "full").write_bytes(b"x")
@@ -232,7 +232,7 @@ def test_refusals_of_what_is_wanted(wanted, message):
 
 
 def test_outputs_are_refused_before_any_work(kinds, tmp_path, monkeypatch):
-    monkeypatch.setattr("asterism.training.ask.samples._drawn", lambda *_: pytest.fail("drew"))
+    monkeypatch.setattr("asterism.training.ask.generation._drawn", lambda *_: pytest.fail("drew"))
     (tmp_path / "there.raw").write_bytes(b"1")
     with pytest.raises(CheckpointError, match="there.raw exists"):
         generate_file(kinds, tmp_path / "there.raw", Wanted())
