@@ -65,7 +65,9 @@ class RowCorpus(Corpus[np.ndarray], Generic[Kind]):
     def record(self) -> dict[str, Any]:
         """Name, hash, and the sizes of each split that is used."""
         splits: dict[Split, Kind] = {"train": self.train, "validation": self.validation}
-        sizes = {name: {"bytes": self.corpus.length(name), **rows.record()} for name, rows in splits.items()}
+        sizes: dict[str, Any] = {
+            name: {"bytes": self.corpus.length(name), **rows.record()} for name, rows in splits.items()
+        }
         return {"name": self.name, "sha256": self.sha256, **sizes}
 
 
