@@ -37,8 +37,15 @@ Questions = Iterator[tuple[TokenIndices, Iterator[KernelQuestion]]]
 
 @dataclass(frozen=True, eq=False)
 class Call:
-    """What a rank is asked: its shards of q, k and v [B, heads, tokens, features], the marks of its keys, and the
-    options of every local computation. `received` is all that came from other ranks and has gradients."""
+    """What a rank is asked.
+
+    context   the ranks that are asked together
+    plan      who sends what to whom, equal on all of them
+    q, k, v   its shards, of one dtype: [B, H, Nq, D], [B, Hkv, Nk, D] and [B, Hkv, Nk, Dv]
+    marks     of its keys
+    options   of `kernels.attend`, by name, for every local computation: scale, implementation, terms
+    received  all floating tensors [B, heads, rows, ...] that have come from other ranks, whose gradients go back
+    """
 
     context: SequenceParallel
     plan: Communication

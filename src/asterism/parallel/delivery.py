@@ -19,7 +19,12 @@ from asterism.patterns.intervals import Integers
 
 @dataclass(frozen=True, eq=False)
 class Second:
-    """The second hop of rows: `own` of those that are `taken` from the own rows, `held` of what came first."""
+    """The second hop of rows.
+
+    taken  indices of the own rows that go, of a row that goes to several ranks once for each
+    own    these; its indices are among what was taken
+    held   of what came in the first hop; its indices are among that
+    """
 
     taken: TokenIndices
     own: Hop
@@ -30,10 +35,10 @@ class Second:
 class Delivery:
     """Rows that come to this rank in up to two hops; None for one that no rank has rows for.
 
-    first      from the ranks that own them
-    second     from the ranks to which they came first, whether they own them or not
-    order      sorts [what came first | what owners sent in the second hop | what others did] by position
-    positions  those of all, in order
+    first      from the ranks that own them; its indices are among the own rows, as are those of `second.taken`
+    second     from the ranks that share them out, whether they own them or not
+    order      int64 [rows]: sorts [what came first | what owners sent in the second hop | what others did] by position
+    positions  int64 [rows]: those of all that come, ascending
     """
 
     first: Hop | None
@@ -42,7 +47,7 @@ class Delivery:
     positions: Integers
 
     def among(self, own: Integers) -> "Delivery":
-        """The same where the own rows are these of the shard."""
+        """The same where the own rows are these of the shard: indices int64 [own], ascending."""
         first, second = self.first, self.second
         if first is not None:
             first = Hop(first.rows.among(own), first.route)
@@ -53,7 +58,13 @@ class Delivery:
 
 def deliver(shards: Shards, direct: Transfers, shared: Integers, rank: int) -> Delivery:
     """How rows come: `direct` ones from their owners, those at the positions `shared`, int64 [shared] ascending, to a
-    rank each, and from there to all."""
+    rank each, and from there to all.
+
+    Three ranks have four tokens each, and share 0, 1 and 2, all of them rank 0's. In the first hop 1 goes to rank 1 and
+    2 to rank 2. In the second, rank 0 sends 0, which it shares out itself, to both; rank 1 sends 1 on to rank 2, and
+    rank 2 sends 2 to rank 1; nobody sends a row to its owner. So on rank 2 come [2 | 0 | 1], and order is [1, 2, 0].
+    On rank 0 the indices of the first hop are [1, 2], taken = [0, 0], and those of its own in the second [0, 1].
+    """
     ranks = shards.devices
     parts = [shared[slice(*Shards.even(len(shared), ranks).range(target))] for target in range(ranks)]
     owners = [shards.owners(piece) for piece in parts]

@@ -102,8 +102,12 @@ class _Load:
 class Flight:
     """Rows that are on their way: to be given to `finish`, once.
 
-    `wire` has no values before it is waited for: forward what comes, and backward the gradients of what was sent.
-    `ticket` is empty: by it autograd knows that `finish` follows `begin`.
+    group      the processes among which they are
+    hops       for each tensor, which of its rows go to which rank
+    out, back  how what goes to other ranks lies on its wire, and what comes from them; gradients travel the other way
+    ticket     [0], of the first tensor's dtype: by it autograd knows that `finish` follows `begin`
+    wire       [numbers], of the narrowest of the tensors' dtypes, and without values before it is waited for: forward
+               what comes, and backward the gradients of what was sent; None where nothing is under way
     """
 
     group: ProcessGroup

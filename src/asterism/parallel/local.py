@@ -16,7 +16,16 @@ _BORDER_BLOCK = 64
 
 @dataclass(frozen=True, eq=False)
 class Local(Source):
-    """A pattern between some queries and some keys of this rank, by their positions in the sequence."""
+    """A pattern between some queries and some keys that are on this rank.
+
+    pattern  that of the sequence
+    queries  int64 [queries]: their positions in the keys' sequence, ascending
+    keys     int64 [keys]: theirs, ascending
+    length   keys of the whole sequence, of all ranks
+
+    Two ranks have four tokens each. Rank 1 computes queries [4, 5, 6, 7] with its own keys [4, 5, 6, 7], and under
+    window(1, 0), where key 3 comes from rank 0, also queries [4] with keys [3]; length is 8 in both.
+    """
 
     pattern: Pattern
     queries: Integers

@@ -21,7 +21,14 @@ _GAP = 64
 
 @dataclass(frozen=True, eq=False)
 class Stretch:
-    """Some of the keys of a `Local`, `chosen`, laid at indices `at` of `size`; queries are numbers from `offset` on."""
+    """Some of the keys of a `Local`, laid with gaps for what is not there.
+
+    rule    the pattern between the block's queries and what is laid
+    offset  the number of the first query; the others follow
+    size    how many numbers are laid
+    chosen  int64 [keys]: which of the keys these are, neighbours
+    at      int64 [keys]: the numbers that they get, ascending
+    """
 
     rule: Pattern
     offset: int
@@ -32,14 +39,20 @@ class Stretch:
 
 @dataclass(frozen=True, eq=False)
 class Renumbered:
-    """Some neighbouring queries of a `Local`, at indices `queries`, and all its keys in stretches."""
+    """Some neighbouring queries of a `Local`, at indices `queries` int64 [queries], and all its keys in stretches."""
 
     queries: TokenIndices
     stretches: tuple[Stretch, ...]
 
 
 def renumbered(local: Local, by_distance: bool, with_segments: bool) -> tuple[Renumbered, ...]:
-    """What is computed instead of `local`: the same pairs, each once."""
+    """What is computed instead of `local`: the same pairs, each once.
+
+    Queries 10 and 11 read keys 2, 3, 9 and 10. By distance, one stretch is laid, and 2 gets number 0: at = [0, 1, 7, 8]
+    of size 9, offset = 8, so that query 10 counts 8 tokens from key 2, as it should. With segments besides, query 11
+    has its own number: size 10. With segments alone, numbers need only ascend, [2, 3, 9, 10, 11] become 0 to 4:
+    at = [0, 1, 2, 3] of size 5, offset = 3.
+    """
     return tuple(
         Renumbered(
             TokenIndices(np.arange(start, stop)), tuple(_stretches(local, start, stop, by_distance, with_segments))
@@ -49,7 +62,12 @@ def renumbered(local: Local, by_distance: bool, with_segments: bool) -> tuple[Re
 
 
 def _blocks(local: Local, by_distance: bool) -> list[tuple[int, int]]:
-    """Queries that are neighbours in the sequence; among the keys is enough where distances do not count."""
+    """[start, stop) of indices of queries that are neighbours in the sequence, or among keys and queries, which is
+    enough where distances do not count.
+
+    Of queries 4, 5 and 9 and keys 3 and 8 by distance [(0, 2), (2, 3)], since 5 and 9 are not neighbours; nor are they
+    among [3, 4, 5, 8, 9]. Without key 8 they would be: then [(0, 3)], unless distances count.
+    """
     if not by_distance:
         numbers = np.searchsorted(np.union1d(local.keys, local.queries), local.queries)
         if numbers[-1] - numbers[0] == len(numbers) - 1:

@@ -52,13 +52,17 @@ class Way(Protocol):
 
 @dataclass(frozen=True, eq=False)
 class Communication(Source):
-    """What all devices do to attend by a pattern.
+    """What all devices do to attend by a pattern. Arrays that its methods give are int64.
 
-    pattern       the rule, of a sequence of keys.length tokens
+    pattern        the rule, of a sequence of keys.length tokens
     queries, keys  who holds which; equal in self-attention
-    ways          how the parts of the rule are computed, one after another; no pair is in two of them
-    query_offset  query i stands at position query_offset + i of the keys' sequence
-    is_dense      whether no way that uses the pattern moves less than bringing every key to every device
+    ways           how the parts of the rule are computed, one after another; no pair is in two of them
+    query_offset   query i stands at position query_offset + i of the keys' sequence
+    is_dense       whether no way that uses the pattern moves less than bringing every key to every device
+
+    Where two devices have four tokens each and the rule is window(1, 0), there is one way, `ByRows`, whose `direct` has
+    the row of key 3 go from device 0 to device 1. With one head of one feature in float32, `traffic` is 8 bytes (key
+    and value) sent by device 0 and received by device 1, and `memory` is [32, 40].
     """
 
     pattern: Pattern

@@ -15,7 +15,13 @@ from asterism.parallel.local import Local
 
 @dataclass(frozen=True, eq=False)
 class ResiduesOf:
-    """A share by residues: this rank's tokens in the order in which they leave and `back`, and what it computes."""
+    """A share by residues, as one rank sees it. Positions and indices are int64.
+
+    rows      indices of its tokens in the order in which they leave: by the rank that they go to, then ascending
+    route     how many go to each rank, and come from each
+    attended  what it computes: all tokens of its residues, which come in the order of their positions
+    back      puts results, which come back in the order of `rows`, into that of the tokens: its inverse
+    """
 
     rows: TokenIndices
     route: Route
@@ -43,7 +49,12 @@ def run(call: Call, way: ByResidues) -> Result:
 
 
 def residues_of(plan: Communication, way: ByResidues, rank: int) -> ResiduesOf:
-    """What rank `rank` does."""
+    """What rank `rank` does.
+
+    Two ranks have four tokens each, and the period is 3: residues 0 and 1 live on rank 0, residue 2 on rank 1. Of
+    tokens 4, 5, 6 and 7 on rank 1 only 5 stays, so rows = [0, 2, 3 | 1], and back = [0, 3, 1, 2]; tokens 2 and 5 are
+    attended there, one received from each rank.
+    """
     tokens, parts = plan.keys, Shards.even(way.period, plan.keys.devices)
     own = parts.owners(np.arange(*tokens.range(rank)) % way.period)
     everyone = np.arange(tokens.length)

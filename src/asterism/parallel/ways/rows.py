@@ -19,13 +19,15 @@ from asterism.patterns.intervals import Integers
 
 @dataclass(frozen=True, eq=False)
 class Answers:
-    """Queries that all ranks answer with their own keys.
+    """Queries that all ranks answer with their own keys. Positions and indices are int64.
 
     queries   how they come to this rank; its own rows are those that it asks
-    order     sorts [own | what came] by position
+    order     [asking]: sorts [own | what came] by position
     attended  what this rank answers, to all of them
-    merged    which of the answers it merges; `sent` are those that other ranks do
-    kept      which of those merged are of its own queries; those of others go `back` to them
+    merged    which of the answers this rank merges: neighbours, an even part
+    sent      the other answers, to the ranks that merge them; from each rank come its answers to those merged here
+    kept      which of those merged are of its own queries, as indices among them
+    back      the others, to the ranks whose queries they are; from each rank come those of this one that it merged
     """
 
     queries: Delivery
@@ -39,13 +41,15 @@ class Answers:
 
 @dataclass(frozen=True, eq=False)
 class RowsOf:
-    """The way as one rank sees it.
+    """The way as one rank sees it. Positions and indices are int64.
 
+    keys      how those come that its queries read, and those that all ranks get
     free      indices of its queries that it answers itself, ascending, and `asked` of those that it asks everyone
-    interior  these and its own keys
+    interior  the free ones and its own keys
     border    those of them that read received keys, at `border_indices` among them
     at_once   instead of both, where most queries are of the border: these and all keys, of which so many as `before`
               were received from ranks before this one; merging would take longer than it could hide
+    answers   to the queries of all ranks that ask everyone; None where there are none
     together  sorts [free | those that ask everyone] by position
     """
 
@@ -95,7 +99,12 @@ def run(call: Call, way: ByRows) -> Result:
 
 
 def rows_of(plan: Communication, way: ByRows, rank: int) -> RowsOf:
-    """What rank `rank` does."""
+    """What rank `rank` does.
+
+    Two ranks have four tokens each, a query reads itself and the key before it, and queries 5 and 6 ask everyone. On
+    rank 1, where indices count from token 4, free = [0, 3] and asked = [1, 2]. Key 3 comes, before all own ones:
+    before = 0 + 1. Only query 4 reads it: border_indices = [0]. [4, 7 | 5, 6] is sorted by together = [0, 2, 3, 1].
+    """
     keys = deliver(plan.keys, way.direct, positions_in(way.shared), rank)
     first, past = plan.queries.range(rank)
     asking = positions_in(way.asking)
@@ -120,16 +129,25 @@ def rows_of(plan: Communication, way: ByRows, rank: int) -> RowsOf:
 
 
 def _answers(plan: Communication, way: ByRows, asking: Integers, rank: int) -> Answers:
+    """What rank `rank` does about the queries at positions `asking`, int64 [asking], ascending.
+
+    In the example of `rows_of`, where both are rank 1's, rank 0 merges the answers to query 5, and rank 1 those to 6:
+
+            merged  sent           kept  back
+    rank 0  [0]     [1] to rank 1  []    [0] to rank 1
+    rank 1  [1]     [0] to rank 0  [0]   nothing; query 5 comes
+    """
     queries, everyone = plan.queries, range(plan.devices)
     delivery = deliver(queries, Transfers.none(queries.devices), asking, rank)
     first, past = queries.range(rank)
-    parts = Shards.even(len(asking), queries.devices)
+    parts = Shards.even(len(asking), queries.devices)  # who merges which: of indices among `asking`
     begin, end = (int(place) for place in np.searchsorted(asking, [first, past]))
     own = asking[begin:end]
     start, stop = parts.range(rank)
     mine, all_of_them = np.arange(stop - start), np.arange(len(asking))
     is_own = (asking[start:stop] >= first) & (asking[start:stop] < past)
     owners = np.bincount(queries.owners(asking[start:stop]), minlength=queries.devices)
+    # Each rank merged as many of this one's queries as its part has in common with begin .. end - 1.
     came = tuple(max(0, min(end, parts.range(other)[1]) - max(begin, parts.range(other)[0])) for other in everyone)
     return Answers(
         queries=delivery.among(own - first),
