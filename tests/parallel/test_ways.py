@@ -42,3 +42,15 @@ def test_no_other_code_asks_which_way_it_is():
 def test_one_file_calls_torch_distributed():
     calling = [file for file in FILES if any(module.startswith("torch.distributed") for module in imported(file))]
     assert [file.relative_to(SOURCE).as_posix() for file in calling] == ["parallel/collectives.py"]
+
+
+def test_layers_and_models_name_no_rank():
+    """They ask `SequenceParallel` for their own tokens and their turn, and need not index by a rank."""
+    naming = {
+        file.relative_to(SOURCE).as_posix()
+        for file in FILES
+        if {"layers", "models"} & set(file.relative_to(SOURCE).parts)
+        for node in ast.walk(ast.parse(file.read_text()))
+        if isinstance(node, ast.Attribute) and node.attr in ("rank", "ranks")
+    }
+    assert not naming
