@@ -72,7 +72,7 @@ def generate_shards(
     last = torch.tensor(lengths, device=input_ids.device)[:, None] - 1
     hidden = _run(model, rows, input_ids, cache)
     # The last token of a row lies on one rank.
-    own = (hidden * (rows.positions == last)[..., None]).sum(dim=1, keepdim=True)
+    own = hidden.masked_fill((rows.positions != last)[..., None], 0).sum(dim=1, keepdim=True)
     scores = model._logits(summed(own, context.group))
     found = [_choose(context, settings, scores[:, 0], random)]
     for _ in range(settings.new_tokens - 1):
