@@ -9,9 +9,7 @@ from collections import Counter
 import pytest
 from repository import BENCHMARKS, ROOT
 from small_encoders import write_lines
-
-from asterism.training.tasks.kinds.answering import read_questions
-from asterism.training.tasks.kinds.classification import read_documents
+from small_tasks import read_documents, read_questions
 
 sys.path.insert(0, str(BENCHMARKS))
 from long_range_tasks import (  # noqa: E402  # lies beside the benchmarks

@@ -162,7 +162,7 @@ def test_rows_fit_are_in_order_and_cover_what_they_promise(reading):
         assert rows == reader.training_rows(read) == [((0, read.tokens),)]
     if reader.name == "iterated" and len(rows) > 1:
         found = [float(number % 3) for number in range(len(rows))]
-        again = reader.again(read, rows, found)
+        again = reader.again(rows, found)
         best = sorted(range(len(rows)), key=lambda one: -found[one])[: reader.k]
         assert tokens_of(again) == sorted(token for number in best for token in tokens_of(rows[number]))
         assert len(tokens_of(again)) <= read.room

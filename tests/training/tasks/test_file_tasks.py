@@ -18,7 +18,7 @@ from asterism.training import FineTuneConfig, RunConfig, evaluate, predict, trai
 from asterism.training.data.corpora.modality import parse_modality
 from asterism.training.data.corpora.tokenization import is_of_values, value_tokenizer
 from asterism.training.objectives.labelled import Labelled
-from asterism.training.tasks.kinds.file_classification import FILE_CLASSIFICATION, read_files
+from asterism.training.tasks.kinds.file_classification import FILE_CLASSIFICATION
 from asterism.training.tasks.models import load_tokenizer
 
 pytestmark = pytest.mark.model
@@ -153,7 +153,7 @@ def test_a_table_names_files_from_where_it_stands(learned, settings, data, tmp_p
     lines, table = write_lines(copy / "all.jsonl", rows), copy / "all.csv"
     table.write_text("file,label\n" + "".join(f"{row['file']},{row['label']}\n" for row in rows))
     for path in (lines, table):
-        read = read_files(path)
+        read = FILE_CLASSIFICATION.examples.read(path, settings())
         assert [(one.text, one.labels) for one in read] == [(str(copy / row["file"]), (row["label"],)) for row in rows]
         assert evaluate(folder, data=path).scores["accuracy"] > 0.85
     report = train(settings(data=str(lines), epochs=1.0), tmp_path / "run", progress=False)
@@ -251,7 +251,7 @@ def test_tables_that_cannot_be_used_are_refused_in_one_line(settings, tmp_path):
     ):
         path = write_lines(tmp_path / "x.jsonl", [row])
         with pytest.raises(DataError, match=message):
-            read_files(path)
+            FILE_CLASSIFICATION.examples.read(path, settings())
     with pytest.raises(ConfigurationError, match=r"modality: unknown modality 'image'. Did you mean 'images'"):
         settings(modality="image(width=3)")
     with pytest.raises(ConfigurationError, match=r"modality='bytes\(\)' is for task 'classify', not 'tag'"):
@@ -272,7 +272,8 @@ def test_pictures_and_sounds_are_values_as_their_modalities_read_them(tmp_path):
             soundfile.write(tmp_path / "sounds" / name / f"{number}.wav", tone, 8000)
     for folder, modality, length in (("pictures", "images(width=4, height=4)", 48), ("sounds", "audio(rate=8000)", 40)):
         task = FILE_CLASSIFICATION.task(labels=("dark", "light"), several=False, length=64, modality=modality)
-        examples = read_files(tmp_path / folder)
+        asked = FineTuneConfig(task="classify", model="x", data="x", modality=modality)
+        examples = FILE_CLASSIFICATION.examples.read(tmp_path / folder, asked)
         assert len(examples) == 6
         for example, features in zip(examples, task.rows.features(examples, value_tokenizer()), strict=True):
             (feature,) = features

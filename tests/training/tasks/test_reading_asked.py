@@ -6,6 +6,7 @@ import re
 
 import pytest
 from small_encoders import write_lines
+from small_tasks import read_examples
 from small_writers import DIGITS, digit_tokenizer, save_tiny_bart
 
 from asterism.errors import DataError
@@ -86,22 +87,22 @@ def test_parts_and_what_they_said_are_read_behind_the_question():
 
 def test_whether_something_is_asked_is_what_the_training_examples_say(tmp_path):
     for rows, asks in ((ROWS, True), ([{"document": "one", "summary": "one"}], False)):
-        examples = SUMMARIZATION.examples.read(write_lines(tmp_path / f"{asks}.jsonl", rows), None)
+        examples = read_examples(SUMMARIZATION, write_lines(tmp_path / f"{asks}.jsonl", rows))
         made = SUMMARIZATION.of(examples, length=12, target_length=8, cuts_targets=True, start=2)
         assert (
             made.rows.asks == made.examples.asks == asks
             and SUMMARIZATION.from_record(json.loads(json.dumps(made.record()))) == made
         )
     assert asked(task(asks=False)).question is None
-    translated = TRANSLATION.examples.read(
-        write_lines(tmp_path / "t.jsonl", [{"source": "a", "target": "b", "question": "c"}]), None
+    translated = read_examples(
+        TRANSLATION, write_lines(tmp_path / "t.jsonl", [{"source": "a", "target": "b", "question": "c"}])
     )
     assert translated[0].question is None
 
 
 def test_a_question_that_is_missing_is_refused(tmp_path):
-    mixed = SUMMARIZATION.examples.read(
-        write_lines(tmp_path / "mixed.jsonl", [*ROWS[:2], {"document": "one", "summary": "one"}]), None
+    mixed = read_examples(
+        SUMMARIZATION, write_lines(tmp_path / "mixed.jsonl", [*ROWS[:2], {"document": "one", "summary": "one"}])
     )
     made = SUMMARIZATION.of(mixed, length=12, target_length=8, cuts_targets=True, start=2)
     with pytest.raises(DataError, match=r"mixed\.jsonl, line 3: field 'question' is missing; there are: document, sum"):
@@ -109,7 +110,7 @@ def test_a_question_that_is_missing_is_refused(tmp_path):
     with pytest.raises(DataError, match=r"here: field 'question' is missing"):
         made.examples.example(Record("here", {"document": "one"}), labelled=False)
     with pytest.raises(DataError, match=r"field 'question' is empty"):
-        SUMMARIZATION.examples.read(write_lines(tmp_path / "empty.jsonl", [{**ROWS[0], "question": " "}]), None)
+        read_examples(SUMMARIZATION, write_lines(tmp_path / "empty.jsonl", [{**ROWS[0], "question": " "}]))
 
 
 def test_what_is_asked_is_learned_from_the_question(tmp_path):

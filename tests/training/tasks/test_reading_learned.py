@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.numpy import load_file, save_file
 from small_encoders import save_tiny_bert, word_tokenizer, write_lines
+from small_tasks import read_examples
 from small_writers import digit_tokenizer
 from stopping import at_step
 
@@ -149,7 +150,7 @@ def test_scores_are_those_of_the_formula(windows, data):
 
 def taught(task, rows, reader, tmp_path, tokenizer, **choices):
     kind = TASKS.load(task)
-    examples = kind.examples.read(write_lines(tmp_path / f"{task}.jsonl", rows), None)
+    examples = read_examples(kind, write_lines(tmp_path / f"{task}.jsonl", rows))
     made = kind.of(examples, reader=reader, **choices)
     scorer, note = learned_scorer(made.rows, examples, tokenizer, 0)
     return made, examples, scorer, note

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from small_encoders import PLACES, REVIEWS, TAGGED, THINGS, save_tiny_bert, word_tokenizer, write_lines
+from small_tasks import read_questions
 
 from asterism.cli.main import main
 from asterism.errors import CheckpointError, ConfigurationError, DataError
@@ -16,7 +17,7 @@ from asterism.training import FineTuneConfig, evaluate, open_run, predict, predi
 from asterism.training.ask import prediction
 from asterism.training.data.corpora.tokenization import make_tokenizer
 from asterism.training.readers.reader import windows_of
-from asterism.training.tasks.kinds.answering import ANSWERING, read_questions
+from asterism.training.tasks.kinds.answering import ANSWERING
 from asterism.training.tasks.kinds.tagging import TAGGING
 
 pytestmark = pytest.mark.model

@@ -6,12 +6,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 from small_encoders import word_tokenizer, write_lines
+from small_tasks import read_documents, read_questions, read_tagged
 from tokenizers import normalizers
 
 from asterism.errors import DataError
-from asterism.training.tasks.kinds.answering import ANSWERING, best_span, read_questions
-from asterism.training.tasks.kinds.classification import CLASSIFICATION, read_documents
-from asterism.training.tasks.kinds.tagging import TAGGING, read_tagged
+from asterism.training.tasks.kinds.answering import ANSWERING, best_span
+from asterism.training.tasks.kinds.classification import CLASSIFICATION
+from asterism.training.tasks.kinds.tagging import TAGGING
 
 pytestmark = pytest.mark.model
 

@@ -59,8 +59,6 @@ class Reader(ABC):
     """Raised where it makes other rows of the same documents than it made before."""
     cuts: ClassVar[bool] = False
     """Whether no more of a document is read than its first tokens that fit into a row."""
-    reads_again: ClassVar[bool] = False
-    """Whether a document of several rows is read again, in one row that `again` makes of what was found."""
 
     length: int | None = None
 
@@ -78,10 +76,6 @@ class Reader(ABC):
     def training_rows(self, document: Document) -> list[Row]:
         """What a model is trained on to be asked by this reader."""
         return self.rows(document)
-
-    def again(self, document: Document, rows: Sequence[Row], found: Sequence[float]) -> Row:
-        """What is read again, after the model `found` so much in each of the rows. Only where `reads_again`."""
-        raise NotImplementedError(f"{self} reads nothing again")
 
     @property
     def pools_by(self) -> str | None:

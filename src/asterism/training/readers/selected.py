@@ -116,7 +116,6 @@ class Iterated(_Ranking):
     """
 
     name: ClassVar[str] = "iterated"
-    reads_again: ClassVar[bool] = True
 
     def rows(self, document: Document) -> list[Row]:
         return [(window,) for window in self.windows(document)]
@@ -130,7 +129,8 @@ class Iterated(_Ranking):
         some = {others[at * len(others) // self.k] for at in range(self.k)} if others else set()
         return [together(ranked[: self.k]), *((window,) for window in sorted({*ranked[: self.k], *some}))]
 
-    def again(self, document: Document, rows: Sequence[Row], found: Sequence[float]) -> Row:
+    def again(self, rows: Sequence[Row], found: Sequence[float]) -> Row:
+        """What is read again, after the model found so much in each of the rows."""
         best = sorted(range(len(rows)), key=lambda one: (-found[one], one))[: self.k]
         return together([stretch for number in best for stretch in rows[number]])
 

@@ -9,9 +9,9 @@ value of it is what was decided, and makes examples of single records ever after
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, ClassVar, Generic, TypeVar
+from typing import Any, ClassVar, Generic, Self, TypeVar
 
-from asterism.training.data.records.formats import Format, format_of
+from asterism.training.data.records.formats import Format, format_of, read_all
 from asterism.training.data.records.held_out import held_out
 from asterism.training.data.records.record import Record
 from asterism.training.settings.configuration import FineTuneConfig
@@ -38,9 +38,21 @@ class Examples(ABC, Generic[Example]):
         return config.data, config.validation
 
     @classmethod
-    @abstractmethod
     def read(cls, path: Path, config: FineTuneConfig) -> Sequence[Example]:
         """The labelled examples of a file, read as the settings say. Raises DataError for anything that is not one."""
+        records = cls.records(path, config)
+        examples = cls.like(records[0])
+        return [examples.example(record, labelled=True) for record in records]
+
+    @classmethod
+    def records(cls, path: Path, config: FineTuneConfig) -> list[Record]:
+        """The records of a file, one at least. Raises DataError for what cannot be read."""
+        return read_all(cls.format(path), path)
+
+    @classmethod
+    def like(cls, record: Record) -> Self:
+        """The value that makes examples of labelled records like this one, the first of a file."""
+        return cls()
 
     @classmethod
     def divided(cls, config: FineTuneConfig) -> tuple[Sequence[Example], Sequence[Example]]:

@@ -18,6 +18,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
 from asterism.errors import DataError
 from asterism.training.data.records.record import Record
+from asterism.training.readers.selected import Iterated
 from asterism.training.run.allocator import Heap
 from asterism.training.run.arithmetic import arithmetic
 from asterism.training.settings.configuration import Dtype
@@ -92,7 +93,7 @@ class Predictor:
     def _again(self, example: Any, features: Sequence[Feature], said: Sequence[Any]) -> list[Feature]:
         """What is to be read next of an example, after what the model said; [] if that is the answer."""
         rows, answers = self.task.rows, self.task.answers
-        if not isinstance(rows, RankedRows) or not rows.reading.reads_again:
+        if not isinstance(rows, RankedRows) or not isinstance(rows.reading, Iterated):
             return []
         if isinstance(answers, RankedAnswers):  # else texts, which are read next
             said = [shown_score(answers.found(feature, one)) for feature, one in zip(features, said, strict=True)]

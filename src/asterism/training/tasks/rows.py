@@ -20,7 +20,7 @@ from transformers import PreTrainedTokenizerFast
 from asterism.errors import ConfigurationError, DataError
 from asterism.training.readers.learned import Scorer
 from asterism.training.readers.reader import Document, Reader, Row, Stretch
-from asterism.training.readers.selected import Selected
+from asterism.training.readers.selected import Iterated, Selected
 from asterism.training.readers.text import parse_reader
 from asterism.training.tasks.encoding import Encoded
 from asterism.training.tasks.examples import Example
@@ -75,6 +75,11 @@ class Rows(ABC, Generic[Example]):
     def longest(self) -> tuple[int, ...]:
         """Tokens of the longest row, and of the longest target, if texts are written."""
         return (self.length,)
+
+    @property
+    def most(self) -> int | None:
+        """How many tokens of a document are read at most, with what stands around it; None for all."""
+        return self.length if self.reading.cuts else None
 
     # --- of an example ----------------------------------------------------------------------------------------------
 
@@ -181,12 +186,12 @@ class RankedRows(Rows[Example]):
     def again(
         self, example: Example, features: Sequence[Feature], found: Sequence[Any], tokenizer: PreTrainedTokenizerFast
     ) -> list[Feature]:
-        """What is to be read next, where the model `found` so much in each feature; [] after a single row."""
-        if len(features) == 1:
+        """What is to be read next, where the model `found` so much in each feature; [] if that is the answer."""
+        reader = self.reading
+        if not isinstance(reader, Iterated) or len(features) == 1:
             return []
         (encoded,) = self.encoded([example], tokenizer)
-        row = self.reading.again(self.document(example, encoded), [feature.row for feature in features], found)
-        return [self.feature(example, encoded, row)]
+        return [self.feature(example, encoded, reader.again([feature.row for feature in features], found))]
 
 
 def pad(rows: Sequence[np.ndarray], length: int, filler: int) -> torch.Tensor:

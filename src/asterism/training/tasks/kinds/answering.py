@@ -11,7 +11,6 @@ at it when it does not hold the whole answer in one piece (Devlin 2019, section 
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
@@ -19,10 +18,8 @@ import torch
 from transformers import PreTrainedTokenizerFast
 
 from asterism.errors import DataError
-from asterism.training.data.records.formats import read_records
 from asterism.training.data.records.record import Record
 from asterism.training.readers.reader import Row
-from asterism.training.settings.configuration import FineTuneConfig
 from asterism.training.tasks.answers import Logits, RankedAnswers, shown_score
 from asterism.training.tasks.encoding import Encoded, encode
 from asterism.training.tasks.examples import Examples
@@ -55,34 +52,11 @@ class ContextQuestion:
     answers: tuple[Answer, ...] | None
 
 
-def read_questions(path: Path) -> list[ContextQuestion]:
-    """All questions of a file. Raises DataError for anything that is not as in the module docstring.
-
-    In particular for an answer that does not stand in its context where it is said to stand.
-    """
-    return [read_question(record, labelled=True) for record in read_records(path, Questions.formats)]
-
-
-def read_question(record: Record, *, labelled: bool) -> ContextQuestion:
-    """The question of a record, and its answers if it is `labelled`. Raises DataError."""
-    context, question = record.text("context"), record.text("question")
-    if not labelled:
-        return ContextQuestion(record, context, question, None)
-    return ContextQuestion(
-        record, context, question, tuple(_answer(record, context, *pair) for pair in _answer_pairs(record))
-    )
-
-
 @dataclass(frozen=True, kw_only=True)
 class Questions(Examples[ContextQuestion]):
     """Questions about contexts, with the spans that answer them."""
 
     formats: ClassVar[tuple[str, ...]] = ("jsonl", "json")
-
-    @classmethod
-    def read(cls, path: Path, config: FineTuneConfig) -> list[ContextQuestion]:
-        """As `read_questions`."""
-        return read_questions(path)
 
     @classmethod
     def decided(
@@ -98,7 +72,11 @@ class Questions(Examples[ContextQuestion]):
 
     def example(self, record: Record, *, labelled: bool) -> ContextQuestion:
         """`context` and `question`, and if `labelled` the `answers`."""
-        return read_question(record, labelled=labelled)
+        context, question = record.text("context"), record.text("question")
+        if not labelled:
+            return ContextQuestion(record, context, question, None)
+        answers = tuple(_answer(record, context, *pair) for pair in _answer_pairs(record))
+        return ContextQuestion(record, context, question, answers)
 
     def gold(self, example: ContextQuestion) -> Any:
         """The texts of all right answers, any of which will do."""

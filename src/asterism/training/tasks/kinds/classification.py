@@ -12,19 +12,17 @@ import math
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 
 import numpy as np
 import torch
 from transformers import PreTrainedTokenizerFast
 
 from asterism.errors import DataError, nearest
-from asterism.training.data.records.formats import read_records, split_list
+from asterism.training.data.records.formats import split_list
 from asterism.training.data.records.record import Record
 from asterism.training.readers.reader import Row
 from asterism.training.readers.text import parse_reader
-from asterism.training.settings.configuration import FineTuneConfig
 from asterism.training.tasks.answers import Logits, RankedAnswers, shown
 from asterism.training.tasks.encoding import Encoded, encode
 from asterism.training.tasks.examples import Examples
@@ -47,13 +45,6 @@ class LabelledDocument:
     several: bool
 
 
-def read_documents(path: Path) -> list[LabelledDocument]:
-    """All documents of a JSONL or CSV file. Raises DataError for anything that is not as in the module docstring."""
-    records = read_records(path, Documents.formats)
-    documents = Documents(several="labels" in records[0].fields)
-    return [documents.example(record, labelled=True) for record in records]
-
-
 @dataclass(frozen=True, kw_only=True)
 class Documents(Examples[LabelledDocument]):
     """Documents with labels; where `several` may apply to one, the right answer is a list of them."""
@@ -63,9 +54,9 @@ class Documents(Examples[LabelledDocument]):
     several: bool
 
     @classmethod
-    def read(cls, path: Path, config: FineTuneConfig) -> list[LabelledDocument]:
-        """As `read_documents`."""
-        return read_documents(path)
+    def like(cls, record: Record) -> Self:
+        """Several labels may apply if it has `labels`."""
+        return cls(several="labels" in record.fields)
 
     @classmethod
     def decided(
@@ -129,8 +120,7 @@ class DocumentRows(LabelledRows, RankedRows[LabelledDocument]):
 
     def encoded(self, examples: Sequence[LabelledDocument], tokenizer: PreTrainedTokenizerFast) -> Iterator[Encoded]:
         """The text of each."""
-        most = self.length if self.reading.cuts else None
-        return encode([one.text for one in examples], tokenizer, most=most)
+        return encode([one.text for one in examples], tokenizer, most=self.most)
 
     def wanted(self, studied: Sequence[Studied]) -> list[Sequence[float] | None]:
         """The `k` windows whose words speak most for the labels of their document.

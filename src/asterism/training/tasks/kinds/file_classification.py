@@ -16,10 +16,9 @@ from transformers import PreTrainedConfig, PreTrainedTokenizerFast
 from asterism.errors import DataError
 from asterism.models import AsterismConfig
 from asterism.system import sha256_of
-from asterism.training.data.corpora.folders import Files, SplitFolder, list_folder, split_folder, split_homes
+from asterism.training.data.corpora.folders import SplitFolder, list_folder, split_folder, split_homes
 from asterism.training.data.corpora.modality import Modality, parse_modality
-from asterism.training.data.corpora.splits import SPLITS
-from asterism.training.data.records.formats import read_records
+from asterism.training.data.corpora.splits import SPLITS, Split
 from asterism.training.data.records.record import Record
 from asterism.training.settings.configuration import FineTuneConfig
 from asterism.training.tasks.encoding import Encoded
@@ -41,9 +40,10 @@ class LabelledFiles(Documents):
     formats: ClassVar[tuple[str, ...]] = ("jsonl", "csv", "files")
 
     @classmethod
-    def read(cls, path: Path, config: FineTuneConfig) -> list[LabelledDocument]:
+    def read(cls, path: Path, config: FineTuneConfig) -> Sequence[LabelledDocument]:
         """All files of a folder, or of a table, each of them decoded once, so that none stops a run that has begun."""
-        return _decoded(read_files(path), config)
+        found = _of_splits(_folder(path), SPLITS) if path.is_dir() else super().read(path, config)
+        return _decoded(found, config)
 
     @classmethod
     def divided(cls, config: FineTuneConfig) -> tuple[Sequence[LabelledDocument], Sequence[LabelledDocument]]:
@@ -52,13 +52,15 @@ class LabelledFiles(Documents):
         if not data.is_dir():
             return super().divided(config)
         folder = _folder(data)
-        training, validation = (_of_split(folder, folder.splits[split]) for split in SPLITS[:2])
-        if config.validation is not None:
-            validation = read_files(Path(config.validation))
+        training = _decoded(_of_splits(folder, ["train"]), config)
+        if config.validation is None:
+            validation = _decoded(_of_splits(folder, ["validation"]), config)
+        else:
+            validation = cls.read(Path(config.validation), config)
         for name, part in (("train", training), ("validation", validation)):
             if not part:
                 raise DataError(f"data: the {name} split of {data} has no file; give more, or a validation folder")
-        return _decoded(training, config), _decoded(validation, config)
+        return training, validation
 
     def example(self, record: Record, *, labelled: bool) -> LabelledDocument:
         """`file`, and if `labelled` its `label` or `labels`."""
@@ -82,7 +84,7 @@ class FileRows(LabelledRows, DrawnRows[LabelledDocument]):
         """The values of each file."""
         modality = parse_modality(self.modality)
         for example in examples:
-            yield _encoded(_values(example, modality), self.length if self.reading.cuts else None)
+            yield _encoded(_values(example, modality), self.most)
 
 
 class FileAnswers(LabelAnswers):
@@ -104,17 +106,7 @@ class FileAnswers(LabelAnswers):
 FILE_CLASSIFICATION = Kind("classification of files", LabelledFiles, FileRows, FileAnswers)
 
 
-def read_files(path: Path) -> list[LabelledDocument]:
-    """All files of a folder, or of a table. Raises DataError for what is not as in the module docstring."""
-    if path.is_dir():
-        folder = _folder(path)
-        return [one for split in SPLITS for one in _of_split(folder, folder.splits[split])]
-    records = read_records(path, LabelledFiles.formats)
-    files = LabelledFiles(several="labels" in records[0].fields)
-    return [files.example(record, labelled=True) for record in records]
-
-
-def _decoded(examples: list[LabelledDocument], config: FineTuneConfig) -> list[LabelledDocument]:
+def _decoded(examples: Sequence[LabelledDocument], config: FineTuneConfig) -> Sequence[LabelledDocument]:
     """The same examples. Raises DataError for the first whose file the modality does not read."""
     modality = parse_modality(config.modality or "")
     for one in examples:
@@ -162,11 +154,11 @@ def _folder(path: Path) -> SplitFolder:
     return folder
 
 
-def _of_split(folder: SplitFolder, files: Files) -> list[LabelledDocument]:
-    labels = [] if files.labels is None else files.labels.tolist()
+def _of_splits(folder: SplitFolder, splits: Sequence[Split]) -> list[LabelledDocument]:
+    """The files of some splits of a folder, each with its class."""
     return [
-        LabelledDocument(
-            Record(str(folder.root / name), {"file": name}), str(folder.root / name), (folder.classes[label],), False
-        )
-        for name, label in zip(files.names, labels, strict=True)
+        LabelledDocument(Record(str(file), {"file": name}), str(file), (folder.classes[label],), False)
+        for files in map(folder.splits.__getitem__, splits)
+        for name, label in zip(files.names, [] if files.labels is None else files.labels.tolist(), strict=True)
+        for file in [folder.root / name]
     ]

@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 
 import numpy as np
 import torch
@@ -78,13 +78,18 @@ class SequenceExamples(Examples[LabelledSequence]):
     @classmethod
     def read(cls, path: Path, config: FineTuneConfig) -> Sequence[LabelledSequence]:
         """The sequences of a file, or of windows of the genome, with the labels of `label_table` if there is one."""
-        if config.genome is not None:
-            return cls._windows(path, config)
-        examples: list[LabelledSequence] = []
-        for record in read_sequences(path, cls.formats, config.label_table):
-            columns = examples[0].columns if examples else columns_of(record)
-            examples.append(LabelledSequence(record, *letters_of(record), columns, labels_of(record, columns)))
-        return examples
+        return super().read(path, config) if config.genome is None else cls._windows(path, config)
+
+    @classmethod
+    def records(cls, path: Path, config: FineTuneConfig) -> list[Record]:
+        return list(read_sequences(path, cls.formats, config.label_table))
+
+    @classmethod
+    def like(cls, record: Record) -> Self:
+        """Of the columns of the record. Raises DataError for one without any."""
+        if "chromosome" in record.fields and not set(record.fields) - {*FIELDS, *NOT_LABELS}:
+            raise DataError(f"{record.place}: an interval has no labels of its own; give a label_table")
+        return cls(columns=columns_of(record))
 
     @classmethod
     def _windows(cls, path: Path, config: FineTuneConfig) -> GenomeWindows:
@@ -99,16 +104,9 @@ class SequenceExamples(Examples[LabelledSequence]):
         require_all(sequences, records)
         table = None if config.label_table is None else LabelTable(config.label_table)
         labelled = records if table is None else [table.row(record) for record in records]
-        columns = cls.columns_of(labelled[0])
+        columns = cls.like(labelled[0]).columns
         labels = np.stack([cls.labels_of(record, columns) for record in labelled])
         return GenomeWindows(sequences, records, config.window, columns, labels)
-
-    @classmethod
-    def columns_of(cls, record: Record) -> tuple[str, ...]:
-        """The names of the columns that a labelled record has."""
-        if not set(record.fields) - {*FIELDS, *NOT_LABELS}:
-            raise DataError(f"{record.place}: an interval has no labels of its own; give a label_table")
-        return columns_of(record)
 
     @classmethod
     def labels_of(cls, record: Record, columns: Sequence[str]) -> np.ndarray:
@@ -124,8 +122,9 @@ class SequenceExamples(Examples[LabelledSequence]):
 
     def example(self, record: Record, *, labelled: bool) -> LabelledSequence:
         """Its sequence, and if `labelled` its columns."""
+        letters, of_bases = self._letters(record)
         labels = self.labels_of(record, self.columns) if labelled else None
-        return LabelledSequence(record, *self._letters(record), self.columns, labels)
+        return LabelledSequence(record, letters, of_bases, self.columns, labels)
 
     def _letters(self, record: Record) -> tuple[str, bool]:
         """The sequence of a record, its window, or its text; and whether it is one of bases. Raises DataError."""
@@ -197,7 +196,7 @@ class SequenceRows(DrawnRows[LabelledSequence]):
 
     def encoded(self, examples: Sequence[LabelledSequence], tokenizer: PreTrainedTokenizerFast) -> Iterator[Encoded]:
         """The letters of each."""
-        return encode([one.letters for one in examples], tokenizer, most=self.length if self.reading.cuts else None)
+        return encode([one.letters for one in examples], tokenizer, most=self.most)
 
     def feature(self, example: LabelledSequence, encoded: Encoded, row: Row) -> Feature:
         """The target is a list of 0.0 and 1.0, one per column."""

@@ -16,7 +16,7 @@ import hashlib
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 
 import numpy as np
 
@@ -24,7 +24,7 @@ from asterism.errors import DataError
 from asterism.randomness import derive
 from asterism.training.data.records.held_out import held_out
 from asterism.training.data.records.record import Record
-from asterism.training.data.records.sequences import LabelledSequence, letters_of, read_sequences
+from asterism.training.data.records.sequences import LabelledSequence
 from asterism.training.settings.configuration import FineTuneConfig
 from asterism.training.tasks.answers import Logits, shown
 from asterism.training.tasks.kinds.multilabel import SequenceAnswers, SequenceExamples, SequenceRows
@@ -64,20 +64,17 @@ class PromoterExamples(SequenceExamples):
     def _read(cls, path: Path, config: FineTuneConfig) -> list[LabelledSequence]:
         """Sequences with their labels; promoters alone with none, each once."""
         labelled = config.label_table is not None or cls.format(path).name in ("jsonl", "csv")
-        examples: dict[str, LabelledSequence] = {}
-        for number, record in enumerate(read_sequences(path, cls.formats, config.label_table)):
-            labels = cls.labels_of(record, (COLUMN,)) if labelled else None
-            letters, of_bases = letters_of(record)
-            if not of_bases:
-                raise record.error("sequence", "is missing: promoters are sequences of bases")
-            one = LabelledSequence(record, letters, True, (COLUMN,), labels)
-            examples[f"{number}" if labelled else one.letters] = one
-        return list(examples.values())
+        records = cls.records(path, config)
+        examples = [cls.like(record).example(record, labelled=labelled) for record in records]
+        for one in examples:
+            if not one.of_bases:
+                raise one.record.error("sequence", "is missing: promoters are sequences of bases")
+        return examples if labelled else list({one.letters: one for one in examples}.values())
 
     @classmethod
-    def columns_of(cls, record: Record) -> tuple[str, ...]:
-        """The one column."""
-        return (COLUMN,)
+    def like(cls, record: Record) -> Self:
+        """Of the one column."""
+        return cls(columns=(COLUMN,))
 
     @classmethod
     def labels_of(cls, record: Record, columns: Sequence[str]) -> np.ndarray:

@@ -59,7 +59,7 @@ class SummaryRows(PairRows):
         self, example: Pair, features: Sequence[Feature], found: Sequence[Any], tokenizer: PreTrainedTokenizerFast
     ) -> list[Feature]:
         """The summaries of the parts, one after the other, as a document; its first part, if that would not end."""
-        if len(features) == 1:
+        if not isinstance(self.reading, Parts) or len(features) == 1:
             return []
         joined = replace(example, source="\n".join(filter(None, found)), target=None)
         (encoded,) = self.encoded([joined], tokenizer)

@@ -8,7 +8,6 @@ training data.
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
-from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
@@ -17,10 +16,8 @@ from transformers import PreTrainedTokenizerFast
 
 from asterism.errors import DataError
 from asterism.labels import IGNORED
-from asterism.training.data.records.formats import read_records
 from asterism.training.data.records.record import Record
 from asterism.training.readers.reader import Row
-from asterism.training.settings.configuration import FineTuneConfig
 from asterism.training.tasks.answers import Logits, ReadAnswers, shown
 from asterism.training.tasks.encoding import Encoded, encode
 from asterism.training.tasks.examples import Examples
@@ -39,21 +36,11 @@ class TaggedDocument:
     tags: tuple[str, ...] | None
 
 
-def read_tagged(path: Path) -> list[TaggedDocument]:
-    """All documents of a JSONL or CoNLL file. Raises DataError for anything that is not as in the module docstring."""
-    return [_document(record, labelled=True) for record in read_records(path, TaggedDocuments.formats)]
-
-
 @dataclass(frozen=True, kw_only=True)
 class TaggedDocuments(Examples[TaggedDocument]):
     """Documents whose tokens have tags."""
 
     formats: ClassVar[tuple[str, ...]] = ("jsonl", "conll")
-
-    @classmethod
-    def read(cls, path: Path, config: FineTuneConfig) -> list[TaggedDocument]:
-        """As `read_tagged`."""
-        return read_tagged(path)
 
     @classmethod
     def decided(
@@ -71,7 +58,15 @@ class TaggedDocuments(Examples[TaggedDocument]):
 
     def example(self, record: Record, *, labelled: bool) -> TaggedDocument:
         """`tokens`, and if `labelled` their `tags`."""
-        return _document(record, labelled=labelled)
+        tokens = record.texts("tokens")
+        if not tokens:
+            raise record.error("tokens", "is empty")
+        if not labelled:
+            return TaggedDocument(record, tuple(tokens), None)
+        tags = record.texts("tags")
+        if len(tokens) != len(tags):
+            raise record.error("tags", f"has {len(tags):,} entries for {len(tokens):,} tokens")
+        return TaggedDocument(record, tuple(tokens), tuple(tags))
 
     def gold(self, example: TaggedDocument) -> Any:
         """The tags."""
@@ -91,8 +86,7 @@ class TokenRows(Rows[TaggedDocument]):
 
     def encoded(self, examples: Sequence[TaggedDocument], tokenizer: PreTrainedTokenizerFast) -> Iterator[Encoded]:
         """The words of each."""
-        most = self.length if self.reading.cuts else None
-        return encode([one.tokens for one in examples], tokenizer, most=most)
+        return encode([one.tokens for one in examples], tokenizer, most=self.most)
 
     def feature(self, example: TaggedDocument, encoded: Encoded, row: Row) -> Feature:
         """Target and `tokens`: for each piece the number of its tag, and of its token."""
@@ -173,15 +167,3 @@ TAGGING = Kind("tagging", TaggedDocuments, TokenRows, TagAnswers)
 def _first_pieces(words: np.ndarray) -> np.ndarray:
     """For each piece the number of the token that it begins, int32 [N]; -1 for all others."""
     return np.where(words != np.concatenate([[-1], words[:-1]]), words, -1).astype(np.int32)
-
-
-def _document(record: Record, *, labelled: bool) -> TaggedDocument:
-    tokens = record.texts("tokens")
-    if not tokens:
-        raise record.error("tokens", "is empty")
-    if not labelled:
-        return TaggedDocument(record, tuple(tokens), None)
-    tags = record.texts("tags")
-    if len(tokens) != len(tags):
-        raise record.error("tags", f"has {len(tags):,} entries for {len(tokens):,} tokens")
-    return TaggedDocument(record, tuple(tokens), tuple(tags))

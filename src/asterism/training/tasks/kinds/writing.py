@@ -15,7 +15,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 
 import numpy as np
 import torch
@@ -24,7 +24,7 @@ from transformers import GenerationConfig, PreTrainedConfig, PreTrainedTokenizer
 from asterism.errors import ConfigurationError
 from asterism.labels import IGNORED
 from asterism.training.data.corpora.tokenization import end_of
-from asterism.training.data.records.formats import Format, Lines, read_all
+from asterism.training.data.records.formats import Format, Lines
 from asterism.training.data.records.record import Record
 from asterism.training.readers.reader import Row
 from asterism.training.settings.configuration import FineTuneConfig
@@ -79,8 +79,12 @@ class Pairs(Examples[Pair]):
     @classmethod
     def read(cls, path: Path, config: FineTuneConfig) -> list[Pair]:
         """The pairs of a file, or of two with lines of text. Raises DataError, in particular for an empty target."""
-        records = read_all(cls.format(path), path)
-        return [cls._pair(record, labelled=True, asked=cls.question in record.fields) for record in records]
+        return [cls.like(record).example(record, labelled=True) for record in cls.records(path, config)]
+
+    @classmethod
+    def like(cls, record: Record) -> Self:
+        """Something is asked where the field is there."""
+        return cls(asks=cls.question in record.fields)
 
     @classmethod
     def decided(cls, training: Sequence[Pair], known: Sequence[str], choices: Mapping[str, Any]) -> dict[str, Any]:
@@ -89,13 +93,10 @@ class Pairs(Examples[Pair]):
 
     def example(self, record: Record, *, labelled: bool) -> Pair:
         """The source, its question if there are any, and if `labelled` the target."""
-        return self._pair(record, labelled=labelled, asked=self.asks)
-
-    @classmethod
-    def _pair(cls, record: Record, *, labelled: bool, asked: bool) -> Pair:
-        source, target = cls.names
-        question = record.text(cls.question) if asked and cls.question else None
-        return Pair(record, record.text(source), record.text(target) if labelled else None, question, cls.names)
+        source, target = self.names
+        question = record.text(self.question) if self.asks and self.question else None
+        texts = record.text(source), record.text(target) if labelled else None
+        return Pair(record, *texts, question, self.names)
 
     def gold(self, example: Pair) -> Any:
         """The target."""
@@ -131,11 +132,10 @@ class PairRows(RankedRows[Pair]):
 
     def encoded(self, examples: Sequence[Pair], tokenizer: PreTrainedTokenizerFast) -> Iterator[Encoded]:
         """The source of each, behind its question if there are any. Raises DataError for a question that is missing."""
-        most = self.length if self.reading.cuts else None
         sources, questions = [one.source for one in examples], None
         if self.asks:
             questions = [one.record.text("question") if one.question is None else one.question for one in examples]
-        return encode(sources, tokenizer, questions=questions, prefix=self.source_prefix, most=most)
+        return encode(sources, tokenizer, questions=questions, prefix=self.source_prefix, most=self.most)
 
     def feature(self, example: Pair, encoded: Encoded, row: Row) -> Feature:
         """A row of the source; its target is seen to by `features`."""

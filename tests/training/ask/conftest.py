@@ -1,0 +1,3 @@
+"""Fixtures of several files: finished runs of tasks."""
+
+from asked_runs import runs  # noqa: F401
