@@ -264,8 +264,8 @@ def _folder(run: Run | str | Path) -> RunFolder:
 @contextmanager
 def _opened_by_all(run: Run | str | Path, parallel: str, dense_exchange: bool) -> Iterator[tuple[Run, Processes]]:
     """The run as all processes have opened it, and these processes, whatever those of training did."""
-    config = replace(_folder(run).read_config(), parallel=parallel, dense_exchange=dense_exchange)
-    with quiet_transformers(), joined(config) as processes:
+    asked = replace(_folder(run).read_config(), parallel=parallel, dense_exchange=dense_exchange)
+    with quiet_transformers(), joined(asked) as processes:
         with processes.agreed():
             opened = run if isinstance(run, Run) else open_run(run)
         yield opened, processes

@@ -9,6 +9,7 @@ import torch
 from tiny_run import TEXT
 from transformers import AutoModelForCausalLM
 
+from asterism import training
 from asterism.errors import CheckpointError, ConfigurationError
 from asterism.training.data.corpora.bytes import compressed, load_corpus
 from asterism.training.data.corpora.windows import plan_pieces
@@ -122,3 +123,8 @@ def test_a_prompt_beyond_the_model_is_refused(finished):
 def test_bad_sampling_settings_are_named(finished, settings):
     with pytest.raises(ConfigurationError, match=f"generation: {next(iter(settings))}="):
         generate(finished[0], b"a", **({"length": 1} | settings))
+
+
+def test_every_name_that_the_package_exports_is_there():
+    for name in training.__all__:
+        assert getattr(training, name) is not None, name

@@ -15,7 +15,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from asterism.training.run.arithmetic import arithmetic
-from asterism.training.run.processes import ALONE, Processes
+from asterism.training.run.processes import Processes
 from asterism.training.run.progress import Watch, unwatched
 from asterism.training.settings.budget import Budget
 from asterism.training.settings.configuration import TrainingConfig
@@ -31,7 +31,7 @@ class Evaluator:
     """
 
     budget: Budget = Budget()
-    processes: Processes = ALONE
+    processes: Processes = Processes()
     watch: Watch = unwatched
 
     @torch.no_grad()

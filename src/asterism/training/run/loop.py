@@ -44,7 +44,7 @@ def _slices(session: Session) -> Iterator[tuple[int, dict[str, torch.Tensor], tu
     Where the tokens of a row are shared out, targets are shifted before, because a shard knows only its own.
     """
     processes, count = session.processes, session.config.gradient_accumulation_steps
-    batch = session.objective.batch(session.setup.corpus, session.state.step)
+    batch = session.objective.batch(session.corpus, session.state.step)
     rows, part_of = {"rows": next(iter(batch.values()))}, processes.row_part
     by_labels, by_rows = (slice_weights(one, count, processes.shape.row_parts)[part_of] for one in (batch, rows))
     parts = zip(*(tensor.chunk(count) for tensor in batch.values()), strict=True)

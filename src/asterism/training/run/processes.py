@@ -223,10 +223,6 @@ class Processes:
         return [mesh.get_group(axis) for axis in ("dp", "cp") if getattr(self.shape, axis) > 1]
 
 
-ALONE = Processes()
-"""A run of one process."""
-
-
 def _local(tensor: Tensor) -> Tensor:
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 

@@ -35,9 +35,7 @@ class Session:
         interrupts: Interrupts,
         processes: Processes,
     ) -> None:
-        self.setup = setup
-        self.config = setup.config
-        self.objective = setup.objective
+        self.config, self.objective, self.corpus = setup.config, setup.objective, setup.corpus
         self.folder = folder
         self.model = model
         self.optimizer = optimizer
@@ -151,7 +149,7 @@ class Session:
         of_run = progress(self.config, self.state.step, self.state.seconds)
         evaluator = Evaluator(self.config.on_the_way, self.processes, watching(self.display, of_run))
         with in_parts(self.model):
-            outcome = self.objective.evaluate(self.model, self.setup.corpus, evaluator)
+            outcome = self.objective.evaluate(self.model, self.corpus, evaluator)
         metrics = outcome.metrics
         self.validation = metrics.get(self.objective.metric.name)
         self.record(**validation_metrics(metrics))
