@@ -75,21 +75,6 @@ def test_a_run_resumes_to_the_same_bits_on_a_machine_measured_anew(config, machi
     assert kept["float32"]["training"]["dense causal"] == CHEAP and set(kept) == {"float32"}
 
 
-def test_a_run_of_earlier_versions_goes_on_by_the_prices_of_the_library(config, machine, tmp_path, monkeypatch):
-    with monkeypatch.context() as patch:
-        patch.setenv("ASTERISM_CALIBRATE", "0")
-        train(config, tmp_path / "whole")
-        with pytest.raises(KeyboardInterrupt), at_step(4):
-            train(config, tmp_path / "parts")
-    folder = RunFolder(tmp_path / "parts")
-    record = folder.read_record()
-    del record["prices"]
-    folder.run_file.write_text(json.dumps(seal(record)))
-    machine("dense")
-    train(config, tmp_path / "parts", resume=True)
-    assert equal(weights(tmp_path / "parts"), weights(tmp_path / "whole"))
-
-
 @pytest.mark.parametrize("prices", ([], 3, {"float32": 3}, {"float32": {"forward": {"cpu": [[1, -1]]}}}))
 def test_prices_that_are_none_are_damage(config, tmp_path, prices):
     with pytest.raises(KeyboardInterrupt), at_step(4):
