@@ -123,7 +123,7 @@ class Source:
         self, make: Callable[Concatenate[Self, Arguments], Result], *others: Arguments.args, **_: Arguments.kwargs
     ) -> Result:
         """`make(self, *others)`, made once and kept as long as other results are: in the store, within its bound."""
-        found: Result = KEPT.get((make, self, *others), functools.partial(make, self, *others))  # type: ignore[call-arg]
+        found: Result = KEPT.get((make, self, *others), functools.partial(make, self, *others))
         return found
 
 

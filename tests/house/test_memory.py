@@ -1,5 +1,6 @@
 """What would need more memory than there is, is refused before it is built; what is kept stays within its bound."""
 
+import gc
 import json
 import tracemalloc
 from dataclasses import replace
@@ -207,6 +208,31 @@ def test_fresh_patterns_fill_no_memory(monkeypatch):
     assert {"_compile", "_program", "_mask", "_codes", "tabulate"} <= kinds
     clear_caches()
     assert not KEPT.results and KEPT.weight == 0
+
+
+@pytest.mark.slow
+def test_a_thousand_fresh_patterns_masks_and_lengths_fill_no_memory(monkeypatch):
+    """Whatever is kept of them, weighed or not: what Python and NumPy hold stops to grow."""
+    clear_caches()
+    monkeypatch.setattr(KEPT, "_budget", 2**19)
+    q = torch.randn(3, 1, 1, 64, 8, generator=torch.Generator().manual_seed(0))
+    held = {}
+    tracemalloc.start()
+    try:
+        for number in range(1000):
+            x, tokens = q[:, :, :, : 30 + number % 30], 30 + number % 30
+            drawn = np.random.Generator(np.random.Philox(number))
+            fresh = patterns.explicit(drawn.integers(tokens, size=(60, 2)), tokens)
+            mask = torch.from_numpy(drawn.random((1, tokens)) > 0.1)
+            for implementation in ("eager", "reference"):
+                attend(*x, fresh, implementation=implementation, key_mask=mask)
+            slot_plan(patterns.window(left=number), 8).table(30, 20)
+            if number in (300, 999):
+                gc.collect()
+                held[number], _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert held[999] - held[300] < 3 * 2**20, "a result of each would be tens of megabytes"
 
 
 def test_a_value_weighs_what_it_is_made_of():
