@@ -67,7 +67,7 @@ class Contender(ABC):
 
 
 def pattern_mask(case: Case, pattern: str) -> Tensor:
-    """The pattern as booleans [heads or 1, tokens, tokens]; for short lengths."""
+    """The pattern as bool [heads or 1, tokens, tokens]; for short lengths."""
     return torch.from_numpy(parse(pattern).dense(case.length))
 
 

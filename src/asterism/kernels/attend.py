@@ -125,9 +125,12 @@ def attend(
 def attend_part(
     q: Tensor, k: Tensor, v: Tensor, pattern: Pattern, total: Rounded, **options: Unpack[_AttendOptions]
 ) -> tuple[Tensor, Tensor]:
-    """The out and log-sum-exp of `total`, which `attend` gave of these keys together with others, as a function of
-    these: for a backward pass that goes from keys to keys. Kernels of tiles compute nothing forward, the others their
-    part. The options are those of `attend`, without cu_seqlens."""
+    """The out [B, H, Nq, Dv] and log-sum-exp [B, H, Nq] of `total`, which `attend` gave of these keys together with
+    others, as a function of these: for a backward pass that goes from keys to keys.
+
+    Shapes, dtypes and options are those of `attend`, without cu_seqlens. Kernels of tiles compute nothing forward, the
+    others their part. Raises as `attend` does.
+    """
     marks = options.get("key_mask"), options.get("segments")
     others = options.get("query_offset"), options.get("scale"), options.get("terms")
     operands = _checked(q, k, v, _text(pattern), marks, *others, return_lse=True)
@@ -162,7 +165,10 @@ def _checked(
 def check_options(
     q: Tensor, k: Tensor, v: Tensor, *, scale: float | None, implementation: str, terms: Terms | None
 ) -> None:
-    """Raises what `attend` raises for these options, whatever pattern and tokens: nothing is computed."""
+    """Raises what `attend` raises for these options, whatever pattern and tokens: nothing is computed.
+
+    q [B, H, Nq, D], k [B, Hkv, Nk, D] and v [B, Hkv, Nk, Dv], of a dtype that `attend` takes.
+    """
     q, k, v = (x[:, :, :0] for x in (q, k, v))
     scale = default_scale(q) if scale is None else check_scale(scale)
     of_scores = expanded(terms, q, k, 0)._asdict()

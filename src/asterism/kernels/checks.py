@@ -22,7 +22,8 @@ _AUTOCASTS = frozenset(kind for kind in _KINDS if torch.amp.is_autocast_availabl
 
 
 def autocast(*operands: Tensor) -> tuple[Tensor, ...]:
-    """The operands in the dtype of torch.autocast where it is on, float64 apart, as PyTorch's own attention does."""
+    """The operands, such as q [B, H, N, D], in the dtype of torch.autocast where it is on, as PyTorch's own attention
+    casts them: float64 and integers stay as they are."""
     kind = operands[0].device.type
     if not (kind in _AUTOCASTS and torch.is_autocast_enabled(kind)):
         return operands
@@ -31,7 +32,8 @@ def autocast(*operands: Tensor) -> tuple[Tensor, ...]:
 
 
 def as_they_are(x: Tensor) -> AbstractContextManager[object]:
-    """No casts where x lies: autocast goes on inside an operator, and would round what a kernel needs wide."""
+    """No casts on the device of x, such as q [B, H, N, D], of any dtype: autocast continues inside an operator, and
+    would round what a kernel needs wide."""
     kind = x.device.type
     if not (kind in _AUTOCASTS and torch.is_autocast_enabled(kind)):
         return nullcontext()
@@ -51,8 +53,9 @@ def check_types(**operands: object) -> None:
 
 
 def check_offset(query_offset: int | None, q: Tensor, k: Tensor, text: str) -> int:
-    """Where the queries begin among the keys. Raises KernelError for no whole number, PatternError for no such place.
+    """Where the queries begin among the keys, for q [B, H, Nq, D] and k [B, Hkv, Nk, D] of any dtype.
 
+    Raises KernelError for what is not a whole number, PatternError for a place that the pattern does not know.
     In a graph, where lengths may be symbols, the operators say the latter.
     """
     if torch.compiler.is_compiling():
@@ -85,7 +88,8 @@ crossing._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
 def check_segments(segments: Tensor | None, q: Tensor, k: Tensor, text: str, offset: int) -> None:
-    """Raises KernelError where queries are no tokens of the keys' sequence, whose segments are known."""
+    """Raises KernelError for segments [B, Nk] where the queries of q [B, H, Nq, D] are not tokens of the sequence of
+    k [B, Hkv, Nk, D]; their dtypes are those of `check_tensors`."""
     if segments is not None and (not crossing(text).has_segments or offset + q.shape[2] > k.shape[2]):
         raise KernelError(
             "segments are those of one sequence, and the queries of cross attention are tokens of another: say with"
@@ -102,6 +106,8 @@ def check_scale(scale: float) -> float:
 
 
 def check_tensors(q: Tensor, k: Tensor, v: Tensor, key_mask: Tensor | None, segments: Tensor | None) -> None:
+    """Raises KernelError unless q is [B, H, Nq, D], k [B, Hkv, Nk, D] and v [B, Hkv, Nk, Dv] of one of `DTYPES`,
+    key_mask bool [B, Nk] and segments integers [B, Nk], all on one device."""
     if rule := _broken_rule(q.shape, k.shape, v.shape):
         raise KernelError(f"{rule}, got q {list(q.shape)}, k {list(k.shape)}, v {list(v.shape)}")
     if not q.dtype == k.dtype == v.dtype or q.dtype not in DTYPES:
@@ -140,6 +146,7 @@ def _check_mask(name: str, operand: Tensor, k: Tensor) -> None:
 
 
 def check_positions(name: str, positions: Tensor, tokens: Tensor) -> None:
+    """Raises KernelError unless positions are int64 [B or 1, N] for tokens [B, H, N, D]."""
     batch, _, count, _ = tokens.shape
     if positions.dtype != torch.int64 or positions.shape not in ((batch, count), (1, count)):
         raise KernelError(
@@ -148,6 +155,7 @@ def check_positions(name: str, positions: Tensor, tokens: Tensor) -> None:
 
 
 def check_allowed(allowed: Tensor, q: Tensor, k: Tensor) -> None:
+    """Raises KernelError unless `allowed` is bool [B or 1, 1 or H, M, L], for q [B, H, M, D] and k [B, Hkv, L, D]."""
     batch, heads, n_queries, _ = q.shape
     n_slots = k.shape[2]
     fits = allowed.ndim == 4 and allowed.shape[0] in (1, batch) and allowed.shape[1] in (1, heads)

@@ -52,7 +52,7 @@ def distances(operands: Operands) -> Tensor:
 def mask(
     pattern: str, n_queries: int, n_keys: int, query_offset: int, first: int, past: int, device: torch.device
 ) -> Tensor:
-    """The pattern as a boolean tensor [heads, n_queries, n_keys].
+    """The pattern as bool [heads, n_queries, n_keys].
 
     Raises KernelError where it reads a key at a distance that is not in [first, past).
     """

@@ -21,24 +21,25 @@ class Result(NamedTuple):
 
 
 class Indices(Protocol):
-    """Some of the places along the tokens of a tensor [B, H, N, ...]."""
+    """Some of the places along the tokens of a tensor [B, H, N, ...] of any dtype."""
 
     def __len__(self) -> int: ...
 
     def take(self, x: Tensor) -> Tensor:
-        """What stands there."""
+        """What stands there: [B, H, chosen, ...] of x [B, H, N, ...]."""
 
     def put(self, x: Tensor, some: Tensor) -> Tensor:
-        """x with others there."""
+        """x [B, H, N, ...] with `some` [B, H, chosen, ...] there."""
 
 
 def share(lse: Tensor, whole: Tensor) -> Tensor:
-    """exp(lse - whole), what a result counts with in one over more keys; 0 where neither reads anything."""
+    """exp(lse - whole), all [B, H, N] and float32 or float64: what a result counts with in one over more keys; 0 where
+    neither reads anything."""
     return (lse - whole.masked_fill(whole == -math.inf, 0)).exp()
 
 
 def joined(lses: Sequence[Tensor]) -> tuple[Tensor, list[Tensor]]:
-    """The log-sum-exp [...] of all of them, each [...], and the share of each in it."""
+    """The log-sum-exp of all of them and the share of each in it, all [B, H, N] and float32 or float64."""
     lse = lses[0]
     for other in lses[1:]:
         lse = torch.logaddexp(lse, other)
@@ -61,8 +62,8 @@ def merged_at(whole: Result, more: Result, places: Indices) -> Result:
 
 
 def unread(q: Tensor, k: Tensor, v: Tensor) -> Result:
-    """The results of queries that read nothing, with gradients of 0: so a rank without keys, too, takes part in the
-    backward pass."""
+    """The results of queries q [B, H, N, D] that read nothing of k [B, Hkv, Nk, D] and v [B, Hkv, Nk, Dv], with
+    gradients of 0: so a rank without keys, too, takes part in the backward pass. out has the dtype of q."""
     return Result(*_Unread.apply(q, k, v))  # type: ignore[no-untyped-call]
 
 

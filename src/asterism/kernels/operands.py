@@ -194,5 +194,5 @@ class Kernel(Protocol):
 
 
 def default_scale(q: Tensor) -> float:
-    """1 / sqrt(head_dim)."""
+    """1 / sqrt(D) for q [B, H, Nq, D] of any dtype."""
     return 1 / math.sqrt(q.shape[3])

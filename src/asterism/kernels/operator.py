@@ -282,7 +282,8 @@ def _part(save: Callable[..., None], gradient: Callable[..., tuple[Tensor | None
 
 
 class PartOf(torch.autograd.Function):
-    """`total` as a function of the results of some keys, for kernels that must compute these a second time."""
+    """`total` as a function of the results of some keys, out [B, H, Nq, Dv] in the dtype of q and log-sum-exp
+    [B, H, Nq], wide, for kernels that must compute these a second time."""
 
     @staticmethod
     def forward(ctx: Any, out: Tensor, lse: Tensor, total: Rounded) -> tuple[Tensor, Tensor]:

@@ -29,8 +29,9 @@ def pattern_of_documents(
 ) -> str:
     """The text of the pattern by which each document follows the pattern `text` by itself.
 
-    Document i has the tokens cu_seqlens[i] to cu_seqlens[i + 1] of the queries and of the keys, whose numbers are
-    `lengths`, and queries are all of the keys' tokens. Raises KernelError where that does not fit.
+    Document i has the tokens cu_seqlens[i] to cu_seqlens[i + 1] (int32 or int64 [documents + 1], or a list) of the
+    queries and of the keys, whose numbers are `lengths`, and queries are all of the keys' tokens. Raises KernelError
+    where that does not fit.
     """
     n_queries, n_keys = lengths
     at_start = offset is None or isinstance(offset, int | torch.SymInt) and offset == 0
@@ -46,7 +47,10 @@ def pattern_of_documents(
 
 
 def read_bounds(bounds: Tensor | Sequence[int], device: torch.device, name: str = "cu_seqlens") -> tuple[int, ...]:
-    """The numbers, unchecked but for their type. Raises KernelError, about `name`."""
+    """The numbers [documents + 1], int32 or int64 where they are a tensor, unchecked but for their type.
+
+    Raises KernelError, about `name`.
+    """
     if isinstance(bounds, Tensor):
         return _values(bounds, device, name)
     try:

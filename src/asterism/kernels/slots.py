@@ -28,7 +28,8 @@ Positions = tuple[Tensor, Tensor]
 def of_slots(
     terms: Terms, q: Tensor, k: Tensor, allowed: Tensor, positions: Positions | None
 ) -> tuple[SlotTerms, Tensor]:
-    """The terms pair by pair, and `allowed` without the slots whose bias is -inf.
+    """The terms pair by pair for q [B, H, M, D] and k [B, Hkv, L, D], and `allowed` (bool [B or 1, 1 or H, M, L])
+    without the slots whose bias is -inf.
 
     Raises KernelError for terms that do not fit q, for distances that their tables do not have, and for dropout.
     """

@@ -43,7 +43,8 @@ def refuse_second_derivatives(name: str) -> NoReturn:
 def over_batches(
     compute: Callable[..., tuple[Tensor, ...]], has_rows_apart: Callable[[Sequence[Any]], bool]
 ) -> Callable[..., Any]:
-    """The rule of torch.func.vmap for `compute`, whose tensors all begin with the batch: the hidden axis joins it.
+    """The rule of torch.func.vmap for `compute`, whose tensors [B, ...], of any dtypes, all begin with the batch: the
+    hidden axis joins it.
 
     Tensors of one dimension (the empty residual of `Rounded`) have no batch and stay as they are. Where
     `has_rows_apart(arguments)`, a longer batch would be another question, and each is computed by itself.

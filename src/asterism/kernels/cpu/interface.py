@@ -25,7 +25,7 @@ _FAILURES = {
 
 
 class Tensor(ctypes.Structure):
-    """Numbers [batch, heads, tokens, features], with strides in elements."""
+    """Numbers [batch, heads, tokens, features] of the dtype that the kernel is called for, with strides in elements."""
 
     _fields_ = [("data", ctypes.c_void_p), *((name, ctypes.c_int64) for name in ("batch", "head", "token", "feature"))]
 
@@ -102,19 +102,22 @@ class Task(ctypes.Structure):
 
 
 def pointer(name: str, x: torch.Tensor, dtype: torch.dtype, *shape: int) -> int:
-    """Where the numbers of a contiguous CPU tensor lie. Raises KernelError if it is not what C++ will take it for."""
+    """Where the numbers of a contiguous CPU tensor x [*shape] of that dtype lie.
+
+    Raises KernelError if it is not what C++ will take it for.
+    """
     if not x.is_contiguous():
         raise KernelError(f"the CPU kernel needs {name} contiguous, got strides {x.stride()} for {list(x.shape)}")
     return _checked(name, x, dtype, shape).data_ptr()
 
 
 def strided_pointer(name: str, x: torch.Tensor, dtype: torch.dtype, *shape: int) -> int:
-    """The same for a tensor that C++ reads by its strides."""
+    """The same for a tensor x [*shape] of that dtype that C++ reads by its strides."""
     return _checked(name, x, dtype, shape).data_ptr()
 
 
 def address(x: np.ndarray, dtype: type[np.generic]) -> int:
-    """Where the numbers of a contiguous array lie; the array must outlive the use."""
+    """Where the numbers of a contiguous array x [n, ...] of that dtype lie; the array must outlive the use."""
     if x.dtype != dtype or not x.flags.c_contiguous or not x.flags.aligned:
         raise KernelError(f"the CPU kernel needs a plan's array contiguous, of {dtype.__name__}, got {x.dtype}")
     return int(x.ctypes.data)

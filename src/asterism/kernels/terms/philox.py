@@ -16,10 +16,11 @@ _ROUNDS = 10
 def philox(
     counter: tuple[Tensor, Tensor, Tensor, Tensor], key: tuple[int, int]
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """The four 32-bit words of each counter, as int64 in [0, 2^32).
+    """The four 32-bit words of each counter, as int64 [..., N] in [0, 2^32), by Philox 4x32-10 (Salmon et al. 2011,
+    Parallel Random Numbers: As Easy as 1, 2, 3, section 3.3).
 
-    The counter is four int64 tensors of 32-bit words that broadcast; tensors of fewer dimensions stay small as long as
-    they can. `key` is two 32-bit words.
+    The counter is four int64 tensors of 32-bit words that broadcast to [..., N]; tensors of fewer dimensions stay
+    small as long as they can. `key` is two 32-bit words.
     """
     one, two, three, four = counter
     first, second = key
@@ -38,7 +39,7 @@ def _product(x: Tensor, factor: int) -> tuple[Tensor, Tensor]:
 
 
 def dropped(queries: Tensor, keys: Tensor, heads: Tensor, rows: Tensor, dropout: tuple[float, int]) -> Tensor:
-    """Which pairs dropout drops; all int64 and broadcasting, as the result does.
+    """Which pairs dropout drops: bool [..., N] of int64 tensors that broadcast to [..., N].
 
     `queries` and `keys` are positions in the sequence, `heads` query heads, `rows` rows of the batch. `dropout` is the
     rate and the seed (kernels/terms/terms.py says what they mean).

@@ -41,6 +41,7 @@ class Alibi:
         _check_shape("the slopes of Alibi", self.slopes, "[heads]", 1)
 
     def table(self, first: int, past: int) -> Tensor:
+        """[H, past - first], float32 or wider: the bias of each distance from `first` on."""
         return -_wide(self.slopes)[:, None] * _distances(first, past, self.slopes).abs()
 
 
@@ -67,6 +68,7 @@ class Buckets:
             )
 
     def table(self, first: int, past: int) -> Tensor:
+        """[H, past - first], float32 or wider: the bias of each distance from `first` on."""
         return _wide(self.values)[self.buckets(_distances(first, past, self.values))].T
 
     def buckets(self, distances: Tensor) -> Tensor:
@@ -102,10 +104,11 @@ class SoftSpan:
             )
 
     def weights(self, distances: Tensor) -> Tensor:
-        """m for distances [..., M, K]: [..., H, M, K]."""
+        """m, in float32 or wider, for int64 distances [..., M, K]: [..., H, M, K]."""
         return ((_wide(self.reach)[:, None, None] + 1 - distances) / self.ramp + 1).clamp(0, 1)
 
     def table(self, first: int, past: int) -> Tensor:
+        """[H, past - first], float32 or wider: log m for each distance from `first` on, -inf where m is 0."""
         weights = self.weights(_distances(first, past, self.reach)[None])[:, 0]
         unread = weights <= 0
         return weights.masked_fill(unread, 1).log().masked_fill(unread, -math.inf)
@@ -135,6 +138,7 @@ class DistanceTable:
         return start, max(start, min(past, self.first + self.values.shape[1]))
 
     def table(self, first: int, past: int) -> Tensor:
+        """[H or 1, past - first], float32 or wider: the values from distance `first` on."""
         return _wide(self.values)[:, first - self.first : past - self.first]
 
 
@@ -223,7 +227,10 @@ class Expanded(NamedTuple):
 
 
 def expanded(terms: Terms | None, q: Tensor, k: Tensor, query_offset: int) -> Expanded:
-    """The terms for these queries and keys. Raises KernelError for those that do not fit q."""
+    """The terms for queries q [B, H, Nq, D] and keys k [B, Hkv, Nk, D] of any of the dtypes of `attend`.
+
+    Raises KernelError for those that do not fit q.
+    """
     if terms is None:
         return Expanded()
     if not isinstance(terms, Terms):
