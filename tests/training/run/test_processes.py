@@ -31,8 +31,7 @@ from asterism.errors import ConfigurationError
 from asterism.models import AsterismConfig
 from asterism.training import FineTuneConfig, RunConfig, evaluate, generate, open_run, train
 from asterism.training.ask.estimate import estimate
-from asterism.training.run.division import refuse_dropout, weighed
-from asterism.training.run.fitting import _refuse_whole_rows
+from asterism.training.run.division import _refuse_whole_rows, refuse_dropout, weighed
 from asterism.training.run.folder import RunFolder
 from asterism.training.run.loop import slice_weights
 from asterism.training.run.processes import Processes
