@@ -60,7 +60,7 @@ class Drawn:
         return None
 
     def add(self, batch: np.ndarray) -> None:
-        """Keep a batch that was drawn, behind those before it."""
+        """Keep a batch that was drawn, uint8 [sequences, values], behind those before it."""
         values = batch.tobytes()
         with writing(self.path):
             self.file = self.file or self._begin()

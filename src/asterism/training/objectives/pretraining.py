@@ -59,7 +59,7 @@ class Pretraining(Objective[Data]):
     @classmethod
     @abstractmethod
     def blank_batch(cls, config: RunConfig, sequences: int) -> dict[str, torch.Tensor]:
-        """A batch of so many sequences as `batch` gives it, all zeros."""
+        """A batch of so many sequences as `batch` gives it, all zeros: int64 [sequences, ...] each."""
 
     @classmethod
     @abstractmethod

@@ -86,7 +86,7 @@ def undisturbed() -> Iterator[None]:
 
 
 def wide(logits: torch.Tensor) -> torch.Tensor:
-    """Logits in float32, or wider where they are: what losses are computed in."""
+    """Logits [...] in float32, or wider where they are: what losses are computed in."""
     return logits.to(torch.promote_types(logits.dtype, torch.float32))
 
 

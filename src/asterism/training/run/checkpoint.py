@@ -59,7 +59,8 @@ def gathered(model: PreTrainedModel, optimizer: torch.optim.Optimizer, processes
 
 
 def gathered_weights(model: PreTrainedModel, processes: Processes) -> dict[str, torch.Tensor]:
-    """The weights by their names in the model, whole in the process that leads; all have to ask."""
+    """The weights [...] by their names in the model, each in its dtype, whole in the process that leads; all have to
+    ask."""
     reshard(model)
     return _gathered(model.state_dict(keep_vars=True), processes)
 
@@ -150,7 +151,8 @@ def read_state(folder: Path) -> TrainingState:
 
 
 def first_not_finite(tensors: Mapping[str, torch.Tensor]) -> str | None:
-    """The name of the first tensor that holds an infinity or NaN, if any does. The device is waited for once."""
+    """The name of the first tensor [...], of any dtype, that holds an infinity or NaN, if any does. The device is
+    waited for once."""
     names = [name for name, tensor in tensors.items() if tensor.is_floating_point()]
     if not names:
         return None

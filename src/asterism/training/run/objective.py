@@ -97,8 +97,8 @@ class Objective(ABC, Generic[Data]):
     def batch(self, corpus: Data, step: int) -> dict[str, torch.Tensor]:
         """What one step reads, on the CPU, the same on every call: arguments of the model, labels among them.
 
-        The first axis of every tensor counts sequences; the loop cuts it into the slices of an accumulated step. The
-        model computes its own loss of them, the mean in nats.
+        Tensors are [sequences, ...], int64 for tokens and labels; the loop cuts the first axis into the slices of an
+        accumulated step. The model computes its own loss of them, the mean in nats.
         """
 
     @abstractmethod

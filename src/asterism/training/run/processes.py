@@ -186,11 +186,11 @@ class Processes:
             yield min(number, count - 1), number < count
 
     def rows(self, tensor: Tensor) -> Tensor:
-        """The rows of this process's part."""
+        """The rows of this process's part of a tensor [rows, ...], of any dtype."""
         return tensor.tensor_split(self.shape.row_parts)[self.row_part]
 
     def broadcast(self, tensors: Iterable[Tensor]) -> None:
-        """Overwrite what every process holds with what the leader does."""
+        """Overwrite the tensors [...] that every process holds with those of the leader."""
         if not self.alone:
             for tensor in tensors:
                 dist.broadcast(tensor.data, src=0)

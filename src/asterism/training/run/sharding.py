@@ -58,12 +58,14 @@ def in_parts(model: nn.Module) -> Iterator[None]:
 
 
 def whole(tensor: Tensor) -> Tensor:
-    """The tensor itself, or what all processes hold of one that is shared out: all of them must ask."""
+    """The tensor [...] itself, of any dtype, or what all processes hold of one that is shared out: all of them must
+    ask."""
     return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
 
 
 def like(tensor: Tensor, values: Tensor) -> Tensor:
-    """Whole values, shared out as `tensor` is: this process keeps its own, and nothing is sent."""
+    """Whole values [...], of any dtype, shared out as `tensor` [...] is: this process keeps its own, and nothing is
+    sent."""
     if not isinstance(tensor, DTensor) or values.ndim == 0:
         return values
     return distribute_tensor(values.to(tensor.device), tensor.device_mesh, tensor.placements, src_data_rank=None)
