@@ -17,7 +17,7 @@ from seeds import (  # noqa: F401  # hooks
     pytest_runtest_protocol,
 )
 
-pytest.register_assert_rewrite("command_line", "kernel_cases", "laws", "plans", "priced")
+pytest.register_assert_rewrite("command_line", "kernel_cases", "laws", "plans", "priced", "refusals")
 
 settings.register_profile(
     "asterism",

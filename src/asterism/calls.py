@@ -41,7 +41,7 @@ class Calls(dict[str, str]):
 
     def _parsed(self, text: str) -> Any:
         refusal = ConfigurationError(
-            f"{self.kind}: {quoted(text)} is no {self.kind}: write a call such as {self.example}"
+            "not-a-call", f"{self.kind}: {quoted(text)} is no {self.kind}: write a call such as {self.example}"
         )
         match expression(text):
             case ast.Call(func=ast.Name(id=name), args=positional, keywords=keywords):
@@ -52,7 +52,8 @@ class Calls(dict[str, str]):
                 found = self._class(name)
                 if self.parentheses:
                     raise ConfigurationError(
-                        f"{self.kind}: {name} is a {self.kind}'s name and needs its parentheses: write {name}()"
+                        "missing-parentheses",
+                        f"{self.kind}: {name} is a {self.kind}'s name and needs its parentheses: write {name}()",
                     )
                 return call(f"{self.kind}: {name}", found, [], [], ConfigurationError)
             case _:
@@ -61,7 +62,7 @@ class Calls(dict[str, str]):
     def _class(self, name: str) -> type[Any]:
         if name not in self:
             hint = f"{nearest(name[:60], self)} Known: {', '.join(self)}"
-            raise ConfigurationError(f"{self.kind}: unknown {self.kind} {shown(name)}.{hint}")
+            raise ConfigurationError("unknown-name", f"{self.kind}: unknown {self.kind} {shown(name)}.{hint}")
         return imported(self[name])
 
 
@@ -105,14 +106,14 @@ def call(
     for argument, value in named:
         if argument is None or argument not in known:
             hint = nearest(argument or "", known) or f" Its arguments are {_listed(known)}."
-            raise error(f"{name} has no argument {shown(argument)}.{hint}")
+            raise error("unknown-argument", f"{name} has no argument {shown(argument)}.{hint}")
         if argument in keywords:
-            raise error(f"{name} got the argument {shown(argument)} twice")
+            raise error("argument-twice", f"{name} got the argument {shown(argument)} twice")
         keywords[argument] = value
     try:
         inspect.signature(function).bind(*positional, **keywords)
     except TypeError as reason:
-        raise error(f"{name}: {reason}; its arguments are {_listed(known)}") from None
+        raise error("bad-argument", f"{name}: {reason}; its arguments are {_listed(known)}") from None
     return function(*positional, **keywords)
 
 

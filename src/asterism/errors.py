@@ -1,17 +1,31 @@
 """The errors a user can meet.
 
 Every message says what was asked, what was seen, which rule decides, and what to do. The first line stands alone: it
-is what the command line prints. `exit_code` is the status with which the command line ends.
+is what the command line prints. `exit_code` is the status with which the command line ends, and `code` names the
+cause, for programs and tests.
 """
 
 import difflib
 from collections.abc import Iterable
+from typing import Any
 
 
 class AsterismError(Exception):
-    """Base of every error raised on purpose by this library."""
+    """Base of every error raised on purpose by this library.
+
+    code     what is wrong, in words joined by hyphens: it stays the same when the message is worded anew
+    message  the same for people
+    """
 
     exit_code = 1
+
+    def __init__(self, code: str, message: str) -> None:
+        super().__init__(message)
+        self.code = code
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # Copies, and other processes, get the error as it is, whatever the arguments of its class.
+        return type(self).__new__, (type(self), *self.args), self.__dict__
 
 
 class PatternError(AsterismError, ValueError):

@@ -64,7 +64,7 @@ def read_tensors(path: Path) -> "dict[str, torch.Tensor]":
     try:
         return load_file(path)
     except (SafetensorError, OSError) as error:
-        raise CheckpointError(f"{path} is damaged: {error}") from error
+        raise CheckpointError("damaged-file", f"{path} is damaged: {error}") from error
 
 
 def read_bytes(path: Path) -> bytes:
@@ -74,9 +74,11 @@ def read_bytes(path: Path) -> bytes:
         with path.open("rb") as file:
             content = file.read(LARGEST + 1)  # some regular files, such as those of /proc, do not tell their size
     except OSError as error:
-        raise CheckpointError(f"{path} is damaged: {error}") from error
+        raise CheckpointError("damaged-file", f"{path} is damaged: {error}") from error
     if len(content) > LARGEST:
-        raise CheckpointError(f"{path} has more than {LARGEST:,} bytes, the most that are read of such a file")
+        raise CheckpointError(
+            "file-too-large", f"{path} has more than {LARGEST:,} bytes, the most that are read of such a file"
+        )
     return content
 
 
@@ -85,12 +87,14 @@ def read_json(path: Path) -> Any:
     try:
         document = json.loads(read_bytes(path).decode())
     except (ValueError, RecursionError) as error:
-        raise CheckpointError(f"{path} is damaged: {error}") from error
+        raise CheckpointError("damaged-file", f"{path} is damaged: {error}") from error
     level, depth = [document], 0
     while level := [inner for outer in level for inner in _inner(outer) if isinstance(inner, dict | list)]:
         depth += 1
         if depth >= _DEEPEST:
-            raise CheckpointError(f"{path} is damaged: its brackets are nested more than {_DEEPEST} deep")
+            raise CheckpointError(
+                "nested-too-deeply", f"{path} is damaged: its brackets are nested more than {_DEEPEST} deep"
+            )
     return document
 
 
@@ -119,11 +123,13 @@ def _require_file(path: Path) -> None:
     try:
         mode = path.stat().st_mode
     except FileNotFoundError:
-        raise CheckpointError(f"{path} is missing") from None
+        raise CheckpointError("missing-file", f"{path} is missing") from None
     except OSError as error:  # such as links that lead to each other
-        raise CheckpointError(f"{path} is damaged: {error}") from error
+        raise CheckpointError("damaged-file", f"{path} is damaged: {error}") from error
     if not stat.S_ISREG(mode):
-        raise CheckpointError(f"{path} is {_KINDS.get(stat.S_IFMT(mode), 'a device')}; a file is read here")
+        raise CheckpointError(
+            "not-a-regular-file", f"{path} is {_KINDS.get(stat.S_IFMT(mode), 'a device')}; a file is read here"
+        )
 
 
 def _refuse_complex(path: Path) -> None:
@@ -131,9 +137,11 @@ def _refuse_complex(path: Path) -> None:
         with safe_open(path, framework="pt") as file:
             names = [name for name in file.keys() if file.get_slice(name).get_dtype().startswith("C")]  # noqa: SIM118
     except (SafetensorError, OSError) as error:
-        raise CheckpointError(f"{path} is damaged: {error}") from error
+        raise CheckpointError("damaged-file", f"{path} is damaged: {error}") from error
     if names:
-        raise CheckpointError(f"{path} has complex weights ({names[0]}), which no model here computes with")
+        raise CheckpointError(
+            "complex-weights", f"{path} has complex weights ({names[0]}), which no model here computes with"
+        )
 
 
 def write_json(path: Path, document: object) -> None:
@@ -198,12 +206,12 @@ def writing(path: Path) -> Iterator[None]:
     try:
         yield
     except (OSError, SafetensorError) as error:
-        raise CheckpointError(_refusal(path, error)) from error
+        raise CheckpointError("unwritable", _refusal(path, error)) from error
     except Exception as error:
         # What the tokenizers library raises for a full disk is of no class of its own; all others have theirs.
         if type(error) is not Exception:
             raise
-        raise CheckpointError(_refusal(path, error)) from error
+        raise CheckpointError("unwritable", _refusal(path, error)) from error
 
 
 def _refusal(path: Path, error: Exception) -> str:

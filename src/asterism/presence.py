@@ -10,14 +10,15 @@ from asterism.errors import CheckpointError, ConfigurationError, DataError
 def require_run(folder: Path) -> None:
     """Raises CheckpointError for a folder that holds no run."""
     if not (folder / "run.json").exists():
-        raise CheckpointError(f"{folder} is not a run folder: it has no run.json")
+        raise CheckpointError("not-a-run-folder", f"{folder} is not a run folder: it has no run.json")
 
 
 def require_model(folder: Path, setting: str) -> None:
     """Raises CheckpointError, which begins with the name of the setting, for what is no folder of a model or a run."""
     if not any((folder / name).exists() for name in ("run.json", "config.json")):
         raise CheckpointError(
-            f"{setting}: {folder} is no folder of a model or a run: it has no config.json or run.json"
+            "not-a-model-folder",
+            f"{setting}: {folder} is no folder of a model or a run: it has no config.json or run.json",
         )
 
 
@@ -25,8 +26,9 @@ def require_checkpoint(folder: Path) -> None:
     """Raises CheckpointError for what is no folder, and so no checkpoint of Hugging Face."""
     if not folder.is_dir():
         raise CheckpointError(
+            "not-a-model-folder",
             f"{folder} is not a folder; give one with config.json and model.safetensors"
-            " (`hf download NAME --local-dir FOLDER` fetches it)"
+            " (`hf download NAME --local-dir FOLDER` fetches it)",
         )
 
 
@@ -34,7 +36,8 @@ def require_package(package: str, module: str, extra: str, purpose: str) -> None
     """Raises ConfigurationError if an optional package is not there, naming the extra that brings it."""
     if find_spec(module) is None:
         raise ConfigurationError(
-            f"{purpose} needs {package}, which is not installed: pip install 'asterism-attention[{extra}]'"
+            "package-missing",
+            f"{purpose} needs {package}, which is not installed: pip install 'asterism-attention[{extra}]'",
         )
 
 
@@ -42,7 +45,7 @@ def require_data(path: str | Path) -> None:
     """Raises DataError where nothing is at a path, or at either of a pair of them."""
     for one in pair_of(path) or (path,):
         if not os.path.exists(one):  # noqa: PTH110
-            raise DataError(f"data: there is no file or folder {one}")
+            raise DataError("missing-data", f"data: there is no file or folder {one}")
 
 
 def pair_of(path: str | Path) -> tuple[str, str] | None:

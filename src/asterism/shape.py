@@ -207,7 +207,7 @@ def check_values(values: Mapping[str, object]) -> None:
     """Raises ConfigurationError for the first value that the field of its name cannot have; other names pass."""
     for name in RULES:
         if name in values and (reason := complaint(name, values[name])):
-            raise ConfigurationError(reason)
+            raise ConfigurationError("field-refused", reason)
 
 
 def complaint(name: str, value: object) -> str | None:

@@ -231,7 +231,7 @@ class TestMemo:
             calls.append(x)
             if len(calls) == 1:
                 time.sleep(0.2)
-                raise PatternError("the first time")
+                raise PatternError("first", "the first time")
             return x
 
         def ask():

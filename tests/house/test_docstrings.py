@@ -5,6 +5,7 @@ import importlib
 import pytest
 from repository import BENCHMARKS, ROOT
 
+
 @pytest.fixture
 def docstrings(monkeypatch):
     monkeypatch.syspath_prepend(BENCHMARKS)

@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from refusals import refusing
 
 from asterism import attend, clear_caches, compile_pattern, memory, patterns
 from asterism.compiler import compile as compiling
@@ -176,7 +177,7 @@ def test_a_model_folder_of_such_sizes_is_refused_at_once(usual, tmp_path, verb, 
 def test_more_labels_than_can_be_named_in_a_moment_are_refused(tmp_path, verb):
     document = {"model_type": "bert", "architectures": ["BertModel"], **BERT, "num_labels": 2**20 + 1, "hidden_size": 8}
     (tmp_path / "config.json").write_text(json.dumps(document))
-    with pytest.raises(CheckpointError, match=r"has num_labels 1,048,577 in its config.json, and may have 1,048,576$"):
+    with refusing(CheckpointError, "too-many-labels", "1,048,577", "1,048,576"):
         if verb == "train":
             resolve(small_run(model=ModelConfig(), init_from=str(tmp_path)))
         else:

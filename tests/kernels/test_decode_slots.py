@@ -8,6 +8,7 @@ import oracle
 import pytest
 import torch
 from kernel_cases import DTYPES, assert_as_good, has_compiler, implementations
+from refusals import refusing
 
 from asterism import Alibi, Buckets, DistanceTable, Dropout, SoftSpan, Terms, attend
 from asterism.errors import KernelError
@@ -208,9 +209,9 @@ def test_refuses_masks_that_do_not_fit(wrong):
 
 def test_refuses_what_is_no_mask():
     made = given(Slots())
-    with pytest.raises(KernelError, match=r"allowed must be a torch\.Tensor, got a NoneType"):
+    with refusing(KernelError, "not-a-tensor", "allowed", "NoneType"):
         decode_slots(*made.tensors, None)
-    with pytest.raises(KernelError, match="Did you mean 'eager'"):
+    with refusing(KernelError, "unknown-implementation", "Did you mean 'eager'"):
         decode_slots(*made.tensors, made.allowed, implementation="eagre")
 
 
@@ -410,7 +411,7 @@ def test_the_operator_refuses_narrow_terms(which):
     made = given(Slots(heads_of_mask=4), poisoned=False)
     terms = [None, None, None]
     terms[which] = torch.zeros(4 if which == 2 else (1, 4, 1, 37), dtype=torch.bfloat16)
-    with pytest.raises(KernelError, match="torch.float32, got torch.bfloat16"):
+    with refusing(KernelError, "decode-dtype", "torch.float32", "torch.bfloat16"):
         torch.ops.asterism.cpu_decode(*made.tensors, made.allowed, terms, 0.3, 0.0, False)
 
 

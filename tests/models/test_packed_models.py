@@ -4,6 +4,7 @@ from itertools import accumulate
 
 import pytest
 import torch
+from refusals import refusing
 from small_models import CAUSAL_MIXERS, VOCABULARY, encoder_config, random_tokens, randomise, small_model
 from transformers import DataCollatorWithFlattening
 
@@ -145,15 +146,15 @@ def test_models_that_read_whole_rows_refuse(mixers, fields, message):
 
 def test_a_head_for_rows_refuses():
     model = AsterismForSequenceClassification(encoder_config("dense()"))
-    with pytest.raises(ConfigurationError, match="AsterismForSequenceClassification answers for a row as a whole"):
+    with refusing(ConfigurationError, "packed-rows-pooled", "AsterismForSequenceClassification"):
         model(TOGETHER, position_ids=POSITIONS)
 
 
 def test_layers_refuse_what_documents_do_not_go_with():
     hidden = torch.randn(1, 20, 32)
-    with pytest.raises(ConfigurationError, match="cannot be used together"):
+    with refusing(ConfigurationError, "lengths-and-documents"):
         rows_of(hidden, documents=[20], lengths=[20])
-    with pytest.raises(ConfigurationError, match="global_projections read every key"):
+    with refusing(ConfigurationError, "global-projections-segments"):
         SparseAttention(32, 4, "causal()", global_projections=[0])(hidden, rows=rows_of(hidden, documents=[20]))
 
 

@@ -5,6 +5,7 @@ import re
 
 import pytest
 import torch
+from refusals import refusing
 from sharded_models import CASES, COMPILED, KINDS, Report, compare_some, report
 
 from asterism.compiler.devices import Shards
@@ -91,9 +92,9 @@ def test_source_and_target_are_cut_by_their_own_shards():
 
 
 def test_shard_refuses_what_does_not_fit():
-    with pytest.raises(ConfigurationError, match="input_ids or inputs_embeds"):
+    with refusing(ConfigurationError, "ids-missing"):
         parts({"labels": torch.zeros(1, 3)}, 2)
-    with pytest.raises(ConfigurationError, match="shards of 4 tokens on 2 ranks do not fit a batch of 3 tokens on 2"):
+    with refusing(ConfigurationError, "shards-differ-from-batch", "4", "2", "3"):
         parts({"input_ids": torch.zeros(1, 3)}, 2, shards=Shards.even(4, 2))
 
 

@@ -7,6 +7,7 @@ from functools import reduce
 import numpy as np
 import pytest
 import torch
+from refusals import refusing
 from repository import BENCHMARKS
 
 from asterism.errors import ConfigurationError, DataError
@@ -137,13 +138,13 @@ def test_interactions_of_many_tokens():
 
 
 def test_what_is_refused():
-    with pytest.raises(ConfigurationError, match="temperature above 0, got 0"):
+    with refusing(ConfigurationError, "temperature-range", "0"):
         FurthestVectorLayer(2, 0)
-    with pytest.raises(ConfigurationError, match="got 0"):
+    with refusing(ConfigurationError, "layers-range", "0"):
         interactions("dense()", 4, 0)
-    with pytest.raises(DataError, match=r"rows of 0 and 1, got 2 in row 1$"):
+    with refusing(DataError, "vectors-not-binary", "2", "1"):
         orthogonal_pair(np.array([[1, 0], [1, 2]]))
-    with pytest.raises(DataError, match=r"rows of 0 and 1, got an array of shape \[2\]$"):
+    with refusing(DataError, "vectors-not-binary", "[2]"):
         orthogonal_pair(np.array([1, 0]))
 
 

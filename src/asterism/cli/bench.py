@@ -52,7 +52,7 @@ def _calibrate(arguments: Namespace) -> None:
     for name, value in vars(arguments).items():
         if name not in _OF_CALIBRATION and value not in ([], _parser().get_default(name)):
             told = "patterns" if name == "patterns" else f"--{name.replace('_', '-')}"
-            raise UsageError(f"--calibrate measures what is always the same: leave out {told}")
+            raise UsageError("calibrate-alone", f"--calibrate measures what is always the same: leave out {told}")
     record = recalibrate(say)
     if arguments.output:
         write_record(arguments.output, record)
@@ -62,7 +62,8 @@ def _calibrate(arguments: Namespace) -> None:
         print(choices_table(record))
     if record["kept"] is None:
         raise AsterismError(
-            f"what was measured cannot be kept: {record['reason']}; set ASTERISM_CACHE to a folder that can be written"
+            "figures-not-kept",
+            f"what was measured cannot be kept: {record['reason']}; set ASTERISM_CACHE to a folder that can be written",
         )
     say(f"kept in {record['kept']}")
 
@@ -72,9 +73,12 @@ def _settings(arguments: Namespace) -> BenchSettings:
     for name in arguments.implementations:
         if name not in IMPLEMENTATIONS:
             known = ", ".join(IMPLEMENTATIONS)
-            raise UsageError(f"unknown implementation {name!r}: use {known}.{nearest(name, IMPLEMENTATIONS)}")
+            raise UsageError(
+                "unknown-implementation",
+                f"unknown implementation {name!r}: use {known}.{nearest(name, IMPLEMENTATIONS)}",
+            )
     if arguments.device == "cuda" and not torch.cuda.is_available():
-        raise UsageError("--device cuda: PyTorch finds no GPU here")
+        raise UsageError("no-gpu", "--device cuda: PyTorch finds no GPU here")
     _check_memory(arguments)
     patterns = tuple(str(parse(text)) for text in arguments.patterns) or _DEFAULT.patterns
     for text in patterns:
@@ -104,8 +108,9 @@ def _check_memory(arguments: Namespace) -> None:
     needed, there = 4 * 4 * tokens * features, memory()
     if arguments.device == "cpu" and there is not None and needed > there:
         raise UsageError(
+            "too-much-memory",
             f"q, k, v and the gradient of {tokens:,} tokens with {features:,} features take {needed / 2**30:,.0f} GiB,"
-            f" and the machine has {there / 2**30:,.0f} GiB: ask for less"
+            f" and the machine has {there / 2**30:,.0f} GiB: ask for less",
         )
 
 

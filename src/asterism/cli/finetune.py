@@ -34,7 +34,7 @@ def read_arguments(argv: Sequence[str]) -> tuple[str, bool, bool, FineTuneConfig
     asked.add_argument("--resume", action="store_true")
     found, _ = asked.parse_known_args(words)
     if found.resume and found.folder is None:
-        raise UsageError("--resume needs --folder: which run is to go on?")
+        raise UsageError("resume-needs-folder", "--resume needs --folder: which run is to go on?")
     if found.resume:
         defaults = asdict(recorded(found.folder, FineTuneConfig))
     else:

@@ -23,11 +23,15 @@ from asterism.system import launched
 def run(argv: Sequence[str]) -> None:
     options, as_json = _parser().options(argv)
     if options["output"] is not None and (options["parallel"] or options["dense_exchange"]):
-        raise UsageError("--parallel and --dense-exchange are for a prompt of text: files are made by one process")
+        raise UsageError(
+            "prompt-only-flags",
+            "--parallel and --dense-exchange are for a prompt of text: files are made by one process",
+        )
     if launched() > 1 and not options["parallel"]:
         raise UsageError(
+            "one-process-only",
             f"generate is the work of one process, and WORLD_SIZE says that there are {launched()}: start it without a"
-            f" launcher, or divide a prompt of text by --parallel cp={launched()}"
+            f" launcher, or divide a prompt of text by --parallel cp={launched()}",
         )
     if options["output"] is None:
         _refuse_what_files_take(options)
@@ -49,9 +53,11 @@ def _refuse_what_files_take(options: dict[str, Any]) -> None:
     for name in ("complete", "keep", "count", "label", "data", "resume"):
         value = options.pop(name)
         if value is not False and value not in (None, []):
-            raise UsageError(f"--{name} needs --output: what is made is written to a file")
+            raise UsageError("flag-needs-output", f"--{name} needs --output: what is made is written to a file")
     if options["prompt"] is None:
-        raise UsageError("the following arguments are required: --prompt, or --output for models of files")
+        raise UsageError(
+            "missing-argument", "the following arguments are required: --prompt, or --output for models of files"
+        )
 
 
 def _write_text(options: dict[str, Any], as_json: bool) -> None:

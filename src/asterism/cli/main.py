@@ -104,7 +104,7 @@ def _dispatch(argv: Sequence[str]) -> int:
             return int(stop.code or 0)
     else:
         hint = nearest(verb, VERBS) or f" The verbs are {', '.join(VERBS)}."
-        raise UsageError(f"unknown verb {verb!r}.{hint}" if verb else f"a verb is missing.{hint}")
+        raise UsageError("unknown-verb", f"unknown verb {verb!r}.{hint}" if verb else f"a verb is missing.{hint}")
     return 0
 
 
@@ -112,8 +112,9 @@ def _refuse_many(verb: str) -> None:
     """Raises UsageError where a launcher has started several processes, of which each would do the same."""
     if launched() > 1:
         raise UsageError(
+            "one-process-only",
             f"{verb} is the work of one process, and WORLD_SIZE says that there are {launched()}: start it without a"
-            f" launcher; {', '.join(_SHARED)} can be divided"
+            f" launcher; {', '.join(_SHARED)} can be divided",
         )
 
 
@@ -124,7 +125,9 @@ def _run(verb: str, argv: Sequence[str]) -> None:
         package = (error.name or "").partition(".")[0]
         if package not in _EXTRAS:
             raise
-        raise AsterismError(f"{verb} needs {package}: pip install 'asterism-attention[{_EXTRAS[package]}]'") from None
+        raise AsterismError(
+            "package-missing", f"{verb} needs {package}: pip install 'asterism-attention[{_EXTRAS[package]}]'"
+        ) from None
 
 
 def _module(verb: str) -> str:

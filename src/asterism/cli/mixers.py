@@ -46,7 +46,9 @@ def queries_of(mixer: Mixer, arguments: Namespace) -> int:
         return int(arguments.length)
     count = check_queries(mixer, arguments.length, arguments.queries)
     if count > MOST_TOKENS:
-        raise PatternError(f"{count:,} queries stand in the source of {mixer}: ask for {MOST_TOKENS:,} (--queries)")
+        raise PatternError(
+            "too-many-queries", f"{count:,} queries stand in the source of {mixer}: ask for {MOST_TOKENS:,} (--queries)"
+        )
     return count
 
 

@@ -53,7 +53,7 @@ class Parser(argparse.ArgumentParser):
         return options, as_json
 
     def error(self, message: str) -> NoReturn:
-        raise UsageError(message)
+        raise UsageError("usage", message)
 
 
 def add_dense_exchange(parser: argparse.ArgumentParser) -> None:
@@ -89,8 +89,8 @@ def refuse_unknown(unknown: Sequence[str], flags: Iterable[str]) -> None:
         return
     name = unknown[0].split("=", 1)[0]
     if name.startswith("-"):
-        raise UsageError(f"unknown flag {name}.{nearest(name, flags) or ' See --help.'}")
-    raise UsageError(f"unexpected argument {name!r}; see --help")
+        raise UsageError("unknown-flag", f"unknown flag {name}.{nearest(name, flags) or ' See --help.'}")
+    raise UsageError("unexpected-argument", f"unexpected argument {name!r}; see --help")
 
 
 def whole_number(minimum: int, maximum: int | None = None) -> Callable[[str], int]:

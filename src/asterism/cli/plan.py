@@ -51,7 +51,9 @@ def _plan(mixer: Mixer, arguments: Namespace) -> tuple[str, dict[str, Any]] | No
         plan = compile_pattern(mixer, queries, arguments.length, query_offset=0, tile=arguments.tile)
         return plan.describe(), plan.summary()
     if arguments.tile is not None:
-        raise UsageError("--tile is for the plan of one device, and --devices asks for what moves between several")
+        raise UsageError(
+            "tile-or-devices", "--tile is for the plan of one device, and --devices asks for what moves between several"
+        )
     shape = _shape(mixer, arguments)
     keys = Shards.even(arguments.length, arguments.devices)
     moved = communicate(mixer, keys if queries == keys.length else Shards.even(queries, keys.devices), keys, shape)
@@ -64,7 +66,7 @@ def _shape(pattern: Pattern, arguments: Namespace) -> RowShape:
     key_heads = arguments.key_heads or heads
     pattern.check_heads(heads)
     if heads % key_heads:
-        raise UsageError(f"--key-heads must divide the heads, got {key_heads} and {heads}")
+        raise UsageError("key-heads-divide", f"--key-heads must divide the heads, got {key_heads} and {heads}")
     dim = arguments.head_dim or _HEAD_DIM
     return RowShape(heads, key_heads, dim, dim, DTYPES[arguments.dtype or _DTYPE])
 
@@ -73,7 +75,7 @@ def _refuse_row_flags(arguments: Namespace) -> None:
     flags = {"--heads": arguments.heads, "--key-heads": arguments.key_heads, "--head-dim": arguments.head_dim}
     for flag, value in (flags | {"--dtype": arguments.dtype}).items():
         if value is not None:
-            raise UsageError(f"{flag} says what a token takes when it moves: give --devices, too")
+            raise UsageError("flag-needs-devices", f"{flag} says what a token takes when it moves: give --devices, too")
 
 
 def _parser() -> Parser:

@@ -26,7 +26,7 @@ def run(argv: Sequence[str]) -> None:
     if arguments.output is None:
         for flag, given in (("--resume", arguments.resume), ("--json", arguments.json)):
             if given:
-                raise UsageError(f"{flag} needs --output: without it the predictions go to stdout")
+                raise UsageError("flag-needs-output", f"{flag} needs --output: without it the predictions go to stdout")
     require_run(Path(arguments.run))
     if arguments.data != "-":
         require_data(arguments.data)

@@ -23,7 +23,7 @@ def run(argv: Sequence[str]) -> None:
     else:
         print(table(record))
     if ours := broken(record):
-        raise AsterismError(f"broken promises of our models: {'; '.join(ours)}")
+        raise AsterismError("promises-broken", f"broken promises of our models: {'; '.join(ours)}")
 
 
 def _parser() -> Parser:

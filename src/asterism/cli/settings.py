@@ -72,8 +72,9 @@ def recorded(folder: str, kind: type[Config]) -> Config:
     config = RunFolder(folder).read_config()
     if not isinstance(config, kind):
         raise ConfigurationError(
+            "other-kind-of-run",
             f"resume: {folder} was not begun by `asterism {kind.kind}`;"
-            f" resume with: asterism {config.kind} --folder {folder} --resume"
+            f" resume with: asterism {config.kind} --folder {folder} --resume",
         )
     return config
 
@@ -128,9 +129,11 @@ class SettingsParser(ArgumentParser):
         except argparse.ArgumentError as error:
             raise _usage_error(str(error), [_dashed(flag) for flag in self._option_string_actions]) from None
         except RecursionError:
-            raise UsageError("a setting is nested too deeply, and settings are flat") from None
+            raise UsageError("nested-settings", "a setting is nested too deeply, and settings are flat") from None
         except (AttributeError, OverflowError, ValueError) as error:  # what YAML says of values under a tag
-            raise UsageError(f"a setting in the file cannot be read: {' '.join(str(error).split())[:200]}") from None
+            raise UsageError(
+                "unreadable-setting", f"a setting in the file cannot be read: {' '.join(str(error).split())[:200]}"
+            ) from None
 
 
 def _meanings(configuration: type, prefix: str = "--") -> dict[str, str]:
@@ -183,12 +186,17 @@ def _usage_error(message: str, flags: Sequence[str]) -> UsageError:
     if found := re.match(r"(?:Group '(?P<group>.+)' does not accept option|Option) '(?P<name>.+?)'", text):
         name = f"{found['group']}.{found['name']}" if found["group"] else found["name"]
         settings = [flag.removeprefix("--").replace("-", "_") for flag in flags]
-        return UsageError(f"the configuration file has an unknown setting {name!r}.{nearest(name, settings)}")
+        return UsageError(
+            "unknown-setting", f"the configuration file has an unknown setting {name!r}.{nearest(name, settings)}"
+        )
     if found := re.match(r"the following arguments are required: (.+)", text):
-        return UsageError(f"required: {', '.join(f'--{_dashed(name)}' for name in found[1].split(', '))}; see --help")
+        return UsageError(
+            "missing-argument",
+            f"required: {', '.join(f'--{_dashed(name)}' for name in found[1].split(', '))}; see --help",
+        )
     text = re.sub(r"<class '(\w+)'>", r"\1", text).replace("NoneType", "null").replace("typing.Literal", "one of ")
     text = re.sub(
         r"Does not validate .*? Subtypes: \[(.*)\] Errors: .* Given value: ", r"Expected \1. Got value: ", text
     )
     text = re.sub(r'Parser key "(.+?)":', lambda key: f"--{_dashed(key[1])}:", text)
-    return UsageError(re.sub(r"Expected (?:a )?(.+)\. Got value: ", r"expected \1, got ", text))
+    return UsageError("unreadable-setting", re.sub(r"Expected (?:a )?(.+)\. Got value: ", r"expected \1, got ", text))

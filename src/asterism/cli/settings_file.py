@@ -27,15 +27,17 @@ def check_settings_file(path: str) -> None:
     if not file.exists():
         return
     if not file.is_file():
-        raise UsageError(f"--config: {path} is no regular file")
+        raise UsageError("not-a-regular-file", f"--config: {path} is no regular file")
     if (size := file.stat().st_size) > _LARGEST_FILE:
-        raise UsageError(f"--config: {path} has {size:,} bytes, more than settings take")
+        raise UsageError("file-too-large", f"--config: {path} has {size:,} bytes, more than settings take")
     try:
         text = file.read_text(encoding="utf-8")
         _count(path, text)
         _refuse_twice(path, yaml.compose(text, Loader=_LOADER), set())
     except UnicodeDecodeError as error:
-        raise UsageError(f"--config: {path} is no text in UTF-8: {error.reason} at byte {error.start}") from None
+        raise UsageError(
+            "not-utf8", f"--config: {path} is no text in UTF-8: {error.reason} at byte {error.start}"
+        ) from None
     except yaml.YAMLError:
         return
 
@@ -51,7 +53,9 @@ def _refuse_twice(path: str, node: yaml.Node | None, seen: set[int]) -> None:
         if isinstance(key, yaml.ScalarNode):
             line = key.start_mark.line + 1
             if key.value in lines:
-                raise UsageError(f"--config: {path} gives {key.value} twice, in lines {lines[key.value]} and {line}")
+                raise UsageError(
+                    "given-twice", f"--config: {path} gives {key.value} twice, in lines {lines[key.value]} and {line}"
+                )
             lines[key.value] = line
         _refuse_twice(path, value, seen)
 
@@ -69,7 +73,7 @@ def _count(path: str, text: str) -> None:
             values += 1
             sizes[event.anchor or ""] = 1
             if len(event.value) > _MOST_DIGITS and event.value.lstrip("+-").isdigit():
-                raise UsageError(f"--config: {path} has a number of {len(event.value):,} digits")
+                raise UsageError("too-many-digits", f"--config: {path} has a number of {len(event.value):,} digits")
         elif isinstance(event, yaml.CollectionStartEvent):
             open_.append((event.anchor, values))
             values += 1
@@ -77,8 +81,11 @@ def _count(path: str, text: str) -> None:
             anchor, before = open_.pop()
             sizes[anchor or ""] = values - before
         if len(open_) > _DEEPEST:
-            raise UsageError(f"--config: {path} is nested more than {_DEEPEST} deep, and settings are flat")
+            raise UsageError(
+                "nested-too-deeply", f"--config: {path} is nested more than {_DEEPEST} deep, and settings are flat"
+            )
         if values > _MOST_VALUES:
             raise UsageError(
-                f"--config: {path} has more than {_MOST_VALUES:,} values, aliases counted as what they are"
+                "too-many-values",
+                f"--config: {path} has more than {_MOST_VALUES:,} values, aliases counted as what they are",
             )

@@ -47,7 +47,7 @@ def run(argv: Sequence[str]) -> None:
 def _drawable(turns: Sequence[Turn]) -> list[Pattern]:
     patterns = [turn.mixer for turn in turns if isinstance(turn.mixer, Pattern)]
     if not patterns:
-        raise UsageError(f"--plot: {FOURIER}; leave --plot out")
+        raise UsageError("plot-needs-pattern", f"--plot: {FOURIER}; leave --plot out")
     return patterns
 
 
@@ -56,7 +56,7 @@ def _check_head(schedule: Schedule, head: int | None) -> None:
     most = max(mixer.heads if isinstance(mixer, Pattern) else 1 for mixer in schedule.mixers)
     if head is not None and head >= most:
         has = "1 head, numbered 0" if most == 1 else f"{most} heads, numbered from 0"
-        raise PatternError(f"--head {head}: {schedule} has {has}")
+        raise PatternError("no-such-head", f"--head {head}: {schedule} has {has}")
 
 
 def _describe(pattern: Mixer, queries: int, n: int, head: int | None) -> str:

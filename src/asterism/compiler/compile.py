@@ -87,7 +87,7 @@ def compile_pattern(
     pattern = parse(pattern) if isinstance(pattern, str) else pattern
     n_keys, offset = resolve_lengths(pattern, n_queries, n_keys, query_offset)
     if tile is not None and tile not in (16, *TILE_SIZES):
-        raise PatternError(f"the tile size must be 16, 32, 64 or 128, got {tile}")
+        raise PatternError("tile-size", f"the tile size must be 16, 32, 64 or 128, got {tile}")
     return pattern.derived(_compile, n_queries, n_keys, offset, tile)
 
 
@@ -328,7 +328,7 @@ def _require_room(rule: Pattern, n_queries: int, n_keys: int, offset: int) -> No
     # Half of the queries read at least so many; a few global ones say nothing of the others.
     pairs = n_queries * int(np.median(keys_read(rule, some, n_keys, 0)))
     if reason := shortage(_BYTES_OF_TILE * pairs // largest, f"a plan of about {pairs:,} pairs"):
-        raise PatternError(f"{reason}: {_LESS}")
+        raise PatternError("too-much-memory", f"{reason}: {_LESS}")
 
 
 _LESS = "ask for a shorter length or a sparser pattern"
@@ -340,7 +340,7 @@ def _require_memory(layout: Layout, tiles: "_Tiling") -> None:
         return
     kept = int(_about_kept(layout, tiles))
     if reason := shortage(_BYTES_OF_TILE * kept, f"a plan of about {kept:,} tiles"):
-        raise PatternError(f"{reason}: {_LESS}")
+        raise PatternError("too-much-memory", f"{reason}: {_LESS}")
 
 
 def _rows_of_global_queries(tiles: "_Tiling") -> Integers:

@@ -299,7 +299,7 @@ def _text(pattern: object) -> str:
     if isinstance(pattern, str):
         return pattern
     if not isinstance(pattern, Pattern):
-        raise PatternError(f"attention needs a Pattern or its text, got a {type(pattern).__name__}")
+        raise PatternError("not-a-pattern", f"attention needs a Pattern or its text, got a {type(pattern).__name__}")
     # A compiled graph keeps the text, whose pattern is then parsed once; the compiler cannot trace weak references.
     return pattern.text if torch.compiler.is_compiling() else remember(pattern)
 

@@ -46,10 +46,12 @@ def check_types(**operands: object) -> None:
         if operand is None and name in ("key_mask", "segments"):
             continue
         if not isinstance(operand, Tensor):
-            raise KernelError(f"{name} must be a torch.Tensor, got a {type(operand).__name__}")
+            raise KernelError("not-a-tensor", f"{name} must be a torch.Tensor, got a {type(operand).__name__}")
         if operand.layout != torch.strided or operand.is_nested:
             kind = "nested" if operand.is_nested else str(operand.layout)
-            raise KernelError(f"{name} must be an ordinary (strided) tensor, got a {kind} one: convert it first")
+            raise KernelError(
+                "not-strided", f"{name} must be an ordinary (strided) tensor, got a {kind} one: convert it first"
+            )
 
 
 def check_offset(query_offset: int | None, q: Tensor, k: Tensor, text: str) -> int:
@@ -63,7 +65,7 @@ def check_offset(query_offset: int | None, q: Tensor, k: Tensor, text: str) -> i
     try:
         asked = None if query_offset is None else operator.index(query_offset)
     except TypeError:
-        raise KernelError(f"query_offset must be a whole number, got {shown(query_offset)}") from None
+        raise KernelError("query-offset", f"query_offset must be a whole number, got {shown(query_offset)}") from None
     return resolve_lengths(by_text(text), q.shape[2], k.shape[2], asked)[1]
 
 
@@ -92,8 +94,9 @@ def check_segments(segments: Tensor | None, q: Tensor, k: Tensor, text: str, off
     k [B, Hkv, Nk, D]; their dtypes are those of `check_tensors`."""
     if segments is not None and (not crossing(text).has_segments or offset + q.shape[2] > k.shape[2]):
         raise KernelError(
+            "segments-across",
             "segments are those of one sequence, and the queries of cross attention are tokens of another: say with"
-            " key_mask which keys may be read"
+            " key_mask which keys may be read",
         )
 
 
@@ -102,19 +105,23 @@ def check_scale(scale: float) -> float:
     try:
         return float(scale)
     except (TypeError, ValueError, OverflowError):
-        raise KernelError(f"scale must be a number, got {shown(scale)}") from None
+        raise KernelError("scale-not-a-number", f"scale must be a number, got {shown(scale)}") from None
 
 
 def check_tensors(q: Tensor, k: Tensor, v: Tensor, key_mask: Tensor | None, segments: Tensor | None) -> None:
     """Raises KernelError unless q is [B, H, Nq, D], k [B, Hkv, Nk, D] and v [B, Hkv, Nk, Dv] of one of `DTYPES`,
     key_mask bool [B, Nk] and segments integers [B, Nk], all on one device."""
     if rule := _broken_rule(q.shape, k.shape, v.shape):
-        raise KernelError(f"{rule}, got q {list(q.shape)}, k {list(k.shape)}, v {list(v.shape)}")
+        raise KernelError("attention-shapes", f"{rule}, got q {list(q.shape)}, k {list(k.shape)}, v {list(v.shape)}")
     if not q.dtype == k.dtype == v.dtype or q.dtype not in DTYPES:
         known = ", ".join(str(dtype).removeprefix("torch.") for dtype in DTYPES)
-        raise KernelError(f"q, k and v must have one dtype of {known}; got {q.dtype}, {k.dtype}, {v.dtype}")
+        raise KernelError(
+            "attention-dtypes", f"q, k and v must have one dtype of {known}; got {q.dtype}, {k.dtype}, {v.dtype}"
+        )
     if not q.device == k.device == v.device:
-        raise KernelError(f"q, k and v must be on one device, got {q.device}, {k.device}, {v.device}")
+        raise KernelError(
+            "attention-devices", f"q, k and v must be on one device, got {q.device}, {k.device}, {v.device}"
+        )
     for name, operand in (("key_mask", key_mask), ("segments", segments)):
         if operand is not None:
             _check_mask(name, operand, k)
@@ -139,10 +146,13 @@ def _check_mask(name: str, operand: Tensor, k: Tensor) -> None:
     expected = [k.shape[0], k.shape[2]]
     if list(operand.shape) != expected or operand.device != k.device:
         raise KernelError(
-            f"{name} must be [batch, keys] = {expected} on {k.device}, got {list(operand.shape)} on {operand.device}"
+            "operand-shape",
+            f"{name} must be [batch, keys] = {expected} on {k.device}, got {list(operand.shape)} on {operand.device}",
         )
     if (operand.dtype == torch.bool) != (name == "key_mask") or operand.is_floating_point() or operand.is_complex():
-        raise KernelError(f"key_mask must be boolean and segments integer, got {name} of {operand.dtype}")
+        raise KernelError(
+            "operand-dtype", f"key_mask must be boolean and segments integer, got {name} of {operand.dtype}"
+        )
 
 
 def check_positions(name: str, positions: Tensor, tokens: Tensor) -> None:
@@ -150,7 +160,8 @@ def check_positions(name: str, positions: Tensor, tokens: Tensor) -> None:
     batch, _, count, _ = tokens.shape
     if positions.dtype != torch.int64 or positions.shape not in ((batch, count), (1, count)):
         raise KernelError(
-            f"{name} must be int64 positions [{batch} or 1, {count}], got {list(positions.shape)} of {positions.dtype}"
+            "positions-shape",
+            f"{name} must be int64 positions [{batch} or 1, {count}], got {list(positions.shape)} of {positions.dtype}",
         )
 
 
@@ -161,8 +172,9 @@ def check_allowed(allowed: Tensor, q: Tensor, k: Tensor) -> None:
     fits = allowed.ndim == 4 and allowed.shape[0] in (1, batch) and allowed.shape[1] in (1, heads)
     if not fits or allowed.shape[2:] != (n_queries, n_slots) or allowed.dtype != torch.bool:
         raise KernelError(
+            "allowed-shape",
             f"allowed must be bool [{batch} or 1, 1 or {heads}, {n_queries} queries, {n_slots} slots],"
-            f" got {list(allowed.shape)} of {allowed.dtype}"
+            f" got {list(allowed.shape)} of {allowed.dtype}",
         )
     if allowed.device != q.device:
-        raise KernelError(f"allowed must be on the device of q, {q.device}, got {allowed.device}")
+        raise KernelError("allowed-device", f"allowed must be on the device of q, {q.device}, got {allowed.device}")

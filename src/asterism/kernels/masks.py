@@ -94,7 +94,7 @@ def _as_numbers(
 ) -> Tensor:
     """The same as `mask`, written into the graph: ONNX has no operators of this library. Raises KernelError."""
     if not all(isinstance(size, int) for size in (n_queries, n_keys, query_offset)):
-        raise KernelError("a pattern is exported to ONNX for one length: leave dynamic_shapes out")
+        raise KernelError("onnx-one-length", "a pattern is exported to ONNX for one length: leave dynamic_shapes out")
     return torch.from_numpy(by_text(pattern).dense(n_queries, n_keys, query_offset)).to(device)
 
 

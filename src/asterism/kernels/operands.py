@@ -168,8 +168,9 @@ def refuse_distances(read: tuple[int, int], known: tuple[int, int], text: str) -
     else:
         distance, remedy = read[1], f"give a longer table, or write (pattern) & window(left={max(past - 1, 0)})"
     raise KernelError(
+        "distances-beyond-table",
         f"the terms have a table for distances {first} to {past - 1}, and the pattern reads a key at distance"
-        f" {distance}: {remedy}; the pattern is {shown(text)}"
+        f" {distance}: {remedy}; the pattern is {shown(text)}",
     )
 
 

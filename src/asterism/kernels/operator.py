@@ -193,7 +193,9 @@ def _callable(
         if not is_transformed():
             return registered(*arguments)
         if torch.compiler.is_compiling():
-            raise KernelError("attention under torch.func or forward-mode derivatives cannot be compiled")
+            raise KernelError(
+                "functional-in-compile", "attention under torch.func or forward-mode derivatives cannot be compiled"
+            )
         return Transformed.apply(*arguments)  # type: ignore[no-untyped-call]
 
     return call

@@ -37,8 +37,9 @@ def pattern_of_documents(
     at_start = offset is None or isinstance(offset, int | torch.SymInt) and offset == 0
     if n_queries != n_keys or not at_start:
         raise KernelError(
+            "cu-seqlens-across",
             f"cu_seqlens cuts queries and keys alike, so they must be the same tokens: got {n_queries} queries and"
-            f" {n_keys} keys{'' if at_start else f', and query_offset {shown(offset)}'}"
+            f" {n_keys} keys{'' if at_start else f', and query_offset {shown(offset)}'}",
         )
     bounds = read_bounds(cu_seqlens, device)
     if torch.compiler.is_compiling():
@@ -56,21 +57,22 @@ def read_bounds(bounds: Tensor | Sequence[int], device: torch.device, name: str 
     try:
         return tuple(operator.index(bound) for bound in bounds)
     except TypeError:
-        raise KernelError(f"{name} must be whole numbers, got {shown(bounds)}") from None
+        raise KernelError("cu-seqlens-not-whole", f"{name} must be whole numbers, got {shown(bounds)}") from None
 
 
 def _values(bounds: Tensor, device: torch.device, name: str) -> tuple[int, ...]:
     if torch.compiler.is_compiling():
         raise KernelError(
+            "cu-seqlens-in-compile",
             f"inside torch.compile the lengths of documents must be known: give {name} as a list of numbers, not as"
-            " a tensor, or the pattern as documents(pattern, length, length, ...)"
+            " a tensor, or the pattern as documents(pattern, length, length, ...)",
         )
     check_types(**{name: bounds})
     if bounds.ndim != 1 or bounds.dtype not in (torch.int32, torch.int64):
         seen = f"{list(bounds.shape)} of {bounds.dtype}"
-        raise KernelError(f"{name} must be [documents + 1] of int32 or int64, got {seen}")
+        raise KernelError("cu-seqlens-form", f"{name} must be [documents + 1] of int32 or int64, got {seen}")
     if bounds.device not in (device, torch.device("cpu")):
-        raise KernelError(f"{name} must be on the CPU or on {device} as q is, got {bounds.device}")
+        raise KernelError("cu-seqlens-device", f"{name} must be on the CPU or on {device} as q is, got {bounds.device}")
     # On the CPU reading costs nothing, and NumPy may have written to the same memory.
     is_free = bounds.device.type == "cpu" or bounds.is_inference()
     return tuple(bounds.tolist()) if is_free else _read_once(bounds)
@@ -103,11 +105,14 @@ def document_lengths(bounds: tuple[int, ...], tokens: int, name: str) -> tuple[i
     """
     if not bounds or bounds[0] != 0 or bounds[-1] != tokens:
         ends = f"{bounds[0]} to {bounds[-1]}" if bounds else "nothing"
-        raise KernelError(f"{name} must go from 0 to the number of tokens, {tokens}; got {ends}")
+        raise KernelError("cu-seqlens-range", f"{name} must go from 0 to the number of tokens, {tokens}; got {ends}")
     lengths = [past - first for first, past in zip(bounds, bounds[1:], strict=False)]
     falls = next((number for number, length in enumerate(lengths) if length < 0), None)
     if falls is not None:
-        raise KernelError(f"{name} must not decrease, got {bounds[falls]} and then {bounds[falls + 1]} at {falls + 1}")
+        raise KernelError(
+            "cu-seqlens-decrease",
+            f"{name} must not decrease, got {bounds[falls]} and then {bounds[falls + 1]} at {falls + 1}",
+        )
     return tuple(filter(None, lengths))
 
 

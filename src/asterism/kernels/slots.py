@@ -34,7 +34,9 @@ def of_slots(
     Raises KernelError for terms that do not fit q, for distances that their tables do not have, and for dropout.
     """
     if isinstance(terms, Terms) and terms.dropout is not None:
-        raise KernelError("attention to a cache has no dropout: leave it out of terms, as in evaluation")
+        raise KernelError(
+            "dropout-with-cache", "attention to a cache has no dropout: leave it out of terms, as in evaluation"
+        )
     # What does not go by distance is checked and cast as attend does it; tables follow from the distances read.
     plain = terms if not isinstance(terms, Terms) else Terms(None, terms.relative, terms.softcap, terms.sinks)
     rows = 0 if not isinstance(terms, Terms) or terms.relative is None else len(terms.relative)
@@ -55,10 +57,14 @@ def of_slots(
 def _distances(positions: Positions | None, q: Tensor, k: Tensor) -> Tensor:
     """int64 [B or 1, 1, M, L]."""
     if torch.compiler.is_compiling():
-        raise KernelError("terms that go by distance cannot be compiled for the slots of a cache: leave them out")
+        raise KernelError(
+            "terms-by-distance-in-compile",
+            "terms that go by distance cannot be compiled for the slots of a cache: leave them out",
+        )
     if positions is None:
         raise KernelError(
-            "a bias and relative positions go by distance: give positions=(query_positions, key_positions)"
+            "terms-need-positions",
+            "a bias and relative positions go by distance: give positions=(query_positions, key_positions)",
         )
     asked, kept = positions
     check_types(query_positions=asked, key_positions=kept)

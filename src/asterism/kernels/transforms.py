@@ -27,16 +27,18 @@ def is_for_onnx() -> bool:
 def refuse_tangents(name: str) -> NoReturn:
     """Raise KernelError: the implementation has no forward-mode derivatives."""
     raise KernelError(
+        "no-forward-mode",
         f'implementation="{name}" has no forward-mode derivatives (torch.func.jvp, jacfwd, forward_ad):'
-        ' use implementation="reference" or "dense"'
+        ' use implementation="reference" or "dense"',
     )
 
 
 def refuse_second_derivatives(name: str) -> NoReturn:
     """Raise KernelError: the implementation is differentiable once."""
     raise KernelError(
+        "no-second-derivative",
         f'implementation="{name}" is differentiable once, and the gradient of its gradient was asked for:'
-        ' use implementation="reference"'
+        ' use implementation="reference"',
     )
 
 

@@ -101,17 +101,20 @@ class SparseAttention(nn.Module):
         of_values = "hidden_size" if value_dim == hidden_size else "value_dim"
         for name, width in ((of_values, value_dim), ("query_key_dim", query_key_dim)):
             if width % num_heads:
-                raise ConfigurationError(f"{name} {width} cannot be divided evenly over {num_heads} attention heads")
+                raise ConfigurationError(
+                    "heads-divide-width", f"{name} {width} cannot be divided evenly over {num_heads} attention heads"
+                )
         if num_heads % self.num_key_value_heads:
             raise ConfigurationError(
-                f"{num_heads} attention heads cannot share {self.num_key_value_heads} key and value heads evenly"
+                "heads-share-unevenly",
+                f"{num_heads} attention heads cannot share {self.num_key_value_heads} key and value heads evenly",
             )
         self.pattern.check_heads(num_heads)
         self._check_pattern()
         query_head_dim, value_head_dim = query_key_dim // num_heads, value_dim // num_heads
         if rotary is not None and query_head_dim % 2:
             raise ConfigurationError(
-                f"rotary positions turn pairs of features, but query heads are {query_head_dim} wide"
+                "rotary-width", f"rotary positions turn pairs of features, but query heads are {query_head_dim} wide"
             )
         self.implementation = implementation
         self.rotary, self.scale = rotary, scale
@@ -242,24 +245,34 @@ class SparseAttention(nn.Module):
         """Raises ConfigurationError for what does not go together."""
         if self.global_projections is not None and (rows.documents is not None or rows.segments is not None):
             raise ConfigurationError(
+                "global-projections-segments",
                 "global_projections read every key of their row, so they cannot be used together with documents or"
-                " segments: give each document a row"
+                " segments: give each document a row",
             )
         if cache is None:
             return
         if rows.documents is not None:
-            raise ConfigurationError("a cache continues one sequence in each row, and cannot be used with documents")
+            raise ConfigurationError(
+                "cache-with-documents", "a cache continues one sequence in each row, and cannot be used with documents"
+            )
         if dropout is not None:
-            raise ConfigurationError("dropout in attention is for training, and cannot be used together with a cache")
+            raise ConfigurationError(
+                "dropout-with-cache", "dropout in attention is for training, and cannot be used together with a cache"
+            )
         if rows.segments is not None or rows.real is not None:
-            raise ConfigurationError("key_mask and segments cannot be used together with a cache")
+            raise ConfigurationError("mask-with-cache", "key_mask and segments cannot be used together with a cache")
         if rows.tokens is None:
-            raise ConfigurationError("rows of tokens behind those in a cache are made by rows_of(..., cache=cache)")
+            raise ConfigurationError(
+                "rows-without-cache", "rows of tokens behind those in a cache are made by rows_of(..., cache=cache)"
+            )
         if self.global_projections is not None:
-            raise ConfigurationError("global_projections read every token, the future too: they go with no cache")
+            raise ConfigurationError(
+                "global-projections-cache", "global_projections read every token, the future too: they go with no cache"
+            )
         if cache.pattern != self.pattern:
             raise ConfigurationError(
-                f"the cache forgets by the pattern {cache.pattern}, but the layer reads by {self.pattern}"
+                "cache-of-other-pattern",
+                f"the cache forgets by the pattern {cache.pattern}, but the layer reads by {self.pattern}",
             )
 
     @staticmethod
@@ -286,6 +299,7 @@ class _OfHeads:
 def _check_places(places: Sequence[int]) -> tuple[int, ...]:
     if not places or any(not isinstance(place, int) or place < 0 for place in places) or len(set(places)) < len(places):
         raise ConfigurationError(
-            f"global_projections must be different places of the sequence, counted from 0, got {list(places)}"
+            "global-projections",
+            f"global_projections must be different places of the sequence, counted from 0, got {list(places)}",
         )
     return tuple(places)

@@ -107,8 +107,9 @@ class FeedForward(nn.Module):
         super().__init__()
         if activation not in ACTIVATIONS:
             raise ConfigurationError(
+                "unknown-activation",
                 f"unknown activation {activation!r}; known are {', '.join(ACTIVATIONS)}."
-                + nearest(activation, ACTIVATIONS)
+                + nearest(activation, ACTIVATIONS),
             )
         self.up_proj = Linear(hidden_size, intermediate_size, bias=bias)
         self.down_proj = ResidualLinear(intermediate_size, hidden_size, bias=bias)

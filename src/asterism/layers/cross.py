@@ -45,7 +45,9 @@ class CrossAttention(SparseAttention):
     def __init__(self, hidden_size: int, num_heads: int, pattern: Pattern | str, **options: Any) -> None:
         for name in ("rotary", "global_projections"):
             if options.get(name) is not None:
-                raise ConfigurationError(f"cross attention has no {name}: its keys are those of another sequence")
+                raise ConfigurationError(
+                    "cross-argument", f"cross attention has no {name}: its keys are those of another sequence"
+                )
         super().__init__(hidden_size, num_heads, pattern, **options)
 
     def _check_pattern(self) -> None:
@@ -78,7 +80,9 @@ class CrossAttention(SparseAttention):
             allowed = self._readable(rows, kept.keys, source_rows)
             return self._finish(self._read_source(q, kept.keys, kept.values, allowed))
         if source is None:
-            raise ConfigurationError("cross attention needs the states of the source, or a cache that holds its keys")
+            raise ConfigurationError(
+                "source-missing", "cross attention needs the states of the source, or a cache that holds its keys"
+            )
         (source,) = autocast(source)
         k, v = (self._split(make(source), self.num_key_value_heads) for make in (self.key, self.value))
         if kept is not None:
@@ -108,7 +112,9 @@ class CrossAttention(SparseAttention):
             allowed = torch.ones(1, 1, 1, keys.shape[2], dtype=torch.bool, device=keys.device)
             if self.pattern != _EVERYTHING:
                 if rows is None:
-                    raise ConfigurationError(f"{text} with a cache: say by rows which tokens ask")
+                    raise ConfigurationError(
+                        "cross-rows-with-cache", f"{text} with a cache: say by rows which tokens ask"
+                    )
                 allowed = readable_keys(self.pattern, rows.positions.clamp(min=0), keys.shape[2])
             real = None if source is None else source.real
             known[text] = allowed if real is None else allowed & real[:, None, None]

@@ -31,10 +31,11 @@ class FourierMixing(nn.Module):
         Raises ConfigurationError for a cache, because the transform is never causal, and for segments and documents.
         """
         if cache is not None:
-            raise ConfigurationError(NOT_CAUSAL)
+            raise ConfigurationError("reads-future", NOT_CAUSAL)
         rows = rows_of(hidden) if rows is None else rows
         if rows.segments is not None or rows.documents is not None:
             raise ConfigurationError(
-                "fourier() reads all tokens of a row and cannot keep segments apart; give each segment a row of its own"
+                "fourier-segments",
+                "fourier() reads all tokens of a row and cannot keep segments apart; give each segment its own row",
             )
         return rows.fourier(hidden)

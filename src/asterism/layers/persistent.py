@@ -148,11 +148,15 @@ class PersistentAttention(SparseAttention):
         numbers = {"persistent_vectors": persistent_vectors, "span": span, "adaptive_span_ramp": adaptive_span_ramp}
         for name, number in numbers.items():
             if number is not None and number < 1:
-                raise ConfigurationError(f"{name} must be at least 1, got {number}")
+                raise ConfigurationError("at-least-one", f"{name} must be at least 1, got {number}")
         if span is None and relative_positions:
-            raise ConfigurationError("relative positions need a span: the furthest distance that is read")
+            raise ConfigurationError(
+                "positions-need-span", "relative positions need a span: the furthest distance that is read"
+            )
         if span is None and adaptive_span_ramp is not None:
-            raise ConfigurationError("an adaptive span needs a span: the furthest distance that is read")
+            raise ConfigurationError(
+                "adaptive-needs-span", "an adaptive span needs a span: the furthest distance that is read"
+            )
         if span is not None:
             self.pattern = within_span(self.pattern, span)
         self.span, self.relative_positions = span, relative_positions
@@ -177,11 +181,15 @@ class PersistentAttention(SparseAttention):
     def _check_table(self, shape: list[int] | None) -> None:
         if not self.relative_positions:
             if shape is not None:
-                raise ConfigurationError(f"this layer has no relative positions, but was given a table {shape}")
+                raise ConfigurationError(
+                    "no-relative-positions", f"this layer has no relative positions, but was given a table {shape}"
+                )
             return
         assert self.span is not None  # the constructor has seen to it
         if shape != (expected := [self.span + 1, self.persistent.keys.shape[2]]):
-            raise ConfigurationError(f"relative positions need a table {expected}, got {shape or 'none'}")
+            raise ConfigurationError(
+                "relative-table", f"relative positions need a table {expected}, got {shape or 'none'}"
+            )
 
     def _attend(  # type: ignore[override]
         self,
@@ -237,7 +245,8 @@ def within_span(pattern: Pattern, span: int) -> Pattern:
     """
     if not pattern.is_causal:
         raise ConfigurationError(
+            "span-needs-causal",
             f"a span of {span} tokens is for causal patterns, and {pattern} may read the future; "
-            f"write ({pattern}) & causal(), or leave the span out"
+            f"write ({pattern}) & causal(), or leave the span out",
         )
     return pattern & window(left=span)

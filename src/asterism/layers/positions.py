@@ -30,7 +30,9 @@ class FactorisedPositions(nn.Module):
     def __init__(self, shape: Sequence[int], hidden_size: int) -> None:
         super().__init__()
         if not shape or min(shape) < 1:
-            raise ConfigurationError(f"position_shape needs at least one axis, each at least 1, got {list(shape)}")
+            raise ConfigurationError(
+                "position-shape", f"position_shape needs at least one axis, each at least 1, got {list(shape)}"
+            )
         self.shape = tuple(shape)
         self.capacity = math.prod(self.shape)
         self.weight = nn.Parameter(torch.empty(sum(self.shape), hidden_size))

@@ -75,12 +75,13 @@ def agree(
         others = _ranks((numbers[:, 0] != digest).nonzero()[0].tolist())
         asked = "; ".join(f"{name} {word}" for name, word in words.items())
         raise ConfigurationError(
+            "ranks-asked-differently",
             f"within sequence_parallel all ranks must ask the same of attention; {others} asked for something else than"
-            f" rank {context.rank}, or could not go on. Rank {context.rank}: {asked}"
+            f" rank {context.rank}, or could not go on. Rank {context.rank}: {asked}",
         )
     with _together():
         everyone = _said_by_all(context, said, meeting)
-    raise ConfigurationError(_difference(list(words), everyone))
+    raise ConfigurationError("ranks-asked-differently", _difference(list(words), everyone))
 
 
 def refuse(context: SequenceParallel, error: Exception, device: torch.device | None) -> None:
@@ -111,8 +112,9 @@ def _together() -> Iterator[None]:
         yield
     except RuntimeError as error:
         raise LostRankError(
+            "rank-lost",
             "another rank of sequence_parallel has ended, or did not come to this call of attention in time:"
-            f" {str(error).partition(chr(10))[0]}"
+            f" {str(error).partition(chr(10))[0]}",
         ) from error
 
 

@@ -114,14 +114,15 @@ def _attend(
     _, offset = resolve_lengths(rule, queries.length, keys.length, options.query_offset)
     if options.segments is not None and (rule.crosses or offset or queries != keys):
         raise KernelError(
+            "segments-across",
             "segments are those of one sequence, and the queries of cross attention are tokens of another: say with"
-            " key_mask which keys may be read"
+            " key_mask which keys may be read",
         )
     check_by_distance(options.terms, rule.text)
     shape = RowShape(q.shape[1], k.shape[1], q.shape[3], v.shape[3], q.element_size(), len(q))
     plan = communicate(rule, queries, keys, shape, offset)
     if plan.is_dense and not context.dense_exchange:
-        raise ConfigurationError(refusal(plan, shape))
+        raise ConfigurationError("exchange-refused", refusal(plan, shape))
     call = _call(context, plan, (q, k, v), options)
     drops = options.terms is not None and options.terms.dropout is not None
     with as_they_are(q):
@@ -187,8 +188,9 @@ def _checked(
     """What is wrong of this rank's own is said here, with whatever error: others may have been asked rightly."""
     if is_transformed():
         raise KernelError(
+            "functional-in-shards",
             "within sequence_parallel attention goes through none of torch.func (grad, vmap, jvp); it has no"
-            " forward-mode derivatives, as rows travel between ranks: use torch.autograd"
+            " forward-mode derivatives, as rows travel between ranks: use torch.autograd",
         )
     check_types(q=q, k=k, v=v, key_mask=options.key_mask, segments=options.segments)
     q, k, v = autocast(q, k, v)
@@ -209,10 +211,13 @@ def _checked(
 
 def _check_shards(context: SequenceParallel, name: str, shards: Any, tokens: int) -> None:
     if not isinstance(shards, Shards):
-        raise ConfigurationError(f"{name} must be Shards, such as Shards.even(tokens, ranks), got {shown(shards)}")
+        raise ConfigurationError(
+            "not-shards", f"{name} must be Shards, such as Shards.even(tokens, ranks), got {shown(shards)}"
+        )
     if shards.devices != context.ranks or shards.sizes[context.rank] != tokens:
         raise ConfigurationError(
-            f"{name} are sharded as {list(shards.sizes)}, and rank {context.rank} of {context.ranks} has {tokens}"
+            "shards-differ-from-tokens",
+            f"{name} are sharded as {list(shards.sizes)}, and rank {context.rank} of {context.ranks} has {tokens}",
         )
 
 
@@ -246,8 +251,9 @@ def _with_all_keys(call: Call, return_lse: bool) -> tuple[Tensor, ...]:
     numbers of all tokens."""
     if not call.context.dense_exchange:
         raise ConfigurationError(
+            "sharded-dropout-keys",
             "dropout inside attention within sequence_parallel goes by the numbers of all tokens, so every rank needs"
-            " every key: set attention_dropout to 0, or say sequence_parallel(..., dense_exchange=True)"
+            " every key: set attention_dropout to 0, or say sequence_parallel(..., dense_exchange=True)",
         )
     plan, everyone = call.plan, to_all(call.plan.keys, call.rank)
     marks = call.marks

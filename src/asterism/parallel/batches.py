@@ -48,13 +48,16 @@ def shard(
     given = dict(batch)
     like = _first_of(given, ("input_ids", "inputs_embeds"))
     if like is None:
-        raise ConfigurationError("shard needs a batch with input_ids or inputs_embeds: there are no tokens to cut")
+        raise ConfigurationError(
+            "ids-missing", "shard needs a batch with input_ids or inputs_embeds: there are no tokens to cut"
+        )
     tokens = like.shape[1]
     shards = Shards.even(tokens, context.ranks) if shards is None else shards
     if shards.devices != context.ranks or shards.length != tokens:
         raise ConfigurationError(
+            "shards-differ-from-batch",
             f"shards of {shards.length} tokens on {shards.devices} ranks do not fit a batch of {tokens} tokens on"
-            f" {context.ranks} ranks"
+            f" {context.ranks} ranks",
         )
     target = _first_of(given, ("decoder_input_ids", "decoder_inputs_embeds"))
     ends = context.range(shards)

@@ -66,19 +66,24 @@ def sequence_parallel(mesh: DeviceMesh | ProcessGroup, *, dense_exchange: bool =
     """
     if not isinstance(mesh, DeviceMesh | ProcessGroup) and mesh is not OUTSIDE:
         raise ConfigurationError(
-            f"sequence_parallel needs a DeviceMesh or a ProcessGroup, such as dist.group.WORLD, got {shown(mesh)}"
+            "not-a-mesh",
+            f"sequence_parallel needs a DeviceMesh or a ProcessGroup, such as dist.group.WORLD, got {shown(mesh)}",
         )
     if isinstance(mesh, DeviceMesh) and mesh.ndim != 1:
         raise ConfigurationError(
-            f"sequence_parallel needs a mesh of one dimension, and this one has {mesh.ndim}: name one, as in mesh['cp']"
+            "mesh-dimensions",
+            f"sequence_parallel needs a mesh of one dimension, and this one has {mesh.ndim}: name one, as mesh['cp']",
         )
     if _CURRENT.get() is not None:
-        raise ConfigurationError("sequence_parallel was entered within itself: a sequence is sharded once")
+        raise ConfigurationError(
+            "sequence-parallel-nested", "sequence_parallel was entered within itself: a sequence is sharded once"
+        )
     group = mesh.get_group() if isinstance(mesh, DeviceMesh) else mesh
     if rank_of(group) < 0:
         raise ConfigurationError(
+            "not-in-group",
             f"process {rank_of()} entered sequence_parallel with a group that it is not in: only the processes of"
-            " a group hold its sequences"
+            " a group hold its sequences",
         )
     found = SequenceParallel(group, rank_of(group), size_of(group), dense_exchange)
     with resumed(found):

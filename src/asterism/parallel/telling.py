@@ -20,7 +20,9 @@ def tell(context: SequenceParallel, numbers: Sequence[int], room: int, device: t
     said = gather_numbers([*numbers, *[0] * (room - len(numbers)), False], context.group, device)
     if said[:, -1].any():
         rank = int(said[:, -1].argmax())
-        raise ConfigurationError(f"rank {rank} was refused its arguments; its own message says why")
+        raise ConfigurationError(
+            "other-rank-refused", f"rank {rank} was refused its arguments; its own message says why"
+        )
     return said[:, :-1]
 
 
@@ -44,5 +46,6 @@ def refuse_differences(told: Integers, names: Sequence[str], in_words: Callable[
         words[1] = "others"
     said = [f"{word} on rank {where}" for word, where in zip(words, (0, rank), strict=True)]
     raise ConfigurationError(
-        f"ranks of a sharded sequence must give the same rows and arguments: {names[column]}: {', '.join(said)}"
+        "ranks-disagree",
+        f"ranks of a sharded sequence must give the same rows and arguments: {names[column]}: {', '.join(said)}",
     )

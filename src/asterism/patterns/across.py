@@ -93,7 +93,9 @@ def across(inner: Pattern, step: int | str | Fraction = 1) -> Pattern:
     across already, and for a step that is not above 0 or has a numerator or denominator beyond 2**20.
     """
     if check_pattern("across", "inner", inner).crosses:
-        raise PatternError(f"across: {inner} goes across already: write one across(...) around one pattern")
+        raise PatternError(
+            "across-nested", f"across: {inner} goes across already: write one across(...) around one pattern"
+        )
     return Across(inner, _read_step(step))
 
 
@@ -118,10 +120,11 @@ def _read_step(step: object) -> Fraction:
         number = Fraction(step.__index__())
     if number is None or number <= 0:
         raise PatternError(
-            f'across: step must be a whole number above 0 or a fraction such as "3/2", got {shown(step)}'
+            "across-step", f'across: step must be a whole number above 0 or a fraction such as "3/2", got {shown(step)}'
         )
     if max(number.numerator, number.denominator) > _GREATEST_STEP:
         raise PatternError(
-            f"across: numerator and denominator of step must be at most {_GREATEST_STEP:,}, got {shown(step)}"
+            "across-step-size",
+            f"across: numerator and denominator of step must be at most {_GREATEST_STEP:,}, got {shown(step)}",
         )
     return number

@@ -26,7 +26,8 @@ def require_causal(pattern: Pattern) -> None:
     require_prefix_stable(pattern)
     if not pattern.is_causal:
         raise PatternError(
-            f"{pattern} cannot be used by a causal model: it may read the future; write ({pattern}) & causal()"
+            "reads-future",
+            f"{pattern} cannot be used by a causal model: it may read the future; write ({pattern}) & causal()",
         )
 
 
@@ -34,8 +35,9 @@ def require_self_attention(pattern: Pattern, user: str) -> None:
     """Refuse a pattern whose queries are tokens of another sequence than the keys. Raises PatternError."""
     if pattern.crosses:
         raise PatternError(
+            "across-not-self",
             f"{pattern} cannot be used by {user}: across(...) is for cross attention, where the queries are tokens"
-            " of another sequence than the keys; use the pattern inside it"
+            " of another sequence than the keys; use the pattern inside it",
         )
 
 
@@ -43,8 +45,9 @@ def require_cross_attention(pattern: Pattern) -> None:
     """Refuse a pattern that needs its queries to be tokens of the keys' sequence. Raises PatternError."""
     if not pattern.takes_any_query:
         raise PatternError(
+            "across-needed",
             f"{pattern} cannot be used by cross attention, where the queries are tokens of another sequence than"
-            f" the keys: write across({pattern}, step=...), or dense()"
+            f" the keys: write across({pattern}, step=...), or dense()",
         )
 
 
@@ -57,9 +60,10 @@ def require_prefix_stable(pattern: Pattern) -> None:
     if part is not None:
         culprit = _outermost_named(pattern, part)
         raise PatternError(
+            "not-prefix-stable",
             f"{pattern} cannot be used by a causal model or with a cache: {culprit} is not prefix-stable,"
             " what a query may read changes as the sequence grows;"
-            f" use {_STABLE_RELATIVES[_call_name(culprit)]} instead"
+            f" use {_STABLE_RELATIVES[_call_name(culprit)]} instead",
         )
 
 

@@ -147,8 +147,10 @@ def documents(pattern: Pattern, *lengths: int) -> Pattern:
     check_pattern("documents", "pattern", pattern)
     wrong = next((x for x in lengths if isinstance(x, (bool, np.bool_)) or not hasattr(x, "__index__")), None)
     if wrong is not None:
-        raise PatternError(f"documents: lengths must be whole numbers, got {shown(wrong)}")
+        raise PatternError("documents-lengths", f"documents: lengths must be whole numbers, got {shown(wrong)}")
     sizes = tuple(map(int, lengths))
     if (total := sum(map(abs, sizes))) > GREATEST:
-        raise PatternError(f"documents: the lengths must add up to at most {GREATEST:,}, got {shown(total)}")
+        raise PatternError(
+            "documents-too-long", f"documents: the lengths must add up to at most {GREATEST:,}, got {shown(total)}"
+        )
     return Documents(pattern, sizes)

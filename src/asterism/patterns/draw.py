@@ -92,11 +92,13 @@ def draw_image(
     as `draw` does and for another suffix; AsterismError when matplotlib is not installed.
     """
     if Path(path).suffix.lower() not in (".png", ".svg"):
-        raise PatternError(f"draw_image: the file name must end in .png or .svg, got {str(path)!r}")
+        raise PatternError("picture-suffix", f"draw_image: the file name must end in .png or .svg, got {str(path)!r}")
     try:
         from matplotlib.figure import Figure
     except ImportError:
-        raise AsterismError("pictures need matplotlib: pip install 'asterism-attention[plot]'") from None
+        raise AsterismError(
+            "package-missing", "pictures need matplotlib: pip install 'asterism-attention[plot]'"
+        ) from None
     shown = [patterns] if isinstance(patterns, Pattern) else list(patterns)
     columns = min(len(shown), _MOST_COLUMNS)
     rows = -(-len(shown) // columns)
@@ -282,4 +284,6 @@ def _count_whole(pattern: Pattern, queries: Integers, n: int, head: int) -> tupl
 
 def _check_head(pattern: Pattern, head: int) -> None:
     if not 0 <= check_integer("draw", "head", head) < pattern.heads:
-        raise PatternError(f"{pattern} has {pattern.heads} head(s), numbered from 0; head {head} was asked for")
+        raise PatternError(
+            "no-such-head", f"{pattern} has {pattern.heads} head(s), numbered from 0; head {head} was asked for"
+        )

@@ -52,8 +52,9 @@ class Explicit(Pattern):
     def _check(self, length: int) -> None:
         if length > self.size:
             raise PatternError(
+                "explicit-length",
                 f"explicit: the pattern covers {self.size} positions and {length} were asked for;"
-                " build it for the longest sequence you use"
+                " build it for the longest sequence you use",
             )
 
 
@@ -80,7 +81,10 @@ def explicit(source: object, size: int | None = None) -> Pattern:
     if len(queries) > _MOST_PAIRS:
         raise _too_many(len(queries))
     if highest > size or min(queries.min(initial=0), keys.min(initial=0)) < 0:
-        raise PatternError(f"explicit: positions must be in [0, {size}), got a source that spans {highest} positions")
+        raise PatternError(
+            "explicit-positions",
+            f"explicit: positions must be in [0, {size}), got a source that spans {highest} positions",
+        )
     return Explicit(_write_edges(np.unique(queries * size + keys), size), size)
 
 
@@ -101,14 +105,16 @@ def _edges_of_array(source: object) -> tuple[Integers, Integers, int]:
 
 def _unreadable(seen: str) -> PatternError:
     return PatternError(
+        "explicit-form",
         f"explicit: expected a square boolean matrix, an integer edge list [m, 2], a scipy sparse matrix or a text,"
-        f" got {seen}"
+        f" got {seen}",
     )
 
 
 def _too_many(pairs: int) -> PatternError:
     return PatternError(
-        f"explicit: {pairs:,} pairs are more than the limit of {_MOST_PAIRS:,}: compose the pattern of rules instead"
+        "too-many-pairs",
+        f"explicit: {pairs:,} pairs are more than the limit of {_MOST_PAIRS:,}: compose the pattern of rules instead",
     )
 
 
@@ -140,12 +146,19 @@ def _read_edges(text: str) -> tuple[Integers, Integers]:
                 start.append(int(first))
                 stop.append(int(last or first) + 1)
     except ValueError:
-        raise PatternError(f'explicit: the text must list keys as "query:key-key,key;...", got {text[:40]!r}') from None
+        raise PatternError(
+            "explicit-text", f'explicit: the text must list keys as "query:key-key,key;...", got {text[:40]!r}'
+        ) from None
     if furthest := next((place for place in (*row, *start, *stop) if abs(place) > _LONGEST), None):
-        raise PatternError(f"explicit: positions must be below {_LONGEST:,}, got {shown(furthest)} in {text[:40]!r}")
+        raise PatternError(
+            "explicit-positions",
+            f"explicit: positions must be below {_LONGEST:,}, got {shown(furthest)} in {text[:40]!r}",
+        )
     counts = np.asarray(stop, np.int64) - np.asarray(start, np.int64)
     if (counts < 1).any():
-        raise PatternError(f"explicit: every run must go from a smaller to a larger key, got {text[:40]!r}")
+        raise PatternError(
+            "explicit-run-order", f"explicit: every run must go from a smaller to a larger key, got {text[:40]!r}"
+        )
     if (pairs := int(counts.sum())) > _MOST_PAIRS:
         raise _too_many(pairs)
     return np.repeat(np.asarray(row, np.int64), counts), np.repeat(np.asarray(start, np.int64), counts) + within(counts)

@@ -173,12 +173,14 @@ def grid(width: int, radius: int | Sequence[int], dilation: int = 1, channels: i
     rows, columns = radii = _radii(radius)
     if width * channels > _MOST_VALUES:
         raise PatternError(
-            f"grid: width * channels must be at most {_MOST_VALUES:,}, got {width:,} * {channels:,}: that is one row"
+            "grid-size",
+            f"grid: width * channels must be at most {_MOST_VALUES:,}, got {width:,} * {channels:,}: that is one row",
         )
     if max(rows * width * channels, columns) * dilation > GREATEST:
         raise PatternError(
+            "grid-reach",
             f"grid: a neighbourhood must reach over at most 2**60 positions, got radius={shown(radii)} and"
-            f" dilation={dilation} for rows of {width * channels:,} values"
+            f" dilation={dilation} for rows of {width * channels:,} values",
         )
     return Grid(width, rows if rows == columns else radii, dilation, channels)
 
@@ -188,6 +190,8 @@ def _radii(radius: object) -> tuple[int, int]:
         number = check_integer("grid", "radius", radius, 0)
         return number, number
     if len(radius) != 2:
-        raise PatternError(f"grid: radius must be one number, or one of rows and one of columns, got {shown(radius)}")
+        raise PatternError(
+            "grid-radius", f"grid: radius must be one number, or one of rows and one of columns, got {shown(radius)}"
+        )
     rows, columns = (check_integer("grid", "radius", number, 0) for number in radius)
     return rows, columns

@@ -116,11 +116,14 @@ class Part(Moved):
     def _check(self, queries: Integers, length: int) -> None:
         """Raises PatternError for queries that the part has not, and for other keys than it has."""
         if length != len(self.keys):
-            raise PatternError(f"part: the pattern is for {len(self.keys):,} keys, and {length:,} are there")
+            raise PatternError(
+                "part-keys", f"part: the pattern is for {len(self.keys):,} keys, and {length:,} are there"
+            )
         if queries.size and (furthest := int(once(queries).max())) >= len(self.queries):
             raise PatternError(
+                "part-queries",
                 f"part: the pattern has {len(self.queries):,} queries, and number {furthest:,}, counted from 0, was"
-                " asked for"
+                " asked for",
             )
 
     @property
@@ -167,7 +170,9 @@ def part(pattern: Pattern, length: int, queries: object, keys: object) -> Patter
     furthest = _FURTHEST_QUERY if pattern.takes_any_query else length
     for name, runs, past in (("queries", asked, furthest), ("keys", read, length)):
         if runs.past > past:
-            raise PatternError(f"part: {name} must stand before position {past:,}, got {runs.past - 1:,}")
+            raise PatternError(
+                "part-positions", f"part: {name} must stand before position {past:,}, got {runs.past - 1:,}"
+            )
     return Part(pattern, length, asked, read)
 
 

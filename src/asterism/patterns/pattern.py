@@ -140,7 +140,8 @@ class Pattern(Source, ABC):
         """Raise PatternError unless the pattern is for one head (then for all) or for exactly `heads` heads."""
         if self.heads not in (1, heads):
             raise PatternError(
-                f"{self} is a pattern of {self.heads} heads and the attention has {heads}: make them equal"
+                "pattern-heads",
+                f"{self} is a pattern of {self.heads} heads and the attention has {heads}: make them equal",
             )
 
     # --- what each kind of pattern answers, for many ranges at once -------------------------------------------------
@@ -213,7 +214,9 @@ class Pattern(Source, ABC):
     def _count_heads(self) -> int:
         counts = sorted({child.heads for child in self.children} - {1})
         if len(counts) > 1:
-            raise PatternError(f"{self} combines patterns of {counts[0]} and {counts[1]} heads: use equal numbers")
+            raise PatternError(
+                "heads-differ", f"{self} combines patterns of {counts[0]} and {counts[1]} heads: use equal numbers"
+            )
         return counts[0] if counts else 1
 
     def _goes_across(self) -> bool:
@@ -245,8 +248,9 @@ class Pattern(Source, ABC):
 
     def __bool__(self) -> NoReturn:
         raise PatternError(
+            "pattern-truth-value",
             f"the truth value of the pattern {self} was asked for; `and`, `or` and `not` do not work on patterns:"
-            " write p & q, p | q and ~p"
+            " write p & q, p | q and ~p",
         )
 
 
@@ -508,13 +512,14 @@ def resolve_lengths(pattern: Pattern, n_queries: int, n_keys: int | None, query_
     """
     n_keys = n_queries if n_keys is None else n_keys
     if n_queries < 0 or n_keys < 0:
-        raise PatternError(f"lengths must not be negative: {n_queries=}, {n_keys=}")
+        raise PatternError("negative-length", f"lengths must not be negative: {n_queries=}, {n_keys=}")
     offset = default_offset(pattern.crosses, n_queries, n_keys) if query_offset is None else query_offset
     if offset < 0 or offset + n_queries > (2**31 if pattern.takes_any_query else n_keys):
         raise PatternError(
+            "queries-beyond-positions",
             f"{n_queries} queries do not fit among {n_keys} positions (first query at {offset}):"
             " queries are positions of the same sequence as the keys; those of another one need"
-            " across(pattern, step=...) or dense()"
+            " across(pattern, step=...) or dense()",
         )
     return n_keys, offset
 
@@ -552,21 +557,21 @@ def _write_value(value: object, in_full: bool) -> str:
 def check_integer(call: str, name: str, value: object, minimum: int | None = None, maximum: int = GREATEST) -> int:
     """`value` as an int from `minimum` to `maximum`, or a PatternError that names the argument and the rule."""
     if isinstance(value, (bool, np.bool_)) or not hasattr(value, "__index__"):
-        raise PatternError(f"{call}: {name} must be a whole number, got {shown(value)}")
+        raise PatternError("not-a-whole-number", f"{call}: {name} must be a whole number, got {shown(value)}")
     number = operator.index(value)
     if minimum is not None and number < minimum:
-        raise PatternError(f"{call}: {name} must be at least {minimum}, got {shown(number)}")
+        raise PatternError("below-minimum", f"{call}: {name} must be at least {minimum}, got {shown(number)}")
     if not -maximum <= number <= maximum:
         least = -maximum if minimum is None else minimum
         seen = shown(number) if number.bit_length() > 256 else f"{number:,}"
-        raise PatternError(f"{call}: {name} must be from {least:,} to {maximum:,}, got {seen}")
+        raise PatternError("out-of-range", f"{call}: {name} must be from {least:,} to {maximum:,}, got {seen}")
     return number
 
 
 def check_pattern(call: str, name: str, value: object) -> Pattern:
     """`value`, or a PatternError when it is not a pattern."""
     if not isinstance(value, Pattern):
-        raise PatternError(f"{call}: {name} must be a pattern, got {shown(value)}")
+        raise PatternError("not-a-pattern", f"{call}: {name} must be a pattern, got {shown(value)}")
     return value
 
 

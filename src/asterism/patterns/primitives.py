@@ -367,7 +367,10 @@ def columns(period: int, first: int = 0, count: int = 1) -> Pattern:
     period = check_integer("columns", "period", period, 1)
     first, count = check_integer("columns", "first", first, 0), check_integer("columns", "count", count, 1)
     if first + count > period:
-        raise PatternError(f"columns: first + count must be at most the period, got {first} + {count} > {period}")
+        raise PatternError(
+            "columns-beyond-period",
+            f"columns: first + count must be at most the period, got {first} + {count} > {period}",
+        )
     return Columns(period, first, count)
 
 
@@ -398,7 +401,7 @@ def positions_of(call: str, positions: int | Sequence[int], block: int) -> tuple
     """The arguments of a set of tokens, checked and as a tuple."""
     items = tuple(positions) if isinstance(positions, (Sequence, range, np.ndarray)) else (positions,)
     if isinstance(positions, str):
-        raise PatternError(f"{call}: positions must be whole numbers, got {shown(positions)}")
+        raise PatternError("positions-not-whole", f"{call}: positions must be whole numbers, got {shown(positions)}")
     numbers = tuple(check_integer(call, "positions", item) for item in items)
     return numbers, check_integer(call, "block", block, 1)
 
@@ -409,14 +412,18 @@ def positions_of(call: str, positions: int | Sequence[int], block: int) -> tuple
 def per_head(patterns: Sequence[Pattern]) -> Pattern:
     """Head h follows the h-th pattern. Raises PatternError for an empty list or parts made for other head counts."""
     if not isinstance(patterns, Sequence):
-        raise PatternError(f"per_head: a list of patterns is needed, one per head, got {shown(patterns)}")
+        raise PatternError(
+            "per-head-list", f"per_head: a list of patterns is needed, one per head, got {shown(patterns)}"
+        )
     parts = tuple(check_pattern("per_head", "every entry", part) for part in patterns)
     if not parts:
-        raise PatternError("per_head: at least one pattern is needed, got none")
+        raise PatternError("per-head-empty", "per_head: at least one pattern is needed, got none")
     check_integer("per_head", "the number of patterns", len(parts), 1, MOST_HEADS)
     for part in parts:
         if part.heads not in (1, len(parts)):
-            raise PatternError(f"per_head: {part} is made for {part.heads} heads, and {len(parts)} are listed")
+            raise PatternError(
+                "per-head-nested", f"per_head: {part} is made for {part.heads} heads, and {len(parts)} are listed"
+            )
     return PerHead(parts)
 
 

@@ -71,7 +71,9 @@ def fixed(stride: int, summary: int = 1, heads: int = 1) -> Named:
     stride, summary = check_integer("fixed", "stride", stride, 1), check_integer("fixed", "summary", summary, 1)
     heads = check_integer("fixed", "heads", heads, 1, MOST_HEADS)
     if summary > stride:
-        raise PatternError(f"fixed: summary must be at most the stride, got {summary} > {stride}")
+        raise PatternError(
+            "summary-beyond-stride", f"fixed: summary must be at most the stride, got {summary} > {stride}"
+        )
     cells = [
         primitives.columns(stride, stride - summary * (1 + head % (stride // summary)), summary)
         for head in range(heads)
@@ -137,7 +139,7 @@ def bigbird_causal(
     side = _window_side("bigbird_causal", window)
     positions = _positions("bigbird_causal", globals)
     if any(number < 0 for number in positions):
-        raise PatternError(f"bigbird_causal: globals must not count from the end, got {positions}")
+        raise PatternError("globals-from-end", f"bigbird_causal: globals must not count from the end, got {positions}")
     parts = _bigbird_parts(block, side, random, positions, seed, heads, earlier=True)
     return _union(*(part & primitives.causal() for part in parts))
 
@@ -145,13 +147,17 @@ def bigbird_causal(
 def _window_side(call: str, window: int) -> int:
     window = check_integer(call, "window", window, 1)
     if window % 2 == 0:
-        raise PatternError(f"{call}: window counts blocks around the query's own and must be odd, got {window}")
+        raise PatternError(
+            "window-even", f"{call}: window counts blocks around the query's own and must be odd, got {window}"
+        )
     return window // 2
 
 
 def _positions(call: str, globals: Sequence[int]) -> tuple[int, ...]:
     if not isinstance(globals, tuple):
-        raise PatternError(f"{call}: globals must be a list of positions such as (0, -1), got {shown(globals)}")
+        raise PatternError(
+            "globals-form", f"{call}: globals must be a list of positions such as (0, -1), got {shown(globals)}"
+        )
     return tuple(check_integer(call, "globals", number) for number in globals)
 
 

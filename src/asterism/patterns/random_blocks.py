@@ -139,7 +139,7 @@ def random_blocks(
     """
     numbers, _ = positions_of("random_blocks", avoid, 1)
     if not isinstance(earlier, bool):
-        raise PatternError(f"random_blocks: earlier must be True or False, got {shown(earlier)}")
+        raise PatternError("not-a-boolean", f"random_blocks: earlier must be True or False, got {shown(earlier)}")
     return RandomBlocks(
         check_integer("random_blocks", "block", block, 1),
         check_integer("random_blocks", "count", count, 1, _MOST_DRAWN),

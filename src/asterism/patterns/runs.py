@@ -173,13 +173,14 @@ class Runs:
         kept = start < stop
         start, stop, step = start[kept], stop[kept], step[kept]
         if (start < 0).any() or (step < 1).any() or (stop > GREATEST).any() or (step > GREATEST).any():
-            raise PatternError(f"{call}: {name} must be runs of positions from 0 on with steps from 1 on")
+            raise PatternError("runs-range", f"{call}: {name} must be runs of positions from 0 on with steps from 1 on")
         stop = stop - (stop - start - 1) % step
         step = np.where(stop - start == 1, 1, step)
         if (start[1:] < stop[:-1]).any():
             at = int(np.flatnonzero(start[1:] < stop[:-1])[0])
             raise PatternError(
-                f"{call}: the runs of {name} must ascend without overlap, and {start[at + 1]} follows {stop[at] - 1}"
+                "runs-order",
+                f"{call}: the runs of {name} must ascend without overlap, and {start[at + 1]} follows {stop[at] - 1}",
             )
         # Runs of neighbours that touch become one, so that equal sets of neighbours have equal texts.
         opens = np.ones(len(start), bool)
@@ -199,25 +200,28 @@ def _read_text(call: str, name: str, text: str) -> Integers:
     for run in text.split(",") if text else ():
         parts = run.split(":")
         if len(parts) > 3 or not all(part.isascii() and part.isdigit() and len(part) < 20 for part in parts):
-            raise PatternError(f'{call}: {name} must list runs as "start:stop:step,...", got {shown(run)}')
+            raise PatternError("runs-text", f'{call}: {name} must list runs as "start:stop:step,...", got {shown(run)}')
         start = int(parts[0])
         stop = int(parts[1]) if len(parts) > 1 else start + 1
         step = int(parts[2]) if len(parts) > 2 else 1
         if max(start, stop, step) > GREATEST:
-            raise PatternError(f"{call}: positions of {name} must be at most {GREATEST:,}, got {shown(run)}")
+            raise PatternError(
+                "runs-too-far", f"{call}: positions of {name} must be at most {GREATEST:,}, got {shown(run)}"
+            )
         rows.append((start, stop, step))
     return np.array(rows, np.int64).reshape(-1, 3)
 
 
 def _read_rows(call: str, name: str, given: object) -> Integers:
     refusal = PatternError(
+        "runs-form",
         f"{call}: {name} must be runs (start, stop) or (start, stop, step) of whole numbers, or their text, got"
-        f" {' '.join(shown(given).split())}"
+        f" {' '.join(shown(given).split())}",
     )
     if not isinstance(given, (Sequence, np.ndarray)):
         raise refusal
     if len(given) > _MOST_RUNS:
-        raise PatternError(f"{call}: {name} may have at most {_MOST_RUNS:,} runs, got {len(given):,}")
+        raise PatternError("too-many-runs", f"{call}: {name} may have at most {_MOST_RUNS:,} runs, got {len(given):,}")
     if len(given) == 0:
         return np.zeros((0, 3), np.int64)
     if isinstance(given, np.ndarray):

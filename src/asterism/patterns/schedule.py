@@ -39,14 +39,17 @@ class Schedule:
 
     def __post_init__(self) -> None:
         if not self.mixers:
-            raise PatternError("a schedule needs at least one pattern, got none")
+            raise PatternError("schedule-empty", "a schedule needs at least one pattern, got none")
 
     @property
     def patterns(self) -> tuple[Pattern, ...]:
         """The mixers, for what needs a pattern in every layer. Raises PatternError for a schedule with fourier()."""
         patterns = tuple(mixer for mixer in self.mixers if isinstance(mixer, Pattern))
         if len(patterns) < len(self.mixers):
-            raise PatternError(f"{self}: {Fourier.text} is no pattern; only the models of this library mix by it")
+            raise PatternError(
+                "fourier-not-a-pattern",
+                f"{self}: {Fourier.text} is no pattern; only the models of this library mix by it",
+            )
         return patterns
 
     @property
@@ -82,7 +85,7 @@ def interleave(*mixers: Mixer) -> Schedule:
 def merge(*patterns: Pattern) -> Pattern:
     """One head reads the union of the patterns. Raises PatternError without patterns."""
     if not patterns:
-        raise PatternError("merge: at least one pattern is needed, got none")
+        raise PatternError("merge-empty", "merge: at least one pattern is needed, got none")
     merged = check_pattern("merge", "every argument", patterns[0])
     for pattern in patterns[1:]:
         merged = merged | check_pattern("merge", "every argument", pattern)
@@ -96,5 +99,7 @@ def split_heads(*patterns: Pattern, heads: int) -> Pattern:
     """
     heads = check_integer("split_heads", "heads", heads, 1, MOST_HEADS)
     if not patterns or heads % len(patterns):
-        raise PatternError(f"split_heads: {heads} heads cannot be split evenly over {len(patterns)} patterns")
+        raise PatternError(
+            "split-heads-unevenly", f"split_heads: {heads} heads cannot be split evenly over {len(patterns)} patterns"
+        )
     return per_head([pattern for pattern in patterns for _ in range(heads // len(patterns))])

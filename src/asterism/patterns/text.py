@@ -87,7 +87,9 @@ def parse_schedule(text: str) -> Schedule:
     if not _calls(tree, "interleave"):
         return Schedule((_read_mixer(tree, text),))
     if tree.keywords:
-        raise PatternError(f"interleave takes patterns only, got the argument {shown(tree.keywords[0].arg)}")
+        raise PatternError(
+            "interleave-argument", f"interleave takes patterns only, got the argument {shown(tree.keywords[0].arg)}"
+        )
     return interleave(*(_read_mixer(argument, text) for argument in tree.args))
 
 
@@ -105,7 +107,8 @@ def as_schedule(given: Mixer | Schedule | str | Sequence[Mixer | str]) -> Schedu
     if isinstance(given, Sequence) and all(isinstance(mixer, Mixer | str) for mixer in given):
         return Schedule(tuple(_parse_mixer(mixer) if isinstance(mixer, str) else mixer for mixer in given))
     raise PatternError(
-        f"a pattern, a schedule, the text of one, or a list with one per layer is needed, got {shown(given)}"
+        "not-a-schedule",
+        f"a pattern, a schedule, the text of one, or a list with one per layer is needed, got {shown(given)}",
     )
 
 
@@ -147,7 +150,8 @@ def mixer_counts(given: Mixer | Schedule | str | Sequence[Mixer | str], layers: 
 def _schedule_of(given: Mixer | Schedule | str | Sequence[Mixer | str], layers: int) -> Schedule:
     if isinstance(given, Sequence) and not isinstance(given, str) and len(given) != layers:
         raise ConfigurationError(
-            f"{len(given)} patterns are listed for {layers} layers; give one per layer, or one schedule for all"
+            "patterns-per-layer",
+            f"{len(given)} patterns are listed for {layers} layers; give one per layer, or one schedule for all",
         )
     return as_schedule(given)
 
@@ -165,7 +169,7 @@ def _read_mixer(tree: ast.expr, text: str) -> Mixer:
 def _read_pattern(tree: ast.expr, text: str) -> Pattern:
     result = _interpret(tree, text)
     if not isinstance(result, Pattern):
-        raise PatternError(f"{quoted(text)} is not a pattern: write {_LIST_MEMBERS}")
+        raise PatternError("not-a-pattern-text", f"{quoted(text)} is not a pattern: write {_LIST_MEMBERS}")
     return result
 
 
@@ -176,7 +180,9 @@ def _calls(tree: ast.expr, name: str) -> TypeGuard[ast.Call]:
 def _read(text: str) -> ast.expr:
     tree = expression(text)
     if tree is None:
-        raise PatternError(f"{quoted(text)} cannot be read as a pattern{fault(text)}: write {_LIST_MEMBERS}")
+        raise PatternError(
+            "unreadable-pattern", f"{quoted(text)} cannot be read as a pattern{fault(text)}: write {_LIST_MEMBERS}"
+        )
     return tree
 
 
@@ -184,7 +190,7 @@ def _interpret(tree: ast.expr, text: str) -> object:
     try:
         return _value(tree, text)
     except RecursionError:
-        raise PatternError(f"{quoted(text)} is nested too deeply") from None
+        raise PatternError("nested-too-deeply", f"{quoted(text)} is nested too deeply") from None
 
 
 def _value(tree: ast.expr, text: str) -> object:
@@ -205,18 +211,24 @@ def _value(tree: ast.expr, text: str) -> object:
             return _call(name, arguments, keywords, text)
         case ast.Name(id=name) if name in VOCABULARY:
             inside = "..." if signature(VOCABULARY[name]).parameters else ""
-            raise PatternError(f"{name} is a pattern's name and needs parentheses: write {name}({inside})")
+            raise PatternError(
+                "missing-parentheses", f"{name} is a pattern's name and needs parentheses: write {name}({inside})"
+            )
         case ast.Name(id=name):
             raise _unknown(name, text)
         case _:
             shown = ast.get_source_segment(text.strip(), tree) or text
-            raise PatternError(f"{quoted(shown)} is not allowed in a pattern: write {_LIST_MEMBERS}")
+            raise PatternError(
+                "not-allowed-in-pattern", f"{quoted(shown)} is not allowed in a pattern: write {_LIST_MEMBERS}"
+            )
 
 
 def _pattern(tree: ast.expr, text: str) -> Pattern:
     value = _value(tree, text)
     if not isinstance(value, Pattern):
-        raise PatternError(f"the operators | & ~ join patterns, got {shown(value)} in {quoted(text)}")
+        raise PatternError(
+            "operator-operand", f"the operators | & ~ join patterns, got {shown(value)} in {quoted(text)}"
+        )
     return value
 
 
@@ -225,17 +237,22 @@ def _call(name: str, arguments: list[ast.expr], keywords: list[ast.keyword], tex
         raise _unknown(name, text)
     if name == "per_head" and len(arguments) > 1:
         listed = ", ".join(map(ast.unparse, arguments))
-        raise PatternError(f"per_head takes one list, with a pattern for each head: write per_head([{listed}])")
+        raise PatternError(
+            "per-head-list", f"per_head takes one list, with a pattern for each head: write per_head([{listed}])"
+        )
     named = ((keyword.arg, _value(keyword.value, text)) for keyword in keywords)
     return call(name, VOCABULARY[name], [_value(argument, text) for argument in arguments], named, PatternError)
 
 
 def _unknown(name: str, text: str) -> PatternError:
     if name == "interleave":
-        return PatternError(f"unknown pattern {name!r}. It is a schedule: it stands alone, around patterns.")
+        return PatternError(
+            "schedule-within-pattern", f"unknown pattern {name!r}. It is a schedule: it stands alone, around patterns."
+        )
     if name == "fourier":
         return PatternError(
+            "fourier-not-alone",
             f"fourier() is a mixer without arguments and no pattern, got {quoted(text)}:"
-            " let it stand alone, or as a part of interleave(...)"
+            " let it stand alone, or as a part of interleave(...)",
         )
-    return PatternError(f"unknown pattern {shown(name)}.{nearest(name[:60], _NAMES)}")
+    return PatternError("unknown-pattern", f"unknown pattern {shown(name)}.{nearest(name[:60], _NAMES)}")

@@ -143,7 +143,7 @@ def _opened(run: RunFolder) -> Run:
         try:
             objective = OBJECTIVES.load(config.objective).restore(config, weights, record["decided"])
         except (AttributeError, KeyError, TypeError) as error:
-            raise CheckpointError(f"{run.run_file} is damaged: decided: {error}") from error
+            raise CheckpointError("damaged-file", f"{run.run_file} is damaged: decided: {error}") from error
         model = objective.new_model(read_shape(weights))
     hidden: Any = model  # whose `to` hides self in transformers' types
     hidden.to(weights_dtype(config.dtype))
@@ -186,12 +186,16 @@ def evaluate(
         reader=reader,
     )
     if limit is not None and limit < 1:
-        raise ConfigurationError(f"limit {limit}: at least one byte or example must be scored")
+        raise ConfigurationError("limit-range", f"limit {limit}: at least one byte or example must be scored")
     config, sizes = _folder(run).read_config(), mesh_sizes(parallel)
     if sizes.get("fsdp", 1) > 1:
-        raise ConfigurationError("parallel: every process of an evaluation has the whole model, so use dp and cp")
+        raise ConfigurationError(
+            "mesh-of-evaluation", "parallel: every process of an evaluation has the whole model, so use dp and cp"
+        )
     if sizes.get("cp", 1) > 1 and not isinstance(config, RunConfig):
-        raise ConfigurationError("parallel: every process reads whole rows of the examples of a task: cp divides none")
+        raise ConfigurationError(
+            "mesh-of-task", "parallel: every process reads whole rows of the examples of a task: cp divides none"
+        )
     with (
         _opened_by_all(run, parallel, dense_exchange) as (opened, processes),
         closing(make_display(progress and processes.leads)) as display,
@@ -233,7 +237,9 @@ def generate(
             values = opened.objective.continued(opened.model, opened.objective.prompt(prompt), settings)
         return bytes(values[0].tolist())
     if any(size > 1 for name, size in mesh_sizes(parallel).items() if name != "cp"):
-        raise ConfigurationError(f"parallel: a prompt is one row, whose tokens cp divides, got {parallel!r}")
+        raise ConfigurationError(
+            "mesh-of-prompt", f"parallel: a prompt is one row, whose tokens cp divides, got {parallel!r}"
+        )
     with _opened_by_all(run, parallel, dense_exchange) as (opened, processes):
         asked = {"prompt": hashlib.sha256(prompt).hexdigest(), "sampling": str(settings), "seed": str(seed)}
         compare(processes, "what is asked:", asked)
@@ -276,11 +282,13 @@ def report(run: Run | str | Path) -> Report:
     folder = _folder(run)
     record, config = folder.read_record(), folder.read_config()
     if record["result"] is None:
-        raise CheckpointError(f"{folder.path} is not finished: go on with it, `--resume`, or score it as it is")
+        raise CheckpointError(
+            "run-not-finished", f"{folder.path} is not finished: go on with it, `--resume`, or score it as it is"
+        )
     try:
         made: Report = OBJECTIVES.load(config.objective).report(record["result"])
     except (AttributeError, KeyError, TypeError, ValueError) as error:
-        raise CheckpointError(f"{folder.run_file} is damaged: result: {error}") from error
+        raise CheckpointError("damaged-file", f"{folder.run_file} is damaged: result: {error}") from error
     return made
 
 
@@ -293,8 +301,9 @@ def _refuse_other_settings(recorded: AnyConfig, asked: AnyConfig, finished: RunF
     more processes, or fewer, and the report may be of more, unless it is there: in the folder `finished`."""
     if recorded.kind != asked.kind:
         raise ConfigurationError(
+            "other-kind-of-run",
             f"resume: this run began with `asterism {recorded.kind}`, not {asked.kind}: go on with"
-            f" `asterism {recorded.kind} --resume`"
+            f" `asterism {recorded.kind} --resume`",
         )
     before, now = config_to_dict(recorded), config_to_dict(asked)
     for name in before:
@@ -307,4 +316,6 @@ def _refuse_other_settings(recorded: AnyConfig, asked: AnyConfig, finished: RunF
             score = f"score more of the data with `asterism evaluate {finished.path}`"
             remedy = f"; it is finished: {score if name == 'report_bytes' else other}"
         old, new = getattr(recorded, name), getattr(asked, name)
-        raise ConfigurationError(f"resume: {name} is {new!r}, but the run began with {old!r}{remedy}")
+        raise ConfigurationError(
+            "setting-changed", f"resume: {name} is {new!r}, but the run began with {old!r}{remedy}"
+        )

@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from refusals import refusing
 
 from asterism.cli.main import main
 from asterism.errors import AsterismError, CheckpointError, ConfigurationError
@@ -234,11 +235,11 @@ def test_refusals_of_what_is_wanted(wanted, message):
 def test_outputs_are_refused_before_any_work(kinds, tmp_path, monkeypatch):
     monkeypatch.setattr("asterism.training.ask.generation._drawn", lambda *_: pytest.fail("drew"))
     (tmp_path / "there.raw").write_bytes(b"1")
-    with pytest.raises(CheckpointError, match="there.raw exists"):
+    with refusing(CheckpointError, "output-exists", "there.raw"):
         generate_file(kinds, tmp_path / "there.raw", Wanted())
-    with pytest.raises(ConfigurationError, match=r"a\.txt: the name of a file of bytes ends in \.raw"):
+    with refusing(ConfigurationError, "output-suffix", "a.txt", "bytes", ".raw"):
         generate_file(kinds, tmp_path / "a.txt", Wanted())
-    with pytest.raises(ConfigurationError, match="makes files: name one, --output FILE.raw"):
+    with refusing(ConfigurationError, "output-missing", ".raw"):
         generate(kinds, b"", 3)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["there.raw"]
 

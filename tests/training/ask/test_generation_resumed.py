@@ -8,6 +8,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from refusals import refusing
 
 from asterism.cli.main import main
 from asterism.errors import CheckpointError
@@ -82,7 +83,7 @@ def test_only_what_is_missing_is_drawn(runs, whole, begun, drawn):
     assert begun.read_bytes() == whole and drawn == [None, AT_ONCE]
     assert (made.values, made.values_before) == (3 * AT_ONCE * SIZE, 2 * AT_ONCE * SIZE)
     assert [path.name for path in begun.parent.iterdir()] == ["made"]
-    with pytest.raises(CheckpointError, match="made exists; choose another name"):
+    with refusing(CheckpointError, "output-exists", "made"):
         generate_file(runs[0], begun, THREE, HOW, resume=True, progress=False)
 
 
@@ -110,10 +111,10 @@ def test_others_do_not_go_on_with_it(runs, begun, drawn, tmp_path):
     ):
         with pytest.raises(CheckpointError, match=f"^resume: .*made was begun with {message}"):
             generate_file(run, begun, wanted, how, resume=True, progress=False)
-    with pytest.raises(CheckpointError, match="made was begun; go on with it by --resume, or choose another name"):
+    with refusing(CheckpointError, "output-begun", "made"):
         generate_file(runs[0], begun, THREE, HOW, progress=False)
     begun.with_name("made.resume").write_bytes(b"{")
-    with pytest.raises(CheckpointError, match="is damaged"):
+    with refusing(CheckpointError, "damaged-file"):
         generate_file(runs[0], begun, THREE, HOW, resume=True, progress=False)
     assert drawn == [None]
 

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 from asked_runs import EXAMPLES, bare, lines_of, stopped
+from refusals import refusing
 from small_encoders import REVIEWS, write_lines
 
 from asterism.cli.main import main
@@ -112,7 +113,7 @@ def test_going_on_with_something_else_is_refused(runs, tmp_path):
     (tmp_path / "out.jsonl.resume").unlink()
     refused(r"resume: .*out\.jsonl is finished, or not ours: out\.jsonl\.resume is not beside it")
     refused(r"output: .*out\.jsonl exists; choose another name", resume=False)
-    with pytest.raises(CheckpointError, match="only an output that is a file"):
+    with refusing(CheckpointError, "resume-needs-output"):
         predict_file(run, data, batch_size=1, resume=True, progress=False)
 
 
@@ -127,7 +128,7 @@ def test_one_of_two_that_write_one_file_is_refused(runs, tmp_path):
             self.flush()
             with pytest.MonkeyPatch.context() as inner:
                 inner.setattr(prediction.PredictionOutput, "write", write)
-                with pytest.raises(CheckpointError, match=r"out\.jsonl is being written by another process"):
+                with refusing(CheckpointError, "output-in-use", "out.jsonl"):
                     predict_file(run, data, output=out, batch_size=1, resume=True, progress=False)
 
     with pytest.MonkeyPatch.context() as patch:
@@ -238,7 +239,7 @@ def test_rows_that_python_gives_are_refused_by_their_number(runs):
         assert next(answers)["predicted_label"] in ("good", "bad")
         with pytest.raises(DataError, match=message):
             next(answers)
-    with pytest.raises(ConfigurationError, match="batch size 0"):
+    with refusing(ConfigurationError, "batch-size", "0"):
         predict(run, [], batch_size=0)
     assert list(predict(run, [])) == []
 

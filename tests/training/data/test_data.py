@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from refusals import refusing
 
 from asterism.errors import DataError
 from asterism.labels import IGNORED
@@ -46,7 +47,7 @@ def test_enwik8_splits_as_published_and_must_be_whole(tmp_path):
     corpus = load_corpus(path)
     assert [len(corpus.split(split)) for split in SPLITS] == [90_000_000, 5_000_000, 5_000_000]
     path.write_bytes(b"a" * 1000)
-    with pytest.raises(DataError, match="enwik8 has 1,000 bytes, enwik8 has 100,000,000; is the download complete"):
+    with refusing(DataError, "incomplete-download", "enwik8", "1,000", "100,000,000"):
         load_corpus(path)
 
 
@@ -133,9 +134,9 @@ def test_records_must_fill_the_file(tmp_path, record_length):
 
 
 def test_records_need_a_file_of_their_own(tmp_path):
-    with pytest.raises(DataError, match="records need a file"):
+    with refusing(DataError, "records-need-file"):
         load_corpus(record_length=12)
-    with pytest.raises(DataError, match="is a folder; records are read from a single file"):
+    with refusing(DataError, "records-single-file"):
         load_corpus(tmp_path, record_length=12)
 
 
@@ -264,7 +265,7 @@ def test_records_are_scored_whole_and_thinning_keeps_windows_spread():
 
 def test_a_pipe_in_a_folder_is_refused_and_not_waited_for(tmp_path):
     os.mkfifo(tmp_path / "pipe")
-    with pytest.raises(DataError, match="pipe is neither a file nor a folder; move it elsewhere"):
+    with refusing(DataError, "not-a-file", "pipe"):
         load_corpus(tmp_path)
 
 

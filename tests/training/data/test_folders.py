@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from refusals import refusing
 
 from asterism.errors import DataError
 from asterism.training.data.corpora.bytes import load_corpus
@@ -92,9 +93,9 @@ def test_refusals(tmp_path, names, message):
 
 def test_what_is_no_file_is_refused(tmp_path):
     os.mkfifo(tmp_path / "pipe")
-    with pytest.raises(DataError, match="pipe is neither a file nor a folder"):
+    with refusing(DataError, "bad-entry", "pipe", "neither a file nor a folder"):
         split_folder(tmp_path, list_folder(tmp_path), digest)
-    with pytest.raises(DataError, match="gone: No such file"):
+    with refusing(DataError, "unreadable-file", "gone", "No such file"):
         regular(tmp_path / "gone")
     with pytest.raises(DataError, match="there is no folder .*nowhere"):
         list_folder(tmp_path / "nowhere")

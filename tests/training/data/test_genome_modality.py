@@ -7,6 +7,7 @@ import zlib
 import numpy as np
 import pytest
 from genome_files import fasta, random_genome, write
+from refusals import refusing
 
 from asterism.cli.main import main
 from asterism.errors import ConfigurationError, DataError
@@ -168,7 +169,7 @@ def test_folders_are_splits(tmp_path):
         "validation": {"b"},
         "test": {"c"},
     }
-    with pytest.raises(DataError, match="has folders that are splits, and regions are named"):
+    with refusing(DataError, "splits-and-regions"):
         parse_modality('genome(test="a")').splits(str(tmp_path))
 
 
@@ -244,7 +245,7 @@ def test_what_is_written_is_read_again(tmp_path):
     rows = path.read_text().splitlines()
     assert rows[0] == ">sample1 125 bases" and [len(row) for row in rows[1:4]] == [60, 60, 5]
     assert rows[4:] == [">sample2 5 bases of which 2 were no letters and became N", "ACNNT"]
-    with pytest.raises(DataError, match="holds 2 sequences; one is continued"):
+    with refusing(DataError, "prompt-sequences", "2"):
         genome.read_prompt(path)
     genome.write([first], path)
     assert np.array_equal(genome.read_prompt(path), first)
@@ -312,5 +313,5 @@ def test_baselines_are_of_the_places_that_are_scored(path):
 
 
 def test_text_of_a_genome_needs_a_path():
-    with pytest.raises(DataError, match="needs a file or folder of sequences"):
+    with refusing(DataError, "genome-needs-file"):
         parse_modality("genome()").splits(None)

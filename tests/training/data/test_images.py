@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from PIL import Image, ImageOps
+from refusals import refusing
 
 from asterism.cli.main import main
 from asterism.errors import ConfigurationError, DataError
@@ -81,7 +82,7 @@ def test_classes_stand_before_pictures(folder):
     assert first == [256] * 6 + [257] * 6
     assert Images(width=5, height=6).splits(str(folder)).pieces("test").labels is None
     assert "classes" not in Images(width=5, height=6).splits(str(folder)).record()
-    with pytest.raises(DataError, match="pictures in 2 folders of classes; the model tells 3 apart"):
+    with refusing(DataError, "classes-differ", "2", "3"):
         Images(width=5, height=6, classes=3).splits(str(folder))
 
 
@@ -384,7 +385,7 @@ def test_settings_that_cannot_work(text, message):
 def test_pillow_is_asked_for_by_the_extra_that_brings_it(monkeypatch, tmp_path):
     monkeypatch.setattr("asterism.presence.find_spec", lambda name: None)
     for ask in (lambda: Images(8, 8).splits(str(tmp_path)), lambda: Images(8, 8).refuse_output(tmp_path / "a.png")):
-        with pytest.raises(ConfigurationError, match=r"needs Pillow, .* 'asterism-attention\[images\]'"):
+        with refusing(ConfigurationError, "package-missing", "Pillow", "images"):
             ask()
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from refusals import refusing
 from safetensors.torch import load_file
 from stopping import at_step
 from tokenizers import Tokenizer, models
@@ -508,7 +509,7 @@ def test_pairs_need_types_and_documents(tiny, tmp_path):
         replace(tiny, next_sentence=True, model=replace(tiny.model, type_vocab_size=0))
     path = tmp_path / "one.txt"
     path.write_text("".join(TEXTS))
-    with pytest.raises(DataError, match="has one document; next_sentence draws second parts from other documents"):
+    with refusing(DataError, "one-document"):
         train(replace(tiny, next_sentence=True, data=str(path)), tmp_path / "run")
 
 
@@ -519,7 +520,7 @@ def test_tokenizers_that_cannot_mask_or_be_read_are_refused(tiny, tmp_path):
         train(replace(tiny, tokenizer=str(tmp_path / "plain")), tmp_path / "run")
     (tmp_path / "broken").mkdir()
     (tmp_path / "broken" / "tokenizer.json").write_text("{")
-    with pytest.raises(DataError, match="broken holds none that can be read") as caught:
+    with refusing(DataError, "unreadable-tokenizer", "broken") as caught:
         train(replace(tiny, tokenizer=str(tmp_path / "broken")), tmp_path / "run")
     assert "\n" not in str(caught.value) and not (tmp_path / "run").exists()
 
@@ -531,9 +532,9 @@ def test_what_masked_models_do_not_do_is_refused(finished, tmp_path):
         match="objective mlm continues nothing; it fills in what is masked: .*fill-mask",
     ):
         generate(folder, b"a", 1)
-    with pytest.raises(ConfigurationError, match="minimum context: this model predicts masked tokens"):
+    with refusing(ConfigurationError, "minimum-context-masked"):
         evaluate(folder, minimum_context=3)
     damaged = Path(shutil.copytree(folder, tmp_path / "damaged"))
     (damaged / "model" / "unigram.safetensors").unlink()
-    with pytest.raises(CheckpointError, match="unigram.safetensors is missing"):
+    with refusing(CheckpointError, "missing-file", "unigram.safetensors"):
         evaluate(damaged)

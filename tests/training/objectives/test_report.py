@@ -4,6 +4,7 @@ import json
 from dataclasses import replace
 
 import pytest
+from refusals import refusing
 
 from asterism.errors import ConfigurationError
 from asterism.training.data.corpora import bytes as corpus_module
@@ -125,5 +126,5 @@ def test_rows_of_tokens_are_reported_within_the_limit(objective, model, counted,
 
 
 def test_a_report_of_nothing_is_refused(few):
-    with pytest.raises(ConfigurationError, match="report_bytes=0 must be at least 1"):
+    with refusing(ConfigurationError, "setting-range", "report_bytes", "0", "must be at least 1"):
         replace(few, report_bytes=0)

@@ -4,6 +4,7 @@ import json
 
 import pytest
 import torch
+from refusals import refusing
 from safetensors.torch import load_file
 from stopping import at_step
 
@@ -81,5 +82,5 @@ def test_prices_that_are_none_are_damage(config, tmp_path, prices):
         train(config, tmp_path / "run")
     folder = RunFolder(tmp_path / "run")
     folder.run_file.write_text(json.dumps(seal(folder.read_record() | {"prices": prices})))
-    with pytest.raises(CheckpointError, match="run.json is damaged: prices"):
+    with refusing(CheckpointError, "damaged-file", "run.json"):
         train(config, tmp_path / "run", resume=True)

@@ -22,6 +22,7 @@ from launched_runs import (
     told,
     workers,
 )
+from refusals import refusing
 from safetensors.torch import load_file
 from transformers import BertConfig, RobertaConfig
 
@@ -146,7 +147,7 @@ def test_processes_share_a_prompt_and_one_writes(alone, shared, name):
 
 
 def test_a_prompt_is_one_row_of_text(alone, monkeypatch, capsys):
-    with pytest.raises(ConfigurationError, match="a prompt is one row, whose tokens cp divides, got 'dp=2'"):
+    with refusing(ConfigurationError, "mesh-of-prompt", "'dp=2'"):
         generate(alone / "run", b"1", 5, parallel="dp=2")
     run = ["generate", str(alone / "run")]
     for words, said in {
@@ -160,14 +161,14 @@ def test_a_prompt_is_one_row_of_text(alone, monkeypatch, capsys):
 
 
 def test_an_evaluation_shares_no_weights_out(alone):
-    with pytest.raises(ConfigurationError, match="every process of an evaluation has the whole model"):
+    with refusing(ConfigurationError, "mesh-of-evaluation"):
         evaluate(alone / "run", parallel="fsdp=2")
 
 
 def test_an_evaluation_of_a_task_shares_no_tokens(tmp_path, monkeypatch):
     config = FineTuneConfig(task="tag", model="x", data="x")
     monkeypatch.setattr(RunFolder, "read_config", lambda folder: config)
-    with pytest.raises(ConfigurationError, match="every process reads whole rows of the examples of a task"):
+    with refusing(ConfigurationError, "mesh-of-task"):
         evaluate(tmp_path, parallel="cp=2")
 
 
@@ -239,7 +240,7 @@ def test_a_mesh_that_does_not_fit_is_refused(text, processes, message):
 
 
 def test_the_configuration_refuses_a_mesh_that_is_none():
-    with pytest.raises(ConfigurationError, match="parallel: 'many' is not one of"):
+    with refusing(ConfigurationError, "mesh-text", "'many'"):
         RunConfig(parallel="many")
 
 
@@ -366,13 +367,13 @@ def test_a_short_target_asks_about_a_long_source():
     shape = AsterismConfig(mixers="window(4, 4)", decoder_mixers="window(left=4)", num_attention_heads=4)
     config, shared = RunConfig(batch_size=2, dtype="float32"), Processes(MeshShape(cp=3))
     assert weighed(config, shape, (960, 24), shared).dense_exchange
-    with pytest.raises(ConfigurationError, match=r"dense\(\)' over 3 ranks"):
+    with refusing(ConfigurationError, "mesh-unsuitable", "dense()' over 3 ranks"):
         weighed(config, shape, (960, 960), shared)
 
 
 def test_dropout_of_pairs_is_refused_before_a_folder_is_begun():
     shape = AsterismConfig(mixers="window(left=8)", attention_dropout=0.1)
-    with pytest.raises(ConfigurationError, match="attention_dropout goes by the numbers of all tokens"):
+    with refusing(ConfigurationError, "sharded-dropout-keys", "attention_dropout"):
         refuse_dropout(shape, Processes(MeshShape(cp=2)))
     refuse_dropout(shape, Processes(MeshShape(cp=2), dense_exchange=True))
     refuse_dropout(shape, Processes(MeshShape(dp=2)))

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from refusals import refusing
 from small_encoders import PLACES, REVIEWS, TAGGED, THINGS, save_tiny_bert, word_tokenizer, write_lines
 from small_tasks import read_questions
 
@@ -348,5 +349,5 @@ def test_a_task_keeps_its_reader_as_a_value(tmp_path):
     task = ANSWERING.of(examples, length=20, reader="windows(length=9, stride=4)")
     assert task.rows.reader == "windows(stride=4, pool=span)"
     assert ANSWERING.from_record(json.loads(json.dumps(task.record()))) == task
-    with pytest.raises(ConfigurationError, match=r"selected\(\) is none for tagging"):
+    with refusing(ConfigurationError, "reader-unsuitable", "selected()", "tagging"):
         TAGGING.task(length=4, labels=("a", "b"), unread="a", reader="selected()")

@@ -47,13 +47,16 @@ def candidates(
 ) -> Iterator[Communication]:
     """All plans that are weighed, those first that ignore the pattern."""
     if queries.devices != keys.devices:
-        raise PatternError(f"queries lie on {queries.devices} ranks and keys on {keys.devices}: they must be the same")
+        raise PatternError(
+            "ranks-differ", f"queries lie on {queries.devices} ranks and keys on {keys.devices}: they must be the same"
+        )
     place = TokenPlace(queries, keys, query_offset, shape)
     found = terms(pattern, place.extent)
     if (listed := listed_at_most(found, keys)) > _MOST_LISTED:
         raise PatternError(
+            "scattered-keys",
             f"{shown(str(pattern))} names keys so scattered that a plan for {keys.devices:,} ranks would list up to"
-            f" {listed:,} intervals, and at most {_MOST_LISTED:,} are listed: use fewer ranks or larger blocks of keys"
+            f" {listed:,} intervals, and at most {_MOST_LISTED:,} are listed: use fewer ranks or larger blocks of keys",
         )
     yield from offered(place, pattern, found)
 

@@ -200,8 +200,9 @@ def needed_keys(pattern: Pattern | str, query_range: tuple[int, int], length: in
     start, stop = query_range
     if not 0 <= start <= stop or (stop > length and not pattern.takes_any_query):
         raise PatternError(
+            "query-range",
             f"needed_keys: a range of queries goes from 0 or more to at most {length:,}, the length, and never"
-            f" backwards, got {tuple(query_range)}"
+            f" backwards, got {tuple(query_range)}",
         )
     blocks = QueryRuns.cut(np.array([start]), np.array([stop]), np.zeros(1, np.int64), 1)
     _, starts, stops = needed(terms(pattern, max(length, stop)), blocks, length).triples()

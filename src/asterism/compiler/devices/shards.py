@@ -21,7 +21,9 @@ class Shards:
     def __post_init__(self) -> None:
         falls = any(past < first for first, past in zip(self.bounds, self.bounds[1:], strict=False))
         if len(self.bounds) < 2 or self.bounds[0] != 0 or falls:
-            raise PatternError(f"shards: bounds must begin at 0 and not fall, got {list(self.bounds)[:8]}")
+            raise PatternError(
+                "shard-bounds", f"shards: bounds must begin at 0 and not fall, got {list(self.bounds)[:8]}"
+            )
 
     @classmethod
     def even(cls, length: int, devices: int) -> Self:

@@ -129,7 +129,8 @@ def choose_for_cache(operands: Operands, implementation: str) -> Kernel:
         return _first_of((fused, SLOTS) if has_terms else (fused, MASKED, REFERENCE), operands)
     if has_terms and implementation in ("dense", "triton"):
         raise KernelError(
-            f'implementation="{implementation}" does not decode with terms of the score: use "auto", "cpu" or "eager"'
+            "decode-with-terms",
+            f'implementation="{implementation}" does not decode with terms of the score: use "auto", "cpu" or "eager"',
         )
     named: dict[str, Kernel] = {"cpu": cpu.DECODING, "triton": triton.DECODING}
     named |= {"eager": SLOTS, "dense": MASKED, "reference": REFERENCE}
@@ -143,8 +144,9 @@ def _for_onnx(operands: Operands, implementation: str) -> Kernel:
     """A kernel that is made of PyTorch's operators alone. Raises KernelError for one that is not."""
     if implementation not in ("auto", "dense", "reference"):
         raise KernelError(
+            "not-in-onnx",
             f'implementation="{implementation}" is an operator of this library, which ONNX does not have: use "auto",'
-            ' "dense" or "reference"'
+            ' "dense" or "reference"',
         )
     known = {"auto": (MASKED, REFERENCE), "dense": (MASKED,), "reference": (REFERENCE,)}
     return _first_of(known[implementation], operands)
@@ -153,19 +155,20 @@ def _for_onnx(operands: Operands, implementation: str) -> Kernel:
 def _require_known(implementation: str) -> None:
     if implementation not in IMPLEMENTATIONS:
         raise KernelError(
+            "unknown-implementation",
             f"unknown implementation {implementation!r}: use one of {', '.join(IMPLEMENTATIONS)}."
-            f"{nearest(str(implementation), IMPLEMENTATIONS)}"
+            f"{nearest(str(implementation), IMPLEMENTATIONS)}",
         )
 
 
 def _first_of(kernels: Sequence[Kernel], operands: Operands) -> Kernel:
     """The first that takes the operands. Raises KernelError with what the last one says if none does."""
-    reason: str | None = None
+    said: list[str] = []
     for kernel in kernels:
-        reason = kernel.refusal(operands)
-        if reason is None:
+        if (reason := kernel.refusal(operands)) is None:
             return kernel
-    raise KernelError(reason)
+        said.append(reason)
+    raise KernelError("refused-by-implementation", said[-1])
 
 
 def _fastest_tiles(operands: Operands) -> TileKernel:
@@ -265,8 +268,9 @@ def _answer(question: Question, prices: PriceList) -> Answer:
         if fits:
             return Answer(dense)
         raise KernelError(
+            "dense-mask-too-large",
             f'implementation="dense" needs a mask of {q.n_queries} x {q.n_keys} pairs for {q.text},'
-            f' more than the limit of {DENSE_MASK_LIMIT}: use "auto"'
+            f' more than the limit of {DENSE_MASK_LIMIT}: use "auto"',
         )
     if not fits:
         return Answer(tiles)

@@ -48,7 +48,9 @@ _log = logging.getLogger("asterism")
 def library() -> ctypes.CDLL:
     """The kernel's library, built if need be. Raises KernelError with the reason if that is impossible."""
     if not HAS_LOCKS:
-        raise KernelError(f"implementation 'cpu' needs Linux or macOS, this is {platform.system()}: use 'eager'")
+        raise KernelError(
+            "unsupported-system", f"implementation 'cpu' needs Linux or macOS, this is {platform.system()}: use 'eager'"
+        )
     reasons: list[str] = []
     for way in _ways():
         try:
@@ -59,7 +61,7 @@ def library() -> ctypes.CDLL:
         if reasons:
             _log.warning("the CPU kernel is %s: %s", _ORIGINS[_origin(found)], "; ".join(reasons))
         return found
-    raise KernelError("; ".join(reasons))
+    raise KernelError("kernel-refused", "; ".join(reasons))
 
 
 def _ways() -> list[Callable[[], ctypes.CDLL]]:
@@ -83,7 +85,9 @@ def _shipped() -> ctypes.CDLL:
         if reasons:
             _log.warning("the CPU kernel uses fewer instructions than this processor has: %s", "; ".join(reasons))
         return loaded
-    raise KernelError(f"none of the libraries that came with asterism can be used: {'; '.join(reasons)}")
+    raise KernelError(
+        "no-usable-library", f"none of the libraries that came with asterism can be used: {'; '.join(reasons)}"
+    )
 
 
 def _native() -> ctypes.CDLL:
@@ -100,7 +104,9 @@ def _native() -> ctypes.CDLL:
             reasons.append(str(error))
     if isinstance(compiler, str):
         unfit = f" Nothing that was built before can be used: {'; '.join(reasons)}." if reasons else ""
-        raise KernelError(f"implementation 'cpu' needs a C++17 compiler with OpenMP; {compiler}, {OTHERWISE}.{unfit}")
+        raise KernelError(
+            "no-compiler", f"implementation 'cpu' needs a C++17 compiler with OpenMP; {compiler}, {OTHERWISE}.{unfit}"
+        )
     for folder in usable:
         try:
             with _alone_in(folder):
@@ -109,8 +115,9 @@ def _native() -> ctypes.CDLL:
         except OSError as error:
             reasons.append(f"{error} ({folder})")
     raise KernelError(
+        "kernel-kept-nowhere",
         f"the CPU kernel can be kept nowhere: {'; '.join(reasons)}."
-        f" Set ASTERISM_CACHE to a folder of your own that can be written and may hold programs, {OTHERWISE}"
+        f" Set ASTERISM_CACHE to a folder of your own that can be written and may hold programs, {OTHERWISE}",
     )
 
 
@@ -322,8 +329,9 @@ def _build(command: list[str], folder: Path) -> Path:
         made = library.read_bytes()
         if _OURS not in made:
             raise KernelError(
+                "kernel-build-failed",
                 f"the CPU kernel cannot be built: what {command[0]} made is not the kernel."
-                f" Set CXX to a C++17 compiler with OpenMP (g++ 11 or newer), {OTHERWISE}"
+                f" Set CXX to a C++17 compiler with OpenMP (g++ 11 or newer), {OTHERWISE}",
             )
         (fresh / "kernel.sha256").write_text(hashlib.sha256(made).hexdigest())
         if not _is_whole(folder):

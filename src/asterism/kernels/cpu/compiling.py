@@ -69,7 +69,8 @@ class _CompilerRun:
         except OSError as error:
             self._stderr.close()
             raise KernelError(
-                f"the CPU kernel cannot be built: {command[0]} does not run ({error}), {OTHERWISE}"
+                "compiler-does-not-run",
+                f"the CPU kernel cannot be built: {command[0]} does not run ({error}), {OTHERWISE}",
             ) from error
 
     def has_ended(self) -> bool:
@@ -78,22 +79,25 @@ class _CompilerRun:
             if time.monotonic() < self._deadline:
                 return False
             raise Killed(
+                "kernel-build-slow",
                 f"the CPU kernel cannot be built: {self._name} did not end within {_LONGEST:g} seconds and was"
-                f" stopped. Set CXX to another compiler, {OTHERWISE}"
+                f" stopped. Set CXX to another compiler, {OTHERWISE}",
             )
         self._stderr.seek(0)
         complaint = self._stderr.read().decode(errors="replace")
         self._stderr.close()
         if self._process.returncode < 0 or _KILLED in complaint:
             raise Killed(
+                "kernel-build-killed",
                 f"the CPU kernel cannot be built: {self._name} was killed while compiling (out of memory?)."
-                f" Run again, {OTHERWISE}"
+                f" Run again, {OTHERWISE}",
             )
         if self._process.returncode:
             line = next((line for line in complaint.splitlines() if "error" in line), complaint.strip()[-200:])
             raise KernelError(
+                "kernel-build-failed",
                 f"the CPU kernel cannot be built: {self._name} says {line!r}."
-                f" Set CXX to a C++17 compiler with OpenMP (g++ 11 or newer), {OTHERWISE}"
+                f" Set CXX to a C++17 compiler with OpenMP (g++ 11 or newer), {OTHERWISE}",
             )
         return True
 

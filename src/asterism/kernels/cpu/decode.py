@@ -58,7 +58,7 @@ def _decode(
         ("products", before, torch.float32), ("a bias", bias, torch.float32), ("sinks", sinks, torch.float32),
     ):  # fmt: skip
         if x is not None and x.dtype != dtype:  # C++ would read beyond the end of a narrower one
-            raise KernelError(f"cpu_decode takes {name} in {dtype}, got {x.dtype}")
+            raise KernelError("decode-dtype", f"cpu_decode takes {name} in {dtype}, got {x.dtype}")
     sinks = None if sinks is None else sinks.contiguous()
     (batch, heads, n_queries, dim), (_, kv_heads, n_slots, value_dim) = q.shape, v.shape
     results = [q.new_empty((batch, heads, n_queries, value_dim))]

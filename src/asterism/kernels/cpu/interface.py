@@ -107,7 +107,9 @@ def pointer(name: str, x: torch.Tensor, dtype: torch.dtype, *shape: int) -> int:
     Raises KernelError if it is not what C++ will take it for.
     """
     if not x.is_contiguous():
-        raise KernelError(f"the CPU kernel needs {name} contiguous, got strides {x.stride()} for {list(x.shape)}")
+        raise KernelError(
+            "not-contiguous", f"the CPU kernel needs {name} contiguous, got strides {x.stride()} for {list(x.shape)}"
+        )
     return _checked(name, x, dtype, shape).data_ptr()
 
 
@@ -119,7 +121,9 @@ def strided_pointer(name: str, x: torch.Tensor, dtype: torch.dtype, *shape: int)
 def address(x: np.ndarray, dtype: type[np.generic]) -> int:
     """Where the numbers of a contiguous array x [n, ...] of that dtype lie; the array must outlive the use."""
     if x.dtype != dtype or not x.flags.c_contiguous or not x.flags.aligned:
-        raise KernelError(f"the CPU kernel needs a plan's array contiguous, of {dtype.__name__}, got {x.dtype}")
+        raise KernelError(
+            "plan-array", f"the CPU kernel needs a plan's array contiguous, of {dtype.__name__}, got {x.dtype}"
+        )
     return int(x.ctypes.data)
 
 
@@ -131,15 +135,18 @@ def call(function: Callable[[Problem], int], problem: Problem) -> None:
 def check(status: int) -> None:
     """Raises KernelError for a call into the library that could not finish."""
     if status:
-        raise KernelError(_FAILURES.get(status, f"the CPU kernel ended with status {status}: a defect of it"))
+        raise KernelError(
+            "kernel-failed", _FAILURES.get(status, f"the CPU kernel ended with status {status}: a defect of it")
+        )
 
 
 def _checked(name: str, x: torch.Tensor, dtype: torch.dtype, shape: tuple[int, ...]) -> torch.Tensor:
     is_strided = x.device.type == "cpu" and x.layout == torch.strided
     if not is_strided or x.dtype != dtype or tuple(x.shape) != shape or x.data_ptr() % x.element_size():
         raise KernelError(
+            "not-cpu-operand",
             f"the CPU kernel needs {name} as {dtype} {list(shape)} in aligned memory of the CPU,"
-            f" got {x.dtype} {list(x.shape)} on {x.device}"
+            f" got {x.dtype} {list(x.shape)} on {x.device}",
         )
     return x
 
@@ -166,6 +173,7 @@ def require_same_layout(library: ctypes.CDLL) -> None:
         pairs = zip_longest(ours, theirs, fillvalue="nothing")
         one, other = next(pair for pair in pairs if pair[0] != pair[1])
         raise KernelError(
+            "structures-disagree",
             f"the CPU kernel and interface.py disagree: {one!r} in Python is {other!r} in C++."
-            " Install asterism anew, or use implementation='eager'"
+            " Install asterism anew, or use implementation='eager'",
         )

@@ -69,7 +69,7 @@ def problem_of(operands: Operands, attended: Rounded) -> Problem:
     """What forward and backward share. Raises KernelError for operands that the kernel cannot take."""
     q, k, v, plan = operands.q, operands.k, operands.v, operands.plan
     if reason := refusal(operands):
-        raise KernelError(reason)
+        raise KernelError("refused-by-implementation", reason)
     key_mask, segments = _plain(operands.key_mask, np.bool_), _plain(operands.segments, np.int64)
     tiles = plan.derived(Program, q.shape[1])
     batch, heads, n_queries, dim = q.shape

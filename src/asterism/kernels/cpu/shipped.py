@@ -66,12 +66,18 @@ def _listed() -> dict[str, Any]:
         listed = json.loads(file.read_text(encoding="utf-8"))
         machine, sources, _ = listed["machine"], listed["sources"], listed["libraries"].keys()
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise KernelError(f"{file} cannot be read ({' '.join(str(error).split())[:200]}): {_ANEW}") from error
+        raise KernelError(
+            "library-unreadable", f"{file} cannot be read ({' '.join(str(error).split())[:200]}): {_ANEW}"
+        ) from error
     if machine != platform.machine() or machine not in INSTRUCTION_SETS:
         raise KernelError(
+            "wheel-for-other-machine",
             f"asterism was installed from a wheel for {machine}, and this machine is {platform.machine()}:"
-            " install the wheel for it, or the sdist"
+            " install the wheel for it, or the sdist",
         )
     if sources != digest(*contents()):
-        raise KernelError(f"the libraries in {FOLDER} were built from other sources than those beside them: {_ANEW}")
+        raise KernelError(
+            "libraries-of-other-sources",
+            f"the libraries in {FOLDER} were built from other sources than those beside them: {_ANEW}",
+        )
     return dict(listed)

@@ -63,8 +63,9 @@ class Buckets:
         exact = len(self.values) // (4 if self.bidirectional else 2)
         if exact < 1 or not (isinstance(self.max_distance, int) and exact < self.max_distance < _MOST):
             raise KernelError(
+                "bucket-range",
                 f"Buckets needs at least {4 if self.bidirectional else 2} buckets, and a max_distance beyond those of"
-                f" one distance each: got {len(self.values)} and {shown(self.max_distance)}"
+                f" one distance each: got {len(self.values)} and {shown(self.max_distance)}",
             )
 
     def table(self, first: int, past: int) -> Tensor:
@@ -100,7 +101,8 @@ class SoftSpan:
         _check_shape("the reach of SoftSpan", self.reach, "[heads]", 1)
         if not (isinstance(self.ramp, int | float) and 1 <= self.ramp < _MOST):
             raise KernelError(
-                f"the ramp of SoftSpan must be at least 1 token and less than 2^62, got {shown(self.ramp)}"
+                "ramp-range",
+                f"the ramp of SoftSpan must be at least 1 token and less than 2^62, got {shown(self.ramp)}",
             )
 
     def weights(self, distances: Tensor) -> Tensor:
@@ -128,8 +130,9 @@ class DistanceTable:
         _check_shape("the values of DistanceTable", self.values, "[heads or 1, distances]", 2)
         if not (isinstance(self.first, int | torch.SymInt) and -_MOST < self.first < _MOST):
             raise KernelError(
+                "first-distance",
                 f"the first distance of DistanceTable must be a whole number between -2^62 and 2^62, got"
-                f" {shown(self.first)}"
+                f" {shown(self.first)}",
             )
 
     def known(self, first: int, past: int) -> tuple[int, int]:
@@ -157,9 +160,13 @@ class Dropout:
 
     def __post_init__(self) -> None:
         if not (isinstance(self.rate, int | float) and 0 <= self.rate < 1):
-            raise KernelError(f"the rate of dropout must be at least 0 and less than 1, got {shown(self.rate)}")
+            raise KernelError(
+                "dropout-rate", f"the rate of dropout must be at least 0 and less than 1, got {shown(self.rate)}"
+            )
         if not (isinstance(self.seed, int | torch.SymInt) and 0 <= self.seed < 2**64):
-            raise KernelError(f"the seed of dropout must be a whole number in [0, 2^64), got {shown(self.seed)}")
+            raise KernelError(
+                "dropout-seed", f"the seed of dropout must be a whole number in [0, 2^64), got {shown(self.seed)}"
+            )
 
     def shifted(self, by: int) -> "Dropout":
         """The same rate and another seed: this one plus `by`."""
@@ -190,18 +197,21 @@ class Terms:
     def __post_init__(self) -> None:
         if self.softcap is not None and not (isinstance(self.softcap, int | float) and 1e-30 <= self.softcap <= 1e30):
             # Beyond, float32 has no such number or none to divide by.
-            raise KernelError(f"softcap must be greater than 0, from 1e-30 to 1e30, got {shown(self.softcap)}")
+            raise KernelError(
+                "softcap-range", f"softcap must be greater than 0, from 1e-30 to 1e30, got {shown(self.softcap)}"
+            )
         if self.bias is not None and (isinstance(self.bias, type) or not callable(getattr(self.bias, "table", None))):
             seen = f"the class {self.bias.__name__}" if isinstance(self.bias, type) else f"a {type(self.bias).__name__}"
             raise KernelError(
+                "not-a-bias",
                 "bias must be Alibi, Buckets, SoftSpan or DistanceTable, or have their method table(first, past);"
-                f" got {seen}"
+                f" got {seen}",
             )
         for name, tensor, dimensions in (("relative", self.relative, 2), ("sinks", self.sinks, 1)):
             if tensor is not None:
                 _check_shape(name, tensor, "[distances, head_dim]" if dimensions == 2 else "[heads]", dimensions)
         if self.dropout is not None and not isinstance(self.dropout, Dropout):
-            raise KernelError(f"dropout must be Dropout(rate, seed), got {shown(self.dropout)}")
+            raise KernelError("not-a-dropout", f"dropout must be Dropout(rate, seed), got {shown(self.dropout)}")
 
 
 def check_by_distance(terms: Terms | None, text: str) -> None:
@@ -209,8 +219,9 @@ def check_by_distance(terms: Terms | None, text: str) -> None:
     by_distance = isinstance(terms, Terms) and (terms.bias is not None or terms.relative is not None)
     if by_distance and not crossing(text).by_ones:
         raise KernelError(
+            "terms-across",
             "a bias and relative positions are tables of the distances between tokens one apart, and across(...) has"
-            " another step than 1, or part(...) leaves out tokens: leave them out of terms"
+            " another step than 1, or part(...) leaves out tokens: leave them out of terms",
         )
 
 
@@ -234,7 +245,7 @@ def expanded(terms: Terms | None, q: Tensor, k: Tensor, query_offset: int) -> Ex
     if terms is None:
         return Expanded()
     if not isinstance(terms, Terms):
-        raise KernelError(f"terms must be Terms(...), got a {type(terms).__name__}")
+        raise KernelError("not-terms", f"terms must be Terms(...), got a {type(terms).__name__}")
     wide = torch.promote_types(q.dtype, torch.float32)
     first, past = query_offset - k.shape[2] + 1, query_offset + q.shape[2]
     first, bias = _bias(terms.bias, first, max(first, past), q)
@@ -264,14 +275,16 @@ def _bias(bias: Bias | None, first: int, past: int, q: Tensor) -> tuple[int, Ten
     name = type(bias).__name__
     if not isinstance(table, Tensor) or table.ndim != 2 or table.shape[1] != past - first:
         seen = list(table.shape) if isinstance(table, Tensor) else f"a {type(table).__name__}"
-        raise KernelError(f"{name}.table({first}, {past}) must give [heads or 1, {past - first}], got {seen}")
+        raise KernelError(
+            "table-shape", f"{name}.table({first}, {past}) must give [heads or 1, {past - first}], got {seen}"
+        )
     check_types(**{f"{name}.table(...)": table})
     if table.dtype.is_complex:
-        raise KernelError(f"{name}.table(...) must give real numbers, got {table.dtype}")
+        raise KernelError("table-dtype", f"{name}.table(...) must give real numbers, got {table.dtype}")
     if table.shape[0] not in (1, q.shape[1]):
-        raise KernelError(f"bias {name} is for {table.shape[0]} heads, and q has {q.shape[1]}")
+        raise KernelError("bias-heads", f"bias {name} is for {table.shape[0]} heads, and q has {q.shape[1]}")
     if table.device != q.device:
-        raise KernelError(f"bias {name} is on {table.device}, and q on {q.device}")
+        raise KernelError("bias-device", f"bias {name} is on {table.device}, and q on {q.device}")
     return first, table
 
 
@@ -279,18 +292,20 @@ def _check_fits(name: str, tensor: Tensor | None, q: Tensor, axis: int, what: st
     if tensor is None:
         return
     if tensor.shape[-1] != q.shape[axis]:
-        raise KernelError(f"{name} {list(tensor.shape)} is for {tensor.shape[-1]} {what}, and {of} is {q.shape[axis]}")
+        raise KernelError(
+            "term-shape", f"{name} {list(tensor.shape)} is for {tensor.shape[-1]} {what}, and {of} is {q.shape[axis]}"
+        )
     if tensor.device != q.device:
-        raise KernelError(f"{name} is on {tensor.device}, and q on {q.device}")
+        raise KernelError("term-device", f"{name} is on {tensor.device}, and q on {q.device}")
 
 
 def _check_shape(name: str, tensor: object, expected: str, dimensions: int) -> None:
     if not isinstance(tensor, Tensor):
-        raise KernelError(f"{name} must be a torch.Tensor {expected}, got a {type(tensor).__name__}")
+        raise KernelError("not-a-tensor", f"{name} must be a torch.Tensor {expected}, got a {type(tensor).__name__}")
     check_types(**{name: tensor})
     if tensor.ndim != dimensions or tensor.dtype not in DTYPES:
         raise KernelError(
-            f"{name} must be floating-point numbers {expected}, got {list(tensor.shape)} of {tensor.dtype}"
+            "term-form", f"{name} must be floating-point numbers {expected}, got {list(tensor.shape)} of {tensor.dtype}"
         )
 
 

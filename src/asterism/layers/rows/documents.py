@@ -35,7 +35,9 @@ def find_documents(
     if position_ids is None and cu_seqlens is None:
         return None
     if position_ids is not None and cu_seqlens is not None:
-        raise ConfigurationError("position_ids and cu_seqlens both say where documents begin: give one of them")
+        raise ConfigurationError(
+            "documents-said-twice", "position_ids and cu_seqlens both say where documents begin: give one of them"
+        )
     batch, tokens = like.shape[:2]
     if cu_seqlens is not None:
         lengths = document_lengths(read_bounds(cu_seqlens, like.device), tokens, "cu_seqlens")
@@ -48,8 +50,9 @@ def find_documents(
         if ((rows == counted) | (counted < 0)).all():
             return None
         raise ConfigurationError(
+            "documents-padded",
             "documents are packed (position_ids or cu_seqlens) and the batch is padded (attention_mask): leave the"
-            " padding out, since packed rows need none"
+            " padding out, since packed rows need none",
         )
     if (rows == ordinary).all():
         return None
@@ -59,8 +62,9 @@ def find_documents(
         row, column = divmod(wrong[0], tokens)
         before = f" after {laid[wrong[0] - 1]}" if column else " first"
         raise ConfigurationError(
+            "position-ids-count",
             f"position_ids must count the tokens of each document, 0, 1, 2, ..., and start again at 0 with the next;"
-            f" got {laid[wrong[0]]}{before} in row {row}, column {column}"
+            f" got {laid[wrong[0]]}{before} in row {row}, column {column}",
         )
     begins = np.flatnonzero(laid == 0)
     sizes = np.diff(begins, append=laid.size).tolist()
@@ -71,7 +75,8 @@ def _positions_by_column(position_ids: Tensor | None, batch: int, tokens: int) -
     assert position_ids is not None
     if position_ids.shape not in ((batch, tokens), (1, tokens)) or position_ids.is_floating_point():
         raise ConfigurationError(
+            "position-ids-form",
             f"position_ids must be whole numbers [{batch} or 1, {tokens}],"
-            f" got {list(position_ids.shape)} of {position_ids.dtype}"
+            f" got {list(position_ids.shape)} of {position_ids.dtype}",
         )
     return np.broadcast_to(position_ids.cpu().numpy(), (batch, tokens))

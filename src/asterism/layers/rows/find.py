@@ -45,8 +45,9 @@ def refuse_shifting(given: str, wanted: str) -> None:
     """Raises ConfigurationError within `sequence_parallel`: what follows a shard is on another rank."""
     if is_sharded():
         raise ConfigurationError(
+            "not-shifted",
             f"{given} must be shifted before a sequence is sharded: give {wanted}, as asterism.parallel.shard makes"
-            " them of whole rows"
+            " them of whole rows",
         )
 
 
@@ -76,7 +77,9 @@ def rows_of(
     """
     check_documents(lengths, documents)
     if lengths is not None and key_mask is not None:
-        raise ConfigurationError("lengths and key_mask both say which tokens are real: give one of them")
+        raise ConfigurationError(
+            "lengths-and-mask", "lengths and key_mask both say which tokens are real: give one of them"
+        )
     tokens = None
     if cache is not None:
         counts = None if positions is None else (positions >= 0).sum(dim=1).expand(len(hidden)).tolist()
@@ -138,7 +141,8 @@ def find_rows(
         return _sharded(context, said, cache)
     if cache is not None and (position_ids is not None or cu_seqlens is not None):
         raise ConfigurationError(
-            "a cache continues one sequence in each row and counts its tokens: leave out position_ids and cu_seqlens"
+            "cache-with-positions",
+            "a cache continues one sequence in each row and counts its tokens: leave out position_ids and cu_seqlens",
         )
     batch, new = tokens.shape[:2]
     seen = 0 if cache is None else cache.get_seq_length()
@@ -163,8 +167,9 @@ def find_rows(
 def _sharded(context: SequenceParallel, said: Said, cache: Any) -> ShardedRows:
     if cache is not None and not isinstance(cache, KeepsShards):
         raise ConfigurationError(
+            "cache-in-shards",
             "a cache cannot be used in a forward pass within sequence_parallel: call the model's `generate`, or set"
-            " use_cache=False"
+            " use_cache=False",
         )
     agreed = meet(context, said)
     shards, real, device = agreed.shards, agreed.real, said.tokens.device

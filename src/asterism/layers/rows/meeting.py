@@ -124,17 +124,19 @@ def check_numbers(
         return
     if shape is not None and numbers.shape != torch.Size(shape):
         raise ConfigurationError(
-            f"{name} must be {list(shape)} as the tokens of this rank are, got {list(numbers.shape)}"
+            "shape-of-tokens", f"{name} must be {list(shape)} as the tokens of this rank are, got {list(numbers.shape)}"
         )
     if below is None:
         return
     if numbers.is_floating_point() or numbers.is_complex():
-        raise ConfigurationError(f"{name} must be whole numbers, got {numbers.dtype}")
+        raise ConfigurationError("not-whole-numbers", f"{name} must be whole numbers, got {numbers.dtype}")
     wrong = (numbers < 0) | (numbers >= below)
     if ignored is not None:
         wrong &= numbers != ignored
     if wrong.any():
-        raise ConfigurationError(f"{name} must be from 0 to {below - 1}, got {int(numbers[wrong][0])}")
+        raise ConfigurationError(
+            "numbers-out-of-range", f"{name} must be from 0 to {below - 1}, got {int(numbers[wrong][0])}"
+        )
 
 
 class Said(NamedTuple):
@@ -215,8 +217,9 @@ def _lengths(held: Integers, shards: Shards) -> tuple[int, ...] | None:
     filled = np.clip(total - np.array(shards.bounds[:-1])[:, None], 0, np.array(shards.sizes)[:, None])
     if (held < 0).any() or (held != filled).any():
         raise ConfigurationError(
+            "padding-before-token",
             "attention_mask has padding before a token, and within sequence_parallel padding comes last in its row: pad"
-            " on the right"
+            " on the right",
         )
     return None if (total == shards.length).all() else tuple(total.tolist())
 

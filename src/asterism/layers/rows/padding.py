@@ -63,8 +63,9 @@ def real_tokens(attention_mask: torch.Tensor, batch: int, seen: int, new: int) -
     """
     if list(attention_mask.shape) != [batch, seen + new]:
         raise ConfigurationError(
+            "mask-shape",
             f"attention_mask has shape {list(attention_mask.shape)}; {new} new tokens after {seen} columns"
-            f" need [{batch}, {seen + new}], 1 for tokens and 0 for padding"
+            f" need [{batch}, {seen + new}], 1 for tokens and 0 for padding",
         )
     refuse_added(attention_mask)
     return attention_mask.bool()
@@ -78,8 +79,9 @@ def refuse_added(attention_mask: torch.Tensor) -> None:
     others = attention_mask[(attention_mask != 0) & (attention_mask != 1)]
     if others.numel():
         raise ConfigurationError(
+            "mask-values",
             f"attention_mask holds {float(others[0]):g}, as if it were to be added to the scores; give 1 for tokens and"
-            " 0 for padding"
+            " 0 for padding",
         )
 
 
@@ -127,8 +129,9 @@ def documents_by_row(documents: Sequence[int], rows: int, tokens: int) -> dict[t
             own.append(next(sizes, tokens + 1))
         if sum(map(abs, own)) != tokens:
             raise ConfigurationError(
+                "documents-across-rows",
                 f"documents of a sharded batch must end where a row of {tokens} tokens ends, got {own[-1]} tokens in"
-                f" row {row} after {sum(map(abs, own[:-1]))}"
+                f" row {row} after {sum(map(abs, own[:-1]))}",
             )
         alike.setdefault(tuple(own), []).append(row)
     return alike

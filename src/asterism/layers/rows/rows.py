@@ -149,7 +149,9 @@ class Rows:
 def check_documents(lengths: Sequence[int] | None, documents: Sequence[int] | None) -> None:
     """Raises ConfigurationError for both."""
     if lengths is not None and documents is not None:
-        raise ConfigurationError("lengths of rows and lengths of documents cannot be used together")
+        raise ConfigurationError(
+            "lengths-and-documents", "lengths of rows and lengths of documents cannot be used together"
+        )
 
 
 def in_documents(pattern: Pattern, sizes: tuple[int, ...]) -> Pattern:

@@ -85,8 +85,9 @@ class ShardedRows(Rows):
         for own, rows in documents_by_row(sizes, batch, self.shards.length).items():
             if terms is not None and terms.dropout is not None and len(rows) < batch:
                 raise ConfigurationError(  # what is dropped goes by a row's number in its call
+                    "sharded-dropout-rows",
                     "dropout inside attention within sequence_parallel needs rows of equal documents and lengths: give"
-                    " the batch one row, or set attention_dropout to 0"
+                    " the batch one row, or set attention_dropout to 0",
                 )
             segments = None if self.segments is None else self.segments[rows]
             q, k, v = (x[rows] for x in heads)

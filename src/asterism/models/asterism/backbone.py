@@ -76,7 +76,7 @@ class AsterismModel(AsterismPreTrainedModel):
         config.check()
         layers = config.num_hidden_layers
         if reason := shortage(least_model_memory({"num_layers": layers}), f"a model of {layers:,} layers"):
-            raise ConfigurationError(reason)
+            raise ConfigurationError("field-refused", reason)
         width = config.embedding_width
         self.embed_tokens = nn.Embedding(config.vocab_size, width)
         self.embed_types = nn.Embedding(config.type_vocab_size, width) if config.type_vocab_size else None
@@ -157,14 +157,16 @@ class AsterismModel(AsterismPreTrainedModel):
     ) -> torch.Tensor:
         """[B, N, embedding_width]: tokens and their types, before positions are known."""
         if (input_ids is None) == (inputs_embeds is None):
-            raise ConfigurationError("give either input_ids or inputs_embeds, not both")
+            raise ConfigurationError("ids-and-embeds", "give either input_ids or inputs_embeds, not both")
         embedded = inputs_embeds
         if embedded is None:
             embedded = self.embed_tokens(input_ids)
             embedded = embedded if self.config.embedding_scale == 1 else embedded * self.config.embedding_scale
         if self.embed_types is None:
             if token_type_ids is not None and token_type_ids.any():
-                raise ConfigurationError("token_type_ids holds types, and this model has none (type_vocab_size 0)")
+                raise ConfigurationError(
+                    "no-token-types", "token_type_ids holds types, and this model has none (type_vocab_size 0)"
+                )
             return embedded
         types = self.embed_types.weight[0] if token_type_ids is None else self.embed_types(token_type_ids)
         return embedded + types
@@ -182,10 +184,12 @@ class AsterismModel(AsterismPreTrainedModel):
         looks = self.reads_padding or self.by_length or cache is not None
         rows = find_rows(embedded, attention_mask, position_ids, cu_seqlens, cache=cache, looks=looks)
         if rows.documents is not None and (reason := self._cannot_pack()):
-            raise ConfigurationError(f"{reason}, so documents cannot be packed into rows: give each document a row")
+            raise ConfigurationError(
+                "documents-not-packable", f"{reason}, so documents cannot be packed into rows: give each document a row"
+            )
         limit = self.config.max_position_embeddings
         if self.config.positions_end and (longest := rows.longest(limit)) > limit:
-            raise ConfigurationError(too_long(longest, self.config))
+            raise ConfigurationError("too-long", too_long(longest, self.config))
         return rows
 
     def _run(
@@ -263,11 +267,14 @@ class AsterismModel(AsterismPreTrainedModel):
             return [None] * len(self.layers)
         if seed is None:
             raise ConfigurationError(
+                "dropout-seed-missing",
                 f"a model with attention_dropout {rate} is trained with forward(dropout_seed=...), another whole number"
-                " for each step: give one, set attention_dropout to 0, or call model.eval() for anything but training"
+                " for each step: give one, set attention_dropout to 0, or call model.eval() for anything but training",
             )
         if not isinstance(seed, int) or not 0 <= seed < _LAYER:
-            raise ConfigurationError(f"dropout_seed must be a whole number in [0, 2^48), got {shown(seed)}")
+            raise ConfigurationError(
+                "dropout-seed", f"dropout_seed must be a whole number in [0, 2^48), got {shown(seed)}"
+            )
         return [Dropout(rate, seed + layer * _LAYER) for layer in range(first, first + len(self.layers))]
 
     def _cannot_pack(self) -> str | None:
@@ -287,7 +294,10 @@ class AsterismModel(AsterismPreTrainedModel):
         if self.reads_padding or self.global_tokens is not None:
             self.config.require_causal()
         if self.training and any(block.gradient_checkpointing for block in self.layers):
-            raise ConfigurationError("gradient checkpointing runs every block twice and cannot be used with a cache")
+            raise ConfigurationError(
+                "checkpointing-with-cache",
+                "gradient checkpointing runs every block twice and cannot be used with a cache",
+            )
         if past_key_values is None:
             return PatternCache(self.config)
         if is_plain(past_key_values) and past_key_values.get_seq_length() == 0:
@@ -300,8 +310,9 @@ class AsterismModel(AsterismPreTrainedModel):
         own_layers = [layer for layer in past_key_values.layers if isinstance(layer, PatternCacheLayer)]
         if len(own_layers) != len(self.layers):
             raise ConfigurationError(
+                "foreign-cache",
                 f"past_key_values is a {type(past_key_values).__name__} that does not know which keys the patterns of"
-                " this model still need; pass a PatternCache(model.config), or nothing"
+                " this model still need; pass a PatternCache(model.config), or nothing",
             )
         return past_key_values
 

@@ -43,8 +43,9 @@ class AsterismPreTrainedModel(PreTrainedModel):
         for name, value in arguments.items():
             if name not in self.loss_arguments and value is not None and value is not False:
                 raise ConfigurationError(
+                    "unknown-argument",
                     f"{type(self).__name__}.forward has no argument {name!r}; positions count the tokens of"
-                    " attention_mask, and attention weights are never kept"
+                    " attention_mask, and attention weights are never kept",
                 )
 
     def _complete(self, inputs: dict[str, Any], others: dict[str, Any]) -> None:

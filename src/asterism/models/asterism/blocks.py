@@ -116,8 +116,9 @@ def make_positions(config: AsterismConfig) -> FactorisedPositions | SinusoidalPo
     positions = FactorisedPositions(config.position_shape, config.embedding_width)
     if positions.capacity < config.max_position_embeddings:
         raise ConfigurationError(
+            "positions-too-few",
             f"position_shape {config.position_shape} holds {positions.capacity} positions,"
-            f" fewer than max_position_embeddings {config.max_position_embeddings}"
+            f" fewer than max_position_embeddings {config.max_position_embeddings}",
         )
     return positions
 

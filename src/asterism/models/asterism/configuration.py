@@ -65,7 +65,9 @@ class AsterismConfig(_FromTable):
         names = {field.name for field in fields(self)}
         for name in kwargs:
             if meant := difflib.get_close_matches(name, names, n=1, cutoff=0.85):
-                raise ConfigurationError(f"AsterismConfig has no field {name!r}. Did you mean {meant[0]!r}?")
+                raise ConfigurationError(
+                    "unknown-field", f"AsterismConfig has no field {name!r}. Did you mean {meant[0]!r}?"
+                )
         check_values(vars(self))
         for name, value in {
             "vocab_size": 256,
@@ -132,7 +134,7 @@ class AsterismConfig(_FromTable):
     def pattern_of(self, mixer: Mixer) -> Pattern:
         """The pattern that layers with this mixer read by. Raises what `layer_patterns` raises."""
         if isinstance(mixer, Fourier):
-            raise ConfigurationError(NOT_CAUSAL)
+            raise ConfigurationError("reads-future", NOT_CAUSAL)
         return mixer if self.relative_span is None else within_span(mixer, self.relative_span)
 
     def encoder_config(self) -> Self:
@@ -150,7 +152,8 @@ class AsterismConfig(_FromTable):
         """
         if self.decoder_mixers is None:
             raise ConfigurationError(
-                'this configuration has no decoder: give it one with decoder_mixers, such as decoder_mixers="causal()"'
+                "no-decoder",
+                'this configuration has no decoder: give it one with decoder_mixers, such as decoder_mixers="causal()"',
             )
         decoder = copy.deepcopy(self)
         decoder.decoder_mixers, decoder.is_encoder_decoder = None, False
@@ -164,8 +167,9 @@ class AsterismConfig(_FromTable):
         """Raises ConfigurationError where a model of one stack is to be built of an encoder-decoder."""
         if self.decoder_mixers is not None:
             raise ConfigurationError(
+                "has-decoder",
                 f"{model} has one stack, and this configuration has a decoder (decoder_mixers={self.decoder_mixers!r}):"
-                " build AsterismForConditionalGeneration, or give encoder_config() or decoder_config() of it"
+                " build AsterismForConditionalGeneration, or give encoder_config() or decoder_config() of it",
             )
 
     def get_text_config(self, decoder: bool | None = None, encoder: bool | None = None) -> Self:
@@ -183,7 +187,8 @@ class AsterismConfig(_FromTable):
         for mixer in mixer_counts(self.cross_mixers, self.num_decoder_layers or self.num_hidden_layers):
             if isinstance(mixer, Fourier):
                 raise ConfigurationError(
-                    "cross_mixers must be patterns, and fourier() is none: it mixes the tokens of one sequence"
+                    "cross-needs-patterns",
+                    "cross_mixers must be patterns, and fourier() is none: it mixes the tokens of one sequence",
                 )
 
     def require_causal(self) -> None:
@@ -193,8 +198,9 @@ class AsterismConfig(_FromTable):
         for name in ("global_tokens", "global_projections"):
             if getattr(self, name):
                 raise ConfigurationError(
+                    "field-reads-future",
                     f"{name}={getattr(self, name)} cannot be used by a causal model or with a cache:"
-                    " such tokens read the future"
+                    " such tokens read the future",
                 )
 
     @property
@@ -212,21 +218,24 @@ class AsterismConfig(_FromTable):
         check_values(vars(self))
         if (self.position_shape is not None) != (self.position_type == "factorised"):
             raise ConfigurationError(
+                "position-shape-unused",
                 f"position_shape belongs to position_type 'factorised', which needs it;"
-                f" got position_type {self.position_type!r} and position_shape {self.position_shape}"
+                f" got position_type {self.position_type!r} and position_shape {self.position_shape}",
             )
         if (self.relative_span is not None) != (self.position_type == "relative" or self.adaptive_span):
             raise ConfigurationError(
+                "relative-span-unused",
                 f"relative_span belongs to position_type 'relative' and to adaptive_span, which need it;"
                 f" got position_type {self.position_type!r}, adaptive_span {self.adaptive_span}"
-                f" and relative_span {self.relative_span}"
+                f" and relative_span {self.relative_span}",
             )
         if self.position_type == "buckets" and (
             self.relative_buckets % 4 or self.relative_max_distance <= self.relative_buckets // 2
         ):
             raise ConfigurationError(
+                "relative-buckets",
                 "relative_buckets must be a multiple of 4, and relative_max_distance more than half of it;"
-                f" got {self.relative_buckets} and {self.relative_max_distance}"
+                f" got {self.relative_buckets} and {self.relative_max_distance}",
             )
         if self.decoder_mixers is None:
             self._check_block()
@@ -241,20 +250,25 @@ class AsterismConfig(_FromTable):
             decoder.check()
             decoder.require_causal()
         except (ConfigurationError, PatternError) as error:
-            raise type(error)(f"decoder_mixers {self.decoder_mixers!r}: {error}") from error
+            raise type(error)(error.code, f"decoder_mixers {self.decoder_mixers!r}: {error}") from error
         self._check_cross()
         if not self.tie_encoder_decoder:
             return
         if not all(mixer.has_pairs for mixer in self.mixer_counts()):
-            raise ConfigurationError("tie_encoder_decoder needs weights in every mixer, and fourier() has none")
+            raise ConfigurationError(
+                "tied-fourier", "tie_encoder_decoder needs weights in every mixer, and fourier() has none"
+            )
         for name in ("num_hidden_layers", "max_position_embeddings"):
             if getattr(self, name) != getattr(decoder, name):
                 raise ConfigurationError(
+                    "tied-stacks-differ",
                     f"tie_encoder_decoder needs stacks of one shape: {name} is {getattr(self, name)} in the encoder"
-                    f" and {getattr(decoder, name)} in the decoder"
+                    f" and {getattr(decoder, name)} in the decoder",
                 )
         if not self.share_embeddings:
-            raise ConfigurationError("tie_encoder_decoder ties the embeddings, too: leave share_embeddings at True")
+            raise ConfigurationError(
+                "tied-embeddings", "tie_encoder_decoder ties the embeddings, too: leave share_embeddings at True"
+            )
 
     def _check_block(self) -> None:
         """Raises ConfigurationError for options of attention and of blocks that do not go together."""
@@ -296,7 +310,7 @@ class AsterismConfig(_FromTable):
                 }
         for reason, holds in refused.items():
             if holds:
-                raise ConfigurationError(f"block {self.block!r} has {reason}")
+                raise ConfigurationError("block-field", f"block {self.block!r} has {reason}")
 
 
 def _texts(mixers: Any) -> str | list[str]:

@@ -70,12 +70,15 @@ class AsterismDecoder(AsterismModel):
         """What the blocks read of the source. Its real tokens are brought to the front, where patterns count."""
         if kept is not None and is_sharded():
             raise ConfigurationError(
-                "the keys of a source cannot be kept in a cache within sequence_parallel: set use_cache=False"
+                "source-cache-in-shards",
+                "the keys of a source cannot be kept in a cache within sequence_parallel: set use_cache=False",
             )
         if kept is not None and kept[0].is_filled:
             return Source(None, kept_rows(kept[0].get_seq_length(), mask), kept, dropouts)
         if states is None:
-            raise ConfigurationError("a decoder needs the states of a source, or a cache that holds its keys")
+            raise ConfigurationError(
+                "source-missing", "a decoder needs the states of a source, or a cache that holds its keys"
+            )
         rows = find_rows(states, mask)
         return Source(rows.pack(states), rows.inside(0, told=True, by_length=False), kept, dropouts)
 
@@ -116,7 +119,8 @@ class AsterismEncoderDecoder(AsterismPreTrainedModel):
         """Raises ConfigurationError where each stack has its own."""
         if self.shared is None:
             raise ConfigurationError(
-                "encoder and decoder have embeddings of their own (share_embeddings=False): set each by itself"
+                "embeddings-not-shared",
+                "encoder and decoder have embeddings of their own (share_embeddings=False): set each by itself",
             )
         self.encoder.embed_tokens = self.decoder.embed_tokens = cast(nn.Embedding, value)
 
@@ -205,7 +209,8 @@ class AsterismEncoderDecoder(AsterismPreTrainedModel):
             return EncoderDecoderPatternCache(self.config) if use_cache else None
         if not isinstance(past, EncoderDecoderCache):
             raise ConfigurationError(
+                "foreign-cache",
                 f"past_key_values is a {type(past).__name__}, which has no place for the keys of a source; pass an"
-                " EncoderDecoderPatternCache(model.config), or nothing"
+                " EncoderDecoderPatternCache(model.config), or nothing",
             )
         return past

@@ -393,6 +393,7 @@ def published(name: str) -> AsterismConfig:
     """
     if name not in PUBLISHED:
         raise ConfigurationError(
-            f"unknown published model {name!r}.{nearest(name, PUBLISHED)} Known: {', '.join(PUBLISHED)}"
+            "unknown-published-model",
+            f"unknown published model {name!r}.{nearest(name, PUBLISHED)} Known: {', '.join(PUBLISHED)}",
         )
     return PUBLISHED[name]()

@@ -35,8 +35,9 @@ class NoTensorsError(ConfigurationError, AttributeError):
 
     def __init__(self, name: str) -> None:
         super().__init__(
+            "cache-without-tensors",
             f"layers[i].{name}: a cache that forgets by a pattern holds no tensor of all {name}; get_seq_length() says"
-            " how many tokens it has seen, and a model without a pattern keeps all in a DynamicCache"
+            " how many tokens it has seen, and a model without a pattern keeps all in a DynamicCache",
         )
 
 
@@ -62,7 +63,7 @@ class PatternCacheLayer(CacheLayerMixin):
         require_causal(pattern)
         for name, number in (("restorable", restorable), ("max_tokens", max_tokens)):
             if number is not None and (not isinstance(number, int) or number < (name == "max_tokens")):
-                raise ConfigurationError(f"{name} must be a number of tokens, got {number!r}")
+                raise ConfigurationError("cache-max-tokens", f"{name} must be a number of tokens, got {number!r}")
         self.pattern, self.restorable, self.max_tokens = pattern, restorable, max_tokens
         self.seen = Seen()
         self.groups: list[Slots] = []
@@ -157,16 +158,19 @@ class PatternCacheLayer(CacheLayerMixin):
     def _prepare(self, keys: torch.Tensor, values: torch.Tensor, tokens: NewTokens) -> None:
         """Check the new tokens, and make room for them."""
         if not keys.shape[2]:
-            raise ConfigurationError("a cache is extended by at least one token, got none")
+            raise ConfigurationError("cache-extended-by-none", "a cache is extended by at least one token, got none")
         shapes = keys.shape[:2] + keys.shape[3:] + values.shape[3:]
         if not self.is_initialized or (not self.seen.columns and (shapes, keys.device) != (self._shapes, self.device)):
             self.lazy_initialization(keys, values)
         if shapes != self._shapes:
             raise ConfigurationError(
-                f"the cache holds [rows, key heads, key width, value width] {list(self._shapes)}, got {list(shapes)}"
+                "cache-shapes",
+                f"the cache holds [rows, key heads, key width, value width] {list(self._shapes)}, got {list(shapes)}",
             )
         if tokens.before is not self.seen and tokens.before != self.seen:
-            raise ConfigurationError(f"the cache has seen {self.seen}, and the new tokens come after {tokens.before}")
+            raise ConfigurationError(
+                "cache-order", f"the cache has seen {self.seen}, and the new tokens come after {tokens.before}"
+            )
         lengths = tokens.after.lengths
         longest = lengths if isinstance(lengths, int) else max(lengths)
         for slots in self.groups:
@@ -180,8 +184,9 @@ class PatternCacheLayer(CacheLayerMixin):
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Refused with ConfigurationError: keys without their positions cannot be told apart; `extend` takes both."""
         raise ConfigurationError(
+            "cache-update",
             "a PatternCache keeps keys together with their positions;"
-            " call `layer.extend(keys, values, layer.new_tokens(count))` of `cache.layers[i]`"
+            " call `layer.extend(keys, values, layer.new_tokens(count))` of `cache.layers[i]`",
         )
 
     @property
@@ -236,19 +241,22 @@ class PatternCacheLayer(CacheLayerMixin):
         count, (lengths, columns, padded, excess) = -int(tokens_to_remove), self.seen
         if not 0 <= count <= columns:
             raise ConfigurationError(
-                f"crop({tokens_to_remove}) of {columns} tokens: give minus the number of tokens to take back"
+                "crop-count",
+                f"crop({tokens_to_remove}) of {columns} tokens: give minus the number of tokens to take back",
             )
         if count and columns - count < padded:
             raise ConfigurationError(
-                f"crop({tokens_to_remove}) would take back padding: only the {columns - padded} tokens after it can be"
+                "crop-padding",
+                f"crop({tokens_to_remove}) would take back padding: only the {columns - padded} tokens after it can be",
             )
         rows = (lengths,) if isinstance(lengths, int) else lengths
         if excess + count > self.restorable and not all(
             slots.plan.is_restorable(length - count, length + excess) for slots in self.groups for length in set(rows)
         ):
             raise ConfigurationError(
+                "crop-forgotten",
                 f"crop({tokens_to_remove}) would bring back keys that the pattern {self.pattern} has forgotten:"
-                f" it remembers {self.restorable - excess} tokens (PatternCache(..., restorable=n) for n)"
+                f" it remembers {self.restorable - excess} tokens (PatternCache(..., restorable=n) for n)",
             )
         less = lengths - count if isinstance(lengths, int) else tuple(length - count for length in lengths)
         return Seen(less, columns - count, padded, excess + count)

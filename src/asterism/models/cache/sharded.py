@@ -66,7 +66,9 @@ class ShardedCacheLayer:
             self._make_room(tokens.after)
             return []
         if tokens.width != 1:
-            raise ConfigurationError(f"a sharded cache is extended by one token at a time, got {tokens.width}")
+            raise ConfigurationError(
+                "sharded-cache-step", f"a sharded cache is extended by one token at a time, got {tokens.width}"
+            )
         if self.context.has_turn(self.generated):
             if not (free := np.flatnonzero((self.positions < 0).all(axis=0))).size:
                 free = self._make_room(tokens.before)

@@ -122,7 +122,7 @@ def _table_with(plan: SlotPlan, position: int, width: int) -> Table:
     """The table that holds the position. Raises ConfigurationError where its key finds no slot."""
     table = plan.table(position, width)
     if position >= table.first + len(table.slots):
-        raise ConfigurationError(exhausted(width, position))
+        raise ConfigurationError("cache-exhausted", exhausted(width, position))
     return table
 
 

@@ -53,7 +53,7 @@ class Slots:
             return
         if self.plan.used(length) > self.width:
             if not may_grow:
-                raise ConfigurationError(exhausted(self.width, length))
+                raise ConfigurationError("cache-exhausted", exhausted(self.width, length))
             width = self.plan.width(length)
             self.keys, self.values = _widened(self.keys, width), _widened(self.values, width)
         self.holds = self.plan.fits(length, self.width)
@@ -162,6 +162,7 @@ class _Remembered(torch.autograd.Function):
     @staticmethod
     def backward(context: Any, *gradients: torch.Tensor | None) -> Any:
         raise ConfigurationError(
+            "cache-not-differentiable",
             "a PatternCache keeps keys and values, not how they were computed, so nothing after the first tokens can be"
-            " differentiated; call the model without a cache (use_cache=False)"
+            " differentiated; call the model without a cache (use_cache=False)",
         )

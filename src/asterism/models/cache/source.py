@@ -41,7 +41,9 @@ class SourceLayer(CacheLayerMixin):
         self, key_states: torch.Tensor, value_states: torch.Tensor, *args: object, **kwargs: object
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Refused with ConfigurationError: a source does not grow."""
-        raise ConfigurationError("the keys of a source are given once, with `fill`, and do not grow")
+        raise ConfigurationError(
+            "source-cache-grows", "the keys of a source are given once, with `fill`, and do not grow"
+        )
 
     def get_seq_length(self) -> int:
         """How many tokens the source has, padding included; 0 before it is given."""
@@ -122,8 +124,9 @@ def own_caches(past: EncoderDecoderCache, config: AsterismConfig) -> tuple[Cache
         cross.layers = SourceCache(config.decoder_config().num_hidden_layers).layers
     if not (cross.layers and all(isinstance(layer, SourceLayer) for layer in cross.layers)):
         raise ConfigurationError(
+            "source-not-filled",
             f"past_key_values holds a {type(cross).__name__} for the source, which this model did not fill; pass an"
-            " EncoderDecoderPatternCache(model.config), or nothing"
+            " EncoderDecoderPatternCache(model.config), or nothing",
         )
     own: Cache = past.self_attention_cache
     return own, cross

@@ -120,6 +120,7 @@ def _follow(model: PreTrainedModel, config: Any) -> None:
         native_window,
     ):
         raise ConfigurationError(
+            "adapter-of-other-pattern",
             f"the adapter was trained with the pattern {pattern}, and the model follows"
-            f" {model.config.asterism_pattern}; put it on a model without a pattern, or with that of the adapter"
+            f" {model.config.asterism_pattern}; put it on a model without a pattern, or with that of the adapter",
         )

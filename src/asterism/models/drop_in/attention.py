@@ -73,10 +73,15 @@ def pattern_attention(
     """
     tokens = require_tokens(attention_mask, module)
     if is_causal is not None and is_causal != tokens.causal:
-        raise ConfigurationError(f"attention got is_causal={is_causal}, but the model's mask says {tokens.causal}")
+        raise ConfigurationError(
+            "mask-contradicts-causal", f"attention got is_causal={is_causal}, but the model's mask says {tokens.causal}"
+        )
     intersects = sliding_window is not None and read_native_window(module.config) == "intersect"
     if intersects and tokens.window is None:
-        raise ConfigurationError(f"attention got sliding_window={sliding_window}, but the model's mask has no window")
+        raise ConfigurationError(
+            "mask-contradicts-window",
+            f"attention got sliding_window={sliding_window}, but the model's mask has no window",
+        )
     documents = _documents(query, tokens, others)
     rule = layer_rule(module, tokens) if pattern_rule is None else pattern_rule
     asked = LayerCall(rule, tokens, scaling, read_terms(others, dropout))
@@ -84,8 +89,9 @@ def pattern_attention(
         return _attend_shard(query, key, value, asked, documents).transpose(1, 2).contiguous(), None
     if is_sharded():
         raise ConfigurationError(
+            "no-mask-in-shards",
             f"{type(module).__name__} is given no mask by its model, so within sequence_parallel it knows nothing of"
-            " other ranks"
+            " other ranks",
         )
     if documents is not None:
         _check_documents(key, tokens, query.shape[2], pattern_cache)
@@ -147,8 +153,9 @@ def _attend_shard(
     """The tokens of one shard, whose padding comes last in its row."""
     if asked.terms is not None and asked.terms.bias is not None:
         raise ConfigurationError(
+            "bias-in-shards",
             "the model makes a bias of positions for the tokens of one rank, which within sequence_parallel does not"
-            " know where they stand"
+            " know where they stand",
         )
     call, causal = asked.tokens.call, asked.tokens.causal
     assert call is not None
@@ -238,9 +245,10 @@ def _documents(query: torch.Tensor, tokens: LayerTokens, given: dict[str, Any]) 
 def _check_documents(key: torch.Tensor, tokens: LayerTokens, new: int, cache: PatternCacheLayer | None) -> None:
     if cache is not None or tokens.seen or tokens.real is not None:
         raise ConfigurationError(
+            "packed-with-cache",
             "documents packed into a row (position_ids that start again, cu_seq_lens_q) come without a cache and"
             " without padding: set use_cache=False, in the call or in the model's configuration, and leave out"
-            " attention_mask"
+            " attention_mask",
         )
     _check_keys(key, tokens, new)
 
@@ -252,14 +260,16 @@ def _check_seen(by_layer: int, by_model: int) -> None:
     unequal = (not by_model if by_layer else by_model) if compiling else by_layer != by_model
     if unequal:
         raise ConfigurationError(
+            "cache-of-other-layer",
             f"the cache has seen {by_model} tokens, but the part of it for this layer {by_layer}: it belongs to a model"
-            " of fewer layers; pass a PatternCache(), or nothing"
+            " of fewer layers; pass a PatternCache(), or nothing",
         )
 
 
 def _check_keys(key: torch.Tensor, tokens: LayerTokens, new: int) -> None:
     if key.shape[2] != tokens.seen + new:
         raise ConfigurationError(
+            "foreign-keys",
             f"attention got {key.shape[2]} keys for {tokens.seen} tokens seen and {new} new ones: a pattern needs the"
-            " keys of the queries' own sequence, no more and no less"
+            " keys of the queries' own sequence, no more and no less",
         )

@@ -75,8 +75,9 @@ def _check_cache(module: nn.Module, arguments: tuple[Any, ...], named: dict[str,
     layer = named.get("pattern_cache")
     if layer is not None and layer.get_seq_length() == named["attention_mask"].seen:
         raise ConfigurationError(
+            "arguments-kept",
             f"{type(module).__name__} keeps its arguments from the attention function, so no cache can follow the"
-            " pattern; call the model with use_cache=False"
+            " pattern; call the model with use_cache=False",
         )
 
 
@@ -88,8 +89,9 @@ def _forgetting_layer(cache: Cache, number: int, text: str) -> PatternCacheLayer
         layer = _make_layer(cache, number, text)
     if layer.pattern.text != text:
         raise ConfigurationError(
+            "cache-of-other-pattern",
             f"past_key_values forgets by the pattern {layer.pattern}, but layer {number} reads by {text};"
-            " pass a PatternCache(), or nothing"
+            " pass a PatternCache(), or nothing",
         )
     return layer
 
@@ -99,8 +101,9 @@ def _make_layer(cache: Cache, number: int, text: str) -> PatternCacheLayer:
     if type(cache) not in (DynamicCache, PatternCache) or cache.offloading:
         kind = f"{'offloaded ' if cache.offloading else ''}{type(cache).__name__}"
         raise ConfigurationError(
+            "foreign-cache",
             f"past_key_values ({kind}) cannot forget by a pattern; pass a PatternCache(), with max_tokens for one of"
-            " fixed size, or leave it out"
+            " fixed size, or leave it out",
         )
     if isinstance(cache, PatternCache) and len(cache.layers) == number:
         cache.add_layer(parse(text))
@@ -111,8 +114,9 @@ def _make_layer(cache: Cache, number: int, text: str) -> PatternCacheLayer:
         return layer
     if cache.get_seq_length(number) > 0:
         raise ConfigurationError(
+            "cache-filled-before",
             "past_key_values was filled without the pattern, and the positions of its keys are unknown;"
-            " pass a PatternCache(), or nothing"
+            " pass a PatternCache(), or nothing",
         )
     layer = cache.layers[number] = new_layer(cache, parse(text))
     return layer

@@ -27,7 +27,9 @@ def from_boundaries(given: dict[str, Any], tokens: int, device: torch.device) ->
         return None
     bounds = read_bounds(starts, device, BOUNDARIES[0])
     if others is not None and read_bounds(others, device, BOUNDARIES[1]) != bounds:
-        raise ConfigurationError("cu_seq_lens_q and cu_seq_lens_k differ: documents have as many queries as keys")
+        raise ConfigurationError(
+            "cu-seq-lens-differ", "cu_seq_lens_q and cu_seq_lens_k differ: documents have as many queries as keys"
+        )
     return document_lengths(bounds, tokens, BOUNDARIES[0])
 
 
@@ -56,8 +58,9 @@ def from_mask(reads: Callable[..., torch.Tensor], rows: int, tokens: int, device
         return None
     if bool(ahead.any()):
         raise ConfigurationError(
+            "mask-reads-future",
             "the model's mask lets some tokens read the future, as for the tokens of an image, and a pattern cannot be"
-            " laid over it; give text alone"
+            " laid over it; give text alone",
         )
     return _lengths(follows)
 

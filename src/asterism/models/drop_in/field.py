@@ -98,7 +98,9 @@ def read_native_window(config: PreTrainedConfig) -> NativeWindow:
     """
     said = vars(config).get(WINDOW_FIELD, "replace")
     if said not in get_args(NativeWindow):
-        raise ConfigurationError(f'native_window must be "replace" or "intersect", got {shown(said)}')
+        raise ConfigurationError(
+            "native-window-choice", f'native_window must be "replace" or "intersect", got {shown(said)}'
+        )
     return said
 
 
@@ -112,9 +114,10 @@ def require_native_window(config: PreTrainedConfig, window: int) -> None:
     """Raises ConfigurationError for a window of the model's own where nobody said what becomes of it."""
     if WINDOW_FIELD not in vars(config):
         raise ConfigurationError(
+            "native-window-unsaid",
             f"the model has a window of {window} tokens of its own; say what becomes of it, use_pattern(model, pattern,"
             ' native_window="intersect") to read what both the pattern and the window allow, or native_window="replace"'
-            " to read by the pattern alone"
+            " to read by the pattern alone",
         )
 
 
@@ -134,12 +137,14 @@ def read_patterns(texts: str | Sequence[str] | None, layers: int) -> tuple[Patte
     """
     if texts is None:
         raise ConfigurationError(
-            "the model's configuration names no pattern (asterism_pattern); give one, use_pattern(model, pattern)"
+            "no-pattern-in-configuration",
+            "the model's configuration names no pattern (asterism_pattern); give one, use_pattern(model, pattern)",
         )
     patterns = Schedule(layer_mixers(texts, layers)).patterns
     if (period := as_schedule(texts).period) > layers:
         raise ConfigurationError(
+            "schedule-too-long",
             f"the schedule has {period} patterns and the model {layers} layers of attention, so some would never be"
-            f" used; give at most {layers}"
+            f" used; give at most {layers}",
         )
     return patterns

@@ -32,7 +32,8 @@ def place_of(module: nn.Module) -> Place:
     place = getattr(module, _NAME, None)
     if place is None:
         raise ConfigurationError(
-            f"this {type(module).__name__} was given no pattern; call use_pattern(model, pattern) on its model"
+            "no-pattern-given",
+            f"this {type(module).__name__} was given no pattern; call use_pattern(model, pattern) on its model",
         )
     return place
 
@@ -52,8 +53,9 @@ def find_attention(model: PreTrainedModel) -> list[Any]:
     stacks = sorted({re.sub(r"\.\d+(?=\.|$)", ".*", name) for name in named})
     if len(stacks) > 1:
         raise ConfigurationError(
+            "several-kinds-of-attention",
             f"{_a(model)} has attention of several kinds ({', '.join(stacks)}), and a pattern is for one stack of"
-            " layers of self-attention; give it to a part of the model that has one"
+            " layers of self-attention; give it to a part of the model that has one",
         )
     return _in_order(model, named)
 
@@ -103,34 +105,40 @@ def _check_kind(model: PreTrainedModel, named: dict[str, Any]) -> None:
     config = model.config
     if not named:
         raise ConfigurationError(
+            "own-attention",
             f"{_a(model)} computes its attention itself, not through the AttentionInterface of transformers, so no"
-            " pattern can take the place of its mask; take a model that does, such as Llama, GPT-2, BERT or ModernBERT"
+            " pattern can take the place of its mask; take a model that does, such as Llama, GPT-2, BERT or ModernBERT",
         )
     if getattr(config, "is_encoder_decoder", False):
         raise ConfigurationError(
+            "encoder-decoder-model",
             f"{_a(model)} is an encoder with a decoder, or shares its configuration with one (is_encoder_decoder), and"
             " a pattern is for one stack of layers of self-attention; take a model of one, such as T5EncoderModel for"
-            " the encoder of T5"
+            " the encoder of T5",
         )
     if any(module.config is not config for module in named.values()):
         raise ConfigurationError(
-            f"{_a(model)} is made of several models; give the pattern to one of them{_parts(model, named)}"
+            "several-models",
+            f"{_a(model)} is made of several models; give the pattern to one of them{_parts(model, named)}",
         )
     if others := sorted(set(getattr(config, "layer_types", None) or ()) - _ATTENDS):
         raise ConfigurationError(
+            "other-mixers",
             f"{_a(model)} mixes tokens by more than attention (layers of type {', '.join(others)}), which no pattern"
-            " restricts; take a model of attention only"
+            " restricts; take a model of attention only",
         )
     if _has_own_mask(type(model)):
         raise ConfigurationError(
+            "own-mask",
             f"{_a(model)} makes a mask of its own, where a pattern would take its place and the mask be lost; no"
-            " pattern can be given to it"
+            " pattern can be given to it",
         )
     for field, meaning in _UNFIT.items():
         if getattr(config, field, None):
             raise ConfigurationError(
+                "unsupported-field",
                 f"{_a(model)} {meaning} ({field} in its configuration), and a pattern is for layers of self-attention"
-                " with keys of their own"
+                " with keys of their own",
             )
 
 
@@ -139,18 +147,21 @@ def _check_interface(model: PreTrainedModel, name: str, module: Any) -> None:
     assert interface is not None
     if not interface.mask_as_is:
         raise ConfigurationError(
+            "mask-inside-attention",
             f"{_a(model)} changes its mask inside attention ({type(module).__name__}), where a pattern would take its"
-            " place and the change be lost; no pattern can be given to it"
+            " place and the change be lost; no pattern can be given to it",
         )
     if unknown := sorted(interface.arguments - KNOWN_ARGUMENTS):
         raise ConfigurationError(
+            "unknown-attention-argument",
             f"{_a(model)} gives its attention {', '.join(unknown)} ({name}), which changes its scores or who is read"
-            " in a way that a pattern does not know; no pattern can be given to it"
+            " in a way that a pattern does not know; no pattern can be given to it",
         )
     if interface.calls > 1:
         raise ConfigurationError(
+            "attends-twice",
             f"{_a(model)} attends more than once in each layer ({type(module).__name__}), and a pattern and its cache"
-            " are for one attention per layer; no pattern can be given to it"
+            " are for one attention per layer; no pattern can be given to it",
         )
 
 
@@ -163,8 +174,9 @@ def _in_order(model: PreTrainedModel, named: dict[str, Any]) -> list[Any]:
     if sorted(numbers) != list(range(layers)):
         seen = ", ".join(str(number) for number in sorted(numbers))
         raise ConfigurationError(
+            "attention-in-some-layers",
             f"{_a(model)} has {layers} layers, but attention that a pattern can be laid over only in layers {seen};"
-            " a pattern needs it in every layer"
+            " a pattern needs it in every layer",
         )
     return [module for _, module in sorted(zip(numbers, modules, strict=True), key=lambda pair: pair[0])]
 

@@ -64,8 +64,9 @@ def sharded_call() -> ModelCall | None:
     found = _CALL.get()
     if found is None:
         raise ConfigurationError(
+            "part-of-sharded-model",
             "within sequence_parallel, call the model that use_pattern was given, not a part of it: its positions"
-            " would count from 0 on every rank"
+            " would count from 0 on every rank",
         )
     return found
 
@@ -93,27 +94,30 @@ def _meet(model: Any, given: dict[str, Any], signature: inspect.Signature) -> di
     """What a model is called with, when all ranks know of the call."""
     if model.config._attn_implementation != IMPLEMENTATION:
         raise ConfigurationError(
+            "not-a-pattern-model",
             f"{type(model).__name__} attends by {model.config._attn_implementation!r}, which knows no shards: within"
-            " sequence_parallel it needs use_pattern"
+            " sequence_parallel it needs use_pattern",
         )
     _check_arguments(model, given, signature)
     labels, items = _take_labels(model, given), given.pop("num_items_in_batch", None)
     tokens = next((given[name] for name in ("input_ids", "inputs_embeds") if given.get(name) is not None), None)
     if tokens is None:
-        raise ConfigurationError("a sharded sequence needs input_ids or inputs_embeds, and got neither")
+        raise ConfigurationError("ids-missing", "a sharded sequence needs input_ids or inputs_embeds, and got neither")
     check_numbers("input_ids", given.get("input_ids"), below=model.get_input_embeddings().num_embeddings)
     check_numbers("labels", labels, shape=tokens.shape[:2], below=_classes(model), ignored=IGNORED)
     if (positions := given.get("position_ids")) is None:
         _check_positions(model)
     elif positions.shape not in (tokens.shape[:2], (1, tokens.shape[1])):
         raise ConfigurationError(
-            f"position_ids must be as the tokens of this rank, {list(tokens.shape[:2])}, got {list(positions.shape)}"
+            "positions-shape",
+            f"position_ids must be as the tokens of this rank, {list(tokens.shape[:2])}, got {list(positions.shape)}",
         )
     rows = cast(ShardedRows, find_rows(tokens, given.get("attention_mask")))
     if 0 in (sizes := rows.shards.sizes):
         raise ConfigurationError(
+            "rank-without-tokens",
             f"{type(model).__name__} needs a token on every rank, and rank {sizes.index(0)} holds 0 of {sum(sizes)}:"
-            " give each rank at least one"
+            " give each rank at least one",
         )
     if positions is None:
         given["position_ids"] = rows.columns
@@ -133,8 +137,9 @@ def _end(model: Any, arguments: tuple[Any, ...], named: dict[str, Any], output: 
         return None
     if getattr(output, "aux_loss", None) is not None or not hasattr(output, "logits"):
         raise ConfigurationError(
+            "loss-in-shards",
             f"the loss of {type(model).__name__} cannot be shared out over ranks: leave out labels, take the logits,"
-            " and set return_dict"
+            " and set return_dict",
         )
     items = call.rows.total((call.labels != IGNORED).sum()) if call.items is None else call.items
     output.loss = call.rows.total(cross_entropy(output.logits, call.labels, num_items_in_batch=items))
@@ -149,8 +154,9 @@ def _take_labels(model: Any, given: dict[str, Any]) -> torch.Tensor | None:
     name = next((wanted for end, wanted in _TARGETS.items() if type(model).__name__.endswith(end)), None)
     if name is None:
         raise ConfigurationError(
+            "loss-not-of-tokens",
             f"the loss of {type(model).__name__} is not one of tokens, so it cannot be shared out over ranks: leave out"
-            " labels, and compute it from what all ranks return"
+            " labels, and compute it from what all ranks return",
         )
     if labels[name] is None:
         refuse_shifting("labels", "shift_labels")
@@ -170,13 +176,15 @@ def _check_arguments(model: Any, given: dict[str, Any], signature: inspect.Signa
         cached.append("use_cache")
     if cached:
         raise ConfigurationError(
+            "cache-in-shards",
             f"{type(model).__name__} was given {', '.join(cached)} within sequence_parallel, where models of"
-            " transformers have no cache: leave it out"
+            " transformers have no cache: leave it out",
         )
     if "position_ids" not in signature.parameters:
         raise ConfigurationError(
+            "positions-not-taken",
             f"{type(model).__name__}.forward takes no position_ids, so it cannot be told where a shard stands in its"
-            " sequence"
+            " sequence",
         )
 
 
@@ -184,6 +192,7 @@ def _check_positions(model: PreTrainedModel) -> None:
     """Raises ConfigurationError for models whose own positions do not count from 0, such as RoBERTa's."""
     if any(hasattr(module, "position_embeddings") and hasattr(module, "padding_idx") for module in model.modules()):
         raise ConfigurationError(
+            "positions-after-padding",
             f"{type(model).__name__} counts its positions from after its padding token: give each rank the"
-            " position_ids of its shard"
+            " position_ids of its shard",
         )

@@ -29,16 +29,20 @@ def read_terms(given: dict[str, Any], dropout: float) -> Terms | None:
     bias = given.pop("position_bias", None)
     for name in given:
         if name == "output_attentions":
-            raise ConfigurationError("attention weights are never all there: leave out output_attentions=True")
+            raise ConfigurationError(
+                "output-attentions", "attention weights are never all there: leave out output_attentions=True"
+            )
         if name == "seq_idx":
             raise ConfigurationError(
+                "seq-idx",
                 "seq_idx is not followed: position_ids that start again say where documents end; leave out"
-                " return_seq_idx=True of the collator"
+                " return_seq_idx=True of the collator",
             )
         if name not in HARMLESS:
             raise ConfigurationError(
+                "unknown-score-argument",
                 f"the model gives its attention {name!r}, which can change its scores in a way that a pattern does not"
-                " know"
+                " know",
             )
     if softcap is None and sinks is None and bias is None and not dropout:
         return None
@@ -59,11 +63,14 @@ def by_distance(bias: torch.Tensor) -> DistanceTable:
     """
     if bias.ndim != 4 or bias.shape[0] != 1 or bias.shape[2] != bias.shape[3]:
         raise ConfigurationError(
+            "bias-shape",
             f"the model's bias of positions is {list(bias.shape)}; a pattern needs one for all rows, of as many"
-            " queries as keys"
+            " queries as keys",
         )
     if not torch.compiler.is_compiling() and not torch.equal(bias[:, :, 1:, 1:], bias[:, :, :-1, :-1]):
-        raise ConfigurationError("the model's bias depends on more than the distance of query and key")
+        raise ConfigurationError(
+            "bias-not-by-distance", "the model's bias depends on more than the distance of query and key"
+        )
     # At distances -(N - 1) ... 0 stands the first query, at 1 ... N - 1 the last.
     return DistanceTable(torch.cat([bias[0, :, 0].flip(-1), bias[0, :, -1, :-1].flip(-1)], dim=-1), 1 - bias.shape[3])
 

@@ -46,7 +46,7 @@ class LayerTokens(NamedTuple):
 
     def contiguous(self) -> "LayerTokens":
         """Refused with ConfigurationError: only `generate` asks it, of the masks of a static cache."""
-        raise ConfigurationError(_OTHER_CACHE)
+        raise ConfigurationError("foreign-keys", _OTHER_CACHE)
 
 
 def describe_tokens(
@@ -81,17 +81,21 @@ def describe_tokens(
         one_sequence = q_offset == 0 and kv_length == q_length and attention_mask is None
         if not causal or use_vmap or mask_function is None or chunks(config) or not one_sequence:
             raise ConfigurationError(
+                "custom-mask",
                 "the model's mask holds more than padding, causality and documents, such as a mask function of its"
-                " own, and a pattern cannot be laid over it; give an attention_mask [batch, tokens]"
+                " own, and a pattern cannot be laid over it; give an attention_mask [batch, tokens]",
             )
         documents = None if call is not None else from_mask(mask_function, batch_size, q_length, device)
     if isinstance(q_offset, torch.Tensor) or kv_offset != 0 or kv_length != q_offset + q_length:
         raise ConfigurationError(
+            "foreign-keys",
             f"{_OTHER_CACHE}: {kv_length} keys came with {q_length} new tokens, and a pattern needs those of the"
-            " queries' own sequence, no more and no fewer"
+            " queries' own sequence, no more and no fewer",
         )
     if q_offset and not causal:
-        raise ConfigurationError("a model that reads the future cannot continue from a cache; pass the whole sequence")
+        raise ConfigurationError(
+            "future-with-cache", "a model that reads the future cannot continue from a cache; pass the whole sequence"
+        )
     if call is not None:
         return LayerTokens(call.rows.real, None, None, 0, causal, local_size, call.documents(causal), call)
     real = None if attention_mask is None else real_tokens(attention_mask, batch_size, q_offset, q_length)
@@ -122,8 +126,9 @@ def require_tokens(mask: object, module: Any) -> LayerTokens:
     seen = "no mask from its model" if mask is None else f"{mask!r} in place of a mask"
     seen = f"a mask of shape {list(mask.shape)}" if isinstance(mask, torch.Tensor) else seen
     raise ConfigurationError(
+        "mask-form",
         f"attention got {seen}, which no pattern can be laid over: pass attention_mask as [batch, tokens], 1 for tokens"
-        " and 0 for padding; the pattern takes the place of masks [batch, heads, queries, keys]"
+        " and 0 for padding; the pattern takes the place of masks [batch, heads, queries, keys]",
     )
 
 
@@ -131,7 +136,9 @@ def _of_padding(mask: torch.Tensor) -> LayerTokens:
     """From what is added to the scores of each key, [batch, tokens]: 0 for tokens; or True for them."""
     real = mask if mask.dtype == torch.bool else mask == 0
     if not torch.compiler.is_compiling() and not bool((real | (mask <= -1e4)).all()):
-        raise ConfigurationError("attention got a mask that weighs keys, where a pattern knows only tokens and padding")
+        raise ConfigurationError(
+            "weighted-mask", "attention got a mask that weighs keys, where a pattern knows only tokens and padding"
+        )
     if is_known_full(real):
         return LayerTokens(None, None, None, 0, False, None)
     return LayerTokens(real, Packing.of(real), None, 0, False, None)

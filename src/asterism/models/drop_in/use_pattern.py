@@ -121,8 +121,9 @@ def _base(model: object) -> PreTrainedModel:
     base = model.get_base_model() if hasattr(model, "get_base_model") else model
     if not isinstance(base, PreTrainedModel):
         raise ConfigurationError(
+            "not-a-model",
             f"use_pattern needs a model of transformers (PreTrainedModel), or one of PEFT around it, got a"
-            f" {type(model).__name__}; give it the model inside"
+            f" {type(model).__name__}; give it the model inside",
         )
     return base
 
@@ -137,8 +138,9 @@ def _check_patterns(model: PreTrainedModel, modules: list[Any]) -> None:
             require_causal(rule)
     if read_native_window(config) == "intersect" and getattr(config, "attention_chunk_size", None):
         raise ConfigurationError(
+            "attention-chunks",
             f"{type(model).__name__} attends in chunks (attention_chunk_size in its configuration), which a pattern can"
-            ' replace but not intersect: leave native_window at "replace"'
+            ' replace but not intersect: leave native_window at "replace"',
         )
 
 
@@ -148,8 +150,9 @@ def _select(model: PreTrainedModel) -> None:
     model.set_attn_implementation(IMPLEMENTATION)
     if model.config._attn_implementation != IMPLEMENTATION:
         raise ConfigurationError(
+            "own-attention",
             f"{type(model).__name__} computes attention itself, not through the AttentionInterface of transformers;"
-            " no pattern can be given to it"
+            " no pattern can be given to it",
         )
 
 

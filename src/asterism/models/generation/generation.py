@@ -26,8 +26,9 @@ class GeneratesTokens(AsterismPreTrainedModel, GenerationMixin):
         """Raises ConfigurationError for a tied layer of another width."""
         if config.tie_word_embeddings and config.embedding_width != config.hidden_size:
             raise ConfigurationError(
+                "tied-width",
                 f"tie_word_embeddings needs embeddings as wide as the model, got embedding_size"
-                f" {config.embedding_size} and hidden_size {config.hidden_size}"
+                f" {config.embedding_size} and hidden_size {config.hidden_size}",
             )
         self.lm_head = Linear(config.hidden_size, config.vocab_size, bias=config.lm_head_bias)
 
@@ -49,7 +50,8 @@ class GeneratesTokens(AsterismPreTrainedModel, GenerationMixin):
         """As of transformers. Raises ConfigurationError within `sequence_parallel` unless the model says otherwise."""
         if is_sharded():
             raise ConfigurationError(
-                f"{type(self).__name__} cannot generate within sequence_parallel: generate on one device"
+                "generate-in-shards",
+                f"{type(self).__name__} cannot generate within sequence_parallel: generate on one device",
             )
         whole: Any = super()
         return whole.generate(*args, **kwargs)
@@ -84,6 +86,6 @@ class GeneratesTokens(AsterismPreTrainedModel, GenerationMixin):
         # The last token is generated and never read.
         longest = generation_config.max_length - 1 - padding
         if stack.config.positions_end and longest > stack.config.max_position_embeddings:
-            raise ConfigurationError(too_long(longest, stack.config))
+            raise ConfigurationError("too-long", too_long(longest, stack.config))
         prepare: Any = super()
         return prepare._prepare_cache_for_generation(generation_config, model_kwargs, *args, **kwargs)

@@ -52,11 +52,14 @@ def generate_shards(
     mask, cache = given.pop("attention_mask", None), given.pop("past_key_values", None)
     settings = _settings(model.generation_config if config is None else config, given)
     if input_ids is None:
-        raise ConfigurationError("generate within sequence_parallel needs input_ids: this rank's part of the prompt")
+        raise ConfigurationError(
+            "ids-missing", "generate within sequence_parallel needs input_ids: this rank's part of the prompt"
+        )
     if model.model.global_tokens is not None:
         raise ConfigurationError(
+            "global-tokens-in-shards",
             "generate within sequence_parallel knows no global tokens, and this model has"
-            f" {model.config.global_tokens}: generate on one device"
+            f" {model.config.global_tokens}: generate on one device",
         )
     context = cast(SequenceParallel, sharding())
     if cache is None:
@@ -65,9 +68,9 @@ def generate_shards(
     lengths = (rows.shards.length,) * len(input_ids) if rows.lengths is None else rows.lengths
     limit, longest = model.config.max_position_embeddings, max(lengths) + settings.new_tokens - 1
     if not min(lengths):
-        raise ConfigurationError("a row of the prompt has no token to go on from: give it one")
+        raise ConfigurationError("prompt-row-empty", "a row of the prompt has no token to go on from: give it one")
     if model.config.positions_end and longest > limit:
-        raise ConfigurationError(too_long(longest, model.config))
+        raise ConfigurationError("too-long", too_long(longest, model.config))
     random = torch.Generator().manual_seed(settings.seed)
     last = torch.tensor(lengths, device=input_ids.device)[:, None] - 1
     hidden = _run(model, rows, input_ids, cache)
@@ -117,14 +120,15 @@ def _settings(config: GenerationConfig, given: dict[str, Any]) -> Settings:
     others = {**unknown, **{name: x for name, x in config.to_diff_dict().items() if name not in _KNOWN | _HARMLESS}}
     if others := {name: x for name, x in others.items() if x is not None and x is not False}:
         raise ConfigurationError(
+            "generation-argument",
             f"generate within sequence_parallel knows {', '.join(sorted(_KNOWN))} and seed, and not"
-            f" {', '.join(sorted(others))}: leave it out, or generate on one device"
+            f" {', '.join(sorted(others))}: leave it out, or generate on one device",
         )
     if not config.max_new_tokens or config.max_new_tokens < 1:
-        raise ConfigurationError("say how many tokens are generated: max_new_tokens, at least 1")
+        raise ConfigurationError("new-tokens-missing", "say how many tokens are generated: max_new_tokens, at least 1")
     if config.do_sample and seed is None:
         raise ConfigurationError(
-            "sampling within sequence_parallel needs a seed, as in generate(do_sample=True, seed=0)"
+            "seed-missing", "sampling within sequence_parallel needs a seed, as in generate(do_sample=True, seed=0)"
         )
     ends = config.eos_token_id
     ends = () if ends is None else tuple(ends) if isinstance(ends, list) else (ends,)

@@ -57,7 +57,8 @@ class AsterismForCausalLM(GeneratesTokens):
         with together({}, self.device):
             if args:
                 raise ConfigurationError(
-                    "within sequence_parallel, pass everything but inputs and generation_config by keyword"
+                    "generation-positional",
+                    "within sequence_parallel, pass everything but inputs and generation_config by keyword",
                 )
             return generate_shards(self, inputs, generation_config, kwargs)
 

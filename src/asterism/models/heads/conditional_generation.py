@@ -119,9 +119,10 @@ class AsterismForConditionalGeneration(GeneratesTokens):
         start, padding = self.config.decoder_start_token_id, self.config.pad_token_id
         if start is None or padding is None:
             raise ConfigurationError(
+                "shift-needs-tokens",
                 "labels become what the decoder reads by shifting them behind decoder_start_token_id, with pad_token_id"
                 f" where they are -100: set both in the configuration, which has {start} and {padding}, or give"
-                " decoder_input_ids"
+                " decoder_input_ids",
             )
         return shifted_right(labels, start, padding)
 

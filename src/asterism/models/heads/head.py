@@ -88,8 +88,9 @@ class EncoderWithHead(AsterismPreTrainedModel):
         packed = inputs.get("position_ids") is not None or inputs.get("cu_seqlens") is not None
         if packed and not self.reads_tokens:
             raise ConfigurationError(
+                "packed-rows-pooled",
                 f"{type(self).__name__} answers for a row as a whole: give each document a row, and leave out"
-                " position_ids and cu_seqlens"
+                " position_ids and cu_seqlens",
             )
 
     def _add_head(self, config: AsterismConfig) -> None:

@@ -113,8 +113,9 @@ class Architecture:
                 ". To import the backbone alone, save it with AutoModel.from_pretrained(PATH).save_pretrained(FOLDER)"
             )
             raise CheckpointError(
+                "unsupported-class",
                 f"{named} has no exact counterpart; of model_type {config.model_type} these are imported: {known}"
-                + (advice if "Model" in self.heads else "")
+                + (advice if "Model" in self.heads else ""),
             )
         modules = {self.module(tensor) for tensor in tensors}
         if head in (None, "ForMaskedLM"):
@@ -182,7 +183,9 @@ _TIED = {name for module in _FREE_BIAS for name in (module, f"{module}.decoder")
 
 def _add(ours: dict[str, torch.Tensor], target: str, tensor: torch.Tensor, name: str) -> None:
     if target in ours and not torch.equal(ours[target], tensor):
-        raise CheckpointError(f"the tensor {name} differs from another that stands for the same, {target}")
+        raise CheckpointError(
+            "tied-tensors-differ", f"the tensor {name} differs from another that stands for the same, {target}"
+        )
     ours[target] = tensor
 
 
@@ -224,11 +227,17 @@ def activation(config: PreTrainedConfig, field: str = "hidden_act") -> str:
     """Our name of the activation that a field names. Raises CheckpointError for one that is unknown here."""
     named = getattr(config, field)
     if named not in _ACTIVATIONS:
-        raise CheckpointError(f"{field} {named!r} is unknown here; known are {', '.join(sorted(_ACTIVATIONS))}")
+        raise CheckpointError(
+            "unknown-checkpoint-value",
+            f"{field} {named!r} is unknown here; known are {', '.join(sorted(_ACTIVATIONS))}",
+        )
     return _ACTIVATIONS[named]
 
 
 def refuse_unless(config: PreTrainedConfig, field: str, value: object, meaning: str) -> None:
     """Raises CheckpointError when a field of the checkpoint's configuration is set, and not to this value."""
     if (seen := getattr(config, field, value)) not in (value, None):
-        raise CheckpointError(f"the checkpoint has {field}={seen!r}, {meaning}, which is not imported; {value!r} is")
+        raise CheckpointError(
+            "unsupported-checkpoint-value",
+            f"the checkpoint has {field}={seen!r}, {meaning}, which is not imported; {value!r} is",
+        )

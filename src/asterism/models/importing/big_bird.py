@@ -39,7 +39,7 @@ def mixers(config: PreTrainedConfig) -> str | list[str]:
         return "dense()"
     if config.attention_type != "block_sparse":
         raise CheckpointError(
-            f"attention_type must be 'block_sparse' or 'original_full', got {config.attention_type!r}"
+            "attention-type", f"attention_type must be 'block_sparse' or 'original_full', got {config.attention_type!r}"
         )
     sizes = f"block={config.block_size}, window=3, random={config.num_random_blocks}, globals=(0, -1)"
     heads = config.num_attention_heads

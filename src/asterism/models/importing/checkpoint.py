@@ -137,7 +137,9 @@ def import_checkpoint(
     """
     path, output = Path(path), Path(output)
     if output.exists() and (not output.is_dir() or any(output.iterdir())):
-        raise CheckpointError(f"{output} exists and is not an empty folder; choose another one for the imported model")
+        raise CheckpointError(
+            "output-not-empty", f"{output} exists and is not an empty folder; choose another one for the imported model"
+        )
     document = _read_document(path)
     tokenizer, pipeline = read_tokenizer(path, document["model_type"], length), read_pipeline(path, length)
     weights = read_weights(path, allow_pickle=allow_pickle)
@@ -186,8 +188,9 @@ def _read_document(path: Path) -> dict[str, Any]:
     kind = document.get("model_type")
     if not isinstance(kind, str) or kind not in ARCHITECTURES:
         raise CheckpointError(
+            "unsupported-model-type",
             f"{path} is of model_type {shown(kind)}; imported are {', '.join(ARCHITECTURES)}."
-            + nearest(shown(kind), ARCHITECTURES)
+            + nearest(shown(kind), ARCHITECTURES),
         )
     return document
 
@@ -200,10 +203,15 @@ def _source_config(path: Path, document: Mapping[str, Any], weights: Mapping[str
     most = max(_FEW, len(weights), *(size for tensor in weights.values() for size in tensor.shape))
     for name in _SIZES:
         if isinstance(given := document.get(name), int) and given > most:
-            raise CheckpointError(f"{path} has {name} {given:,} in its config.json, more than its weights can be of")
+            raise CheckpointError(
+                "size-beyond-weights",
+                f"{path} has {name} {given:,} in its config.json, more than its weights can be of",
+            )
     for name, value in document.items():
         if isinstance(value, int) and abs(value) >= _BEYOND:
-            raise CheckpointError(f"{path / 'config.json'} is damaged: {name} must be below 2^40, got {shown(value)}")
+            raise CheckpointError(
+                "number-too-large", f"{path / 'config.json'} is damaged: {name} must be below 2^40, got {shown(value)}"
+            )
     with _config_read(path):
         return CONFIG_MAPPING[document["model_type"]].from_dict(dict(document))
 
@@ -216,13 +224,17 @@ def _config_read(path: Path) -> Iterator[None]:
     except AsterismError:
         raise
     except DAMAGED as error:
-        raise CheckpointError(f"{path / 'config.json'} is damaged: {' '.join(str(error).split())}") from error
+        raise CheckpointError(
+            "damaged-file", f"{path / 'config.json'} is damaged: {' '.join(str(error).split())}"
+        ) from error
 
 
 def _refuse_not_finite(path: Path, weights: Mapping[str, torch.Tensor]) -> None:
     """Raises CheckpointError for weights that no model can have learned."""
     if names := [name for name, tensor in weights.items() if _is_plain(tensor) and not tensor.isfinite().all()]:
-        raise CheckpointError(f"the weights of {path} are not finite (NaN or infinity): {_some(sorted(names))}")
+        raise CheckpointError(
+            "weights-not-finite", f"the weights of {path} are not finite (NaN or infinity): {_some(sorted(names))}"
+        )
 
 
 def _change(
@@ -235,25 +247,30 @@ def _change(
     """Put what the user wants instead into the fields of the model's configuration."""
     if globals is not None and not architecture.globals:
         raise ConfigurationError(
+            "globals-unused",
             "globals are for Longformer and LED; a pattern such as longformer(globals=(0,)) makes a"
-            f" {architecture.class_prefix} sparse"
+            f" {architecture.class_prefix} sparse",
         )
     if length is not None:
         if not isinstance(length, int) or length >= 2**31:
-            raise ConfigurationError(f"length must be a whole number below 2^31, got {shown(length)}")
+            raise ConfigurationError("length-range", f"length must be a whole number below 2^31, got {shown(length)}")
         if length < fields["max_position_embeddings"]:
             raise ConfigurationError(
+                "length-below-positions",
                 f"length {length} is less than the {fields['max_position_embeddings']} positions of the checkpoint;"
-                " leave it out: the model reads shorter inputs as they are"
+                " leave it out: the model reads shorter inputs as they are",
             )
         fields["max_position_embeddings"] = length
     if globals is not None:
         if isinstance(globals, str) or not all(isinstance(place, int) for place in globals):
-            raise ConfigurationError(f"globals must be a list of places, whole numbers, got {shown(globals)}")
+            raise ConfigurationError(
+                "globals-form", f"globals must be a list of places, whole numbers, got {shown(globals)}"
+            )
         if beyond := [place for place in globals if not 0 <= place < fields["max_position_embeddings"]]:
             raise ConfigurationError(
+                "globals-beyond-length",
                 f"globals: there is no token at place {beyond[0]:,}; the model reaches"
-                f" {fields['max_position_embeddings']:,} tokens, and places count from 0"
+                f" {fields['max_position_embeddings']:,} tokens, and places count from 0",
             )
         fields["mixers"] = [mixer.replace("globals=(0,)", f"globals={tuple(globals)}") for mixer in fields["mixers"]]
     if globals is not None or pattern is not None:
@@ -272,8 +289,9 @@ def _refuse_other_weights(own: Sequence[Mixer], new: Sequence[Mixer]) -> None:
     for number, (old, mixer) in enumerate(zip(own, new, strict=True)):
         if old.has_pairs != mixer.has_pairs:
             raise ConfigurationError(
+                "pattern-not-of-weights",
                 f"the pattern gives layer {number} {mixer}, where the checkpoint has the weights of {old}:"
-                " attention and Fourier mixing cannot replace each other"
+                " attention and Fourier mixing cannot replace each other",
             )
 
 
@@ -290,8 +308,9 @@ def _tie(path: Path, model: PreTrainedModel, tensors: dict[str, torch.Tensor]) -
         return
     if not torch.equal(tensors.setdefault(_DECODER, embedding), embedding):
         raise CheckpointError(
+            "tied-tensors-differ",
             f"{path} says that decoder and embedding are tied, but they differ;"
-            ' write "tie_word_embeddings": false into its config.json'
+            ' write "tie_word_embeddings": false into its config.json',
         )
 
 
@@ -350,7 +369,9 @@ def _compare(
     ]
     complaints = [f"{what} {_some(sorted(names))}" for what, names in wrong.items() if names]
     if complaints:
-        raise CheckpointError(f"the tensors of {path} are not those of its config.json: {'; '.join(complaints)}")
+        raise CheckpointError(
+            "tensors-differ", f"the tensors of {path} are not those of its config.json: {'; '.join(complaints)}"
+        )
 
 
 def _is_plain(tensor: torch.Tensor) -> bool:

@@ -64,8 +64,9 @@ class EncoderDecoder(Architecture):
         shared, tied = (_equal(tensors, name, _DECODER) for name in (_ENCODER, _LAST))
         if config.tie_word_embeddings and not self._may_differ(shared, tied):
             raise CheckpointError(
+                "tied-tensors-differ",
                 f"config.json says that the embeddings are tied, but {_ENCODER if tied else _LAST} differs from"
-                f' {_DECODER}; write "tie_word_embeddings": false into it'
+                f' {_DECODER}; write "tie_word_embeddings": false into it',
             )
         return self.fields(config, head) | {
             "share_embeddings": shared,
@@ -93,7 +94,9 @@ def _check_sines(name: str, table: torch.Tensor | None) -> None:
         # Rounded as often as it was saved; sines of large angles differ by the rounding of the frequency.
         if (table.double() - sines.double()).abs().max() <= 4 * max(torch.finfo(table.dtype).eps, 1e-5):
             return
-    raise CheckpointError(f"{name} holds other positions than the sines of its model_type, which are computed here")
+    raise CheckpointError(
+        "positions-not-sines", f"{name} holds other positions than the sines of its model_type, which are computed here"
+    )
 
 
 _ATTENTION = {"q_proj": "query", "k_proj": "key", "v_proj": "value", "out_proj": "output"}
@@ -138,8 +141,9 @@ def shape(config: PreTrainedConfig) -> dict[str, Any]:
         first, second = (getattr(config, f"{stack}_{name}") for stack in ("encoder", "decoder"))
         if first != second:
             raise CheckpointError(
+                "stacks-differ",
                 f"the checkpoint has encoder_{name} {first} and decoder_{name} {second}; only stacks of equal width and"
-                " heads are imported"
+                " heads are imported",
             )
     return {
         "hidden_size": config.d_model,

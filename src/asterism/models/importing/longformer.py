@@ -26,8 +26,9 @@ def windows_of(config: PreTrainedConfig) -> dict[str, Any]:
     windows = [windows] * config.num_hidden_layers if isinstance(windows, int) else windows
     if len(windows) != config.num_hidden_layers or any(window < 2 or window % 2 for window in windows):
         raise CheckpointError(
+            "attention-window",
             f"attention_window {config.attention_window} must be an even number of keys, at least 2, for each of the"
-            f" {config.num_hidden_layers} layers"
+            f" {config.num_hidden_layers} layers",
         )
     return {"mixers": [f"longformer(window={window}, globals=(0,))" for window in windows], "global_projections": [0]}
 

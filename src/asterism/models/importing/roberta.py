@@ -39,7 +39,9 @@ def check_head(config: PreTrainedConfig, head: str) -> None:
 def offset(config: PreTrainedConfig) -> int:
     """Rows of the position table before the one of the first token. Raises CheckpointError without a pad_token_id."""
     if config.pad_token_id is None:
-        raise CheckpointError("config.json has no pad_token_id, from which the positions of this model_type count")
+        raise CheckpointError(
+            "no-pad-token", "config.json has no pad_token_id, from which the positions of this model_type count"
+        )
     return config.pad_token_id + 1
 
 

@@ -74,7 +74,9 @@ def _read_modules(path: Path) -> list[dict[str, Any]]:
         and Path(module["path"]).name == module["path"]
         for module in modules
     ):
-        raise CheckpointError(f"{path} is damaged: it must be a list of modules, each with its type and its folder")
+        raise CheckpointError(
+            "damaged-modules", f"{path} is damaged: it must be a list of modules, each with its type and its folder"
+        )
     return modules
 
 
@@ -89,5 +91,7 @@ def _with_some(path: Path, fields: Collection[str]) -> dict[str, Any]:
     """A JSON object that has one of these fields, if there are any to have. Raises CheckpointError."""
     document = read_object(path)
     if fields and not document.keys() & set(fields):
-        raise CheckpointError(f"{path} is damaged: it has none of the fields {', '.join(sorted(fields))}")
+        raise CheckpointError(
+            "damaged-fields", f"{path} is damaged: it has none of the fields {', '.join(sorted(fields))}"
+        )
     return document

@@ -25,10 +25,13 @@ def read_configuration(folder: Path) -> dict[str, Any]:
     require_checkpoint(folder)
     document = read_json(folder / "config.json")
     if not isinstance(document, dict):
-        raise CheckpointError(f"{folder / 'config.json'} is damaged: it must hold one JSON object")
+        raise CheckpointError("not-a-json-object", f"{folder / 'config.json'} is damaged: it must hold one JSON object")
     named = document.get("architectures")
     if named is not None and not (isinstance(named, list) and all(isinstance(one, str) for one in named)):
-        raise CheckpointError(f"{folder / 'config.json'} is damaged: architectures must be a list of names of classes")
+        raise CheckpointError(
+            "damaged-architectures",
+            f"{folder / 'config.json'} is damaged: architectures must be a list of names of classes",
+        )
     return document
 
 
@@ -49,7 +52,7 @@ def read_generation(folder: Path, config: PreTrainedConfig) -> GenerationConfig:
         found.validate(strict=True)  # what transformers reads with a warning, it does not write
     except DAMAGED as error:
         where = path if has_own else folder / "config.json"
-        raise CheckpointError(f"{where} is damaged: {' '.join(str(error).split())}") from error
+        raise CheckpointError("damaged-file", f"{where} is damaged: {' '.join(str(error).split())}") from error
     return found
 
 
@@ -59,11 +62,14 @@ def read_weights(folder: Path, *, allow_pickle: bool) -> Tensors:
         return _merge(folder, files, read_tensors)
     files = _files(folder, _PICKLE)
     if files is None:
-        raise CheckpointError(f"{folder} has no weights: neither {_SAFETENSORS} nor {_SAFETENSORS}.index.json is there")
+        raise CheckpointError(
+            "no-weights", f"{folder} has no weights: neither {_SAFETENSORS} nor {_SAFETENSORS}.index.json is there"
+        )
     if not allow_pickle:
         raise CheckpointError(
+            "pickle-only",
             f"{folder} has its weights in a pickle only ({_PICKLE}), which can run code when it is read: save them as"
-            " safetensors, or pass --allow-pickle (allow_pickle=True), which reads tensors and nothing else"
+            " safetensors, or pass --allow-pickle (allow_pickle=True), which reads tensors and nothing else",
         )
     return _merge(folder, files, _read_pickle)
 
@@ -78,9 +84,11 @@ def _files(folder: Path, name: str) -> dict[str, list[str] | None] | None:
     document = read_json(index)
     places = document.get("weight_map") if isinstance(document, dict) else None
     if not isinstance(places, dict) or not places or not all(isinstance(file, str) for file in places.values()):
-        raise CheckpointError(f"{index} is damaged: it must have a weight_map from tensors to files")
+        raise CheckpointError("damaged-index", f"{index} is damaged: it must have a weight_map from tensors to files")
     if outside := sorted(file for file in set(places.values()) if Path(file).name != file):
-        raise CheckpointError(f"{index} is damaged: {outside[0]!r} is not the name of a file in the folder")
+        raise CheckpointError(
+            "index-leaves-folder", f"{index} is damaged: {outside[0]!r} is not the name of a file in the folder"
+        )
     return {file: [tensor for tensor, own in places.items() if own == file] for file in sorted(set(places.values()))}
 
 
@@ -90,7 +98,9 @@ def _merge(folder: Path, files: dict[str, list[str] | None], read: Callable[[Pat
         found = read(folder / file)
         for name in expected or ():
             if name not in found:
-                raise CheckpointError(f"{folder / file} is damaged: it lacks the tensor {name} that the index promises")
+                raise CheckpointError(
+                    "tensor-missing", f"{folder / file} is damaged: it lacks the tensor {name} that the index promises"
+                )
         tensors |= found
     return tensors
 
@@ -99,10 +109,14 @@ def _read_pickle(path: Path) -> Tensors:
     try:
         tensors = torch.load(path, map_location="cpu", weights_only=True)
     except FileNotFoundError:
-        raise CheckpointError(f"{path} is missing") from None
+        raise CheckpointError("missing-file", f"{path} is missing") from None
     except Exception as error:  # a damaged or malicious pickle can raise anything
-        raise CheckpointError(f"{path} cannot be read as tensors only; save the weights as safetensors") from error
+        raise CheckpointError(
+            "not-tensors-only", f"{path} cannot be read as tensors only; save the weights as safetensors"
+        ) from error
     is_named = isinstance(tensors, dict) and all(isinstance(name, str) for name in tensors)
     if not is_named or not all(isinstance(value, torch.Tensor) for value in tensors.values()):
-        raise CheckpointError(f"{path} is no checkpoint of weights: it must hold tensors by name and nothing else")
+        raise CheckpointError(
+            "not-tensors-only", f"{path} is no checkpoint of weights: it must hold tensors by name and nothing else"
+        )
     return dict(tensors)

@@ -90,11 +90,11 @@ def read_object(path: Path) -> dict[str, Any]:
     """A JSON object of finite numbers. Raises CheckpointError."""
     document = read_json(path)
     if not isinstance(document, dict):
-        raise CheckpointError(f"{path} is damaged: it must hold one JSON object")
+        raise CheckpointError("not-a-json-object", f"{path} is damaged: it must hold one JSON object")
     try:
         as_json(document)
     except ValueError as error:
-        raise CheckpointError(f"{path} is damaged: {error}") from error
+        raise CheckpointError("damaged-file", f"{path} is damaged: {error}") from error
     return document
 
 
@@ -293,11 +293,11 @@ def _text(path: Path) -> str:
     try:
         return read_bytes(path).decode()
     except ValueError as error:
-        raise CheckpointError(f"{path} is damaged: {error}") from error
+        raise CheckpointError("damaged-file", f"{path} is damaged: {error}") from error
 
 
 def _no(path: Path, what: str) -> CheckpointError:
-    return CheckpointError(f"{path} is damaged: it is no {' '.join(what.split())}")
+    return CheckpointError("damaged-file", f"{path} is damaged: it is no {' '.join(what.split())}")
 
 
 _FILES: Mapping[str, Callable[[Path], bytes]] = {

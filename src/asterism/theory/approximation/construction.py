@@ -85,7 +85,9 @@ def distance(
 ) -> Distance:
     """d_p(f, g) from uniform samples. Raises ConfigurationError for p below 1 and fewer than two samples."""
     if p < 1 or samples < 2:
-        raise ConfigurationError(f"a distance needs p of at least 1 and at least 2 samples, got {p=} and {samples=}")
+        raise ConfigurationError(
+            "distance-arguments", f"a distance needs p of at least 1 and at least 2 samples, got {p=} and {samples=}"
+        )
     generator = np.random.Generator(np.random.Philox(seed))
     powers = np.concatenate(
         [
@@ -204,8 +206,9 @@ class Approximation:
         expected = self.price.codes
         if len(table) != expected:
             raise PatternError(
+                "codes-collide",
                 f"{expected - len(table):,} of {expected:,} codes collide, so no table can tell their inputs apart;"
-                " check() of the mapping names two"
+                " check() of the mapping names two",
             )
         return table, largest
 
@@ -216,9 +219,10 @@ class Approximation:
         bits = largest.bit_length()
         if bits > EXACT_BITS:
             raise ConfigurationError(
+                "codes-too-long",
                 f"at n={self.n}, d={self.mapping.d}, delta=1/{self.steps} the codes need {bits} bits or more, and a"
                 f" float64 model keeps {EXACT_BITS} exactly: take a larger delta, fewer tokens or features, or a"
-                " pattern of fewer hops; exact() has no such limit"
+                " pattern of fewer hops; exact() has no such limit",
             )
 
 
@@ -248,11 +252,13 @@ def approximate(
     that do not fit; PatternError for a pattern that is not certified and a delta that makes no grid.
     """
     if (epsilon is None) == (delta is None):
-        raise ConfigurationError("approximate needs either epsilon or delta")
+        raise ConfigurationError("missing-argument", "approximate needs either epsilon or delta")
     if epsilon is not None and not epsilon > 0:
-        raise ConfigurationError(f"epsilon must be above 0, got {epsilon}")
+        raise ConfigurationError("epsilon-range", f"epsilon must be above 0, got {epsilon}")
     if n < 2 or d < 1:
-        raise ConfigurationError(f"a function of sequences has at least 2 tokens of 1 feature, got {n=} and {d=}")
+        raise ConfigurationError(
+            "sequence-too-small", f"a function of sequences has at least 2 tokens of 1 feature, got {n=} and {d=}"
+        )
     left = _memory_left() if memory is None else memory
     outputs = _evaluate(function, np.full((1, n, d), 0.5)).shape[2]
     chosen = _choose(pattern, n, d, construction)
@@ -325,7 +331,9 @@ def _choose(pattern: Pattern | Schedule | str, n: int, d: int, construction: str
     """The construction asked for, once a theorem covers the pattern."""
     schedule = as_schedule(pattern)
     if construction not in ("auto", "yun", "star"):
-        raise ConfigurationError(f"construction must be auto, yun or star, got {construction!r}")
+        raise ConfigurationError(
+            "unknown-construction", f"construction must be auto, yun or star, got {construction!r}"
+        )
     reasons = []
     if construction != "star":
         certificate = certify(schedule, n)
@@ -337,7 +345,9 @@ def _choose(pattern: Pattern | Schedule | str, n: int, d: int, construction: str
         if certificate.star:
             return _Construction(certificate, True, n, d)
         reasons.append(f"there is no star at length {n + 1}")
-    raise PatternError(f"no theorem certifies {schedule}: {' and '.join(reasons)}; certify(...).explain() says why")
+    raise PatternError(
+        "not-certified", f"no theorem certifies {schedule}: {' and '.join(reasons)}; certify(...).explain() says why"
+    )
 
 
 def _largest_delta(
@@ -362,8 +372,9 @@ def _check_memory(price: Price, n: int, d: int, left: int, because: str = "") ->
     """Refuse a grid whose table and model would not fit."""
     if price.memory > left:
         raise ConfigurationError(
+            "construction-too-large",
             f"{because}n={n} tokens of d={d} features on a grid of delta={price.delta} have {_count(price.codes)}"
-            f" codes, a layer each, which take about {_gibibytes(price.memory)}, and {_gibibytes(left)} are left"
+            f" codes, a layer each, which take about {_gibibytes(price.memory)}, and {_gibibytes(left)} are left",
         )
 
 
@@ -404,8 +415,9 @@ def _evaluate(function: Function, inputs: Floats) -> Floats:
     values = np.asarray(function(inputs), np.float64)
     if values.ndim != 3 or values.shape[:2] != inputs.shape[:2] or not np.isfinite(values).all():
         raise ConfigurationError(
+            "function-form",
             f"the function must give finite numbers [B, n, outputs] for [B, n, d]; for {list(inputs.shape)} it gave"
-            f" {list(values.shape)}{'' if np.isfinite(values).all() else ' with NaN or Inf'}"
+            f" {list(values.shape)}{'' if np.isfinite(values).all() else ' with NaN or Inf'}",
         )
     return values
 
@@ -413,5 +425,7 @@ def _evaluate(function: Function, inputs: Floats) -> Floats:
 def _checked_inputs(inputs: Floats, approximation: Approximation) -> Floats:
     n, d = approximation.n, approximation.mapping.d
     if inputs.shape[1:] != (n, d) or inputs.min(initial=0) < 0 or inputs.max(initial=1) > 1:
-        raise ConfigurationError(f"inputs are [B, {n}, {d}] with features in [0, 1], got {list(inputs.shape)}")
+        raise ConfigurationError(
+            "inputs-form", f"inputs are [B, {n}, {d}] with features in [0, 1], got {list(inputs.shape)}"
+        )
     return inputs

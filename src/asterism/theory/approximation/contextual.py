@@ -190,8 +190,9 @@ class ContextualMapping:
         count = steps ** (n * self.d)
         if count * self.length > MOST_CODES:
             raise PatternError(
+                "grid-too-large",
                 f"the grid has {steps}^{n * self.d} inputs of {self.length} codes each, and a check enumerates at most"
-                f" {MOST_CODES:,} codes: take fewer tokens or features, or a larger delta"
+                f" {MOST_CODES:,} codes: take fewer tokens or features, or a larger delta",
             )
         inputs = grid(steps, n, self.d, np.arange(count))
         codes = self.codes(inputs, step)
@@ -227,7 +228,7 @@ def yun_mapping(
     period, steps, graphs = certificate.schedule.period, delta.denominator, certificate.graphs
     if path is None or hops is None:
         if not certificate.yun or certificate.path.path is None or certificate.hops is None:
-            raise PatternError(_refusal(certificate, "Assumption 1 of Yun 2020", "path= and hops="))
+            raise PatternError("not-certified", _refusal(certificate, "Assumption 1 of Yun 2020", "path= and hops="))
         path, hops = certificate.path.path.tolist(), certificate.hops
     _check_layers(count_yun_layers(n, d, steps, period, hops), n, d, steps, period)
     spread = sum(steps**feature for feature in range(d))  # what adding 1 to every feature adds to u^T Z
@@ -253,7 +254,7 @@ def star_mapping(pattern: Pattern | Schedule | str, n: int, d: int, delta: Fract
     """
     delta, certificate = _checked(n, d, delta), _certified(pattern, n + 1)
     if not isinstance(certificate.hub, Hub):
-        raise PatternError(_refusal(certificate, "Theorem 1 of Zaheer 2020 (a star)"))
+        raise PatternError("not-certified", _refusal(certificate, "Theorem 1 of Zaheer 2020 (a star)"))
     star, hub = certificate.hub.pattern, certificate.hub.token
     period, steps = certificate.schedule.period, delta.denominator
     _check_layers(count_star_layers(n, d, steps, period), n, d, steps, period)
@@ -303,16 +304,18 @@ def read_delta(delta: Fraction | str | float) -> Fraction:
     try:
         step = Fraction(str(delta))
     except (ValueError, ZeroDivisionError):
-        raise PatternError(f"delta must be a fraction such as '1/4', got {delta!r}") from None
+        raise PatternError("delta-form", f"delta must be a fraction such as '1/4', got {delta!r}") from None
     if step.numerator != 1 or step.denominator < 2:
-        raise PatternError(f"a grid needs a step that is 1 over a whole number of at least 2, got delta={step}")
+        raise PatternError(
+            "grid-step", f"a grid needs a step that is 1 over a whole number of at least 2, got delta={step}"
+        )
     return step
 
 
 def _checked(n: int, d: int, delta: Fraction | str | float) -> Fraction:
     """The step as a fraction, once it is known that there are tokens and features."""
     if n < 1 or d < 1:
-        raise PatternError(f"a mapping needs at least one token of one feature, got {n=} and {d=}")
+        raise PatternError("mapping-too-small", f"a mapping needs at least one token of one feature, got {n=} and {d=}")
     return read_delta(delta)
 
 
@@ -320,8 +323,9 @@ def _check_layers(layers: int, n: int, d: int, steps: int, period: int) -> None:
     if layers > MOST_LAYERS:
         turns = f" in a cycle of {period} patterns," if period > 1 else ""
         raise PatternError(
+            "mapping-too-large",
             f"the construction shifts each of {n:,} tokens once per value, {steps}^{d} of them,{turns} and at most"
-            f" {MOST_LAYERS:,} layers are built: take fewer tokens or features, or a larger delta"
+            f" {MOST_LAYERS:,} layers are built: take fewer tokens or features, or a larger delta",
         )
 
 
@@ -330,8 +334,9 @@ def _certified(pattern: Pattern | Schedule | str, length: int) -> Certificate:
     for part in certificate.schedule.patterns:
         if part.heads > 1:
             raise PatternError(
+                "mapping-heads",
                 f"the construction's heads share one pattern and {part} has {part.heads}:"
-                " write their patterns as a cycle, interleave(a, b, ...)"
+                " write their patterns as a cycle, interleave(a, b, ...)",
             )
     return certificate
 
@@ -345,7 +350,9 @@ def _finer(coarse: Fraction, fine: Fraction) -> int:
     """How many fine steps a coarse one has."""
     ratio = coarse / fine
     if ratio.denominator != 1:
-        raise PatternError(f"the grid's delta must divide the construction's, {coarse}, and {fine} does not")
+        raise PatternError(
+            "grids-do-not-divide", f"the grid's delta must divide the construction's, {coarse}, and {fine} does not"
+        )
     return ratio.numerator
 
 

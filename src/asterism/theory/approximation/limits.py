@@ -96,7 +96,9 @@ class FurthestVectorLayer(nn.Module):
     def __init__(self, d: int, temperature: float, pattern: Pattern | str = "dense()") -> None:
         super().__init__()
         if not temperature > 0:
-            raise ConfigurationError(f"a softmax needs a temperature above 0, got {temperature}; see hard_furthest")
+            raise ConfigurationError(
+                "temperature-range", f"a softmax needs a temperature above 0, got {temperature}; see hard_furthest"
+            )
         self.attention = SparseAttention(2 * d, 1, pattern, query_key_dim=d, bias=False).double().requires_grad_(False)
         identity, zero = torch.eye(d, dtype=torch.float64), torch.zeros(d, d, dtype=torch.float64)
         sharpness = d**0.5 / temperature  # attention divides scores by sqrt(d)
@@ -157,9 +159,13 @@ def orthogonal_pair(vectors: Integers, solve: Solver = hard_solver) -> tuple[int
 def _binary(vectors: Integers) -> Integers:
     vectors = np.asarray(vectors)
     if vectors.ndim != 2:
-        raise DataError(f"orthogonal vectors are rows of 0 and 1, got an array of shape {list(vectors.shape)}")
+        raise DataError(
+            "vectors-not-binary", f"orthogonal vectors are rows of 0 and 1, got an array of shape {list(vectors.shape)}"
+        )
     for row, column in np.argwhere(~np.isin(vectors, (0, 1))):
-        raise DataError(f"orthogonal vectors are rows of 0 and 1, got {vectors[row, column]} in row {row}")
+        raise DataError(
+            "vectors-not-binary", f"orthogonal vectors are rows of 0 and 1, got {vectors[row, column]} in row {row}"
+        )
     return vectors.astype(np.int64)
 
 
@@ -174,7 +180,7 @@ def interactions(pattern: Pattern | Schedule | str, n: int, layers: int) -> tupl
     these can only guess. Raises ConfigurationError for no layers.
     """
     if layers < 1:
-        raise ConfigurationError(f"interactions are counted after 1 or more layers, got {layers}")
+        raise ConfigurationError("layers-range", f"interactions are counted after 1 or more layers, got {layers}")
     schedule = as_schedule(pattern)
     steps = [
         Layer(reduce(or_, (read_graph(part, n, head) for head in range(part.heads)))) for part in schedule.patterns

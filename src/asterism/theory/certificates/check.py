@@ -35,8 +35,9 @@ def check(certificate: "Certificate") -> list[str]:
     """What was verified, one line each. Raises CertificateError at the first witness that does not hold."""
     if sum(certificate.connections) > MOST_PAIRS:
         raise PatternError(
+            "too-many-pairs",
             f"a check lists all connections, {sum(certificate.connections):,} here and at most {MOST_PAIRS:,}:"
-            " ask for a shorter length"
+            " ask for a shorter length",
         )
     matrices = [_matrix(pattern, certificate.n) for pattern in certificate.schedule.patterns]
     union = reduce(lambda a, b: a.maximum(b), matrices)
@@ -51,7 +52,7 @@ def check(certificate: "Certificate") -> list[str]:
 def require(holds: object, claim: str) -> None:
     """Raise CertificateError unless the claim holds."""
     if not holds:
-        raise CertificateError(f"the certificate is wrong: it claims that {claim}")
+        raise CertificateError("wrong-certificate", f"the certificate is wrong: it claims that {claim}")
 
 
 def _matrix(pattern: Pattern, n: int) -> Any:

@@ -184,8 +184,9 @@ def read_graph(pattern: Pattern, n: int, head: int = 0) -> Graph:
     scattered = sum(plan.tile**2 * _scattered(part) for part in plan.passes)
     if scattered > MOST_PAIRS:
         raise PatternError(
+            "too-many-pairs",
             f"{pattern} at length {n:,} has up to {scattered:,} scattered pairs and a graph of at most"
-            f" {MOST_PAIRS:,} can be held: ask for a shorter length"
+            f" {MOST_PAIRS:,} can be held: ask for a shorter length",
         )
     nothing = (np.arange(0),) * 3
     pieces = [

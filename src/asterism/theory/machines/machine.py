@@ -75,7 +75,7 @@ class TuringMachine:
     def __post_init__(self) -> None:
         for key, problem in self._problems():
             line = f", line {self.lines[key]}" if key and key in self.lines else ""
-            raise MachineError(f"{self.name}{line}: {problem}")
+            raise MachineError("machine-definition", f"{self.name}{line}: {problem}")
 
     @property
     def blank(self) -> str:
@@ -107,11 +107,11 @@ class TuringMachine:
         if not path.is_file():
             samples = sample_names()
             hint = nearest(str(name), samples) or f" The samples are {', '.join(samples)}."
-            raise MachineError(f"there is no sample machine and no file {str(name)!r}.{hint}")
+            raise MachineError("unknown-machine", f"there is no sample machine and no file {str(name)!r}.{hint}")
         try:
             return TuringMachine.parse(path.read_text(encoding="utf-8"), str(path))
         except UnicodeDecodeError:
-            raise MachineError(f"{path}: is not a text in UTF-8") from None
+            raise MachineError("not-utf8", f"{path}: is not a text in UTF-8") from None
 
     def begin(self, word: Iterable[str]) -> Configuration:
         """The first configuration. Raises MachineError for symbols that are not of the input alphabet."""
@@ -119,8 +119,9 @@ class TuringMachine:
         for place, symbol in tape.items():
             if symbol not in self.inputs:
                 raise MachineError(
+                    "machine-input",
                     f"{self.name}: the input has {symbol!r} at position {place};"
-                    f" its symbols are {' '.join(self.inputs) or 'none: it starts on an empty tape'}"
+                    f" its symbols are {' '.join(self.inputs) or 'none: it starts on an empty tape'}",
                 )
         return Configuration(self.start, 0, tape)
 
@@ -133,8 +134,9 @@ class TuringMachine:
         head = now.head + transition.move
         if head < 0 and self.tape == "one-way":
             raise MachineError(
+                "machine-left-end",
                 f"{self.name}: moves left of cell 0 in state {now.state!r} on {symbol!r}, and its tape is one-way;"
-                " mark the first cell, or say 'tape: two-way'"
+                " mark the first cell, or say 'tape: two-way'",
             )
         tape = {**now.tape, now.head: transition.symbol}
         if transition.symbol == self.blank:
@@ -256,8 +258,10 @@ class _Reader:
     def _one(self, header: str, default: str | None = None) -> str:
         values = self.headers.get(header, [default] if default else [])
         if len(values) != 1:
-            raise MachineError(f"{self.name}: a machine needs exactly one '{header}: ...', got {len(values)}")
+            raise MachineError(
+                "machine-header", f"{self.name}: a machine needs exactly one '{header}: ...', got {len(values)}"
+            )
         return values[0]
 
     def _fail(self, problem: str) -> NoReturn:
-        raise MachineError(f"{self.name}, line {self.number}: {problem}")
+        raise MachineError("machine-line", f"{self.name}, line {self.number}: {problem}")

@@ -40,7 +40,7 @@ class NormalForm:
 
     def __post_init__(self) -> None:
         for problem in _violations(self.machine):
-            raise MachineError(f"{self.machine.name}: not in normal form: {problem}")
+            raise MachineError("not-normal-form", f"{self.machine.name}: not in normal form: {problem}")
 
     def begin(self, word: str) -> Configuration:
         """The first configuration of the normal form."""
@@ -70,7 +70,9 @@ def normalise(machine: TuringMachine) -> NormalForm:
     """The machine in normal form. Raises MachineError for symbols of more than one character or states with blanks."""
     spaced = [state for state in machine.states if any(map(str.isspace, state))]
     for name in (*spaced, *(symbol for symbol in machine.symbols if len(symbol) != 1)):
-        raise MachineError(f"{machine.name}: states have no spaces and symbols one character, got {name!r}")
+        raise MachineError(
+            "machine-name", f"{machine.name}: states have no spaces and symbols one character, got {name!r}"
+        )
     halves = (UP, DOWN) if machine.tape == "two-way" else (UP,)
     origin = {state + half: (state, half) for state in machine.states for half in halves}
     pairs = [up + down for up in machine.symbols for down in machine.symbols[1:]] if len(halves) == 2 else []

@@ -31,7 +31,7 @@ class Disagreement(AsterismError):
     """The transformer's configuration at `time` is not the interpreter's."""
 
     def __init__(self, time: int, problem: str) -> None:
-        super().__init__(f"at time {time} the transformer is wrong: {problem}")
+        super().__init__("transformer-disagrees", f"at time {time} the transformer is wrong: {problem}")
         self.time = time
 
 
@@ -116,7 +116,9 @@ def prepare(
     """The run of `simulate`, whose steps are computed as they are asked for. Raises MachineError as `simulate` does."""
     for asked, choices, what in ((attention, CONSTRUCTIONS, "attention"), (arithmetic, ARITHMETICS, "arithmetic")):
         if asked not in choices:
-            raise MachineError(f"{what} must be one of {', '.join(choices)}, got {asked!r}.{nearest(asked, choices)}")
+            raise MachineError(
+                "unknown-choice", f"{what} must be one of {', '.join(choices)}, got {asked!r}.{nearest(asked, choices)}"
+            )
     normal = normalise(TuringMachine.load(machine) if isinstance(machine, str) else machine)
     normal.begin(word)
     return MachineRun(CONSTRUCTIONS[attention](normal.machine, ARITHMETICS[arithmetic]), normal, word)

@@ -33,7 +33,9 @@ class Drawn:
         if not self.path.exists() or not self.path.stat().st_size:
             return
         if not resume:
-            raise CheckpointError(f"output: {output} was begun; go on with it by --resume, or choose another name")
+            raise CheckpointError(
+                "output-begun", f"output: {output} was begun; go on with it by --resume, or choose another name"
+            )
         self.file = locked_output(self.path.open("r+b"), output)
         try:
             self._compare(self.file.readline(LARGEST))
@@ -45,7 +47,9 @@ class Drawn:
         try:
             recorded = json.loads(line.decode())
         except (ValueError, RecursionError) as error:
-            raise CheckpointError(f"{self.path} is damaged: {error}; remove it and start again") from None
+            raise CheckpointError(
+                "damaged-file", f"{self.path} is damaged: {error}; remove it and start again"
+            ) from None
         compare_settings(self.output, self.path, recorded, self.settings)
 
     def batch(self, rows: int, length: int) -> np.ndarray | None:
@@ -72,7 +76,9 @@ class Drawn:
         file = locked_output(self.path.open("a+b"), self.output)
         if file.tell():
             file.close()
-            raise CheckpointError(f"output: another process has begun {self.output}; choose another name")
+            raise CheckpointError(
+                "output-in-use", f"output: another process has begun {self.output}; choose another name"
+            )
         file.write(json.dumps(self.settings).encode() + b"\n")
         return file
 

@@ -64,15 +64,21 @@ class Wanted:
     def __post_init__(self) -> None:
         for name, value in (("count", self.count), ("complete", self.complete), ("length", self.length)):
             if value is not None and value < 1:
-                raise ConfigurationError(f"generation: {name}={value!r} must be at least 1")
+                raise ConfigurationError("at-least-one", f"generation: {name}={value!r} must be at least 1")
         if self.keep is not None and not 0 <= self.keep <= 1:
-            raise ConfigurationError(f"generation: keep={self.keep!r} must be from 0 to 1")
+            raise ConfigurationError("share-range", f"generation: keep={self.keep!r} must be from 0 to 1")
         if self.prompt is not None and self.complete is not None:
-            raise ConfigurationError("generation: continue a file or complete held-out pieces, one of the two")
+            raise ConfigurationError(
+                "continue-or-complete", "generation: continue a file or complete held-out pieces, one of the two"
+            )
         if self.keep is not None and self.prompt is None and self.complete is None:
-            raise ConfigurationError("generation: keep is for what is continued: give a prompt, or say complete")
+            raise ConfigurationError(
+                "keep-needs-prompt", "generation: keep is for what is continued: give a prompt, or say complete"
+            )
         if self.data is not None and self.complete is None:
-            raise ConfigurationError("generation: data are where the pieces are that are completed: say complete")
+            raise ConfigurationError(
+                "data-needs-complete", "generation: data are where the pieces are that are completed: say complete"
+            )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -139,7 +145,9 @@ def generate_file(
     opened = run if isinstance(run, Run) else open_run(run)
     config, objective = opened.config, opened.objective
     if not isinstance(config, RunConfig):
-        raise ConfigurationError(f"generate: a model fine-tuned for a task makes no files; {objective.instead}")
+        raise ConfigurationError(
+            "makes-no-files", f"generate: a model fine-tuned for a task makes no files; {objective.instead}"
+        )
     modality = config.reads()
     modality.refuse_output(path)
     jobs, is_training_corpus = _Request(config, opened.record, wanted).jobs()
@@ -173,10 +181,10 @@ def _require_new(path: Path) -> None:
     """Raises CheckpointError for a name that something has, but for an empty file, and a folder that is not there."""
     empty = path.is_file() and not path.is_symlink() and not path.stat().st_size
     if os.path.lexists(path) and not empty:
-        raise CheckpointError(f"output: {path} exists; choose another name")
+        raise CheckpointError("output-exists", f"output: {path} exists; choose another name")
     if not os.access(path.parent, os.W_OK | os.X_OK):
         reason = "cannot be written to" if path.parent.is_dir() else "is no folder"
-        raise CheckpointError(f"output: {path.parent} {reason}; name a file in a folder of your own")
+        raise CheckpointError("output-folder", f"output: {path.parent} {reason}; name a file in a folder of your own")
 
 
 # --- what is drawn ---------------------------------------------------------------------------------------------------
@@ -199,8 +207,9 @@ class _Request:
         wanted, modality = self.wanted, self.modality
         if modality.sequence_length is not None and wanted.length is not None:
             raise ConfigurationError(
+                "sequence-length",
                 f"generation: length={wanted.length}: a sequence of {modality} has {modality.sequence_length:,}"
-                f" {modality.unit}, all of which are drawn"
+                f" {modality.unit}, all of which are drawn",
             )
         labels = self.labels()
         each: list[int | None] = [*labels] or [None]
@@ -208,7 +217,9 @@ class _Request:
             return self.completions(wanted.complete, labels)
         if wanted.prompt is not None:
             if modality.classes is not None and not labels:
-                raise ConfigurationError("generation: this model knows classes: say of which the prompt is, by label")
+                raise ConfigurationError(
+                    "prompt-needs-class", "generation: this model knows classes: say of which the prompt is, by label"
+                )
             original = modality.read_prompt(Path(wanted.prompt))
             one_each = [self.continued(original, label, wanted.keep) for label in each]
             return [job for job in one_each for _ in range(wanted.count)], None
@@ -220,7 +231,9 @@ class _Request:
     def completions(self, asked: int, labels: Sequence[int]) -> tuple[list[_Job], bool]:
         """Pieces of the test split, evenly spread over it."""
         if len(labels) > 1:
-            raise ConfigurationError("generation: one label for all pieces, or that of each: give one at most")
+            raise ConfigurationError(
+                "labels-said-twice", "generation: one label for all pieces, or that of each: give one at most"
+            )
         splits = self.modality.splits(self.wanted.data or self.config.data)
         pieces = splits.require("test", self.config.context)
         if not labels:
@@ -228,7 +241,9 @@ class _Request:
         there = len(pieces.bounds) - 1
         if asked > there:
             raise ConfigurationError(
-                f"generation: complete={asked}: the test split of {splits.name} has {there:,} piece{'s' * (there != 1)}"
+                "too-few-pieces",
+                f"generation: complete={asked}: the test split of {splits.name} has {there:,}"
+                f" piece{'s' * (there != 1)}",
             )
         keep = 0.5 if self.wanted.keep is None else self.wanted.keep
         jobs = []
@@ -253,8 +268,9 @@ class _Request:
         length = (self.modality.sequence_length or self.config.context) - given
         if length < 1:
             raise ConfigurationError(
+                "prompt-too-long",
                 f"generation: {given:,} {self.modality.unit} are given, and the context of the run has"
-                f" {self.config.context:,}: keep less of them, or say the length of what is added"
+                f" {self.config.context:,}: keep less of them, or say the length of what is added",
             )
         return length
 
@@ -263,7 +279,7 @@ class _Request:
         if not self.wanted.labels:
             return []
         if self.modality.classes is None:
-            raise ConfigurationError(f"generation: labels: the model of {self.modality} knows no classes")
+            raise ConfigurationError("no-classes", f"generation: labels: the model of {self.modality} knows no classes")
         names = self.record["corpus"].get("classes", [])
         return [_class(one, names, self.modality.classes) for one in self.wanted.labels]
 
@@ -275,8 +291,9 @@ def _class(label: str, names: Sequence[str], classes: int) -> int:
     if not 0 <= number < classes:
         known = f"names are {', '.join(names[:20])}" if names else "this run's data have no names for them"
         raise ConfigurationError(
+            "unknown-class",
             f"generation: label {shown(label)} is no class: numbers are 0 to {classes - 1}, {known}."
-            f"{nearest(label, names)}"
+            f"{nearest(label, names)}",
         )
     return number
 

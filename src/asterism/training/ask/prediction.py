@@ -107,7 +107,9 @@ def _predicted(predictor: Predictor, rows: Iterable[Mapping[str, Any]]) -> Itera
 
 def _record(number: int, row: Any) -> Record:
     if not isinstance(row, Mapping):
-        raise DataError(f"rows[{number}]: must be a mapping of fields, such as a dict, got {type(row).__name__}")
+        raise DataError(
+            "not-a-mapping", f"rows[{number}]: must be a mapping of fields, such as a dict, got {type(row).__name__}"
+        )
     return Record(f"rows[{number}]", dict(row))
 
 
@@ -117,8 +119,9 @@ def _refuse_other_suffix(output: Path | None, kind: Format) -> None:
     suffix = "" if output is None else output.suffix.lower()
     if suffix not in written.suffixes and any(suffix in one.suffixes for one in tables):
         raise ConfigurationError(
+            "output-format",
             f"output: {output}: data of format {kind.name} come out as {written.name}; let the name end in"
-            f" {written.suffixes[0]}"
+            f" {written.suffixes[0]}",
         )
 
 
@@ -171,7 +174,7 @@ def predict_file(
                 seconds = time.monotonic() - began
                 display.show(_Moment(out.rows - before, seconds, source.position, read_before, source.size))
         if not out.rows:
-            raise DataError(f"data: {source.name} holds no record")
+            raise DataError("no-records", f"data: {source.name} holds no record")
         out.finish()
         return PredictionReport(
             run=str(opened.folder.path),
@@ -233,7 +236,7 @@ def _opened(run: Run | str | Path) -> Run:
 
 def _predictor(run: Run, batch_size: int | None, reader: str | None) -> Predictor:
     if batch_size is not None and batch_size < 1:
-        raise ConfigurationError(f"batch size {batch_size}: at least one example must be asked at a time")
+        raise ConfigurationError("batch-size", f"batch size {batch_size}: at least one example must be asked at a time")
     return run.objective.predictor(run.model, batch_size, reader)
 
 

@@ -23,9 +23,11 @@ def output_path(output: str | Path) -> Path:
     """The path of an output. Raises ConfigurationError or CheckpointError for what is no name of a file."""
     path = Path(output)
     if str(output) == STDIN:
-        raise ConfigurationError("output: '-' is no name for a file here; give none for standard output")
+        raise ConfigurationError(
+            "output-stdin", "output: '-' is no name for a file here; give none for standard output"
+        )
     if not path.name or "\0" in str(output):
-        raise ConfigurationError(f"output: {str(output)!r} cannot be the name of a file; choose another")
+        raise ConfigurationError("file-name", f"output: {str(output)!r} cannot be the name of a file; choose another")
     with writing(path):  # a name that is too long
         path.exists()
     return path
@@ -35,7 +37,7 @@ def refuse_existing(path: Path | None) -> None:
     """Raises CheckpointError if there is a file already, not an empty one, that a new output would replace."""
     if path is not None and _is_kept(path) and path.exists() and (path.is_dir() or path.stat().st_size):
         remedy = "go on with it by --resume, or " if can_go_on(path) else ""
-        raise CheckpointError(f"output: {path} exists; {remedy}choose another name")
+        raise CheckpointError("output-exists", f"output: {path} exists; {remedy}choose another name")
 
 
 def can_go_on(path: str | Path) -> bool:
@@ -56,12 +58,12 @@ def resume_file(path: Path) -> Path:
 def compare_settings(path: Path, beside: Path, recorded: Any, settings: Mapping[str, Any]) -> None:
     """Raises CheckpointError if the output `path` was begun with others than `settings`, as the file beside it says."""
     if not isinstance(recorded, dict) or recorded.keys() != settings.keys():
-        raise CheckpointError(f"{beside} is damaged: it must hold {', '.join(settings)}")
+        raise CheckpointError("damaged-output-settings", f"{beside} is damaged: it must hold {', '.join(settings)}")
     for name, value in settings.items():
         if recorded[name] != value:
             short = not isinstance(value, dict) and len(f"{value}{recorded[name]}") < 40
             what = f"{name} {recorded[name]}, not {value}" if short else f"another {name}"
-            raise CheckpointError(f"resume: {path} was begun with {what}")
+            raise CheckpointError("output-of-other-settings", f"resume: {path} was begun with {what}")
 
 
 def locked_output(file: BinaryIO, path: Path) -> BinaryIO:
@@ -70,7 +72,7 @@ def locked_output(file: BinaryIO, path: Path) -> BinaryIO:
         lock(file)
     except BlockingIOError:
         file.close()
-        raise CheckpointError(f"output: {path} is being written by another process") from None
+        raise CheckpointError("output-in-use", f"output: {path} is being written by another process") from None
     return file
 
 
@@ -97,7 +99,9 @@ class PredictionOutput:
         of another input, run or settings, or if it is not known of what.
         """
         if self.path is None or self.resume_file is None:
-            raise CheckpointError("resume: only an output that is a file can be gone on with; give --output")
+            raise CheckpointError(
+                "resume-needs-output", "resume: only an output that is a file can be gone on with; give --output"
+            )
         if not self.path.exists() or not (self.path.stat().st_size or self.resume_file.exists()):
             return
         self._check_settings(self.path, self.resume_file)
@@ -105,14 +109,18 @@ class PredictionOutput:
         for written in self._written(self.path):
             record = next(records, None)
             if record is None or not self.format.is_made_of(written, record):
-                raise CheckpointError(f"resume: {written.place} is not made of row {self.rows + 1:,} of {name}")
+                raise CheckpointError(
+                    "output-not-of-data", f"resume: {written.place} is not made of row {self.rows + 1:,} of {name}"
+                )
             yield written, record
             self.size += len(written.raw.encode()) + (0 if self.rows else len(written.head.encode()))
             self.rows += 1
 
     def _check_settings(self, path: Path, beside: Path) -> None:
         if not beside.exists():
-            raise CheckpointError(f"resume: {path} is finished, or not ours: {beside.name} is not beside it")
+            raise CheckpointError(
+                "output-finished", f"resume: {path} is finished, or not ours: {beside.name} is not beside it"
+            )
         compare_settings(path, beside, read_json(beside), self.settings)
 
     def _written(self, path: Path) -> Iterator[Record]:
@@ -125,7 +133,7 @@ class PredictionOutput:
                 yield written
         except DataError as error:
             if source.position < path.stat().st_size:  # else a row of several lines was cut off
-                raise CheckpointError(f"resume: the output cannot be read: {error}") from error
+                raise CheckpointError("unreadable-output", f"resume: the output cannot be read: {error}") from error
 
     def write(self, record: Record, prediction: Mapping[str, Any]) -> None:
         """Add a row; the first also opens the file."""
@@ -171,7 +179,9 @@ class PredictionOutput:
         elif self.rows:
             self.file = locked_output(self.path.open("r+b"), self.path)
             if not self.resume_file.exists():
-                raise CheckpointError(f"output: {self.path} was finished by another process just now")
+                raise CheckpointError(
+                    "output-finished", f"output: {self.path} was finished by another process just now"
+                )
             self.file.truncate(self.size)
             self.file.seek(0, os.SEEK_END)
         else:
@@ -186,7 +196,7 @@ class PredictionOutput:
             file = locked_output(path.open("ab"), path)
         if path.stat().st_size and not (self.resumed and beside.exists()):
             file.close()
-            raise CheckpointError(f"output: another process has written {path}; choose another name")
+            raise CheckpointError("output-finished", f"output: another process has written {path}; choose another name")
         write_json(beside, self.settings)
         file.truncate(0)
         return file

@@ -68,7 +68,8 @@ class CausalBytes(Pretraining[WindowCorpus]):
         """A model of bytes has one embedding for each."""
         if size != vocabulary.size:
             raise ConfigurationError(
-                f"init_from: objective causal predicts {vocabulary.size} bytes, {folder} has a vocabulary of {size:,}"
+                "vocabulary-differs",
+                f"init_from: objective causal predicts {vocabulary.size} bytes, {folder} has a vocabulary of {size:,}",
             )
 
     @classmethod
@@ -145,7 +146,9 @@ class CausalBytes(Pretraining[WindowCorpus]):
         stop = self._stop(pieces, evaluator.budget, lead)
         plans = {minimum: plan_pieces(pieces, config.context, minimum, lead, stop) for minimum in asked}
         if not (scored := plans[lead].bytes_scored):
-            raise ConfigurationError(f"minimum context {lead}: no piece of the {split} split is so long")
+            raise ConfigurationError(
+                "minimum-context-too-long", f"minimum context {lead}: no piece of the {split} split is so long"
+            )
         scores = tuple(
             Score(minimum_context=minimum, bits_per_byte=bits_per_byte(model, pieces, plan, config, evaluator))
             for minimum, plan in plans.items()
@@ -190,7 +193,9 @@ class CausalBytes(Pretraining[WindowCorpus]):
         one, and so does every record."""
         modality = self.config.reads()
         if modality.outputs:
-            raise ConfigurationError(f"generate: this model makes files: name one, --output FILE{modality.outputs[0]}")
+            raise ConfigurationError(
+                "output-missing", f"generate: this model makes files: name one, --output FILE{modality.outputs[0]}"
+            )
         return torch.tensor([list(text if text and modality.is_stream else b"\0" + text)])
 
     def continued(self, model: PreTrainedModel, starts: torch.Tensor, sampling: Mapping[str, Any]) -> torch.Tensor:
@@ -207,12 +212,13 @@ def refuse_labels(name: str, pieces: Pieces, classes: int | None) -> None:
     """Raises DataError if a model of so many classes is given pieces without labels, or with others."""
     if classes is None or pieces.labels is None:
         if classes is not None:
-            raise DataError(f"data: {name} has no classes; the model tells {classes} apart")
+            raise DataError("no-classes", f"data: {name} has no classes; the model tells {classes} apart")
         return
     if not 0 <= pieces.labels.min() <= pieces.labels.max() < classes:
         raise DataError(
+            "label-range",
             f"data: {name} has labels from {pieces.labels.min()} to {pieces.labels.max()}; the model tells {classes}"
-            " apart, from 0 on"
+            " apart, from 0 on",
         )
 
 
@@ -238,13 +244,16 @@ def _arguments(rows: torch.Tensor) -> dict[str, torch.Tensor]:
 
 def _check_minimum_context(config: RunConfig, asked: Sequence[int]) -> None:
     if not asked:
-        raise ConfigurationError("minimum context: at least one value is needed")
+        raise ConfigurationError("minimum-context-missing", "minimum context: at least one value is needed")
     if config.reads().sequence_length is not None and any(asked):
-        raise ConfigurationError("minimum context: this model reads records, and a record has no bytes before it")
+        raise ConfigurationError(
+            "minimum-context-records", "minimum context: this model reads records, and a record has no bytes before it"
+        )
     for minimum in asked:
         if not 0 <= minimum <= config.context:
             raise ConfigurationError(
-                f"minimum context {minimum} is not between 0 and the model's context {config.context}"
+                "minimum-context-range",
+                f"minimum context {minimum} is not between 0 and the model's context {config.context}",
             )
 
 

@@ -95,14 +95,16 @@ class Denoising(RowObjective[Pairs]):
         source, known, shape = super().foundations(config, own)
         if shape.decoder_mixers is None:
             raise ConfigurationError(
+                "no-decoder",
                 f"objective {config.objective} trains an encoder-decoder: give the model a decoder with"
-                ' model.decoder_mixers, such as "causal()"'
+                ' model.decoder_mixers, such as "causal()"',
             )
         reach, needed = shape.decoder_max_position_embeddings or 0, cls.room_of(config).targets
         if shape.positions_end and reach < needed:
             raise ConfigurationError(
+                "decoder-too-short",
                 f"model.decoder_max_position_embeddings is {reach:,}, too few for the targets of objective"
-                f" {config.objective} with context={config.context:,}: {needed:,}"
+                f" {config.objective} with context={config.context:,}: {needed:,}",
             )
         return source, known, shape
 
@@ -180,4 +182,4 @@ class Denoising(RowObjective[Pairs]):
 
 def none_left(split: Split, corpus: Splits, why: str) -> DataError:
     """What is raised for a split of which no pair can be made."""
-    return DataError(f"data: of the {split} split of {corpus.name} no pair can be made: {why}")
+    return DataError("no-pairs", f"data: of the {split} split of {corpus.name} no pair can be made: {why}")

@@ -75,7 +75,7 @@ def require_memory(config: RunConfig, objective: "type[Pretraining[Any]]", shape
     if reason := reason or shortage(needed, "this run", there):
         parts = {name: getattr(found, name) for name in ("weights", "gradients", "moments", "activations")}
         listed = ", ".join(f"{name} {amount(size, 'B')}" for name, size in parts.items())
-        raise ConfigurationError(f"{reason} ({listed}): {_REMEDY}")
+        raise ConfigurationError("too-much-memory", f"{reason} ({listed}): {_REMEDY}")
     if needed <= _NEARLY_ALL * there:
         return []
     return [f"a step needs at least {amount(needed, 'B')} of memory, and there are {amount(there, 'B')}"]
@@ -106,7 +106,7 @@ def require_memory_to_load(folder: Path, what: str) -> None:
     """Raises CheckpointError if the model in a folder needs more memory than there is, or has too many labels."""
     document = _document(folder)
     if reason := shortage(least_model_memory(document), f"{what}a model of the sizes in {folder}/config.json"):
-        raise CheckpointError(reason)
+        raise CheckpointError("too-much-memory", reason)
     _refuse_labels(document, f"{what}{folder}")
 
 
@@ -118,7 +118,9 @@ def _refuse_labels(document: Mapping[str, object], what: str) -> None:
     """Raises CheckpointError, which begins with `what`, for a configuration with more labels than that."""
     labels = document.get("num_labels")
     if isinstance(labels, int) and labels > _MOST_LABELS:
-        raise CheckpointError(f"{what} has num_labels {labels:,} in its config.json, and may have {_MOST_LABELS:,}")
+        raise CheckpointError(
+            "too-many-labels", f"{what} has num_labels {labels:,} in its config.json, and may have {_MOST_LABELS:,}"
+        )
 
 
 def _require_least(config: TrainingConfig, document: Mapping[str, object], tokens: int) -> None:
@@ -126,9 +128,9 @@ def _require_least(config: TrainingConfig, document: Mapping[str, object], token
     kept = config.micro_batch_size * least_token_memory(document) + 8 * config.batch_size
     weights = 2 * least_model_memory(document)
     if reason := shortage(weights, "this run"):
-        raise ConfigurationError(f"{reason}, most of it for {heaviest_size(document)}: {_REMEDY}")
+        raise ConfigurationError("too-much-memory", f"{reason}, most of it for {heaviest_size(document)}: {_REMEDY}")
     if reason := shortage(weights + kept * tokens, "this run"):
-        raise ConfigurationError(f"{reason}: {_REMEDY}")
+        raise ConfigurationError("too-much-memory", f"{reason}: {_REMEDY}")
 
 
 def _document(folder: Path) -> Mapping[str, object]:
@@ -159,7 +161,9 @@ def footprint(config: RunConfig, objective: "type[Pretraining[Any]]", shape: Ast
     except RuntimeError as error:
         if "overflow" not in str(error):
             raise
-        raise ConfigurationError(f"this model or batch has tensors of more than 2**63 bytes: {_REMEDY}") from error
+        raise ConfigurationError(
+            "too-much-memory", f"this model or batch has tensors of more than 2**63 bytes: {_REMEDY}"
+        ) from error
     size = weights_dtype(config.dtype).itemsize
     products, activations = whole
     if config.gradient_checkpointing:

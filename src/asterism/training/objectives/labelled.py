@@ -240,7 +240,9 @@ class Labelled(Objective[LabelledCorpus]):
         unused = {"split": question.split is None, "minimum context": not any(question.minimum_context)}
         for name, is_default in unused.items():
             if not is_default:
-                raise ConfigurationError(f"{name}: a fine-tuned model is scored on examples, and they have none")
+                raise ConfigurationError(
+                    "no-labels", f"{name}: a fine-tuned model is scored on examples, and they have none"
+                )
         self.task.kind.require_scorer()
         if question.data is None:
             examples = self.task.examples.divided(self.config)[1]
@@ -327,8 +329,12 @@ def _row_length(wanted: int | None, shape: PreTrainedConfig, model: str) -> int:
     most = longest(shape)
     if wanted is None:
         if most is None:
-            raise ConfigurationError(f"length: the model in {model} does not say how many tokens it takes; give one")
+            raise ConfigurationError(
+                "length-unsaid", f"length: the model in {model} does not say how many tokens it takes; give one"
+            )
         return most
     if most is not None and wanted > most and ends(shape):
-        raise ConfigurationError(f"length: {wanted:,} tokens were asked for, {model} takes {most:,}")
+        raise ConfigurationError(
+            "length-beyond-model", f"length: {wanted:,} tokens were asked for, {model} takes {most:,}"
+        )
     return wanted

@@ -208,15 +208,18 @@ class MaskedRows(Rows):
         what = f"the {split} split of {corpus.name}"
         if corpus.unit == "bases" and is_byte_level(tokenizer):
             raise ConfigurationError(
+                "tokenizer-of-genome",
                 "tokenizer: tokens of bytes would read the ends of lines between sentences of a genome; give bases,"
-                " kmer:LENGTH, dna-bpe:SIZE, or the folder of a tokenizer of DNA"
+                " kmer:LENGTH, dna-bpe:SIZE, or the folder of a tokenizer of DNA",
             )
         self.config = config
         self.stream = TokenStream.of(corpus, split, tokenizer)
         self.content = content_per_row(config)
         self.stream.require(self.content, what)
         if config.next_sentence and self.stream.documents < 2:
-            raise DataError(f"data: {what} has one document; next_sentence draws second parts from other documents")
+            raise DataError(
+                "one-document", f"data: {what} has one document; next_sentence draws second parts from other documents"
+            )
         self.starts = self.stream.row_starts(self.content)
         self.count, self.tokens, self.documents = len(self.starts), len(self.stream.tokens), self.stream.documents
         self.masking = Masking.of(tokenizer)
@@ -224,8 +227,9 @@ class MaskedRows(Rows):
         known = self.bytes_of_tokens is None or tokenizer.unk_token_id is None
         if unknown := 0 if known else int(self.stream.counts(len(tokenizer))[tokenizer.unk_token_id]):
             raise DataError(
+                "unknown-letters",
                 f"data: {what} has {unknown:,} letters that are none of A, C, G, T and N, the tokens of this tokenizer;"
-                ' files of genomes are read with modality="genome()"'
+                ' files of genomes are read with modality="genome()"',
             )
         self.masked_per_row = masked_per_row(config)
         self._first, self._separator = tokenizer.cls_token_id, tokenizer.sep_token_id
@@ -285,5 +289,5 @@ def read_frequencies(folder: Path) -> np.ndarray:
     """How often each token came in the training split, int64 [tokens], from a model folder. Raises CheckpointError."""
     tensors = read_tensors(folder / FREQUENCIES)
     if "frequencies" not in tensors:
-        raise CheckpointError(f"{folder / FREQUENCIES} is damaged: it holds no frequencies")
+        raise CheckpointError("damaged-frequencies", f"{folder / FREQUENCIES} is damaged: it holds no frequencies")
     return tensors["frequencies"].numpy()

@@ -71,7 +71,8 @@ class Pretraining(Objective[Data]):
         """Raises ConfigurationError for a model in `folder` whose embedding, of `size` tokens, does not fit."""
         if size < vocabulary.size:
             raise ConfigurationError(
-                f"init_from: the tokenizer in {folder} has {vocabulary.size:,} tokens, the model embeds {size:,}"
+                "vocabulary-differs",
+                f"init_from: the tokenizer in {folder} has {vocabulary.size:,} tokens, the model embeds {size:,}",
             )
 
     # --- what is the same for all -----------------------------------------------------------------------------------
@@ -135,26 +136,31 @@ class Pretraining(Objective[Data]):
         model_type = document.get("model_type") if isinstance(document, dict) else None
         if model_type != AsterismConfig.model_type:
             remedy = ": `asterism import` makes one of ours of it" if model_type in ARCHITECTURES else ""
-            raise CheckpointError(f"init_from: {folder} is a model of type {model_type!r}, not one of ours{remedy}")
+            raise CheckpointError(
+                "not-our-model", f"init_from: {folder} is a model of type {model_type!r}, not one of ours{remedy}"
+            )
         shape = read_shape(folder, "init_from: ")
         head = cls.model_class(config).__name__
         # Pre-training's two heads are the masked one and another: either may go on from both.
         heads = {head, AsterismForPreTraining.__name__} if head == AsterismForMaskedLM.__name__ else {head}
         if not heads & set(shape.architectures or ()):
             raise CheckpointError(
+                "other-objective-model",
                 f"init_from: {folder} holds an {', '.join(shape.architectures or ['unnamed model'])};"
-                f" objective {config.objective}{' with next_sentence' if config.next_sentence else ''} trains an {head}"
+                f" objective {config.objective}{' with next_sentence' if config.next_sentence else ''} trains"
+                f" an {head}",
             )
         cls.refuse_start(config, shape.vocab_size, vocabulary, folder)
         if shape.positions_end and shape.max_position_embeddings < config.context:
             raise ConfigurationError(
+                "context-beyond-model",
                 f"init_from: {folder} reads {shape.max_position_embeddings:,} tokens, too few for"
                 f" context={config.context:,}; give a shorter context, or a model that was imported with a greater"
-                " --length"
+                " --length",
             )
         if config.next_sentence and shape.type_vocab_size < 2:
             raise ConfigurationError(
-                f"init_from: next_sentence needs two token types, {folder} has {shape.type_vocab_size}"
+                "token-types", f"init_from: next_sentence needs two token types, {folder} has {shape.type_vocab_size}"
             )
         return shape
 
@@ -172,7 +178,9 @@ def _new_shape(config: RunConfig, vocabulary: Vocabulary) -> AsterismConfig:
     ):
         shape[name] = needed if shape[name] is None else shape[name]
         if shape[name] < needed:
-            raise ConfigurationError(f"model.{name} is {shape[name]:,}, too few for {what}: {needed:,}")
+            raise ConfigurationError(
+                "model-too-small", f"model.{name} is {shape[name]:,}, too few for {what}: {needed:,}"
+            )
     tokens = {"pad_token_id": vocabulary.padding}
     if shape["decoder_mixers"] is not None:
         tokens |= {"eos_token_id": vocabulary.end, "decoder_start_token_id": vocabulary.start}

@@ -122,7 +122,7 @@ class RowObjective(Pretraining[RowCorpus[Kind]], Generic[Kind]):
     def answer(self, model: PreTrainedModel, question: Question, trained_on: str, evaluator: Evaluator) -> Evaluation:
         refuse_reader(question)
         if any(question.minimum_context):
-            raise ConfigurationError(f"minimum context: this model {self.no_minimum}")
+            raise ConfigurationError("minimum-context-rows", f"minimum context: this model {self.no_minimum}")
         corpus, split = self.splits(question.data or self.config.data), question.split or "validation"
         rows = self.rows(corpus, split)
         numbers = range(rows.count)[evaluator.budget.part(rows.count, corpus.length(split))]

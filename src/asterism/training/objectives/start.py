@@ -30,13 +30,16 @@ def start_of(config: FineTuneConfig) -> Iterator[Path]:
     """
     if config.model not in RECIPES or Path(config.model).exists():
         if config.tokenizer is not None:
-            raise ConfigurationError(f"tokenizer: {config.model} brings its own; {config.tokenizer!r} is for recipes")
+            raise ConfigurationError(
+                "tokenizer-of-model", f"tokenizer: {config.model} brings its own; {config.tokenizer!r} is for recipes"
+            )
         yield model_folder(config.model, "model")
         return
     if not config.from_scratch:
         raise ConfigurationError(
+            "model-is-a-recipe",
             f"model: {config.model} is a recipe: pretrain it with `asterism train --recipe {config.model}`, or give"
-            " from_scratch to take its shape, with new weights"
+            " from_scratch to take its shape, with new weights",
         )
     with tempfile.TemporaryDirectory() as folder:
         _save_shape(config, Path(folder))
@@ -55,8 +58,9 @@ def _save_shape(config: FineTuneConfig, folder: Path) -> None:
     )
     if config.modality is None and pretraining.tokenizer.partition(":")[0] in LEARNED:
         raise ConfigurationError(
+            "tokenizer-not-pretrained",
             f"model: the tokenizer of {config.model}, {pretraining.tokenizer}, is learned from text: pretrain it with"
-            f" `asterism train --recipe {config.model}`, or give a tokenizer that is not, such as bases or kmer:6"
+            f" `asterism train --recipe {config.model}`, or give a tokenizer that is not, such as bases or kmer:6",
         )
     objective: Any = OBJECTIVES.load(pretraining.objective)
     _, vocabulary, shape = objective.foundations(pretraining)
@@ -64,5 +68,7 @@ def _save_shape(config: FineTuneConfig, folder: Path) -> None:
     if config.modality is not None:
         return
     if pretraining.objective == "causal":
-        raise ConfigurationError(f"model: {config.model} reads bytes, not tokens: give a recipe of an encoder")
+        raise ConfigurationError(
+            "reads-bytes", f"model: {config.model} reads bytes, not tokens: give a recipe of an encoder"
+        )
     vocabulary.made([], pretraining.context).save_pretrained(folder)

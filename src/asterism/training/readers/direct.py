@@ -16,7 +16,10 @@ class Whole(Reader):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.length is not None:
-            raise ConfigurationError(f"reader: whole() has no length, got {self.length}; cut(length={self.length}) has")
+            raise ConfigurationError(
+                "whole-has-no-length",
+                f"reader: whole() has no length, got {self.length}; cut(length={self.length}) has",
+            )
 
     def rows(self, document: Document) -> list[Row]:
         return [((0, document.tokens),)]

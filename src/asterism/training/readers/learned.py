@@ -128,7 +128,9 @@ class Scorer(nn.Module):
         tensors = read_tensors(folder / SCORER)
         shapes = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
         if shapes != _SHAPES:
-            raise CheckpointError(f"{folder / SCORER} is no scorer: it holds {shapes}, where {_SHAPES} are needed")
+            raise CheckpointError(
+                "damaged-scorer", f"{folder / SCORER} is no scorer: it holds {shapes}, where {_SHAPES} are needed"
+            )
         return cls(**tensors)
 
     def save(self, folder: Path) -> None:

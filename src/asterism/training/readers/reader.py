@@ -105,7 +105,9 @@ class Reader(ABC):
 
     def _require(self, name: str, holds: bool, rule: str) -> None:
         if not holds:
-            raise ConfigurationError(f"reader: {self.name}: {name} {rule}, got {shown(getattr(self, name))}")
+            raise ConfigurationError(
+                "reader-argument", f"reader: {self.name}: {name} {rule}, got {shown(getattr(self, name))}"
+            )
 
 
 def windows_of(tokens: int, size: int, shared: int) -> list[Stretch]:

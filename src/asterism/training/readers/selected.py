@@ -147,7 +147,8 @@ class Parts(Iterated):
         super().__post_init__()
         if self.k != Iterated.k:
             raise ConfigurationError(
-                f"reader: iterated: all summaries of parts are read again, so k={self.k} says nothing"
+                "iterated-needs-no-k",
+                f"reader: iterated: all summaries of parts are read again, so k={self.k} says nothing",
             )
 
     @property

@@ -32,7 +32,9 @@ class Windows(Reader):
     def settled(self, pools: Sequence[str]) -> Self:
         pool = self.pool or pools[0]
         if pool not in pools:
-            raise ConfigurationError(f"reader: windows: pool must be {' or '.join(pools)} for this task, got {pool}")
+            raise ConfigurationError(
+                "reader-pool", f"reader: windows: pool must be {' or '.join(pools)} for this task, got {pool}"
+            )
         return replace(super().settled(pools), pool=pool)
 
     @property

@@ -54,5 +54,7 @@ RECIPES: dict[str, Callable[[], RunConfig]] = {
 def recipe(name: str) -> RunConfig:
     """The configuration of a recipe. Raises ConfigurationError for an unknown name, with the nearest known one."""
     if name not in RECIPES:
-        raise ConfigurationError(f"unknown recipe {name!r}.{nearest(name, RECIPES)} Known: {', '.join(RECIPES)}")
+        raise ConfigurationError(
+            "unknown-recipe", f"unknown recipe {name!r}.{nearest(name, RECIPES)} Known: {', '.join(RECIPES)}"
+        )
     return RECIPES[name]()

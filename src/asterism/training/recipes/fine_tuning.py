@@ -81,6 +81,7 @@ def fine_tuning(name: str) -> dict[str, Any]:
     """The settings of a recipe. Raises ConfigurationError for one that has none, with the nearest name that has."""
     if name not in FINE_TUNING:
         raise ConfigurationError(
-            f"recipe {name!r} says nothing of fine-tuning.{nearest(name, FINE_TUNING)} Known: {', '.join(FINE_TUNING)}"
+            "recipe-without-fine-tuning",
+            f"recipe {name!r} says nothing of fine-tuning.{nearest(name, FINE_TUNING)} Known: {', '.join(FINE_TUNING)}",
         )
     return dict(FINE_TUNING[name])

@@ -93,8 +93,9 @@ def save_checkpoint(
     for what, kept in (("the weight", parameters), ("the optimiser's", tensors.moments)):
         if name := first_not_finite(kept):
             raise NonFiniteLossError(
+                "weights-not-finite",
                 f"step {state.step}: {what} {name} is not finite; no checkpoint was written, the one before it stays."
-                " Use a lower learning rate or a longer warm-up"
+                " Use a lower learning rate or a longer warm-up",
             )
     with replacing(folder) as temporary:
         model.save_pretrained(temporary, state_dict=tensors.weights)
@@ -146,7 +147,9 @@ def read_state(folder: Path) -> TrainingState:
     values = read_sealed(folder / STATE)
     names = {field.name for field in fields(TrainingState)}
     if set(values) != names | {"files", SEAL}:
-        raise CheckpointError(f"{folder / STATE} is damaged: its fields must be {', '.join(sorted(names))}")
+        raise CheckpointError(
+            "damaged-fields", f"{folder / STATE} is damaged: its fields must be {', '.join(sorted(names))}"
+        )
     return TrainingState(**{name: values[name] for name in names})
 
 
@@ -176,10 +179,14 @@ def _optimizer_tensors(model: PreTrainedModel, optimizer: torch.optim.Optimizer)
 
 def _compare(path: Path, tensors: Mapping[str, torch.Tensor], expected: Mapping[str, list[int]]) -> None:
     for name in expected.keys() - tensors.keys():
-        raise CheckpointError(f"{path} does not fit the run: it lacks the tensor {name}")
+        raise CheckpointError("tensor-missing", f"{path} does not fit the run: it lacks the tensor {name}")
     for name in tensors.keys() - expected.keys():
-        raise CheckpointError(f"{path} does not fit the run: it has a tensor {name} that the model does not know")
+        raise CheckpointError(
+            "tensor-unknown", f"{path} does not fit the run: it has a tensor {name} that the model does not know"
+        )
     for name, shape in expected.items():
         if list(tensors[name].shape) != shape:
             seen = list(tensors[name].shape)
-            raise CheckpointError(f"{path} does not fit the run: {name} has shape {seen}, the model needs {shape}")
+            raise CheckpointError(
+                "tensor-shape", f"{path} does not fit the run: {name} has shape {seen}, the model needs {shape}"
+            )

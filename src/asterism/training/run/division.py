@@ -36,9 +36,10 @@ def refuse_undivided(setup: Setup, processes: Processes) -> None:
     config, parts = setup.config, processes.shape.row_parts
     if config.micro_batch_size < parts:
         raise ConfigurationError(
+            "batch-divides",
             f"parallel: dp and fsdp cut a batch into {parts} parts, and a slice of it has {config.micro_batch_size}"
             f" sequences: batch_size = {config.batch_size} / gradient_accumulation_steps ="
-            f" {config.gradient_accumulation_steps}; have at least one for each, or give processes to cp"
+            f" {config.gradient_accumulation_steps}; have at least one for each, or give processes to cp",
         )
     if processes.shape.cp > 1 and not isinstance(setup.shape, AsterismConfig):
         _refuse_whole_rows(setup)
@@ -56,18 +57,21 @@ def _refuse_whole_rows(setup: Setup) -> None:
     shape, kind = setup.shape, setup.shape.model_type
     if kind not in _SHARED_OUT:
         raise ConfigurationError(
+            "mesh-of-model",
             f"parallel: cp shares out the tokens of models of ours, and of {', '.join(_SHARED_OUT)}, not of {kind}; use"
-            " dp or fsdp, or import the model"
+            " dp or fsdp, or import the model",
         )
     if getattr(shape, "asterism_pattern", None) is None:
         raise ConfigurationError(
+            "mesh-of-model",
             f"parallel: cp shares out the tokens of a {kind} model only where it attends by a pattern: save it with"
-            ' one, use_pattern(model, "window(left=128, right=128)"), or use dp or fsdp'
+            ' one, use_pattern(model, "window(left=128, right=128)"), or use dp or fsdp',
         )
     if getattr(setup.config, "task", None) != "tag":
         raise ConfigurationError(
+            "mesh-of-task",
             f"parallel: of a {kind} model cp shares out the loss of tokens, so the task must be tag; use dp or fsdp, or"
-            " import the model"
+            " import the model",
         )
 
 
@@ -82,7 +86,9 @@ def weighed(config: TrainingConfig, shape: PreTrainedConfig, longest: Sequence[i
     width = _row_shape(config, shape, processes)
     for pattern, queries, keys in dict.fromkeys(_layers(shape, longest, processes.shape.cp)):
         if (plan := communicate(pattern, queries, keys, width)).is_dense:
-            raise ConfigurationError(f"parallel: {refusal(plan, width)}; or let dp and fsdp divide rows instead")
+            raise ConfigurationError(
+                "mesh-unsuitable", f"parallel: {refusal(plan, width)}; or let dp and fsdp divide rows instead"
+            )
     return replace(processes, dense_exchange=True)
 
 
@@ -93,8 +99,9 @@ def refuse_dropout(shape: PreTrainedConfig, processes: Processes) -> None:
     for name in ("attention_dropout", "attention_probs_dropout_prob"):
         if getattr(shape, name, None):
             raise ConfigurationError(
+                "sharded-dropout-keys",
                 f"parallel: {name} goes by the numbers of all tokens, so with cp every process needs every key: set it"
-                " to 0 in the model, or ask for it: --dense-exchange"
+                " to 0 in the model, or ask for it: --dense-exchange",
             )
 
 

@@ -100,7 +100,9 @@ def _first_model(setup: Setup, device: torch.device) -> tuple[PreTrainedModel, l
         # The old name warns where there is the new one; transformers 5.17 has only the old one.
         getattr(model, "activation_checkpointing_enable", model.gradient_checkpointing_enable)()
     if weight := first_not_finite(dict(model.named_parameters())):
-        raise CheckpointError(f"the model to begin with is damaged: its weight {weight} is not finite")
+        raise CheckpointError(
+            "weights-not-finite", f"the model to begin with is damaged: its weight {weight} is not finite"
+        )
     return model, notes
 
 
@@ -133,7 +135,9 @@ def _newest(setup: Setup, run: RunFolder) -> Path | None:
     """The newest checkpoint, if there is one, of a run that can go on."""
     record = run.read_record()
     if record["result"] is not None:
-        raise CheckpointError(f"{run.path} was finished by another process just now; resume it again for its report")
+        raise CheckpointError(
+            "run-finished", f"{run.path} was finished by another process just now; resume it again for its report"
+        )
     run.refuse_other_data(setup.corpus.record())
     refuse_other_versions(setup.config, record)
     return run.latest_checkpoint()

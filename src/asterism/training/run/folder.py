@@ -89,7 +89,10 @@ class RunFolder:
     def refuse_other_data(self, corpus: Mapping[str, Any]) -> None:
         """Raises DataError if a corpus, as its record says, is not what the run began with."""
         if self.read_record()["corpus"]["sha256"] != corpus["sha256"]:
-            raise DataError(f"data: {corpus['name']} is not what the run in {self.path} began with: its hash differs")
+            raise DataError(
+                "data-changed",
+                f"data: {corpus['name']} is not what the run in {self.path} began with: its hash differs",
+            )
 
     def renew(self, config: AnyConfig, decided: Mapping[str, Any]) -> None:
         """Write down where the data are now, what depends on it, and how much of them the report is to be of."""
@@ -107,21 +110,24 @@ class RunFolder:
     def refuse_existing(self) -> None:
         """Raises CheckpointError if there is anything here that a new run would mix with, or no folder can be here."""
         if "\0" in str(self.path):
-            raise CheckpointError(f"{str(self.path)!r} cannot be the name of a folder; choose another")
+            raise CheckpointError("file-name", f"{str(self.path)!r} cannot be the name of a folder; choose another")
         if not os.path.lexists(self.path):
             return
         if not self.path.is_dir() or not all(_is_ours(path) for path in self.path.iterdir()):
-            raise CheckpointError(f"{self.path} exists and is not an empty folder; resume it, or choose another folder")
+            raise CheckpointError(
+                "folder-not-empty",
+                f"{self.path} exists and is not an empty folder; resume it, or choose another folder",
+            )
 
     def read_record(self) -> dict[str, Any]:
         """The contents of run.json. Raises CheckpointError if this is no run folder, or a damaged one."""
         require_run(self.path)
         record = read_sealed(self.run_file)
         if lacking := [name for name in RECORDED if name not in record]:
-            raise CheckpointError(f"{self.run_file} is damaged: it lacks {', '.join(lacking)}")
+            raise CheckpointError("damaged-fields", f"{self.run_file} is damaged: it lacks {', '.join(lacking)}")
         corpus = record["corpus"]
         if not (isinstance(corpus, dict) and isinstance(corpus.get("sha256"), str)):
-            raise CheckpointError(f"{self.run_file} is damaged: it does not say what the corpus is")
+            raise CheckpointError("damaged-fields", f"{self.run_file} is damaged: it does not say what the corpus is")
         return record
 
     def read_config(self) -> AnyConfig:
@@ -130,13 +136,15 @@ class RunFolder:
         try:
             return config_from_dict(record["kind"], record["config"])
         except (AsterismError, AttributeError, TypeError) as error:
-            raise CheckpointError(f"{self.run_file} is damaged: {error}") from error
+            raise CheckpointError("damaged-file", f"{self.run_file} is damaged: {error}") from error
 
     def read_settled(self) -> AnyConfig:
         """The configuration with the dtype that the run computes in, where that was open. Raises CheckpointError."""
         config, dtype = self.read_config(), self.read_record()["dtype"]
         if dtype not in get_args(Dtype) or dtype == "auto":
-            raise CheckpointError(f"{self.run_file} is damaged: it does not say which dtype the run computes in")
+            raise CheckpointError(
+                "damaged-fields", f"{self.run_file} is damaged: it does not say which dtype the run computes in"
+            )
         return replace(config, dtype=dtype)
 
     def read_prices(self) -> dict[str, Any]:
@@ -144,7 +152,7 @@ class RunFolder:
         try:
             return dict(Figures(nanoseconds=self.read_record()["prices"]).nanoseconds)
         except (AttributeError, TypeError, ValueError) as error:
-            raise CheckpointError(f"{self.run_file} is damaged: prices: {error}") from error
+            raise CheckpointError("damaged-file", f"{self.run_file} is damaged: prices: {error}") from error
 
     def checkpoint(self, step: int) -> Path:
         """Where the checkpoint of a step is."""
@@ -192,7 +200,9 @@ class RunFolder:
             return self.model
         found = self.latest_checkpoint()
         if found is None:
-            raise CheckpointError(f"{self.path} holds no model yet: the run ended before its first checkpoint")
+            raise CheckpointError(
+                "no-checkpoint", f"{self.path} holds no model yet: the run ended before its first checkpoint"
+            )
         return found
 
     def weights_digest(self) -> str:
@@ -228,7 +238,7 @@ class RunFolder:
         """All whole lines of the history; a last line that was cut off is left out. Raises CheckpointError."""
         entries, damage = self._history()
         if damage:
-            raise CheckpointError(damage[0])
+            raise CheckpointError("damaged-file", damage[0])
         return entries
 
     def cut_history(self, step: int) -> list[str]:
@@ -280,5 +290,5 @@ def model_folder(path: str | Path, setting: str) -> Path:
     try:
         check_model_folder(folder)
     except CheckpointError as error:
-        raise CheckpointError(f"{setting}: {error}") from error
+        raise CheckpointError("bad-setting", f"{setting}: {error}") from error
     return folder

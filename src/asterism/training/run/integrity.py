@@ -29,18 +29,23 @@ def read_sealed(path: Path) -> dict[str, Any]:
     """A record as `seal` made it. Raises CheckpointError if it is missing, damaged, or was changed since."""
     record = read_json(path)
     if not isinstance(record, dict):
-        raise CheckpointError(f"{path} is damaged: it holds {type(record).__name__}, not the fields of a record")
+        raise CheckpointError(
+            "damaged-fields", f"{path} is damaged: it holds {type(record).__name__}, not the fields of a record"
+        )
     if SEAL not in record:
         raise CheckpointError(
+            "seal-missing",
             f"{path} is damaged, or of a version of asterism without checksums: it has no field {SEAL!r}; restore it,"
-            " or use a model folder, which needs no record"
+            " or use a model folder, which needs no record",
         )
     try:
         same = seal(record)[SEAL] == record[SEAL]
     except ValueError:  # NaN and Infinity, which Python reads and we never write
         same = False
     if not same:
-        raise CheckpointError(f"{path} was changed after it was written: its SHA-256 is another; restore what it was")
+        raise CheckpointError(
+            "file-tampered", f"{path} was changed after it was written: its SHA-256 is another; restore what it was"
+        )
     return record
 
 
@@ -56,17 +61,18 @@ def check_sums(folder: Path, sums: Any, record: Path) -> None:
     Files that the record does not know may be there.
     """
     if not isinstance(sums, dict) or not sums:
-        raise CheckpointError(f"{record} is damaged: it has no sums of the files in {folder.name}")
+        raise CheckpointError("sums-missing", f"{record} is damaged: it has no sums of the files in {folder.name}")
     for name, known in sums.items():
         path = folder / name
         try:
             found = sha256_of(path).hex()
         except FileNotFoundError:
-            raise CheckpointError(f"{path} is missing") from None
+            raise CheckpointError("missing-file", f"{path} is missing") from None
         except OSError as error:
-            raise CheckpointError(f"{path} is damaged: {error}") from error
+            raise CheckpointError("damaged-file", f"{path} is damaged: {error}") from error
         if found != known:
             raise CheckpointError(
+                "file-tampered",
                 f"{path} is damaged, or was changed after it was written: its SHA-256 is not the one in {record.name};"
-                " restore what it was"
+                " restore what it was",
             )

@@ -28,7 +28,7 @@ def locked(folder: Path) -> Iterator[None]:
     on a system without such locks.
     """
     if not HAS_LOCKS:
-        raise CheckpointError(f"{folder} cannot be locked: runs need Linux or macOS (on Windows: WSL)")
+        raise CheckpointError("no-locks", f"{folder} cannot be locked: runs need Linux or macOS (on Windows: WSL)")
     with writing(folder):
         made = make_folder(folder)
         lock = _Lock(folder / LOCK)
@@ -77,7 +77,8 @@ class _Lock:
                 holder = os.read(descriptor, 300).decode(errors="replace") or "another process"
                 os.close(descriptor)
                 raise CheckpointError(
-                    f"{self.path.parent} is in use by {holder}, which writes there; wait until it ends, or stop it"
+                    "run-in-use",
+                    f"{self.path.parent} is in use by {holder}, which writes there; wait until it ends, or stop it",
                 ) from None
             except OSError as error:
                 if error.errno not in _UNSUPPORTED:

@@ -154,7 +154,8 @@ class Objective(ABC, Generic[Data]):
 
     def _continues_nothing(self) -> ConfigurationError:
         return ConfigurationError(
-            f"generate: a model trained with objective {self.config.objective} continues nothing; {self.instead}"
+            "makes-no-text",
+            f"generate: a model trained with objective {self.config.objective} continues nothing; {self.instead}",
         )
 
     def predictor(self, model: PreTrainedModel, batch_size: int | None = None, reader: str | None = None) -> Any:
@@ -165,7 +166,8 @@ class Objective(ABC, Generic[Data]):
         that the task cannot use.
         """
         raise ConfigurationError(
-            f"predict: a model trained with objective {self.config.objective} has learned no task; {self.instead}"
+            "learned-no-task",
+            f"predict: a model trained with objective {self.config.objective} has learned no task; {self.instead}",
         )
 
     instead: ClassVar[str] = "score it with `asterism evaluate`"

@@ -55,8 +55,8 @@ _LOST = ("gloo", "Connection closed", "Connection reset", "NCCL", "Timed out", "
 class OtherProcessError(AsterismError):
     """Another process of the run failed; this one ends with it, and with the same exit code."""
 
-    def __init__(self, message: str, exit_code: int) -> None:
-        super().__init__(message)
+    def __init__(self, code: str, message: str, exit_code: int) -> None:
+        super().__init__(code, message)
         self.exit_code = exit_code
 
 
@@ -165,7 +165,7 @@ class Processes:
             raise failure
         for rank, other in enumerate(failures):
             if other is not None:
-                raise OtherProcessError(f"process {rank}: {other['text']}", other["code"])
+                raise OtherProcessError("other-process-refused", f"process {rank}: {other['text']}", other["code"])
 
     def total(self, numbers: Sequence[float]) -> list[float]:
         """Sums over all processes, in float64, the same bits everywhere."""
@@ -271,9 +271,10 @@ def joined(config: TrainingConfig) -> Iterator[Processes]:
         if not _is_loss(error):
             raise
         raise LostProcessError(
+            "process-lost",
             "a process of this run has ended, or was silent for"
             f" {config.process_timeout} seconds, so all of them end; the newest checkpoint, if there is one, is"
-            " whole: --resume goes on"
+            " whole: --resume goes on",
         ) from error
     finally:
         if is_ours and dist.is_initialized():
@@ -288,8 +289,9 @@ def _make_group(config: TrainingConfig) -> None:
     for name in ("RANK", "MASTER_ADDR", "MASTER_PORT"):
         if not os.environ.get(name):
             raise ConfigurationError(
+                "launcher-variable-missing",
                 f"WORLD_SIZE says that this is one of {os.environ['WORLD_SIZE']} processes, and {name} is not set:"
-                " start them with torchrun, or unset WORLD_SIZE"
+                " start them with torchrun, or unset WORLD_SIZE",
             )
     # A thread of gloo that still lets go of tensors when the interpreter ends aborts the process, about once in thirty
     # runs on a busy machine. Threads end with their groups, and these with the last of what refers to them.
@@ -336,8 +338,9 @@ def compare(processes: Processes, what: str, own: Mapping[str, str]) -> None:
         for name, value in everyone[0].items():
             if other.get(name) != value:
                 raise ConfigurationError(
+                    "processes-differ",
                     f"the processes of a run must be alike: {what} {name} is {value} in process 0,"
-                    f" {other.get(name)} in process {rank}"
+                    f" {other.get(name)} in process {rank}",
                 )
 
 

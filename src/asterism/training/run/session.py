@@ -72,9 +72,10 @@ class Session:
         if not (math.isfinite(loss) and math.isfinite(gradient_norm)):
             what = f"the loss is {loss}" if not math.isfinite(loss) else f"the gradient's norm is {gradient_norm}"
             raise NonFiniteLossError(
+                "loss-not-finite",
                 f"step {self.state.step + 1}: {what}; training stopped before the weights changed. "
                 f"Use a lower learning rate (now {self.config.learning_rate:g}) or a longer warm-up"
-                f"{', or dtype float32' if self.config.dtype == 'bfloat16' else ''}"
+                f"{', or dtype float32' if self.config.dtype == 'bfloat16' else ''}",
             )
         self.state.loss_sum += loss
         self.state.loss_steps += 1

@@ -64,4 +64,6 @@ def read_shape(folder: Path, what: str = "") -> Any:
             return AsterismConfig.from_dict({**document, "dtype": "float32"})
         return AutoConfig.from_pretrained(folder, **LOCAL, dtype="float32")
     except (OSError, *DAMAGED) as error:
-        raise CheckpointError(f"{what}{folder / 'config.json'} is damaged: {why_unread(error)}") from error
+        raise CheckpointError(
+            "damaged-configuration", f"{what}{folder / 'config.json'} is damaged: {why_unread(error)}"
+        ) from error

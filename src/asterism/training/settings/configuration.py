@@ -142,11 +142,13 @@ class TrainingConfig:
             if not isinstance(value, int | float):
                 continue
             if isinstance(value, float) and not math.isfinite(value):
-                raise ConfigurationError(f"run configuration: {name}={value!r} must be finite")
+                raise ConfigurationError("not-finite", f"run configuration: {name}={value!r} must be finite")
             largest = 2**63 - 1 if name == "seed" else 2**31 - 1
             if isinstance(value, int) and abs(value) > largest:
                 given = f"{value:.4g}" if abs(value) < 2**256 else shown(value)
-                raise ConfigurationError(f"run configuration: {name} must be at most {largest:,}, got {given}")
+                raise ConfigurationError(
+                    "number-too-large", f"run configuration: {name} must be at most {largest:,}, got {given}"
+                )
 
     @property
     def micro_batch_size(self) -> int:
@@ -155,7 +157,7 @@ class TrainingConfig:
 
     def _require(self, name: str, holds: bool, rule: str) -> None:
         if not holds:
-            raise ConfigurationError(f"run configuration: {name}={getattr(self, name)!r} {rule}")
+            raise ConfigurationError("setting-range", f"run configuration: {name}={getattr(self, name)!r} {rule}")
 
     def _require_positive(self, name: str) -> None:
         self._require(name, getattr(self, name) >= 1, "must be at least 1")
@@ -414,7 +416,7 @@ def config_from_dict(kind: str, values: Mapping[str, Any]) -> AnyConfig:
     missing, and for a value that cannot work.
     """
     if kind not in KINDS:
-        raise ConfigurationError(f"run configuration: there is no kind {kind!r}.{nearest(kind, KINDS)}")
+        raise ConfigurationError("unknown-kind", f"run configuration: there is no kind {kind!r}.{nearest(kind, KINDS)}")
     made = KINDS[kind]
     _check_names("run configuration", values, made)
     if "model" in values and made is RunConfig:
@@ -427,8 +429,8 @@ def config_from_dict(kind: str, values: Mapping[str, Any]) -> AnyConfig:
 
 def _check_names(what: str, values: object, kind: type) -> None:
     if not isinstance(values, Mapping):
-        raise ConfigurationError(f"{what}: must be settings by their names, got {shown(values)}")
+        raise ConfigurationError("not-a-mapping", f"{what}: must be settings by their names, got {shown(values)}")
     known = [one.name for one in fields(kind)]
     for name in values:
         if name not in known:
-            raise ConfigurationError(f"{what}: there is no field {name!r}.{nearest(name, known)}")
+            raise ConfigurationError("unknown-field", f"{what}: there is no field {name!r}.{nearest(name, known)}")

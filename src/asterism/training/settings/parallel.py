@@ -42,9 +42,11 @@ def mesh_sizes(text: str) -> dict[str, int]:
     for part in filter(None, text.split(",")):
         name, _, size = (word.strip() for word in part.partition("="))
         if name not in AXES or not (size.isascii() and size.isdecimal() and 1 <= int(size) <= 2**20):
-            raise ConfigurationError(f"parallel: {part!r} is not one of {', '.join(f'{axis}=N' for axis in AXES)}")
+            raise ConfigurationError(
+                "mesh-text", f"parallel: {part!r} is not one of {', '.join(f'{axis}=N' for axis in AXES)}"
+            )
         if name in found:
-            raise ConfigurationError(f"parallel: {name} is given twice in {text!r}")
+            raise ConfigurationError("mesh-axis-twice", f"parallel: {name} is given twice in {text!r}")
         found[name] = int(size)
     return found
 
@@ -58,9 +60,10 @@ def mesh_shape(text: str, processes: int) -> MeshShape:
     if (needed := prod(sizes.values())) != processes:
         there = "this is one alone" if processes == 1 else f"there are {processes}"
         raise ConfigurationError(
+            "mesh-processes",
             f"parallel: a mesh {text} has {needed} processes, {there}: start {needed} with"
             f" `torchrun --nproc-per-node {needed}`, or say a mesh of {processes}, such as"
-            f" --parallel {_resized(sizes, processes)}"
+            f" --parallel {_resized(sizes, processes)}",
         )
     return MeshShape(**sizes)
 

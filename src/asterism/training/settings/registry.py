@@ -34,7 +34,7 @@ class Registry(dict[str, Entry]):
     """Entries by name; `load` gives what one stands for. Raises ConfigurationError for a name that is not there."""
 
     def __missing__(self, name: str) -> NoReturn:
-        raise ConfigurationError(f"there is no {name!r}.{nearest(name, self)} Known: {', '.join(self)}")
+        raise ConfigurationError("unknown-name", f"there is no {name!r}.{nearest(name, self)} Known: {', '.join(self)}")
 
     def load(self, name: str) -> Any:
         """What `name` stands for: the class of an objective, the kind of a task."""

@@ -26,12 +26,12 @@ class Sampling:
             ("top_p", self.top_p is None or 0 < self.top_p <= 1, "must be above 0 and at most 1"),
         ):
             if not holds:
-                raise ConfigurationError(f"generation: {name}={getattr(self, name)!r} {rule}")
+                raise ConfigurationError("setting-range", f"generation: {name}={getattr(self, name)!r} {rule}")
 
     def arguments(self, length: int) -> dict[str, Any]:
         """Arguments for `generate` of transformers, to draw so many values. Raises ConfigurationError below 1."""
         if length < 1:
-            raise ConfigurationError(f"generation: length={length!r} must be at least 1")
+            raise ConfigurationError("at-least-one", f"generation: length={length!r} must be at least 1")
         if self.temperature == 0:
             return {"max_new_tokens": length, "do_sample": False}
         drawn = {"temperature": self.temperature, "top_k": self.top_k or 0}

@@ -175,7 +175,9 @@ class _RefuseNotFinite(LogitsProcessor):
 
 
 def _not_finite() -> AsterismError:
-    return AsterismError("the model's answers are not finite: its weights, or its arithmetic, cannot be used")
+    return AsterismError(
+        "answers-not-finite", "the model's answers are not finite: its weights, or its arithmetic, cannot be used"
+    )
 
 
 def shown(probability: float) -> float:

@@ -36,18 +36,23 @@ def load_tokenizer(folder: Path) -> tuple[PreTrainedTokenizerFast, PreTrainedCon
     a field of ours that no model can have.
     """
     if not any((folder / name).exists() for name in TOKENIZER_FILES):
-        raise CheckpointError(f"model: {folder} holds no tokenizer; put there the one that the model was trained with")
+        raise CheckpointError(
+            "tokenizer-missing",
+            f"model: {folder} holds no tokenizer; put there the one that the model was trained with",
+        )
     try:
         config = AutoConfig.from_pretrained(folder, **LOCAL)
         tokenizer: Any = AutoTokenizer.from_pretrained(folder, **LOCAL, config=config)
     except (OSError, *DAMAGED) as error:
         raise CheckpointError(
-            f"model: {folder} holds no model and tokenizer that can be read: {why_unread(error)}"
+            "unreadable-model", f"model: {folder} holds no model and tokenizer that can be read: {why_unread(error)}"
         ) from error
     if isinstance(config, AsterismConfig):
         check_values(vars(config))  # a file of ours always loads, whatever it holds
     if not tokenizer.is_fast:
-        raise ConfigurationError(f"model: {folder} has no fast tokenizer, which says where in the text its tokens are")
+        raise ConfigurationError(
+            "slow-tokenizer", f"model: {folder} has no fast tokenizer, which says where in the text its tokens are"
+        )
     if getattr(config, "type_vocab_size", 0) < 2:
         tokenizer.model_input_names = [name for name in tokenizer.model_input_names if name != "token_type_ids"]
     return tokenizer, config
@@ -63,8 +68,9 @@ def load_values(folder: Path) -> tuple[PreTrainedTokenizerFast, PreTrainedConfig
         tokenizer, config = load_tokenizer(folder)
         if not is_of_values(tokenizer):
             raise ConfigurationError(
+                "tokenizer-unwanted",
                 f"model: {folder} has a tokenizer of its own, so its tokens are not the values of a modality; leave"
-                " modality out, or give a model of values"
+                " modality out, or give a model of values",
             )
         return tokenizer, config
     with _readable(folder):
@@ -83,7 +89,9 @@ def model_shape(folder: Path, answers: Answers[Any]) -> PreTrainedConfig:
     for name in fields:
         # transformers passes over what a kind of model does not know
         if not hasattr(shape, name):
-            raise ConfigurationError(f"model: the {shape.model_type} model in {folder} leaves no choice of {name}")
+            raise ConfigurationError(
+                "no-such-choice", f"model: the {shape.model_type} model in {folder} leaves no choice of {name}"
+            )
     return shape
 
 
@@ -126,8 +134,9 @@ def refuse_tokens(model: PreTrainedModel, tokens: int, path: str) -> None:
     rows = embeddings.num_embeddings
     if tokens > rows:
         raise ConfigurationError(
+            "vocabulary-differs",
             f"model: the tokenizer in {path} has {tokens:,} tokens, the model's embedding has rows for {rows:,};"
-            " give the model the tokenizer that it was trained with"
+            " give the model the tokenizer that it was trained with",
         )
 
 
@@ -139,7 +148,9 @@ def _readable(folder: Path) -> Iterator[None]:
     except AsterismError:
         raise
     except (AssertionError, OSError, RuntimeError, SafetensorError, *DAMAGED) as error:
-        raise CheckpointError(f"model: {folder} cannot be read for this task: {why_unread(error)}") from error
+        raise CheckpointError(
+            "unreadable-model", f"model: {folder} cannot be read for this task: {why_unread(error)}"
+        ) from error
 
 
 def labels_of(config: PreTrainedConfig) -> list[str]:
@@ -184,8 +195,9 @@ def _refuse_pickle(folder: Path) -> None:
     pickles = sorted(path.name for path in folder.glob("pytorch_model*.bin"))
     if pickles and not any(folder.glob("*.safetensors")):
         raise CheckpointError(
+            "pickle-only",
             f"model: {folder} has its weights in a pickle only ({pickles[0]}), which can run code when it is read: save"
-            " them as safetensors, or let `asterism import --allow-pickle` make one of our models of them"
+            " them as safetensors, or let `asterism import --allow-pickle` make one of our models of them",
         )
 
 
@@ -221,7 +233,7 @@ def _refuse_tensors(folder: Path, whose: str, missing: list[str], wrong: list[st
     ):
         if names:
             rest = f" and {len(names) - 1:,} more" if len(names) > 1 else ""
-            raise CheckpointError(f"model: {folder} {what} the {whose}'s tensor {min(names)}{rest}")
+            raise CheckpointError("tensors-differ", f"model: {folder} {what} the {whose}'s tensor {min(names)}{rest}")
 
 
 def _draw_outputs_anew(model: PreTrainedModel, labels: int, drawn: Container[str]) -> list[str]:

@@ -49,8 +49,9 @@ def learned_scorer(
         documents.append(text)
     if len(lessons) < FEWEST:
         raise DataError(
+            "no-ranking-examples",
             f"data: reader {rows.reader} learns from training examples that say which of more than {reader.k} windows"
-            f" they want; there are {len(lessons)}, and {FEWEST} are needed: give more or longer ones, or by=bm25"
+            f" they want; there are {len(lessons)}, and {FEWEST} are needed: give more or longer ones, or by=bm25",
         )
     scorer, found = learn(lessons, documents, seed)
     return scorer, (
@@ -75,6 +76,7 @@ def require_scorer(reader: Reader, rows: Rows[Any]) -> None:
     """Raises ConfigurationError if a reader needs a scorer that these rows have not learned."""
     if reader.learns and rows.scorer is None:
         raise ConfigurationError(
+            "scorer-missing",
             f"reader: {reader} ranks by what is learned in fine-tuning, and this run was fine-tuned by {rows.reader}:"
-            f" fine-tune by it, or ask by=bm25"
+            f" fine-tune by it, or ask by=bm25",
         )

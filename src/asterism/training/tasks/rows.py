@@ -64,7 +64,7 @@ class Rows(ABC, Generic[Example]):
 
     def __post_init__(self) -> None:
         if self.length < 1:
-            raise ConfigurationError(f"length: rows have at least one token, got {self.length}")
+            raise ConfigurationError("at-least-one", f"length: rows have at least one token, got {self.length}")
 
     @property
     def reading(self) -> Reader:
@@ -97,14 +97,15 @@ class Rows(ABC, Generic[Example]):
         needs, place = self.reading.needs, example.record.place
         if document.room < needs:
             raise DataError(
+                "no-room-for-document",
                 f"{place}: what stands around the document has {encoded.around:,} tokens and leaves"
                 f" {max(0, document.room):,} of length {self.length:,} for it, where reader {self.reader} needs"
-                f" {needs:,}: give a longer length"
+                f" {needs:,}: give a longer length",
             )
         if not document.tokens:
-            raise DataError(f"{place}: the tokenizer makes no token of the document")
+            raise DataError("empty-document", f"{place}: the tokenizer makes no token of the document")
         if reason := self.reading.refusal(document):
-            raise DataError(f"{place}: {reason}")
+            raise DataError("bad-example", f"{place}: {reason}")
         return document
 
     # --- of examples ------------------------------------------------------------------------------------------------

@@ -69,7 +69,9 @@ class Kind(Generic[Example]):
         reading = parse_reader(values.get("reader", "cut()"))
         if reading.name not in self.rows.readers:
             allowed = ", ".join(self.rows.readers)
-            raise ConfigurationError(f"reader: {reading} is none for {self.name}; it reads by {allowed}")
+            raise ConfigurationError(
+                "reader-unsuitable", f"reader: {reading} is none for {self.name}; it reads by {allowed}"
+            )
         values["reader"] = str(reading.settled(self.answers.pools))
         if odd := values.keys() - self.fields.keys() - {"scorer"}:
             raise TypeError(f"{self.name} has no field {min(odd)}")

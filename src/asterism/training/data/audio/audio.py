@@ -84,5 +84,5 @@ class Audio(Modality):
         for path in (picture_of(output), *first):
             if path.exists():
                 raise CheckpointError(
-                    f"output: {path} exists, and would be written beside {output}; choose another name"
+                    "output-exists", f"output: {path} exists, and would be written beside {output}; choose another name"
                 )

@@ -57,20 +57,23 @@ class AudioSplits(Splits):
 
     def __init__(self, path: str | None, rate: int, classes: int | None, settings: str) -> None:
         if path is None:
-            raise DataError("data: a folder of recordings is needed")
+            raise DataError("recordings-folder", "data: a folder of recordings is needed")
         if os.path.isfile(path):
-            raise DataError(f"data: {path} is a file; recordings are read from the files of a folder")
+            raise DataError(
+                "recordings-folder", f"data: {path} is a file; recordings are read from the files of a folder"
+            )
         self.name = path
         there = list_folder(Path(path))
         names = [name for name in there if name.lower().endswith(SUFFIXES)]
         if not names:
-            raise DataError(f"data: {path} holds no recordings: no name ends in {', '.join(SUFFIXES)}")
+            raise DataError("no-recordings", f"data: {path} holds no recordings: no name ends in {', '.join(SUFFIXES)}")
         recordings: dict[Path, Recording] = {}
         folder = split_folder(Path(path), names, lambda file: _digest(file, recordings))
         self.classes = folder.classes if classes is not None else ()
         if classes not in (None, len(folder.classes)):
             raise DataError(
-                f"data: {path} has {len(folder.classes)} class folders, and {settings} tells {classes} classes apart"
+                "classes-differ",
+                f"data: {path} has {len(folder.classes)} class folders, and {settings} tells {classes} classes apart",
             )
         self.sha256 = folder.identity(settings)
         self._splits = {
@@ -97,7 +100,7 @@ class AudioSplits(Splits):
 def refused(path: Path, error: Exception, *, what: str = "data") -> DataError:
     """What is said of a file that cannot be read."""
     reason = error if isinstance(error, ValueError) else f"cannot be read: {getattr(error, 'strerror', None) or error}"
-    return DataError(f"{what}: {path} {reason}")
+    return DataError("bad-recording", f"{what}: {path} {reason}")
 
 
 def _digest(path: Path, recordings: dict[Path, Recording]) -> bytes:

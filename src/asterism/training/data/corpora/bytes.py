@@ -112,10 +112,13 @@ class Bytes(Modality):
     def read_prompt(self, path: Path) -> np.ndarray:
         try:
             if (size := regular(path, what="prompt").stat().st_size) > LONGEST_PROMPT:
-                raise DataError(f"prompt: {path} has {size:,} bytes; at most {LONGEST_PROMPT:,} are continued: cut it")
+                raise DataError(
+                    "prompt-too-long",
+                    f"prompt: {path} has {size:,} bytes; at most {LONGEST_PROMPT:,} are continued: cut it",
+                )
             return np.frombuffer(path.read_bytes(), dtype=np.uint8)
         except OSError as error:
-            raise DataError(f"prompt: cannot read {path}: {error.strerror}") from error
+            raise DataError("unreadable-file", f"prompt: cannot read {path}: {error.strerror}") from error
 
     def write(self, sequences: Sequence[np.ndarray], output: Path) -> list[Path]:
         """One after the other, as they are."""
@@ -147,21 +150,25 @@ def load_corpus(path: str | Path | None = None, *, record_length: int | None = N
     """
     if path is None:
         if record_length is not None:
-            raise DataError("data: records need a file of your own; give its path along with the record length")
+            raise DataError(
+                "records-need-file", "data: records need a file of your own; give its path along with the record length"
+            )
         return _from_files(STANDARD_LIBRARY, _library_folder(), _library_files())
     path = Path(path)
     try:
         if path.is_dir():
             if record_length is not None:
-                raise DataError(f"data: {path} is a folder; records are read from a single file")
+                raise DataError("records-single-file", f"data: {path} is a folder; records are read from a single file")
             return _from_files(str(path), path, [path / name for name in list_folder(path, any_name=True)])
         if path.name.lower().endswith((ARCHIVE, *COMPRESSED)) and path.is_file():
             if record_length is not None:
-                raise DataError(f"data: {path} is an archive; records are read from a single file")
+                raise DataError(
+                    "records-single-file", f"data: {path} is an archive; records are read from a single file"
+                )
             return _from_files(str(path), path.parent, [path])
         return _from_file(path, record_length)
     except OSError as error:
-        raise DataError(f"data: cannot read {error.filename or path}: {error.strerror}") from error
+        raise DataError("unreadable-file", f"data: cannot read {error.filename or path}: {error.strerror}") from error
 
 
 def load_documents(path: str | Path | None = None) -> ByteSplits:
@@ -175,7 +182,7 @@ def load_documents(path: str | Path | None = None) -> ByteSplits:
         with open(path, "rb") as lines:
             return _from_documents(str(path), [_text_of(path, number, line) for number, line in enumerate(lines, 1)])
     except OSError as error:
-        raise DataError(f"data: cannot read {path}: {error.strerror}") from error
+        raise DataError("unreadable-file", f"data: cannot read {path}: {error.strerror}") from error
 
 
 def _text_of(path: str | Path, number: int, line: bytes) -> bytes:
@@ -183,14 +190,18 @@ def _text_of(path: str | Path, number: int, line: bytes) -> bytes:
     try:
         entry = json.loads(line)
     except ValueError as error:
-        raise DataError(f"data: {path} line {number} is no JSON: {error}") from None
+        raise DataError("not-json", f"data: {path} line {number} is no JSON: {error}") from None
     text = entry.get("text") if isinstance(entry, dict) else None
     if not isinstance(text, str):
-        raise DataError(f'data: {path} line {number} has no document: an object {{"text": "..."}} is needed')
+        raise DataError(
+            "no-document", f'data: {path} line {number} has no document: an object {{"text": "..."}} is needed'
+        )
     if not text.strip():
-        raise DataError(f"data: {path} line {number} holds an empty document; remove the line")
+        raise DataError("empty-document", f"data: {path} line {number} holds an empty document; remove the line")
     if "\0" in text:
-        raise DataError(f"data: {path} line {number} has a NUL character, which ends a document here; remove it")
+        raise DataError(
+            "nul-character", f"data: {path} line {number} has a NUL character, which ends a document here; remove it"
+        )
     return text.encode(errors="replace")
 
 
@@ -198,13 +209,18 @@ def _from_file(path: Path, record_length: int | None) -> ByteSplits:
     require_data(path)
     size = regular(path).stat().st_size
     if size == 0:
-        raise DataError(f"data: {path} is empty")
+        raise DataError("empty-file", f"data: {path} is empty")
     whole = _HUTTER_BYTES.get(path.name, size)
     if size != whole:
-        raise DataError(f"data: {path} has {size:,} bytes, {path.name} has {whole:,}; is the download complete?")
+        raise DataError(
+            "incomplete-download",
+            f"data: {path} has {size:,} bytes, {path.name} has {whole:,}; is the download complete?",
+        )
     unit = 1 if record_length is None else record_length
     if unit < 1 or size % unit:
-        raise DataError(f"data: {path} has {size:,} bytes, not a multiple of the record length {unit:,}")
+        raise DataError(
+            "record-length", f"data: {path} has {size:,} bytes, not a multiple of the record length {unit:,}"
+        )
     data = np.asarray(np.memmap(path, dtype=np.uint8, mode="r"))
     held_out = (size // unit) // 20 * unit
     first, second = size - 2 * held_out, size - held_out
@@ -213,7 +229,7 @@ def _from_file(path: Path, record_length: int | None) -> ByteSplits:
 
 def _from_files(name: str, folder: Path, files: Iterable[Path]) -> ByteSplits:
     if not (paths := sorted(files, key=lambda one: one.relative_to(folder).as_posix())):
-        raise DataError(f"data: {name} holds no files")
+        raise DataError("no-files", f"data: {name} holds no files")
     documents = list(documents_in(paths))
     if sum(document.size for document in documents) <= IN_MEMORY:
         return _from_documents(name, map(bytes, documents))
@@ -239,8 +255,9 @@ def _refuse_few(name: str, parts: Mapping[Split, Sequence[Any]]) -> None:
     count = sum(map(len, parts.values()))
     if empty := [split for split in SPLITS if not parts[split]]:
         raise DataError(
+            "too-few-documents",
             f"data: {name} has too few documents, {count:,}: each goes whole to a split, by its hash, and none to the"
-            f" {empty[0]} split; give more documents, or one file of bytes, which is cut"
+            f" {empty[0]} split; give more documents, or one file of bytes, which is cut",
         )
 
 
@@ -254,7 +271,9 @@ def _corpus(
     digest = hashlib.sha256()
     for split, data in zip(SPLITS, (train, validation, test), strict=True):
         if not len(data):
-            raise DataError(f"data: {name} is too small to split: its {split} split is empty; give more data")
+            raise DataError(
+                "empty-split", f"data: {name} is too small to split: its {split} split is empty; give more data"
+            )
         for block in [data.data] if isinstance(data, np.ndarray) else data.blocks():
             digest.update(block)
     return ByteSplits(

@@ -54,7 +54,9 @@ def dna_tokenizer(name: str, special: Sequence[str]) -> tuple[int, Maker] | None
 def _number(name: str, number: str, least: int, most: int, what: str) -> int:
     """Raises ConfigurationError for what is no number within these limits."""
     if not number.isdecimal() or not least <= int(number[:10]) <= most:
-        raise ConfigurationError(f"tokenizer {name!r}: behind the colon a whole number of {what}, {least} to {most:,}")
+        raise ConfigurationError(
+            "tokenizer-text", f"tokenizer {name!r}: behind the colon a whole number of {what}, {least} to {most:,}"
+        )
     return int(number)
 
 

@@ -64,13 +64,15 @@ def list_folder(folder: Path, *, any_name: bool = False) -> list[str]:
     twice, as links can have it, and, unless `any_name` will do, for names that are not UTF-8.
     """
     if not os.path.isdir(folder):
-        raise DataError(f"data: there is no folder {folder}")
+        raise DataError("missing-folder", f"data: there is no folder {folder}")
     found: list[str] = []
     met: dict[tuple[int, int], str] = {}
     for place, folders, files in os.walk(folder, onerror=_refuse, followlinks=True):
         seen = os.stat(place)
         if (first := met.setdefault((seen.st_dev, seen.st_ino), place)) != place:
-            raise DataError(f"data: {place} is the same folder as {first}, by a link; remove one of them")
+            raise DataError(
+                "linked-folder", f"data: {place} is the same folder as {first}, by a link; remove one of them"
+            )
         folders[:] = [name for name in folders if not name.startswith(".")]
         files = [name for name in files if not name.startswith(".")]
         for name in () if any_name else (*folders, *files):
@@ -84,7 +86,9 @@ def _require_utf8(place: str, name: str) -> None:
     try:
         name.encode()
     except UnicodeEncodeError:
-        raise DataError(f"data: {place} holds the name {os.fsencode(name)!r}, which is not UTF-8: rename it") from None
+        raise DataError(
+            "not-utf8", f"data: {place} holds the name {os.fsencode(name)!r}, which is not UTF-8: rename it"
+        ) from None
 
 
 def split_folder(folder: Path, names: Sequence[str], digest: Callable[[Path], bytes]) -> SplitFolder:
@@ -132,17 +136,17 @@ def regular(path: Path, *, what: str = "data") -> Path:
     try:
         mode = path.stat().st_mode
     except OSError as error:
-        raise DataError(f"{what}: cannot read {path}: {error.strerror}") from None
+        raise DataError("unreadable-file", f"{what}: cannot read {path}: {error.strerror}") from None
     except ValueError:  # a NUL in the name
-        raise DataError(f"{what}: {str(path)!r} cannot be the name of a file") from None
+        raise DataError("file-name", f"{what}: {str(path)!r} cannot be the name of a file") from None
     if not stat.S_ISREG(mode):
         seen = "a folder; name a file" if stat.S_ISDIR(mode) else "neither a file nor a folder; move it elsewhere"
-        raise DataError(f"{what}: {path} is {seen}")
+        raise DataError("bad-entry", f"{what}: {path} is {seen}")
     return path
 
 
 def _refuse(error: OSError) -> None:
-    raise DataError(f"data: cannot read {error.filename}: {error.strerror}")
+    raise DataError("unreadable-file", f"data: cannot read {error.filename}: {error.strerror}")
 
 
 def split_homes(folder: Path, names: Sequence[str]) -> dict[str, Split]:
@@ -154,14 +158,20 @@ def split_homes(folder: Path, names: Sequence[str]) -> dict[str, Split]:
     for split in SPLITS:
         same = [top for top in homes if homes[top] == split]
         if len(same) > 1:
-            raise DataError(f"data: {folder}: the folders {same[0]} and {same[1]} are both the {split} split; keep one")
+            raise DataError(
+                "split-twice",
+                f"data: {folder}: the folders {same[0]} and {same[1]} are both the {split} split; keep one",
+            )
     if "train" not in homes.values():
-        raise DataError(f"data: {folder} has a folder {next(iter(homes))}, but none that is called train")
+        raise DataError(
+            "no-train-folder", f"data: {folder} has a folder {next(iter(homes))}, but none that is called train"
+        )
     for name in names:
         if name.split("/", 1)[0] not in homes:
             raise DataError(
+                "loose-file",
                 f"data: {folder / name} lies beside the folders {', '.join(homes)}: move it into one of them, or"
-                " elsewhere"
+                " elsewhere",
             )
     return homes
 

@@ -48,7 +48,8 @@ class Appended:
             self.file.flush()
         except OSError as error:
             raise DataError(
+                "temporary-folder",
                 f"data: tokens that do not fit into memory are written to {folder}, which failed: {error.strerror};"
-                " set TMPDIR to a folder with more room"
+                " set TMPDIR to a folder with more room",
             ) from None
         self.parts, self.held = [], 0

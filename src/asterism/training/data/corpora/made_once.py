@@ -68,6 +68,7 @@ def _naming(folder: Path) -> Iterator[None]:
         yield
     except (OSError, CheckpointError) as error:
         raise DataError(
+            "temporary-folder",
             f"data: what the processes of a run share is kept in {folder}, which failed: {error}; set TMPDIR to a"
-            " folder with more room"
+            " folder with more room",
         ) from None

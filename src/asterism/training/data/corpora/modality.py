@@ -109,7 +109,7 @@ class Modality(ABC):
         """Raises ConfigurationError, before any work, if `write` could not write a file of this name."""
         if self.outputs and output.suffix.lower() not in self.outputs:
             raise ConfigurationError(
-                f"output: {output}: the name of a file of {self.unit} ends in {_either(self.outputs)}"
+                "output-suffix", f"output: {output}: the name of a file of {self.unit} ends in {_either(self.outputs)}"
             )
 
     def kept(self, values: int, share: float | None) -> int:
@@ -118,7 +118,7 @@ class Modality(ABC):
 
     def _require(self, argument: str, value: object, holds: bool, rule: str) -> None:
         if not holds:
-            raise ConfigurationError(f"modality: {self.name}: {argument}={shown(value)} {rule}")
+            raise ConfigurationError("modality-argument", f"modality: {self.name}: {argument}={shown(value)} {rule}")
 
     def __str__(self) -> str:
         """The text that means this modality; settings that are at their defaults are left out."""

@@ -102,8 +102,9 @@ class TokenStream:
         """Raises DataError if there are too few tokens for one row; `what` names the split and its corpus."""
         if len(self.tokens) < content:
             raise DataError(
+                "too-few-tokens",
                 f"data: {what} has {len(self.tokens):,} tokens in {self.documents:,} documents, a sequence needs"
-                f" {content:,}; give more data or a shorter context"
+                f" {content:,}; give more data or a shorter context",
             )
 
 

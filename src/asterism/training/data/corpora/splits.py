@@ -92,7 +92,7 @@ class Splits(ABC):
 
     def documents(self, split: Split) -> Iterator[str]:
         """The documents of one split, as text. Raises DataError for data that are no text."""
-        raise DataError(f"data: {self.name} holds {self.unit}, no text to make tokens of")
+        raise DataError("not-text", f"data: {self.name} holds {self.unit}, no text to make tokens of")
 
     def length(self, split: Split) -> int:
         """How many values a split has."""
@@ -103,13 +103,15 @@ class Splits(ABC):
         pieces = self.pieces(split)
         if not pieces.is_stream and not len(pieces):
             raise DataError(
-                f"data: the {split} split of {self.name} is empty; give more data, or say yourself which are held out"
+                "empty-split",
+                f"data: the {split} split of {self.name} is empty; give more data, or say yourself which are held out",
             )
         needed = context + 1 if pieces.is_stream else 1
         if len(pieces) < needed:
             raise DataError(
+                "pieces-too-short",
                 f"data: the {split} split of {self.name} has {len(pieces):,} {self.unit}, a sequence of context"
-                f" {context:,} needs {needed:,}; give more data or a shorter context"
+                f" {context:,} needs {needed:,}; give more data or a shorter context",
             )
         return pieces
 

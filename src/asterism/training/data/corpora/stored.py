@@ -51,12 +51,16 @@ class SourceFile:
         try:
             with self.path.open("rb", buffering=0) as file:
                 if state_of(file.fileno()) != self.state:
-                    raise DataError(f"data: {self.path} has changed since it was first read; start again")
+                    raise DataError(
+                        "file-changed", f"data: {self.path} has changed since it was first read; start again"
+                    )
                 content = read_at(file.fileno(), start, size)
         except OSError as error:
-            raise DataError(f"data: cannot read {self.path}: {error.strerror}") from None
+            raise DataError("unreadable-file", f"data: cannot read {self.path}: {error.strerror}") from None
         if len(content) < size:
-            raise DataError(f"data: {self.path} ends at {start + len(content):,} bytes, before {start + size:,}")
+            raise DataError(
+                "file-shorter", f"data: {self.path} ends at {start + len(content):,} bytes, before {start + size:,}"
+            )
         return content
 
 
@@ -116,8 +120,9 @@ def documents_in(files: Iterable[Path]) -> Iterator[Stored]:
 
 def _compressed(path: Path) -> DataError:
     return DataError(
+        "compressed-archive",
         f"data: {path} is a compressed archive, and sequences are read from the middle of archives: unpack it"
-        f" to a {ARCHIVE} file, or to a folder"
+        f" to a {ARCHIVE} file, or to a folder",
     )
 
 
@@ -127,25 +132,33 @@ def _members(source: SourceFile) -> Iterator[Stored]:
             for member in archive:
                 archive.members = []  # type: ignore[attr-defined]  # it would keep every one
                 if member.size < 0:  # the next member would be this one, for ever
-                    raise DataError(f"data: {source.path} is no tar archive, or damaged: a size is negative")
+                    raise DataError(
+                        "damaged-archive", f"data: {source.path} is no tar archive, or damaged: a size is negative"
+                    )
                 if archive.offset > source.size:  # where the next one would begin
                     raise DataError(
+                        "damaged-archive",
                         f"data: {source.path} is no tar archive, or damaged: {member.name:.200} should have"
-                        f" {member.size:,} bytes, and the archive has {source.size:,}"
+                        f" {member.size:,} bytes, and the archive has {source.size:,}",
                     )
                 if not member.isfile() or _is_hidden(member.name):
                     continue
                 if member.issparse():
-                    raise DataError(f"data: {source.path}: {member.name:.200} is stored with holes; pack it without")
+                    raise DataError(
+                        "sparse-archive",
+                        f"data: {source.path}: {member.name:.200} is stored with holes; pack it without",
+                    )
                 yield Stored(source, member.offset_data, member.size)
     except (tarfile.TarError, EOFError, ValueError) as error:
         if source.read(0, min(source.size, 8)).startswith(_COMPRESSED_BYTES):
             raise _compressed(source.path) from None
-        raise DataError(f"data: {source.path} is no tar archive, or damaged: {error}") from None
+        raise DataError("damaged-archive", f"data: {source.path} is no tar archive, or damaged: {error}") from None
     except MemoryError:  # tarfile reads the name of a member as long as its header says
-        raise DataError(f"data: {source.path} is no tar archive, or damaged: a name is longer than memory") from None
+        raise DataError(
+            "damaged-archive", f"data: {source.path} is no tar archive, or damaged: a name is longer than memory"
+        ) from None
     except OSError as error:
-        raise DataError(f"data: cannot read {source.path}: {error.strerror or error}") from None
+        raise DataError("unreadable-file", f"data: cannot read {source.path}: {error.strerror or error}") from None
 
 
 def _is_hidden(name: str) -> bool:

@@ -189,19 +189,25 @@ def load_tokenizer(folder: str | Path, needs: Needs = MASKING) -> PreTrainedToke
     """The Hugging Face tokenizer in a folder. Raises DataError if there is none, or one that lacks what is needed."""
     if not Path(folder).is_dir():
         raise DataError(
+            "missing-tokenizer",
             f"tokenizer: there is no folder {folder}; give the folder of a tokenizer, bytes, bpe:SIZE or unigram:SIZE,"
-            " or for DNA bases, kmer:LENGTH or dna-bpe:SIZE"
+            " or for DNA bases, kmer:LENGTH or dna-bpe:SIZE",
         )
     try:
         check_model_folder(Path(folder))
         tokenizer = AutoTokenizer.from_pretrained(folder, **LOCAL)
     except (CheckpointError, OSError, ImportError, *DAMAGED) as error:
-        raise DataError(f"tokenizer: {folder} holds none that can be read: {why_unread(error)}") from error
+        raise DataError(
+            "unreadable-tokenizer", f"tokenizer: {folder} holds none that can be read: {why_unread(error)}"
+        ) from error
     known = tokenizer.get_vocab()
     lacking = [" or ".join(names) for names in needs.tokens if all(getattr(tokenizer, one) is None for one in names)]
     lacking += [name for name in map(sentinel, range(needs.sentinels)) if name not in known][:1]
     if lacking:
-        raise DataError(f"tokenizer: that in {folder} has no {', no '.join(lacking)}, which {needs.what} needs")
+        raise DataError(
+            "special-tokens-missing",
+            f"tokenizer: that in {folder} has no {', no '.join(lacking)}, which {needs.what} needs",
+        )
     return tokenizer
 
 
@@ -289,7 +295,8 @@ def _found(name: str) -> tuple[int, Maker] | None:
         return dna_tokenizer(name, list(SPECIAL_TOKENS.values()))
     if not size.isdecimal() or not _SMALLEST <= int(size[:10]) <= MOST_PIECES:
         raise ConfigurationError(
+            "tokenizer-size",
             f"tokenizer {shown(name)}: the size must be a whole number of at least {_SMALLEST}, a token for every byte"
-            f" and {len(SPECIAL_TOKENS)} special ones, and at most {MOST_PIECES:,}"
+            f" and {len(SPECIAL_TOKENS)} special ones, and at most {MOST_PIECES:,}",
         )
     return int(size), lambda documents: _of_bytes(kind, int(size), documents)

@@ -53,7 +53,9 @@ def read_annotation(path: str | Path) -> Iterator[Interval]:
         if name.endswith(suffixes):
             return reader(path)
     known = ", ".join(suffix for suffixes in READERS for suffix in suffixes)
-    raise ConfigurationError(f"{path}: the name does not say which annotation it holds; it must end in one of {known}")
+    raise ConfigurationError(
+        "annotation-suffix", f"{path}: the name does not say which annotation it holds; it must end in one of {known}"
+    )
 
 
 def read_bed(path: str | Path) -> Iterator[Interval]:
@@ -67,7 +69,7 @@ def read_bed(path: str | Path) -> Iterator[Interval]:
         width = width or len(cells)
         if len(cells) != width or not 3 <= width <= 12:
             needed = f"{width}, as above" if 3 <= width <= 12 and len(cells) != width else "3 to 12"
-            raise DataError(f"{place}: BED needs columns {needed}, seen: {len(cells)}")
+            raise DataError("too-few-columns", f"{place}: BED needs columns {needed}, seen: {len(cells)}")
         sequence, start, end, name, _, strand = [*cells[:6], *("", "", ".")[len(cells) - 3 :]][:6]
         yield interval(place, sequence, start, end, strand, "" if name == "." else name, "", first=0)
 
@@ -103,7 +105,7 @@ def read_table(
     places = _columns_of(path, columns, needs_sequence=not sequence)
     for place, row in rows:
         if len(row) != len(columns):
-            raise DataError(f"{place}: {len(columns)} columns are needed, seen: {len(row)}")
+            raise DataError("too-few-columns", f"{place}: {len(columns)} columns are needed, seen: {len(row)}")
         cell = {what: row[at].strip() for what, at in places.items()}
         strand = _STRANDS.get(cell.get("strand", "."), cell.get("strand", ""))
         yield interval(
@@ -139,10 +141,10 @@ def _features(
         place = f"{path}, line {number:,}"
         cells = line.split("\t")
         if len(cells) != 9:
-            raise DataError(f"{place}: GFF needs 9 columns, separated by tabs; seen: {len(cells)}")
+            raise DataError("too-few-columns", f"{place}: GFF needs 9 columns, separated by tabs; seen: {len(cells)}")
         sequence, _, kind, start, end, _, strand, phase, described = cells
         if phase not in (".", "0", "1", "2"):
-            raise DataError(f"{place}: phase {shown(phase[:40])} is none of 0, 1, 2 and '.'")
+            raise DataError("gff-phase", f"{place}: phase {shown(phase[:40])} is none of 0, 1, 2 and '.'")
         attributes = attributes_of(place, described)
         name = next((attributes[key] for key in _GFF_NAMES if key in attributes), "")
         strand = "." if strand == "?" else strand
@@ -157,7 +159,9 @@ def _gff_attributes(place: str, text: str) -> dict[str, str]:
         if not part.strip():
             continue
         if not equals or not key:
-            raise DataError(f"{place}: the attribute {shown(part.strip()[:40])} is no KEY=VALUE; is this GTF?")
+            raise DataError(
+                "gff-attribute", f"{place}: the attribute {shown(part.strip()[:40])} is no KEY=VALUE; is this GTF?"
+            )
         attributes[unquote(key)] = unquote(value)
     return attributes
 
@@ -169,7 +173,9 @@ def _gtf_attributes(place: str, text: str) -> dict[str, str]:
     while text[position:].strip() not in ("", "."):
         if (found := _GTF_ATTRIBUTE.match(text, position)) is None:
             rest = shown(text[position:].strip()[:40])
-            raise DataError(f'{place}: the attributes from {rest} on are not as GTF has them: KEY "VALUE";')
+            raise DataError(
+                "gtf-attribute", f'{place}: the attributes from {rest} on are not as GTF has them: KEY "VALUE";'
+            )
         attributes.setdefault(found[1], found[2].strip('"'))
         position = found.end()
     return attributes
@@ -186,7 +192,7 @@ def _rows(path: str | Path) -> Iterator[tuple[str, list[str]]]:
         try:
             yield place, next(csv.reader([line], delimiter=separator, strict=True))
         except csv.Error as error:
-            raise DataError(f"{place}: {error}") from None
+            raise DataError("bad-interval", f"{place}: {error}") from None
 
 
 def _columns_of(path: str | Path, columns: Sequence[str], *, needs_sequence: bool) -> dict[str, int]:
@@ -201,6 +207,7 @@ def _columns_of(path: str | Path, columns: Sequence[str], *, needs_sequence: boo
     if missing := [what for what in needed if what not in found]:
         there = ", ".join(columns)[:200] or "none"
         raise DataError(
-            f"{path}, line 1: the table has no column for {' and '.join(missing)}; its columns are: {there}"
+            "missing-columns",
+            f"{path}, line 1: the table has no column for {' and '.join(missing)}; its columns are: {there}",
         )
     return found

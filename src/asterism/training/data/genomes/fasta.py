@@ -107,17 +107,23 @@ def read_fastq(path: str | Path) -> Iterator[Header | bytes]:
     for number, header in numbered:
         place = f"{path}, line {number:,}"
         if not header.startswith("@"):
-            raise DataError(f"{place}: a read of FASTQ begins with '@', seen: {header[:20]!r}")
+            raise DataError("fastq-header", f"{place}: a read of FASTQ begins with '@', seen: {header[:20]!r}")
         rest = [line for _, line in islice(numbered, 3)]
         if len(rest) < 3:
-            raise DataError(f"{place}: the read has {1 + len(rest)} of its four lines; is the download complete?")
+            raise DataError(
+                "incomplete-download",
+                f"{place}: the read has {1 + len(rest)} of its four lines; is the download complete?",
+            )
         letters, separator, qualities = rest
         if not separator.startswith("+"):
-            raise DataError(f"{path}, line {number + 2:,}: '+' must stand between letters and qualities of a read")
+            raise DataError(
+                "fastq-plus", f"{path}, line {number + 2:,}: '+' must stand between letters and qualities of a read"
+            )
         if len(letters) != len(qualities) or not all("!" <= quality <= "~" for quality in set(qualities)):
             raise DataError(
+                "fastq-qualities",
                 f"{path}, line {number + 3:,}: {len(letters):,} letters need as many qualities, each from '!' to '~';"
-                f" there are {len(qualities):,}"
+                f" there are {len(qualities):,}",
             )
         raw = letters.encode()
         if raw.translate(None, ALLOWED):
@@ -142,7 +148,9 @@ def _runs(path: str | Path, source: Iterable[bytes]) -> Iterator[_LetterRun]:
     for data in _whole_ends(source):
         position = 0
         if offset == 0 and not data.startswith(b">"):
-            raise DataError(f"{path}, line 1: a FASTA file begins with '>', this one with {data[:20]!r}")
+            raise DataError(
+                "fasta-header", f"{path}, line 1: a FASTA file begins with '>', this one with {data[:20]!r}"
+            )
         while position < len(data):
             if header is None and column == 0 and data.startswith(b">", position):
                 header = b""
@@ -151,7 +159,10 @@ def _runs(path: str | Path, source: Iterable[bytes]) -> Iterator[_LetterRun]:
                 stop = len(data) if found < 0 else found + 1
                 header += data[position : min(stop, position + LONGEST_HEADER + 1)]
                 if len(header) > LONGEST_HEADER:
-                    raise DataError(f"{path}, line {line:,}: the name's line has more than {LONGEST_HEADER:,} bytes")
+                    raise DataError(
+                        "line-too-long",
+                        f"{path}, line {line:,}: the name's line has more than {LONGEST_HEADER:,} bytes",
+                    )
                 if found >= 0:
                     yield _LetterRun(line, 0, offset + stop - len(header), header, True)
                     line, header = line + 1, None
@@ -166,9 +177,11 @@ def _runs(path: str | Path, source: Iterable[bytes]) -> Iterator[_LetterRun]:
             position = stop
         offset += len(data)
     if header is not None:
-        raise DataError(f"{path}, line {line:,}: the file ends behind a name; its sequence is missing")
+        raise DataError(
+            "sequence-missing", f"{path}, line {line:,}: the file ends behind a name; its sequence is missing"
+        )
     if offset == 0:
-        raise DataError(f"{path} is empty")
+        raise DataError("empty-file", f"{path} is empty")
 
 
 def _whole_ends(source: Iterable[bytes]) -> Iterator[bytes]:
@@ -185,9 +198,9 @@ def _name(place: str, header: bytes) -> str:
     """The first word of a header, behind its '>' or '@'."""
     words = header[1:].split(maxsplit=1)
     if not words or header[1:2].isspace():
-        raise DataError(f"{place}: the sequence has no name behind {chr(header[0])!r}")
+        raise DataError("name-missing", f"{place}: the sequence has no name behind {chr(header[0])!r}")
     if not _NAME.fullmatch(words[0]):
-        raise DataError(f"{place}: the name {words[0][:40]!r} must be printable ASCII")
+        raise DataError("name-not-ascii", f"{place}: the name {words[0][:40]!r} must be printable ASCII")
     return words[0].decode()
 
 
@@ -208,4 +221,4 @@ def _wrong_letter(path: str | Path, run: _LetterRun) -> DataError:
         reason = (
             "is no letter of DNA: these are A, C, G, T, N, U and IUPAC's R, Y, S, W, K, M, B, D, H, V, in either case"
         )
-    return DataError(f"{path}, line {run.line + number:,}, column {column:,}: {letter!r} {reason}")
+    return DataError("bad-letter", f"{path}, line {run.line + number:,}, column {column:,}: {letter!r} {reason}")

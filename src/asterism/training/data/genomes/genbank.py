@@ -50,7 +50,7 @@ def read_genbank_sequences(path: str | Path) -> Iterator[Header | bytes]:
         if isinstance(event, Header | bytes):
             yield event
         elif isinstance(event, _Record) and event.section != "ORIGIN":
-            raise DataError(f"{event.place}: the record has no sequence (ORIGIN)")
+            raise DataError("sequence-missing", f"{event.place}: the record has no sequence (ORIGIN)")
 
 
 @dataclass
@@ -116,7 +116,10 @@ def _events(path: str | Path) -> Iterator[_Feature | Header | bytes | _Record]:
             record = _locus(place, line)
         elif line.startswith("//"):
             if record.section == "ORIGIN" and record.seen != record.length:
-                raise DataError(f"{place}: the record has {record.seen:,} letters; its LOCUS says {record.length:,}")
+                raise DataError(
+                    "genbank-length",
+                    f"{place}: the record has {record.seen:,} letters; its LOCUS says {record.length:,}",
+                )
             yield record
             record = None
         elif record.section == "ORIGIN":
@@ -131,25 +134,30 @@ def _events(path: str | Path) -> Iterator[_Feature | Header | bytes | _Record]:
             if begins:
                 feature = _feature(place, line, record)
             elif feature is None:
-                raise DataError(f"{place}: a qualifier stands before the first feature")
+                raise DataError("genbank-qualifier", f"{place}: a qualifier stands before the first feature")
             else:
                 feature.add(line.strip())
     if record is not None:
-        raise DataError(f"{place}: the file ends within the record {shown(record.name)}; is the download complete?")
+        raise DataError(
+            "incomplete-download",
+            f"{place}: the file ends within the record {shown(record.name)}; is the download complete?",
+        )
 
 
 def _locus(place: str, line: str) -> _Record:
     if (found := _LOCUS.match(line)) is None:
-        raise DataError(f"{place}: a record of GenBank begins with 'LOCUS NAME LENGTH bp', seen: {line[:40]!r}")
+        raise DataError(
+            "genbank-header", f"{place}: a record of GenBank begins with 'LOCUS NAME LENGTH bp', seen: {line[:40]!r}"
+        )
     if found[3] == "aa":
-        raise DataError(f"{place}: the record {shown(found[1])} is a protein; genomes are read")
+        raise DataError("protein-record", f"{place}: the record {shown(found[1])} is a protein; genomes are read")
     return _Record(place, found[1], int(found[2][:18]))
 
 
 def _feature(place: str, line: str, record: _Record) -> _Feature:
     cells = line.split(maxsplit=1)
     if len(cells) != 2:
-        raise DataError(f"{place}: the feature {shown(cells[0])} has no location")
+        raise DataError("location-missing", f"{place}: the feature {shown(cells[0])} has no location")
     return _Feature(place, record.name, cells[0], cells[1].strip())
 
 
@@ -158,11 +166,12 @@ def _letters(place: str, line: str, record: _Record) -> bytes:
     first, *groups = line.split()
     if first != str(record.seen + 1):
         raise DataError(
-            f"{place}: the line begins with {first[:20]!r}, not with its letter's number, {record.seen + 1}"
+            "genbank-numbering",
+            f"{place}: the line begins with {first[:20]!r}, not with its letter's number, {record.seen + 1}",
         )
     letters = "".join(groups).encode()
     if wrong := letters.translate(None, ALLOWED):
-        raise DataError(f"{place}: {chr(wrong[0])!r} is no letter of DNA")
+        raise DataError("bad-letter", f"{place}: {chr(wrong[0])!r} is no letter of DNA")
     record.seen += len(letters)
     return letters
 
@@ -171,14 +180,17 @@ def _parts(place: str, text: str, depth: int) -> list[tuple[str, str, Strand]]:
     """Start, end and strand of each part of a location, in the order in which they are read."""
     text = text.strip()
     if depth > DEEPEST_LOCATION:
-        raise DataError(f"{place}: the location has more than {DEEPEST_LOCATION} operators one within another")
+        raise DataError(
+            "nested-too-deeply", f"{place}: the location has more than {DEEPEST_LOCATION} operators one within another"
+        )
     if found := _RANGE.fullmatch(text):
         return [(found[1], found[2] or found[1], "+")]
     operator, _, inner = text.partition("(")
     if operator not in ("complement", "join", "order") or not inner.endswith(")"):
         raise DataError(
+            "genbank-location",
             f"{place}: the location {shown(text[:60])} is none that is read here: a place, a range, and"
-            " complement, join and order of them"
+            " complement, join and order of them",
         )
     parts = [part for one in _arguments(inner[:-1]) for part in _parts(place, one, depth + 1)]
     if operator == "complement":
@@ -199,4 +211,7 @@ def _arguments(text: str) -> list[str]:
 
 def _require_length(place: str, text: str) -> None:
     if len(text) > LONGEST_LOCATION:
-        raise DataError(f"{place}: a location or name of a feature has more than {LONGEST_LOCATION:,} characters")
+        raise DataError(
+            "location-too-long",
+            f"{place}: a location or name of a feature has more than {LONGEST_LOCATION:,} characters",
+        )

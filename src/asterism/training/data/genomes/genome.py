@@ -143,7 +143,7 @@ class Genome(Modality):
 
     def splits(self, path: str | None) -> GenomeSplits:
         if path is None:
-            raise DataError("data: a genome needs a file or folder of sequences; give its path")
+            raise DataError("genome-needs-file", "data: a genome needs a file or folder of sequences; give its path")
         sequences, homes = self._open(Path(path))
         regions = {
             split: parse_regions(text, sequences)
@@ -151,7 +151,10 @@ class Genome(Modality):
             if text is not None
         }
         if regions and homes:
-            raise DataError(f"data: {path} has folders that are splits, and regions are named; do one or the other")
+            raise DataError(
+                "splits-and-regions",
+                f"data: {path} has folders that are splits, and regions are named; do one or the other",
+            )
         parts, left_out = divide(sequences, regions, homes, self.most_unknown)
         splits = GenomeSplits(
             path,
@@ -167,8 +170,9 @@ class Genome(Modality):
         splits.notes = tuple(notes)
         if not len(splits.pieces("train")) or not len(splits.pieces("validation")):
             raise DataError(
+                "empty-split",
                 f"data: {path} is too small to be split by blocks of 131,072 bases: a split is empty; name regions, as"
-                ' in genome(validation="chr1:1-50000", test="chr2")'
+                ' in genome(validation="chr1:1-50000", test="chr2")',
             )
         return splits
 
@@ -188,11 +192,14 @@ class Genome(Modality):
         """The letters of a file that holds one sequence."""
         sequences = open_sequences(path, self.masked)  # type: ignore[arg-type]
         if len(sequences.names) > 1:
-            raise DataError(f"prompt: {path} holds {len(sequences.names):,} sequences; one is continued")
+            raise DataError(
+                "prompt-sequences", f"prompt: {path} holds {len(sequences.names):,} sequences; one is continued"
+            )
         name = sequences.names[0]
         if sequences.length(name) > LONGEST_PROMPT:
             raise DataError(
-                f"prompt: {path} has {sequences.length(name):,} bases; at most {LONGEST_PROMPT:,} are continued"
+                "prompt-too-long",
+                f"prompt: {path} has {sequences.length(name):,} bases; at most {LONGEST_PROMPT:,} are continued",
             )
         return sequences.read(name, 0, sequences.length(name))
 

@@ -91,17 +91,18 @@ def index_of(path: str | Path) -> Indexed:
             _make(path, folder)
         if state_of(path) != before:
             shutil.rmtree(folder, ignore_errors=True)
-            raise DataError(f"{path} changed while it was read; start again when it is whole")
+            raise DataError("file-changed", f"{path} changed while it was read; start again when it is whole")
         _forget_earlier(folder)
     except OSError as error:
         raise DataError(
+            "index-not-kept",
             f"data: the index of {path} cannot be kept: {error.strerror or error}; set ASTERISM_CACHE to a folder of"
-            " your own"
+            " your own",
         ) from None
     except CheckpointError as error:
-        raise DataError(f"{error} (ASTERISM_CACHE says where the index is kept)") from None
+        raise DataError("index-not-kept", f"{error} (ASTERISM_CACHE says where the index is kept)") from None
     if (found := _kept(path, folder)) is None:
-        raise DataError(f"data: the index of {path} in {folder} was removed while it was opened")
+        raise DataError("index-removed", f"data: the index of {path} in {folder} was removed while it was opened")
     return found
 
 
@@ -217,9 +218,11 @@ class _Recorder:
 
     def _begin(self, place: str, name: str, offset: int) -> None:
         if name in self.names:
-            raise DataError(f"{place}: the name {shown(name)} was given before, in {self.names[name]}")
+            raise DataError("name-twice", f"{place}: the name {shown(name)} was given before, in {self.names[name]}")
         if len(self.names) == MOST_SEQUENCES:
-            raise DataError(f"{place}: a file may hold {MOST_SEQUENCES:,} sequences here; divide it")
+            raise DataError(
+                "too-many-sequences", f"{place}: a file may hold {MOST_SEQUENCES:,} sequences here; divide it"
+            )
         self.names[name] = place.rpartition(", ")[2]
         self._place, self._name, self._length, self._known = place, name, 0, 0
         header = f">{name}\n".encode()
@@ -249,7 +252,7 @@ class _Recorder:
 
     def _end(self) -> None:
         if not self._length:
-            raise DataError(f"{self._place}: the sequence {shown(self._name)} has no letters")
+            raise DataError("empty-sequence", f"{self._place}: the sequence {shown(self._name)} has no letters")
         if self._length % GRID:
             self._close_block(self._length % GRID)
         self._whole.update(b"\n")

@@ -75,11 +75,12 @@ class Interval:
         try:
             length = sequences.length(self.sequence)
         except DataError as error:
-            raise DataError(f"{where}{error}") from None
+            raise DataError("bad-interval", f"{where}{error}") from None
         if not 0 <= self.start <= self.end <= length:
             raise DataError(
+                "interval-outside",
                 f"{where}{self.sequence}:{self.start:,}-{self.end:,} (0-based, half-open) is not within the sequence's"
-                f" {length:,} letters"
+                f" {length:,} letters",
             )
 
 
@@ -93,18 +94,20 @@ def interval(
     has no sequence or a strand that there is not.
     """
     if not sequence:
-        raise DataError(f"{place}: the sequence has no name")
+        raise DataError("name-missing", f"{place}: the sequence has no name")
     begin, stop = (number(place, text, which) for text, which in ((start, "start"), (end, "end")))
     if begin < first:
         raise DataError(
-            f"{place}: start {begin:,} lies before the first letter, which is number {first} in this format"
+            "interval-start",
+            f"{place}: start {begin:,} lies before the first letter, which is number {first} in this format",
         )
     if begin > stop:
         raise DataError(
-            f"{place}: start {begin:,} lies behind end {stop:,}; on either strand the smaller number comes first"
+            "interval-order",
+            f"{place}: start {begin:,} lies behind end {stop:,}; on either strand the smaller number comes first",
         )
     if strand not in ("+", "-", "."):
-        raise DataError(f"{place}: strand {shown(strand)} is none of '+', '-' and '.'")
+        raise DataError("interval-strand", f"{place}: strand {shown(strand)} is none of '+', '-' and '.'")
     return Interval(sequence, begin - first, stop, strand, name, kind, place)  # type: ignore[arg-type]
 
 
@@ -112,7 +115,10 @@ def number(place: str, text: str, which: str) -> int:
     """A place as the digits of a text say it. Raises DataError."""
     digits = text.removeprefix("-")
     if not (digits.isascii() and digits.isdigit()):
-        raise DataError(f"{place}: {which} {shown(text[:40])} is no whole number")
+        raise DataError("not-a-whole-number", f"{place}: {which} {shown(text[:40])} is no whole number")
     if len(digits) > len(str(FURTHEST)) or int(digits) >= FURTHEST:
-        raise DataError(f"{place}: {which} {text[:20]} is beyond {FURTHEST:,}, the furthest place that is known here")
+        raise DataError(
+            "interval-too-far",
+            f"{place}: {which} {text[:20]} is beyond {FURTHEST:,}, the furthest place that is known here",
+        )
     return int(text)

@@ -70,7 +70,7 @@ class OrderModel:
             total += self.bits(piece).sum(axis=1)
             bases += len(piece)
         if not bases:
-            raise DataError("data: there is no base to score")
+            raise DataError("no-bases", "data: there is no base to score")
         return total / bases
 
     def _predicted(self, keys: np.ndarray) -> np.ndarray:
@@ -105,7 +105,9 @@ def count(pieces: Iterable[np.ndarray], order: int, *, both_strands: bool = True
     for no base, and for more than `MOST_BASES`.
     """
     if not 0 <= order <= HIGHEST:
-        raise ConfigurationError(f"a model of order {order} was asked for: the order must be from 0 to {HIGHEST}")
+        raise ConfigurationError(
+            "order-range", f"a model of order {order} was asked for: the order must be from 0 to {HIGHEST}"
+        )
     parts, bases = [], 0
     for piece in pieces:
         for strand in (piece, reverse_complement(piece)) if both_strands else (piece,):
@@ -113,11 +115,12 @@ def count(pieces: Iterable[np.ndarray], order: int, *, both_strands: bool = True
             bases += len(strand)
             if bases > MOST_BASES:
                 raise DataError(
+                    "too-many-bases",
                     f"data: more than {MOST_BASES:,} bases are to be counted"
-                    f"{', on both strands together' * both_strands}, the most that a model of their order counts"
+                    f"{', on both strands together' * both_strands}, the most that a model of their order counts",
                 )
     if not bases:
-        raise DataError("data: there is no base to count")
+        raise DataError("no-bases", "data: there is no base to count")
     keys = np.concatenate(parts)
     sample = np.sort(keys[:: -(-bases // _LEARNED_FROM)])
     keys.sort()
@@ -174,7 +177,8 @@ def _keys(piece: np.ndarray, order: int) -> np.ndarray:
     if not digits.all():
         place = int(np.argmin(digits))
         raise DataError(
-            f"data: base {place + 1:,} of a piece is {bytes(piece[place : place + 1])!r}, not A, C, G, T or N"
+            "bad-letter",
+            f"data: base {place + 1:,} of a piece is {bytes(piece[place : place + 1])!r}, not A, C, G, T or N",
         )
     keys = np.zeros(len(piece), dtype=np.uint64)
     for back in range(1, min(order, len(piece)) + 1):

@@ -37,7 +37,7 @@ def parse_regions(text: str, sequences: Sequences) -> list[Interval]:
         name, first, last = parts[1], int(parts[2].replace(",", "")[:18]), int(parts[3].replace(",", "")[:18])
         length = sequences.length(name)
         if not 1 <= first <= last <= length:
-            raise DataError(f"data: the region {shown(word)} is not within {name}:1-{length:,}")
+            raise DataError("region-outside", f"data: the region {shown(word)} is not within {name}:1-{length:,}")
         found.append(Interval(name, first - 1, last))
     return found
 
@@ -103,7 +103,9 @@ def _by_sequence(named: Mapping[Split, Sequence[Interval]]) -> dict[str, list[tu
         stretches.sort()
         for (_, stop, _), (start, _, _) in zip(stretches, stretches[1:], strict=False):
             if start < stop:
-                raise DataError(f"data: two of the regions that are named overlap at {name}:{start + 1:,}")
+                raise DataError(
+                    "regions-overlap", f"data: two of the regions that are named overlap at {name}:{start + 1:,}"
+                )
     return found
 
 

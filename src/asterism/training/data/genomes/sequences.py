@@ -39,7 +39,7 @@ class SequenceFile:
         try:
             self._file = self._indexed.fasta.open("rb", buffering=0)  # open until the end, and so read on if removed
         except OSError as error:
-            raise DataError(f"data: cannot read {self._indexed.fasta}: {error.strerror}") from None
+            raise DataError("unreadable-file", f"data: cannot read {self._indexed.fasta}: {error.strerror}") from None
         weakref.finalize(self, self._file.close)
         self._state = state_of(self._file.fileno())
         self.lengths: Mapping[str, int] = {name: place.length for name, place in self._indexed.places.items()}
@@ -61,20 +61,25 @@ class SequenceFile:
         """
         length = self.length(name)
         if not 0 <= start <= stop <= length:
-            raise DataError(f"{self.path}: {name}:{start:,}-{stop:,} is not within the sequence's {length:,} letters")
+            raise DataError(
+                "interval-outside",
+                f"{self.path}: {name}:{start:,}-{stop:,} is not within the sequence's {length:,} letters",
+            )
         if start == stop:
             return np.zeros(0, dtype=np.uint8)
         place, file = self._indexed.places[name], self._file.fileno()
         first = place.byte(start)
         letters = read_at(file, first, place.byte(stop - 1) + 1 - first).translate(self._table, b"\r\n")
         if len(letters) != stop - start or state_of(file) != self._state:
-            raise DataError(f"{self.path} has changed since it was opened; start again")
+            raise DataError("file-changed", f"{self.path} has changed since it was opened; start again")
         return np.frombuffer(bytearray(letters), dtype=np.uint8)
 
     def length(self, name: str) -> int:
         """How many letters a sequence has. Raises DataError for a name that is not there, with the nearest."""
         if name not in self.lengths:
-            raise DataError(f"{self.path} has no sequence {shown(name)}.{nearest(name, self.lengths)}")
+            raise DataError(
+                "unknown-sequence", f"{self.path} has no sequence {shown(name)}.{nearest(name, self.lengths)}"
+            )
         return self.lengths[name]
 
 
@@ -88,7 +93,9 @@ class Sequences:
         for file in self.files:
             for name in file.lengths:
                 if name in self._file_of:
-                    raise DataError(f"{file.path}: the name {shown(name)} is also one of {self._file_of[name].path}")
+                    raise DataError(
+                        "name-twice", f"{file.path}: the name {shown(name)} is also one of {self._file_of[name].path}"
+                    )
                 self._file_of[name] = file
 
     @cached_property
@@ -118,7 +125,7 @@ class Sequences:
         Raises DataError for a name that is not there, and a stretch that ends before it begins.
         """
         if start > stop:
-            raise DataError(f"{name}:{start:,}-{stop:,} ends before it begins")
+            raise DataError("interval-order", f"{name}:{start:,}-{stop:,} ends before it begins")
         first, last = max(0, min(start, stop)), min(stop, self.length(name))
         letters = np.full(stop - start, UNKNOWN, dtype=np.uint8)
         if first < last:
@@ -128,7 +135,7 @@ class Sequences:
     def _file(self, name: str) -> SequenceFile:
         if name not in self._file_of:
             where = self.files[0].path if len(self.files) == 1 else self.files[0].path.parent
-            raise DataError(f"{where} has no sequence {shown(name)}.{nearest(name, self._file_of)}")
+            raise DataError("unknown-sequence", f"{where} has no sequence {shown(name)}.{nearest(name, self._file_of)}")
         return self._file_of[name]
 
 
@@ -154,5 +161,7 @@ def files_below(folder: Path) -> list[Path]:
         if name.lower().removesuffix(".gz").removesuffix(".bgz").removesuffix(".xz").endswith(SUFFIXES):
             found.append(folder / name)
     if not found:
-        raise DataError(f"data: {folder} holds no sequences: files whose names end in {', '.join(SUFFIXES)}")
+        raise DataError(
+            "no-sequences", f"data: {folder} holds no sequences: files whose names end in {', '.join(SUFFIXES)}"
+        )
     return found

@@ -48,25 +48,27 @@ def compression_of(path: str | Path) -> bytes:
     """
     path = Path(path)
     if "\0" in str(path):
-        raise DataError(f"data: {str(path)!r} cannot be the name of a file")
+        raise DataError("file-name", f"data: {str(path)!r} cannot be the name of a file")
     try:
         if not path.exists():
-            raise DataError(f"data: there is no file {path}")
+            raise DataError("missing-file", f"data: there is no file {path}")
         if not path.is_file():
-            raise DataError(f"data: {path} is no file")
+            raise DataError("not-a-file", f"data: {path} is no file")
         with path.open("rb") as file:
             head = file.read(8)
     except OSError as error:
-        raise DataError(f"data: cannot read {path}: {error.strerror}") from None
+        raise DataError("unreadable-file", f"data: cannot read {path}: {error.strerror}") from None
     if not head:
-        raise DataError(f"{path} is empty")
+        raise DataError("empty-file", f"{path} is empty")
     for magic, what in _REFUSED.items():
         if head.startswith(magic):
-            raise DataError(f"{path} is {what}; unpack it, or compress it by gzip, bgzip or xz")
+            raise DataError(
+                "unsupported-compression", f"{path} is {what}; unpack it, or compress it by gzip, bgzip or xz"
+            )
     found = next((magic for magic in (GZIP, XZ) if head.startswith(magic)), b"")
     promised = _SUFFIXES.get(path.suffix.lower(), found)
     if promised != found:
-        raise DataError(f"{path} is not compressed as its name says: it begins with {head.hex(' ')}")
+        raise DataError("not-compressed", f"{path} is not compressed as its name says: it begins with {head.hex(' ')}")
     return found
 
 
@@ -86,7 +88,7 @@ def blocks(path: str | Path) -> Iterator[bytes]:
                 _refuse_cut_bgzip(path, file)
             yield from _bounded(path, _members(path, file, magic), os.fstat(file.fileno()).st_size)
     except OSError as error:
-        raise DataError(f"data: cannot read {path}: {error.strerror}") from None
+        raise DataError("unreadable-file", f"data: cannot read {path}: {error.strerror}") from None
 
 
 def lines(path: str | Path, longest: int) -> Iterator[tuple[int, str]]:
@@ -110,18 +112,23 @@ def _text(path: str | Path, number: int, line: bytes, longest: int) -> str:
     _require_length(path, number, line, longest)
     line = line.removeprefix(b"\xef\xbb\xbf") if number == 1 else line
     if b"\0" in line:
-        raise DataError(f"{path}, line {number}: has a NUL byte at {line.index(0) + 1:,}; this is no text file")
+        raise DataError(
+            "nul-character", f"{path}, line {number}: has a NUL byte at {line.index(0) + 1:,}; this is no text file"
+        )
     try:
         return line.removesuffix(b"\r").decode()
     except UnicodeDecodeError as error:
         raise DataError(
-            f"{path}, line {number}: is not UTF-8 text: byte {error.start + 1:,} of the line cannot be read"
+            "not-utf8", f"{path}, line {number}: is not UTF-8 text: byte {error.start + 1:,} of the line cannot be read"
         ) from None
 
 
 def _require_length(path: str | Path, number: int, line: bytes, longest: int) -> None:
     if len(line) > longest:
-        raise DataError(f"{path}, line {number}: has more than {longest:,} bytes, the most that a line may have here")
+        raise DataError(
+            "line-too-long",
+            f"{path}, line {number}: has more than {longest:,} bytes, the most that a line may have here",
+        )
 
 
 def _members(path: str | Path, file: IO[bytes], magic: bytes) -> Iterator[bytes]:
@@ -134,14 +141,18 @@ def _members(path: str | Path, file: IO[bytes], magic: bytes) -> Iterator[bytes]
             try:
                 block = unpacker.decompress(data, BLOCK)
             except (zlib.error, lzma.LZMAError) as error:
-                raise DataError(f"{path} cannot be unpacked near byte {offset:,}: {_one_line(error)}") from None
+                raise DataError(
+                    "damaged-compression", f"{path} cannot be unpacked near byte {offset:,}: {_one_line(error)}"
+                ) from None
             data = getattr(unpacker, "unconsumed_tail", b"")  # lzma keeps what it did not take
             if block:
                 yield block
             elif not unpacker.eof and not data:
                 offset = file.tell()
                 if not (data := file.read(PIECE)):
-                    raise DataError(f"{path} breaks off at byte {offset:,}; is the download complete?")
+                    raise DataError(
+                        "incomplete-download", f"{path} breaks off at byte {offset:,}; is the download complete?"
+                    )
         data = unpacker.unused_data
         while not data.strip(b"\0") and (more := file.read(PIECE)):  # zeros may fill the last block of a tape or disk
             data = more
@@ -149,7 +160,9 @@ def _members(path: str | Path, file: IO[bytes], magic: bytes) -> Iterator[bytes]
         if start and len(start) < len(magic):
             start = data = start + file.read(PIECE)
         if start and not start.startswith(magic):
-            raise DataError(f"{path} has bytes behind its end, {start[:4].hex(' ')}, that are not compressed")
+            raise DataError(
+                "bytes-behind-end", f"{path} has bytes behind its end, {start[:4].hex(' ')}, that are not compressed"
+            )
 
 
 def _unpacker(magic: bytes) -> Any:
@@ -164,11 +177,15 @@ def _bounded(path: str | Path, unfolded: Iterator[bytes], size: int) -> Iterator
     for block in unfolded:
         total += len(block)
         if total > LARGEST_UNPACKED:
-            raise DataError(f"{path} unfolds to more than {LARGEST_UNPACKED:,} bytes, the most that is unpacked here")
+            raise DataError(
+                "unpacks-too-large",
+                f"{path} unfolds to more than {LARGEST_UNPACKED:,} bytes, the most that is unpacked here",
+            )
         if total > max(FREE_OF_RATIO, LARGEST_RATIO * size):
             raise DataError(
+                "compression-ratio",
                 f"{path} has {size:,} bytes and unfolds to more than {total - 1:,}; beyond {FREE_OF_RATIO:,} bytes no"
-                f" more than {LARGEST_RATIO} times the file is unpacked"
+                f" more than {LARGEST_RATIO} times the file is unpacked",
             )
         yield block
 
@@ -179,7 +196,10 @@ def _refuse_cut_bgzip(path: str | Path, file: IO[bytes]) -> None:
     if len(head) == 18 and head[3] & 4 and head[12:14] == b"BC":
         file.seek(-min(len(_BGZIP_END), os.fstat(file.fileno()).st_size), os.SEEK_END)
         if file.read() != _BGZIP_END:
-            raise DataError(f"{path} was written by bgzip and lacks the block that ends it; is the download complete?")
+            raise DataError(
+                "incomplete-download",
+                f"{path} was written by bgzip and lacks the block that ends it; is the download complete?",
+            )
     file.seek(0)
 
 

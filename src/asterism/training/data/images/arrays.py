@@ -55,11 +55,13 @@ def _naming(path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise DataError(f"data: cannot read {path}: {error.strerror or ' '.join(str(error).split())}") from None
+        raise DataError(
+            "unreadable-file", f"data: cannot read {path}: {error.strerror or ' '.join(str(error).split())}"
+        ) from None
     except (*_OF_NUMPY, KeyError, MemoryError, RuntimeError) as error:
-        raise DataError(f"data: {path}: {' '.join(str(error).split())[:200]}") from None
+        raise DataError("bad-array", f"data: {path}: {' '.join(str(error).split())[:200]}") from None
     except (zipfile.BadZipFile, NotImplementedError, zipfile.LargeZipFile) as error:
-        raise DataError(f"data: {path}: is damaged: {' '.join(str(error).split())[:200]}") from None
+        raise DataError("damaged-array", f"data: {path}: is damaged: {' '.join(str(error).split())[:200]}") from None
 
 
 def _npy(path: Path) -> ArrayFile:

@@ -117,23 +117,31 @@ def open_images(path: str | None, fitting: Fitting, classes: int | None, setting
     malformed, beyond the limits, of a size that is refused, or without the classes that are asked for.
     """
     if path is None:
-        raise DataError("data: pictures need a folder or a file of your own; give its path")
+        raise DataError("pictures-need-path", "data: pictures need a folder or a file of your own; give its path")
     place = Path(path)
     if os.path.isdir(place):
         names = list_folder(place)
         arrays = [name for name in names if _is_array(name)]
         pictures = [name for name in names if name.lower().endswith(PICTURES)]
         if arrays and pictures:
-            raise DataError(f"data: {place} holds {arrays[0]} and {pictures[0]}: give arrays or files of pictures")
+            raise DataError(
+                "arrays-and-pictures",
+                f"data: {place} holds {arrays[0]} and {pictures[0]}: give arrays or files of pictures",
+            )
         if not arrays and not pictures:
-            raise DataError(f"data: {place} holds no PNG, JPEG or WebP files, no .npy or .npz arrays, and no CIFAR-10")
+            raise DataError(
+                "no-pictures",
+                f"data: {place} holds no PNG, JPEG or WebP files, no .npy or .npz arrays, and no CIFAR-10",
+            )
         if pictures:
             return _of_files(place, pictures, _left_out(names, pictures), fitting, classes, settings)
     elif place.suffix.lower() in SUFFIXES:
         place, arrays = regular(place).parent, [place.name]
     else:
         regular(place)
-        raise DataError(f"data: {place} is neither a folder of pictures nor an array of them (.npy or .npz)")
+        raise DataError(
+            "not-pictures", f"data: {place} is neither a folder of pictures nor an array of them (.npy or .npz)"
+        )
     return _of_arrays(path, place, arrays, fitting, classes, settings)
 
 
@@ -149,7 +157,7 @@ def _naming(place: Path | str) -> Iterator[None]:
     try:
         yield
     except Unreadable as error:
-        raise DataError(f"data: {place} {error}") from None
+        raise DataError("bad-picture", f"data: {place} {error}") from None
 
 
 def _content(path: Path) -> bytes:
@@ -159,7 +167,7 @@ def _content(path: Path) -> bytes:
             raise Unreadable(f"has {size:,} bytes; pictures of at most {MOST_BYTES:,} are read: make it smaller")
         return path.read_bytes()
     except OSError as error:
-        raise DataError(f"data: cannot read {path}: {error.strerror}") from None
+        raise DataError("unreadable-file", f"data: cannot read {path}: {error.strerror}") from None
 
 
 def _is_array(name: str) -> bool:
@@ -191,7 +199,8 @@ def _of_files(
     found = split_folder(root, names, digest)
     if classes is not None and len(found.classes) != classes:
         raise DataError(
-            f"data: {root} has pictures in {len(found.classes)} folders of classes; the model tells {classes} apart"
+            "classes-differ",
+            f"data: {root} has pictures in {len(found.classes)} folders of classes; the model tells {classes} apart",
         )
     parts = {
         split: ImagePieces(
@@ -211,9 +220,12 @@ def _of_arrays(
     homes = [_home(one) for one in names]
     if None in homes and set(homes) != {None}:
         stray = names[homes.index(None)]
-        raise DataError(f"data: {root / stray}: its name does not say its split, as others do: train, validation, test")
+        raise DataError(
+            "split-unsaid",
+            f"data: {root / stray}: its name does not say its split, as others do: train, validation, test",
+        )
     if None not in homes and "train" not in homes:
-        raise DataError(f"data: {root} has arrays of the {homes[0]} split, but none for train")
+        raise DataError("no-train-arrays", f"data: {root} has arrays of the {homes[0]} split, but none for train")
     files = [open_array(regular(root / one)) for one in names]
     for file in files:
         if fitting.resize == "exact" and len(file.pictures):
@@ -255,10 +267,11 @@ def _labels_of(files: Sequence[ArrayFile], classes: int | None) -> np.ndarray | 
         return None
     for file in files:
         if file.labels is None:
-            raise DataError(f"data: {file.path} has no labels; the model tells {classes} classes apart")
+            raise DataError("no-labels", f"data: {file.path} has no labels; the model tells {classes} classes apart")
         if (wrong := np.flatnonzero(file.labels >= classes)).size:
             raise DataError(
+                "label-range",
                 f"data: {file.path}: picture {wrong[0]} is of class {file.labels[wrong[0]]}, counted from 0;"
-                f" the model tells {classes} apart"
+                f" the model tells {classes} apart",
             )
     return np.concatenate([file.labels for file in files if file.labels is not None])

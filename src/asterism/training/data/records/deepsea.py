@@ -59,9 +59,9 @@ class OneHotSequences(OnDemand):
             bits = bits.T
         for name, values in (("bases", bits), ("labels", labels)):
             if not ((values == 0) | (values == 1)).all():
-                raise DataError(f"{place}: the {name} must be 0 and 1")
+                raise DataError("not-binary", f"{place}: the {name} must be 0 and 1")
         if (bits.sum(0) > 1).any():
-            raise DataError(f"{place}: base {int((bits.sum(0) > 1).argmax()):,} is two at once")
+            raise DataError("deepsea-two-bases", f"{place}: base {int((bits.sum(0) > 1).argmax()):,} is two at once")
         letters = np.where(bits.any(0), CHANNELS[bits.argmax(0)], np.uint8(ord("N")))
         record = Record(place, {"id": number})
         return LabelledSequence(record, letters.tobytes().decode(), True, self.columns, labels.astype(np.uint8))
@@ -80,7 +80,7 @@ def read_deepsea(path: Path) -> OneHotSequences:
     count = int(labels.shape[1 - axes[3]])
     names = [str(one) for one in arrays["columns"]] if "columns" in arrays else usual_columns(count)
     if len(names) != count or len(set(names)) != count:
-        raise DataError(f"{path}: columns must be the {count:,} names of the columns, each once")
+        raise DataError("deepsea-columns", f"{path}: columns must be the {count:,} names of the columns, each once")
     return OneHotSequences(path, tuple(names), bases, labels, axes)
 
 
@@ -96,7 +96,9 @@ def _prefix(path: Path, arrays: Mapping[str, Any]) -> str:
     whole = [prefix for prefix in found if f"{prefix}data" in arrays]
     if len(whole) != 1:
         listed = ", ".join(sorted(arrays)[:8]) or "none"
-        raise DataError(f"{path}: must hold one pair such as trainxdata and traindata; its arrays are: {listed}")
+        raise DataError(
+            "deepsea-arrays", f"{path}: must hold one pair such as trainxdata and traindata; its arrays are: {listed}"
+        )
     return whole[0]
 
 
@@ -107,8 +109,9 @@ def _axes(path: Path, prefix: str, bases: tuple[int, ...], labels: tuple[int, ..
             if bases[channels] == len(CHANNELS) and bases[examples] == labels[of_labels]:
                 return examples, channels, places, of_labels
     raise DataError(
+        "deepsea-shapes",
         f"{path}: {prefix}xdata {list(bases)} and {prefix}data {list(labels)} must be [n, 4, length] and [n, columns],"
-        " or the other way round"
+        " or the other way round",
     )
 
 
@@ -124,7 +127,9 @@ def _read_matlab(path: Path) -> dict[str, Any]:
         found = {name: _linked(path, opened, name) for name in opened}
         return {name: one for name, one in found.items() if isinstance(one, h5py.Dataset)}
     if not head.startswith(b"MATLAB 5.0"):
-        raise DataError(f"{path}: is neither MATLAB 5 nor HDF5 (MATLAB 7.3): it begins with {head[:10]!r}")
+        raise DataError(
+            "deepsea-format", f"{path}: is neither MATLAB 5 nor HDF5 (MATLAB 7.3): it begins with {head[:10]!r}"
+        )
     import scipy.io
 
     names = []
@@ -141,7 +146,7 @@ def _linked(path: Path, opened: Any, name: str) -> Any:
     try:
         return opened[name]
     except (KeyError, OSError, RuntimeError) as error:
-        raise DataError(f"{path}: {name} cannot be read: {' '.join(str(error).split())}") from error
+        raise DataError("unreadable-array", f"{path}: {name} cannot be read: {' '.join(str(error).split())}") from error
 
 
 def _read_npz(path: Path) -> dict[str, Any]:
@@ -152,10 +157,14 @@ def _read_npz(path: Path) -> dict[str, Any]:
                 version = np.lib.format.read_magic(file)
                 header = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
                 if version not in header:
-                    raise DataError(f"{path}: {member.filename} is of version {version} of .npy, which is not read")
+                    raise DataError(
+                        "npy-version", f"{path}: {member.filename} is of version {version} of .npy, which is not read"
+                    )
                 shape, _, dtype = header[version](file)
             if dtype.hasobject:
-                raise DataError(f"{path}: {member.filename} holds Python objects, which are never unpickled")
+                raise DataError(
+                    "pickled-array", f"{path}: {member.filename} holds Python objects, which are never unpickled"
+                )
             _refuse_large(path, member.filename, shape, dtype.itemsize)
     with np.load(path, allow_pickle=False) as arrays:
         return {name: arrays[name] for name in arrays.files if name.endswith("data") or name == "columns"}
@@ -167,8 +176,9 @@ def _refuse_large(path: Path, name: str, shape: tuple[int, ...], item: int) -> N
         size *= int(one)
     if size > LARGEST_ARRAY:
         raise DataError(
+            "deepsea-too-large",
             f"{path}: {name} has {size / 2**30:,.1f} GiB, and the limit for what is held in memory is"
-            f" {LARGEST_ARRAY / 2**30:g} GiB; save it as HDF5 (MATLAB 7.3), which is read an example at a time"
+            f" {LARGEST_ARRAY / 2**30:g} GiB; save it as HDF5 (MATLAB 7.3), which is read an example at a time",
         )
 
 
@@ -180,7 +190,7 @@ def _told(path: Path) -> Iterator[None]:
     except DataError:
         raise
     except FileNotFoundError:
-        raise DataError(f"data: there is no file {path}") from None
+        raise DataError("missing-file", f"data: there is no file {path}") from None
     except (OSError, ValueError, TypeError, KeyError, NotImplementedError, EOFError, zipfile.BadZipFile) as error:
         reason = " ".join(str(error).split())[:200] or type(error).__name__
-        raise DataError(f"data: {path} cannot be read: {reason}") from None
+        raise DataError("unreadable-file", f"data: {path} cannot be read: {reason}") from None

@@ -163,11 +163,13 @@ class Csv(Format):
             if names is None:
                 names, head = row, raw
                 if len(set(names)) < len(names):
-                    raise DataError(f"{source.name}, line {number}: two columns have one name: {', '.join(names)}")
+                    raise DataError(
+                        "column-twice", f"{source.name}, line {number}: two columns have one name: {', '.join(names)}"
+                    )
                 continue
             place = f"{source.name}, line {number}"
             if len(row) != len(names):
-                raise DataError(f"{place}: the row does not have the {len(names)} fields of line 1")
+                raise DataError("fields-per-row", f"{place}: the row does not have the {len(names)} fields of line 1")
             yield Record(place, dict(zip(names, row, strict=True)), raw, head, source.folder)
 
     def head(self, record: Record, prediction: Prediction) -> str:
@@ -225,7 +227,9 @@ class Conll(Format):
             fields["tags"] = [columns[-1] for _, columns in rows]
         elif len(alone) < len(rows):
             number, token = alone[0]
-            raise DataError(f"{name}, line {number}: field 'tags' is missing: the line is {token!r} alone")
+            raise DataError(
+                "tags-missing", f"{name}, line {number}: field 'tags' is missing: the line is {token!r} alone"
+            )
         return Record(f"{name}, line {rows[0][0]}", fields, "".join(lines))
 
     def body(self, record: Record, prediction: Prediction) -> str:
@@ -327,10 +331,11 @@ class Fasta(WrittenAsJson):
                 place, parts = f"{source.name}, line {number}", []
                 header = text[1:].strip()
                 if not header:
-                    raise DataError(f"{place}: the header has no name behind '>'")
+                    raise DataError("name-missing", f"{place}: the header has no name behind '>'")
             elif text and not header:
                 raise DataError(
-                    f"{source.name}, line {number}: must be a header that begins with '>', got {text[:40]!r}"
+                    "fasta-header",
+                    f"{source.name}, line {number}: must be a header that begins with '>', got {text[:40]!r}",
                 )
             elif text:
                 parts.append(text)
@@ -339,7 +344,7 @@ class Fasta(WrittenAsJson):
 
     def _record(self, place: str, header: str, parts: Sequence[str]) -> Record:
         if not parts:
-            raise DataError(f"{place}: {header.split()[0]!r} has no sequence")
+            raise DataError("sequence-missing", f"{place}: {header.split()[0]!r} has no sequence")
         return Record(place, {"id": header.split()[0], "sequence": "".join(parts)})
 
 
@@ -382,23 +387,31 @@ def format_of(path: str | Path, allowed: Sequence[str], asked: str | None = None
     """
     if pair_of(path) is not None:
         if Lines.name not in allowed or asked not in (None, Lines.name):
-            raise ConfigurationError(f"data: {path} is a pair of files with lines of text, which is not read here")
+            raise ConfigurationError(
+                "pair-of-files", f"data: {path} is a pair of files with lines of text, which is not read here"
+            )
         return FORMATS[Lines.name]
     if asked is None and FileNames.name in allowed and Path(path).is_dir():
         return FORMATS[FileNames.name]
     if asked is not None:
         if asked not in allowed:
-            raise ConfigurationError(f"format: {asked!r} was asked for; this task reads {', '.join(allowed)}")
+            raise ConfigurationError(
+                "unsupported-format", f"format: {asked!r} was asked for; this task reads {', '.join(allowed)}"
+            )
         return FORMATS[asked]
     if path == STDIN:
-        raise ConfigurationError(f"format: what stdin holds must be said, one of: {', '.join(allowed)}")
+        raise ConfigurationError(
+            "format-unsaid", f"format: what stdin holds must be said, one of: {', '.join(allowed)}"
+        )
     suffixes = {suffix: FORMATS[name] for name in allowed for suffix in FORMATS[name].suffixes}
     suffix = Path(path).suffix.lower()
     if suffix in COMPRESSED:
         inner = Path(Path(path).stem).suffix.lower()
         suffix = inner if inner in suffixes and suffixes[inner].unpacks else suffix
     if suffix not in suffixes:
-        raise DataError(f"data: {path} must be a file of one of the kinds {', '.join(suffixes)}, by its name")
+        raise DataError(
+            "unsupported-format", f"data: {path} must be a file of one of the kinds {', '.join(suffixes)}, by its name"
+        )
     return suffixes[suffix]
 
 
@@ -411,7 +424,7 @@ def read_all(kind: Format, path: str | Path) -> list[Record]:
     """All records of a file in a format. Raises DataError if there is none, or one that cannot be read."""
     records = list(kind.read(source_of(path)))
     if not records:
-        raise DataError(f"data: {path} holds no record")
+        raise DataError("no-records", f"data: {path} holds no record")
     return records
 
 
@@ -447,7 +460,9 @@ def _csv_rows(source: Source) -> Iterator[tuple[int, str, list[str]]]:
             try:
                 row = next(rows, None)
             except csv.Error as error:
-                raise DataError(f"{source.name}, line {rows.line_num}: cannot be read as CSV: {error}") from None
+                raise DataError(
+                    "not-csv", f"{source.name}, line {rows.line_num}: cannot be read as CSV: {error}"
+                ) from None
             finally:
                 csv.field_size_limit(limit)
         if row is None:

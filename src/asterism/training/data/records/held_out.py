@@ -49,8 +49,9 @@ def held_out(examples: Sequence[Any], fraction: float, seed: int, name: str) -> 
     count = round(len(examples) * fraction)
     if count < 1:
         raise DataError(
+            "too-few-examples",
             f"data: {name} has {len(examples):,} examples, too few to hold {fraction:g} of them out; give more, or a"
-            " validation file"
+            " validation file",
         )
     order = np.random.Generator(np.random.Philox(derive(seed, HOLD_OUT))).permutation(len(examples)).tolist()
     return Chosen(examples, sorted(order[count:])), Chosen(examples, sorted(order[:count]))

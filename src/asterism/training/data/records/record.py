@@ -38,7 +38,7 @@ class Record:
 
     def error(self, field: str, message: str) -> DataError:
         """A DataError about one field, ready to be raised."""
-        return DataError(f"{self.place}: field {field!r} {message}")
+        return DataError("bad-field", f"{self.place}: field {field!r} {message}")
 
     def get(self, field: str) -> Any:
         """The value of a field. Raises DataError if it is not there, with the nearest that is."""
@@ -47,7 +47,7 @@ class Record:
         if field not in self.fields:
             there = ", ".join(map(str, self.fields)) or "none"
             hint = nearest(field, map(str, self.fields))
-            raise DataError(f"{self.place}: field {field!r} is missing; there are: {there}.{hint}")
+            raise DataError("missing-field", f"{self.place}: field {field!r} is missing; there are: {there}.{hint}")
         return self.fields[field]
 
     def text(self, field: str) -> str:
@@ -118,7 +118,7 @@ class Source:
         """
         number = 0
         if "\0" in self.name:
-            raise DataError(f"data: {self.name!r} cannot be the name of a file")
+            raise DataError("file-name", f"data: {self.name!r} cannot be the name of a file")
         try:
             with nullcontext(sys.stdin.buffer) if self.path == STDIN else Path(self.path).open("rb") as file:
                 for number, line in enumerate(file, start=1):
@@ -127,13 +127,14 @@ class Source:
                         return
                     yield line.decode("utf-8-sig" if number == 1 else "utf-8")
         except FileNotFoundError:
-            raise DataError(f"data: there is no file {self.name}") from None
+            raise DataError("missing-file", f"data: there is no file {self.name}") from None
         except UnicodeDecodeError as error:
             raise DataError(
-                f"{self.name}, line {number}: is not UTF-8 text: byte {error.start:,} of the line cannot be read"
+                "not-utf8",
+                f"{self.name}, line {number}: is not UTF-8 text: byte {error.start:,} of the line cannot be read",
             ) from None
         except OSError as error:
-            raise DataError(f"data: cannot read {self.name}: {error.strerror}") from None
+            raise DataError("unreadable-file", f"data: cannot read {self.name}: {error.strerror}") from None
 
 
 class PairedSource(Source):
@@ -141,7 +142,9 @@ class PairedSource(Source):
 
     def __init__(self, first: str, second: str) -> None:
         if first == second == STDIN:
-            raise DataError("data: stdin cannot be both sources and targets; give a file for one of them")
+            raise DataError(
+                "stdin-twice", "data: stdin cannot be both sources and targets; give a file for one of them"
+            )
         super().__init__(f"{first},{second}")
         self.files = Source(first), Source(second)
         self.name = " and ".join(one.name for one in self.files)
@@ -159,8 +162,9 @@ class PairedSource(Source):
                 counts = [number, number + 1 + sum(1 for _ in pairs)]
                 first, second = counts if row[0] is None else reversed(counts)
                 raise DataError(
+                    "lines-differ",
                     f"data: {self.files[0].name} has {first:,} lines, {self.files[1].name} has {second:,}: each line"
-                    " of one must belong to the line of the same number in the other"
+                    " of one must belong to the line of the same number in the other",
                 )
             self.position = sum(one.position for one in self.files)
             yield row
@@ -177,9 +181,9 @@ def json_object(place: str, text: str) -> dict[str, Any]:
     try:
         value = json.loads(text)
     except (ValueError, RecursionError) as error:
-        raise DataError(f"{place}: cannot be read as JSON: {error}") from None
+        raise DataError("not-json", f"{place}: cannot be read as JSON: {error}") from None
     if not isinstance(value, dict):
-        raise DataError(f"{place}: must be a JSON object, got {text.strip()[:40]}")
+        raise DataError("not-a-json-object", f"{place}: must be a JSON object, got {text.strip()[:40]}")
     return value
 
 

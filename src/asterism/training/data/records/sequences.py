@@ -44,8 +44,9 @@ class LabelledSequence:
         if self.columns != columns or self.labels is None:
             odd = sorted(set(self.columns) ^ set(columns))[:1] or ["their order"]
             raise DataError(
+                "columns-differ",
                 f"{self.record.place}: has {len(self.columns):,} columns of labels, the training data {len(columns):,};"
-                f" they differ in {odd[0]}"
+                f" they differ in {odd[0]}",
             )
         return self.labels
 
@@ -54,8 +55,9 @@ class LabelledSequence:
         """The other strand, with the same labels. Raises DataError for a text, which has none."""
         if not self.of_bases:
             raise DataError(
+                "no-other-strand",
                 f"{self.record.place}: a text has no other strand: leave augment_strands and average_strands out, or"
-                " give a `sequence` of bases"
+                " give a `sequence` of bases",
             )
         return replace(self, letters=other_strand(self.letters))
 
@@ -65,7 +67,9 @@ def bases(text: str, place: str) -> str:
     raw = text.encode("ascii", "replace")
     if odd := raw.translate(None, delete=letters.ALLOWED):
         at = raw.index(odd[:1])
-        raise DataError(f"{place}: letter {at + 1:,} of the sequence is {text[at]!r}, which stands for no base")
+        raise DataError(
+            "bad-letter", f"{place}: letter {at + 1:,} of the sequence is {text[at]!r}, which stands for no base"
+        )
     return raw.translate(_CAPITALS).decode()
 
 
@@ -90,7 +94,9 @@ def columns_of(record: Record) -> tuple[str, ...]:
         return tuple(map(str, range(len(_listed(record)))))
     names = tuple(str(name) for name in record.fields if name not in NOT_LABELS)
     if not names:
-        raise DataError(f"{record.place}: there is no label: give columns of 0 and 1, or a list of them as 'labels'")
+        raise DataError(
+            "no-labels", f"{record.place}: there is no label: give columns of 0 and 1, or a list of them as 'labels'"
+        )
     for name in names:
         record.refuse_surrogates(name, name)
     return names

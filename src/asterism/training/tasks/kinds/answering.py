@@ -67,7 +67,7 @@ class Questions(Examples[ContextQuestion]):
         Raises DataError if none has an answer.
         """
         if not any(question.answers for question in training):
-            raise DataError("data: none of the training questions has an answer")
+            raise DataError("no-answers", "data: none of the training questions has an answer")
         return {"may_have_none": any(not question.answers for question in training)}
 
     def example(self, record: Record, *, labelled: bool) -> ContextQuestion:

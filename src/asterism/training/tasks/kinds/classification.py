@@ -70,7 +70,9 @@ class Documents(Examples[LabelledDocument]):
         several = training[0].several
         if len(labels) < 2 - several:
             seen = ", ".join(labels) or "none"
-            raise DataError(f"data: the training documents must have {2 - several} labels or more, seen: {seen}")
+            raise DataError(
+                "too-few-labels", f"data: the training documents must have {2 - several} labels or more, seen: {seen}"
+            )
         return {"labels": labels, "several": several}
 
     def example(self, record: Record, *, labelled: bool) -> LabelledDocument:

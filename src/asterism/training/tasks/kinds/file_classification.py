@@ -59,7 +59,9 @@ class LabelledFiles(Documents):
             validation = cls.read(Path(config.validation), config)
         for name, part in (("train", training), ("validation", validation)):
             if not part:
-                raise DataError(f"data: the {name} split of {data} has no file; give more, or a validation folder")
+                raise DataError(
+                    "empty-split", f"data: the {name} split of {data} has no file; give more, or a validation folder"
+                )
         return training, validation
 
     def example(self, record: Record, *, labelled: bool) -> LabelledDocument:
@@ -134,7 +136,7 @@ def _values(example: LabelledDocument, modality: Modality) -> np.ndarray:
     """uint8 [values], one at least. Raises DataError, as the modality does."""
     values = modality.read_prompt(Path(example.text))
     if not len(values):
-        raise DataError(f"data: {example.text} holds no value")
+        raise DataError("empty-file", f"data: {example.text} holds no value")
     return values
 
 
@@ -142,15 +144,19 @@ def _folder(path: Path) -> SplitFolder:
     """Raises DataError for a folder without classes."""
     names = list_folder(path)
     if not names:
-        raise DataError(f"data: {path} holds no file")
+        raise DataError("no-files", f"data: {path} holds no file")
     folder = split_folder(path, names, sha256_of)
     loose = [name for name in names if name.count("/") == bool(split_homes(path, names))]
     if loose and len(loose) < len(names):
         raise DataError(
-            f"data: {path / loose[0]} lies in no folder of a class, as others do: move it into one, or away"
+            "loose-file",
+            f"data: {path / loose[0]} lies in no folder of a class, as others do: move it into one, or away",
         )
     if not folder.classes:
-        raise DataError(f"data: {path} must hold two folders or more, one for each class, with the files of the class")
+        raise DataError(
+            "class-folders",
+            f"data: {path} must hold two folders or more, one for each class, with the files of the class",
+        )
     return folder
 
 

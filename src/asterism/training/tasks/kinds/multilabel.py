@@ -88,7 +88,9 @@ class SequenceExamples(Examples[LabelledSequence]):
     def like(cls, record: Record) -> Self:
         """Of the columns of the record. Raises DataError for one without any."""
         if "chromosome" in record.fields and not set(record.fields) - {*FIELDS, *NOT_LABELS}:
-            raise DataError(f"{record.place}: an interval has no labels of its own; give a label_table")
+            raise DataError(
+                "labels-in-table", f"{record.place}: an interval has no labels of its own; give a label_table"
+            )
         return cls(columns=columns_of(record))
 
     @classmethod
@@ -97,7 +99,8 @@ class SequenceExamples(Examples[LabelledSequence]):
         kind = cls.format(path)
         if kind.name != GenomeIntervals.name:
             raise DataError(
-                f"data: {path} must hold intervals of the genome, as {', '.join(GenomeIntervals.suffixes)} do"
+                "not-intervals",
+                f"data: {path} must hold intervals of the genome, as {', '.join(GenomeIntervals.suffixes)} do",
             )
         sequences = open_sequences(config.genome or "")
         records = read_all(kind, path)
@@ -136,7 +139,7 @@ class SequenceExamples(Examples[LabelledSequence]):
     def _sequences(self) -> Sequences:
         """Those of the genome. Raises DataError if there is none."""
         if self.genome is None:
-            raise DataError("data: intervals need a genome, and this run has none; give sequences")
+            raise DataError("genome-missing", "data: intervals need a genome, and this run has none; give sequences")
         return open_sequences(self.genome)
 
 
@@ -167,7 +170,10 @@ class ColumnExamples(SequenceExamples):
         found = super().decided(training, known, choices)
         groups: Mapping[str, str] = choices.get("groups", {})
         if groups and (lacking := [name for name in found["columns"] if name not in groups]):
-            raise DataError(f"column_groups: {len(lacking):,} columns have no group, such as {lacking[0]!r}")
+            raise DataError(
+                "columns-without-group",
+                f"column_groups: {len(lacking):,} columns have no group, such as {lacking[0]!r}",
+            )
         named = tuple(groups[name] for name in found["columns"]) if groups else cls.usual_groups(found["columns"])
         return {**found, "groups": named}
 
@@ -364,6 +370,7 @@ def read_groups(path: Path) -> dict[str, str]:
 
 def _no_area(columns: int, examples: int) -> NoScoreError:
     return NoScoreError(
+        "no-contrast",
         f"none of the {columns:,} columns has both a 0 and a 1 among the {examples:,} examples that are scored: there"
-        " is no area under a curve; score more of them"
+        " is no area under a curve; score more of them",
     )

@@ -134,8 +134,9 @@ def _pair(example: LabelledSequence, seed: int) -> Iterator[LabelledSequence]:
         return
     if len(example.letters) < PIECES:
         raise DataError(
+            "sequence-too-short",
             f"{example.record.place}: has {len(example.letters)} bases; a negative is made of {PIECES} pieces of a"
-            " promoter, so it needs as many"
+            " promoter, so it needs as many",
         )
     yield replace(example, labels=np.ones(1, dtype=np.uint8))
     yield replace(example, letters=negative(example.letters, seed), labels=np.zeros(1, dtype=np.uint8))

@@ -53,7 +53,9 @@ class TaggedDocuments(Examples[TaggedDocument]):
         every = [tag for document in training for tag in document.tags or ()]
         labels = in_order(set(every), known)
         if len(labels) < 2:
-            raise DataError(f"data: the training documents must have 2 tags or more, seen: {labels[0]}")
+            raise DataError(
+                "too-few-labels", f"data: the training documents must have 2 tags or more, seen: {labels[0]}"
+            )
         return {"labels": labels, "unread": "O" if "O" in labels else max(labels, key=every.count)}
 
     def example(self, record: Record, *, labelled: bool) -> TaggedDocument:

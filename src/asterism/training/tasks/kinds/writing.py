@@ -295,8 +295,9 @@ def _start(model: PreTrainedConfig) -> int | None:
 def _refuse_unfit(folder: str, model: PreTrainedConfig, tokenizer: PreTrainedTokenizerFast) -> None:
     if not model.is_encoder_decoder:
         raise ConfigurationError(
+            "not-an-encoder-decoder",
             f"model: {folder} holds a {model.model_type} model, which generates no text from another; give an"
-            " encoder-decoder, such as a BART or T5"
+            " encoder-decoder, such as a BART or T5",
         )
     for what, token, why in (
         ("tokenizer", tokenizer.pad_token_id, "no padding token (pad_token), which fills up the rows of a batch"),
@@ -305,12 +306,13 @@ def _refuse_unfit(folder: str, model: PreTrainedConfig, tokenizer: PreTrainedTok
         ("config.json", _start(model), "no decoder_start_token_id, which a decoder begins with"),
     ):
         if token is None:
-            raise ConfigurationError(f"model: the {what} in {folder} has {why}; give it one")
+            raise ConfigurationError("token-missing", f"model: the {what} in {folder} has {why}; give it one")
     known = getattr(getattr(model, "decoder", model), "vocab_size", None)
     for name, token in (("pad_token_id", model.pad_token_id), ("decoder_start_token_id", _start(model))):
         if known is not None and token is not None and not 0 <= token < known:
             raise ConfigurationError(
-                f"model: the config.json in {folder} has {name} {token}, the decoder has tokens 0 to {known - 1:,}"
+                "token-beyond-decoder",
+                f"model: the config.json in {folder} has {name} {token}, the decoder has tokens 0 to {known - 1:,}",
             )
 
 
@@ -320,12 +322,14 @@ def _target_length(config: FineTuneConfig, model: PreTrainedConfig) -> int:
     if config.target_length is None:
         if most is None:
             raise ConfigurationError(
-                f"target_length: the model in {config.model} does not say how many tokens its decoder takes; give one"
+                "target-length-unsaid",
+                f"target_length: the model in {config.model} does not say how many tokens its decoder takes; give one",
             )
         return most
     if most is not None and config.target_length > most and ends(model):
         raise ConfigurationError(
+            "target-beyond-decoder",
             f"target_length: {config.target_length:,} tokens were asked for, the decoder in {config.model} takes"
-            f" {most:,}"
+            f" {most:,}",
         )
     return config.target_length
