@@ -228,14 +228,12 @@ def test_what_a_model_or_its_tokenizer_lacks(settings, models, tmp_path):
 
     with quiet_transformers():
         bert = save_tiny_bert(tmp_path / "bert")
-    refusing(ConfigurationError, "bert holds a bert model, which generates no text from another; give an", model=bert)
-    refusing(
-        ConfigurationError, "target_length: 25 tokens were asked for, the decoder in .* takes 24", target_length=25
-    )
-    refusing(ConfigurationError, "length: 25 tokens were asked for, .* takes 24", length=25)
+    refused(ConfigurationError, "bert holds a bert model, which generates no text from another; give an", model=bert)
+    refused(ConfigurationError, "target_length: 25 tokens were asked for, the decoder in .* takes 24", target_length=25)
+    refused(ConfigurationError, "length: 25 tokens were asked for, .* takes 24", length=25)
     no_limit = {"model": str(models["t5"]), "length": None}
-    refusing(ConfigurationError, "length: the model in .*t5 does not say how many tokens it takes", **no_limit)
-    refusing(
+    refused(ConfigurationError, "length: the model in .*t5 does not say how many tokens it takes", **no_limit)
+    refused(
         ConfigurationError,
         "target_length: the model in .*t5 does not say how many tokens its decoder takes",
         **no_limit | {"length": 8, "target_length": None},
@@ -247,7 +245,7 @@ def test_what_a_model_or_its_tokenizer_lacks(settings, models, tmp_path):
         with quiet_transformers():
             folder = save_tiny_bart(tmp_path / name)
         digit_tokenizer(without=[name]).save_pretrained(folder)
-        refusing(ConfigurationError, message, model=folder)
+        refused(ConfigurationError, message, model=folder)
     with quiet_transformers():
         folder = save_tiny_bart(tmp_path / "startless")
     document = json.loads((folder / "config.json").read_text())

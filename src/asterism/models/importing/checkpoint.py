@@ -136,10 +136,7 @@ def import_checkpoint(
     pattern that does not fit the checkpoint, PatternError for a pattern that cannot be read.
     """
     path, output = Path(path), Path(output)
-    if output.exists() and (not output.is_dir() or any(output.iterdir())):
-        raise CheckpointError(
-            "output-not-empty", f"{output} exists and is not an empty folder; choose another one for the imported model"
-        )
+    _refuse_taken(output)
     document = _read_document(path)
     tokenizer, pipeline = read_tokenizer(path, document["model_type"], length), read_pipeline(path, length)
     weights = read_weights(path, allow_pickle=allow_pickle)
@@ -180,6 +177,14 @@ def import_checkpoint(
         left_out=renamed.unused,
         notes=notes_on(source, architecture.class_prefix + head, config, pattern) + pipeline.notes,
     )
+
+
+def _refuse_taken(output: Path) -> None:
+    """Raises CheckpointError for a folder that holds something."""
+    if output.exists() and (not output.is_dir() or any(output.iterdir())):
+        raise CheckpointError(
+            "output-not-empty", f"{output} exists and is not an empty folder; choose another one for the imported model"
+        )
 
 
 def _read_document(path: Path) -> dict[str, Any]:
