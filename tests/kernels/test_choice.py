@@ -8,6 +8,7 @@ import subprocess
 import sys
 import threading
 from pathlib import Path
+from typing import get_args
 
 import pytest
 import torch
@@ -20,9 +21,14 @@ from asterism.compiler import cost
 from asterism.errors import PatternError
 from asterism.kernels.choice import choice, figures, measure, prices
 from asterism.kernels.choice.figures import Figures
+from asterism.shape import Implementation
 
 pytest_plugins = ("priced",)
 pytestmark = pytest.mark.usefixtures("unmeasured")
+
+
+def test_models_take_the_implementations_that_there_are():
+    assert get_args(Implementation) == choice.IMPLEMENTATIONS
 
 
 def test_products_are_timed_for_real(monkeypatch):

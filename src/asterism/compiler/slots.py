@@ -17,7 +17,7 @@ from typing import NamedTuple
 import numpy as np
 
 from asterism.compiler.liveness import FOREVER, last_reader, most_living
-from asterism.memo import Source, remembering_few
+from asterism.memo import Source
 from asterism.patterns import Pattern, per_head
 from asterism.patterns.explicit import Explicit
 from asterism.patterns.intervals import Integers
@@ -88,10 +88,9 @@ def _of_head(pattern: Pattern, head: int) -> Pattern:
     return pattern.rebuild(tuple(_of_head(part, head) for part in pattern.children))
 
 
-@remembering_few(64)
 def slot_plan(pattern: Pattern, restorable: int) -> "SlotPlan":
     """The plan of a causal pattern; equal questions share it."""
-    return SlotPlan(pattern, restorable)
+    return pattern.derived(SlotPlan, restorable)
 
 
 class SlotPlan(Source):

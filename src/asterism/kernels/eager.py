@@ -78,6 +78,8 @@ def _program(plan: Plan, device: torch.device, dtype: torch.dtype) -> _Program:
 
 def _group(plan: Plan, part: Pass, device: torch.device) -> Iterator[_Group]:
     """Rows of equal tile counts; rows with masks apart from rows without, further pieces of long rows apart."""
+    # A place is a row of tiles in a list. Of rows with 3 tiles and 1, `within` counts 0 1 2 0; with most = 2, the first
+    # falls into pieces of 2 and 1. Pieces of equal length, with masks or without, become one group: a rectangle.
     tile_list, row = part.entries()
     place = tile_list * (part.row_offsets.shape[1] - 1) + row
     within = np.arange(len(row)) - part.row_offsets[:, :-1].ravel()[place]

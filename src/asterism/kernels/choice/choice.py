@@ -90,7 +90,7 @@ DENSE = {"full": FULL, "causal": CAUSAL, "sparse": MASKED}
 DTYPE_NAMES = {dtype: str(dtype).removeprefix("torch.") for dtype in DTYPES}
 
 IMPLEMENTATIONS = ("auto", "reference", "eager", "cpu", "triton", "dense")
-"""What `implementation` may be."""
+"""What `implementation` may be; `shape.py`, which knows no kernels, lists the same for models."""
 
 
 def choose(operands: Operands, implementation: str) -> Kernel:

@@ -48,6 +48,8 @@ def _live_groups(words: Words) -> np.ndarray:
 
     By 16 queries and 16 keys of the masks words [kinds, query, words]. Words, because a plan of documents has many.
     """
+    # Bit k of a word is key k. First all queries of a group are joined, then its word is cut into 16 bits per group of
+    # keys: for a band below the diagonal of a tile of 32, live is [[1, 0], [1, 1]], and the result [[0, 1], [0, 2]].
     kinds, tile, _ = words.shape
     groups = tile // GROUP
     read = np.bitwise_or.reduce(words.reshape(kinds, groups, GROUP, -1), axis=2)

@@ -24,7 +24,7 @@ from asterism.kernels.operator import Gradients, Rounded, TileKernel, Wanted, op
 from asterism.kernels.transforms import is_transformed
 from asterism.kernels.triton.distances import add_by_distance, tabulate_by_distance
 from asterism.kernels.triton.tables import Lists, TiledPass, tabulate
-from asterism.memo import cached_property, remembering
+from asterism.memo import cached_property
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 """What q, k and v may be."""
@@ -573,9 +573,7 @@ DECODING = TritonDecoding()
 """Attention of a few queries against the keys of a cache."""
 
 
-@remembering
 def _decoding_splits(n_blocks: int, n_chunks: int, device: torch.device) -> Tensor:
     """The table `splits` of device.py: each block of rows has the slots of its chunks."""
-    block = torch.arange(n_blocks)
-    table = torch.stack([torch.zeros_like(block), block, block * n_chunks, torch.full_like(block, n_chunks)], dim=1)
-    return table.to(device)
+    block = torch.arange(n_blocks, device=device)  # made there, as a copy would have to wait
+    return torch.stack([torch.zeros_like(block), block, block * n_chunks, torch.full_like(block, n_chunks)], dim=1)
