@@ -8,6 +8,9 @@ of a word in a text, l the words of the text, and avl their mean over the texts,
 k1 says how soon more of the same word adds nothing: 0 at once, 1.2 to 2 is usual. b says how much long texts are held
 against themselves: 0 not at all, 1 in full, 0.5 to 0.8 is usual. idf(w) = ln(1 + (N - n + 1/2) / (n + 1/2)), where n of
 the N texts have w: with the 1 a word of all texts counts for little, and never against a text. No state, no chance.
+
+It is written here because packages of BM25 index one collection for many questions, where each document here is a
+collection of its own, asked once.
 """
 
 import math

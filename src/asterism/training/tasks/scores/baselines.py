@@ -3,6 +3,7 @@
 The yardsticks that stand next to a fine-tuned model's scores, on the same examples. Words and pairs of words (of bases:
 all stretches of up to six) are weighted by TF-IDF, and labels regressed on them, as scikit-learn's
 `TfidfVectorizer(ngram_range=(1, 2), min_df=2, sublinear_tf=True)` and `LogisticRegression` do with their own settings.
+It is written here to do without that package, which tests compare it with.
 
 Limits, so that they take seconds: examples of `MOST_LETTERS` in all to learn from, evenly spread, of each the first
 `LONGEST`; the `MOST_TERMS` terms that are in most documents, fewer for many labels (`MOST_WEIGHTS`). Where more letters
