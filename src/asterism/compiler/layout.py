@@ -71,6 +71,13 @@ class Tiles:
         place = chosen[:, None] * self.tile + np.arange(self.tile)
         return self.positions[np.minimum(place, len(self.positions) - 1)], place < len(self.positions)
 
+    def each_token(self, chosen: Integers) -> tuple[Integers, Integers]:
+        """Positions of the tokens of ascending tiles int64 [n], and which of the n tiles each is in: int64 [tokens]
+        each."""
+        place = (chosen[:, None] * self.tile + np.arange(self.tile)).ravel()
+        place = place[place < len(self.positions)]
+        return self.positions[place], np.searchsorted(chosen, place // self.tile)
+
 
 def _shapes(relative: Integers, alike: Booleans) -> Integers:
     """A number for each distinct row of `relative` [tiles, tile]; those `alike` are known to be equal, as most are."""
@@ -170,8 +177,54 @@ class QuerySubset(Subset):
         return Tiles.cut(asked, tile, 0), Tiles.cut(np.arange(n_keys), tile, 1)
 
 
+class Sorted(Layout):
+    """Tokens sorted by a number that each of them has, and those of equal numbers as they come."""
+
+    @abstractmethod
+    def sorted_by(self, positions: Integers, length: int, are_keys: bool) -> Integers:
+        """int64 [n]: the numbers by which tokens at positions [n] are sorted, in a sequence of `length` tokens."""
+
+    @property
+    def steps(self) -> tuple[int, int]:
+        """How far apart neighbours in this order mostly are, among queries and among keys; 0 where nobody knows."""
+        return 0, 0
+
+    def orders(self, query_offset: int, n_queries: int, n_keys: int, tile: int) -> tuple[Tiles, Tiles]:
+        queries, keys = np.arange(query_offset, query_offset + n_queries), np.arange(n_keys)
+        queries = queries[np.argsort(self.sorted_by(queries, n_keys, False), kind="stable")]
+        keys = keys[np.argsort(self.sorted_by(keys, n_keys, True), kind="stable")]
+        return Tiles.cut(queries, tile, self.steps[0]), Tiles.cut(keys, tile, self.steps[1])
+
+
+class Classes(Sorted):
+    """Tokens sorted by class, for rules whose pairs are all of tokens of one class."""
+
+    @property
+    def step_in_class(self) -> int:
+        """How far apart the queries of a class are wherever they stand; 0 where that depends."""
+        return self.steps[0]
+
+    def candidates(
+        self, rule: Pattern, queries: Tiles, keys: Tiles, rows: Integers, length: int, head: int
+    ) -> tuple[Integers, Integers]:
+        position, row = queries.each_token(rows)
+        of_query = self.sorted_by(position, length, False)
+        opens, closes = _pieces(of_query, row)
+        pieces = Tokens(position[opens], position[closes], self.step_in_class)
+        piece, start, stop = rule.find_spans(pieces, length, head).triples()
+        # Classes one after another, each by position: modulo 4, keys 0 4 8 1 5 9 2 6 3 7. Of those from 3 to 6, class 1
+        # has the keys from place 4 on (1 is before 3) to before place 5 (1 and 5 are before 7).
+        codes = _by_class(self.sorted_by(keys.positions, length, True), keys.positions, length)
+        own = of_query[opens][piece]
+        first = np.searchsorted(codes, _by_class(own, start, length))
+        past = np.searchsorted(codes, _by_class(own, stop, length))
+        some = first < past  # a span may hold no token of the class
+        first, past = first[some] // keys.tile, -(-past[some] // keys.tile)
+        return Intervals.build(row[opens][piece[some]], first, past, len(rows), len(keys)).points()
+
+
 @dataclass(frozen=True)
-class Residues(Layout):
+class Residues(Classes):
     """Tokens sorted by residue modulo a period; only for rules that imply stride(period).
 
     Queries of another sequence are sorted by the residue of where they stand among the keys, `step` apart.
@@ -184,45 +237,16 @@ class Residues(Layout):
     def text(self) -> str:
         return f"residues modulo {self.period}" + ("" if self.step == 1 else f", queries {self.step} apart")
 
-    def orders(self, query_offset: int, n_queries: int, n_keys: int, tile: int) -> tuple[Tiles, Tiles]:
-        queries, keys = np.arange(query_offset, query_offset + n_queries), np.arange(n_keys)
-        queries = queries[np.argsort(self._residues(queries), kind="stable")]
-        keys = keys[np.argsort(keys % self.period, kind="stable")]
+    def sorted_by(self, positions: Integers, length: int, are_keys: bool) -> Integers:
+        if are_keys:
+            return positions % self.period
+        return positions * self.step.numerator // self.step.denominator % self.period
+
+    @property
+    def steps(self) -> tuple[int, int]:
         # Queries of one residue are a progression where whole tokens are between them.
         apart = self.period // math.gcd(self.period, self.step.numerator) if self.step.denominator == 1 else 0
-        return Tiles.cut(queries, tile, apart), Tiles.cut(keys, tile, self.period)
-
-    def _residues(self, queries: Integers) -> Integers:
-        return queries * self.step.numerator // self.step.denominator % self.period
-
-    def candidates(
-        self, rule: Pattern, queries: Tiles, keys: Tiles, rows: Integers, length: int, head: int
-    ) -> tuple[Integers, Integers]:
-        place = (rows[:, None] * queries.tile + np.arange(queries.tile)).ravel()
-        place = place[place < len(queries.positions)]
-        position, row = queries.positions[place], np.searchsorted(rows, place // queries.tile)
-        residue = self._residues(position)
-        # A tile may hold the end of one residue class and the start of the next: each piece is asked about by itself.
-        opens = np.flatnonzero((np.diff(residue, prepend=-1) != 0) | (np.diff(row, prepend=-1) != 0))
-        closes = np.append(opens[1:], len(position)) - 1
-        segments = Tokens(position[opens], position[np.maximum(closes, 0)], queries.step)
-        segment, start, stop = rule.find_spans(segments, length, head).triples()
-        # Sorted by residue, class r begins at class_start[r], and its token at position p is number (p - r) / period.
-        class_start = np.searchsorted(keys.positions % self.period, np.arange(self.period))
-        own = residue[opens][segment]
-        first = class_start[own] + -(-(start - own) // self.period)
-        past = class_start[own] + -(-(stop - own) // self.period)
-        spans = first < past  # a span between two tokens of the class holds none of them
-        first, past = first[spans] // keys.tile, -(-past[spans] // keys.tile)
-        return Intervals.build(row[opens][segment[spans]], first, past, len(rows), len(keys)).points()
-
-
-class Sorted(Layout):
-    """An order of tokens by numbers that they have, whichever others are there."""
-
-    @abstractmethod
-    def sorted_by(self, positions: Integers, length: int, are_keys: bool) -> Integers:
-        """int64 [n]: the numbers by which tokens at positions [n] are sorted, in a sequence of `length` tokens."""
+        return apart, self.period
 
 
 @dataclass(frozen=True)
@@ -235,14 +259,9 @@ class Reordered(Sorted):
     def text(self) -> str:
         return "reordered by reverse Cuthill-McKee"
 
-    def orders(self, query_offset: int, n_queries: int, n_keys: int, tile: int) -> tuple[Tiles, Tiles]:
-        order = self._order(n_keys)
-        asked = order[(order >= query_offset) & (order < query_offset + n_queries)]
-        return Tiles.cut(asked, tile, 0), Tiles.cut(order, tile, 0)
-
     def sorted_by(self, positions: Integers, length: int, are_keys: bool) -> Integers:
         places = np.empty(length, np.int64)
-        places[self._order(length)] = np.arange(length)
+        places[self.derived(Reordered._order, length)] = np.arange(length)
         return places[positions]
 
     def _order(self, n_keys: int) -> Integers:
@@ -291,25 +310,15 @@ class Bands(Sorted):
         rows = "row" if self.height == 1 else "rows"
         return f"bands of {self.height} {rows} of {self.around.width} pixels{apart}{keys}"
 
-    def orders(self, query_offset: int, n_queries: int, n_keys: int, tile: int) -> tuple[Tiles, Tiles]:
-        queries, keys = np.arange(query_offset, query_offset + n_queries), np.arange(n_keys)
-        queries = queries[np.argsort(self.sorted_by(queries, n_keys, False), kind="stable")]
-        keys = keys[np.argsort(self.sorted_by(keys, n_keys, True), kind="stable")]
-        return Tiles.cut(queries, tile, 0), Tiles.cut(keys, tile, 0)
-
     def sorted_by(self, positions: Integers, length: int, are_keys: bool) -> Integers:
         return self._codes(self._fields(positions, self.shift if are_keys else 0), length)
 
     def candidates(
         self, rule: Pattern, queries: Tiles, keys: Tiles, rows: Integers, length: int, head: int
     ) -> tuple[Integers, Integers]:
-        place = (rows[:, None] * queries.tile + np.arange(queries.tile)).ravel()
-        place = place[place < len(queries.positions)]
-        asked, row = self._fields(queries.positions[place], 0), np.searchsorted(rows, place // queries.tile)
-        # A tile may hold the end of one band and the start of the next: each piece is asked about by itself.
-        turns = [np.diff(value, prepend=-1) != 0 for value in (asked.row_class, asked.column_class, asked.band, row)]
-        opens = np.flatnonzero(np.logical_or.reduce(turns))
-        closes = np.append(opens[1:], len(place)) - 1
+        position, row = queries.each_token(rows)
+        asked = self._fields(position, 0)
+        opens, closes = _pieces(asked.row_class, asked.column_class, asked.band, row)
         (rows_reach, columns_reach), begin = self.around.radii, asked.band[opens] * self.height + self.shift
         first_band = np.maximum(begin - rows_reach, 0) // self.height
         last_band = (begin + self.height - 1 + rows_reach) // self.height
@@ -358,6 +367,21 @@ class _Fields(NamedTuple):
     column: Any
     row: Any
     channel: Any
+
+
+def _pieces(*numbers: Integers) -> tuple[Integers, Integers]:
+    """The first and the last place of every piece in which none of these numbers, int64 [n] each, changes.
+
+    A tile may hold the end of one class and the start of the next, and each is asked about by itself: of classes 0 0 1
+    1 1 in tiles 0 0 0 1 1 the pieces are 0 to 1, 2 to 2, and 3 to 4.
+    """
+    opens = np.flatnonzero(np.logical_or.reduce([np.diff(each, prepend=-1) != 0 for each in numbers]))
+    return opens, np.append(opens[1:], len(numbers[0]))[: len(opens)] - 1
+
+
+def _by_class(classes: Integers, positions: Integers, length: int) -> Integers:
+    """Numbers that ascend with the class, and in it with the position, which is at most `length`."""
+    return classes * (length + 1) + positions
 
 
 def _tile_of_position(tiles: Tiles, length: int) -> Integers:

@@ -9,10 +9,10 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from asterism.compiler.layout import Layout, Sorted, Tiles
+from asterism.compiler.layout import Classes, Sorted, Tiles
 from asterism.memo import cached_property
 from asterism.patterns.documents import Documents
-from asterism.patterns.intervals import Integers, Intervals
+from asterism.patterns.intervals import Integers
 from asterism.patterns.part import Part
 from asterism.patterns.pattern import GREATEST, And, Booleans, Not, Or, Pattern, Tokens
 from asterism.patterns.primitives import Causal, Dense, KeySet, OneSided, QuerySet, Stride, Window
@@ -157,7 +157,7 @@ class QueriesOfPart(_OfPart, QuerySet):
 
 
 @dataclass(frozen=True)
-class SortedPart(Layout):
+class SortedPart(Sorted):
     """The queries and keys of a part in the order in which they stand in one of the whole."""
 
     whole: Sorted
@@ -167,12 +167,9 @@ class SortedPart(Layout):
     def text(self) -> str:
         return self.whole.text
 
-    def orders(self, query_offset: int, n_queries: int, n_keys: int, tile: int) -> tuple[Tiles, Tiles]:
-        queries, keys = np.arange(query_offset, query_offset + n_queries), np.arange(n_keys)
-        asked = self.whole.sorted_by(self.part.queries.places(queries), self.part.length, False)
-        read = self.whole.sorted_by(self.part.keys.places(keys), self.part.length, True)
-        queries, keys = queries[np.argsort(asked, kind="stable")], keys[np.argsort(read, kind="stable")]
-        return Tiles.cut(queries, tile, 0), Tiles.cut(keys, tile, 0)
+    def sorted_by(self, positions: Integers, length: int, are_keys: bool) -> Integers:
+        runs = self.part.keys if are_keys else self.part.queries
+        return self.whole.sorted_by(runs.places(positions), self.part.length, are_keys)
 
     def candidates(
         self, rule: Pattern, queries: Tiles, keys: Tiles, rows: Integers, length: int, head: int
@@ -183,7 +180,7 @@ class SortedPart(Layout):
 
 
 @dataclass(frozen=True)
-class ResiduesOfPart(Layout):
+class ResiduesOfPart(Classes):
     """Tokens of a part sorted by the residue of where they stand; only for rules that imply stride(period) there.
 
     With documents, they are sorted by document, and in each by residue.
@@ -198,46 +195,24 @@ class ResiduesOfPart(Layout):
     def text(self) -> str:
         return f"residues modulo {self.period}" + (" in documents" if self.documents is not None else "")
 
-    def orders(self, query_offset: int, n_queries: int, n_keys: int, tile: int) -> tuple[Tiles, Tiles]:
-        queries, keys = np.arange(query_offset, query_offset + n_queries), np.arange(n_keys)
-        queries = queries[np.argsort(self._classes(self.asked, queries), kind="stable")]
-        keys = keys[np.argsort(self._classes(self.read, keys), kind="stable")]
-        return Tiles.cut(queries, tile, self._apart(self.asked)), Tiles.cut(keys, tile, self._apart(self.read))
-
-    def _classes(self, runs: Runs, numbers: Integers) -> Integers:
-        """What tokens are sorted by: those that may read each other have one number."""
-        places = runs.places(numbers)
+    def sorted_by(self, positions: Integers, length: int, are_keys: bool) -> Integers:
+        places = (self.read if are_keys else self.asked).places(positions)
         if self.documents is None:
             return places % self.period
+        # Documents of 5 and 6 tokens, modulo 3: the classes are 3 4 5 3 4 and 6 7 8 6 7 8; below 3, of no document.
         starts, _ = self.documents.bounds
         document = np.searchsorted(starts, places, side="right")
         return document * self.period + (places - np.append(0, starts)[document]) % self.period
+
+    @property
+    def steps(self) -> tuple[int, int]:
+        return self._apart(self.asked), self._apart(self.read)
+
+    @property
+    def step_in_class(self) -> int:
+        return self._apart(self.asked) if len(self.asked.start) == 1 else 0  # no progression goes on in the next run
 
     def _apart(self, runs: Runs) -> int:
         """How far apart the numbers of a residue's tokens are within a run, where all runs have one step."""
         steps = set(runs.step.tolist())
         return self.period // math.gcd(self.period, steps.pop()) if len(steps) == 1 else 0
-
-    def candidates(
-        self, rule: Pattern, queries: Tiles, keys: Tiles, rows: Integers, length: int, head: int
-    ) -> tuple[Integers, Integers]:
-        place = (rows[:, None] * queries.tile + np.arange(queries.tile)).ravel()
-        place = place[place < len(queries.positions)]
-        number, row = queries.positions[place], np.searchsorted(rows, place // queries.tile)
-        residue = self._classes(self.asked, number)
-        # A tile may hold the end of one residue class and the start of the next: each piece is asked about by itself.
-        opens = np.flatnonzero((np.diff(residue, prepend=-1) != 0) | (np.diff(row, prepend=-1) != 0))
-        closes = np.append(opens[1:], len(number)) - 1
-        step = queries.step if len(self.asked.start) == 1 else 0  # across runs, numbers of a residue are no progression
-        segments = Tokens(number[opens], number[np.maximum(closes, 0)], step)
-        segment, start, stop = rule.find_spans(segments, length, head).triples()
-        codes = self._codes(keys.positions, self._classes(self.read, keys.positions), length)
-        own = residue[opens][segment]
-        first = np.searchsorted(codes, self._codes(start, own, length))
-        past = np.searchsorted(codes, self._codes(stop, own, length))
-        spans = first < past  # a span may hold no token of the class
-        first, past = first[spans] // keys.tile, -(-past[spans] // keys.tile)
-        return Intervals.build(row[opens][segment[spans]], first, past, len(rows), len(keys)).points()
-
-    def _codes(self, numbers: Integers, residues: Integers, length: int) -> Integers:
-        return residues * (length + 1) + numbers
