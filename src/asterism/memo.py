@@ -114,7 +114,7 @@ def remembering(function: Callable[[*Values], Result], store: Store = KEPT) -> M
     return Memo(function, store)
 
 
-class Source:
+class Derives:
     """A value that never changes, such as a pattern or a plan, and of which tables are made: in another order, for a
     kernel, on a device.
     """

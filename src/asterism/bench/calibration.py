@@ -7,7 +7,7 @@ import torch
 
 from asterism.bench.machine import describe, kernel_in_words
 from asterism.compiler.cost import TILE_COSTS, TILE_SIZES, Prices
-from asterism.kernels.choice.choice import Question, answer
+from asterism.kernels.choice.choice import ChoiceQuestion, answer
 from asterism.kernels.choice.figures import keep
 from asterism.kernels.choice.measure import DTYPES, WAYS
 from asterism.kernels.choice.prices import Cell, calibrate, pinned
@@ -81,7 +81,7 @@ def break_even(prices: Prices, tiles: str, dense: str, tokens: int) -> float:
 
 def _taken(text: str, tokens: int, cell: Cell) -> str:
     pairs = text, HEADS, tokens, tokens, 0, False, False
-    question = Question(*pairs, HEADS, cell.device, cell.dtype, cell.training, "auto", cell.tiles)
+    question = ChoiceQuestion(*pairs, HEADS, cell.device, cell.dtype, cell.training, "auto", cell.tiles)
     return cell.tiles if answer(question, measuring=False) == cell.tiles else "dense"
 
 

@@ -14,7 +14,7 @@ from typing import Any, ClassVar, NamedTuple, cast
 
 import numpy as np
 
-from asterism.memo import Source
+from asterism.memo import Derives
 from asterism.patterns.explicit import Explicit
 from asterism.patterns.grid import Grid
 from asterism.patterns.intervals import Integers, Intervals
@@ -91,7 +91,7 @@ def _shapes(relative: Integers, alike: Booleans) -> Integers:
     return shapes
 
 
-class Layout(Source, ABC):
+class Layout(Derives, ABC):
     """An order of queries and keys. Layouts are values: equal layouts share a pass."""
 
     @property

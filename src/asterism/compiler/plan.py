@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from asterism.compiler.cost import DENSE_MASK_LIMIT, ONE_HEAD, Setting, dense_cost, plan_cost
-from asterism.memo import Source, cached_property
+from asterism.memo import Derives, cached_property
 from asterism.patterns.text import parse
 
 Booleans = NDArray[np.bool_]
@@ -83,7 +83,7 @@ class Pass:
 
 
 @dataclass(frozen=True, eq=False)
-class Plan(Source):
+class Plan(Derives):
     """A pattern compiled for given lengths. `heads` is 1 when all heads share the plan.
 
     `masks` is uint64 [masks, tile, words]: bit j of masks[m, i, w] says whether the i-th query of a tile may attend to

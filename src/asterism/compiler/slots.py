@@ -17,7 +17,7 @@ from typing import NamedTuple
 import numpy as np
 
 from asterism.compiler.liveness import FOREVER, last_reader, most_living
-from asterism.memo import Source
+from asterism.memo import Derives
 from asterism.patterns import Pattern, per_head
 from asterism.patterns.explicit import Explicit
 from asterism.patterns.intervals import Integers
@@ -39,7 +39,7 @@ class HeadGroup(NamedTuple):
 
 
 @dataclass(frozen=True, eq=False)
-class Table(Source):
+class Table(Derives):
     """What is known of S positions from `first` on, for W slots.
 
     slots    int64 [S]: where the key of each goes; S ends before the first key that finds no room
@@ -93,7 +93,7 @@ def slot_plan(pattern: Pattern, restorable: int) -> "SlotPlan":
     return pattern.derived(SlotPlan, restorable)
 
 
-class SlotPlan(Source):
+class SlotPlan(Derives):
     """Where the keys of one pattern go: four bytes for each position asked about, nothing for each key.
 
     restorable  for how many tokens a key stays after the last query that may read it

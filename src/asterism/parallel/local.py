@@ -6,7 +6,7 @@ import numpy as np
 
 from asterism.compiler.devices import Communication
 from asterism.compiler.devices.needs import QueryRuns, needed, restricted, runs, terms
-from asterism.memo import Source, cached_property
+from asterism.memo import Derives, cached_property
 from asterism.patterns import Pattern, part
 from asterism.patterns.intervals import Integers, within
 
@@ -15,7 +15,7 @@ _BORDER_BLOCK = 64
 
 
 @dataclass(frozen=True, eq=False)
-class Local(Source):
+class Local(Derives):
     """A pattern between some queries and some keys that are on this rank.
 
     pattern  that of the sequence

@@ -25,7 +25,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from asterism.errors import PatternError, shown
-from asterism.memo import Source
+from asterism.memo import Derives
 from asterism.patterns.intervals import Integers, Intervals
 
 Booleans = NDArray[np.bool_]
@@ -78,7 +78,7 @@ def verdict_and(left: Verdicts, right: Verdicts) -> Verdicts:
     return np.where(both_mixed, np.int8(Verdict.UNKNOWN), np.minimum(left, right))
 
 
-class Pattern(Source, ABC):
+class Pattern(Derives, ABC):
     """Who may attend to whom. Subclasses are frozen dataclasses; build them through `asterism.patterns`."""
 
     keyword: ClassVar[str]

@@ -67,7 +67,7 @@ def test_only_the_same_run_is_resumed(tiny, interrupted, tmp_path):
 
 
 def test_a_run_is_not_resumed_by_another_version_of_what_loads_its_data(tiny, interrupted, monkeypatch):
-    assert RunFolder(interrupted).read_record()["loaders"] == {"objective": {"causal": 1}, "modality": {"bytes": 1}}
+    assert RunFolder(interrupted).read_record()["readers"] == {"objective": {"causal": 1}, "modality": {"bytes": 1}}
     with monkeypatch.context() as patch:
         patch.setattr(Bytes, "version", 2)
         with refusing(DataError, "loader-version", "1", "modality", "bytes", "2", "0"):

@@ -10,7 +10,7 @@ from asterism.errors import ConfigurationError
 from asterism.lazy import imported
 from asterism.training.data.records.record import Record
 from asterism.training.settings.registry import FILE_TASKS, TASKS
-from asterism.training.tasks.kinds.classification import CLASSIFICATION, DocumentRows, Documents, LabelAnswers
+from asterism.training.tasks.kinds.classification import CLASSIFICATION, DocumentExamples, DocumentRows, LabelAnswers
 
 pytestmark = pytest.mark.model
 
@@ -74,8 +74,10 @@ def test_a_field_of_several_values_is_the_same_in_all():
 
 
 def test_examples_rows_and_answers_do_their_part_alone():
-    example = Documents(several=False).example(Record("x", {"text": "the red lamp", "label": "b"}), labelled=True)
-    assert (example.text, Documents(several=False).gold(example)) == ("the red lamp", "b")
+    example = DocumentExamples(several=False).example(
+        Record("x", {"text": "the red lamp", "label": "b"}), labelled=True
+    )
+    assert (example.text, DocumentExamples(several=False).gold(example)) == ("the red lamp", "b")
     rows = DocumentRows(length=4, labels=("a", "b"), several=False)
     ((feature,),) = rows.features([example], word_tokenizer())
     assert len(feature.inputs["input_ids"]) == 4 and feature.is_cut and feature.target == 1

@@ -15,7 +15,7 @@ import numpy as np
 from asterism.compiler.devices.needs import Term
 from asterism.compiler.devices.shards import Shards
 from asterism.compiler.devices.traffic import Collective, RowShape, Traffic
-from asterism.memo import Source
+from asterism.memo import Derives
 from asterism.patterns.intervals import Integers
 from asterism.patterns.pattern import Pattern
 
@@ -51,7 +51,7 @@ class Way(Protocol):
 
 
 @dataclass(frozen=True, eq=False)
-class Communication(Source):
+class Communication(Derives):
     """What all devices do to attend by a pattern. Arrays that its methods give are int64.
 
     pattern        the rule, of a sequence of keys.length tokens

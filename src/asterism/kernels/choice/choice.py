@@ -187,7 +187,7 @@ _WORTH_MEASURING = 1e7
 """Nanoseconds of a call from which on it pays to measure the machine."""
 
 
-class Question(NamedTuple):
+class ChoiceQuestion(NamedTuple):
     """What "auto" and "dense" depend on, beside the prices: the pairs, and what they cost.
 
     lanes   batch size times query heads
@@ -225,7 +225,7 @@ class Question(NamedTuple):
         return "causal" if self.text == "causal()" and is_square else None
 
 
-class Answer(NamedTuple):
+class ChoiceAnswer(NamedTuple):
     """The name of a kernel of tiles, or of one in `DENSE`, and whether other prices may say otherwise, in a call that
     takes long enough for it to matter."""
 
@@ -233,7 +233,7 @@ class Answer(NamedTuple):
     is_open: bool = False
 
 
-def answer(question: Question, measuring: bool = True) -> str:
+def answer(question: ChoiceQuestion, measuring: bool = True) -> str:
     """The name of the kernel of tiles, or of one in `DENSE`. Raises as `choose`.
 
     Where the answer is open and this machine's prices are a guess, they are measured first, if `measuring`.
@@ -245,42 +245,42 @@ def answer(question: Question, measuring: bool = True) -> str:
     return found.name
 
 
-def _question(operands: Operands, implementation: str, tiles: TileKernel) -> Question:
+def _question(operands: Operands, implementation: str, tiles: TileKernel) -> ChoiceQuestion:
     o, (batch, heads, n_queries, _) = operands, operands.q.shape
     pairs = o.text, heads, n_queries, o.k.shape[2], o.query_offset, o.masked or bool(o.terms), o.with_lse
     numbers = batch * heads, o.q.device.type, DTYPE_NAMES[o.q.dtype], o.in_training
-    return Question(*pairs, *numbers, implementation, tiles.name)
+    return ChoiceQuestion(*pairs, *numbers, implementation, tiles.name)
 
 
 @remembering_few(1024)  # the texts of many documents are long
-def _answer(question: Question, prices: PriceList) -> Answer:
+def _answer(question: ChoiceQuestion, prices: PriceList) -> ChoiceAnswer:
     q, tiles = question, question.tiles
     pattern = by_text(q.text)
     pattern.check_heads(q.heads)
     if (q.implementation == "dense" or tiles == "eager") and q.kind_by_text:
-        return Answer(q.kind_by_text)
+        return ChoiceAnswer(q.kind_by_text)
     plan = compile_pattern(pattern, q.n_queries, q.n_keys, query_offset=q.query_offset)
     if q.with_lse:
-        return Answer(tiles)
+        return ChoiceAnswer(tiles)
     dense = "sparse" if q.masked else plan.dense_kind
     fits = dense != "sparse" or q.n_queries * q.n_keys <= DENSE_MASK_LIMIT
     if q.implementation == "dense":
         if fits:
-            return Answer(dense)
+            return ChoiceAnswer(dense)
         raise KernelError(
             "dense-mask-too-large",
             f'implementation="dense" needs a mask of {q.n_queries} x {q.n_keys} pairs for {q.text},'
             f' more than the limit of {DENSE_MASK_LIMIT}: use "auto"',
         )
     if not fits:
-        return Answer(tiles)
+        return ChoiceAnswer(tiles)
     if q.n_queries == q.n_keys == 1:
-        return Answer(dense)
+        return ChoiceAnswer(dense)
     setting = Setting(q.lanes, prices.prices)
     by_tiles, by_dense = plan.sparse_cost(tiles, setting), DENSE[dense].costs(plan, setting)
     cheaper, dearer = sorted((by_tiles, by_dense))
     is_open = cheaper >= _WORTH_MEASURING and dearer < _OPEN * cheaper
-    return Answer(dense if by_dense < by_tiles else tiles, is_open)
+    return ChoiceAnswer(dense if by_dense < by_tiles else tiles, is_open)
 
 
 # --- the same inside torch.compile -----------------------------------------------------------------------------------
@@ -289,7 +289,7 @@ _MANY = 2**16
 """Heads of all sequences, where the size of the batch is a symbol: what counts is the cost of a pair."""
 
 
-def _chosen_in_graph(question: Question, tiles: TileKernel) -> Kernel:
+def _chosen_in_graph(question: ChoiceQuestion, tiles: TileKernel) -> Kernel:
     """The ordinary answer where lengths are known. Where they are symbols there is no plan to look at, but the text."""
     from torch.fx.experimental.symbolic_shapes import has_static_value  # loads sympy
 
@@ -305,7 +305,7 @@ def _chosen_in_graph(question: Question, tiles: TileKernel) -> Kernel:
 
 def _answer_in_graph(question: tuple[Any, ...]) -> str:
     """`answer` of plain values, without measuring; the operator refuses at run time what can be no plan."""
-    asked = Question(*question)
+    asked = ChoiceQuestion(*question)
     try:
         return answer(asked, measuring=False)
     except AsterismError:

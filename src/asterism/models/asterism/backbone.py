@@ -35,7 +35,7 @@ _LAYER = 2**48
 """Offset between the dropout seeds of consecutive layers."""
 
 
-class Source(NamedTuple):
+class EncodedSource(NamedTuple):
     """What the blocks of a decoder read.
 
     states    [B, S, hidden_size]; None where a cache has the keys of all layers
@@ -199,7 +199,7 @@ class AsterismModel(AsterismPreTrainedModel):
         cache: Cache | ShardedCache | None,
         dropouts: Sequence[Dropout | None],
         output_hidden_states: bool | None = None,
-        source: Source | None = None,
+        source: EncodedSource | None = None,
     ) -> tuple[torch.Tensor, tuple[torch.Tensor, ...] | None]:
         """The last hidden states of embedded tokens, and those of all layers where they are wanted."""
         embedded = rows.pack(embedded)

@@ -13,7 +13,7 @@ from transformers.utils.generic import can_return_tuple
 from asterism.errors import ConfigurationError
 from asterism.kernels import Dropout
 from asterism.layers.rows import Rows, find_rows, is_sharded, kept_rows, with_all_ranks
-from asterism.models.asterism.backbone import AsterismModel, BackboneOutput, Source
+from asterism.models.asterism.backbone import AsterismModel, BackboneOutput, EncodedSource
 from asterism.models.asterism.base import AsterismPreTrainedModel
 from asterism.models.asterism.configuration import AsterismConfig
 from asterism.models.cache.source import EncoderDecoderPatternCache, SourceLayer, own_caches
@@ -66,7 +66,7 @@ class AsterismDecoder(AsterismModel):
         mask: torch.Tensor | None,
         kept: Sequence[SourceLayer] | None,
         dropouts: Sequence[Dropout | None],
-    ) -> Source:
+    ) -> EncodedSource:
         """What the blocks read of the source. Its real tokens are brought to the front, where patterns count."""
         if kept is not None and is_sharded():
             raise ConfigurationError(
@@ -74,13 +74,13 @@ class AsterismDecoder(AsterismModel):
                 "the keys of a source cannot be kept in a cache within sequence_parallel: set use_cache=False",
             )
         if kept is not None and kept[0].is_filled:
-            return Source(None, kept_rows(kept[0].get_seq_length(), mask), kept, dropouts)
+            return EncodedSource(None, kept_rows(kept[0].get_seq_length(), mask), kept, dropouts)
         if states is None:
             raise ConfigurationError(
                 "source-missing", "a decoder needs the states of a source, or a cache that holds its keys"
             )
         rows = find_rows(states, mask)
-        return Source(rows.pack(states), rows.inside(0, told=True, by_length=False), kept, dropouts)
+        return EncodedSource(rows.pack(states), rows.inside(0, told=True, by_length=False), kept, dropouts)
 
 
 EncoderOutputs = BaseModelOutput | tuple[torch.Tensor, ...]

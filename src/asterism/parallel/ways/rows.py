@@ -18,7 +18,7 @@ from asterism.patterns.intervals import Integers
 
 
 @dataclass(frozen=True, eq=False)
-class Answers:
+class QueryAnswers:
     """Queries that all ranks answer with their own keys. Positions and indices are int64.
 
     queries   how they come to this rank; its own rows are those that it asks
@@ -61,7 +61,7 @@ class RowsOf:
     border_indices: TokenIndices
     at_once: Local | None
     before: int
-    answers: Answers | None
+    answers: QueryAnswers | None
     together: TokenIndices
 
 
@@ -128,7 +128,7 @@ def rows_of(plan: Communication, way: ByRows, rank: int) -> RowsOf:
     )
 
 
-def _answers(plan: Communication, way: ByRows, asking: Integers, rank: int) -> Answers:
+def _answers(plan: Communication, way: ByRows, asking: Integers, rank: int) -> QueryAnswers:
     """What rank `rank` does about the queries at positions `asking`, int64 [asking], ascending.
 
     In the example of `rows_of`, where both are rank 1's, rank 0 merges the answers to query 5, and rank 1 those to 6:
@@ -149,7 +149,7 @@ def _answers(plan: Communication, way: ByRows, asking: Integers, rank: int) -> A
     owners = np.bincount(queries.owners(asking[start:stop]), minlength=queries.devices)
     # Each rank merged as many of this one's queries as its part has in common with begin .. end - 1.
     came = tuple(max(0, min(end, parts.range(other)[1]) - max(begin, parts.range(other)[0])) for other in everyone)
-    return Answers(
+    return QueryAnswers(
         queries=delivery.among(own - first),
         order=TokenIndices(np.argsort(np.concatenate([own, delivery.positions]), kind="stable")),
         attended=Local(way.pattern, asking + plan.query_offset, np.arange(*plan.keys.range(rank)), plan.keys.length),
@@ -200,7 +200,7 @@ def _marks(call: Call, delivery: Delivery, own: Marks, before: int | None = None
 
 
 def _answer(
-    call: Call, answers: Answers, questions: Coming, keys: tuple[Tensor, ...], marks: Marks
+    call: Call, answers: QueryAnswers, questions: Coming, keys: tuple[Tensor, ...], marks: Marks
 ) -> tuple[Result, Flight]:
     """What this rank's keys say to the queries that all ranks answer: the part that it merges, and the others sent."""
     queries = answers.order.take(together([*questions.own, *questions.rows()]))
@@ -209,7 +209,7 @@ def _answer(
     return Result(*(answers.merged.take(x) for x in partial)), flight
 
 
-def _merge_answers(call: Call, answers: Answers, own: Result, flight: Flight) -> Result:
+def _merge_answers(call: Call, answers: QueryAnswers, own: Result, flight: Flight) -> Result:
     """The results of this rank's queries that all ranks answered."""
     parts = zip(*call.receive(flight), strict=True)
     complete = merged([own, *(Result(*pair) for pair in parts if pair[0].shape[2])])

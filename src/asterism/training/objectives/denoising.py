@@ -22,7 +22,7 @@ from asterism.models import AsterismConfig, AsterismForConditionalGeneration
 from asterism.training.data.corpora.bytes import load_documents
 from asterism.training.data.corpora.splits import Split, Splits
 from asterism.training.data.corpora.tokenization import Needs, Vocabulary, end_of, load_tokenizer, vocabulary
-from asterism.training.objectives.rows import RowCorpus, RowObjective, Rows
+from asterism.training.objectives.rows import RowCorpus, RowObjective, SplitRows
 from asterism.training.run.arithmetic import wide
 from asterism.training.run.evaluator import Evaluator
 from asterism.training.run.metrics import Metric
@@ -36,7 +36,7 @@ class Room(NamedTuple):
     targets: int
 
 
-class Pairs(Rows):
+class Pairs(SplitRows):
     """The texts of one split, of which parts are left out."""
 
     @abstractmethod

@@ -34,7 +34,7 @@ from asterism.training.data.corpora.tokenization import (
     vocabulary,
 )
 from asterism.training.objectives.masking import MASK_SHARE, Masking
-from asterism.training.objectives.rows import RowCorpus, RowObjective, Rows
+from asterism.training.objectives.rows import RowCorpus, RowObjective, SplitRows
 from asterism.training.run.arithmetic import wide
 from asterism.training.run.evaluator import Evaluator
 from asterism.training.run.metrics import Metric
@@ -197,7 +197,7 @@ class MaskedTokens(RowObjective["MaskedRows"]):
         return metrics
 
 
-class MaskedRows(Rows):
+class MaskedRows(SplitRows):
     """The packed rows of one split, masked, and with pairs also paired. `starts`, int64 [rows], are those of its rows.
 
     Raises DataError for a split with too few tokens, with letters that tokens of DNA do not know and, with pairs, with

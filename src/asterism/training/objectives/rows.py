@@ -24,7 +24,7 @@ from asterism.training.run.metrics import Evaluation, Outcome, Question, refuse_
 _EVALUATION_SEED = 0
 
 
-class Rows(ABC):
+class SplitRows(ABC):
     """The rows of one split.
 
     count      how many there are
@@ -41,7 +41,7 @@ class Rows(ABC):
         return {"tokens": self.tokens, "documents": self.documents}
 
 
-Kind = TypeVar("Kind", bound=Rows)
+Kind = TypeVar("Kind", bound=SplitRows)
 
 
 class RowCorpus(Corpus[np.ndarray], Generic[Kind]):

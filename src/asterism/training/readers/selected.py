@@ -136,7 +136,7 @@ class Iterated(_Ranking):
 
 
 @dataclass(frozen=True)
-class Parts(Iterated):
+class SummarizedParts(Iterated):
     """As `iterated`, where the model finds texts, such as summaries: rows are parts of the document, each a row long.
 
     The texts are read again together, in parts if need be. What a part is to say in training is the sentences of the

@@ -157,7 +157,7 @@ def _record(setup: Setup, notes: list[str], prices: Mapping[str, Any]) -> dict[s
         "dtype": setup.config.dtype,
         "decided": setup.objective.decided(),
         "corpus": setup.corpus.record(),
-        "loaders": versions_of(setup.config),
+        "readers": versions_of(setup.config),
         "notes": [*notes_on_dtype(setup.asked.dtype, setup.config.dtype), *setup.objective.notes, *notes],
         "prices": prices,
         "versions": {"python": platform.python_version(), "asterism": __version__}

@@ -50,7 +50,7 @@ PLACES = ("data", "validation", "genome", "label_table", "column_groups")
 """Settings that say where the data are: they may move, and their hash tells whether they are the same."""
 RENEWED = (*PLACES, "report_bytes")
 """Settings that a run which is not finished may go on with others of, and that run.json then says anew."""
-RECORDED = ("kind", "config", "dtype", "decided", "corpus", "loaders", "notes", "prices", "versions", "result")
+RECORDED = ("kind", "config", "dtype", "decided", "corpus", "readers", "notes", "prices", "versions", "result")
 """What run.json says at least; `kind` is one of `configuration.KINDS`."""
 
 

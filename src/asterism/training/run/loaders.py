@@ -29,7 +29,7 @@ def versions_of(config: AnyConfig) -> dict[str, dict[str, int]]:
 def refuse_other_versions(config: AnyConfig, record: Mapping[str, Any]) -> None:
     """Raises DataError if a run of this record began with loaders of other versions."""
     now = versions_of(config)
-    for setting, versions in record["loaders"].items():
+    for setting, versions in record["readers"].items():
         for name, began in versions.items():
             if began != (known := now.get(setting, {}).get(name)):
                 raise DataError(

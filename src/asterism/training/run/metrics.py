@@ -41,7 +41,7 @@ class Metric:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Figures:
+class ScoredFigures:
     """What was measured: `figures` by name, which are attributes, too, and the same as `text` for people."""
 
     figures: dict[str, Any]
@@ -63,7 +63,7 @@ class Figures:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Evaluation(Figures):
+class Evaluation(ScoredFigures):
     """What a model scored on data; `is_training_corpus` says whether they are, by their hash, those of its run.
 
     The figures are the objective's metrics, by their names, and on which part of the data they were measured.
@@ -75,7 +75,7 @@ class Evaluation(Figures):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Report(Figures):
+class Report(ScoredFigures):
     """What a finished run came to: an evaluation of its model on the validation split, and the facts of the run.
 
     minutes  training time, evaluations on the way included, the last one not

@@ -23,7 +23,7 @@ from asterism.training.data.corpora.folders import list_folder
 from asterism.training.data.corpora.packing import Epochs, EpochsByLength
 from asterism.training.data.corpora.splits import Split
 from asterism.training.settings.configuration import FineTuneConfig
-from asterism.training.tasks.rows import DrawnRows, Feature, Rows
+from asterism.training.tasks.rows import DrawnRows, ExampleRows, Feature
 from asterism.training.tasks.task import Task
 
 LOOKED_AT = 200
@@ -33,7 +33,7 @@ LOOKED_AT = 200
 class AskedFeatures(Sequence[list[Feature]]):
     """The features of each example, to be asked about, made when they are taken."""
 
-    def __init__(self, rows: Rows[Any], examples: Sequence[Any], tokenizer: PreTrainedTokenizerFast) -> None:
+    def __init__(self, rows: ExampleRows[Any], examples: Sequence[Any], tokenizer: PreTrainedTokenizerFast) -> None:
         self.rows, self.examples, self.tokenizer = rows, examples, tokenizer
 
     def __len__(self) -> int:
@@ -99,7 +99,7 @@ class LabelledCorpus(Corpus[list[Feature]]):
             lengths = np.array([rows.tokens(self._feature(number, 0, 0)) for number in range(self.training_features)])
             self.epochs = EpochsByLength(lengths, config.batch_size, config.seed)
 
-    def _cuts(self, rows: Rows[Any], each: Iterable[Sequence[Feature]]) -> list[str]:
+    def _cuts(self, rows: ExampleRows[Any], each: Iterable[Sequence[Feature]]) -> list[str]:
         """How many documents are cut, by the first feature of each of those that were looked at."""
         firsts = [some[0] for some in each if some]
         cut = sum(one.is_cut for one in firsts)

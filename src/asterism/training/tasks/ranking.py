@@ -15,14 +15,14 @@ from asterism.training.readers.bm25 import bm25
 from asterism.training.readers.learned import FEWEST, Bags, Lesson, Scorer, learn
 from asterism.training.readers.reader import Reader
 from asterism.training.readers.selected import Selected, counted, words_in
-from asterism.training.tasks.rows import RankedRows, Rows, Studied
+from asterism.training.tasks.rows import ExampleRows, RankedRows, Studied
 
 STUDIED = 2_000
 """Examples: more take long and teach little."""
 
 
 def learned_scorer(
-    rows: Rows[Any], examples: Sequence[Any], tokenizer: PreTrainedTokenizerFast, seed: int
+    rows: ExampleRows[Any], examples: Sequence[Any], tokenizer: PreTrainedTokenizerFast, seed: int
 ) -> tuple[Scorer, str]:
     """What rows whose reader `learns` learned of training examples, and a line that says how well.
 
@@ -72,7 +72,7 @@ def _studied(
     return found
 
 
-def require_scorer(reader: Reader, rows: Rows[Any]) -> None:
+def require_scorer(reader: Reader, rows: ExampleRows[Any]) -> None:
     """Raises ConfigurationError if a reader needs a scorer that these rows have not learned."""
     if reader.learns and rows.scorer is None:
         raise ConfigurationError(

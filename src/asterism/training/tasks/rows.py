@@ -2,9 +2,9 @@
 
     example -> document, encoded by the tokenizer -> rows, as a reader divides it -> features -> a batch
 
-A feature is one row with what the model's loss needs; the training loop sees nothing but features and tensors. `Rows`
-are made before the first step. `DrawnRows` are made when a step draws them. Of `RankedRows` the best windows of a
-document can be read first, or read again.
+A feature is one row with what the model's loss needs; the training loop sees nothing but features and tensors.
+`ExampleRows` are made before the first step. `DrawnRows` are made when a step draws them. Of `RankedRows` the best
+windows of a document can be read first, or read again.
 """
 
 from abc import ABC, abstractmethod
@@ -45,7 +45,7 @@ class Feature:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Rows(ABC, Generic[Example]):
+class ExampleRows(ABC, Generic[Example]):
     """The rows of a kind of task: a frozen dataclass of what JSON can hold, but for the scorer.
 
     length  how many tokens a row has at most
@@ -152,7 +152,7 @@ class Rows(ABC, Generic[Example]):
 
 
 @dataclass(frozen=True, kw_only=True)
-class DrawnRows(Rows[Example]):
+class DrawnRows(ExampleRows[Example]):
     """Rows of examples that are one row each, made whenever a step draws them.
 
     Such examples may be read as they are needed, and need not fit into memory.
@@ -177,7 +177,7 @@ class Studied:
     reader: Selected
 
 
-class RankedRows(Rows[Example]):
+class RankedRows(ExampleRows[Example]):
     """Rows of texts, whose windows can be ranked: by words, by what was learned of them, or by the model itself."""
 
     @abstractmethod

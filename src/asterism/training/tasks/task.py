@@ -1,7 +1,7 @@
 """What a task is: three values, each of which does its part without the others.
 
     record -> example -> features -> model -> what it says -> prediction -> scores
-     `Examples`          `Rows`                       `Answers`
+     `Examples`          `ExampleRows`                       `Answers`
 
 A `Kind` names the three classes. A `Task` is a kind with all that was decided about it, by the settings of a run, the
 model, and the training examples. These are the fields of the three values, by their names: a field of several of them,
@@ -22,7 +22,7 @@ from asterism.training.readers.text import parse_reader
 from asterism.training.settings.configuration import FineTuneConfig
 from asterism.training.tasks.answers import Answers
 from asterism.training.tasks.examples import Example, Examples
-from asterism.training.tasks.rows import Rows
+from asterism.training.tasks.rows import ExampleRows
 
 
 @dataclass(frozen=True)
@@ -31,7 +31,7 @@ class Kind(Generic[Example]):
 
     name: str
     examples: type[Examples[Example]]
-    rows: type[Rows[Example]]
+    rows: type[ExampleRows[Example]]
     answers: type[Answers[Example]]
 
     @property
@@ -96,7 +96,7 @@ class Task(Generic[Example]):
 
     kind: Kind[Example]
     examples: Examples[Example]
-    rows: Rows[Example]
+    rows: ExampleRows[Example]
     answers: Answers[Example]
 
     def record(self) -> dict[str, Any]:

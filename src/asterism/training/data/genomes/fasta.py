@@ -5,8 +5,8 @@ empty lines are passed over. FASTQ: four lines for each read, "@NAME ...", lette
 are checked and not kept. A name ends at the first space or tab, and is printable ASCII. Spaces and gaps within
 sequences, sequences without letters, and letters that neither DNA nor RNA has are refused.
 
-Readers of sequences, also that of `genbank.py`, give a `Header` for each sequence and then its letters, as bytes, a
-part at a time. All letters are allowed ones; those of FASTA have their ends of lines among them.
+Readers of sequences, also that of `genbank.py`, give a `SequenceHeader` for each sequence and then its letters, as
+bytes, a part at a time. All letters are allowed ones; those of FASTA have their ends of lines among them.
 """
 
 import re
@@ -31,7 +31,7 @@ LONGEST_READ = 1 << 24
 _NAME = re.compile(rb"[!-~]+")
 
 
-class Header(NamedTuple):
+class SequenceHeader(NamedTuple):
     """A sequence begins: file and line, its name, and in FASTA the byte of the unpacked file at which letters begin."""
 
     place: str
@@ -89,19 +89,19 @@ class FastaLayout:
         self.is_regular &= alike and self.bases > 0 and (self.has_short_line or last <= self.bases)
 
 
-def read_fasta(path: str | Path) -> Iterator[Header | bytes]:
+def read_fasta(path: str | Path) -> Iterator[SequenceHeader | bytes]:
     """The sequences of a FASTA file. Raises DataError."""
     for run in _runs(path, blocks(path)):
         if run.is_header:
             place = f"{path}, line {run.line:,}"
-            yield Header(place, _name(place, run.content), run.offset + len(run.content))
+            yield SequenceHeader(place, _name(place, run.content), run.offset + len(run.content))
         elif run.content.translate(None, ALLOWED + b"\r\n") or run.content.count(b"\r") != run.content.count(b"\r\n"):
             raise _wrong_letter(path, run)
         else:
             yield run.content
 
 
-def read_fastq(path: str | Path) -> Iterator[Header | bytes]:
+def read_fastq(path: str | Path) -> Iterator[SequenceHeader | bytes]:
     """The reads of a FASTQ file. Raises DataError."""
     numbered = lines(path, LONGEST_READ)
     for number, header in numbered:
@@ -128,7 +128,7 @@ def read_fastq(path: str | Path) -> Iterator[Header | bytes]:
         raw = letters.encode()
         if raw.translate(None, ALLOWED):
             raise _wrong_letter(path, _LetterRun(number + 1, 0, 0, raw, False))
-        yield Header(place, _name(place, header.encode()))
+        yield SequenceHeader(place, _name(place, header.encode()))
         yield raw
 
 

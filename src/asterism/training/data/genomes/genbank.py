@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from asterism.errors import DataError, shown
-from asterism.training.data.genomes.fasta import Header
+from asterism.training.data.genomes.fasta import SequenceHeader
 from asterism.training.data.genomes.intervals import Interval, Strand, interval
 from asterism.training.data.genomes.letters import ALLOWED
 from asterism.training.data.genomes.unpacking import lines
@@ -44,10 +44,10 @@ def read_genbank(path: str | Path) -> Iterator[Interval]:
             yield from event.intervals()
 
 
-def read_genbank_sequences(path: str | Path) -> Iterator[Header | bytes]:
+def read_genbank_sequences(path: str | Path) -> Iterator[SequenceHeader | bytes]:
     """The sequences of all records. Raises DataError, also for a record without its sequence."""
     for event in _events(path):
-        if isinstance(event, Header | bytes):
+        if isinstance(event, SequenceHeader | bytes):
             yield event
         elif isinstance(event, _Record) and event.section != "ORIGIN":
             raise DataError("sequence-missing", f"{event.place}: the record has no sequence (ORIGIN)")
@@ -99,7 +99,7 @@ class _Feature:
             yield interval(self.place, self.sequence, start, end, strand, name, self.kind, first=1)
 
 
-def _events(path: str | Path) -> Iterator[_Feature | Header | bytes | _Record]:
+def _events(path: str | Path) -> Iterator[_Feature | SequenceHeader | bytes | _Record]:
     """Of each record its features, a header where its ORIGIN begins, its letters line by line, and at last itself."""
     record: _Record | None = None
     feature: _Feature | None = None
@@ -129,7 +129,7 @@ def _events(path: str | Path) -> Iterator[_Feature | Header | bytes | _Record]:
             if record.section == "VERSION" and rest:
                 record.name = rest[0]
             if record.section == "ORIGIN":
-                yield Header(record.place, record.name)
+                yield SequenceHeader(record.place, record.name)
         elif record.section == "FEATURES":
             if begins:
                 feature = _feature(place, line, record)

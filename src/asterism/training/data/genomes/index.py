@@ -17,7 +17,7 @@ from typing import IO, Any, NamedTuple
 from asterism.errors import CheckpointError, DataError, shown
 from asterism.files import replacing, write_json
 from asterism.system import alone, sha256_of, state_of
-from asterism.training.data.genomes.fasta import FastaLayout, Header, read_fasta, read_fastq
+from asterism.training.data.genomes.fasta import FastaLayout, SequenceHeader, read_fasta, read_fastq
 from asterism.training.data.genomes.genbank import read_genbank_sequences
 from asterism.training.data.genomes.letters import translation
 from asterism.training.data.genomes.unpacking import blocks, compression_of
@@ -124,7 +124,7 @@ def _make(path: Path, folder: Path) -> None:
         write_json(temporary / "contents.json", record)
 
 
-def _reader(path: Path) -> Callable[[Path], Iterator[Header | bytes]]:
+def _reader(path: Path) -> Callable[[Path], Iterator[SequenceHeader | bytes]]:
     """What reads a file, by its first bytes, of which a block may have only one."""
     head = b""
     for block in blocks(path):
@@ -205,7 +205,7 @@ class _Recorder:
         digest = self._whole.hexdigest()
         return Contents(digest, self.buckets, self.unknown, self.several, self.uracil)
 
-    def record(self, sequences: Iterable[Header | bytes]) -> None:
+    def record(self, sequences: Iterable[SequenceHeader | bytes]) -> None:
         """All sequences of a file. Raises DataError, also for a name that comes twice and one without letters."""
         for part in sequences:
             if isinstance(part, bytes):

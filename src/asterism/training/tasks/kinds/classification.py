@@ -26,7 +26,7 @@ from asterism.training.readers.text import parse_reader
 from asterism.training.tasks.answers import Logits, RankedAnswers, shown
 from asterism.training.tasks.encoding import Encoded, encode
 from asterism.training.tasks.examples import Examples
-from asterism.training.tasks.rows import Feature, RankedRows, Rows, Studied
+from asterism.training.tasks.rows import ExampleRows, Feature, RankedRows, Studied
 from asterism.training.tasks.scores.baselines import baselines
 from asterism.training.tasks.scores.labels import accuracy, macro_f1, micro_f1
 from asterism.training.tasks.task import Kind
@@ -46,7 +46,7 @@ class LabelledDocument:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Documents(Examples[LabelledDocument]):
+class DocumentExamples(Examples[LabelledDocument]):
     """Documents with labels; where `several` may apply to one, the right answer is a list of them."""
 
     formats: ClassVar[tuple[str, ...]] = ("jsonl", "csv")
@@ -87,7 +87,7 @@ class Documents(Examples[LabelledDocument]):
 
 
 @dataclass(frozen=True, kw_only=True)
-class LabelledRows(Rows[LabelledDocument]):
+class LabelledRows(ExampleRows[LabelledDocument]):
     """Rows that carry the labels of their document.
 
     labels   the labels that exist, in the order of the model's outputs
@@ -235,7 +235,7 @@ class LabelAnswers(RankedAnswers[LabelledDocument]):
         return {"accuracy": accuracy(predicted, there), "macro_f1": macro_f1(*pairs)}
 
 
-CLASSIFICATION = Kind("classification", Documents, DocumentRows, LabelAnswers)
+CLASSIFICATION = Kind("classification", DocumentExamples, DocumentRows, LabelAnswers)
 
 
 def _add_odds(

@@ -23,7 +23,7 @@ from asterism.training.data.records.record import Record
 from asterism.training.settings.configuration import FineTuneConfig
 from asterism.training.tasks.encoding import Encoded
 from asterism.training.tasks.kinds.classification import (
-    Documents,
+    DocumentExamples,
     LabelAnswers,
     LabelledDocument,
     LabelledRows,
@@ -34,7 +34,7 @@ from asterism.training.tasks.task import Kind
 
 
 @dataclass(frozen=True, kw_only=True)
-class LabelledFiles(Documents):
+class LabelledFiles(DocumentExamples):
     """Files with labels."""
 
     formats: ClassVar[tuple[str, ...]] = ("jsonl", "csv", "files")

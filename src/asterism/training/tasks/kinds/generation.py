@@ -3,12 +3,12 @@
 from collections.abc import Sequence
 from typing import Any, ClassVar
 
-from asterism.training.tasks.kinds.writing import PairRows, Pairs, TextAnswers
+from asterism.training.tasks.kinds.writing import PairExamples, PairRows, TextAnswers
 from asterism.training.tasks.scores.texts import exact_match, token_accuracy
 from asterism.training.tasks.task import Kind
 
 
-class Outputs(Pairs):
+class Outputs(PairExamples):
     """Texts and what is made of them."""
 
     names: ClassVar[tuple[str, str]] = ("input", "output")

@@ -7,14 +7,14 @@ from typing import Any, ClassVar
 from transformers import PreTrainedTokenizerFast
 
 from asterism.training.readers.reader import Reader
-from asterism.training.readers.selected import Iterated, Parts
-from asterism.training.tasks.kinds.writing import Pair, PairRows, Pairs, TextAnswers
+from asterism.training.readers.selected import Iterated, SummarizedParts
+from asterism.training.tasks.kinds.writing import Pair, PairExamples, PairRows, TextAnswers
 from asterism.training.tasks.rows import Feature
 from asterism.training.tasks.scores.texts import rouge
 from asterism.training.tasks.task import Kind
 
 
-class Summaries(Pairs):
+class Summaries(PairExamples):
     """Documents with summaries."""
 
     names: ClassVar[tuple[str, str]] = ("document", "summary")
@@ -34,14 +34,14 @@ class SummaryRows(PairRows):
     def reading(self) -> Reader:
         """Instead of windows of a document, its parts."""
         found = super().reading
-        return Parts(**vars(found)) if isinstance(found, Iterated) else found
+        return SummarizedParts(**vars(found)) if isinstance(found, Iterated) else found
 
     def training_features(
         self, examples: Sequence[Pair], tokenizer: PreTrainedTokenizerFast
     ) -> Iterator[list[Feature]]:
         """Of a document that is read again the parts that have something to say, each with its sentences."""
         reader = self.reading
-        if not isinstance(reader, Parts):
+        if not isinstance(reader, SummarizedParts):
             yield from super().training_features(examples, tokenizer)
             return
         for example, encoded in zip(examples, self.encoded(examples, tokenizer), strict=True):
@@ -59,7 +59,7 @@ class SummaryRows(PairRows):
         self, example: Pair, features: Sequence[Feature], found: Sequence[Any], tokenizer: PreTrainedTokenizerFast
     ) -> list[Feature]:
         """The summaries of the parts, one after the other, as a document; its first part, if that would not end."""
-        if not isinstance(self.reading, Parts) or len(features) == 1:
+        if not isinstance(self.reading, SummarizedParts) or len(features) == 1:
             return []
         joined = replace(example, source="\n".join(filter(None, found)), target=None)
         (encoded,) = self.encoded([joined], tokenizer)

@@ -3,12 +3,12 @@
 from collections.abc import Sequence
 from typing import Any, ClassVar
 
-from asterism.training.tasks.kinds.writing import PairRows, Pairs, TextAnswers
+from asterism.training.tasks.kinds.writing import PairExamples, PairRows, TextAnswers
 from asterism.training.tasks.scores.texts import bleu_and_chrf
 from asterism.training.tasks.task import Kind
 
 
-class Translations(Pairs):
+class Translations(PairExamples):
     """Texts in two languages. Nothing is asked about them."""
 
     names: ClassVar[tuple[str, str]] = ("source", "target")

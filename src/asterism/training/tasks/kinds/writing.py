@@ -56,7 +56,7 @@ class Pair:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Pairs(Examples[Pair]):
+class PairExamples(Examples[Pair]):
     """Texts, each with the one that is wanted for it.
 
     asks  whether each source has a question; those of other data are not read if not
