@@ -13,15 +13,21 @@ from typing import Any
 class AsterismError(Exception):
     """Base of every error raised on purpose by this library.
 
-    code     what is wrong, in words joined by hyphens: it stays the same when the message is worded anew
-    message  the same for people
+    It is made of a code and a message. The code says what is wrong in words joined by hyphens, which stay the same when
+    the message is worded anew.
     """
 
     exit_code = 1
 
-    def __init__(self, code: str, message: str) -> None:
-        super().__init__(message)
-        self.code = code
+    # There is no __init__: torch.compile traces what raises an error, and knows no classes of errors that have one.
+
+    @property
+    def code(self) -> str:
+        """What is wrong, for programs."""
+        return str(self.args[0])
+
+    def __str__(self) -> str:
+        return str(self.args[-1])
 
     def __reduce__(self) -> tuple[Any, ...]:
         # Copies, and other processes, get the error as it is, whatever the arguments of its class.

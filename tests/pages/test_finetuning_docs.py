@@ -69,4 +69,4 @@ def test_the_table_names_every_task_and_its_formats():
     names = {"JSONL": "jsonl", "CSV": "csv", "CoNLL": "conll", "SQuAD's JSON": "json", "lines of text": "text"}
     names |= {"FASTA": "fasta", "lines of bases": "sequences", "intervals of a genome": "intervals"}
     for name, read in rows:
-        assert {names[one] for one in names if one in read} == set(TASKS.load(name).formats)
+        assert {names[one] for one in names if one in read} == set(TASKS.load(name).examples.formats)

@@ -265,7 +265,7 @@ def test_records_are_scored_whole_and_thinning_keeps_windows_spread():
 
 def test_a_pipe_in_a_folder_is_refused_and_not_waited_for(tmp_path):
     os.mkfifo(tmp_path / "pipe")
-    with refusing(DataError, "not-a-file", "pipe"):
+    with refusing(DataError, "bad-entry", "pipe"):
         load_corpus(tmp_path)
 
 

@@ -532,7 +532,7 @@ def test_what_masked_models_do_not_do_is_refused(finished, tmp_path):
         match="objective mlm continues nothing; it fills in what is masked: .*fill-mask",
     ):
         generate(folder, b"a", 1)
-    with refusing(ConfigurationError, "minimum-context-masked"):
+    with refusing(ConfigurationError, "minimum-context-rows"):
         evaluate(folder, minimum_context=3)
     damaged = Path(shutil.copytree(folder, tmp_path / "damaged"))
     (damaged / "model" / "unigram.safetensors").unlink()
