@@ -254,5 +254,5 @@ print(*sorted(refused))
     ids=("sums", "scratch memory"),
 )
 def test_too_little_memory_is_an_error(size, refused):
-    """Only the backward pass keeps sums of whole heads."""
-    assert run(LITTLE_MEMORY, *size, MALLOC_MMAP_THRESHOLD_="16384") == refused
+    """The backward pass keeps sums of whole heads. Where memory ends decides whether the forward pass fails as well."""
+    assert set(refused) <= set(run(LITTLE_MEMORY, *size, MALLOC_MMAP_THRESHOLD_="16384"))
