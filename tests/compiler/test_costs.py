@@ -86,7 +86,7 @@ def decided(pattern, tokens, heads, half, training, on_gpu, eager=False):
     tiles = "eager" if eager else "triton" if on_gpu else "cpu"
     pairs = pattern, heads, tokens, tokens, 0, False, False
     numbers = heads, "cuda" if on_gpu else "cpu", "bfloat16" if half else "float32", training
-    taken = choice.answer(choice.Question(*pairs, *numbers, "auto", tiles))
+    taken = choice.answer(choice.ChoiceQuestion(*pairs, *numbers, "auto", tiles))
     return [taken, compile_pattern(pattern, tokens).tile]
 
 
