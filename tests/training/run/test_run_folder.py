@@ -198,10 +198,10 @@ from pathlib import Path
 from asterism.training.run.lock import locked
 with locked(Path(sys.argv[1])):
     if os.fork() == 0:
+        print(os.getppid(), flush=True)  # the child says it: by now it has closed its copy of the lock
         os.close(1)
         time.sleep(60)
         os._exit(0)
-    print(os.getpid(), flush=True)
     time.sleep(60)
 """
 
