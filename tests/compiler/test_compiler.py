@@ -24,7 +24,7 @@ from plans import PEAK, assert_plan_is, decode, needs_proc
 from strategies import LENGTHS, TILES, build, hold, tiers
 
 from asterism import compile_pattern, patterns
-from asterism.compiler import compile as compiling
+from asterism.compiler import terms
 from asterism.errors import PatternError
 from asterism.memo import Store, remembering
 from asterism.patterns.by_text import by_text, remember
@@ -197,7 +197,7 @@ def test_threads_that_meet_at_a_new_pattern_share_one_plan():
 @pytest.mark.parametrize("unions", [5, 63, 64, 65])
 def test_a_conjunction_of_many_unions_is_not_multiplied_out(monkeypatch, unions):
     """Of 63 unions of two the number of terms, 2**63, has no int64, and of 64 it is 0 there."""
-    monkeypatch.setattr(compiling, "product", None)
+    monkeypatch.setattr(terms, "product", None)
     pattern = patterns.parse(" & ".join(f"(window({i + 2}, {i}) | columns({i + 3}))" for i in range(unions)))
     np.testing.assert_array_equal(compile_pattern(pattern, 90).to_dense(), pattern.dense(90))
 

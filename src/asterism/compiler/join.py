@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from asterism.compiler.plan import Indices, Integers, Pass, Plan, Words
-from asterism.compiler.tables import BitMasks, offsets
+from asterism.compiler.tables import BitMasks, all_ones, moved_masks, offsets
 from asterism.patterns.documents import Documents
 from asterism.patterns.intervals import within
 
@@ -22,17 +22,16 @@ _Key = tuple[str, tuple[int, ...]]
 def join(pattern: Documents, length: int, tile: int, plans: Sequence[Plan], which: Integers) -> Plan:
     """The plan of `pattern` for a sequence of `length` tokens.
 
-    `plans` are those of the inner pattern at each length that occurs, all of that tile size; document number d has
-    plans[which[d]].
+    `plans` are those of the inner pattern at each length that occurs, all of that tile size; `which` is int64
+    [documents]: document number d has plans[which[d]].
     """
     first_mask = np.cumsum([0, *(len(plan.masks) for plan in plans)])
-    source = np.concatenate([_all_ones(1, tile), *(plan.masks for plan in plans)])
+    source = np.concatenate([all_ones(1, tile), *(plan.masks for plan in plans)])
     keys = dict.fromkeys((part.layout, part.heads) for plan in plans for part in plan.passes)
     masks = BitMasks(tile)
     passes = []
-    for key in sorted(
-        keys, key=lambda key: key[0] != "natural"
-    ):  # its results are written, later ones merged into them
+    # The natural order first: its results are written, later ones merged into them.
+    for key in sorted(keys, key=lambda key: key[0] != "natural"):
         own = [next((part for part in plan.passes if (part.layout, part.heads) == key), None) for plan in plans]
         documents = np.flatnonzero(np.array([part is not None for part in own])[which])
         starts = pattern.bounds[0][documents]
@@ -66,10 +65,19 @@ def _order(part: Pass | None, of_queries: bool) -> _Order | None:
 
 @dataclass(frozen=True)
 class _Side:
-    """The queries, or the keys, of all documents in one order.
+    """The queries, or the keys, of all documents in one order: first their whole tiles, then their tails side by side.
 
-    By document: the tile that its first one becomes, how many of its tiles stay whole, where its tail begins (tile and
-    place in it), and how many tokens that has. A tail of a whole tile's extent is one that nothing shares a tile with.
+    order        int64 [count]: which token stands where, over all documents; None for all tokens as they come
+    count        how many tokens have a place in the order
+    tile         tokens of a tile
+    first        int64 [documents]: the tile that the first one of each document becomes
+    whole        int64 [documents]: how many of its tiles stay whole
+    tail_tile    int64 [documents]: the tile in which its tail begins,
+    tail_shift   int64 [documents]: at which place in it,
+    tail_extent  int64 [documents]: and of how many tokens the tail is; `tile` where nothing shares its tile
+
+    Documents of 6, 9 and 3 tokens in tiles of 4 have 1, 2 and 0 whole tiles, numbers 0, 1 2 and none, and tails of 2, 1
+    and 3 tokens, which begin at places 0, 2 and 3 behind them: in tile 3 at 0, 2 and 3. The last one goes on in tile 4.
     """
 
     order: Integers | None
@@ -128,7 +136,8 @@ class _Side:
         return self.order.astype(np.int32)
 
     def move(self, document: Integers, number: Integers) -> tuple[Integers, Integers, Integers]:
-        """Where tiles of documents go: tile, place in it, and the tokens there that are theirs (all: the whole tile).
+        """Where tiles go, given by document and number in it, int64 [n] each: the tile, the place in it, and how many
+        tokens there are theirs (all: the whole tile), int64 [n] each.
 
         A tail that reaches beyond its tile goes on in the next one.
         """
@@ -163,7 +172,8 @@ def _exclusive_sum(counts: Integers) -> Integers:
 
 @dataclass(frozen=True)
 class _Entries:
-    """The tiles of a pass of all documents: whose it is, in which list, row, column, and of which kind."""
+    """The tiles of a pass of all documents, int64 [tiles] each: whose it is, in which of so many `lists`, in which row
+    and column of the document's own grid, and of which kind."""
 
     document: Integers
     list: Integers
@@ -174,13 +184,18 @@ class _Entries:
 
     @classmethod
     def of(cls, parts: Sequence[Pass | None], which: Integers, first_mask: Integers) -> "_Entries":
-        """Kinds are counted over the masks of all plans, one after another."""
+        """Kinds are counted over the masks of all plans, one after another: those of plan p begin at first_mask[p].
+
+        `which` is int64 [documents], and `first_mask` int64 [plans + 1].
+        """
         lists = max((part.lists for part in parts if part is not None), default=1)
         told = [None if part is None else _tiles_of(part, lists) for part in parts]
         chosen = [told[number] for number in which.tolist()]
         some = [x for x in chosen if x is not None]
         counts, columns, kinds = (np.concatenate([np.zeros(0, np.int64), *(x[i] for x in some)]) for i in range(3))
         rows = np.array([len(x[0]) // lists for x in some], np.int64)
+        # `counts` has an entry for every row of every list of every document: for two documents of 2 rows and 1 row
+        # and two lists, document 0 0 0 0 1 1, place 0 1 2 3 0 1, and so list 0 0 1 1 0 1 and row 0 1 0 1 0 0.
         document = np.repeat(np.arange(len(some)), rows * lists)
         place = within(rows * lists)
         counts = counts.astype(np.int64)
@@ -242,6 +257,8 @@ def _cut_tails(table: Integers, tile: int, n_rows: int, n_columns: int, source: 
     Rows of `table`: list, row, column, kind, then for queries and keys where the tile's tokens stand in it and how many
     they are. Tails of several documents in one tile become one mask.
     """
+    # A tail that reaches beyond its tile is there twice: in tiles of 4, 3 tokens from place 3 on are one token at place
+    # 3 of a tile, and from place -1 of the next on two more; its first token is cut off there.
     for place, (shift, extent) in ((1, (4, 5)), (2, (6, 7))):
         beyond = table[:, (table[extent] < tile) & (table[shift] + table[extent] > tile)]
         beyond[place] += 1
@@ -249,11 +266,12 @@ def _cut_tails(table: Integers, tile: int, n_rows: int, n_columns: int, source: 
         table = np.concatenate([table, beyond], axis=1)
     # One number for kind, shifts and extents together: each distinct mask is moved once. A shift is above -tile, an
     # extent at most tile, so that plus tile - 1 each is a digit of a number to the base 2 * tile.
+    # Equal kinds, shifts and extents make equal masks, each of which is made once. Shifts go from 1 - tile on.
     code = table[3]
     for number in (4, 5, 6, 7):
         code = code * (2 * tile) + table[number] + tile - 1
     _, first, mask = np.unique(code, return_index=True, return_inverse=True)
-    words = _moved_masks(source, *table[3:, first])
+    words = moved_masks(source, *table[3:, first])
     target = (table[0] * n_rows + table[1]) * n_columns + table[2]
     some = np.logical_or.reduce(words, axis=(1, 2))[mask]
     # Sorted by their tile, those of one stand together and begin where `opens` says: of targets [3, 3, 7] at 0 and 2.
@@ -262,49 +280,3 @@ def _cut_tails(table: Integers, tile: int, n_rows: int, n_columns: int, source: 
     if len(opens) == len(order):
         return table[:3, order], words[mask[order]]
     return table[:3, order[opens]], np.bitwise_or.reduceat(words[mask[order]], opens, axis=0)
-
-
-# --- masks -----------------------------------------------------------------------------------------------------------
-
-
-def _all_ones(count: int, tile: int) -> Words:
-    words = np.zeros((count, tile, -(-tile // 64)), np.uint64)
-    return words | _low_bits(np.full(count, tile), tile)[:, None]
-
-
-def _low_bits(count: Integers, tile: int) -> Words:
-    """Words [n, words] whose first count[n] bits are 1."""
-    bits = np.clip(count[:, None] - 64 * np.arange(-(-tile // 64)), 0, 64).astype(np.uint64)
-    whole = bits == 64
-    partial = (np.uint64(1) << np.where(whole, np.uint64(0), bits)) - np.uint64(1)
-    return np.where(whole, ~np.uint64(0), partial)
-
-
-def _moved_masks(
-    source: Words, kind: Integers, row_shift: Integers, rows: Integers, column_shift: Integers, columns: Integers
-) -> Words:
-    """Masks source[kind] [n, tile, words], cut to their first `rows` queries and `columns` keys, then moved.
-
-    A shift below 0 moves to the front; what leaves the tile is lost.
-    """
-    tile = source.shape[1]
-    words = source[kind] & _low_bits(columns, tile)[:, None]
-    words = _shifted_bits(words, column_shift) & _low_bits(np.full(len(kind), tile), tile)[:, None]
-    row = np.arange(tile) - row_shift[:, None]
-    words = np.take_along_axis(words, np.clip(row, 0, tile - 1)[:, :, None], axis=1)
-    return words * ((row >= 0) & (row < rows[:, None]))[:, :, None]
-
-
-def _shifted_bits(words: Words, shift: Integers) -> Words:
-    """Every row of bits, [n, tile, words], moved up by shift[n], which is within the tile; down below 0."""
-    # Bit b of word w stands at 64 w + b. Moved up by 70, word 0 gives word 1 its bits, 6 places higher, and word 2 the
-    # top 6 of them: by = 6 and -58.
-    result = np.zeros_like(words)
-    count = words.shape[2]
-    for to in range(count):
-        for origin in range(count):
-            by = (shift + 64 * (origin - to))[:, None]
-            up, down = np.clip(by, 0, 63).astype(np.uint64), np.clip(-by, 0, 63).astype(np.uint64)
-            moved = words[:, :, origin] << up >> down
-            result[:, :, to] |= np.where(np.abs(by) < 64, moved, np.uint64(0))
-    return result

@@ -26,8 +26,14 @@ from asterism.patterns.primitives import Dense, OneSided
 class Tiles:
     """An order of tokens cut into tiles.
 
-    Per tile: first (smallest) and last position, how many tokens, whether they are an arithmetic progression of `step`,
-    and a shape number: tiles of equal shape have equal positions relative to their first.
+    positions  int64 [tokens]: which token stands where in the order
+    tile       tokens of a tile; the last one may have fewer
+    step       how far apart neighbours in the order mostly are; 0 where nobody knows
+    first      int64 [tiles]: the smallest position in each tile
+    last       int64 [tiles]: the greatest
+    count      int64 [tiles]: how many tokens
+    regular    bool [tiles]: whether the positions are first, first + step, first + 2 * step, ...
+    shape      int64 [tiles]: tiles of equal numbers have equal positions relative to their first
     """
 
     positions: Integers
@@ -126,7 +132,8 @@ class SortedKeys(Layout):
     ) -> tuple[Integers, Integers]:
         regular = bool(queries.regular[rows].all())
         row, start, stop = rule.find_spans(queries.tokens(rows, regular), length, head).triples()
-        # Keys may be a subset, so a span of positions is looked up: the places of the keys that stand in it.
+        # Keys may be a subset, so a span of positions is looked up: the places of the keys that stand in it. Of keys 3,
+        # 7, 11, 15 in tiles of 2, those in the span from 5 to before 12 stand at places 1 and 2, in tiles 0 and 1.
         first = np.searchsorted(keys.positions, start) // keys.tile
         past = -(-np.searchsorted(keys.positions, stop) // keys.tile)
         return Intervals.build(row, first, past, len(rows), len(keys)).points()
@@ -284,6 +291,7 @@ class Reordered(Sorted):
     ) -> tuple[Integers, Integers]:
         asked, read = self._edges(length)
         # The edges themselves say which tiles hold a pair; spans of a scattered order would be nearly everything.
+        # Queries outside of `rows`, and those without a tile (-1), are left out.
         tile_of_query = _tile_of_position(queries, length)[asked]
         row = np.searchsorted(rows, tile_of_query)
         known = (tile_of_query >= 0) & (rows[np.minimum(row, len(rows) - 1)] == tile_of_query)
@@ -319,11 +327,16 @@ class Bands(Sorted):
         position, row = queries.each_token(rows)
         asked = self._fields(position, 0)
         opens, closes = _pieces(asked.row_class, asked.column_class, asked.band, row)
+        # Rows are counted within a class. The keys' bands begin `shift` rows earlier, so that their row r is number
+        # r + shift there. Bands of 4 rows, reach 2, shift 2: queries of band 1, rows 4 to 7, read rows 2 to 9, which
+        # are numbers 4 to 11: bands 1 and 2 of the keys.
         (rows_reach, columns_reach), begin = self.around.radii, asked.band[opens] * self.height + self.shift
         first_band = np.maximum(begin - rows_reach, 0) // self.height
         last_band = (begin + self.height - 1 + rows_reach) // self.height
         last_band = np.minimum(last_band, self._sizes(length).band - 1)
         piece, band = Intervals.one_each(first_band, last_band + 1, self._sizes(length).band).points()
+        # Within a band, pixels go column by column: a piece reads those from its first column less the reach to its
+        # last one and the reach. Tiles are found by the codes of their first tokens.
         own = opens[piece]
         at = _Fields(asked.row_class[own], asked.column_class[own], band, asked.column[own] - columns_reach, 0, 0)
         past = at._replace(column=asked.column[closes[piece]] + columns_reach + 1)
@@ -349,7 +362,8 @@ class Bands(Sorted):
         return _Fields(row_classes, column_classes, bands, columns, height, self.around.channels)
 
     def _codes(self, fields: "_Fields", length: int) -> Integers:
-        """Numbers in the order of the fields. A column outside the picture counts as the end that it is beyond."""
+        """Numbers in the order of the fields: as digits, the first field the highest, each of its own base. A column
+        outside the picture counts as the end that it is beyond."""
         sizes = self._sizes(length)
         fields = fields._replace(column=np.clip(fields.column, 0, sizes.column))
         code: Integers = np.zeros(1, np.int64)

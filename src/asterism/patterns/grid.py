@@ -23,7 +23,8 @@ _MANY_ROWS = 256
 
 
 class _Pixels(NamedTuple):
-    """The pixels that sets of tokens lie in. In one row, columns go from first to last; in several, anywhere."""
+    """The pixels that sets of tokens lie in, int64 [sets] each. In one row, columns go from first to last; in several,
+    anywhere."""
 
     first_row: Integers
     last_row: Integers
@@ -98,6 +99,8 @@ class Grid(Pattern):
         """Whether all distances, or none, are those of neighbours, for places from a first to a last one."""
         (q_first, q_last), (k_first, k_last) = queries, keys
         nearest, furthest, reach = q_first - k_last, q_last - k_first, radius * self.dilation
+        # Distances from -1 to 5, dilation 3, radius 1: of -1 .. 3 within reach, 0 and 3 are multiples of 3. From 1 to 2
+        # there are none: 2 // 3 = 0 is below 1 / 3, rounded up.
         low, high = np.maximum(nearest, -reach), np.minimum(furthest, reach)
         none = high // self.dilation < -(-low // self.dilation)
         all_are_multiples = (nearest == furthest) if self.dilation > 1 else np.ones_like(none)

@@ -15,7 +15,11 @@ Integers = NDArray[np.int64]
 
 @dataclass(frozen=True, eq=False)
 class Intervals:
-    """Sorted, disjoint, non-empty intervals of `rows` rows over positions [0, width)."""
+    """Sorted, disjoint, non-empty intervals of `rows` rows over positions [0, width).
+
+    starts, stops  int64 [intervals] each, on the line on which the rows follow each other: of width 10, the interval
+                   from 3 to before 5 of row 2 has start 2 * 11 + 3 = 25 and stop 27
+    """
 
     starts: Integers
     stops: Integers
@@ -46,6 +50,8 @@ class Intervals:
 
     @classmethod
     def _merged(cls, starts: Integers, stops: Integers, rows: int, width: int) -> Self:
+        # An interval opens where it starts beyond all that came before: of 0-4, 2-3, 4-6 and 8-9, the furthest stops so
+        # far are 4 4 6 9, and those with the starts 0 and 8 open.
         order = np.argsort(starts, kind="stable")
         starts, stops = starts[order], np.maximum.accumulate(stops[order])
         opens = np.ones(len(starts), bool)
@@ -62,6 +68,8 @@ class Intervals:
         )
 
     def __and__(self, other: Self) -> Self:
+        # Counting +1 at every start and -1 at every stop, in order: where the count is 2, both cover up to the next.
+        # Of 0-4 and 2-6 the counts are 1 at 0, 2 at 2, 1 at 4 and 0 at 6. At equal positions, stops come first.
         position = np.concatenate([self.starts, other.starts, self.stops, other.stops])
         opening = np.ones(len(position), np.int64)
         opening[len(position) // 2 :] = -1
@@ -72,6 +80,8 @@ class Intervals:
 
     def complement(self) -> Self:
         """The positions that are not covered."""
+        # What is not covered starts at a row's begin or at a stop, and stops at a start or a row's end: in one row of
+        # width 10, intervals 0-4 and 6-8 leave 0-0, 4-6 and 8-10, of which the empty one is dropped.
         base = np.arange(self.rows) * (self.width + 1)
         starts = np.sort(np.concatenate([base, self.stops]))
         stops = np.sort(np.concatenate([self.starts, base + self.width]))

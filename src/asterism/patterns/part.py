@@ -34,6 +34,9 @@ _FURTHEST_QUERY = 2**31
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Part(Moved):
+    """`inner`, of a sequence of `length` tokens, asked about those of its queries and keys that stand at the positions
+    `queries` and `keys`."""
+
     keyword: ClassVar[str] = "part"
     inner: Pattern
     length: int
@@ -205,7 +208,8 @@ def _chosen_pieces(pieces: CutPieces, chosen: Integers) -> CutPieces:
 
 
 def _pairs(left: Integers, right: Integers, rows: int) -> tuple[Integers, Integers]:
-    """Places in two sorted lists of row numbers such that every entry meets all of its row."""
+    """Places in two sorted lists of row numbers, int64 [left] and [right], such that every entry meets all of its row:
+    of 0 0 1 and 0 1 1, places 0 1 2 2 and 0 0 1 2."""
     starts = np.searchsorted(right, np.arange(rows + 1))
     counts = np.diff(starts)[left]
     return np.repeat(np.arange(len(left)), counts), np.repeat(starts[left], counts) + within(counts)

@@ -50,8 +50,9 @@ class Verdict(IntEnum):
 class Tokens(NamedTuple):
     """Many sets of tokens, each described by its first and last member.
 
-    `step` is 1 for contiguous sets, s for arithmetic progressions of step s, and 0 when the members between the first
-    and the last are not known.
+    first, last  int64 [sets] each, or of shapes that broadcast: positions
+    step         of all sets: 1 for neighbours, s for arithmetic progressions of step s, and 0 when the members between
+                 the first and the last are not known
     """
 
     first: Integers

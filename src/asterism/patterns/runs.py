@@ -22,9 +22,10 @@ _MOST_RUNS = 2**24
 class CutPieces(NamedTuple):
     """What is left of sets of members when runs cut them: each piece is a set of positions in one run.
 
-    row    which set each piece is of; every set has at least one
-    step   0 where only the first and the last position are known
-    sure   whether the first and the last position are known to be of the set
+    row          int64 [pieces]: which set each piece is of; every set has at least one
+    first, last  int64 [pieces] each: positions
+    step         int64 [pieces]: how far apart the members are; 0 where only the first and the last one are known
+    sure         whether the first and the last position are known to be of the set
     """
 
     row: Integers

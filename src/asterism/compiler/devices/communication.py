@@ -21,7 +21,7 @@ from asterism.patterns.pattern import Pattern
 
 
 class Way(Protocol):
-    """How queries and keys of a part of a rule come together.
+    """How queries and keys of a part of a rule come together: a frozen value, whose class has a file in `ways/`.
 
     pattern              that part of the rule
     ignores_the_pattern  whether it moves what any pattern would

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from asterism.compiler.compile import concrete, terms_of
+from asterism.compiler.terms import concrete, terms_of
 from asterism.errors import PatternError
 from asterism.patterns.documents import Documents
 from asterism.patterns.intervals import Integers, Intervals, covered_below, within
@@ -25,7 +25,11 @@ _MOST_BLOCKS = 2**13
 
 
 class Term(NamedTuple):
-    """A conjunction in the rule of some heads. Its spans are those of the first."""
+    """A conjunction in the rule of some heads.
+
+    rule   the conjunction
+    heads  the heads whose rule has it; spans are asked of the first, and equal for all
+    """
 
     rule: Pattern
     heads: tuple[int, ...]
@@ -54,7 +58,11 @@ def _spread(rule: Pattern) -> Pattern:
 
 @dataclass(frozen=True, eq=False)
 class QueryRuns:
-    """Runs of queries, by position: the positions start[i] .. stop[i] - 1 belong to group[i] of so many groups."""
+    """Runs of queries, by position.
+
+    start, stop  int64 [runs] each: a run is the positions start[i] .. stop[i] - 1
+    group        int64 [runs]: which of so many `groups`, such as devices, each belongs to
+    """
 
     start: Integers
     stop: Integers
@@ -63,7 +71,10 @@ class QueryRuns:
 
     @classmethod
     def cut(cls, start: Integers, stop: Integers, group: Integers, groups: int) -> "QueryRuns":
-        """Blocks of equal size from any runs, as small as their number allows; empty runs have none."""
+        """Blocks of equal size from any runs, int64 [n] each, as small as _MOST_BLOCKS allows; empty runs give none.
+
+        In blocks of 4, the runs 0 .. 9 and 20 .. 24 become 0 .. 3, 4 .. 7, 8 .. 9, 20 .. 23 and 24.
+        """
         size = max(1, -(-int((stop - start).sum()) // _MOST_BLOCKS))
         counts = np.maximum(-(-(stop - start) // size), 0)
         first = np.repeat(start, counts) + within(counts) * size
@@ -153,7 +164,7 @@ def _runs_of(literal: Pattern, length: int) -> tuple[Integers, Integers] | None:
             return starts, np.minimum(starts + count, length)
         case KeySet():
             return runs(literal.members(length))
-        case Not(part=KeySet() as part):
+        case Not(part=KeySet() as part):  # of 10 keys, what is not in 2 .. 3 and 7: 0 .. 1, 4 .. 6 and 8 .. 9
             allowed = _runs_of(part, length)
             return None if allowed is None else (np.append(0, allowed[1]), np.append(allowed[0], length))
         case Shifted(pattern=inner, by=by) if length > by:

@@ -101,6 +101,7 @@ class Traffic:
 class Collective:
     """An all-to-all, or several of one kind: int64 [devices] each.
 
+    name            what is sent, in words
     sent, received  bytes
     targets         to how many devices something is sent
     sources         from how many devices something comes

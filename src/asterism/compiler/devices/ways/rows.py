@@ -88,7 +88,8 @@ class ByRows:
 class _Hops:
     """Rows that all devices get in two hops: an even part to each device, and from there to all.
 
-    owner, part, count  how many rows of which owner are in which part, one entry for each that has some
+    owner, part, count  int64 [entries] each: how many rows of which owner are in which part, an entry for each that
+                        has some
     sizes               int64 [devices], rows of each part
     """
 
@@ -100,6 +101,8 @@ class _Hops:
     @classmethod
     def of(cls, intervals: Integers, shards: Shards) -> Self:
         """For sorted, disjoint intervals of tokens."""
+        # Rows are counted through: three owners hold 3, 0 and 5 of 8 rows, up to 0 3 3 8, and three even parts go up to
+        # 0 3 6 8. Cut at all of these, 0 3 6 8, the pieces are 3, 3 and 2 rows, of owners 0 2 2 and in parts 0 1 2.
         starts, stops = intervals[:, 0], intervals[:, 1]
         held = covered_below(starts, stops, np.array(shards.bounds))
         parts = np.array(Shards.even(int(held[-1]), shards.devices).bounds)
