@@ -14,7 +14,7 @@ from refusals import refusing
 from asterism import attend, clear_caches, compile_pattern, memory, patterns
 from asterism.compiler import compile as compiling
 from asterism.compiler import plan as plans
-from asterism.compiler import slot_plan
+from asterism.compiler import slot_plan, tiles
 from asterism.errors import CheckpointError, ConfigurationError, PatternError
 from asterism.memo import KEPT, weight_of
 from asterism.models import AsterismConfig, AsterismForCausalLM
@@ -194,7 +194,7 @@ def test_a_model_of_ten_million_layers_is_refused(usual):
 
 
 def test_fresh_patterns_fill_no_memory(monkeypatch):
-    """Plans, programs, masks, edges, tables of a cache: together they stay within the budget, and can all be freed."""
+    """Plans, programs, masks, tables of a cache: together they stay within the budget, and can all be freed."""
     clear_caches()
     monkeypatch.setattr(KEPT, "_budget", 2**21)
     q = torch.randn(3, 1, 1, 400, 8, generator=torch.Generator().manual_seed(0))
@@ -206,7 +206,7 @@ def test_fresh_patterns_fill_no_memory(monkeypatch):
         heaviest = sorted(weight for _, weight in KEPT.results.values())[-4:]
         assert KEPT.weight <= max(KEPT.budget, sum(heaviest))
     kinds = {key[0].__name__ for key in KEPT.results}
-    assert {"_compile", "_program", "_mask", "_codes", "tabulate"} <= kinds
+    assert {"_compile", "_program", "_mask", "tabulate"} <= kinds
     clear_caches()
     assert not KEPT.results and KEPT.weight == 0
 
@@ -257,7 +257,7 @@ def test_a_plan_that_no_machine_holds_is_refused_before_tokens_are_ordered(usual
 def test_tiles_that_no_machine_holds_are_refused_before_they_are_found(monkeypatch):
     """Scattered keys: few pairs, in many tiles. What the first and last tokens read says nothing of the others."""
     monkeypatch.setattr(compiling, "_MANY_TILES", 2**8)
-    monkeypatch.setattr(compiling, "_find_tiles", lambda *_: pytest.fail("tiles were looked for"))
+    monkeypatch.setattr(compiling.Tiling, "find", lambda *_: pytest.fail("tiles were looked for"))
     scattered = patterns.random_blocks(block=1, count=64)
     monkeypatch.setattr(memory, "machine_memory", lambda: 2**13)
     with pytest.raises(PatternError, match=r"^a plan of about [\d,]+ tiles needs at least .* kB of memory, and there"):
@@ -276,7 +276,7 @@ def test_global_tokens_do_not_make_a_long_plan_look_dense(monkeypatch):
 
 def test_the_memory_that_is_predicted_of_a_plan_is_what_making_it_takes(monkeypatch):
     """In small steps, so that what a step takes does not count: 60 bytes a tile were taken, and 16 predicted."""
-    monkeypatch.setattr(compiling, "_CHUNK", 2**12)
+    monkeypatch.setattr(tiles, "_CHUNK", 2**12)
     monkeypatch.setattr(plans, "_COUNTED", 2**12)
     compile_pattern("causal()", 2**17, tile=128)  # what is kept of tokens in their order is there
     clear_caches()

@@ -7,7 +7,7 @@ import numpy as np
 
 from asterism.errors import PatternError, shown
 from asterism.patterns.intervals import Integers, Intervals, within
-from asterism.patterns.pattern import Booleans, Pattern, Tokens, Verdict, Verdicts, check_integer
+from asterism.patterns.pattern import Booleans, Pattern, Tokens, Verdict, Verdicts, check_integer, write_call
 
 _LONGEST = 2**31
 """The most positions: query * size + key, the code of a pair, stays within int64."""
@@ -18,20 +18,27 @@ _MOST_PAIRS = 2**27
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Explicit(Pattern):
+    """The pairs whose `codes`, query * size + key, are listed: int64 [pairs], ascending and each once."""
+
     keyword: ClassVar[str] = "explicit"
-    source: str
+    codes: Integers
     size: int
+
+    def __post_init__(self) -> None:
+        self.codes.flags.writeable = False
+        super().__post_init__()
 
     def edges(self) -> tuple[Integers, Integers]:
         """Queries and keys of the allowed pairs, int64 [pairs] each, sorted by query and then by key."""
-        codes = self.derived(_codes)
-        return codes // self.size, codes % self.size
+        return self.codes // self.size, self.codes % self.size
 
     def _allows(self, q: Integers, k: Integers, length: int, head: int) -> Booleans:
         self._check(length)
-        codes, wanted = self.derived(_codes), q * self.size + k
-        at = np.searchsorted(codes, wanted)
-        return np.append(codes, -1)[at] == wanted
+        if not len(self.codes):
+            return np.zeros(q.shape, bool)
+        wanted = q * self.size + k
+        at = np.searchsorted(self.codes, wanted)
+        return self.codes[np.minimum(at, len(self.codes) - 1)] == wanted
 
     def judge(self, q: Tokens, k: Tokens, length: int, head: int) -> Verdicts:
         self._check(length)
@@ -48,6 +55,12 @@ class Explicit(Pattern):
     def is_causal(self) -> bool:
         queries, keys = self.edges()
         return bool((keys <= queries).all())
+
+    def _write(self, in_full: bool) -> str:
+        return write_call(self.keyword, {"source": _write_edges(self.codes, self.size), "size": self.size}, in_full)
+
+    def __str__(self) -> str:
+        return self.text  # which of many pairs is long: it is written once
 
     def _check(self, length: int) -> None:
         if length > self.size:
@@ -85,7 +98,7 @@ def explicit(source: object, size: int | None = None) -> Pattern:
             "explicit-positions",
             f"explicit: positions must be in [0, {size}), got a source that spans {highest} positions",
         )
-    return Explicit(_write_edges(np.unique(queries * size + keys), size), size)
+    return Explicit(np.unique(queries * size + keys), size)
 
 
 def _edges_of_array(source: object) -> tuple[Integers, Integers, int]:
@@ -122,15 +135,17 @@ def _write_edges(codes: Integers, size: int) -> str:
     """Each query's keys as runs, "query:key-key,key;..."."""
     if not len(codes):
         return ""
-    opens = np.flatnonzero(np.diff(codes, prepend=-2) > 1)
-    breaks = np.flatnonzero(codes % size == 0)
-    opens = np.union1d(opens, breaks)
-    closes = np.append(opens[1:], len(codes)) - 1
-    rows: dict[int, list[str]] = {}
-    for first, last in zip(codes[opens].tolist(), codes[closes].tolist(), strict=True):
-        run = f"{first % size}-{last % size}" if last > first else f"{first % size}"
-        rows.setdefault(first // size, []).append(run)
-    return ";".join(f"{query}:{','.join(runs)}" for query, runs in rows.items())
+    # A run begins where a code does not follow the one before, and where a row does. Of 4 positions, the codes 1 2 3 4
+    # 7 are the keys 1 2 3 of query 0 and 0 and 3 of query 1: "0:1-3;1:0,3".
+    begins = (np.diff(codes, prepend=-2) > 1) | (codes % size == 0)
+    opens = np.flatnonzero(begins)
+    query, first = np.divmod(codes[opens], size)
+    last = codes[np.append(opens[1:], len(codes)) - 1] % size
+    pairs = zip(first.tolist(), last.tolist(), strict=True)
+    runs = [str(one) if one == other else f"{one}-{other}" for one, other in pairs]
+    rows = np.flatnonzero(np.diff(query, prepend=-1) != 0)
+    bounds = zip(query[rows].tolist(), rows.tolist(), [*rows[1:].tolist(), len(runs)], strict=True)
+    return ";".join(f"{number}:{','.join(runs[start:stop])}" for number, start, stop in bounds)
 
 
 def _read_edges(text: str) -> tuple[Integers, Integers]:
@@ -162,11 +177,3 @@ def _read_edges(text: str) -> tuple[Integers, Integers]:
     if (pairs := int(counts.sum())) > _MOST_PAIRS:
         raise _too_many(pairs)
     return np.repeat(np.asarray(row, np.int64), counts), np.repeat(np.asarray(start, np.int64), counts) + within(counts)
-
-
-def _codes(pattern: Explicit) -> Integers:
-    """int64 [pairs], ascending: query * size + key of each pair."""
-    queries, keys = _read_edges(pattern.source)
-    codes = queries * pattern.size + keys
-    codes.flags.writeable = False
-    return codes
