@@ -91,7 +91,7 @@ def causal(path: str, context: int, arguments: argparse.Namespace) -> RunConfig:
 def masked(path: str, context: int, arguments: argparse.Namespace) -> RunConfig:
     """Masked tokens from those around them: bigbird over merged pairs."""
     base = recipe("bigbird-tiny")
-    shape = replace(base.model, mixers="bigbird(block=32, window=3, random=1)", hidden_size=128, num_attention_heads=2)
+    shape = replace(base.model, mixers="bigbird(block=32, random=1)", hidden_size=128, num_attention_heads=2)
     config = replace(base, recipe="genomes-mlm", model=shape, tokenizer=f"dna-bpe:{arguments.tokens}")
     config = _run(config, path, context, arguments.masked_steps, arguments)
     return replace(config, modality=str(Genome(passes=MASKED_PASSES)))

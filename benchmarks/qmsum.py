@@ -136,7 +136,7 @@ def pretraining(arguments: argparse.Namespace) -> RunConfig:
     base = recipe("gap-sentences-tiny")
     return replace(
         base,
-        model=replace(base.model, mixers="bigbird(block=32, window=3, random=2)", max_position_embeddings=LONGEST),
+        model=replace(base.model, mixers="bigbird(block=32, random=2)", max_position_embeddings=LONGEST),
         data=str(arguments.folder / "data" / "text.jsonl"),
         tokenizer="bpe:8000",
         context=1024,

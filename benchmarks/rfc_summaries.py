@@ -124,7 +124,7 @@ def pretraining(name: str, arguments: argparse.Namespace) -> RunConfig:
     first = name == "scraps"
     model = replace(
         base.model,
-        mixers="bigbird(block=32, window=3, random=2)",
+        mixers="bigbird(block=32, random=2)",
         position_type="buckets",
         max_position_embeddings=LONGEST,
         hidden_size=128,

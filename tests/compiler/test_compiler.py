@@ -35,7 +35,7 @@ DRAWN_AT_RANDOM = [
     rule("random_blocks", block=8, count=3, heads=3),
     rule("random_blocks", block=5, count=2, earlier=True, window=1, avoid=(0,)),
     rule("bigbird", block=16),
-    rule("bigbird", block=10, window=5, random=2, globals=(0, 3, -1), heads=2),
+    rule("bigbird", block=10, window_blocks=5, random=2, globals=(0, 3, -1), heads=2),
     rule("bigbird_etc", block=9, random=2, globals=11),
     rule("bigbird_causal", block=16, heads=2),
     rule("yun_random", count=5),

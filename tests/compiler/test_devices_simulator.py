@@ -21,7 +21,7 @@ PATTERNS = (
     "window(left=60) | global_tokens((0,), block=8)",
     "fixed(stride=32, summary=4)",
     "strided(stride=64)",
-    "bigbird_causal(block=16, window=3, random=1)",
+    "bigbird_causal(block=16, window_blocks=3, random=1)",
     "sinks(first=4, window=64)",
 )
 

@@ -35,7 +35,7 @@ CAUSAL = {
     "merge": "merge(window(left=5), stride(9) & causal())",
     "strided": "strided(stride=12)",
     "fixed": "fixed(stride=16, summary=2, heads=4)",
-    "bigbird_causal": "bigbird_causal(block=8, window=3, random=1, heads=4)",
+    "bigbird_causal": "bigbird_causal(block=8, window_blocks=3, random=1, heads=4)",
     "longformer": "longformer(window=50, globals=(0, 3)) & causal()",
     "sinks": "sinks(first=4, window=70)",
     "star": "star() & causal()",

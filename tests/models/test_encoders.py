@@ -115,8 +115,8 @@ MIXERS = [*PATTERNS, "interleave(fourier(), window(left=3, right=2))", ["fourier
         *((mixers, list(VARIANTS)[1 + number % 5]) for number, mixers in enumerate(MIXERS)),
         *((PATTERNS[2], variant) for variant in VARIANTS),
         *((mixers, "norms first") for mixers in (PATTERNS[5], MIXERS[-2], MIXERS[-1])),
-        ("bigbird_etc(block=4, window=3, globals=3)", "etc"),
-        ("bigbird_etc(block=4, window=3, random=1, globals=3)", "norms first, rotary"),
+        ("bigbird_etc(block=4, window_blocks=3, globals=3)", "etc"),
+        ("bigbird_etc(block=4, window_blocks=3, random=1, globals=3)", "norms first, rotary"),
     ],
 )
 def test_an_encoder_is_its_formula(mixers: str | list[str], variant: str) -> None:
@@ -133,7 +133,7 @@ def test_an_encoder_is_its_formula(mixers: str | list[str], variant: str) -> Non
 def test_the_global_tokens_of_etc_are_those_in_front_and_no_others() -> None:
     """As many in the pattern as in the model: then text reads its blocks and them, and they read all."""
     n, extra, block = 21, 3, 4
-    allowed = patterns.bigbird_etc(block=block, window=3, globals=extra).dense(extra + n)[0]
+    allowed = patterns.bigbird_etc(block=block, window_blocks=3, globals=extra).dense(extra + n)[0]
     number = [(place - extra) // block for place in range(extra + n)]
     for query in range(extra + n):
         for key in range(extra + n):

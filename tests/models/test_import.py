@@ -145,7 +145,8 @@ def test_gradients_of_bigbird_block_sparse(imported):
 
 def test_bigbird_block_sparse_has_the_sizes_of_the_checkpoint_and_its_layers_as_seeds(imported):
     ours = imported(original("BigBird", **SPARSE))
-    texts = [f"bigbird(block=4, window=3, random=2, globals=(0, -1), seed={layer}, heads=4)" for layer in range(2)]
+    sizes = "block=4, window_blocks=3, random=2, globals=(0, -1)"
+    texts = [f"bigbird({sizes}, seed={layer}, heads=4)" for layer in range(2)]
     assert ours.config.mixers == texts
     assert [block.mixer.pattern for block in ours.layers] == [parse(text) for text in texts]
 

@@ -226,7 +226,8 @@ def test_settings_of_generation_may_stand_in_config_json(tmp_path):
 def test_bigbird_pegasus_has_the_sizes_of_the_checkpoint_and_its_layers_as_seeds(tmp_path):
     original("bigbird_pegasus", **SPARSE).save_pretrained(tmp_path / "source")
     report = import_checkpoint(tmp_path / "source", tmp_path / "output")
-    texts = [f"bigbird(block=4, window=3, random=2, globals=(0, -1), seed={layer}, heads=4)" for layer in range(2)]
+    sizes = "block=4, window_blocks=3, random=2, globals=(0, -1)"
+    texts = [f"bigbird({sizes}, seed={layer}, heads=4)" for layer in range(2)]
     assert report.mixers == texts
     assert any("random blocks" in note for note in report.notes)
     ours = AutoModelForSeq2SeqLM.from_pretrained(tmp_path / "output")

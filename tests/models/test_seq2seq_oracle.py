@@ -29,7 +29,7 @@ ENCODERS = (
     rule("dense"),
     rule("window", left=3, right=2),
     rule("window", left=2, right=2) | rule("global_tokens", positions=0),
-    rule("bigbird", block=4, window=3, random=1),
+    rule("bigbird", block=4, window_blocks=3, random=1),
     per_head(rule("stride", period=3), rule("dense"), rule("blocks", size=4), rule("window", left=5, right=0)),
 )
 DECODERS = (
@@ -49,8 +49,8 @@ def reads() -> st.SearchStrategy[Rule]:
         window.map(lambda near: near | rule("global_keys", positions=0)),
         st.sampled_from(
             (
-                rule("bigbird", block=4, window=3, random=0, globals=(0,)),
-                rule("bigbird_causal", block=3, window=1, random=1, globals=(0,), seed=3),
+                rule("bigbird", block=4, window_blocks=3, random=0, globals=(0,)),
+                rule("bigbird_causal", block=3, window_blocks=1, random=1, globals=(0,), seed=3),
                 rule("blocks", size=4, right=1),
                 rule("stride", period=3),
                 rule("causal"),

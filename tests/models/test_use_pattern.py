@@ -122,7 +122,7 @@ def test_what_becomes_of_a_window_is_said_with_each_pattern() -> None:
     [
         ("llama", "fixed(stride=8, summary=2)", "left"),
         ("gpt2", "window(left=4)", "none"),
-        ("bert", "bigbird(block=4, window=1, random=1)", "right"),
+        ("bert", "bigbird(block=4, window_blocks=1, random=1)", "right"),
         ("modernbert", "window(3, 3)", "right"),
     ],
 )
@@ -199,7 +199,7 @@ def test_a_compiled_model_makes_no_cache_unless_told_and_refuses_packed_document
 @pytest.mark.parametrize("side", ["left", "right"])
 @torch.no_grad()
 def test_padding_changes_no_real_token(name: str, side: str) -> None:
-    text = "strided(stride=4)" if name in CAUSAL else "bigbird(block=3, window=1, random=1)"
+    text = "strided(stride=4)" if name in CAUSAL else "bigbird(block=3, window_blocks=1, random=1)"
     model, inputs = use_pattern(build(name), text, native_window="replace"), batch(side)
     positions = (inputs["attention_mask"].cumsum(dim=1) - 1).clamp(min=0)
     together = model(**inputs, position_ids=positions).logits

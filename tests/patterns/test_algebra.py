@@ -71,7 +71,7 @@ EVERY_RECTANGLE = [
     "global_keys((1, -2))",
     "global_queries((0, -1), block=2)",
     "global_tokens(1, block=3)",
-    "random_blocks(2, 2, window=0)",
+    "random_blocks(2, 2, window_blocks=1)",
     "yun_random(2)",
     'explicit("0:0-3,7;2:1;5:0-8", size=9)',
     "shifted(blocks(3), by=2)",

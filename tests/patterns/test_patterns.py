@@ -21,10 +21,10 @@ LENGTHS = (1, 2, 7, 63, 64, 65, 100, 257)
 RANDOM_BLOCKS = [
     dict(block=1, count=1),
     dict(block=8, count=3),
-    dict(block=8, count=2, window=1, avoid=(0, -1)),
+    dict(block=8, count=2, window_blocks=3, avoid=(0, -1)),
     dict(block=10, count=4, earlier=True),
-    dict(block=5, count=2, earlier=True, window=2, avoid=(0, 1)),
-    dict(block=64, count=3, window=0, heads=4, seed=7),
+    dict(block=5, count=2, earlier=True, window_blocks=5, avoid=(0, 1)),
+    dict(block=64, count=3, window_blocks=1, heads=4, seed=7),
 ]
 
 
@@ -76,12 +76,11 @@ def test_more_queries_than_keys_is_refused():
 def test_random_blocks_obey_their_arguments(arguments, length):
     pattern = patterns.random_blocks(**arguments)
     assert pattern.heads == arguments.get("heads", 1)
-    constraint = {"earlier": False, "window": -1, "avoid": ()} | arguments
+    constraint = {"earlier": False, "window_blocks": 0, "avoid": ()} | arguments
     for chosen in oracle.block_picture(pattern.dense(length), arguments["block"]):
         for row, cells in enumerate(chosen):
-            candidates, count = oracle.random_choices(
-                row, arguments["count"], len(chosen), *(constraint[name] for name in ("earlier", "window", "avoid"))
-            )
+            told = (constraint[name] for name in ("earlier", "window_blocks", "avoid"))
+            candidates, count = oracle.random_choices(row, arguments["count"], len(chosen), *told)
             assert set(np.flatnonzero(cells)) <= candidates
             assert cells.sum() == count
 
@@ -91,7 +90,7 @@ def test_random_blocks_obey_their_arguments(arguments, length):
 def test_bigbird_adds_exactly_its_random_blocks(drawn, window):
     block, blocks, random, seed = 4, 40, 3, 2
     first = 8 if drawn.name == "bigbird_etc" else 0
-    arguments = {"block": block, "window": window, "seed": seed, "heads": 2}
+    arguments = {"block": block, "window_blocks": window, "seed": seed, "heads": 2}
     if first:
         arguments["globals"] = first
     length = first + block * blocks
@@ -502,6 +501,8 @@ BAD = {
         dict(block=4, count=1, heads=0),
         dict(block=4, count=1, seed=-1),
         dict(block=4, count=1, seed=0.5),
+        dict(block=4, count=1, window_blocks=2),
+        dict(block=4, count=1, window_blocks=-1),
     ],
     "shifted": [dict(pattern=None, by=1), dict(pattern=3, by=1)],
     "documents": [dict(pattern=None), dict(pattern="causal()")],
@@ -517,14 +518,14 @@ BAD = {
     "bigbird": [
         dict(block=0),
         dict(block=-64),
-        dict(window=2),
-        dict(window=-1),
-        dict(window=0),
+        dict(window_blocks=2),
+        dict(window_blocks=-1),
+        dict(window_blocks=0),
         dict(random=-1),
         dict(heads=0),
     ],
-    "bigbird_etc": [dict(globals=-1), dict(block=0), dict(window=4)],
-    "bigbird_causal": [dict(globals=(-1,)), dict(globals=(0, -2)), dict(block=0), dict(window=2)],
+    "bigbird_etc": [dict(globals=-1), dict(block=0), dict(window_blocks=4)],
+    "bigbird_causal": [dict(globals=(-1,)), dict(globals=(0, -2)), dict(block=0), dict(window_blocks=2)],
     "longformer": [dict(window=-2), dict(dilation=0)],
     "yun_strided": [dict(w=0), dict(w=-1)],
     "yun_fixed": [dict(w=0)],

@@ -244,6 +244,39 @@ def test_monsters_are_refused_quickly(text):
     assert len(str(refused.value)) < 1000
 
 
+@pytest.mark.parametrize(
+    ("older", "today"),
+    [
+        ("bigbird(block=4, window=5, random=1)", "bigbird(block=4, window_blocks=5, random=1)"),
+        ("bigbird_etc(block=4, window=1)", "bigbird_etc(block=4, window_blocks=1)"),
+        ("bigbird_causal(window=3) & causal()", "bigbird_causal() & causal()"),
+        ("random_blocks(8, 3, seed=1, window=-1, avoid=(0,))", "random_blocks(8, 3, seed=1, avoid=(0,))"),
+        ("random_blocks(8, 3, window=0)", "random_blocks(8, 3, window_blocks=1)"),
+        ("random_blocks(8, 3, window=2)", "random_blocks(8, 3, window_blocks=5)"),
+    ],
+)
+def test_arguments_are_read_under_the_names_that_they_had(older, today):
+    """Saved models hold such texts: random_blocks counted blocks to each side, and -1 stood for none."""
+    assert patterns.parse(older) == patterns.parse(today)
+    assert "window=" not in patterns.parse(older).text
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("bigbird(window=2)", "bigbird: window_blocks .* must be odd, got 2"),
+        ("bigbird(window=3, window_blocks=3)", "bigbird got the argument 'window_blocks' twice"),
+        ("random_blocks(8, 3, window=-2)", "random_blocks: window_blocks must be at least 0, got -3"),
+        ("random_blocks(8, 3, window=True)", "random_blocks: window_blocks must be a whole number, got True"),
+        ("random_blocks(8, 3, 0, 1, False, 1)", "random_blocks: too many positional arguments"),
+        ("fixed(8, window=2)", "fixed has no argument 'window'"),
+    ],
+)
+def test_arguments_under_the_names_that_they_had_are_checked(text, message):
+    with pytest.raises(PatternError, match=message):
+        patterns.parse(text)
+
+
 @pytest.mark.parametrize("depth", (2, 10, 30))
 def test_reasonable_nesting_is_accepted(depth):
     assert_round_trip(patterns.parse("~" * depth + "causal()"))

@@ -9,9 +9,9 @@ from asterism.models import AsterismModel
 PATTERNS = (
     "dense()",
     "window(left=3, right=2)",
-    "bigbird(block=4, window=3, random=1)",
-    "bigbird(block=4, window=3, random=1, heads=4, seed=3)",
-    "bigbird_etc(block=4, window=3, random=1, globals=2)",
+    "bigbird(block=4, window_blocks=3, random=1)",
+    "bigbird(block=4, window_blocks=3, random=1, heads=4, seed=3)",
+    "bigbird_etc(block=4, window_blocks=3, random=1, globals=2)",
     "longformer(window=6, globals=(0, 5))",
     "longformer(window=4, dilation=2, globals=(0, -1))",
     "star()",

@@ -76,7 +76,7 @@ CAUSAL_PATTERNS = (
 ENCODER_PATTERNS = (
     "window(left=3, right=2)",
     "stride(period=4) | window(1, 1)",
-    "bigbird(block=4, window=1, random=1)",
+    "bigbird(block=4, window_blocks=1, random=1)",
     "interleave(longformer(window=4, globals=(0, -1)), split_heads(window(2, 2), stride(period=3), heads=4), dense())",
 )
 COLUMNS = 21

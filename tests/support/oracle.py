@@ -187,19 +187,19 @@ def fixed(q, k, n, head, stride, summary=1, heads=1):
     return k <= q and (q // stride == k // stride or first <= k % stride < first + summary)
 
 
-def bigbird(q, k, n, head, block=64, window=3, random=0, globals=(0, -1), seed=0, heads=1):
+def bigbird(q, k, n, head, block=64, window_blocks=3, random=0, globals=(0, -1), seed=0, heads=1):
     """Window and global blocks; the random ones are left to the laws of `random_choices`."""
-    return abs(q // block - k // block) <= window // 2 or global_tokens(q, k, n, head, globals, block)
+    return abs(q // block - k // block) <= window_blocks // 2 or global_tokens(q, k, n, head, globals, block)
 
 
-def bigbird_etc(q, k, n, head, block=84, window=3, random=0, globals=256, seed=0, heads=1):
+def bigbird_etc(q, k, n, head, block=84, window_blocks=3, random=0, globals=256, seed=0, heads=1):
     if q < globals or k < globals:
         return True
-    return abs((q - globals) // block - (k - globals) // block) <= window // 2
+    return abs((q - globals) // block - (k - globals) // block) <= window_blocks // 2
 
 
-def bigbird_causal(q, k, n, head, block=64, window=3, random=0, globals=(0,), seed=0, heads=1):
-    return k <= q and bigbird(q, k, n, head, block, window, random, globals)
+def bigbird_causal(q, k, n, head, block=64, window_blocks=3, random=0, globals=(0,), seed=0, heads=1):
+    return k <= q and bigbird(q, k, n, head, block, window_blocks, random, globals)
 
 
 def longformer(q, k, n, head, window=512, dilation=1, globals=(0,)):
@@ -320,11 +320,11 @@ def picture(rule: Rule, n_queries: int, n_keys: int | None = None, query_offset:
 # What a random draw must obey.
 
 
-def random_choices(row: int, count: int, blocks: int, earlier: bool, window: int, avoid: Sequence[int]):
+def random_choices(row: int, count: int, blocks: int, earlier: bool, window_blocks: int, avoid: Sequence[int]):
     """The key blocks that a query block may draw, and how many of them it draws."""
     forbidden = resolve(avoid, blocks)
     limit = row if earlier else blocks
-    candidates = {b for b in range(limit) if abs(row - b) > window and b not in forbidden}
+    candidates = {b for b in range(limit) if 2 * abs(row - b) + 1 > window_blocks and b not in forbidden}
     return candidates, min(count, len(candidates))
 
 

@@ -155,7 +155,7 @@ def random_leaves(heads: int) -> st.SearchStrategy[Rule]:
         seed=seeds,
         heads=some_heads,
         earlier=st.booleans(),
-        window=st.integers(-1, 2),
+        window_blocks=st.sampled_from((0, 1, 3, 5)),
         avoid=st.lists(st.integers(-2, 4), max_size=2, unique=True).map(tuple),
     )
     return st.one_of(blocks, _calls("yun_random", count=st.integers(1, 4), seed=seeds))
@@ -165,7 +165,7 @@ def published(heads: int, *, draws: bool = True) -> st.SearchStrategy[Rule]:
     """The patterns of the literature at small sizes; `draws` allows random blocks in the BigBird family."""
     random = st.integers(0, 2) if draws else st.just(0)
     some_heads = st.sampled_from((1, heads)) if draws else st.just(1)
-    bigbird = {"block": sizes, "window": odd, "random": random, "seed": seeds, "heads": some_heads}
+    bigbird = {"block": sizes, "window_blocks": odd, "random": random, "seed": seeds, "heads": some_heads}
     return st.one_of(
         _calls("strided", stride=sizes),
         _fixed(heads),

@@ -30,7 +30,7 @@ from asterism.theory.certificates.hamiltonian import (
     [
         ("window(right=3)", 50, "the reversed order"),
         ("longformer(8, dilation=3, globals=(0, 5))", 200, "pieces in their natural order, joined by hubs"),
-        ("bigbird(block=64, window=1, random=0)", 200, "pieces in their natural order, joined by hubs"),
+        ("bigbird(block=64, window_blocks=1, random=0)", 200, "pieces in their natural order, joined by hubs"),
         ("stride(3) | columns(8)", 20, "all sets of tokens"),
         ("stride(3) | columns(8)", 200, "rotations per token"),
         ("~window(2, 2)", 60, "rotations per token"),
@@ -81,7 +81,7 @@ def test_published_patterns_have_closed_forms(text: str):
     [
         ("star()", 200, Separator),
         ("stride(3)", 200, Separator),
-        ("bigbird(block=8, window=1, random=0)", 200, Separator),
+        ("bigbird(block=8, window_blocks=1, random=0)", 200, Separator),
         ("window(2, dilation=2) | global_keys(0)", 200, TooFewPredecessors),
         ("blocks(5) | global_queries(7)", 5 * 8, Separator),
         ("columns(4) | window()", 30, Separator),

@@ -48,7 +48,7 @@ def mask_function(rule: Pattern, length: int, device: str) -> MaskFunction | Non
         case GlobalQueries():
             queries = _members(rule.members(length), length, device)
             return lambda b, h, q, k: queries[q]
-        case RandomBlocks(n_heads=1):
+        case RandomBlocks(heads=1):
             return _random(rule, length, device)
         case _:
             return None

@@ -13,7 +13,7 @@ from typing import ParamSpec
 from asterism.errors import PatternError, shown
 from asterism.patterns import primitives
 from asterism.patterns.pattern import MOST_HEADS, Named, Pattern, check_integer, named
-from asterism.patterns.random_blocks import random_blocks
+from asterism.patterns.random_blocks import check_window_blocks, random_blocks
 
 Arguments = ParamSpec("Arguments")
 
@@ -90,7 +90,7 @@ def fixed(stride: int, summary: int = 1, heads: int = 1) -> Named:
 @_published
 def bigbird(
     block: int = 64,
-    window: int = 3,
+    window_blocks: int = 3,
     random: int = 3,
     globals: Sequence[int] = (0, -1),
     seed: int = 0,
@@ -98,34 +98,41 @@ def bigbird(
 ) -> Named:
     """BigBird-ITC: window, random and global *blocks* (Zaheer 2020, section 2 and appendix D).
 
-    A query block reads `window` blocks around itself (odd; ends are clipped, as in the authors' code, not wrapped as in
-    the paper's figure), `random` further blocks of its own drawing outside window and globals, and the global blocks
-    `globals` (first and last by default), which also read everything. The last block may be partial. The published base
-    model reads (2 + 3 + 3) * 64 = 512 keys per ordinary query. Not prefix-stable: see `bigbird_causal`.
+    A query block reads the `window_blocks` blocks around it, itself in the middle (an odd number; ends are clipped, as
+    in the authors' code, not wrapped as in the paper's figure), `random` further blocks of its own drawing outside
+    window and globals, and the global blocks `globals` (first and last by default), which also read everything. The
+    last block may be partial. The published base model reads (2 + 3 + 3) * 64 = 512 keys per ordinary query. Not
+    prefix-stable: see `bigbird_causal`.
+
+    Raises PatternError for sizes < 1, an even number of blocks in the window, and globals that are not a list of
+    positions.
     """
-    side = _window_side("bigbird", window)
-    return _union(*_bigbird_parts(block, side, random, _positions("bigbird", globals), seed, heads, earlier=False))
+    check_window_blocks("bigbird", window_blocks)
+    return _union(
+        *_bigbird_parts(block, window_blocks, random, _positions("bigbird", globals), seed, heads, earlier=False)
+    )
 
 
 @_published
 def bigbird_etc(
-    block: int = 84, window: int = 3, random: int = 0, globals: int = 256, seed: int = 0, heads: int = 1
+    block: int = 84, window_blocks: int = 3, random: int = 0, globals: int = 256, seed: int = 0, heads: int = 1
 ) -> Named:
     """BigBird-ETC: `globals` extra tokens in front read everything and are read by all (Zaheer 2020, section 2).
 
     The remaining tokens follow the block window and the random blocks, counted from the first ordinary token. The
-    defaults are the published base model (block 84, window 3 * 84, 256 global tokens, no random blocks).
+    defaults are the published base model (block 84, window 3 * 84, 256 global tokens, no random blocks). Raises
+    PatternError as `bigbird` does.
     """
-    side = _window_side("bigbird_etc", window)
+    check_window_blocks("bigbird_etc", window_blocks)
     extra = check_integer("bigbird_etc", "globals", globals, 1)
-    inner = _bigbird_parts(block, side, random, (), seed, heads, earlier=False)
+    inner = _bigbird_parts(block, window_blocks, random, (), seed, heads, earlier=False)
     return _union(*(primitives.shifted(part, extra) for part in inner), primitives.global_tokens((0,), block=extra))
 
 
 @_published
 def bigbird_causal(
     block: int = 64,
-    window: int = 3,
+    window_blocks: int = 3,
     random: int = 3,
     globals: Sequence[int] = (0,),
     seed: int = 0,
@@ -134,23 +141,15 @@ def bigbird_causal(
     """The prefix-stable relative of BigBird, for generation.
 
     As `bigbird`, but every part is causal, random blocks are drawn among earlier blocks only, and the global blocks are
-    named from the front, so that what a query may read never changes as the sequence grows.
+    named from the front, so that what a query may read never changes as the sequence grows. Raises PatternError as
+    `bigbird` does, and for globals that count from the end.
     """
-    side = _window_side("bigbird_causal", window)
+    check_window_blocks("bigbird_causal", window_blocks)
     positions = _positions("bigbird_causal", globals)
     if any(number < 0 for number in positions):
         raise PatternError("globals-from-end", f"bigbird_causal: globals must not count from the end, got {positions}")
-    parts = _bigbird_parts(block, side, random, positions, seed, heads, earlier=True)
+    parts = _bigbird_parts(block, window_blocks, random, positions, seed, heads, earlier=True)
     return _union(*(part & primitives.causal() for part in parts))
-
-
-def _window_side(call: str, window: int) -> int:
-    window = check_integer(call, "window", window, 1)
-    if window % 2 == 0:
-        raise PatternError(
-            "window-even", f"{call}: window counts blocks around the query's own and must be odd, got {window}"
-        )
-    return window // 2
 
 
 def _positions(call: str, globals: Sequence[int]) -> tuple[int, ...]:
@@ -162,11 +161,12 @@ def _positions(call: str, globals: Sequence[int]) -> tuple[int, ...]:
 
 
 def _bigbird_parts(
-    block: int, side: int, random: int, globals: tuple[int, ...], seed: int, heads: int, earlier: bool
+    block: int, window_blocks: int, random: int, globals: tuple[int, ...], seed: int, heads: int, earlier: bool
 ) -> tuple[Pattern, ...]:
+    side = window_blocks // 2
     parts = [primitives.blocks(block, side, side)]
     if check_integer("bigbird", "random", random, 0):
-        parts.append(random_blocks(block, random, seed, heads, earlier, window=side, avoid=globals))
+        parts.append(random_blocks(block, random, seed, heads, earlier, window_blocks=window_blocks, avoid=globals))
     if globals:
         parts.append(primitives.global_tokens(globals, block))
     return tuple(parts)
@@ -177,7 +177,12 @@ def _bigbird_parts(
 
 @_published
 def longformer(window: int = 512, dilation: int = 1, globals: Sequence[int] = (0,)) -> Named:
-    """Longformer: window // 2 neighbours on each side, dilated, and global tokens (Beltagy 2020, section 3.1)."""
+    """Longformer: neighbours, dilated, and global tokens (Beltagy 2020, section 3.1).
+
+    `window` is the paper's: the tokens of both sides together, window // 2 on each, and the token itself counted apart.
+    Raises PatternError for a negative window, dilation < 1, and globals that are not a list of
+    positions.
+    """
     side = check_integer("longformer", "window", window, 0) // 2
     local, positions = primitives.window(side, side, dilation), _positions("longformer", globals)
     return _union(local, primitives.global_tokens(positions)) if positions else _union(local)
@@ -185,7 +190,11 @@ def longformer(window: int = 512, dilation: int = 1, globals: Sequence[int] = (0
 
 @_published
 def sinks(first: int = 4, window: int = 1024) -> Named:
-    """Attention sinks: the first tokens and the last `window` keys, the query's own included (Xiao 2023)."""
+    """Attention sinks: the first tokens, and the last `window` ones before and with the query's own (Xiao 2023, 3.2).
+
+    `window` is the paper's, the query's own token included: `sinks(first=4, window=508)` reads and keeps 512 keys, as
+    `window(left=511)` does. Raises PatternError for numbers < 1.
+    """
     first, window = check_integer("sinks", "first", first, 1), check_integer("sinks", "window", window, 1)
     return _union(primitives.global_keys((0,), block=first) & primitives.causal(), primitives.window(window - 1))
 
@@ -253,4 +262,4 @@ def yun_window(w: int) -> Named:
 @_published
 def yun_random(count: int, seed: int = 0) -> Named:
     """RANDOM: every token reads itself and `count` keys drawn uniformly (Yun 2020, section 2.6, experiments only)."""
-    return _union(random_blocks(1, count, seed, window=0), primitives.window())
+    return _union(random_blocks(1, count, seed, window_blocks=1), primitives.window())

@@ -24,9 +24,9 @@ class RandomBlocks(Pattern):
     block: int
     count: int
     seed: int = 0
-    n_heads: int = 1
+    heads: int = 1
     earlier: bool = False
-    window: int = -1
+    window_blocks: int = 0
     avoid: tuple[int, ...] = ()
 
     def drawn(self, length: int, head: int, furthest: int = 0) -> Integers:
@@ -37,7 +37,7 @@ class RandomBlocks(Pattern):
         n_blocks, needed = -(-length // self.block), furthest // self.block + 1
         # By powers of two, because what is drawn is kept for each number of rows.
         rows = n_blocks if needed <= n_blocks else 2 ** (needed - 1).bit_length()
-        return self.derived(_draw_blocks, rows, n_blocks, head % self.n_heads)
+        return self.derived(_draw_blocks, rows, n_blocks, head % self.heads)
 
     def _allows(self, q: Integers, k: Integers, length: int, head: int) -> Booleans:
         drawn, key_block = self.drawn(length, head, int(q.max(initial=0))), k // self.block
@@ -67,10 +67,7 @@ class RandomBlocks(Pattern):
         return Intervals.build(np.repeat(row, self.count), start, stop, len(q.first), length)
 
     def _count_heads(self) -> int:
-        return self.n_heads
-
-    def _write(self, in_full: bool) -> str:
-        return super()._write(in_full).replace("n_heads=", "heads=")
+        return self.heads
 
     @property
     def is_causal(self) -> bool:
@@ -110,8 +107,8 @@ def _forbidden_blocks(pattern: RandomBlocks, n_rows: int, n_blocks: int) -> tupl
     """Per query block, the sorted blocks that must not be drawn, and how many candidates are left."""
     row = np.arange(n_rows)
     limit = row if pattern.earlier else np.full(n_rows, n_blocks)
-    side = min(pattern.window, n_rows)
-    near = row[:, None] + np.arange(-side, side + 1)
+    count = min(pattern.window_blocks, 2 * n_rows + 1)
+    near = row[:, None] + np.arange(count) - count // 2
     avoid = np.array([a + n_blocks if a < 0 else a for a in pattern.avoid], np.int64)
     taken = np.sort(np.concatenate([near, np.broadcast_to(avoid, (n_rows, len(avoid)))], axis=1), axis=1)
     repeated = np.zeros(taken.shape, bool)
@@ -126,16 +123,18 @@ def random_blocks(
     seed: int = 0,
     heads: int = 1,
     earlier: bool = False,
-    window: int = -1,
+    *,
+    window_blocks: int = 0,
     avoid: int | Sequence[int] = (),
 ) -> Pattern:
     """`count` distinct random key blocks for every query block (BigBird section 2 and appendix D).
 
-    `earlier` draws among strictly earlier blocks only, which makes the pattern causal and prefix-stable. Blocks at most
-    `window` blocks away from the query's own (-1: none) and the blocks `avoid` (negative: from the end) are never
-    drawn. Where fewer than `count` candidates are left, all are taken. With `heads` > 1 every head draws its own.
-    Draws come from numpy's Philox keyed by (seed, head, row): the same on every machine, in training and in
-    evaluation. Raises PatternError for sizes < 1 and a negative seed, and for more than 4,096 blocks or heads.
+    `earlier` draws among strictly earlier blocks only, which makes the pattern causal and prefix-stable. The
+    `window_blocks` blocks around the query, its own in the middle (an odd number; 0: all may be drawn), and the blocks
+    `avoid` (negative: from the end) are never drawn. Where fewer than `count` candidates are left, all are taken. With
+    `heads` > 1 every head draws its own. Draws come from numpy's Philox keyed by (seed, head, row): the same on every
+    machine, in training and in evaluation. Raises PatternError for sizes < 1, a negative seed, an even number of blocks
+    in the window, and for more than 4,096 blocks or heads.
     """
     numbers, _ = positions_of("random_blocks", avoid, 1)
     if not isinstance(earlier, bool):
@@ -146,6 +145,17 @@ def random_blocks(
         check_integer("random_blocks", "seed", seed, 0, 2**64 - 1),
         check_integer("random_blocks", "heads", heads, 1, MOST_HEADS),
         earlier,
-        check_integer("random_blocks", "window", window, -1),
+        check_window_blocks("random_blocks", window_blocks, 0),
         numbers,
     )
+
+
+def check_window_blocks(call: str, count: int, minimum: int = 1) -> int:
+    """`count` as an int, or a PatternError when it is no odd number of blocks; 0 passes where that is the minimum."""
+    count = check_integer(call, "window_blocks", count, minimum)
+    if count and count % 2 == 0:
+        raise PatternError(
+            "window-even",
+            f"{call}: window_blocks counts the query's own block in the middle and must be odd, got {count}",
+        )
+    return count

@@ -66,6 +66,15 @@ VOCABULARY: dict[str, Callable[..., Pattern]] = {
 }
 """Every name that the text of a pattern may call."""
 
+_RENAMED: dict[tuple[str, str], Callable[[Any], tuple[str, Any]]] = {
+    **{
+        (name, "window"): lambda count: ("window_blocks", count)
+        for name in ("bigbird", "bigbird_etc", "bigbird_causal")
+    },
+    ("random_blocks", "window"): lambda radius: ("window_blocks", _count_within(radius)),
+}
+"""What arguments are called today that older texts, such as those of saved models, have under another name."""
+
 _NAMES = (*VOCABULARY, "interleave", "fourier")
 
 _LIST_MEMBERS = "a call such as window(left=255), the operators | & ~, whole numbers, tuples and lists"
@@ -240,8 +249,21 @@ def _call(name: str, arguments: list[ast.expr], keywords: list[ast.keyword], tex
         raise PatternError(
             "per-head-list", f"per_head takes one list, with a pattern for each head: write per_head([{listed}])"
         )
-    named = ((keyword.arg, _value(keyword.value, text)) for keyword in keywords)
+    named = (_today(name, keyword.arg, _value(keyword.value, text)) for keyword in keywords)
     return call(name, VOCABULARY[name], [_value(argument, text) for argument in arguments], named, PatternError)
+
+
+def _today(name: str, argument: str | None, value: object) -> tuple[str | None, object]:
+    """An argument and its value, as the function of this name has them today."""
+    renamed = _RENAMED.get((name, argument or ""))
+    return (argument, value) if renamed is None else renamed(value)
+
+
+def _count_within(radius: Any) -> Any:
+    """How many blocks are at most so many away from one; -1 stood for none."""
+    if type(radius) is not int:
+        return radius  # which is refused
+    return 0 if radius == -1 else 2 * radius + 1
 
 
 def _unknown(name: str, text: str) -> PatternError:

@@ -104,7 +104,7 @@ def test_one_of_our_own_models_learns_and_runs_in_pipelines(settings, tmp_path):
         num_hidden_layers=1,
         num_attention_heads=2,
         max_position_embeddings=32,
-        mixers="bigbird(block=4, window=3, random=1)",
+        mixers="bigbird(block=4, window_blocks=3, random=1)",
         block="post_norm",
         initializer_range=0.2,
         type_vocab_size=2,

@@ -41,7 +41,7 @@ def mixers(config: PreTrainedConfig) -> str | list[str]:
         raise CheckpointError(
             "attention-type", f"attention_type must be 'block_sparse' or 'original_full', got {config.attention_type!r}"
         )
-    sizes = f"block={config.block_size}, window=3, random={config.num_random_blocks}, globals=(0, -1)"
+    sizes = f"block={config.block_size}, window_blocks=3, random={config.num_random_blocks}, globals=(0, -1)"
     heads = config.num_attention_heads
     return [f"bigbird({sizes}, seed={layer}, heads={heads})" for layer in range(config.num_hidden_layers)]
 
