@@ -150,7 +150,7 @@ def _compile_documents(pattern: Documents, length: int, tile: int | None) -> Pla
     lengths, which = np.unique(stops - starts, return_inverse=True)
     longest = int(lengths.max(initial=0))
     for head in range(pattern.heads if longest else 0):
-        pattern.pattern.verdict((0, 1), (0, 1), longest, head)  # what is refused at this length is refused in its name
+        pattern.pattern.verdict((0, 1), (0, 1), longest, head)  # it raises its own errors before anything is compiled
     if tile is None:
         typical = int(np.square(stops - starts).sum() // max(1, (stops - starts).sum()))  # where most tokens stand
         rule = concrete(pattern.pattern, 0, max(typical, 1))

@@ -87,8 +87,8 @@ class Tiling:
         return self.layout.candidates(self.rule, self.queries, self.keys, rows, self.length, self.head)
 
     def _judge(self, row: Integers, column: Integers) -> Verdicts:
-        """One verdict per tile pair; tiles that are no progression of the layout's step are judged by their hull."""
-        # Every rule knows progressions of one step; of other sets it is told the first and last token only (step 0).
+        """One verdict per tile pair; tiles that are not progressions of the layout's step are judged by their hull."""
+        # Every rule can judge progressions of one step; of other sets it gets the first and last token only (step 0).
         regular = self.queries.regular[row] & self.keys.regular[column]
         result = np.empty(len(row), np.int8)
         for chosen, as_regular in ((np.flatnonzero(regular), True), (np.flatnonzero(~regular), False)):

@@ -89,8 +89,8 @@ def across(inner: Pattern, step: int | str | Fraction = 1) -> Pattern:
     floor(i * step) of the source.
 
     `step` is how many tokens of the source go with one of the decoder: a whole number, or a fraction such as "3/2".
-    Places beyond the end of the source are not clamped. Raises PatternError for what is no pattern, for one that goes
-    across already, and for a step that is not above 0 or has a numerator or denominator beyond 2**20.
+    Places beyond the end of the source are not clamped. Raises PatternError for anything but a pattern, for one that
+    goes across already, and for a step that is not above 0 or has a numerator or denominator beyond 2**20.
     """
     if check_pattern("across", "inner", inner).crosses:
         raise PatternError(

@@ -141,8 +141,8 @@ def documents(pattern: Pattern, *lengths: int) -> Pattern:
     """Documents of these lengths one after another, each under `pattern` at its own length from its own position 0.
 
     A negative number -n stands for n tokens that belong to no document, such as padding: they neither read nor are
-    read, and nor are tokens behind the last document. Empty documents are allowed. Raises PatternError for what is no
-    pattern, lengths that are no whole numbers, and more than 2**60 tokens in all.
+    read, and nor are tokens behind the last document. Empty documents are allowed. Raises PatternError for
+    anything but a pattern, lengths that are not whole numbers, and more than 2**60 tokens in all.
     """
     check_pattern("documents", "pattern", pattern)
     wrong = next((x for x in lengths if isinstance(x, (bool, np.bool_)) or not hasattr(x, "__index__")), None)

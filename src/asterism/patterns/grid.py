@@ -2,7 +2,7 @@
 
 Token p is a value of the pixel p // channels; the pixels of a row stand side by side, and the rows one below the other.
 There are as many rows as the sequence has tokens for, the last one may be partial, and nothing goes round at the ends
-of a row: the last pixel of one row and the first of the next are no neighbours unless the picture is two pixels wide.
+of a row: the last pixel of one row and the first of the next are not neighbours unless the picture is two pixels wide.
 """
 
 from collections.abc import Sequence

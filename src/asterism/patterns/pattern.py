@@ -374,7 +374,7 @@ class Not(Pattern):
 
 
 class Follower(Pattern):
-    """A pattern that gives another's answers."""
+    """A pattern that answers as another one does."""
 
     @abstractmethod
     def _followed(self, head: int) -> Pattern:
@@ -509,7 +509,8 @@ class Named(Follower):
 def resolve_lengths(pattern: Pattern, n_queries: int, n_keys: int | None, query_offset: int | None) -> tuple[int, int]:
     """n_keys and query_offset with their defaults: as many keys as queries, and the last positions.
 
-    Queries of another sequence, and more queries than keys, begin at 0.
+    Queries of another sequence, and more queries than keys, begin at 0. Raises PatternError for negative lengths, and
+    for queries beyond the positions of the keys where the pattern needs theirs among them.
     """
     n_keys = n_queries if n_keys is None else n_keys
     if n_queries < 0 or n_keys < 0:
@@ -526,7 +527,7 @@ def resolve_lengths(pattern: Pattern, n_queries: int, n_keys: int | None, query_
 
 
 def default_offset(crosses: bool, n_queries: int, n_keys: int) -> int:
-    """Where queries begin that nobody said a place for; `crosses` is the pattern's."""
+    """The position of the first query where none is given; `crosses` is the pattern's."""
     return 0 if crosses or n_queries > n_keys else n_keys - n_queries
 
 

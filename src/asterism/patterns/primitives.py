@@ -377,20 +377,21 @@ def columns(period: int, first: int = 0, count: int = 1) -> Pattern:
 def global_keys(positions: int | Sequence[int], block: int = 1) -> Pattern:
     """Keys that every query reads. Positions count blocks of `block` tokens; negative ones from the end.
 
-    A position beyond the sequence names no token. Raises PatternError for positions that are not whole numbers.
+    A position beyond the sequence names no token. Raises PatternError for positions that are not whole numbers, and for
+    block < 1.
     """
     return GlobalKeys(*positions_of("global_keys", positions, block))
 
 
 def global_queries(positions: int | Sequence[int], block: int = 1) -> Pattern:
-    """Queries that read every key; the arguments are those of `global_keys`."""
+    """Queries that read every key; the arguments, and what is raised, are those of `global_keys`."""
     return GlobalQueries(*positions_of("global_queries", positions, block))
 
 
 def global_tokens(positions: int | Sequence[int], block: int = 1) -> Pattern:
     """Tokens that read everything and that everything reads (BigBird section 2, Longformer section 3.1).
 
-    The arguments are those of `global_keys`. With `block` > 1 the last block may be partial.
+    The arguments, and what is raised, are those of `global_keys`. With `block` > 1 the last block may be partial.
     """
     positions, block = positions_of("global_tokens", positions, block)
     rows, keys = GlobalQueries(positions, block), GlobalKeys(positions, block)
@@ -398,7 +399,8 @@ def global_tokens(positions: int | Sequence[int], block: int = 1) -> Pattern:
 
 
 def positions_of(call: str, positions: int | Sequence[int], block: int) -> tuple[tuple[int, ...], int]:
-    """The arguments of a set of tokens, checked and as a tuple."""
+    """The arguments of a set of tokens, checked, positions as a tuple. Raises PatternError for what `global_keys`
+    refuses."""
     items = tuple(positions) if isinstance(positions, (Sequence, range, np.ndarray)) else (positions,)
     if isinstance(positions, str):
         raise PatternError("positions-not-whole", f"{call}: positions must be whole numbers, got {shown(positions)}")
@@ -428,7 +430,10 @@ def per_head(patterns: Sequence[Pattern]) -> Pattern:
 
 
 def shifted(pattern: Pattern, by: int) -> Pattern:
-    """The pattern on the tokens from `by` on, its position 0; earlier tokens neither read nor are read."""
+    """The pattern on the tokens from `by` on, its position 0; earlier tokens neither read nor are read.
+
+    Raises PatternError for anything but a pattern, and for a negative `by`.
+    """
     return Shifted(check_pattern("shifted", "pattern", pattern), check_integer("shifted", "by", by, 0))
 
 

@@ -54,7 +54,8 @@ def strided(stride: int) -> Named:
     """The strided pattern: the last `stride` tokens and every stride-th token before (Child 2019, section 4).
 
     A(1) = {i - stride, ..., i}, as printed (stride + 1 positions; the authors' code has stride), and
-    A(2) = {j : (i - j) mod stride = 0}, both causal. Their union is the same under either reading.
+    A(2) = {j : (i - j) mod stride = 0}, both causal. Their union is the same under either reading. Raises PatternError
+    for stride < 1.
     """
     check_integer("strided", "stride", stride, 1)
     return _union(primitives.window(left=stride), primitives.stride(stride) & primitives.causal())
@@ -228,14 +229,20 @@ def star_transformer() -> Named:
 
 @_published
 def yun_strided(w: int) -> Named:
-    """STRIDED: {k - ceil(w/2), ..., k + floor(w/2)} and the residue class of k modulo w (Yun 2020, section 2.6)."""
+    """STRIDED: {k - ceil(w/2), ..., k + floor(w/2)} and the residue class of k modulo w (Yun 2020, section 2.6).
+
+    Raises PatternError for w < 1.
+    """
     w = check_integer("yun_strided", "w", w, 1)
     return _union(primitives.window(left=-(-w // 2), right=w // 2), primitives.stride(w))
 
 
 @_published
 def yun_fixed(w: int) -> Named:
-    """FIXED: the own block of w tokens; the token itself and the last token of every block (Yun 2020, section 2.6)."""
+    """FIXED: the own block of w tokens; the token itself and the last token of every block (Yun 2020, section 2.6).
+
+    Raises PatternError for w < 1.
+    """
     w = check_integer("yun_fixed", "w", w, 1)
     return _union(primitives.blocks(w), primitives.columns(w, w - 1) | primitives.window())
 
@@ -254,12 +261,15 @@ def yun_star() -> Named:
 
 @_published
 def yun_window(w: int) -> Named:
-    """Sliding window: {k - ceil(w/2), ..., k + floor(w/2)} (Yun 2020, section 2.6)."""
+    """Sliding window: {k - ceil(w/2), ..., k + floor(w/2)} (Yun 2020, section 2.6). Raises PatternError for w < 1."""
     w = check_integer("yun_window", "w", w, 1)
     return _union(primitives.window(left=-(-w // 2), right=w // 2))
 
 
 @_published
 def yun_random(count: int, seed: int = 0) -> Named:
-    """RANDOM: every token reads itself and `count` keys drawn uniformly (Yun 2020, section 2.6, experiments only)."""
+    """RANDOM: every token reads itself and `count` keys drawn uniformly (Yun 2020, section 2.6, experiments only).
+
+    Raises PatternError as `random_blocks` does.
+    """
     return _union(random_blocks(1, count, seed, window_blocks=1), primitives.window())

@@ -151,7 +151,7 @@ def random_blocks(
 
 
 def check_window_blocks(call: str, count: int, minimum: int = 1) -> int:
-    """`count` as an int, or a PatternError when it is no odd number of blocks; 0 passes where that is the minimum."""
+    """`count` as an int, or a PatternError when it is not odd; 0 passes where that is the minimum."""
     count = check_integer(call, "window_blocks", count, minimum)
     if count and count % 2 == 0:
         raise PatternError(

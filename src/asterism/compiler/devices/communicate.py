@@ -45,7 +45,7 @@ def _communicate(pattern: Pattern, queries: Shards, keys: Shards, shape: RowShap
 def candidates(
     pattern: Pattern, queries: Shards, keys: Shards, shape: RowShape, query_offset: int = 0
 ) -> Iterator[Communication]:
-    """All plans that are weighed, those first that ignore the pattern."""
+    """All plans that are weighed, those that ignore the pattern first. Raises PatternError as `communicate` does."""
     if queries.devices != keys.devices:
         raise PatternError(
             "ranks-differ", f"queries lie on {queries.devices} ranks and keys on {keys.devices}: they must be the same"

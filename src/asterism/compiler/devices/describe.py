@@ -1,4 +1,4 @@
-"""A communication plan in words and numbers, beside what moves where nobody knows the pattern."""
+"""A communication plan in words and numbers, compared with what moves where the pattern is not known."""
 
 from typing import Any
 
