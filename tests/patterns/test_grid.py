@@ -21,7 +21,7 @@ from strategies import build, hold, radii, tiers
 from asterism import compile_pattern, patterns
 from asterism.compiler.liveness import last_reader, most_living
 from asterism.patterns import Verdict
-from asterism.patterns.pattern import Tokens
+from asterism.patterns.pattern import Ranges
 
 PAGE = (DOCS / "patterns.md").read_text()
 
@@ -190,7 +190,7 @@ def test_verdicts_on_progressions(text, step):
             queries, keys = (
                 np.arange(start, min(start + 7 * (step or 2), length), step or 2) for start in (first, other)
             )
-            asked = [Tokens(tokens[:1], tokens[-1:], step) for tokens in (queries, keys)]
+            asked = [Ranges(tokens[:1], tokens[-1:], step) for tokens in (queries, keys)]
             verdict = Verdict(int(pattern.judge(*asked, length, 0)[0]))
             cells = picture[np.ix_(queries, keys)]
             truth = {Verdict.EMPTY: not cells.any(), Verdict.FULL: cells.all(), Verdict.UNKNOWN: True}

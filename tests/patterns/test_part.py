@@ -19,7 +19,7 @@ from strategies import LENGTHS, TILES, build, hold, tiers
 from asterism import Alibi, Terms, attend, compile_pattern, patterns
 from asterism.compiler.devices.needs import needed_keys
 from asterism.errors import KernelError, PatternError
-from asterism.patterns.pattern import Tokens, Verdict
+from asterism.patterns.pattern import Ranges, Verdict
 from asterism.patterns.runs import Runs
 
 ALL = implementations(torch.float32)
@@ -129,7 +129,7 @@ def test_every_rectangle(text, queries):
         for q_step, k_step in product((0, 1, 2, 3), (0, 1, 2, 3)):
             pairs = list(product(progressions(len(picture), q_step), progressions(picture.shape[1], k_step)))
             ends = np.array([(q[0], q[-1], k[0], k[-1]) for q, k in pairs]).T
-            found = part.judge(Tokens(*ends[:2], q_step), Tokens(*ends[2:], k_step), picture.shape[1], 0)
+            found = part.judge(Ranges(*ends[:2], q_step), Ranges(*ends[2:], k_step), picture.shape[1], 0)
             cells = [picture[np.ix_(q, k)] for q, k in pairs]
             some, every = (np.array([getattr(cell, name)() for cell in cells]) for name in ("any", "all"))
             assert not some[found == Verdict.EMPTY].any() and every[found == Verdict.FULL].all()

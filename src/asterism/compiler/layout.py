@@ -18,7 +18,7 @@ from asterism.memo import Derives
 from asterism.patterns.explicit import Explicit
 from asterism.patterns.grid import Grid
 from asterism.patterns.intervals import Integers, Intervals
-from asterism.patterns.pattern import Booleans, Moved, Pattern, Tokens
+from asterism.patterns.pattern import Booleans, Moved, Pattern, Ranges
 from asterism.patterns.primitives import Dense, OneSided
 
 
@@ -68,9 +68,9 @@ class Tiles:
     def __len__(self) -> int:
         return len(self.first)
 
-    def tokens(self, chosen: Integers, regular: bool) -> Tokens:
-        """The chosen tiles, int64 [n], as n token sets, all regular or treated as if none were."""
-        return Tokens(self.first[chosen], self.last[chosen], self.step if regular else 0)
+    def ranges(self, chosen: Integers, regular: bool) -> Ranges:
+        """The chosen tiles, int64 [n], as n ranges, all regular or treated as if none were."""
+        return Ranges(self.first[chosen], self.last[chosen], self.step if regular else 0)
 
     def places(self, chosen: Integers) -> tuple[Integers, Booleans]:
         """Positions of the chosen tiles [n, tile], and which of them exist."""
@@ -131,7 +131,7 @@ class SortedKeys(Layout):
         self, rule: Pattern, queries: Tiles, keys: Tiles, rows: Integers, length: int, head: int
     ) -> tuple[Integers, Integers]:
         regular = bool(queries.regular[rows].all())
-        row, start, stop = rule.find_spans(queries.tokens(rows, regular), length, head).triples()
+        row, start, stop = rule.find_spans(queries.ranges(rows, regular), length, head).triples()
         # Keys may be a subset, so a span of positions is looked up: the places of the keys that stand in it. Of keys 3,
         # 7, 11, 15 in tiles of 2, those in the span from 5 to before 12 stand at places 1 and 2, in tiles 0 and 1.
         first = np.searchsorted(keys.positions, start) // keys.tile
@@ -217,7 +217,7 @@ class Classes(Sorted):
         position, row = queries.each_token(rows)
         of_query = self.sorted_by(position, length, False)
         opens, closes = _pieces(of_query, row)
-        pieces = Tokens(position[opens], position[closes], self.step_in_class)
+        pieces = Ranges(position[opens], position[closes], self.step_in_class)
         piece, start, stop = rule.find_spans(pieces, length, head).triples()
         # Classes one after another, each by position: modulo 4, keys 0 4 8 1 5 9 2 6 3 7. Of those from 3 to 6, class 1
         # has the keys from place 4 on (1 is before 3) to before place 5 (1 and 5 are before 7).

@@ -14,7 +14,7 @@ from asterism.memo import cached_property
 from asterism.patterns.documents import Documents
 from asterism.patterns.intervals import Integers
 from asterism.patterns.part import Part
-from asterism.patterns.pattern import GREATEST, And, Booleans, Not, Or, Pattern, Tokens
+from asterism.patterns.pattern import GREATEST, And, Booleans, Not, Or, Pattern, Ranges
 from asterism.patterns.primitives import Causal, Dense, KeySet, OneSided, QuerySet, Stride, Window
 from asterism.patterns.runs import Runs
 
@@ -142,7 +142,7 @@ class _OfPart(Pattern):
 class KeysOfPart(_OfPart, KeySet):
     """Keys of a part that all its queries read."""
 
-    def signature_of(self, q: Tokens, k: Tokens) -> Integers | None:
+    def signature_of(self, q: Ranges, k: Ranges) -> Integers | None:
         """int64 [...]: as that of a pattern, for pairs of tiles of a part."""
         if len(self.tokens.start) != 1:
             return None

@@ -93,8 +93,8 @@ class Tiling:
         result = np.empty(len(row), np.int8)
         for chosen, as_regular in ((np.flatnonzero(regular), True), (np.flatnonzero(~regular), False)):
             if len(chosen):
-                q = self.queries.tokens(row[chosen], as_regular)
-                k = self.keys.tokens(column[chosen], as_regular)
+                q = self.queries.ranges(row[chosen], as_regular)
+                k = self.keys.ranges(column[chosen], as_regular)
                 result[chosen] = self.rule.judge(q, k, self.length, self.head)
         return result
 
@@ -138,7 +138,7 @@ class Tiling:
         from the leaf's own signature. Leaves without a signature make the tile one of its kind.
         """
         regular = bool(self.queries.regular[row].all() and self.keys.regular[column].all())
-        q, k = self.queries.tokens(row, regular), self.keys.tokens(column, regular)
+        q, k = self.queries.ranges(row, regular), self.keys.ranges(column, regular)
         result = _pair(self.queries.shape[row], self.keys.shape[column])
         for leaf in _leaves(self.rule):
             verdict = replace(self, rule=leaf)._judge(row, column)

@@ -14,7 +14,7 @@ import numpy as np
 
 from asterism.errors import PatternError, shown
 from asterism.patterns.intervals import Integers, Intervals
-from asterism.patterns.pattern import Booleans, Moved, Pattern, Tokens, Verdicts, check_pattern, write_part
+from asterism.patterns.pattern import Booleans, Moved, Pattern, Ranges, Verdicts, check_pattern, write_part
 
 _GREATEST_STEP = 2**20
 """The most that a step's numerator and denominator may be: a position times it stays within int64."""
@@ -37,13 +37,13 @@ class Across(Moved):
     def _allows(self, q: Integers, k: Integers, length: int, head: int) -> Booleans:
         return self.inner._allows(self.places(q), k, length, head)
 
-    def judge(self, q: Tokens, k: Tokens, length: int, head: int) -> Verdicts:
+    def judge(self, q: Ranges, k: Ranges, length: int, head: int) -> Verdicts:
         return self.inner.judge(self._placed(q), k, length, head)
 
-    def find_spans(self, q: Tokens, length: int, head: int) -> Intervals:
+    def find_spans(self, q: Ranges, length: int, head: int) -> Intervals:
         return self.inner.find_spans(self._placed(q), length, head)
 
-    def find_complement_spans(self, q: Tokens, length: int, head: int) -> Intervals:
+    def find_complement_spans(self, q: Ranges, length: int, head: int) -> Intervals:
         return self.inner.find_complement_spans(self._placed(q), length, head)
 
     def signature(self, q_first: Integers, k_first: Integers) -> Integers | None:
@@ -55,8 +55,8 @@ class Across(Moved):
         counted: Integers = np.unique(own, return_inverse=True)[1]
         return counted * self.step.denominator + q_first * self.step.numerator % self.step.denominator
 
-    def _placed(self, queries: Tokens) -> Tokens:
-        return Tokens(self.places(queries.first), self.places(queries.last), self._step_of_places(queries.step))
+    def _placed(self, queries: Ranges) -> Ranges:
+        return Ranges(self.places(queries.first), self.places(queries.last), self._step_of_places(queries.step))
 
     def _step_of_places(self, step: int) -> int:
         """The step of the places of queries that are `step` apart."""

@@ -19,7 +19,7 @@ from asterism.patterns.pattern import (
     Booleans,
     Moved,
     Pattern,
-    Tokens,
+    Ranges,
     Verdict,
     Verdicts,
     check_pattern,
@@ -57,7 +57,7 @@ class Documents(Moved):
             result.flat[inside[chosen]] = allowed
         return result
 
-    def judge(self, q: Tokens, k: Tokens, length: int, head: int) -> Verdicts:
+    def judge(self, q: Ranges, k: Ranges, length: int, head: int) -> Verdicts:
         q_first, q_last, k_first, k_last = np.broadcast_arrays(q.first, q.last, k.first, k.last)
         (q_from, q_to), (k_from, k_to) = self._met(q_first, q_last), self._met(k_first, k_last)
         lone = np.maximum(q_from, k_from)
@@ -69,12 +69,12 @@ class Documents(Moved):
         within = np.flatnonzero(in_one & (first >= starts[lone]) & (last < stops[lone]))
         for chosen, own_length, start in self._by_length(lone.flat[within]):
             at = within[chosen]
-            queries = Tokens(q_first.flat[at] - start, q_last.flat[at] - start, q.step)
-            keys = Tokens(k_first.flat[at] - start, k_last.flat[at] - start, k.step)
+            queries = Ranges(q_first.flat[at] - start, q_last.flat[at] - start, q.step)
+            keys = Ranges(k_first.flat[at] - start, k_last.flat[at] - start, k.step)
             result.flat[at] = self.pattern.judge(queries, keys, own_length, head)
         return result
 
-    def find_spans(self, q: Tokens, length: int, head: int) -> Intervals:
+    def find_spans(self, q: Ranges, length: int, head: int) -> Intervals:
         met_from, met_to = self._met(q.first, q.last)
         row, document = Intervals.one_each(met_from, met_to + 1, len(self.bounds[0])).points()
         starts, stops = self.bounds
@@ -84,7 +84,7 @@ class Documents(Moved):
         step = q.step if q.step == 1 or not is_cut else 0
         rows, begins, ends = [np.zeros(0, np.int64)], [np.zeros(0, np.int64)], [np.zeros(0, np.int64)]
         for chosen, own_length, start in self._by_length(document):
-            inner = self.pattern.find_spans(Tokens(first[chosen] - start, last[chosen] - start, step), own_length, head)
+            inner = self.pattern.find_spans(Ranges(first[chosen] - start, last[chosen] - start, step), own_length, head)
             which, begin, end = inner.triples()
             own = document[chosen][which]
             rows.append(row[chosen][which])

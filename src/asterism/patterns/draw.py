@@ -21,7 +21,7 @@ from asterism.patterns.intervals import Integers, Intervals
 from asterism.patterns.pattern import (
     Booleans,
     Pattern,
-    Tokens,
+    Ranges,
     Verdict,
     Verdicts,
     check_integer,
@@ -221,11 +221,11 @@ def _settle(pattern: Pattern, tiles: _Tiles, n: int, head: int) -> Verdicts:
 
 def _judge(pattern: Pattern, tiles: _Tiles, n: int, head: int) -> Verdicts:
     """The pattern's verdicts, and EMPTY where no span of the queries meets the keys."""
-    queries = Tokens(tiles.q_start, tiles.q_stop - 1, 1)
-    keys = Tokens(tiles.k_start, tiles.k_stop - 1, 1)
+    queries = Ranges(tiles.q_start, tiles.q_stop - 1, 1)
+    keys = Ranges(tiles.k_start, tiles.k_stop - 1, 1)
     verdict = pattern.judge(queries, keys, n, head)
     ranges, row = np.unique(np.stack([tiles.q_start, tiles.q_stop - 1]), axis=1, return_inverse=True)
-    spans = pattern.find_spans(Tokens(ranges[0], ranges[1], 1), n, head)
+    spans = pattern.find_spans(Ranges(ranges[0], ranges[1], 1), n, head)
     base = row.reshape(-1) * (n + 1)
     first = np.searchsorted(spans.stops, base + tiles.k_start, side="right")
     meets = np.append(spans.starts, np.iinfo(np.int64).max)[first] < base + tiles.k_stop
@@ -275,8 +275,8 @@ def keys_read(pattern: Pattern, queries: Integers, n: int, head: int) -> Integer
 
 def _count_whole(pattern: Pattern, queries: Integers, n: int, head: int) -> tuple[Integers, Intervals]:
     """How many keys each query reads in intervals that are allowed as a whole, and the intervals left to look into."""
-    row, start, stop = pattern.find_spans(Tokens(queries, queries, 1), n, head).triples()
-    verdict = pattern.judge(Tokens(queries[row], queries[row], 1), Tokens(start, stop - 1, 1), n, head)
+    row, start, stop = pattern.find_spans(Ranges(queries, queries, 1), n, head).triples()
+    verdict = pattern.judge(Ranges(queries[row], queries[row], 1), Ranges(start, stop - 1, 1), n, head)
     full, rest = verdict == Verdict.FULL, (verdict != Verdict.FULL) & (verdict != Verdict.EMPTY)
     counts = np.bincount(row[full], (stop - start)[full], minlength=queries.size).astype(np.int64)
     return counts, Intervals.build(row[rest], start[rest], stop[rest], queries.size, n)

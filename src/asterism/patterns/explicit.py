@@ -7,7 +7,7 @@ import numpy as np
 
 from asterism.errors import PatternError, shown
 from asterism.patterns.intervals import Integers, Intervals, within
-from asterism.patterns.pattern import Booleans, Pattern, Tokens, Verdict, Verdicts, check_integer, write_call
+from asterism.patterns.pattern import Booleans, Pattern, Ranges, Verdict, Verdicts, check_integer, write_call
 
 _LONGEST = 2**31
 """The most positions: query * size + key, the code of a pair, stays within int64."""
@@ -40,11 +40,11 @@ class Explicit(Pattern):
         at = np.searchsorted(self.codes, wanted)
         return self.codes[np.minimum(at, len(self.codes) - 1)] == wanted
 
-    def judge(self, q: Tokens, k: Tokens, length: int, head: int) -> Verdicts:
+    def judge(self, q: Ranges, k: Ranges, length: int, head: int) -> Verdicts:
         self._check(length)
         return np.full(np.broadcast_shapes(q.first.shape, k.first.shape), Verdict.UNKNOWN, np.int8)
 
-    def find_spans(self, q: Tokens, length: int, head: int) -> Intervals:
+    def find_spans(self, q: Ranges, length: int, head: int) -> Intervals:
         self._check(length)
         queries, keys = self.edges()
         first, stop = np.searchsorted(queries, q.first), np.searchsorted(queries, q.last + 1)

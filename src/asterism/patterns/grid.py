@@ -13,7 +13,7 @@ import numpy as np
 
 from asterism.errors import PatternError, shown
 from asterism.patterns.intervals import Integers, Intervals, once
-from asterism.patterns.pattern import GREATEST, Booleans, Pattern, Tokens, Verdict, Verdicts, check_integer, verdicts
+from asterism.patterns.pattern import GREATEST, Booleans, Pattern, Ranges, Verdict, Verdicts, check_integer, verdicts
 
 _MOST_VALUES = 2**30
 """The most values of a row: a position times it stays within int64."""
@@ -83,7 +83,7 @@ class Grid(Pattern):
                 result &= distance % self.dilation == 0
         return np.broadcast_to(result, q.shape)
 
-    def judge(self, q: Tokens, k: Tokens, length: int, head: int) -> Verdicts:
+    def judge(self, q: Ranges, k: Ranges, length: int, head: int) -> Verdicts:
         queries, keys = self._pixels(q), self._pixels(k)
         rows, columns = self.radii
         row_full, row_empty = self._judge(queries[:2], keys[:2], rows)
@@ -106,13 +106,13 @@ class Grid(Pattern):
         all_are_multiples = (nearest == furthest) if self.dilation > 1 else np.ones_like(none)
         return (nearest >= -reach) & (furthest <= reach) & all_are_multiples & ~none, none
 
-    def _pixels(self, tokens: Tokens) -> _Pixels:
+    def _pixels(self, tokens: Ranges) -> _Pixels:
         first_row, first_column = self.place(tokens.first)
         last_row, last_column = self.place(tokens.last)
         one = first_row == last_row
         return _Pixels(first_row, last_row, np.where(one, first_column, 0), np.where(one, last_column, self.width - 1))
 
-    def find_spans(self, q: Tokens, length: int, head: int) -> Intervals:
+    def find_spans(self, q: Ranges, length: int, head: int) -> Intervals:
         first_row, first_column = self.place(q.first)
         last_row, last_column = self.place(q.last)
         one = first_row == last_row

@@ -16,7 +16,7 @@ from asterism.patterns.pattern import (
     Booleans,
     Moved,
     Pattern,
-    Tokens,
+    Ranges,
     Verdict,
     Verdicts,
     check_integer,
@@ -52,7 +52,7 @@ class Part(Moved):
         )
         return self.inner._allows(queries, keys, self.length, head)
 
-    def judge(self, q: Tokens, k: Tokens, length: int, head: int) -> Verdicts:
+    def judge(self, q: Ranges, k: Ranges, length: int, head: int) -> Verdicts:
         self._check(q.last, length)
         shape = np.broadcast_shapes(q.first.shape, k.first.shape)
         q, k = _spread(q, shape), _spread(k, shape)
@@ -73,21 +73,21 @@ class Part(Moved):
         result[few] = joined
         return result.reshape(shape)
 
-    def find_spans(self, q: Tokens, length: int, head: int) -> Intervals:
+    def find_spans(self, q: Ranges, length: int, head: int) -> Intervals:
         return self._spans(q, length, head, is_complement=False)
 
-    def find_complement_spans(self, q: Tokens, length: int, head: int) -> Intervals:
+    def find_complement_spans(self, q: Ranges, length: int, head: int) -> Intervals:
         return self._spans(q, length, head, is_complement=True)
 
-    def signature_of(self, q: Tokens, k: Tokens) -> Integers | None:
+    def signature_of(self, q: Ranges, k: Ranges) -> Integers | None:
         """As `signature`, [...]: the inner pattern's where both tiles lie in one run each, else one of its own."""
         steps = self.queries.run_of(q.first), self.keys.run_of(k.first)
         uncut = (steps[0] == self.queries.run_of(q.last)) & (steps[1] == self.keys.run_of(k.last))
         if self.queries.comb_step(q.step) and self.keys.comb_step(k.step):
             uncut = np.ones_like(uncut)
         own = self.inner.signature_of(
-            Tokens(self.queries.places(q.first), self.queries.places(q.last), 0),
-            Tokens(self.keys.places(k.first), self.keys.places(k.last), 0),
+            Ranges(self.queries.places(q.first), self.queries.places(q.last), 0),
+            Ranges(self.keys.places(k.first), self.keys.places(k.last), 0),
         )
         if own is None or not len(own):
             return own
@@ -99,18 +99,18 @@ class Part(Moved):
         """What the inner pattern says of pairs of pieces, which are asked about by their steps."""
         result = np.empty(len(q.row), np.int8)
         for chosen, q_step, k_step in _by_steps(q.step, k.step):
-            queries = Tokens(q.first[chosen], q.last[chosen], q_step)
-            keys = Tokens(k.first[chosen], k.last[chosen], k_step)
+            queries = Ranges(q.first[chosen], q.last[chosen], q_step)
+            keys = Ranges(k.first[chosen], k.last[chosen], k_step)
             result[chosen] = self.inner.judge(queries, keys, self.length, head)
         return result
 
-    def _spans(self, q: Tokens, length: int, head: int, is_complement: bool) -> Intervals:
+    def _spans(self, q: Ranges, length: int, head: int, is_complement: bool) -> Intervals:
         self._check(q.last, length)
         pieces, rows = self.queries.pieces(q), len(q.first)
         find = self.inner.find_complement_spans if is_complement else self.inner.find_spans
         found: list[tuple[Integers, Integers, Integers]] = [(np.zeros(0, np.int64),) * 3]
         for chosen, step, _ in _by_steps(pieces.step, np.zeros_like(pieces.step)):
-            tokens = Tokens(pieces.first[chosen], pieces.last[chosen], step)
+            tokens = Ranges(pieces.first[chosen], pieces.last[chosen], step)
             piece, start, stop = find(tokens, self.length, head).triples()
             found.append((pieces.row[chosen][piece], self.keys.count_below(start), self.keys.count_below(stop)))
         row, start, stop = (np.concatenate(parts) for parts in zip(*found, strict=True))
@@ -194,13 +194,13 @@ def counts_positions(pattern: Pattern) -> bool:
     )
 
 
-def _spread(tokens: Tokens, shape: tuple[int, ...]) -> Tokens:
+def _spread(tokens: Ranges, shape: tuple[int, ...]) -> Ranges:
     first, last = (np.broadcast_to(x, shape).ravel() for x in (tokens.first, tokens.last))
-    return Tokens(first, last, tokens.step)
+    return Ranges(first, last, tokens.step)
 
 
-def _chosen(tokens: Tokens, rows: Integers) -> Tokens:
-    return Tokens(tokens.first[rows], tokens.last[rows], tokens.step)
+def _chosen(tokens: Ranges, rows: Integers) -> Ranges:
+    return Ranges(tokens.first[rows], tokens.last[rows], tokens.step)
 
 
 def _chosen_pieces(pieces: CutPieces, chosen: Integers) -> CutPieces:

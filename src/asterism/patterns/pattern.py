@@ -47,12 +47,12 @@ class Verdict(IntEnum):
     FULL = 3
 
 
-class Tokens(NamedTuple):
-    """Many sets of tokens, each described by its first and last member.
+class Ranges(NamedTuple):
+    """Many ranges of tokens, each with its first and its last member.
 
-    first, last  int64 [sets] each, or of shapes that broadcast: positions
-    step         of all sets: 1 for neighbours, s for arithmetic progressions of step s, and 0 when the members between
-                 the first and the last are not known
+    first, last  int64 [ranges] each, or of shapes that broadcast: positions
+    step         of all of them: 1 for neighbours, s for arithmetic progressions of step s, and 0 when the members
+                 between the first and the last are not known
     """
 
     first: Integers
@@ -126,15 +126,15 @@ class Pattern(Derives, ABC):
     def spans(self, query_range: tuple[int, int], length: int, head: int = 0) -> Integers:
         """Key intervals [m, 2], half-open, sorted and disjoint, that hold every key readable from the query range."""
         start, stop = query_range
-        tokens = Tokens(np.array([start]), np.array([stop - 1]), 1)
+        tokens = Ranges(np.array([start]), np.array([stop - 1]), 1)
         _, starts, stops = self.find_spans(tokens, length, head).triples()
         return np.stack([starts, stops], axis=1)
 
     def verdict(self, query_range: tuple[int, int], key_range: tuple[int, int], length: int, head: int = 0) -> Verdict:
         """What is known of the rectangle query_range x key_range, both half-open and not empty."""
         (q_start, q_stop), (k_start, k_stop) = query_range, key_range
-        queries = Tokens(np.array([q_start]), np.array([q_stop - 1]), 1)
-        keys = Tokens(np.array([k_start]), np.array([k_stop - 1]), 1)
+        queries = Ranges(np.array([q_start]), np.array([q_stop - 1]), 1)
+        keys = Ranges(np.array([k_start]), np.array([k_stop - 1]), 1)
         return Verdict(int(self.judge(queries, keys, length, head)[0]))
 
     def check_heads(self, heads: int) -> None:
@@ -152,15 +152,15 @@ class Pattern(Derives, ABC):
         """The rule on two int64 arrays of one shape."""
 
     @abstractmethod
-    def judge(self, q: Tokens, k: Tokens, length: int, head: int) -> Verdicts:
-        """int8 [...]: a verdict for each pair of token sets, of shapes that broadcast to [...]."""
+    def judge(self, q: Ranges, k: Ranges, length: int, head: int) -> Verdicts:
+        """int8 [...]: a verdict for each pair of ranges, of shapes that broadcast to [...]."""
 
-    def find_spans(self, q: Tokens, length: int, head: int) -> Intervals:
-        """Per set of queries, intervals that hold every readable key."""
+    def find_spans(self, q: Ranges, length: int, head: int) -> Intervals:
+        """Per range of queries, intervals that hold every readable key."""
         return Intervals.everything(len(q.first), length)
 
-    def find_complement_spans(self, q: Tokens, length: int, head: int) -> Intervals:
-        """Per set of queries, intervals that hold every key that some query of the set may *not* read."""
+    def find_complement_spans(self, q: Ranges, length: int, head: int) -> Intervals:
+        """Per range of queries, intervals that hold every key that some query of the range may *not* read."""
         return Intervals.everything(len(q.first), length)
 
     def signature(self, q_first: Integers, k_first: Integers) -> Integers | None:
@@ -168,7 +168,7 @@ class Pattern(Derives, ABC):
         shape with one number have equal masks. None: no such numbers are known."""
         return None
 
-    def signature_of(self, q: Tokens, k: Tokens) -> Integers | None:
+    def signature_of(self, q: Ranges, k: Ranges) -> Integers | None:
         """As `signature`, [...], for rules that must know where tiles end. Of tiles without a step, the numbers hold
         too."""
         return self.signature(q.first, k.first)
@@ -271,10 +271,10 @@ class Combination(Pattern):
     def dual(left: Any, right: Any) -> Any:
         """The other operator: what it makes of the complements is the complement of what `join` makes."""
 
-    def find_spans(self, q: Tokens, length: int, head: int) -> Intervals:
+    def find_spans(self, q: Ranges, length: int, head: int) -> Intervals:
         return reduce(self.join, [part.find_spans(q, length, head) for part in self.parts])
 
-    def find_complement_spans(self, q: Tokens, length: int, head: int) -> Intervals:
+    def find_complement_spans(self, q: Ranges, length: int, head: int) -> Intervals:
         return reduce(self.dual, [part.find_complement_spans(q, length, head) for part in self.parts])
 
     @property
@@ -300,7 +300,7 @@ class Or(Combination):
     def _allows(self, q: Integers, k: Integers, length: int, head: int) -> Booleans:
         return reduce(np.logical_or, (part._allows(q, k, length, head) for part in self.parts))
 
-    def judge(self, q: Tokens, k: Tokens, length: int, head: int) -> Verdicts:
+    def judge(self, q: Ranges, k: Ranges, length: int, head: int) -> Verdicts:
         return verdict_not(reduce(verdict_and, [verdict_not(part.judge(q, k, length, head)) for part in self.parts]))
 
     @property
@@ -326,7 +326,7 @@ class And(Combination):
     def _allows(self, q: Integers, k: Integers, length: int, head: int) -> Booleans:
         return reduce(np.logical_and, (part._allows(q, k, length, head) for part in self.parts))
 
-    def judge(self, q: Tokens, k: Tokens, length: int, head: int) -> Verdicts:
+    def judge(self, q: Ranges, k: Ranges, length: int, head: int) -> Verdicts:
         return reduce(verdict_and, [part.judge(q, k, length, head) for part in self.parts])
 
     @property
@@ -349,13 +349,13 @@ class Not(Pattern):
     def _allows(self, q: Integers, k: Integers, length: int, head: int) -> Booleans:
         return ~self.part._allows(q, k, length, head)
 
-    def judge(self, q: Tokens, k: Tokens, length: int, head: int) -> Verdicts:
+    def judge(self, q: Ranges, k: Ranges, length: int, head: int) -> Verdicts:
         return verdict_not(self.part.judge(q, k, length, head))
 
-    def find_spans(self, q: Tokens, length: int, head: int) -> Intervals:
+    def find_spans(self, q: Ranges, length: int, head: int) -> Intervals:
         return self.part.find_complement_spans(q, length, head)
 
-    def find_complement_spans(self, q: Tokens, length: int, head: int) -> Intervals:
+    def find_complement_spans(self, q: Ranges, length: int, head: int) -> Intervals:
         return self.part.find_spans(q, length, head)
 
     @property
@@ -383,13 +383,13 @@ class Follower(Pattern):
     def _allows(self, q: Integers, k: Integers, length: int, head: int) -> Booleans:
         return self._followed(head)._allows(q, k, length, head)
 
-    def judge(self, q: Tokens, k: Tokens, length: int, head: int) -> Verdicts:
+    def judge(self, q: Ranges, k: Ranges, length: int, head: int) -> Verdicts:
         return self._followed(head).judge(q, k, length, head)
 
-    def find_spans(self, q: Tokens, length: int, head: int) -> Intervals:
+    def find_spans(self, q: Ranges, length: int, head: int) -> Intervals:
         return self._followed(head).find_spans(q, length, head)
 
-    def find_complement_spans(self, q: Tokens, length: int, head: int) -> Intervals:
+    def find_complement_spans(self, q: Ranges, length: int, head: int) -> Intervals:
         return self._followed(head).find_complement_spans(q, length, head)
 
 
@@ -440,7 +440,7 @@ class Shifted(Moved):
         q, k = np.maximum(q - self.by, 0), np.maximum(k - self.by, 0)
         return inside & self.pattern._allows(q, k, length - self.by, head)
 
-    def judge(self, q: Tokens, k: Tokens, length: int, head: int) -> Verdicts:
+    def judge(self, q: Ranges, k: Ranges, length: int, head: int) -> Verdicts:
         outside = (q.last < self.by) | (k.last < self.by)
         if outside.all():
             return np.zeros(outside.shape, np.int8)
@@ -449,17 +449,17 @@ class Shifted(Moved):
         inner = np.where(straddles & (inner != Verdict.EMPTY), np.int8(Verdict.UNKNOWN), inner)
         return np.where(outside, np.int8(Verdict.EMPTY), inner)
 
-    def find_spans(self, q: Tokens, length: int, head: int) -> Intervals:
+    def find_spans(self, q: Ranges, length: int, head: int) -> Intervals:
         inside = np.flatnonzero(q.last >= self.by)
         if length <= self.by or not len(inside):
             return Intervals.nothing(len(q.first), length)
-        tokens = Tokens(q.first[inside], q.last[inside], q.step)
+        tokens = Ranges(q.first[inside], q.last[inside], q.step)
         row, start, stop = self.pattern.find_spans(self._inner(tokens), length - self.by, head).triples()
         return Intervals.build(inside[row], start + self.by, stop + self.by, len(q.first), length)
 
-    def _inner(self, tokens: Tokens) -> Tokens:
+    def _inner(self, tokens: Ranges) -> Ranges:
         step = tokens.step if tokens.step == 1 or (tokens.first >= self.by).all() else 0
-        return Tokens(np.maximum(tokens.first - self.by, 0), np.maximum(tokens.last - self.by, 0), step)
+        return Ranges(np.maximum(tokens.first - self.by, 0), np.maximum(tokens.last - self.by, 0), step)
 
     @property
     def children(self) -> tuple[Pattern, ...]:

@@ -19,8 +19,8 @@ from asterism.patterns.pattern import (
     Booleans,
     Pattern,
     PerHead,
+    Ranges,
     Shifted,
-    Tokens,
     Verdict,
     Verdicts,
     check_integer,
@@ -42,10 +42,10 @@ class Dense(Pattern):
     def _needs_no_place(self) -> bool:
         return True
 
-    def judge(self, q: Tokens, k: Tokens, length: int, head: int) -> Verdicts:
+    def judge(self, q: Ranges, k: Ranges, length: int, head: int) -> Verdicts:
         return np.full(np.broadcast_shapes(q.first.shape, k.first.shape), Verdict.FULL, np.int8)
 
-    def find_complement_spans(self, q: Tokens, length: int, head: int) -> Intervals:
+    def find_complement_spans(self, q: Ranges, length: int, head: int) -> Intervals:
         return Intervals.nothing(len(q.first), length)
 
     def signature(self, q_first: Integers, k_first: Integers) -> Integers:
@@ -59,13 +59,13 @@ class Causal(Pattern):
     def _allows(self, q: Integers, k: Integers, length: int, head: int) -> Booleans:
         return k <= q
 
-    def judge(self, q: Tokens, k: Tokens, length: int, head: int) -> Verdicts:
+    def judge(self, q: Ranges, k: Ranges, length: int, head: int) -> Verdicts:
         return verdicts(k.last <= q.first, k.first > q.last, Verdict.MIXED)
 
-    def find_spans(self, q: Tokens, length: int, head: int) -> Intervals:
+    def find_spans(self, q: Ranges, length: int, head: int) -> Intervals:
         return Intervals.one_each(np.zeros_like(q.first), q.last + 1, length)
 
-    def find_complement_spans(self, q: Tokens, length: int, head: int) -> Intervals:
+    def find_complement_spans(self, q: Ranges, length: int, head: int) -> Intervals:
         return Intervals.one_each(q.first + 1, np.full_like(q.first, length), length)
 
     def signature(self, q_first: Integers, k_first: Integers) -> Integers:
@@ -88,14 +88,14 @@ class Window(Pattern):
         distance = q - k
         return (distance >= -self.right) & (distance <= self.left)
 
-    def judge(self, q: Tokens, k: Tokens, length: int, head: int) -> Verdicts:
+    def judge(self, q: Ranges, k: Ranges, length: int, head: int) -> Verdicts:
         distances = q.first - k.last, q.last - k.first
         return judge_distances(*distances, self.left, self.right, mixed_if_contiguous(q, k))
 
-    def find_spans(self, q: Tokens, length: int, head: int) -> Intervals:
+    def find_spans(self, q: Ranges, length: int, head: int) -> Intervals:
         return Intervals.one_each(q.first - self.left, q.last + self.right + 1, length)
 
-    def find_complement_spans(self, q: Tokens, length: int, head: int) -> Intervals:
+    def find_complement_spans(self, q: Ranges, length: int, head: int) -> Intervals:
         before = Intervals.one_each(np.zeros_like(q.first), q.last - self.left, length)
         return before | Intervals.one_each(q.first + self.right + 1, np.full_like(q.first, length), length)
 
@@ -142,7 +142,7 @@ class Stride(Pattern):
     def _allows(self, q: Integers, k: Integers, length: int, head: int) -> Booleans:
         return (q - k) % self.period == 0
 
-    def judge(self, q: Tokens, k: Tokens, length: int, head: int) -> Verdicts:
+    def judge(self, q: Ranges, k: Ranges, length: int, head: int) -> Verdicts:
         nearest, furthest = q.first - k.last, q.last - k.first
         multiples = furthest // self.period - (nearest - 1) // self.period
         uniform = nearest == furthest
@@ -167,16 +167,16 @@ class Blocks(Pattern):
         distance = q // self.size - k // self.size
         return (distance >= -self.right) & (distance <= self.left)
 
-    def judge(self, q: Tokens, k: Tokens, length: int, head: int) -> Verdicts:
+    def judge(self, q: Ranges, k: Ranges, length: int, head: int) -> Verdicts:
         nearest = q.first // self.size - k.last // self.size
         furthest = q.last // self.size - k.first // self.size
         return judge_distances(nearest, furthest, self.left, self.right, mixed_if_contiguous(q, k))
 
-    def find_spans(self, q: Tokens, length: int, head: int) -> Intervals:
+    def find_spans(self, q: Ranges, length: int, head: int) -> Intervals:
         start = (q.first // self.size - self.left) * self.size
         return Intervals.one_each(start, (q.last // self.size + self.right + 1) * self.size, length)
 
-    def find_complement_spans(self, q: Tokens, length: int, head: int) -> Intervals:
+    def find_complement_spans(self, q: Ranges, length: int, head: int) -> Intervals:
         stop_before = (q.last // self.size - self.left) * self.size
         start_after = (q.first // self.size + self.right + 1) * self.size
         before = Intervals.one_each(np.zeros_like(q.first), stop_before, length)
@@ -225,7 +225,7 @@ class OneSided(Pattern):
     def members(self, length: int) -> Integers:
         """The set, sorted: int64 [members]."""
 
-    def judge_side(self, tokens: Tokens, length: int) -> Verdicts:
+    def judge_side(self, tokens: Ranges, length: int) -> Verdicts:
         """int8 [sets]: FULL for token sets all in the set, EMPTY for those without a member of it."""
         inside = self.count_below(tokens.last + 1, length) - self.count_below(tokens.first, length)
         full = inside == tokens.last - tokens.first + 1
@@ -241,7 +241,7 @@ class KeySet(OneSided):
     def _needs_no_place(self) -> bool:
         return True
 
-    def judge(self, q: Tokens, k: Tokens, length: int, head: int) -> Verdicts:
+    def judge(self, q: Ranges, k: Ranges, length: int, head: int) -> Verdicts:
         verdict = self.judge_side(k, length)
         return np.broadcast_to(verdict, np.broadcast_shapes(q.first.shape, verdict.shape))
 
@@ -252,15 +252,15 @@ class QuerySet(OneSided):
     def _allows(self, q: Integers, k: Integers, length: int, head: int) -> Booleans:
         return self.contains(q, length)
 
-    def judge(self, q: Tokens, k: Tokens, length: int, head: int) -> Verdicts:
+    def judge(self, q: Ranges, k: Ranges, length: int, head: int) -> Verdicts:
         verdict = self.judge_side(q, length)
         return np.broadcast_to(verdict, np.broadcast_shapes(verdict.shape, k.first.shape))
 
-    def find_spans(self, q: Tokens, length: int, head: int) -> Intervals:
+    def find_spans(self, q: Ranges, length: int, head: int) -> Intervals:
         some = self.count_below(q.last + 1, length) > self.count_below(q.first, length)
         return Intervals.one_each(np.zeros_like(q.first), np.where(some, length, 0), length)
 
-    def find_complement_spans(self, q: Tokens, length: int, head: int) -> Intervals:
+    def find_complement_spans(self, q: Ranges, length: int, head: int) -> Intervals:
         inside = self.count_below(q.last + 1, length) - self.count_below(q.first, length)
         return Intervals.one_each(np.zeros_like(q.first), np.where(inside <= q.last - q.first, length, 0), length)
 
@@ -283,7 +283,7 @@ class Columns(KeySet):
         cells = np.arange(-(-length // self.period))[:, None] * self.period + self.first + np.arange(self.count)
         return cells[cells < length]
 
-    def judge(self, q: Tokens, k: Tokens, length: int, head: int) -> Verdicts:
+    def judge(self, q: Ranges, k: Ranges, length: int, head: int) -> Verdicts:
         if not k.step or k.step % self.period:
             return super().judge(q, k, length, head)
         inside = np.broadcast_to(self.contains(k.first, length), np.broadcast_shapes(q.first.shape, k.first.shape))
@@ -342,7 +342,7 @@ class GlobalKeys(TokenSet, KeySet):
     positions: tuple[int, ...]
     block: int = 1
 
-    def find_spans(self, q: Tokens, length: int, head: int) -> Intervals:
+    def find_spans(self, q: Ranges, length: int, head: int) -> Intervals:
         starts, stops, _ = self._intervals(length)
         rows = len(q.first)
         if len(starts) > _MANY_RUNS:
@@ -452,6 +452,6 @@ def judge_distances(nearest: Integers, furthest: Integers, left: int, right: int
     return verdicts(full, empty, otherwise)
 
 
-def mixed_if_contiguous(q: Tokens, k: Tokens) -> Verdict:
+def mixed_if_contiguous(q: Ranges, k: Ranges) -> Verdict:
     """MIXED when the extremes of two ranges are known to be reached step by step, else UNKNOWN."""
     return Verdict.MIXED if q.step == 1 and k.step == 1 else Verdict.UNKNOWN

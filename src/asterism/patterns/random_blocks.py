@@ -8,7 +8,7 @@ import numpy as np
 
 from asterism.errors import PatternError, shown
 from asterism.patterns.intervals import Integers, Intervals
-from asterism.patterns.pattern import MOST_HEADS, Booleans, Pattern, Tokens, Verdicts, check_integer, verdicts
+from asterism.patterns.pattern import MOST_HEADS, Booleans, Pattern, Ranges, Verdicts, check_integer, verdicts
 from asterism.patterns.primitives import mixed_if_contiguous, positions_of
 
 _NO_BLOCK = 2**62
@@ -46,7 +46,7 @@ class RandomBlocks(Pattern):
             result |= drawn[:, choice][q // self.block] == key_block
         return result
 
-    def judge(self, q: Tokens, k: Tokens, length: int, head: int) -> Verdicts:
+    def judge(self, q: Ranges, k: Ranges, length: int, head: int) -> Verdicts:
         drawn = self.drawn(length, head, int(q.last.max(initial=0)))
         first, last = np.broadcast_arrays(q.first // self.block, q.last // self.block, k.first)[:2]
         k_first, k_last = k.first // self.block, k.last // self.block
@@ -58,7 +58,7 @@ class RandomBlocks(Pattern):
         area = (last - first + 1) * (k_last - k_first + 1)
         return verdicts(hits == area, hits == 0, mixed_if_contiguous(q, k))
 
-    def find_spans(self, q: Tokens, length: int, head: int) -> Intervals:
+    def find_spans(self, q: Ranges, length: int, head: int) -> Intervals:
         drawn = self.drawn(length, head, int(q.last.max(initial=0)))
         row, query_block = Intervals.one_each(q.first // self.block, q.last // self.block + 1, len(drawn)).points()
         chosen = drawn[query_block]

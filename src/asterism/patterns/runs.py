@@ -13,7 +13,7 @@ import numpy as np
 from asterism.errors import PatternError, shown
 from asterism.memo import cached_property
 from asterism.patterns.intervals import Integers, Intervals
-from asterism.patterns.pattern import GREATEST, Tokens
+from asterism.patterns.pattern import GREATEST, Ranges
 
 _MOST_RUNS = 2**24
 """The most runs of a set, 400 MiB of numbers."""
@@ -114,7 +114,7 @@ class Runs:
         """The run that holds each member."""
         return np.searchsorted(self.before, members, side="right") - 1
 
-    def pieces(self, members: Tokens) -> CutPieces:
+    def pieces(self, members: Ranges) -> CutPieces:
         """Sets of members, given by their numbers, as sets of positions in one run each."""
         if (whole := self._uncut(members)) is not None:
             return whole
@@ -132,7 +132,7 @@ class Runs:
         step = np.where(first == last, 1, members.step * self.step[run])
         return CutPieces(row, self.places(first), self.places(last), step, members.step > 0 or len(row) == rows)
 
-    def hulls(self, members: Tokens) -> CutPieces:
+    def hulls(self, members: Ranges) -> CutPieces:
         """Sets of members as one piece each, of which the first and the last position are known."""
         whole = self._uncut(members)
         if whole is not None:
@@ -144,7 +144,7 @@ class Runs:
             step = members.step * self.step[self.run_of(members.first)]
         return CutPieces(np.arange(len(first)), first, last, step, True)
 
-    def _uncut(self, members: Tokens) -> CutPieces | None:
+    def _uncut(self, members: Ranges) -> CutPieces | None:
         """Sets of members as progressions of positions, where the runs are such that all of them are."""
         step = self.comb_step(members.step)
         if step is None:

@@ -16,7 +16,7 @@ from asterism.compiler.terms import concrete, terms_of
 from asterism.errors import PatternError
 from asterism.patterns.documents import Documents
 from asterism.patterns.intervals import Integers, Intervals, covered_below, within
-from asterism.patterns.pattern import And, Booleans, Not, Or, Pattern, PerHead, Shifted, Tokens
+from asterism.patterns.pattern import And, Booleans, Not, Or, Pattern, PerHead, Ranges, Shifted
 from asterism.patterns.primitives import Columns, Dense, KeySet, OneSided, Stride
 from asterism.patterns.text import parse
 
@@ -94,8 +94,8 @@ class QueryRuns:
         return QueryRuns(at, at + 1, np.repeat(self.group[chosen], sizes), self.groups)
 
     @property
-    def tokens(self) -> Tokens:
-        return Tokens(self.start, self.stop - 1, 1)
+    def ranges(self) -> Ranges:
+        return Ranges(self.start, self.stop - 1, 1)
 
 
 def needed(found: Sequence[Term], blocks: QueryRuns, length: int) -> Intervals:
@@ -107,7 +107,7 @@ def needed(found: Sequence[Term], blocks: QueryRuns, length: int) -> Intervals:
 
 
 def _needed_by_term(term: Term, blocks: QueryRuns, length: int) -> Intervals:
-    row, start, stop = term.rule.find_spans(blocks.tokens, length, term.heads[0]).triples()
+    row, start, stop = term.rule.find_spans(blocks.ranges, length, term.heads[0]).triples()
     reached = Intervals.build(blocks.group[row], start, stop, blocks.groups, length)
     for starts, stops in named_keys(term.rule, length):
         reached = restricted(reached, starts, stops)
@@ -118,7 +118,7 @@ def readable(found: Sequence[Term], blocks: QueryRuns, length: int) -> Integers:
     """int64 [blocks]: at least as many keys as the queries of each block can read, and at most all."""
     count = np.zeros(len(blocks), np.int64)
     for term in found if len(blocks) and length else ():
-        row, start, stop = term.rule.find_spans(blocks.tokens, length, term.heads[0]).triples()
+        row, start, stop = term.rule.find_spans(blocks.ranges, length, term.heads[0]).triples()
         read = stop - start
         for starts, stops in named_keys(term.rule, length):
             read = np.minimum(read, covered_below(starts, stops, stop) - covered_below(starts, stops, start))
