@@ -142,11 +142,11 @@ class _OfPart(Pattern):
 class KeysOfPart(_OfPart, KeySet):
     """Keys of a part that all its queries read."""
 
-    def signature_of(self, q: Ranges, k: Ranges) -> Integers | None:
+    def signature(self, q: Ranges, k: Ranges) -> Integers | None:
         """int64 [...]: as that of a pattern, for pairs of tiles of a part."""
         if len(self.tokens.start) != 1:
             return None
-        return self.inner.signature(q.first, self.tokens.places(k.first))
+        return self.inner.signature(q, Ranges(self.tokens.places(k.first), self.tokens.places(k.last), 0))
 
 
 class QueriesOfPart(_OfPart, QuerySet):

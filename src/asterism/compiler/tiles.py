@@ -142,7 +142,7 @@ class Tiling:
         result = _pair(self.queries.shape[row], self.keys.shape[column])
         for leaf in _leaves(self.rule):
             verdict = replace(self, rule=leaf)._judge(row, column)
-            own = leaf.signature_of(q, k)
+            own = leaf.signature(q, k)
             own = np.arange(len(row)) if own is None else own
             final = (verdict == Verdict.FULL) | (verdict == Verdict.EMPTY)
             result = _pair(result, _pair(np.where(final, verdict, Verdict.UNKNOWN), np.where(final, 0, own)))

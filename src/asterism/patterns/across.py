@@ -46,14 +46,14 @@ class Across(Moved):
     def find_complement_spans(self, q: Ranges, length: int, head: int) -> Intervals:
         return self.inner.find_complement_spans(self._placed(q), length, head)
 
-    def signature(self, q_first: Integers, k_first: Integers) -> Integers | None:
-        own = self.inner.signature(self.places(q_first), k_first)
+    def signature(self, q: Ranges, k: Ranges) -> Integers | None:
+        own = self.inner.signature(self._placed(q), k)
         if own is None or self.step.denominator == 1:
             return own
         # Where the places of a tile lie follows from the first one and from what its floor cut off. Distinct signatures
         # are counted, because the signatures themselves may be too large for a product.
         counted: Integers = np.unique(own, return_inverse=True)[1]
-        return counted * self.step.denominator + q_first * self.step.numerator % self.step.denominator
+        return counted * self.step.denominator + q.first * self.step.numerator % self.step.denominator
 
     def _placed(self, queries: Ranges) -> Ranges:
         return Ranges(self.places(queries.first), self.places(queries.last), self._step_of_places(queries.step))

@@ -153,8 +153,8 @@ class Grid(Pattern):
         piece = np.broadcast_to(np.arange(len(first_row))[:, None], inside.shape)
         return piece[inside], start[inside], stop[inside]
 
-    def signature(self, q_first: Integers, k_first: Integers) -> Integers:
-        return (q_first - k_first) * self.values_per_row + q_first % self.values_per_row
+    def signature(self, q: Ranges, k: Ranges) -> Integers:
+        return (q.first - k.first) * self.values_per_row + q.first % self.values_per_row
 
 
 def grid(width: int, radius: int | Sequence[int], dilation: int = 1, channels: int = 1) -> Pattern:

@@ -79,13 +79,13 @@ class Part(Moved):
     def find_complement_spans(self, q: Ranges, length: int, head: int) -> Intervals:
         return self._spans(q, length, head, is_complement=True)
 
-    def signature_of(self, q: Ranges, k: Ranges) -> Integers | None:
-        """As `signature`, [...]: the inner pattern's where both tiles lie in one run each, else one of its own."""
+    def signature(self, q: Ranges, k: Ranges) -> Integers | None:
+        """As of any pattern, [...]: the inner one's where both tiles lie in one run each, else one of its own."""
         steps = self.queries.run_of(q.first), self.keys.run_of(k.first)
         uncut = (steps[0] == self.queries.run_of(q.last)) & (steps[1] == self.keys.run_of(k.last))
         if self.queries.comb_step(q.step) and self.keys.comb_step(k.step):
             uncut = np.ones_like(uncut)
-        own = self.inner.signature_of(
+        own = self.inner.signature(
             Ranges(self.queries.places(q.first), self.queries.places(q.last), 0),
             Ranges(self.keys.places(k.first), self.keys.places(k.last), 0),
         )

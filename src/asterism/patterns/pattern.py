@@ -163,15 +163,10 @@ class Pattern(Derives, ABC):
         """Per range of queries, intervals that hold every key that some query of the range may *not* read."""
         return Intervals.everything(len(q.first), length)
 
-    def signature(self, q_first: Integers, k_first: Integers) -> Integers | None:
-        """int64 [...]: a number per pair of tiles, given by their first tokens, which broadcast to [...]: tiles of one
-        shape with one number have equal masks. None: no such numbers are known."""
+    def signature(self, q: Ranges, k: Ranges) -> Integers | None:
+        """int64 [...]: a number per pair of tiles, given as ranges that broadcast to [...]: tiles of one shape with one
+        number have equal masks, whether their step is known or not. None: no such numbers are known."""
         return None
-
-    def signature_of(self, q: Ranges, k: Ranges) -> Integers | None:
-        """As `signature`, [...], for rules that must know where tiles end. Of tiles without a step, the numbers hold
-        too."""
-        return self.signature(q.first, k.first)
 
     @property
     def children(self) -> tuple["Pattern", ...]:

@@ -48,8 +48,8 @@ class Dense(Pattern):
     def find_complement_spans(self, q: Ranges, length: int, head: int) -> Intervals:
         return Intervals.nothing(len(q.first), length)
 
-    def signature(self, q_first: Integers, k_first: Integers) -> Integers:
-        return np.zeros_like(q_first)
+    def signature(self, q: Ranges, k: Ranges) -> Integers:
+        return np.zeros_like(q.first)
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -68,8 +68,8 @@ class Causal(Pattern):
     def find_complement_spans(self, q: Ranges, length: int, head: int) -> Intervals:
         return Intervals.one_each(q.first + 1, np.full_like(q.first, length), length)
 
-    def signature(self, q_first: Integers, k_first: Integers) -> Integers:
-        return q_first - k_first
+    def signature(self, q: Ranges, k: Ranges) -> Integers:
+        return q.first - k.first
 
     @property
     def is_causal(self) -> bool:
@@ -99,8 +99,8 @@ class Window(Pattern):
         before = Intervals.one_each(np.zeros_like(q.first), q.last - self.left, length)
         return before | Intervals.one_each(q.first + self.right + 1, np.full_like(q.first, length), length)
 
-    def signature(self, q_first: Integers, k_first: Integers) -> Integers:
-        return q_first - k_first
+    def signature(self, q: Ranges, k: Ranges) -> Integers:
+        return q.first - k.first
 
     @property
     def is_causal(self) -> bool:
@@ -152,8 +152,8 @@ class Stride(Pattern):
         full = (uniform & same_residue) if self.period > 1 else np.ones_like(uniform)
         return verdicts(full, (multiples == 0) | (uniform & ~same_residue), mixed_if_contiguous(q, k))
 
-    def signature(self, q_first: Integers, k_first: Integers) -> Integers:
-        return (q_first - k_first) % self.period
+    def signature(self, q: Ranges, k: Ranges) -> Integers:
+        return (q.first - k.first) % self.period
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -182,8 +182,8 @@ class Blocks(Pattern):
         before = Intervals.one_each(np.zeros_like(q.first), stop_before, length)
         return before | Intervals.one_each(start_after, np.full_like(q.first, length), length)
 
-    def signature(self, q_first: Integers, k_first: Integers) -> Integers:
-        return (q_first - k_first) * self.size + q_first % self.size
+    def signature(self, q: Ranges, k: Ranges) -> Integers:
+        return (q.first - k.first) * self.size + q.first % self.size
 
 
 def stride(period: int) -> Pattern:
@@ -289,8 +289,8 @@ class Columns(KeySet):
         inside = np.broadcast_to(self.contains(k.first, length), np.broadcast_shapes(q.first.shape, k.first.shape))
         return verdicts(inside, ~inside, Verdict.UNKNOWN)
 
-    def signature(self, q_first: Integers, k_first: Integers) -> Integers:
-        return k_first % self.period
+    def signature(self, q: Ranges, k: Ranges) -> Integers:
+        return k.first % self.period
 
 
 class TokenSet(OneSided):
