@@ -33,7 +33,7 @@ COMPILED_LENGTHS = (1, 2, 7, 63, 64, 65, 100, 257, 1000)
 COMPILED_TILES = (16, 32, 64, 128)
 DRAWN_AT_RANDOM = [
     rule("random_blocks", block=8, count=3, heads=3),
-    rule("random_blocks", block=5, count=2, earlier=True, window=1, avoid=(0,)),
+    rule("random_blocks", block=5, count=2, earlier=True, window_blocks=3, avoid=(0,)),
     rule("bigbird", block=16),
     rule("bigbird", block=10, window_blocks=5, random=2, globals=(0, 3, -1), heads=2),
     rule("bigbird_etc", block=9, random=2, globals=11),
