@@ -108,7 +108,10 @@ class _Bound(NamedTuple):
 
 
 def most_living(pattern: Pattern) -> int | None:
-    """At most so many keys are alive at a time, the present token's included; None where they become ever more."""
+    """The most keys that are alive at a time, the present token's included; None if their number grows without bound.
+
+    An upper bound, from the rule: of `window(left=3)` four, and of `fixed(8, summary=2)` None, as summaries stay.
+    """
     bound = _bound(pattern)
     return None if bound is None else bound.most_living
 

@@ -1,7 +1,8 @@
 """A part of a sequence, leaf by leaf: most rules, asked of some queries and keys, are rules of their numbers.
 
 Then a part has plans as good as those of the whole: its unions have terms, keys that all read are gathered, and a
-window over neighbours is a window.
+window over neighbours is a window. Of `window(left=2) | global_keys(5)`, queries 8 to 11 and keys 4 to 11 are numbers
+0 to 3 and 0 to 7: the window reads the keys from 2 to 4 numbers after the query's, and the global key is number 1.
 """
 
 import math
@@ -44,6 +45,7 @@ def asked_of(around: Part, inner: Pattern) -> Pattern:
 def _in_documents(around: Part, inner: Documents) -> Pattern:
     """The rule of the one document that the part is of; else a leaf in documents is a leaf of the sequence, and the key
     in the same document as the query."""
+    # Documents of 5 and 6 tokens: a part of positions 6 to 9 is of the second one alone, where they are 1 to 4.
     starts, stops = inner.bounds
     first = min(int(runs.start[:1].sum()) for runs in (around.queries, around.keys))
     own = int(np.searchsorted(stops, first, side="right"))

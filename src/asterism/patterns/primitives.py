@@ -13,7 +13,7 @@ import numpy as np
 
 from asterism.errors import PatternError, shown
 from asterism.memo import cached_property
-from asterism.patterns.intervals import Integers, Intervals
+from asterism.patterns.intervals import Integers, Intervals, covered_below
 from asterism.patterns.pattern import (
     MOST_HEADS,
     Booleans,
@@ -300,18 +300,15 @@ class TokenSet(OneSided):
     block: int
 
     def contains(self, tokens: Integers, length: int) -> Booleans:
-        starts, stops, _ = self._intervals(length)
+        starts, stops = self._intervals(length)
         at = np.searchsorted(starts, tokens, side="right") - 1
         return (at >= 0) & (tokens < np.append(stops, 0)[at])
 
     def count_below(self, tokens: Integers, length: int) -> Integers:
-        starts, stops, before = self._intervals(length)
-        at = np.searchsorted(starts, tokens, side="right") - 1
-        inside = np.minimum(tokens, np.append(stops, 0)[at]) - np.append(starts, 0)[at]
-        return np.where(at >= 0, np.append(before, 0)[at] + inside, 0)
+        return covered_below(*self._intervals(length), tokens)
 
     def members(self, length: int) -> Integers:
-        starts, stops, _ = self._intervals(length)
+        starts, stops = self._intervals(length)
         return Intervals.build(np.zeros_like(starts), starts, stops, 1, length).points()[1]
 
     def unstable_part(self) -> Pattern | None:
@@ -322,8 +319,8 @@ class TokenSet(OneSided):
         """The positions in ascending order: of a hundred thousand they are asked for as often as tiles are judged."""
         return np.unique(np.asarray(self.positions, np.int64))
 
-    def _intervals(self, length: int) -> tuple[Integers, Integers, Integers]:
-        """Starts and stops of the members' runs, and how many members stand before each run.
+    def _intervals(self, length: int) -> tuple[Integers, Integers]:
+        """Starts and stops of the members' runs, int64 [runs] each, ascending.
 
         Runs are whole, also beyond the length: there a query may stand that comes from another sequence.
         """
@@ -331,9 +328,7 @@ class TokenSet(OneSided):
         if len(numbers) and numbers[0] < 0:
             numbers = np.unique(np.where(numbers < 0, numbers + n_blocks, numbers))
         starts = numbers[(numbers >= 0) & (numbers < _FAR // self.block)] * self.block
-        stops = starts + self.block
-        before: Integers = np.arange(len(starts)) * self.block
-        return starts, stops, before
+        return starts, starts + self.block
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -343,7 +338,7 @@ class GlobalKeys(TokenSet, KeySet):
     block: int = 1
 
     def find_spans(self, q: Ranges, length: int, head: int) -> Intervals:
-        starts, stops, _ = self._intervals(length)
+        starts, stops = self._intervals(length)
         rows = len(q.first)
         if len(starts) > _MANY_RUNS:
             return Intervals.one_each(np.full(rows, starts[0]), np.full(rows, stops[-1]), length)
