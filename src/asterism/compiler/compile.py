@@ -1,7 +1,7 @@
 """From a rule to a plan.
 
     rule -> a union of terms -> a layout for each term -> per layout, the tiles that hold an allowed pair -> masks
-            terms.py            layout.py, parts.py       tiles.py                                       tables.py
+            terms.py            layout.py, bands.py       tiles.py                                       tables.py
 
 Terms with equal layouts share a pass, and each pass leaves out what earlier passes hold, so that no pair counts twice.
 """
@@ -12,9 +12,10 @@ from operator import or_
 
 import numpy as np
 
+from asterism.compiler.bands import Bands
 from asterism.compiler.cost import TILE_SIZES, tile_cost
 from asterism.compiler.join import join
-from asterism.compiler.layout import Bands, KeySubset, Layout, Natural, QuerySubset, Reordered, Residues, Tiles
+from asterism.compiler.layout import KeySubset, Layout, Natural, QuerySubset, Reordered, Residues, Tiles
 from asterism.compiler.parts import ResiduesOfPart, SortedPart
 from asterism.compiler.plan import Indices, Pass, Plan
 from asterism.compiler.tables import BitMasks, list_offsets
