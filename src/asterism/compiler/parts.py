@@ -111,7 +111,12 @@ def _progressions(around: Part) -> tuple[int, int] | None:
 
 @dataclass(frozen=True, eq=False, repr=False)
 class _OfPart(Pattern):
-    """A one-sided rule, or one in documents, asked of the tokens of a part by their numbers."""
+    """A one-sided rule, or one in documents, asked of the tokens of a part by their numbers.
+
+    inner   the rule, of positions
+    whole   how many tokens the sequence has
+    tokens  at which positions the tokens of the part stand
+    """
 
     inner: Pattern
     whole: int
