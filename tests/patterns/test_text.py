@@ -262,18 +262,18 @@ def test_arguments_are_read_under_the_names_that_they_had(older, today):
 
 
 @pytest.mark.parametrize(
-    ("text", "message"),
+    ("text", "code", "value"),
     [
-        ("bigbird(window=2)", "bigbird: window_blocks .* must be odd, got 2"),
-        ("bigbird(window=3, window_blocks=3)", "bigbird got the argument 'window_blocks' twice"),
-        ("random_blocks(8, 3, window=-2)", "random_blocks: window_blocks must be at least 0, got -3"),
-        ("random_blocks(8, 3, window=True)", "random_blocks: window_blocks must be a whole number, got True"),
-        ("random_blocks(8, 3, 0, 1, False, 1)", "random_blocks: too many positional arguments"),
-        ("fixed(8, window=2)", "fixed has no argument 'window'"),
+        ("bigbird(window=2)", "window-even", "2"),
+        ("bigbird(window=3, window_blocks=3)", "argument-twice", "window_blocks"),
+        ("random_blocks(8, 3, window=-2)", "below-minimum", "-3"),
+        ("random_blocks(8, 3, window=True)", "not-a-whole-number", "True"),
+        ("random_blocks(8, 3, 0, 1, False, 1)", "bad-argument", "positional"),
+        ("fixed(8, window=2)", "unknown-argument", "window"),
     ],
 )
-def test_arguments_under_the_names_that_they_had_are_checked(text, message):
-    with pytest.raises(PatternError, match=message):
+def test_arguments_under_the_names_that_they_had_are_checked(text, code, value):
+    with refusing(PatternError, code, value):
         patterns.parse(text)
 
 
