@@ -313,10 +313,10 @@ def asked_as_on_a_gpu(group: dist.ProcessGroup) -> list[list[str]]:
             words, tokens = {"pattern": said[group.rank()]}, (group.rank(), 5)
             read: list[Any] = []
             line = told(
-                lambda w=words, r=read, t=tokens: r.append(agreement.agree(context, w, t, None, wants_tokens=False))
+                lambda w=words, r=read, t=tokens: r.append(agreement.agree(context, w, t, None, wants_numbers=False))
             )
             found.append([line, str([None if one is None else one.tolist() for one in read])])
-        assert agreement.agree(context, {"pattern": "one"}, (group.rank(), 5), None, wants_tokens=True) is not None
+        assert agreement.agree(context, {"pattern": "one"}, (group.rank(), 5), None, wants_numbers=True) is not None
     finally:
         agreement._reading_waits = REALLY_WAITS
     return found

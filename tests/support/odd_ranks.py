@@ -1,4 +1,5 @@
-"""Calls of models that share a sequence, in which one rank alone is given something wrong (gloo.py)."""
+"""Calls of models that share a sequence, in which one rank alone is given something wrong: over gloo (gloo.py), and
+many more of them in threads (ranks_in_threads.py)."""
 
 import time
 from collections.abc import Callable, Iterator
@@ -7,6 +8,7 @@ from typing import Any, NamedTuple
 import torch
 import torch.distributed as dist
 import transformers
+from ranks_in_threads import in_threads
 from sharded_models import SIZES, VOCABULARY, causal, drawn, encoder, llama
 from transformers import PreTrainedModel
 
@@ -167,3 +169,120 @@ def _answer(call: Callable[[], Any]) -> Answer:
     except AsterismError as error:
         return Answer(str(error), time.monotonic())
     return Answer("nothing", time.monotonic())
+
+
+# --- in threads ------------------------------------------------------------------------------------------------------
+
+Change = dict[str, Any] | Callable[[dict[str, Any]], dict[str, Any]]
+"""What the odd rank is given instead, by name, or as a function of what all are given; None leaves an argument out."""
+
+MASK = {"attention_mask": torch.ones(ROWS, TOKENS)}
+WIDTH = SIZES["hidden_size"]
+
+
+def targets(change: Callable[[torch.Tensor], Any]) -> Callable[[dict[str, Any]], dict[str, Any]]:
+    return lambda given: {name: change(given[name]) for name in TARGETS if name in given}
+
+
+CHANGES: dict[str, Change] = {
+    "no tokens": {"input_ids": None},
+    "tokens of other rows": {"input_ids": drawn(ROWS + 1, TOKENS)},
+    "tokens without rows": {"input_ids": drawn(1, TOKENS)[0]},
+    "too many tokens": {"input_ids": drawn(ROWS, 100)},
+    "tokens and embeddings": {"inputs_embeds": torch.zeros(ROWS, TOKENS, WIDTH)},
+    "narrow embeddings": {"input_ids": None, "inputs_embeds": torch.zeros(ROWS, TOKENS, 7)},
+    "wide embeddings": {"input_ids": None, "inputs_embeds": torch.zeros(ROWS, TOKENS, WIDTH).double()},
+    "types": {"token_type_ids": torch.full((ROWS, TOKENS), 5)},
+    "types of fewer tokens": {"token_type_ids": torch.ones(ROWS, TOKENS - 1, dtype=torch.int64)},
+    "a mask": MASK,
+    "positions": {"position_ids": torch.zeros(ROWS, TOKENS)},
+    "positions of more tokens": {"position_ids": torch.zeros(ROWS, TOKENS + 1, dtype=torch.int64)},
+    "positions in a list": {"position_ids": [0, 1, 2, 3]},
+    "borders": {"cu_seqlens": [0, 2, 8]},
+    "a cache": {"use_cache": True},
+    "attention weights": {"output_attentions": True},
+    "an unknown argument": {"depth": 3},
+    "items": {"num_items_in_batch": 5},
+    "an ignored word": {"ignore_index": "none"},
+    "smooth labels": {"label_smoothing": 3.0},
+    "broken labels": targets(lambda labels: labels * 1.5),
+    "labels in a list": targets(lambda labels: labels.tolist()),
+    "labels of more axes": targets(lambda labels: labels[..., None]),
+    "some targets": lambda given: dict.fromkeys(["next_sentence_label", "end_positions"]),
+    "broken ends": {"end_positions": torch.tensor([1.0, 2.0])},
+    "fewer logits": {"logits_to_keep": 2},
+    "wrong logits": {"logits_to_keep": torch.tensor([77])},
+}
+MASKED: dict[str, Change] = {
+    "scores for a mask": {"attention_mask": torch.full((ROWS, TOKENS), -1e9)},
+    "a mask of pairs": {"attention_mask": torch.ones(ROWS, 1, TOKENS, TOKENS)},
+    "a hole": {"attention_mask": torch.tensor([[1, 1, 1, 1], [0, 1, 1, 1]])},
+    "no mask": {"attention_mask": None},
+}
+PLACED: dict[str, Change] = {
+    "a place too far": {"places": torch.tensor([[0, 9], [1, 2]])},
+    "places of one row": {"places": torch.tensor([[0, 1]])},
+    "no places": {"places": None},
+}
+WRITTEN: dict[str, Change] = {
+    "a mask of another target": {"decoder_attention_mask": torch.ones(ROWS, TOKENS + 1)},
+    "no target": {"decoder_input_ids": None},
+    "a target of other rows": {"decoder_input_ids": drawn(ROWS + 1, TOKENS)},
+    "what an encoder gave": {"encoder_outputs": (torch.zeros(ROWS, TOKENS, WIDTH),)},
+}
+BORDERS: dict[str, Change] = {
+    "other borders": {"cu_seqlens": [0, 2, 8]},
+    "borders that fall": {"cu_seqlens": [0, 5, 3, 8]},
+    "too few borders": {"cu_seqlens": [0, 3]},
+    "broken borders": {"cu_seqlens": torch.tensor([0.0, 3.0, 8.0])},
+    "no borders": {"cu_seqlens": None},
+}
+GENERATED: dict[str, Change] = {
+    "more tokens": {"max_new_tokens": 5},
+    "no end": {"max_new_tokens": None},
+    "samples": {"do_sample": True, "seed": 3},
+    "another end": {"eos_token_id": 3},
+    "another mask": {"attention_mask": torch.ones(ROWS, TOKENS + 1)},
+    "beams": {"num_beams": 3},
+    "a thing for a cache": {"past_key_values": 3},
+    "no prompt": {"input_ids": None},
+}
+
+
+class ThreadCase(NamedTuple):
+    """A callable model, what all ranks give it, and what the odd one gives instead, by name."""
+
+    make: Callable[[], Any]
+    given: dict[str, Any]
+    changes: dict[str, Change]
+
+
+PLACES = {"places": torch.tensor([[0, 1], [1, 2]]), "labels": torch.tensor([[3, 4], [5, 6]])}
+
+IN_THREADS: dict[str, ThreadCase] = {
+    **{head: ThreadCase(make, given, CHANGES) for head, (make, given) in HEADS.items()},
+    **{f"{head}, masked": ThreadCase(make, given | MASK, MASKED) for head, (make, given) in HEADS.items()},
+    "fourier": ThreadCase(lambda: encoder("fourier()"), token_labels("labels"), CHANGES),
+    "backbone": ThreadCase(lambda: causal().model, {"input_ids": rows_of_tokens()}, CHANGES),
+    "no targets": ThreadCase(causal, {"input_ids": rows_of_tokens()}, {"wrong logits": CHANGES["wrong logits"]}),
+    "places": ThreadCase(HEADS["masked"][0], HEADS["masked"][1] | PLACES, PLACED),
+    "target": ThreadCase(written, HEADS["writer"][1] | {"decoder_attention_mask": torch.ones(ROWS, TOKENS)}, WRITTEN),
+    "documents": ThreadCase(causal, HEADS["causal"][1] | {"cu_seqlens": [0, 3, 8]}, BORDERS),
+    "generation": ThreadCase(
+        lambda: causal().generate, {"input_ids": rows_of_tokens(), "max_new_tokens": 3}, GENERATED
+    ),
+}
+
+
+def in_each_thread(name: str, change: str, ranks: int, odd: int) -> list[Any]:
+    """What each rank returned or raised, of the case of that name, where the odd one's arguments are changed."""
+    made, given, changes = IN_THREADS[name]
+    model, instead = made(), changes[change]
+    more = instead(given) if callable(instead) else instead
+
+    def call(context: Any) -> None:
+        mine = given | more if context.rank == odd else given
+        model(**{key: x for key, x in mine.items() if x is not None})
+
+    with torch.no_grad():
+        return in_threads(ranks, call)

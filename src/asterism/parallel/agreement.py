@@ -1,21 +1,25 @@
-"""What ranks must have in common before rows of attention move, told in a few numbers at the start of each call.
+"""What ranks must have in common before anything is exchanged, told in a few numbers.
 
 A rank that was asked for something else would send rows that nobody waits for, and wait for rows that nobody sends. So
-every rank says in 32 bytes what it was asked: a digest of it in words, and how many tokens it has. Only where digests
-differ do the words follow. A rank whose own arguments are wrong says that, so that no other waits for it.
+before ranks exchange anything, every rank says in 32 bytes what it was asked: a digest of it in words, and two numbers.
+Only where digests differ do the words follow. A rank that cannot go on says that, so that no other waits for it: at
+once where a call of attention is by itself, and else where the others next agree, at the latest at the end of what they
+do `together`, such as a call of a model. Only of an error amid an exchange (`exchanging`) nobody can be told.
 
-Why no order of calls can part the ranks: the numbers are exchanged in every call, by every rank. What a rank decides by
-itself is only whether it reads them. On a CPU that is free, and it always does: all of them then see the same numbers
-and go on, or say their words, together. On a GPU reading waits for all that was computed before. There, and only where
-the group has no backend for the CPU, a rank reads where what it is asked is new to it in this group; otherwise the GPU
-compares, and stops with an assertion where digests differ, before rows that do not fit are waited for. Whether a rank
-reads is among the numbers: the words follow only where all ranks do.
+Why no order of calls can part the ranks: the numbers are exchanged each time, by every rank, whatever is agreed on.
+What a rank decides by itself is only whether it reads them. On a CPU that is free, and it always does: all of them then
+see the same numbers and go on, or say their words, together. On a GPU reading waits for all that was computed before.
+There, and only where the group has no backend for the CPU, a rank reads where what it is asked is new to it in this
+group; otherwise the GPU compares, and stops with an assertion where digests differ, before rows that do not fit are
+waited for. Whether a rank reads is among the numbers: the words follow only where all ranks do.
 """
 
 import hashlib
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from itertools import zip_longest
+from contextvars import ContextVar
+from dataclasses import dataclass, field
 from weakref import WeakKeyDictionary
 
 import torch
@@ -42,53 +46,133 @@ class LostRankError(AsterismError, RuntimeError):
     """Another rank has ended, or has not come to a call within the time that the group waits."""
 
 
+@dataclass
+class _Call:
+    """What ranks do together: `words` say what they were asked, `is_settled` that nobody need be told of an error."""
+
+    words: dict[str, str] = field(default_factory=dict)
+    is_settled: bool = False
+
+
+_CALL: ContextVar[_Call | None] = ContextVar("call", default=None)
+
+
+@contextmanager
+def together(context: SequenceParallel, device: torch.device, words: Mapping[str, str]) -> Iterator[None]:
+    """Around what ranks do together, such as a call of a model, of which `words` say by name what this rank was asked.
+
+    A rank that raises an error says so where the others next agree, and these raise ConfigurationError. At the end all
+    agree that it is over. Within another such body it does nothing.
+    """
+    if _CALL.get() is not None:
+        yield
+        return
+    call = _Call(dict(words))
+    token = _CALL.set(call)
+    try:
+        yield
+        agree(context, {"call": "at its end"}, (0, 0), device, wants_numbers=False)
+    except Exception as error:
+        if not call.is_settled:
+            _say_refusal(context, error, device)
+        raise
+    finally:
+        _CALL.reset(token)
+
+
+def words_of_call() -> dict[str, str]:
+    """What this rank was asked to do together with the others, by name; nothing outside of it."""
+    call = _CALL.get()
+    return {} if call is None else call.words
+
+
 def agree(
     context: SequenceParallel,
     words: Mapping[str, str],
-    tokens: tuple[int, int],
+    numbers: tuple[int, int],
     device: torch.device | None,
     *,
-    wants_tokens: bool,
-    refusal: str = "",
+    wants_numbers: bool,
 ) -> Integers | None:
-    """int64 [ranks, 2]: how many tokens all ranks have; None where that was not wanted, and not read.
+    """int64 [ranks, 2]: the numbers of all ranks, such as their tokens; None where these were not wanted, and not read.
 
-    `words` say by name what this rank was asked, `refusal` why it cannot go on. Raises ConfigurationError, which names
-    the ranks and what differs, unless all give the same; LostRankError where one does not come.
+    `words` say by name what this rank was asked. `device` is where tensors of the call lie. Raises ConfigurationError,
+    which names the ranks and what differs, unless all give the same words; LostRankError where one does not come.
     """
-    said = "\0".join((refusal, *words.values())).encode(errors="replace")
-    digest = int.from_bytes(hashlib.blake2b(said, digest_size=8).digest(), "little", signed=True)
-    meeting = meeting_device(context.group, device)
-    reads = wants_tokens or not _reading_waits(meeting) or digest not in _AGREED.get(context.group, ())
-    own = torch.tensor([digest, reads, *tokens], dtype=torch.int64, device="cpu").to(meeting, non_blocking=True)
-    with _together():
-        told = all_gather(own, context.group)
-    if not reads:
-        torch._assert_async((told[:, 0] == own[0]).all(), "ranks of sequence_parallel asked for different attention")
-        return None
-    with _together():
-        numbers: Integers = told.cpu().numpy()
-    if (numbers[:, 0] == digest).all():
-        _remember(context.group, meeting, digest)
-        return numbers[:, 2:]
-    if not numbers[:, 1].all():
-        others = _ranks((numbers[:, 0] != digest).nonzero()[0].tolist())
-        asked = "; ".join(f"{name} {word}" for name, word in words.items())
-        raise ConfigurationError(
-            "ranks-asked-differently",
-            f"within sequence_parallel all ranks must ask the same of attention; {others} asked for something else than"
-            f" rank {context.rank}, or could not go on. Rank {context.rank}: {asked}",
-        )
-    with _together():
-        everyone = _said_by_all(context, said, meeting)
-    raise ConfigurationError("ranks-asked-differently", _difference(list(words), everyone))
+    # Graphs of torch.compile end before it. Only what compiles has imported the compiler.
+    untraced = torch.compiler.disable(_agree) if "torch._dynamo" in sys.modules else _agree
+    try:
+        return untraced(context, words, numbers, device, wants_numbers)
+    except (ConfigurationError, LostRankError):
+        _settle()
+        raise
+
+
+@contextmanager
+def exchanging() -> Iterator[None]:
+    """Around an exchange on which ranks have agreed. A rank that raises an error in it does so at once: the others are
+    not where they could be told."""
+    try:
+        yield
+    except Exception:
+        _settle()
+        raise
 
 
 def refuse(context: SequenceParallel, error: Exception, device: torch.device | None) -> None:
-    """Says to the ranks, which are about to `agree`, that this one cannot go on."""
+    """Says to the ranks, which are about to `agree`, that this one cannot go on; what they do `together` says it
+    itself."""
+    if _CALL.get() is None:
+        _say_refusal(context, error, device)
+
+
+def _settle() -> None:
+    """Whatever ends the call around the caller, there is nothing to say to the others."""
+    if (call := _CALL.get()) is not None:
+        call.is_settled = True
+
+
+def _say_refusal(context: SequenceParallel, error: Exception, device: torch.device | None) -> None:
     line = " ".join(f"{type(error).__name__}: {error}".split())
     with suppress(ConfigurationError, LostRankError):  # this rank has its own to say
-        agree(context, {}, (0, 0), device, wants_tokens=True, refusal=line)
+        _agree(context, {}, (0, 0), device, wants_numbers=True, refusal=line)
+
+
+def _agree(
+    context: SequenceParallel,
+    words: Mapping[str, str],
+    numbers: tuple[int, int],
+    device: torch.device | None,
+    wants_numbers: bool,
+    refusal: str = "",
+) -> Integers | None:
+    said = "\0".join((refusal, *(f"{name}\1{word}" for name, word in words.items()))).encode(errors="replace")
+    digest = int.from_bytes(hashlib.blake2b(said, digest_size=8).digest(), "little", signed=True)
+    meeting = meeting_device(context.group, device)
+    reads = wants_numbers or not _reading_waits(meeting) or digest not in _AGREED.get(context.group, ())
+    own = torch.tensor([digest, reads, *numbers], dtype=torch.int64, device="cpu").to(meeting, non_blocking=True)
+    with _nobody_lost():
+        told = all_gather(own, context.group)
+    if not reads:
+        torch._assert_async((told[:, 0] == own[0]).all(), "ranks of sequence_parallel asked for different things")
+        return None
+    with _nobody_lost():
+        found: Integers = told.cpu().numpy()
+    if (found[:, 0] == digest).all():
+        _remember(context.group, meeting, digest)
+        return found[:, 2:]
+    if not found[:, 1].all():
+        others = _ranks((found[:, 0] != digest).nonzero()[0].tolist())
+        asked = "; ".join(f"{name} {word}" for name, word in words.items())
+        raise ConfigurationError(
+            "ranks-asked-differently",
+            f"within sequence_parallel all ranks must ask the same; {others} asked for something else than rank"
+            f" {context.rank}, or could not go on. Rank {context.rank}: {asked}",
+        )
+    with _nobody_lost():
+        everyone = _said_by_all(context, said, meeting)
+    is_refusal = any(words[0] for words in everyone)
+    raise ConfigurationError("other-rank-refused" if is_refusal else "ranks-asked-differently", _difference(everyone))
 
 
 def in_words(value: object) -> str:
@@ -106,14 +190,14 @@ def _reading_waits(meeting: torch.device) -> bool:
 
 
 @contextmanager
-def _together() -> Iterator[None]:
+def _nobody_lost() -> Iterator[None]:
     """What backends say of a rank that is missing, in one line."""
     try:
         yield
     except RuntimeError as error:
         raise LostRankError(
             "rank-lost",
-            "another rank of sequence_parallel has ended, or did not come to this call of attention in time:"
+            "another rank of sequence_parallel has ended, or did not come to this call in time:"
             f" {str(error).partition(chr(10))[0]}",
         ) from error
 
@@ -135,25 +219,26 @@ def _said_by_all(context: SequenceParallel, said: bytes, meeting: torch.device) 
     return [one.tobytes().decode(errors="replace").rstrip("\0").split("\0") for one in found]
 
 
-def _difference(names: Sequence[str], everyone: Sequence[Sequence[str]]) -> str:
-    """Which ranks cannot go on, and why, or what differs between which."""
+def _difference(everyone: Sequence[Sequence[str]]) -> str:
+    """Which ranks cannot go on, and why, or what differs between which: `everyone` has a refusal, and words."""
     refused = [rank for rank, said in enumerate(everyone) if said[0]]
     if refused:
         more = f" ({_ranks(refused[1:])} too, for reasons of their own)" if refused[1:] else ""
         return (
-            f"rank {refused[0]} could not go on with a call of attention within sequence_parallel{more}, so no rank"
-            f" does: {everyone[refused[0]][0]}"
+            f"rank {refused[0]} could not go on with a call within sequence_parallel{more}, so no rank does:"
+            f" {everyone[refused[0]][0]}"
         )
+    said = [dict(word.partition("\1")[::2] for word in words[1:]) for words in everyone]
     differing = []
-    for name, said in zip(names, [*zip_longest(*everyone, fillvalue="")][1:], strict=False):
+    for name in dict.fromkeys(name for words in said for name in words):
         ranks_by_word: dict[str, list[int]] = {}
-        for rank, word in enumerate(said):
-            ranks_by_word.setdefault(word, []).append(rank)
+        for rank, words in enumerate(said):
+            ranks_by_word.setdefault(words.get(name, "left out"), []).append(rank)
         if len(ranks_by_word) > 1:
             differing.append(f"{name} {', '.join(f'{word} on {_ranks(on)}' for word, on in ranks_by_word.items())}")
-    return (
-        f"within sequence_parallel all ranks must ask the same of attention, and these differ: {'; '.join(differing)}"
-    )
+            if name == "call":
+                break  # nothing else can be compared
+    return f"within sequence_parallel all ranks must ask the same, and these differ: {'; '.join(differing)}"
 
 
 def _ranks(ranks: Sequence[int]) -> str:

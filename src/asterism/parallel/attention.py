@@ -20,7 +20,7 @@ from asterism.kernels.merging import Result, merged
 from asterism.kernels.packed import pattern_of_documents, read_bounds
 from asterism.kernels.terms.terms import Terms, check_by_distance
 from asterism.kernels.transforms import is_transformed
-from asterism.parallel.agreement import agree, in_words, refuse
+from asterism.parallel.agreement import agree, exchanging, in_words, refuse
 from asterism.parallel.compute import Call
 from asterism.parallel.context import SequenceParallel, sharding
 from asterism.parallel.exchange import tied, to_all
@@ -101,13 +101,20 @@ def _attend(
     except Exception as error:
         refuse(context, error, q.device if isinstance(q, Tensor) else None)
         raise
-    q, k, v, rule, options = asked.q, asked.k, asked.v, asked.rule, asked.options
+    own = asked.q.shape[2], asked.k.shape[2]
     wants_tokens = queries is None or keys is None
-    tokens = agree(context, asked.words(context), (q.shape[2], k.shape[2]), q.device, wants_tokens=wants_tokens)
+    tokens = agree(context, asked.words(context), own, asked.q.device, wants_numbers=wants_tokens)
     if tokens is not None:
         told = [Shards.of_sizes(tuple(sizes)) for sizes in tokens.T.tolist()]
         queries, keys = (told[0] if queries is None else queries), (told[1] if keys is None else keys)
     assert queries is not None and keys is not None, "either given, or read"
+    with exchanging():
+        return _attended(context, asked, queries, keys)
+
+
+def _attended(context: SequenceParallel, asked: "_Asked", queries: Shards, keys: Shards) -> Any:
+    """The results, as `attend` gives them, of what all ranks were asked; what is refused here, all of them refuse."""
+    q, k, v, rule, options = asked.q, asked.k, asked.v, asked.rule, asked.options
     if options.cu_seqlens is not None:
         lengths = queries.length, keys.length
         rule = by_text(pattern_of_documents(rule.text, options.cu_seqlens, lengths, q.device, options.query_offset))
@@ -150,6 +157,7 @@ class _Asked:
         o, terms = self.options, self.options.terms or Terms()
         needing = [name for name in "qkv" if getattr(self, name).requires_grad and torch.is_grad_enabled()]
         said = {
+            "call": "attention",
             "pattern": self.rule.text,
             "queries": "as many as ranks have" if self.queries is None else list(self.queries.sizes),
             "keys": "as many as ranks have" if self.keys is None else list(self.keys.sizes),

@@ -1,7 +1,7 @@
 """Where the tokens of a call stand: made once per call, and handed down to all layers."""
 
 from asterism.layers.rows.find import find_rows, is_sharded, kept_rows, refuse_shifting, rows_of
-from asterism.layers.rows.meeting import check_numbers, together, with_all_ranks
+from asterism.layers.rows.meeting import check_numbers, with_all_ranks, with_given
 from asterism.layers.rows.rows import Rows
 
 __all__ = [
@@ -12,6 +12,6 @@ __all__ = [
     "kept_rows",
     "refuse_shifting",
     "rows_of",
-    "together",
     "with_all_ranks",
+    "with_given",
 ]

@@ -71,12 +71,17 @@ def find_documents(
     return PackedDocuments(tuple(sizes), torch.from_numpy(rows.astype(np.int64)).to(like.device))
 
 
-def _positions_by_column(position_ids: Tensor | None, batch: int, tokens: int) -> np.ndarray:
-    assert position_ids is not None
+def check_positions(position_ids: Tensor, batch: int, tokens: int) -> None:
+    """Raises ConfigurationError for position_ids that are not [batch or 1, tokens], or of a dtype with fractions."""
     if position_ids.shape not in ((batch, tokens), (1, tokens)) or position_ids.is_floating_point():
         raise ConfigurationError(
             "position-ids-form",
             f"position_ids must be whole numbers [{batch} or 1, {tokens}],"
             f" got {list(position_ids.shape)} of {position_ids.dtype}",
         )
+
+
+def _positions_by_column(position_ids: Tensor | None, batch: int, tokens: int) -> np.ndarray:
+    assert position_ids is not None
+    check_positions(position_ids, batch, tokens)
     return np.broadcast_to(position_ids.cpu().numpy(), (batch, tokens))

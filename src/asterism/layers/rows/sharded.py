@@ -15,6 +15,7 @@ from asterism.errors import ConfigurationError
 from asterism.layers.rows.padding import documents_by_row
 from asterism.layers.rows.rows import Rows, in_documents
 from asterism.parallel import SequenceParallel
+from asterism.parallel.agreement import agree, exchanging
 from asterism.parallel.collectives import all_tokens, counted_once, summed, whole
 from asterism.parallel.context import resumed
 from asterism.parallel.fourier import fourier_of_rows
@@ -57,6 +58,15 @@ class ShardedRows(Rows):
         if self.documents is not None:
             return max(self.documents, default=0)
         return self.shards.length if self.lengths is None else max(self.lengths, default=0)
+
+    @contextmanager
+    def _exchanging(self, call: str, own: Tensor) -> Iterator[None]:
+        """Around an exchange of tensors [B, N, ...] or of scalars like this rank's `own`, on which all ranks agree."""
+        shape = [own.shape[0], *own.shape[2:]] if own.ndim else []  # without tokens, of which ranks may have any number
+        words = {"call": call, "shape": str(shape), "dtype": str(own.dtype)}
+        agree(self.context, words, (0, 0), own.device, wants_numbers=False)
+        with exchanging():
+            yield
 
     # --- attention ---
 
@@ -125,7 +135,8 @@ class ShardedRows(Rows):
     # --- other mixers ---
 
     def fourier(self, hidden: Tensor) -> Tensor:
-        return fourier_of_rows(self.context, hidden, self.shards, self.real, self.lengths)
+        with self._exchanging("a Fourier transform", hidden):
+            return fourier_of_rows(self.context, hidden, self.shards, self.real, self.lengths)
 
     # --- what heads ask of whole rows ---
 
@@ -140,17 +151,20 @@ class ShardedRows(Rows):
         it holds, also nothing, so that all of them are asked for gradients."""
         chosen = columns.expand(hidden.shape[:2]) if self.real is None else columns & self.real
         wide = torch.promote_types(hidden.dtype, torch.float32)
-        total = summed(hidden.masked_fill(~chosen[..., None], 0).sum(dim=1, dtype=wide), self.context.group)
-        return (total / summed(chosen.sum(dim=1), self.context.group)[:, None].clamp(min=1)).to(hidden.dtype)
+        with self._exchanging("a mean of hidden states", hidden):
+            total = summed(hidden.masked_fill(~chosen[..., None], 0).sum(dim=1, dtype=wide), self.context.group)
+            return (total / summed(chosen.sum(dim=1), self.context.group)[:, None].clamp(min=1)).to(hidden.dtype)
 
     def everywhere(self, columns: Tensor) -> Tensor:
-        return all_tokens(columns, self.shards, self.context.group)
+        with self._exchanging("columns of whole rows", columns):
+            return all_tokens(columns, self.shards, self.context.group)
 
     def total(self, part: Tensor) -> Tensor:
-        return whole(part, self.context.group)
+        with self._exchanging("a total", part):
+            return whole(part, self.context.group)
 
     def once(self, compute: Callable[[], Tensor]) -> Tensor:
-        return whole(counted_once(compute(), self.context.group), self.context.group)
+        return self.total(counted_once(compute(), self.context.group))
 
     def divisor(self, count: Callable[[], Tensor]) -> Tensor | None:
         return self.total(count())

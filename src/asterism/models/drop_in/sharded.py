@@ -6,6 +6,8 @@ that loss over the tokens of all ranks. In between, masks and attention read wha
 """
 
 import inspect
+import sys
+from contextlib import ExitStack
 from contextvars import ContextVar
 from typing import Any, NamedTuple, cast
 
@@ -14,7 +16,8 @@ from transformers import PreTrainedModel
 
 from asterism.errors import ConfigurationError
 from asterism.labels import IGNORED
-from asterism.layers.rows import check_numbers, find_rows, is_sharded, refuse_shifting, together
+from asterism.layers.rows import check_numbers, find_rows, is_sharded, refuse_shifting, with_given
+from asterism.layers.rows.documents import check_positions
 from asterism.layers.rows.sharded import ShardedRows
 from asterism.models.drop_in.documents import from_positions
 from asterism.models.drop_in.field import IMPLEMENTATION
@@ -36,6 +39,7 @@ class ModelCall(NamedTuple):
 
     positions  int64 [B, N] of whole rows
     labels     int64 [B, N of this rank], what its columns are to predict, and items, how many labels there are; or None
+    around     what is left when it ends: an error on this rank is told to the others
     """
 
     model: PreTrainedModel
@@ -43,6 +47,7 @@ class ModelCall(NamedTuple):
     positions: torch.Tensor
     labels: torch.Tensor | None
     items: Any
+    around: ExitStack = ExitStack()
 
     def documents(self, causal: bool) -> tuple[int, ...] | None:
         """The lengths of packed documents, all whole rows one after another; None for rows of one sequence."""
@@ -74,7 +79,7 @@ def sharded_call() -> ModelCall | None:
 def install_sharding(model: PreTrainedModel) -> None:
     """Make a model know of shards. The hooks do nothing elsewhere, nor while another attention is selected."""
     if _begin not in model._forward_pre_hooks.values():
-        model.register_forward_pre_hook(_begin, with_kwargs=True)
+        model.register_forward_pre_hook(_begin, prepend=True, with_kwargs=True)  # other ranks know whatever is refused
         model.register_forward_hook(_end, with_kwargs=True, always_call=True)
 
 
@@ -84,14 +89,17 @@ def _begin(
     if not is_sharded() or _CALL.get() is not None:  # or a model around this one has begun
         return None
     signature = inspect.signature(model.forward)
-    given = dict(signature.bind_partial(*arguments, **named).arguments)
-    given |= given.pop(next((x.name for x in signature.parameters.values() if x.kind is x.VAR_KEYWORD), ""), {})
-    with together(given, model.device):
-        return (), _meet(model, given, signature)
+    with ExitStack() as around:
+        around.enter_context(with_given(named, model.device))
+        given = dict(signature.bind_partial(*arguments, **named).arguments)
+        given |= given.pop(next((x.name for x in signature.parameters.values() if x.kind is x.VAR_KEYWORD), ""), {})
+        call = _meet(model, given, signature)
+        _CALL.set(call._replace(around=around.pop_all()))
+    return (), given
 
 
-def _meet(model: Any, given: dict[str, Any], signature: inspect.Signature) -> dict[str, Any]:
-    """What a model is called with, when all ranks know of the call."""
+def _meet(model: Any, given: dict[str, Any], signature: inspect.Signature) -> ModelCall:
+    """What all ranks know of a call; `given` becomes what the model is called with."""
     if model.config._attn_implementation != IMPLEMENTATION:
         raise ConfigurationError(
             "not-a-pattern-model",
@@ -107,11 +115,8 @@ def _meet(model: Any, given: dict[str, Any], signature: inspect.Signature) -> di
     check_numbers("labels", labels, shape=tokens.shape[:2], below=_classes(model), ignored=IGNORED)
     if (positions := given.get("position_ids")) is None:
         _check_positions(model)
-    elif positions.shape not in (tokens.shape[:2], (1, tokens.shape[1])):
-        raise ConfigurationError(
-            "positions-shape",
-            f"position_ids must be as the tokens of this rank, {list(tokens.shape[:2])}, got {list(positions.shape)}",
-        )
+    else:
+        check_positions(positions, *tokens.shape[:2])
     rows = cast(ShardedRows, find_rows(tokens, given.get("attention_mask")))
     if 0 in (sizes := rows.shards.sizes):
         raise ConfigurationError(
@@ -122,10 +127,9 @@ def _meet(model: Any, given: dict[str, Any], signature: inspect.Signature) -> di
     if positions is None:
         given["position_ids"] = rows.columns
     own = given["position_ids"].expand(*tokens.shape[:2])
-    _CALL.set(ModelCall(model, rows, rows.everywhere(own), labels, items))
     if "use_cache" in signature.parameters:
         given["use_cache"] = False
-    return given
+    return ModelCall(model, rows, rows.everywhere(own), labels, items)
 
 
 def _end(model: Any, arguments: tuple[Any, ...], named: dict[str, Any], output: Any) -> Any:
@@ -133,13 +137,21 @@ def _end(model: Any, arguments: tuple[Any, ...], named: dict[str, Any], output: 
     if call is None or call.model is not model:
         return None
     _CALL.set(None)
-    if call.labels is None or output is None:  # None where forward has raised an error
+    if output is None:  # forward has raised an error, which is passed on when the other ranks know of it
+        call.around.__exit__(*sys.exc_info())
         return None
+    with call.around:
+        return _with_loss(call, output)
+
+
+def _with_loss(call: ModelCall, output: Any) -> Any:
+    if call.labels is None:
+        return output
     if getattr(output, "aux_loss", None) is not None or not hasattr(output, "logits"):
         raise ConfigurationError(
             "loss-in-shards",
-            f"the loss of {type(model).__name__} cannot be shared out over ranks: leave out labels, take the logits,"
-            " and set return_dict",
+            f"the loss of {type(call.model).__name__} cannot be shared out over ranks: leave out labels, take the"
+            " logits, and set return_dict",
         )
     items = call.rows.total((call.labels != IGNORED).sum()) if call.items is None else call.items
     output.loss = call.rows.total(cross_entropy(output.logits, call.labels, num_items_in_batch=items))

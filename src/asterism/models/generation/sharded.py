@@ -18,6 +18,7 @@ from asterism.layers.rows.sharded import ShardedRows
 from asterism.models.asterism.backbone import too_long
 from asterism.models.cache.sharded import ShardedCache
 from asterism.parallel import SequenceParallel, sharding
+from asterism.parallel.agreement import agree
 from asterism.parallel.collectives import broadcast, summed
 from asterism.parallel.context import resumed
 
@@ -31,13 +32,17 @@ _HARMLESS = frozenset(("transformers_version", "use_cache", "_from_model_config"
 
 
 class Settings(NamedTuple):
-    """How tokens are chosen: the likeliest, or one that is drawn from what the warpers leave."""
+    """How tokens are chosen: the likeliest, or one that is drawn from what the warpers leave.
+
+    words  what was asked, by name, which must be the same on all ranks
+    """
 
     new_tokens: int
     ends: tuple[int, ...]
     padding: int
     warpers: LogitsProcessorList | None
     seed: int
+    words: dict[str, str]
 
 
 @torch.no_grad()
@@ -62,6 +67,7 @@ def generate_shards(
             f" {model.config.global_tokens}: generate on one device",
         )
     context = cast(SequenceParallel, sharding())
+    agree(context, {"call": "generate"} | settings.words, (0, 0), input_ids.device, wants_numbers=False)
     if cache is None:
         cache = ShardedCache(model.config.layer_patterns(), context)
     rows = cast(ShardedRows, find_rows(input_ids, mask, cache=cache))
@@ -133,7 +139,9 @@ def _settings(config: GenerationConfig, given: dict[str, Any]) -> Settings:
     ends = config.eos_token_id
     ends = () if ends is None else tuple(ends) if isinstance(ends, list) else (ends,)
     padding = config.pad_token_id if config.pad_token_id is not None else (ends[0] if ends else 0)
-    return Settings(config.max_new_tokens, ends, padding, _warpers(config) if config.do_sample else None, seed or 0)
+    words = {name: str(getattr(config, name)) for name in sorted(_KNOWN)} | {"seed": str(seed)}
+    warpers = _warpers(config) if config.do_sample else None
+    return Settings(config.max_new_tokens, ends, padding, warpers, seed or 0, words)
 
 
 def _warpers(config: GenerationConfig) -> LogitsProcessorList:

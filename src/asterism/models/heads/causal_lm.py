@@ -9,7 +9,7 @@ from transformers.modeling_outputs import CausalLMOutputWithPast
 
 from asterism.errors import ConfigurationError
 from asterism.labels import IGNORED, shifted, without_first_tokens
-from asterism.layers.rows import is_sharded, refuse_shifting, together
+from asterism.layers.rows import is_sharded, refuse_shifting, with_given
 from asterism.models.asterism.backbone import AsterismModel, BackboneOutput
 from asterism.models.asterism.base import Targets
 from asterism.models.asterism.configuration import AsterismConfig
@@ -54,7 +54,7 @@ class AsterismForCausalLM(GeneratesTokens):
         """
         if not is_sharded():
             return super().generate(inputs, generation_config, *args, **kwargs)
-        with together({}, self.device):
+        with with_given({}, self.device):
             if args:
                 raise ConfigurationError(
                     "generation-positional",
