@@ -171,8 +171,9 @@ def _agree(
         )
     with _nobody_lost():
         everyone = _said_by_all(context, said, meeting)
-    is_refusal = any(words[0] for words in everyone)
-    raise ConfigurationError("other-rank-refused" if is_refusal else "ranks-asked-differently", _difference(everyone))
+    if refused := [rank for rank, said in enumerate(everyone) if said[0]]:
+        raise ConfigurationError("other-rank-refused", _refusal(refused, everyone[refused[0]][0]))
+    raise ConfigurationError("ranks-asked-differently", _difference(everyone))
 
 
 def in_words(value: object) -> str:
@@ -219,15 +220,14 @@ def _said_by_all(context: SequenceParallel, said: bytes, meeting: torch.device) 
     return [one.tobytes().decode(errors="replace").rstrip("\0").split("\0") for one in found]
 
 
+def _refusal(refused: Sequence[int], cause: str) -> str:
+    """Which ranks cannot go on, and why the first of them cannot."""
+    more = f" ({_ranks(refused[1:])} too, for reasons of their own)" if refused[1:] else ""
+    return f"rank {refused[0]} could not go on with a call within sequence_parallel{more}, so no rank does: {cause}"
+
+
 def _difference(everyone: Sequence[Sequence[str]]) -> str:
-    """Which ranks cannot go on, and why, or what differs between which: `everyone` has a refusal, and words."""
-    refused = [rank for rank, said in enumerate(everyone) if said[0]]
-    if refused:
-        more = f" ({_ranks(refused[1:])} too, for reasons of their own)" if refused[1:] else ""
-        return (
-            f"rank {refused[0]} could not go on with a call within sequence_parallel{more}, so no rank does:"
-            f" {everyone[refused[0]][0]}"
-        )
+    """What differs between which ranks, of which each has said "" and its words, as `_agree` lays them."""
     said = [dict(word.partition("\1")[::2] for word in words[1:]) for words in everyone]
     differing = []
     for name in dict.fromkeys(name for words in said for name in words):
