@@ -3,8 +3,9 @@
 A rank that was asked for something else would send rows that nobody waits for, and wait for rows that nobody sends. So
 before ranks exchange anything, every rank says in 32 bytes what it was asked: a digest of it in words, and two numbers.
 Only where digests differ do the words follow. A rank that cannot go on says that, so that no other waits for it: at
-once where a call of attention is by itself, and else where the others next agree, at the latest at the end of what they
-do `together`, such as a call of a model. Only of an error amid an exchange (`exchanging`) nobody can be told.
+once where a call of attention is by itself, and else where the others next agree, at the latest at the end of the call
+that they make together (`one_call`), such as that of a model. Only of an error amid an exchange (`exchanging`) nobody
+can be told.
 
 Why no order of calls can part the ranks: the numbers are exchanged each time, by every rank, whatever is agreed on.
 What a rank decides by itself is only whether it reads them. On a CPU that is free, and it always does: all of them then
@@ -48,7 +49,8 @@ class LostRankError(AsterismError, RuntimeError):
 
 @dataclass
 class _Call:
-    """What ranks do together: `words` say what they were asked, `is_settled` that nobody need be told of an error."""
+    """A call that ranks make together: what this one was asked, and whether an error in it need not, or cannot, be told
+    to the others any more."""
 
     words: dict[str, str] = field(default_factory=dict)
     is_settled: bool = False
@@ -58,8 +60,8 @@ _CALL: ContextVar[_Call | None] = ContextVar("call", default=None)
 
 
 @contextmanager
-def together(context: SequenceParallel, device: torch.device, words: Mapping[str, str]) -> Iterator[None]:
-    """Around what ranks do together, such as a call of a model, of which `words` say by name what this rank was asked.
+def one_call(context: SequenceParallel, device: torch.device, words: Mapping[str, str]) -> Iterator[None]:
+    """Around a call that ranks make together, such as that of a model; `words` say by name what this rank was asked.
 
     A rank that raises an error says so where the others next agree, and these raise ConfigurationError. At the end all
     agree that it is over. Within another such body it does nothing.
@@ -81,7 +83,7 @@ def together(context: SequenceParallel, device: torch.device, words: Mapping[str
 
 
 def words_of_call() -> dict[str, str]:
-    """What this rank was asked to do together with the others, by name; nothing outside of it."""
+    """What this rank was asked in the call around, by name; nothing outside of one."""
     call = _CALL.get()
     return {} if call is None else call.words
 
@@ -120,14 +122,13 @@ def exchanging() -> Iterator[None]:
 
 
 def refuse(context: SequenceParallel, error: Exception, device: torch.device | None) -> None:
-    """Says to the ranks, which are about to `agree`, that this one cannot go on; what they do `together` says it
-    itself."""
+    """Say to the ranks, which are about to `agree`, that this one cannot go on; `one_call` around does so itself."""
     if _CALL.get() is None:
         _say_refusal(context, error, device)
 
 
 def _settle() -> None:
-    """Whatever ends the call around the caller, there is nothing to say to the others."""
+    """Whatever error ends the call around, the others are not told."""
     if (call := _CALL.get()) is not None:
         call.is_settled = True
 

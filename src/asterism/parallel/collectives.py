@@ -111,8 +111,13 @@ def all_tokens(own: Tensor, shards: Shards, group: ProcessGroup) -> Tensor:
 
 def counted_once(value: Tensor, group: ProcessGroup) -> Tensor:
     """This rank's part of what all ranks know, [...] of any floating dtype: the first rank's is the value, the others'
-    are 0 with gradient 0."""
-    return value if rank_of(group) == 0 else value.masked_fill(torch.ones_like(value, dtype=torch.bool), 0)
+    are `nothing_of` it."""
+    return value if rank_of(group) == 0 else nothing_of(value)
+
+
+def nothing_of(value: Tensor) -> Tensor:
+    """Zeros in place of the value, [...] of any floating dtype, whose gradient is 0, too, instead of None."""
+    return value.masked_fill(torch.ones_like(value, dtype=torch.bool), 0)
 
 
 class _Whole(torch.autograd.Function):

@@ -20,7 +20,7 @@ from asterism.kernels.packed import read_bounds
 from asterism.layers.rows.documents import PackedDocuments, check_positions, find_documents
 from asterism.layers.rows.padding import real_tokens
 from asterism.parallel import SequenceParallel, sharding
-from asterism.parallel.agreement import agree, exchanging, in_words, together, words_of_call
+from asterism.parallel.agreement import agree, exchanging, in_words, one_call, words_of_call
 from asterism.parallel.collectives import all_tokens, gather_numbers
 from asterism.patterns.intervals import Integers
 
@@ -45,7 +45,7 @@ def with_given(given: Mapping[str, Any], device: torch.device) -> Iterator[None]
     if (context := sharding()) is None:
         yield
         return
-    with together(context, device, {name: "given" for name in _SAME if given.get(name) is not None}):
+    with one_call(context, device, {name: "given" for name in _SAME if given.get(name) is not None}):
         yield
 
 

@@ -16,7 +16,7 @@ from asterism.layers.rows.padding import documents_by_row
 from asterism.layers.rows.rows import Rows, in_documents
 from asterism.parallel import SequenceParallel
 from asterism.parallel.agreement import agree, exchanging
-from asterism.parallel.collectives import all_tokens, counted_once, summed, whole
+from asterism.parallel.collectives import all_tokens, counted_once, nothing_of, summed, whole
 from asterism.parallel.context import resumed
 from asterism.parallel.fourier import fourier_of_rows
 from asterism.patterns import Pattern
@@ -171,5 +171,4 @@ class ShardedRows(Rows):
 
     def bind(self, hidden: Tensor, weight: Tensor) -> Tensor:
         # A rank that computes no pair has no gradient of what only pairs read, but 0, so that ranks can add them.
-        nothing = weight.masked_fill(torch.ones_like(weight, dtype=torch.bool), 0).sum()
-        return hidden + nothing.to(hidden.dtype)
+        return hidden + nothing_of(weight).sum().to(hidden.dtype)
