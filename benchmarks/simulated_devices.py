@@ -225,7 +225,7 @@ def _reads(found: Sequence[Term], heads: int, queries: Integers, length: int) ->
         row, start, stop = near.triples()
         count = np.bincount(row, stop - start, len(queries))
         for term in scattered:
-            spans = term.rule.find_spans(singles.tokens, length, head) & near.complement()
+            spans = term.rule.find_spans(singles.ranges, length, head) & near.complement()
             row, start, stop = spans.triples()
             read = (stop - start) / max(strides(term.rule), default=1)
             for starts, stops in named_keys(term.rule, length):
