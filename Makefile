@@ -9,7 +9,7 @@ WHEEL := .venv-wheel/bin
 DIST ?= dist
 STAMP := .venv/installed
 TRAINING := .venv/installed-training
-QUICK := tests/patterns tests/compiler tests/house/test_architecture.py $(addprefix tests/training/,data/test_data.py recipes tasks/test_scores.py)
+QUICK := tests/patterns tests/compiler tests/house/test_architecture.py tests/training/data/test_data.py
 # Half of the time of these tests goes to few: what runs attention, holds a million tokens, or starts other processes.
 QUICK_LEAVES_OUT := --ignore tests/patterns/test_part.py $(addprefix --deselect tests/,\
 	patterns/test_algebra.py::test_every_rectangle_of_a_small_picture patterns/test_draw.py::test_images \
@@ -34,7 +34,7 @@ train: $(TRAINING)  ## Train the small byte model (about ten minutes), or go on 
 test: $(STAMP)  ## Run the tests
 	$(PYTEST)
 
-quick: $(STAMP)  ## Run the tests of patterns, compiler, data and recipes that take little: half a minute on two cores
+quick: $(STAMP)  ## Run the tests of patterns, compiler and data that take little: half a minute on two cores
 	$(PYTEST) -m "not slow and not model" $(QUICK) $(QUICK_LEAVES_OUT)
 
 test-slow: $(STAMP)  ## Run the tests that take minutes

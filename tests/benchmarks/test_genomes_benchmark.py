@@ -6,7 +6,7 @@ import sys
 
 import pytest
 from genome_files import fasta, random_genome, write
-from repository import BENCHMARKS
+from repository import BENCHMARKS, docs_page
 
 from asterism.training.data.genomes import genome, index, regions
 
@@ -82,6 +82,6 @@ def test_the_page_shows_the_results(genomes, capsys):
     record = json.loads((BENCHMARKS / "results" / "genomes.json").read_text())
     genomes.report(record)
     printed = capsys.readouterr().out.strip().split("\n\n")
-    page = (BENCHMARKS.parent / "docs" / "genomes.md").read_text()
+    page = docs_page("genomes.md").read_text()
     assert all(part in page for part in printed[:-1]) and len(printed) == 6
     assert record["date"] in page

@@ -5,7 +5,7 @@ import json
 import lzma
 
 import pytest
-from repository import BENCHMARKS
+from repository import BENCHMARKS, docs_page
 
 SENTENCES = [
     "This document specifies the Toast Transfer Protocol, which moves toast between kitchens.",
@@ -203,6 +203,6 @@ def test_the_page_shows_the_results(script, capsys):
     record = json.loads((BENCHMARKS / "results" / "rfc-summaries.json").read_text())
     script("rfc_summaries").report(record)
     said, costs, _ = capsys.readouterr().out.split("\n\n")
-    page = (BENCHMARKS.parent / "docs" / "summaries.md").read_text()
+    page = docs_page("summaries.md").read_text()
     assert said in page and costs in page and len(said.splitlines()) == 15
     assert f"{sum(record['data']['left'].values()):,} are left" in page and record["date"] in page

@@ -7,7 +7,7 @@ import lzma
 
 import numpy as np
 import pytest
-from repository import ROOT
+from repository import ROOT, docs_page
 
 from asterism.patterns import as_schedule
 
@@ -166,7 +166,7 @@ def test_differences_are_marked_where_they_are_sure(debian, translation):
 
 
 def test_the_page_has_the_figures_of_the_results(translation, capsys):
-    page, results = (ROOT / "docs" / "translation.md").read_text(), ROOT / "benchmarks" / "results"
+    page, results = docs_page("translation.md").read_text(), ROOT / "benchmarks" / "results"
     translation.report(json.loads((results / "translation.json").read_text()))
     table, rest = capsys.readouterr().out.split("\n\n", 1)
     assert table in page and len(table.splitlines()) == 2 + 9 + 2

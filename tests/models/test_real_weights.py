@@ -46,7 +46,7 @@ def text():
     named = os.environ.get("ASTERISM_LONG_TEXT")
     if named and not Path(named).is_file():
         pytest.skip(f"ASTERISM_LONG_TEXT={named} is not a file")
-    files = [Path(named)] if named else [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+    files = [Path(named)] if named else [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
     return "\n\n".join(file.read_text() for file in files)
 
 

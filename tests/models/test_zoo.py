@@ -1,4 +1,4 @@
-"""docs/zoo.md: what a pattern does to the families of transformers. Works or refused, never wrong."""
+"""docs/reference/zoo.md: what a pattern does to the families of transformers. Works or refused, never wrong."""
 
 import pytest
 import transformers

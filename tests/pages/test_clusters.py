@@ -11,7 +11,7 @@ from repository import DOCS
 
 from asterism.cli.train import read_arguments
 
-FOLDER = DOCS / "clusters"
+FOLDER = DOCS / "howto" / "clusters"
 
 
 def _scripts():

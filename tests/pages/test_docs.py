@@ -5,7 +5,7 @@ import shlex
 from pathlib import Path
 
 import pytest
-from repository import DOCS
+from repository import DOCS, docs_page
 
 from asterism.cli.main import main
 from asterism.patterns.text import VOCABULARY
@@ -15,7 +15,7 @@ WITH_PYTHON = (*WITH_OUTPUT, "patterns.md", pytest.param("models.md", marks=pyte
 
 
 def blocks(page: str, kind: str) -> list[str]:
-    found = re.findall(rf"^```{kind}\n(.*?)^```$", (DOCS / page).read_text(), re.MULTILINE | re.DOTALL)
+    found = re.findall(rf"^```{kind}\n(.*?)^```$", docs_page(page).read_text(), re.MULTILINE | re.DOTALL)
     assert found
     return found
 
@@ -36,7 +36,7 @@ def test_the_python_runs(page: str):
 
 
 def test_the_table_names_every_pattern():
-    table = "\n".join(line for line in (DOCS / "patterns.md").read_text().splitlines() if line.startswith("| `"))
+    table = "\n".join(line for line in docs_page("patterns.md").read_text().splitlines() if line.startswith("| `"))
     named = set(re.findall(r"`(\w+)[(`]", table))
     assert named - VOCABULARY.keys() == set()
     assert VOCABULARY.keys() - named == {"merge", "split_heads"}
@@ -49,7 +49,7 @@ def test_the_commands_about_imports_work(tmp_path: Path, monkeypatch: pytest.Mon
 
     monkeypatch.chdir(tmp_path)
     save_tiny_bert(tmp_path / "bert-base-uncased")
-    commands = re.findall(r"^    asterism (\w+) (.*)$", (DOCS / "import.md").read_text(), re.MULTILINE)
+    commands = re.findall(r"^    asterism (\w+) (.*)$", docs_page("import.md").read_text(), re.MULTILINE)
     assert [verb for verb, _ in commands] == ["import", "train", "finetune"]
     train = shlex.split(commands[1][1])
     Path(train[train.index("--data") + 1]).touch()  # which must be there, also to be told the cost
@@ -60,7 +60,9 @@ def test_the_commands_about_imports_work(tmp_path: Path, monkeypatch: pytest.Mon
     assert last.startswith("asterism: error: model: runs/long-bert is no folder of a model or a run")
 
 
-@pytest.mark.parametrize("page", sorted(path.name for path in DOCS.glob("*.md")))
+@pytest.mark.parametrize("page", sorted(str(path.relative_to(DOCS)) for path in DOCS.rglob("*.md")))
 def test_the_links_lead_somewhere(page: str):
     links = re.findall(r"\]\(([^)#]+)\)", (DOCS / page).read_text())
-    assert [link for link in links if not link.startswith("http") and not (DOCS / link).exists()] == []
+    assert [
+        link for link in links if not link.startswith("http") and not (DOCS / page).parent.joinpath(link).exists()
+    ] == []

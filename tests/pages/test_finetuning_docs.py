@@ -1,4 +1,4 @@
-"""docs/finetuning.md, from its first line to its last: what it runs works, and what it shows is what comes out."""
+"""The page on fine-tuning, from its first line to its last: what it runs works, and what it shows is what comes out."""
 
 import io
 import json
@@ -8,12 +8,12 @@ import sys
 from pathlib import Path
 
 import pytest
-from repository import DOCS
+from repository import docs_page
 
 from asterism.cli.main import main
 from asterism.training.settings.registry import TASKS
 
-TEXT = (DOCS / "finetuning.md").read_text()
+TEXT = docs_page("finetuning.md").read_text()
 BLOCKS = re.findall(r"^```(\w+)\n(.*?)^```$", TEXT, re.MULTILINE | re.DOTALL)
 
 pytestmark = pytest.mark.model

@@ -1,16 +1,16 @@
-"""docs/genomes.md: its Python runs, and its limits are those of the code."""
+"""docs/howto/genomes.md: its Python runs, and its limits are those of the code."""
 
 import re
 
 from genome_files import fasta, random_genome, write
-from repository import DOCS
+from repository import docs_page
 
 from asterism.training.data.corpora import dna_tokens
 from asterism.training.data.corpora.modality import parse_modality
 from asterism.training.data.genomes import annotation, genome, index, intervals, ngram, unpacking
 from asterism.training.data.genomes import fasta as sequences
 
-PAGE = (DOCS / "genomes.md").read_text()
+PAGE = docs_page("genomes.md").read_text()
 
 LIMITS = {
     "a compressed file unfolds to": (unpacking.LARGEST_UNPACKED, unpacking.FREE_OF_RATIO, unpacking.LARGEST_RATIO),

@@ -1,17 +1,17 @@
-"""What docs/turing-machines.md says of machines and of rounding is true; test_docs.py checks what it shows."""
+"""The page on Turing machines is true of machines and of rounding; test_docs.py checks what it shows."""
 
 import json
 import re
 import shlex
 
 import pytest
-from repository import DOCS
+from repository import docs_page
 
 from asterism.cli.main import main
 from asterism.theory import TuringMachine
 from asterism.theory.machines.machine import sample_names
 
-TEXT = (DOCS / "turing-machines.md").read_text()
+TEXT = docs_page("turing-machines.md").read_text()
 BLOCKS = re.findall(r"^```(\w+)\n(.*?)^```$", TEXT, re.MULTILINE | re.DOTALL)
 ROWS = re.findall(r"^\| `asterism (simulate [^`]+)` \| (.+) \|$", TEXT, re.MULTILINE)
 

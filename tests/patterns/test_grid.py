@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from kernel_cases import Case, check, implementations
 from oracle import rule
 from plans import assert_plan_is
-from repository import DOCS
+from repository import docs_page
 from strategies import build, hold, radii, tiers
 
 from asterism import compile_pattern, patterns
@@ -23,7 +23,7 @@ from asterism.compiler.liveness import last_reader, most_living
 from asterism.patterns import Verdict
 from asterism.patterns.pattern import Ranges
 
-PAGE = (DOCS / "patterns.md").read_text()
+PAGE = docs_page("patterns.md").read_text()
 
 WIDTH, CHANNELS = 9, 3
 

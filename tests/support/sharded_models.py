@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import torch
 import torch.distributed as dist
 import transformers
-from repository import DOCS
+from repository import docs_page
 from transformers import PreTrainedModel
 
 import asterism.models as models
@@ -324,8 +324,8 @@ _MESH = "from torch.distributed.device_mesh import init_device_mesh\n"
 
 
 def run_the_page(group: dist.ProcessGroup) -> list[float]:
-    """The Python of docs/devices.md that needs several processes: its last loss, and that of one; how much it wrote."""
-    page = (DOCS / "devices.md").read_text()
+    """The Python of the page on devices that needs several processes: its last loss, and that of one; lines written."""
+    page = docs_page("devices.md").read_text()
     # A mesh for as many processes as there are.
     known: dict[str, Any] = {"init_device_mesh": lambda *asked, **named: {"cp": group}}
     changes = {"max_new_tokens=100": "max_new_tokens=30", _MESH: "", "CausalLM(config)": "CausalLM(config).double()"}

@@ -1,6 +1,6 @@
 """Tiny models of the families of transformers, built from their configurations alone, and what a pattern does to them.
 
-`tell` is what tests/models/test_zoo.py compares docs/zoo.md with: a family works, or is refused with a reason. A family
+`tell` is what tests/models/test_zoo.py compares the page with: a family works, or is refused with a reason. A family
 that does neither raises AssertionError. `python tests/support/zoo.py` writes the table anew.
 """
 
@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 import transformers
-from repository import DOCS
+from repository import docs_page
 from torch import nn
 from transformers import PreTrainedConfig, PreTrainedModel
 from transformers.models.auto import modeling_auto
@@ -65,7 +65,7 @@ KINDS = (
     ("base", modeling_auto.MODEL_MAPPING),
 )
 LARGEST = 4_000_000
-PAGE = DOCS / "zoo.md"
+PAGE = docs_page("zoo.md")
 
 
 @dataclass(frozen=True)
@@ -210,14 +210,14 @@ def row(verdict: Verdict) -> str:
 
 
 def read_table() -> tuple[str, dict[str, str]]:
-    """The version of transformers that docs/zoo.md is about, and its row for each family."""
+    """The version of transformers that the zoo page is about, and its row for each family."""
     text = PAGE.read_text()
     rows = re.findall(r"^(\| ([\w.-]+) \| \w+ \| .* \|)$", text, re.MULTILINE)
     return re.findall(r"transformers (\d+\.\d+\.\d+)", text)[0], {family: row for row, family in rows}
 
 
 def write_table() -> None:
-    """Put the rows of all families that can be built here into docs/zoo.md."""
+    """Put the rows of all families that can be built here into the zoo page."""
     verdicts = [verdict for family in families() if (verdict := tell(family)) is not None]
     works = sum(verdict.works for verdict in verdicts)
     head, _, _ = PAGE.read_text().partition("## The table")

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 from refusals import refusing
-from repository import BENCHMARKS
+from repository import BENCHMARKS, docs_page
 
 from asterism.errors import ConfigurationError, PatternError
 from asterism.layers import FeedForward, SparseAttention
@@ -303,7 +303,7 @@ def test_kept_results_of_the_torch_models():
 
 
 def test_the_prices_on_the_page_are_the_kept_ones():
-    page = (KEPT.parents[2] / "docs" / "theory.md").read_text()
+    page = docs_page("theory.md").read_text()
     rows = [row.split(" | ") for row in re.findall(r"^\| (\w+ \| \d .*) \|$", page, re.MULTILINE)]
     names = ("function", "n", "d", "epsilon", "delta", "attention_layers", "feed_forward_layers")
     facts = [row | row["price"] for row in json.loads(KEPT.read_text())["epsilons"]]

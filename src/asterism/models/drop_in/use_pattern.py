@@ -77,8 +77,9 @@ def use_pattern(
     - One graph of torch.compile serves all lengths, also with fullgraph=True; it makes no cache unless given one.
 
     Raises PatternError for a pattern that the model cannot use and ConfigurationError for a model that cannot follow
-    one; nothing has changed then. docs/zoo.md says which families can. Later calls raise ConfigurationError for what a
-    pattern does not say: masks [batch, heads, queries, keys], attention weights as an output, caches of other kinds.
+    one; nothing has changed then. docs/reference/zoo.md lists the families that can. Later calls raise
+    ConfigurationError for what a pattern does not say: masks [batch, heads, queries, keys], attention weights as an
+    output, caches of other kinds.
     """
     if pattern is None:
         return drop_pattern(model)

@@ -1,6 +1,6 @@
 """Models of genomes: BigBird's at its published size, and one that predicts each base and trains in minutes.
 
-Both want `data`, a file or folder of sequences (docs/genomes.md).
+Both want `data`, a file or folder of sequences (docs/howto/genomes.md).
 """
 
 from dataclasses import replace
