@@ -10,13 +10,14 @@ DIST ?= dist
 STAMP := .venv/installed
 TRAINING := .venv/installed-training
 QUICK := tests/patterns tests/compiler tests/house/test_architecture.py tests/training/data/test_data.py
-# Half of the time of these tests goes to few: what runs attention, holds a million tokens, or starts other processes.
-QUICK_LEAVES_OUT := --ignore tests/patterns/test_part.py $(addprefix --deselect tests/,\
-	patterns/test_algebra.py::test_every_rectangle_of_a_small_picture patterns/test_draw.py::test_images \
-	patterns/test_draw.py::test_long_sequences_need_little_memory compiler/test_compiler.py::test_a_million_tokens \
+# Half of the time of these tests goes to few: generated patterns, attention, a million tokens, other processes.
+QUICK_LEAVES_OUT := $(addprefix --ignore tests/patterns/,test_algebra.py test_part.py test_grid.py) \
+	$(addprefix --deselect tests/,compiler/test_compiler.py::test_a_million_tokens \
 	compiler/test_compiler.py::test_plans_of_compositions house/test_architecture.py::test_importing_is_light \
 	compiler/test_documents.py::test_lengths_that_keep_changing_fill_no_memory \
-	training/data/test_data.py::test_standard_library_splits_are_disjoint_and_known_by_hash)
+	patterns/test_draw.py::test_images patterns/test_draw.py::test_long_sequences_need_little_memory \
+	training/data/test_data.py::test_standard_library_splits_are_disjoint_and_known_by_hash \
+	training/data/test_data.py::test_the_public_names_of_runs_are_there)
 MODELS := tests/models $(addprefix tests/training/,run/test_training.py objectives) tests/layers/test_positions.py
 LOWEST := 5.17.0
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/pytest --numprocesses logical --maxprocesses 8 --dist loadfile
