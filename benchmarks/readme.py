@@ -103,8 +103,8 @@ def _picture() -> str:
     return (
         '<img src="docs/images/speed.svg" width="49%" alt="Time and memory against tokens">\n'
         '<img src="docs/images/gallery.svg" width="49%" alt="Twelve patterns: who attends to whom">\n\n'
-        f"*`{PATTERN}`, float32. Attention: 8 heads of 64, {attention_on}. Training step: two layers\n"
-        f"of the BERT base size, {step_on}. Right: twelve patterns, drawn by Asterism.*"
+        f"*`{PATTERN}`, float32. Attention: 8 heads of 64, {attention_on}. Training step: two\n"
+        f"layers of the BERT base size, {step_on}. Right: drawn by Asterism.*"
     )
 
 
@@ -133,19 +133,19 @@ def _claims() -> str:
         (
             f"**Fast**: `{PATTERN}` over 16,384 tokens, forward",
             ms["Asterism"],
-            f"dense {ms[dense]}, FlexAttention {ms[flex]}, Hugging Face {ms[bigbird]}",
+            f"dense {ms[dense]}, FlexAttention {ms[flex]}, Hugging Face BigBird {ms[bigbird]}",
             machine(_ATTENTION),
         ),
         (
             "the same, forward and backward",
             back["Asterism"],
-            f"dense {back[dense]}, Hugging Face {back[bigbird]}, FlexAttention: none",
+            f"dense {back[dense]}, Hugging Face BigBird {back[bigbird]}, FlexAttention: none",
             "the same",
         ),
         (
             "**Long**: memory of the training step in the plot",
             f"{held['Asterism'][65_536] / GIB:.1f} GiB at 65,536 tokens",
-            f"Hugging Face {held[bigbird][16_384] / GIB:.1f} GiB at 16,384, "
+            f"Hugging Face BigBird {held[bigbird][16_384] / GIB:.1f} GiB at 16,384, "
             f"eager BERT {held['PyTorch dense (eager)'][8192] / GIB:.1f} GiB at 8,192",
             machine(_STEP),
         ),
