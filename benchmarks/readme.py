@@ -113,10 +113,10 @@ def _short() -> str:
     ours, dense = (dict(training_step("seconds")[name]) for name in ("Asterism", "PyTorch dense (SDPA)"))
     slower = max(length for length in ours.keys() & dense.keys() if ours[length] >= dense[length])
     faster = min(length for length in ours.keys() & dense.keys() if length > slower)
-    at_slower, at_faster = f"{slower:,} tokens", f"{faster:,} tokens"
     return (
-        f"- **short sequences**: plain SDPA. A training step (plot) takes {ours[slower]:.1f} s at {at_slower}, and\n"
-        f"  {dense[slower]:.1f} s with dense attention; at {at_faster}, {ours[faster]:.1f} s and {dense[faster]:.1f} s"
+        "- **short sequences**: PyTorch's own attention (SDPA). The training step of the plot takes "
+        f"{ours[slower]:.1f} s at {slower:,} tokens\n"
+        f"  and {dense[slower]:.1f} s with SDPA; at {faster:,} tokens, {ours[faster]:.1f} s and {dense[faster]:.1f} s"
         f" ({machine(_STEP)})."
     )
 
