@@ -10,7 +10,7 @@ from repository import DOCS, docs_page
 from asterism.cli.main import main
 from asterism.patterns.text import VOCABULARY
 
-WITH_OUTPUT = ("theory.md", "turing-machines.md", "devices.md")
+WITH_OUTPUT = ("theory.md", "turing-machines.md", "howto/devices.md")
 WITH_PYTHON = (*WITH_OUTPUT, "patterns.md", pytest.param("models.md", marks=pytest.mark.model))
 
 
