@@ -15,7 +15,8 @@ WITH_PYTHON = (*WITH_OUTPUT, "patterns.md", pytest.param("models.md", marks=pyte
 
 
 def blocks(page: str, kind: str) -> list[str]:
-    found = re.findall(rf"^```{kind}\n(.*?)^```$", docs_page(page).read_text(), re.MULTILINE | re.DOTALL)
+    text = docs_page(page).read_text()
+    found = re.findall(rf"(?<!-->\n)^```{kind}\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)  # but those not to be run
     assert found
     return found
 
