@@ -136,16 +136,19 @@ def test_the_table_of_peers_has_its_rows_and_columns():
 
 
 def test_versions_are_those_of_today():
-    for package in ("torch", "transformers", "accelerate"):
-        assert f"{package} {PINNED[package]}" in README
+    torch, transformers, accelerate = (PINNED[package] for package in ("torch", "transformers", "accelerate"))
+    assert f": torch {torch}, transformers {transformers} with accelerate {accelerate}, flash-attn" in README
+    assert f"Python 3.11, torch {torch}, transformers\n" in README
     (lowest,) = re.findall(r"^LOWEST := (.*)$", (ROOT / "Makefile").read_text(), re.MULTILINE)
-    assert f"transformers\n{lowest} and {PINNED['transformers']}" in README
+    assert f"transformers\n{lowest} and {transformers}, gloo" in README
     assert f"version {asterism.__version__}:" in README
 
 
 def test_families_are_counted_in_the_table():
-    zoo = docs_page("zoo.md").read_text()
-    (families, working) = re.findall(r"^(\d+) families of transformers [\d.]+: (\d+) work", zoo, re.MULTILINE)[0]
+    zoo, native = (docs_page(page).read_text() for page in ("zoo.md", "native.md"))
+    ((families, working),) = re.findall(r"^(\d+) families of transformers [\d.]+: (\d+) work", zoo, re.MULTILINE)
+    (own,) = re.findall(r"^(\d+) families of transformers", native, re.MULTILINE)
+    assert f"[{own} families](docs/reference/native.md)" in README
     assert f"[{working} of {families} families]" in README
 
 
