@@ -124,7 +124,7 @@ def _short() -> str:
 def _claims() -> str:
     """The table of claims: each with a figure, what it is compared with, and the machine."""
     forward, both = ({name: dict(line) for name, line in attention(of).items()} for of in _DIRECTIONS)
-    held = {name: dict(line) for name, line in training_step("bytes").items()}
+    gib = {name: {n: f"{size / GIB:.1f}" for n, size in line} for name, line in training_step("bytes").items()}
     pace, right = tokens_per_second(), accuracies()
     dense, flex, bigbird = "PyTorch dense (SDPA)", "FlexAttention, compiled", "Hugging Face BigBird"
     ms = {name: f"{line[16_384] * 1e3:,.0f} ms" for name, line in forward.items()}
@@ -144,9 +144,9 @@ def _claims() -> str:
         ),
         (
             "**Long**: memory of the training step in the plot",
-            f"{held['Asterism'][16_384] / GIB:.1f} GiB at 16,384 tokens, {held['Asterism'][65_536] / GIB:.1f} at 65,536",
-            f"SDPA {held[dense][16_384] / GIB:.1f} GiB and Hugging Face BigBird {held[bigbird][16_384] / GIB:.1f} at 16,384, "
-            f"eager {held['PyTorch dense (eager)'][8192] / GIB:.1f} at 8,192",
+            f"{gib['Asterism'][16_384]} GiB at 16,384 tokens, {gib['Asterism'][65_536]} at 65,536",
+            f"SDPA {gib[dense][16_384]} GiB and Hugging Face BigBird {gib[bigbird][16_384]} at 16,384, "
+            f"eager {gib['PyTorch dense (eager)'][8192]} at 8,192",
             machine(_STEP),
         ),
         (
