@@ -86,5 +86,5 @@ def test_require_causal_names_the_stable_relative(text):
 
 def test_an_unstable_pattern_that_no_table_knows_is_refused_too(monkeypatch):
     monkeypatch.setattr("asterism.patterns.causality._STABLE_RELATIVES", {})
-    with refusing(PatternError, "not-prefix-stable", "does not depend on the length"):
+    with refusing(PatternError, "not-prefix-stable", "one that does not depend on the length"):
         patterns.require_prefix_stable(patterns.bigbird(block=4))
