@@ -36,9 +36,9 @@ def runnable() -> list[object]:
 
 
 @pytest.mark.parametrize("page", runnable())
-def test_the_page_runs(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys):
+def test_the_page_runs(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsysbinary):
     monkeypatch.chdir(tmp_path)
-    Reader(page, monkeypatch, capsys).run()
+    Reader(page, monkeypatch, capsysbinary).run()
 
 
 @pytest.mark.parametrize("page", [pytest.param(page, id=name(page)) for page in PAGES])
@@ -63,9 +63,9 @@ def test_pages_named_here_exist():
     assert all((Path(__file__).parent / test).exists() for test in RUN_ELSEWHERE.values())
 
 
-def reader(tmp_path, monkeypatch, capsys) -> Reader:
+def reader(tmp_path, monkeypatch, capsysbinary) -> Reader:
     monkeypatch.chdir(tmp_path)
-    return Reader(tmp_path / "page.md", monkeypatch, capsys)
+    return Reader(tmp_path / "page.md", monkeypatch, capsysbinary)
 
 
 @pytest.mark.parametrize(
@@ -82,13 +82,13 @@ def reader(tmp_path, monkeypatch, capsys) -> Reader:
         ("ruby", "puts 1\n"),
     ],
 )
-def test_a_block_that_is_wrong_is_noticed(kind, text, tmp_path, monkeypatch, capsys):
+def test_a_block_that_is_wrong_is_noticed(kind, text, tmp_path, monkeypatch, capsysbinary):
     with pytest.raises(AssertionError):
-        reader(tmp_path, monkeypatch, capsys).one(Block(kind, text, 1, None))
+        reader(tmp_path, monkeypatch, capsysbinary).one(Block(kind, text, 1, None))
 
 
-def test_commands_are_read_as_a_shell_reads_them(tmp_path, monkeypatch, capsys):
-    shell = reader(tmp_path, monkeypatch, capsys)
+def test_commands_are_read_as_a_shell_reads_them(tmp_path, monkeypatch, capsysbinary):
+    shell = reader(tmp_path, monkeypatch, capsysbinary)
     shell.one(Block("sh", "printf 'a|b\\n' | cat > out.txt  # a comment\nprintf c \\\n  | cat > more.txt\n", 1, None))
     assert Path("out.txt").read_text() == "a|b\n" and Path("more.txt").read_text() == "c"
     shell.one(Block("console", "$ cat out.txt\na|b\n$ asterism show 'causal() | dense()' -n 1 > drawn.txt\n", 1, None))

@@ -70,8 +70,8 @@ def commands(block: Block) -> list[tuple[str, str]]:
 class Reader:
     """Runs a page as somebody would who reads it: in one folder, which is the current one, and in one namespace."""
 
-    def __init__(self, page: Path, monkeypatch, capsys) -> None:
-        self.page, self.monkeypatch, self.capsys = page, monkeypatch, capsys
+    def __init__(self, page: Path, monkeypatch, capsysbinary) -> None:
+        self.page, self.monkeypatch, self.capsysbinary = page, monkeypatch, capsysbinary
         self.namespace: dict[str, object] = {"__name__": page.stem}
 
     def run(self) -> None:
@@ -86,7 +86,7 @@ class Reader:
             code = compile("\n" * block.line + block.text, str(self.page), "exec")
             if block.reason is None:
                 exec(code, self.namespace)
-                self.capsys.readouterr()
+                self.capsysbinary.readouterr()
         elif block.kind in (*COMMANDS, *SESSION):
             for command, shown in commands(block):
                 if block.reason is not None:
@@ -107,7 +107,7 @@ class Reader:
         text = b""
         for stage in stages:
             text = self._stage(stage, text)
-        return text.decode()
+        return text.decode(errors="replace")
 
     def _stage(self, stage: str, given: bytes) -> bytes:
         (words, *target) = (part.strip() for part in _outside_quotes(stage, ">"))
@@ -115,9 +115,8 @@ class Reader:
         if program == "asterism":
             self.monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(given)))
             code = main(rest)
-            out, err = self.capsys.readouterr()
-            assert code == 0, f"{stage}: exit code {code}\n{err}"
-            printed = out.encode()
+            printed, err = self.capsysbinary.readouterr()  # what a model of bytes writes need not be UTF-8
+            assert code == 0, f"{stage}: exit code {code}\n{err.decode()}"
         else:
             assert program in _TOOLS, f"{stage}: {program} is no program that pages run"
             done = subprocess.run(["sh", "-c", words], input=given, capture_output=True, check=False)

@@ -1,0 +1,90 @@
+"""The site as it is built: without a warning, by both builders, and complete where it is opened from the disk."""
+
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from repository import ROOT
+
+pytestmark = pytest.mark.slow  # a build takes ten seconds and more
+
+CHROMIUM = shutil.which("chromium")
+FLAGS = [
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-quic",
+    "--no-first-run",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+]
+
+
+def build(builder: str, folder: Path) -> Path:
+    """The site, built strictly into a folder."""
+    pytest.importorskip(builder)
+    shutil.copy(ROOT / "mkdocs.yml", folder)
+    shutil.copytree(ROOT / "docs", folder / "docs")
+    (folder / "src").symlink_to(ROOT / "src")
+    environment = os.environ | {"PYTHONPATH": str(ROOT / "documentation"), "NO_MKDOCS_2_WARNING": "1"}
+    command = [sys.executable, "-m", builder, "build", "--strict", "--config-file", "mkdocs.yml"]
+    done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0 and "WARNING" not in done.stderr, done.stdout + done.stderr
+    return folder / "site"
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return build("mkdocs", tmp_path_factory.mktemp("site"))
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[object]:
+    playwright = pytest.importorskip("playwright.sync_api")
+    if CHROMIUM is None:
+        pytest.skip("no chromium")
+    with playwright.sync_playwright() as started:
+        chromium = started.chromium.launch(executable_path=CHROMIUM, args=FLAGS)
+        yield chromium
+        chromium.close()
+
+
+def test_objects_and_pictures_are_on_the_pages(site: Path):
+    attention = (site / "reference" / "attention.html").read_text()
+    for name in ("asterism.kernels.attend.attend", "asterism.Terms", "asterism.compiler.Plan.describe"):
+        assert f'id="{name}"' in attention
+    assert (site / "reference" / "pictures" / "bigbird.svg").exists()
+
+
+def test_zensical_builds_the_same_pages(site: Path, tmp_path: Path):
+    other = build("zensical", tmp_path)
+    assert {path.relative_to(site) for path in site.rglob("*.html")} == {
+        path.relative_to(other) for path in other.rglob("*.html")
+    }
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("width", [400, 1280])
+def test_search_works_from_the_disk_and_nothing_is_loaded_from_outside(site, browser, scheme, width):
+    asked, complaints = [], []
+    page = browser.new_context(viewport={"width": width, "height": 900}, color_scheme=scheme).new_page()
+    page.on("request", lambda request: asked.append(request.url))
+    page.on("pageerror", lambda error: complaints.append(str(error)))
+    page.on("console", lambda message: complaints.append(message.text) if message.type == "error" else None)
+    page.goto((site / "index.html").as_uri())
+    if width == 400:
+        page.click("label.md-header__button[for=__search]")
+    page.click("[data-md-component=search-query]")
+    page.keyboard.type("gradient checkpointing")
+    page.wait_for_selector(".md-search-result__item a")
+    page.click(".md-search-result__item a")
+    page.wait_for_load_state()
+    assert page.url.startswith(site.as_uri()) and page.url != (site / "index.html").as_uri()
+    assert page.evaluate("document.documentElement.scrollWidth <= window.innerWidth")
+    assert [url for url in asked if not url.startswith((site.as_uri(), "data:", "blob:", "about:"))] == []
+    assert complaints == []
+    page.context.close()
