@@ -9,7 +9,6 @@ from repository import DOCS, ROOT
 
 RUN_ELSEWHERE = {
     "README.md": "test_readme.py",
-    "howto/devices.md": "test_docs.py",
     "howto/finetuning.md": "test_finetuning_docs.py",
     "howto/genomes.md": "test_genome_docs.py",
 }

@@ -12,6 +12,7 @@ import sys
 import tomllib
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import dropwhile
 from pathlib import Path
 
 from repository import DOCS, ROOT
@@ -26,7 +27,7 @@ READ = ("", "text", "json", "yaml", "csv", "c", "cpp", "diff", "ini", "toml")
 _REASON = re.compile(r"^<!-- not run: (\S.*\S) -->$")
 _TOOLS = {"cat", "cp", "cut", "head", "ls", "mkdir", "mv", "printf", "rm", "tail", "wc"}
 """Programs of every system that pages run as they are."""
-_CHECKED = {"accelerate", "cd", "export", "git", "make", "pip", "python", "source", "srun", "sbatch", "torchrun"}
+_CHECKED = {"accelerate", "cd", "export", "git", "hf", "make", "pip", "python", "source", "srun", "sbatch", "torchrun"}
 """Programs whose commands are checked and not run: they install, take minutes, or need several processes."""
 
 
@@ -99,8 +100,7 @@ class Reader:
 
     def command(self, line: str) -> str:
         """What a command prints to stdout; it must succeed."""
-        program = shlex.split(line)[0]
-        if program in _CHECKED:
+        if shlex.split(line)[0] in _CHECKED:
             check(line)
             return ""
         stages = [stage.strip() for stage in _outside_quotes(line, "|")]
@@ -153,7 +153,7 @@ def check(line: str) -> None:
 
 
 def _check_stage(line: str) -> None:
-    program, *rest = shlex.split(line)
+    program, *rest = dropwhile(re.compile(r"[A-Z_]+=").match, shlex.split(line))  # but `OMP_NUM_THREADS=1`
     if program == "make":
         targets = [word for word in rest if "=" not in word and not word.startswith("-")]
         known = re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE)
