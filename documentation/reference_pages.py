@@ -7,13 +7,16 @@ A test compares them with the code.
 """
 
 import argparse
+import contextlib
+import io
+import os
 import sys
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
 from dataclasses import MISSING, Field, fields
 from pathlib import Path
 from types import NoneType
 from typing import Any, Literal, get_args, get_origin
+from unittest import mock
 
 from pattern_pictures import gallery, pictures
 
@@ -27,6 +30,9 @@ WRITTEN = "This page is written by `make reference`.\n"
 
 _CONFIGURED = {kind.kind: {one.name for one in fields(kind)} for kind in (RunConfig, FineTuneConfig)}
 """The settings that are flags of a verb; a page of its own lists them."""
+
+_SETTINGS = {RunConfig.kind: "training-a-model", FineTuneConfig.kind: "fine-tuning"}
+"""Where that page lists them."""
 
 _NEEDS_NOTHING = ("show", "plan", "certify", "simulate")
 """Verbs whose examples run anywhere."""
@@ -47,7 +53,7 @@ def pages() -> dict[Path, str]:
 
 
 def verbs() -> str:
-    """The page of verbs, from the parsers that answer --help."""
+    """The page of verbs, from their --help."""
     lines = [
         "# Verbs\n",
         "`asterism VERB ...` does everything that the library does from a shell. Results go to stdout, progress to"
@@ -58,31 +64,31 @@ def verbs() -> str:
         *(f"| [`{verb}`](#{verb}) | {_cell(purpose)} |" for verb, purpose in VERBS.items()),
         "",
     ]
-    for verb, parser in parsers().items():
-        lines += [f"## {verb}\n", _description(verb, parser), *_example(verb, parser), *_arguments(verb, parser)]
+    for verb in VERBS:
+        lines += [f"## {verb}\n", *_section(verb)]
     return "\n".join(lines)
 
 
-def parsers() -> dict[str, argparse.ArgumentParser]:
-    """The parser of every verb: the one that prints its help."""
-    found: dict[str, argparse.ArgumentParser] = {}
-    for verb in VERBS:
-        with _helping() as asked:
-            main([verb, "--help"])
-        found[verb] = asked[-1]
-    return found
+def _section(verb: str) -> list[str]:
+    """What --help prints: as tables where argparse prints it, else as the text that it is."""
+    with _helping() as asked, contextlib.redirect_stdout(io.StringIO()) as printed:
+        code = main([verb, "--help"])
+    if code != 0:
+        raise SystemExit(f"asterism {verb} --help ended with {code}: install what it names")
+    if asked:
+        return [_description(verb, asked[-1]), *_example(verb, asked[-1]), *_arguments(verb, asked[-1])]
+    anchor = _SETTINGS.get(verb)
+    more = [f"[Settings](settings.md#{anchor}) lists every setting. `--help` prints the most useful ones:\n"]
+    return [*(more if anchor else []), "```text", printed.getvalue().strip(), "```\n"]
 
 
-@contextmanager
+@contextlib.contextmanager
 def _helping() -> Iterator[list[argparse.ArgumentParser]]:
-    """Within the body, parsers are noted where they would print their help."""
+    """Within the body, parsers are noted where they would print their help, and others print 90 columns."""
     asked: list[argparse.ArgumentParser] = []
-    original = argparse.ArgumentParser.print_help
-    argparse.ArgumentParser.print_help = lambda self, file=None: asked.append(self)  # type: ignore[method-assign]
-    try:
+    noted = mock.patch.object(argparse.ArgumentParser, "print_help", lambda self, file=None: asked.append(self))
+    with noted, mock.patch.dict(os.environ, {"COLUMNS": "90"}):
         yield asked
-    finally:
-        argparse.ArgumentParser.print_help = original  # type: ignore[method-assign]
 
 
 def _description(verb: str, parser: argparse.ArgumentParser) -> str:
@@ -105,8 +111,7 @@ def _arguments(verb: str, parser: argparse.ArgumentParser) -> list[str]:
             continue
         rows.append(f"| {_flags(action)} | {_cell(_meaning(action))} |")
     if verb in _CONFIGURED:
-        anchor = "training-a-model" if verb == RunConfig.kind else "fine-tuning"
-        rows.append(f"| [every setting](settings.md#{anchor}) | `--batch-size 8` sets `batch_size` |")
+        rows.append(f"| [every setting](settings.md#{_SETTINGS[verb]}) | `--batch-size 8` sets `batch_size` |")
     return [*rows, ""] if len(rows) > 1 else []
 
 
