@@ -1,6 +1,7 @@
 // Search runs in a worker, and browsers start no worker for a page opened from the disk (file://). There the worker's
-// script runs in a hidden frame instead: what is posted to the worker is an event of the frame's window, and what the
-// script posts comes back as an event of the worker. Pages that a server sends use the browser's workers.
+// script runs in a hidden frame instead: a message to the worker is an event of the frame's window, and a message from
+// the script is an event of the worker. As with a worker, messages are copies and arrive after the sender has returned.
+// Pages from a server use the browser's workers.
 if (location.protocol === "file:") {
   window.Worker = class extends EventTarget {
     constructor(url) {
@@ -14,7 +15,10 @@ if (location.protocol === "file:") {
       this.inside.document.open()
       this.inside.document.write("<!doctype html><title>search</title>")
       this.inside.document.close()
-      this.inside.postMessage = data => this.answer("message", { data })
+      this.inside.postMessage = data => {
+        const copy = structuredClone(data)
+        setTimeout(() => this.answer("message", { data: copy }))
+      }
       this.inside.importScripts = (...urls) =>
         urls.reduce((before, one) => before.then(() => this.load(one)), Promise.resolve())
       this.load(url).then(() => {
@@ -36,8 +40,9 @@ if (location.protocol === "file:") {
       })
     }
     postMessage(data) {
-      if (this.waiting) this.waiting.push(data)
-      else this.inside.dispatchEvent(new this.inside.MessageEvent("message", { data }))
+      const copy = structuredClone(data)
+      if (this.waiting) this.waiting.push(copy)
+      else setTimeout(() => this.inside.dispatchEvent(new this.inside.MessageEvent("message", { data: copy })))
     }
     answer(type, init) {
       const event = type === "message" ? new MessageEvent(type, init) : new ErrorEvent(type, init)

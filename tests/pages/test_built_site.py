@@ -1,11 +1,15 @@
 """The site as it is built: without a warning, by both builders, and complete where it is opened from the disk."""
 
 import os
+import re
 import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
+from functools import partial
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from threading import Thread
 
 import pytest
 from repository import ROOT
@@ -43,6 +47,11 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
+def zensical(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return build("zensical", tmp_path_factory.mktemp("zensical"))
+
+
+@pytest.fixture(scope="module")
 def browser() -> Iterator[object]:
     playwright = pytest.importorskip("playwright.sync_api")
     if CHROMIUM is None:
@@ -60,21 +69,26 @@ def test_objects_and_pictures_are_on_the_pages(site: Path):
     assert (site / "reference" / "pictures" / "bigbird.svg").exists()
 
 
-def test_zensical_builds_the_same_pages(site: Path, tmp_path: Path):
-    other = build("zensical", tmp_path)
+def test_zensical_builds_the_same_pages(site: Path, zensical: Path):
     assert {path.relative_to(site) for path in site.rglob("*.html")} == {
-        path.relative_to(other) for path in other.rglob("*.html")
+        path.relative_to(zensical) for path in zensical.rglob("*.html")
     }
+
+
+def watched(browser, **options):
+    """A page, the addresses that it asks for, and its complaints."""
+    asked, complaints = [], []
+    page = browser.new_context(**options).new_page()
+    page.on("request", lambda request: asked.append(request.url))
+    page.on("pageerror", lambda error: complaints.append(str(error)))
+    page.on("console", lambda message: complaints.append(message.text) if message.type == "error" else None)
+    return page, asked, complaints
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize("width", [400, 1280])
 def test_search_works_from_the_disk_and_nothing_is_loaded_from_outside(site, browser, scheme, width):
-    asked, complaints = [], []
-    page = browser.new_context(viewport={"width": width, "height": 900}, color_scheme=scheme).new_page()
-    page.on("request", lambda request: asked.append(request.url))
-    page.on("pageerror", lambda error: complaints.append(str(error)))
-    page.on("console", lambda message: complaints.append(message.text) if message.type == "error" else None)
+    page, asked, complaints = watched(browser, viewport={"width": width, "height": 900}, color_scheme=scheme)
     page.goto((site / "index.html").as_uri())
     if width == 400:
         page.click("label.md-header__button[for=__search]")
@@ -88,3 +102,29 @@ def test_search_works_from_the_disk_and_nothing_is_loaded_from_outside(site, bro
     assert [url for url in asked if not url.startswith((site.as_uri(), "data:", "blob:", "about:"))] == []
     assert complaints == []
     page.context.close()
+
+
+def test_search_works_from_the_disk_under_zensical(zensical: Path, browser):
+    page, asked, complaints = watched(browser, viewport={"width": 1280, "height": 900})
+    page.goto((zensical / "index.html").as_uri())
+    page.keyboard.press("Control+k")
+    page.keyboard.type("gradient checkpointing")
+    page.get_by_text(re.compile(r"^\d+ results$")).wait_for()
+    assert [url for url in asked if not url.startswith((zensical.as_uri(), "data:", "blob:", "about:"))] == []
+    assert complaints == []
+    page.context.close()
+
+
+def test_search_works_from_a_server(site: Path, browser):
+    handler = partial(SimpleHTTPRequestHandler, directory=str(site))
+    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        Thread(target=server.serve_forever, daemon=True).start()
+        address = f"http://127.0.0.1:{server.server_port}/"
+        page, asked, _ = watched(browser, viewport={"width": 1280, "height": 900})
+        page.goto(f"{address}index.html")
+        page.click("[data-md-component=search-query]")
+        page.keyboard.type("gradient checkpointing")
+        page.wait_for_selector(".md-search-result__item a")
+        page.context.close()
+        server.shutdown()
+    assert [url for url in asked if not url.startswith((address, "data:", "blob:", "about:"))] == []
