@@ -128,3 +128,17 @@ def test_search_works_from_a_server(site: Path, browser):
         page.context.close()
         server.shutdown()
     assert [url for url in asked if not url.startswith((address, "data:", "blob:", "about:"))] == []
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_axe_finds_nothing_serious(site: Path, browser, scheme):
+    axe = pytest.importorskip("axe_playwright_python.sync_playwright").Axe()
+    found = []
+    for name in ("index", "tutorial", "reference/gallery", "reference/settings", "howto/huggingface"):
+        page, _, _ = watched(browser, viewport={"width": 1280, "height": 900}, color_scheme=scheme)
+        page.goto((site / f"{name}.html").as_uri())
+        for violation in axe.run(page).response["violations"]:
+            if violation["impact"] in ("serious", "critical"):
+                found.append((name, violation["id"], violation["nodes"][0]["html"][:100]))
+        page.context.close()
+    assert found == []

@@ -82,7 +82,8 @@ def test_questions_of_newcomers_are_answered_one_click_from_home():
 def test_nothing_is_loaded_from_outside():
     assert CONFIG["theme"]["font"] is False
     assert "offline" in CONFIG["plugins"]
-    for path in [*CONFIG["extra"]["polyfills"], *CONFIG["extra_css"], CONFIG["theme"]["favicon"]]:
+    own = *CONFIG["extra"]["polyfills"], *CONFIG["extra_css"], *CONFIG["extra_javascript"], CONFIG["theme"]["favicon"]
+    for path in own:
         assert (DOCS / path).exists()
 
 
