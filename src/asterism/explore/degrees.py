@@ -9,8 +9,9 @@ from asterism.patterns.draw import check_queries, keys_read, spread
 from asterism.patterns.intervals import Integers
 
 _BARS = 24
-_ROUNDS = (8, 64, 512, 4096, 32768)
-"""How many queries are counted: every round is of evenly spread queries, and tells what the next will take."""
+_ROUNDS = (8, 8, 64, 512, 4096, 32768)
+"""How many queries are counted: every round is of evenly spread queries, and tells what the next will take.
+The first is repeated, since it may make what later ones find made."""
 
 _SECONDS = 0.35
 """A round that would take longer is not begun."""

@@ -21,12 +21,13 @@ def fault_of(text: str, error: PatternError) -> tuple[int, int] | None:
     stripped = text.strip()
     tree = expression(stripped)
     if tree is None:
-        place = _of_grammar(stripped)
-        return None if place is None else (before + place, before + place + 1)
+        stop = _of_grammar(stripped)
+        return None if stop is None else (before + stop, before + stop + 1)
     for part in _parts(tree):
         place = _span(stripped, part)
         if place and str(_refusal(stripped[slice(*place)])) == str(error):
-            return before + place[0], before + place[1]
+            start, stop = _argument(stripped, part, error) or place
+            return before + start, before + stop
     return None
 
 
@@ -48,6 +49,16 @@ def _parts(tree: ast.expr) -> Iterator[ast.expr]:
     names_of_calls = {id(node.func) for node in outermost_first if isinstance(node, ast.Call)}
     parts = [node for node in outermost_first if id(node) not in names_of_calls]
     yield from parts[::-1][:_MOST_PARTS]
+
+
+def _argument(text: str, part: ast.expr, error: PatternError) -> tuple[int, int] | None:
+    """The name of the argument that an error names, in the call that it is about."""
+    if error.code in ("unknown-argument", "argument-twice") and isinstance(part, ast.Call):
+        for keyword in part.keywords[::-1]:
+            if keyword.arg and repr(keyword.arg) in str(error).partition(". Did")[0]:
+                start = len(text.encode()[: keyword.col_offset].decode())
+                return start, start + len(keyword.arg)
+    return None
 
 
 def _span(text: str, part: ast.expr) -> tuple[int, int] | None:

@@ -16,6 +16,7 @@ class Entry(NamedTuple):
     length  tokens at which it is worth looking at
     source  where it is published, and what was read off there
     link    of the paper
+    layer   the layer that is shown first
     """
 
     group: str
@@ -24,6 +25,7 @@ class Entry(NamedTuple):
     length: int
     source: str
     link: str
+    layer: int = 0
 
 
 _PAPERS, _MODELS = "Published patterns", "Windows of today's models"
@@ -118,6 +120,7 @@ GALLERY = (
         8192,
         "local_attention=128, every third layer dense (ModernBertConfig)",
         "2412.13663",
+        layer=1,
     ),
     Entry(
         _MODELS,

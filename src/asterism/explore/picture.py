@@ -6,25 +6,32 @@ Nothing here has the size of n x n: the work grows with the cells.
 """
 
 from base64 import b64encode
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from asterism.patterns import Pattern
 from asterism.patterns.draw import verdicts_between
 from asterism.patterns.intervals import Integers
 from asterism.patterns.pattern import Verdict, Verdicts
 
+Shares = NDArray[np.float64]
+
 MOST_CELLS = 512
 """Cells along a side."""
 
 _FULL = 255
-_SIDE = 6  # pairs drawn in a cell, squared
+_DRAWN_PAIRS = 2**21  # for all cells together
+_GOLDEN = 0.6180339887498949
 _EXACT_PAIRS = 2**20  # a part of at most so many pairs is looked at as a whole
 _PAIRS_FOR_VERDICTS = 2**23  # of which a worker looks at some 50 million in a second
-_CHUNK = 2**16  # cells whose drawn pairs are looked at together
+_CHUNK = 2**13  # cells whose drawn pairs are looked at together
 
 
-def draw_part(pattern: Pattern, n: int, head: int, rows: tuple[int, int], columns: tuple[int, int], cells: int):
+def draw_part(
+    pattern: Pattern, n: int, head: int, rows: tuple[int, int], columns: tuple[int, int], cells: int
+) -> dict[str, Any]:
     """The part rows x columns, both half-open and not empty, in at most cells x cells cells.
 
     `rows` and `columns` of the result are the borders of the cells in tokens; `levels` is the uint8 picture in base64,
@@ -51,7 +58,7 @@ def _borders(tokens: tuple[int, int], cells: int) -> Integers:
     return start + np.arange(count + 1, dtype=np.int64) * (stop - start) // count
 
 
-def _counted(pattern: Pattern, n: int, head: int, row: Integers, column: Integers) -> np.ndarray:
+def _counted(pattern: Pattern, n: int, head: int, row: Integers, column: Integers) -> Shares:
     """The share of allowed pairs of each cell, float64 [rows - 1, columns - 1], by looking at every pair."""
     queries, keys = np.arange(row[0], row[-1]), np.arange(column[0], column[-1])
     allowed = pattern.allows(queries[:, None], keys[None, :], n, head)
@@ -60,16 +67,21 @@ def _counted(pattern: Pattern, n: int, head: int, row: Integers, column: Integer
     return counts / (np.diff(row)[:, None] * np.diff(column)[None, :])
 
 
-def _drawn(pattern: Pattern, n: int, head: int, row: Integers, column: Integers, verdicts: Verdicts) -> np.ndarray:
-    """The same share, estimated from pairs drawn evenly in every cell that is neither empty nor full."""
+def _drawn(pattern: Pattern, n: int, head: int, row: Integers, column: Integers, verdicts: Verdicts) -> Shares:
+    """The same share, estimated from pairs of every cell that is neither empty nor full.
+
+    They are points of a lattice, of which no two share a row or a column, so that stripes are met in proportion; each
+    cell shifts it by its own draw, lest stripes and lattice agree.
+    """
     shares = np.zeros(verdicts.shape)
     of_row, of_column = np.nonzero((verdicts == Verdict.MIXED) | (verdicts == Verdict.UNKNOWN))
+    points = int(np.clip(_DRAWN_PAIRS // max(of_row.size, 1), 16, 256))
+    lattice = np.stack([np.arange(points) * _GOLDEN, np.arange(points) / points])[:, None]
     chance = np.random.default_rng(0)
-    strata = np.arange(_SIDE)
     for start in range(0, of_row.size, _CHUNK):
         i, j = of_row[start : start + _CHUNK], of_column[start : start + _CHUNK]
-        within = (strata + chance.random((2, i.size, _SIDE))) / _SIDE
+        within = (lattice + chance.random((2, i.size, 1))) % 1.0
         queries = row[i, None] + (within[0] * (row[i + 1] - row[i])[:, None]).astype(np.int64)
         keys = column[j, None] + (within[1] * (column[j + 1] - column[j])[:, None]).astype(np.int64)
-        shares[i, j] = pattern.allows(queries[:, :, None], keys[:, None, :], n, head).mean(axis=(1, 2))
+        shares[i, j] = pattern.allows(queries, keys, n, head).mean(axis=1)
     return shares

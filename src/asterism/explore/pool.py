@@ -68,7 +68,9 @@ class Pool:
 
     def __init__(self, workers: int, patience: float) -> None:
         self.size, self.patience = workers, patience
-        self.free: asyncio.Queue[Worker | None] = asyncio.Queue()
+        self.free: asyncio.LifoQueue[Worker | None] = (
+            asyncio.LifoQueue()
+        )  # whoever answered last has most in its memory
         self.all: set[Worker] = set()
         self.waiting = 0
 
@@ -95,15 +97,18 @@ class Pool:
             worker = worker or await self._new()  # in place of one that was ended
             return await worker.ask(question, seconds)
         except TimeoutError:
-            worker = await self._ended(worker)
+            await self._without(worker)
+            worker = None
             return refusal(
                 "took-too-long", f"this takes longer than {seconds:g} s: ask for fewer tokens or a simpler pattern"
             )
         except OSError:
-            worker = await self._ended(worker)
+            await self._without(worker)
+            worker = None
             return refusal("worker-ended", "the process that computed this has ended (out of memory?): ask for less")
         except asyncio.CancelledError:  # whoever asked is gone; the answer may still come and must not meet the next
-            worker = await self._ended(worker)
+            await self._without(worker)
+            worker = None
             raise
         finally:
             self.free.put_nowait(worker)
@@ -113,7 +118,8 @@ class Pool:
         self.all.add(worker)
         return worker
 
-    async def _ended(self, worker: Worker | None) -> None:
+    async def _without(self, worker: Worker | None) -> None:
+        """End a worker that cannot be used again; None, which stands for one that is still to be started."""
         if worker is not None:
             self.all.discard(worker)
             await worker.end()

@@ -33,9 +33,10 @@ Given = Mapping[str, Any]
 
 def answer(given: object) -> dict[str, Any]:
     """The answer to a question {"question": NAME, ...}. Raises AsterismError where it is refused."""
-    if not isinstance(given, dict) or given.get("question") not in QUESTIONS:
+    name = given.get("question") if isinstance(given, dict) else None
+    if not isinstance(given, dict) or not isinstance(name, str) or name not in QUESTIONS:
         raise ConfigurationError("unknown-question", f"a question must be one of {', '.join(QUESTIONS)}")
-    return QUESTIONS[given["question"]](given)
+    return QUESTIONS[name](given)
 
 
 # --- the questions ----------------------------------------------------------------------------------------------------
@@ -129,7 +130,7 @@ def _number(given: Given, name: str, least: int, most: int) -> int:
     value = given.get(name)
     if not is_whole(value, least, most):
         raise ConfigurationError(
-            f"number-out-of-range", f"{name} must be a whole number from {least:,} to {most:,}, got {_short(value)}"
+            "number-out-of-range", f"{name} must be a whole number from {least:,} to {most:,}, got {_short(value)}"
         )
     return int(value)  # type: ignore[arg-type]  # is_whole says so
 

@@ -13,7 +13,11 @@ def vocabulary() -> list[dict[str, object]]:
         {"name": name, "arguments": _arguments(function), "meaning": _meaning(function.__doc__ or "")}
         for name, function in functions.items()
     ]
-    transform = {"name": "fourier", "arguments": [], "meaning": "Fourier mixing in place of attention, in a layer."}
+    transform: dict[str, object] = {
+        "name": "fourier",
+        "arguments": [],
+        "meaning": "Fourier mixing in place of attention, in a layer.",
+    }
     return sorted([*words, transform], key=lambda word: str(word["name"]))
 
 
@@ -30,4 +34,6 @@ def _arguments(function: object) -> list[str]:
 
 
 def _meaning(docstring: str) -> str:
-    return " ".join(docstring.partition("\n\n")[0].split())
+    """The first sentence of a docstring, without its marks."""
+    words = " ".join(docstring.partition("\n\n")[0].split()).replace("`", "").replace("*", "")
+    return words.partition(". ")[0].rstrip(".") + "."

@@ -40,10 +40,13 @@ export function histogram(bars) {
     svg("text", { x: left, y: bottom + 15 }, number(bars[0][0])),
     svg("text", { x: width - 8, y: bottom + 15, "text-anchor": "end" }, number(bars.at(-1)[1])),
     svg("text", { x: (left + width) / 2, y: bottom + 30, "text-anchor": "middle" }, "keys that a query reads"),
-    svg("text", { x: left - 5, y: top + 6, "text-anchor": "end" }, short(most).replace(" ", "")),
+    svg("text", { x: left - 5, y: top + 6, "text-anchor": "end" }, number(most)),
     svg("text", { x: 0, y: bottom }, "queries"));
   return chart;
 }
+
+// Kiloseconds are nobody's unit.
+export const amount = (value, unit) => (unit === "s" && value >= 1000 ? `${number(value)} s` : short(value, unit));
 
 const SHAPES = ["one", "two", "three"];
 
@@ -64,10 +67,10 @@ export function logarithmic(title, unit, lines, crossing) {
   const chart = svg("svg", { viewBox: `0 0 ${width} ${height}`, class: "chart", role: "img", "aria-label": `${title}; the table below has the figures` });
   for (let decade = y0; decade <= y1; decade++) {
     chart.append(svg("path", { d: `M${left} ${y(10 ** decade)}H${width - right}`, class: "axis" }),
-      svg("text", { x: left - 6, y: y(10 ** decade) + 4, "text-anchor": "end" }, short(10 ** decade, unit)));
+      svg("text", { x: left - 6, y: y(10 ** decade) + 4, "text-anchor": "end" }, amount(10 ** decade, unit)));
   }
   for (let power = Math.ceil(x0); power <= x1; power += 2) {
-    chart.append(svg("text", { x: x(2 ** power), y: bottom + 16, "text-anchor": "middle" }, short(2 ** power)));
+    chart.append(svg("text", { x: x(2 ** power), y: bottom + 16, "text-anchor": power > x1 - 0.6 ? "end" : "middle" }, number(2 ** power)));
   }
   chart.append(svg("text", { x: (left + width) / 2, y: height - 6, "text-anchor": "middle" }, "tokens"));
   lines.forEach(({ name, points }, at) => {

@@ -32,9 +32,9 @@ function card(entry, choose, pictures) {
 
 async function draw(pictures) {
   const asker = new Asker();
-  for (const [canvas, { text, length }] of pictures) {
+  for (const [canvas, { text, length, layer }] of pictures) {
     const whole = [0, length];
-    const reply = await asker.ask({ question: "picture", text, length, layer: 0, head: 0, rows: whole, columns: whole, cells: 74 });
+    const reply = await asker.ask({ question: "picture", text, length, layer, head: 0, rows: whole, columns: whole, cells: 74 });
     if (reply?.answer?.levels) Mask.thumbnail(canvas, { ...reply.answer, levels: bytes(reply.answer.levels) });
   }
 }

@@ -123,7 +123,7 @@ function listen() {
 }
 
 function choose(entry, letter) {
-  Object.assign(state, { [letter.toLowerCase()]: entry.text, [`layer${letter}`]: 0, [`head${letter}`]: 0, view: null });
+  Object.assign(state, { [letter.toLowerCase()]: entry.text, [`layer${letter}`]: entry.layer, [`head${letter}`]: 0, view: null });
   if (letter === "A") state.n = entry.length;
   show();
   remember();

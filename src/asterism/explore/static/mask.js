@@ -1,8 +1,8 @@
 // A mask on a canvas: queries down, keys across; any part of it, moved and zoomed, with marks on top.
 
-import { number, short } from "./ask.js";
+import { number } from "./ask.js";
 
-const LEFT = 46, TOP = 24;
+const LEFT = 54, TOP = 24;
 const LEAST_SIDE = 8;
 
 const colour = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
@@ -66,7 +66,8 @@ export class Mask {
 
   #size() {
     const { clientWidth, clientHeight } = this.canvas;
-    return { width: Math.max(clientWidth - LEFT - 2, 1), height: Math.max(clientHeight - TOP - 2, 1) };
+    const side = Math.max(Math.min(clientWidth - LEFT, clientHeight - TOP) - 2, 1);
+    return { width: side, height: side };
   }
 
   #token(event) {
@@ -214,21 +215,21 @@ export class Mask {
     context.textAlign = "center";
     for (let at = Math.ceil(k / step) * step; at < k + side; at += step) {
       const place = LEFT + ((at - k) / side) * width;
-      if (place < LEFT + width - 14) context.fillText(name(at, step), Math.max(place, LEFT + 4), TOP - 8);
+      if (place < LEFT + width - 52) context.fillText(number(at), Math.max(place, LEFT + 4), TOP - 8);
     }
     context.textAlign = "right";
     for (let at = Math.ceil(q / step) * step; at < q + side; at += step) {
       const place = TOP + ((at - q) / side) * height;
-      if (place < TOP + height - 6) context.fillText(name(at, step), LEFT - 6, Math.max(place + 4, TOP + 10));
+      if (place < TOP + height - 6) context.fillText(number(at), LEFT - 6, Math.max(place + 4, TOP + 10));
     }
     context.textAlign = "left";
     context.fillText("query", 2, TOP - 8);
+    context.textAlign = "right";
+    context.fillText("key", LEFT + width, TOP - 8);
   }
 }
 
 const percent = (share) => `${(share * 100).toPrecision(2)}%`;
-
-const name = (at, step) => (step >= 1000 ? short(at).replace(" ", "") : number(at));
 
 function range(borders, at) {
   const first = borders[at], last = borders[at + 1] - 1;

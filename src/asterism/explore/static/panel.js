@@ -7,7 +7,9 @@ import { Mask, svgOf } from "./mask.js";
 import { save, savePng } from "./save.js";
 import { state } from "./state.js";
 
-const COARSE = 96, FINE = 320;
+const STEPS = [96, 192, 384];
+const QUICK = 300;
+// Cells along a side: a coarse picture at once, then finer ones, as long as one took less than so many milliseconds.
 
 export class Panel {
   // `letter` is "A" or "B"; `changed(what)` is told when the text, or the view, was changed by hand.
@@ -23,6 +25,7 @@ export class Panel {
     find(".refused").id = `refused-${letter}`;
     find(".name").htmlFor = input.id;
     this.input = input;
+    this.#choices({ layers: [{ heads: 1 }], layer: 0 });
     this.editor = new Editor(input, list, words, () => this.#typed());
     this.mask = new Mask(find(".mask"), (view) => changed("view", view), (text) => (find(".readout").textContent = text));
     this.refine = settled(140, () => this.#fine());
@@ -75,31 +78,40 @@ export class Panel {
   async refresh() {
     this.refine();
     this.count();
-    await this.#draw(this.quick, COARSE);
+    await this.#draw(this.quick, STEPS[0]);
   }
 
-  #fine() {
-    return this.#draw(this.slow, FINE);
+  async #fine() {
+    for (const cells of STEPS.slice(1)) {
+      const begun = performance.now();
+      const isDrawn = await this.#draw(this.slow, cells);
+      if (!isDrawn || performance.now() - begun > QUICK) return;
+    }
   }
 
+  // Whether the picture was drawn: not where it is refused, or no longer what the state says.
   async #draw(asker, cells) {
     const { q, k, side } = state.view ?? { q: 0, k: 0, side: 2 ** 40 };
     const part = (start) => [Math.floor(start), Math.ceil(start + side)];
     const question = { question: "picture", ...this.question, rows: part(q), columns: part(k), cells };
-    const view = JSON.stringify(state.view);
+    const key = this.#key;
     const reply = await asker.ask(question);
-    const isStale = question.text !== this.text || question.length !== state.n || view !== JSON.stringify(state.view)
-      || question.layer !== state[`layer${this.letter}`] || question.head !== state[`head${this.letter}`];
-    if (!reply || isStale || (cells === COARSE && this.drawn?.cells === FINE && this.drawn.key === JSON.stringify([this.question, view]))) return;
+    if (!reply || key !== this.#key || (this.drawn?.key === key && this.drawn.cells > cells)) return false;
     if (reply.refused) {
-      if (cells === COARSE || !this.told) this.#refuse(reply.refused);
-      return;
+      if (cells === STEPS[0]) this.#refuse(reply.refused);
+      return false;
     }
     this.#accept(reply.answer);
-    this.drawn = { cells, key: JSON.stringify([this.question, view]) };
+    this.drawn = { cells, key };
     this.mask.canvas.dataset.text = question.text;
     this.mask.canvas.dataset.length = question.length;
     this.mask.canvas.dataset.cells = cells;
+    return true;
+  }
+
+  // What a picture is of.
+  get #key() {
+    return JSON.stringify([this.question, state.view]);
   }
 
   #refuse({ message, place }) {
@@ -152,8 +164,9 @@ export class Panel {
 
   async #degrees() {
     const question = { question: "degrees", ...this.question };
+    const asked = JSON.stringify(question);
     const reply = await this.counts.ask(question);
-    if (!reply || question.text !== this.text || question.length !== state.n) return;
+    if (!reply || asked !== JSON.stringify({ question: "degrees", ...this.question })) return;
     const out = this.find(".degrees");
     if (reply.refused) {
       out.replaceChildren(this.told && !this.told.note ? element("p", { className: "facts" }, `Keys per query: ${reply.refused.message}`) : "");
@@ -163,7 +176,7 @@ export class Panel {
     const some = counted < queries ? ` (${number(counted)} of ${number(queries)} queries counted, evenly spread)` : "";
     const average = mean.toLocaleString("en-US", { maximumFractionDigits: 1 });
     const facts = `A query reads ${number(minimum)} to ${number(maximum)} keys, ${average} on average${some}. `
-      + `Density: ${((100 * mean) / state.n).toPrecision(3)}% of the pairs.`;
+      + `Density: ${counted < queries ? "about " : ""}${((100 * mean) / state.n).toPrecision(3)}% of the pairs.`;
     out.replaceChildren(element("h3", {}, "Keys per query"), element("p", { className: "facts" }, facts), bars.length ? histogram(bars) : "");
   }
 }

@@ -39,7 +39,7 @@ export class Proof {
     const reply = await asker.ask(question);
     if (!reply || text !== state.a || question.length !== state.proof) return;
     find("proof-refused").textContent = reply.refused?.message ?? "";
-    find("proof-out").hidden = !!reply.refused;
+    find("proof-out").hidden = find("lines").hidden = !!reply.refused;
     this.told = reply.answer ?? null;
     if (!this.told) return;
     Object.assign(this, { text, first: bytes(this.told.reach.first) });
@@ -70,7 +70,7 @@ export class Proof {
     this.mask.show({ ...reply.answer, levels: bytes(reply.answer.levels) }, told.length);
     this.mask.canvas.ariaLabel = `Mask at ${told.length} tokens with marks: ${condition.shows}`;
     this.mask.canvas.dataset.marks = condition.rows.length + condition.columns.length + condition.pairs.length;
-    find("reach-out").textContent = "";
+    find("reach-out").textContent = `0 of ${told.reach.layers}`;
   }
 
   // Reach after so many layers; what this layer connects is orange.
@@ -93,7 +93,9 @@ export class Proof {
     find("reach").value = number;
     const share = number === 0 ? 1 / told.length : shares[Math.min(number, shares.length) - 1];
     const ending = number === layers && told.reach.followed > layers ? ", and more layers follow" : "";
-    find("reach-out").textContent = share === undefined ? `${number} of ${layers}` : `${number} of ${layers}: ${(100 * share).toPrecision(3)}% of the pairs${ending}`;
+    // Without self loops a connection can be lost again, so the picture may hold more than the share says.
+    const kept = told.conditions[1].holds ? "" : "; drawn: after at most so many";
+    find("reach-out").textContent = share === undefined ? `${number} of ${layers}` : `${number} of ${layers}: ${(100 * share).toPrecision(3)}% of the pairs${ending}${kept}`;
     this.changed();
   }
 
