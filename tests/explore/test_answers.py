@@ -67,12 +67,12 @@ def test_estimated_shades_are_near_the_share():
     """Above a million pairs shades are estimated; which cells are empty or full is still exact."""
     n = 2048
     for text in ("fixed(stride=64, summary=4)", "bigbird(block=32)", "stride(16)"):
-        told = picture(text, n)
+        told = picture(text, n, cells=128)
         shares, levels = shares_of(told, parse(text), n), levels_of(told)
         assert not told["exact"] and told["undecided"] == 0
         assert ((levels == 0) == (shares == 0)).all()
         assert ((levels == 255) == (shares == 1)).all()
-        assert np.abs(levels / 255 - shares).max() < 0.1
+        assert np.abs(levels / 255 - shares).max() < 0.2
 
 
 def test_a_part_of_the_mask():

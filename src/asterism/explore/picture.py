@@ -22,10 +22,12 @@ MOST_CELLS = 512
 """Cells along a side."""
 
 _FULL = 255
-_DRAWN_PAIRS = 2**21  # for all cells together
 _GOLDEN = 0.6180339887498949
 _EXACT_PAIRS = 2**20  # a part of at most so many pairs is looked at as a whole
-_PAIRS_FOR_VERDICTS = 2**23  # of which a worker looks at some 50 million in a second
+_LOOKED_AT, _DRAWN = (256, 2**23), (64, 2**20)
+"""Pairs looked at to settle a picture's verdicts, and drawn for its shades: for each cell, and at most. A worker looks
+at some 30 million in a second, so a coarse picture is there at once."""
+
 _CHUNK = 2**13  # cells whose drawn pairs are looked at together
 
 
@@ -38,7 +40,7 @@ def draw_part(
     row by row: 0 where no pair of a cell is allowed, 255 where all are, between them the share, never 0 or 255.
     """
     row, column = _borders(rows, cells), _borders(columns, cells)
-    verdicts = verdicts_between(pattern, row, column, n, head, _PAIRS_FOR_VERDICTS)
+    verdicts = verdicts_between(pattern, row, column, n, head, _budget(_LOOKED_AT, cells))
     is_exact = (rows[1] - rows[0]) * (columns[1] - columns[0]) <= _EXACT_PAIRS
     shares = _counted(pattern, n, head, row, column) if is_exact else _drawn(pattern, n, head, row, column, verdicts)
     levels = np.clip(np.rint(shares * _FULL), 1, _FULL - 1).astype(np.uint8)
@@ -50,6 +52,11 @@ def draw_part(
         "exact": is_exact,
         "undecided": int((verdicts == Verdict.UNKNOWN).sum()),
     }
+
+
+def _budget(pairs: tuple[int, int], cells: int) -> int:
+    of_cell, most = pairs
+    return min(of_cell * cells**2, most)
 
 
 def _borders(tokens: tuple[int, int], cells: int) -> Integers:
@@ -75,7 +82,7 @@ def _drawn(pattern: Pattern, n: int, head: int, row: Integers, column: Integers,
     """
     shares = np.zeros(verdicts.shape)
     of_row, of_column = np.nonzero((verdicts == Verdict.MIXED) | (verdicts == Verdict.UNKNOWN))
-    points = int(np.clip(_DRAWN_PAIRS // max(of_row.size, 1), 16, 256))
+    points = int(np.clip(_budget(_DRAWN, max(verdicts.shape)) // max(of_row.size, 1), 9, 256))
     lattice = np.stack([np.arange(points) * _GOLDEN, np.arange(points) / points])[:, None]
     chance = np.random.default_rng(0)
     for start in range(0, of_row.size, _CHUNK):

@@ -6,7 +6,7 @@ export class Editor {
   constructor(input, list, words, changed) {
     Object.assign(this, { input, list, words, changed, options: [], active: -1 });
     input.addEventListener("input", () => {
-      this.#offer();
+      if (input.value.length < 20_000) this.#offer();
       changed();
     });
     input.addEventListener("keydown", (event) => this.#key(event));

@@ -7,7 +7,8 @@ import { Mask, svgOf } from "./mask.js";
 import { save, savePng } from "./save.js";
 import { state } from "./state.js";
 
-const STEPS = [96, 192, 384];
+const STEPS = [64, 192, 384];
+const MOST_CHARACTERS = 20_000;
 const QUICK = 300;
 // Cells along a side: a coarse picture at once, then finer ones, as long as one took less than so many milliseconds.
 
@@ -70,6 +71,11 @@ export class Panel {
   }
 
   #typed() {
+    if (this.input.value.length > MOST_CHARACTERS) {
+      const message = `the text has ${number(this.input.value.length)} characters: at most ${number(MOST_CHARACTERS)} are read here`;
+      this.#refuse({ message, place: null });
+      return;
+    }
     state[this.letter.toLowerCase()] = this.input.value;
     this.refresh();
     this.changed("text");
