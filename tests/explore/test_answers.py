@@ -116,11 +116,11 @@ def test_the_crossing_with_dense():
     """Tiles cost the fixed part, and hardly more for pairs; dense attention costs n * n."""
     told = cost_by_length(parse("window(left=7)"), 1, "float32", prices(1e-9, 1e6, 1.0), "cpu")
     assert told["crossing"] == pytest.approx(1000, rel=1e-3)
-    assert [row["length"] for row in told["rows"]][:3] == [256, 512, 1024]
+    assert [row["length"] for row in told["rows"]][:3] == [64, 128, 256]
     never = cost_by_length(parse("window(left=7)"), 1, "float32", prices(1e-9, 1e30, 1.0), "cpu")
     always = cost_by_length(parse("window(left=7)"), 1, "float32", prices(1e-9, 0.0, 1.0), "cpu")
-    assert (never["crossing"], always["crossing"]) == (None, 256.0)
-    row = told["rows"][0]
+    assert (never["crossing"], always["crossing"]) == (None, 64.0)
+    row = told["rows"][2]
     assert row["mask_bytes"] == 4 * 256 * 64 * 4 + 256**2
     assert log(row["dense"] * 1e9, 2) == pytest.approx(16)
     with refusing(PatternError, "pattern-heads", "3"):

@@ -98,7 +98,7 @@ TYPED = (
 def test_a_typed_pattern_changes_the_picture_in_time(page, served, length, milliseconds):
     """The median of six patterns, none of which was asked for before; other work on the machine may slow one."""
     go(page, served, f"n={length}")
-    page.wait_for_timeout(1500)
+    page.wait_for_timeout(4000)  # until the finer pictures of the first pattern are there
     took = []
     for text in TYPED:
         took.append(page.evaluate(TYPE, [text, length]))

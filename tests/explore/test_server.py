@@ -134,7 +134,7 @@ def test_costs_are_by_the_prices_of_the_machine(client):
     question = {"question": "cost", "text": "window(left=7)", "layer": 0, "heads": 2, "prices": {}, "tiles": "none"}
     told = client.post("/ask", json=question).json()["answer"]
     assert (told["source"], told["processor"], told["threads"], told["heads"]) == ("shipped", "avx2", 2, 2)
-    assert told["rows"][0]["dense"] == pytest.approx((1000 + 2 * 256**2) / 1e9)
+    assert told["rows"][0]["dense"] == pytest.approx((1000 + 2 * 64**2) / 1e9)
     assert client.post("/ask", json={"question": "machine"}).json()["answer"] == FIGURES
 
 

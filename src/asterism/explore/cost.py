@@ -17,7 +17,7 @@ from asterism.patterns.draw import check_queries
 HEAD_DIM = 64
 """Features of a head, for which there are prices."""
 
-_SHORTEST, _LONGEST = 2**8, 2**20
+_SHORTEST, _LONGEST = 2**6, 2**20
 _SECONDS = 0.45
 """After so long no further length is begun: the next may take twice as long as all before it."""
 

@@ -1,6 +1,7 @@
 """The names that a pattern may call, for completion: their arguments and what they mean, from the functions."""
 
 import inspect
+import re
 
 from asterism.patterns import interleave
 from asterism.patterns.text import VOCABULARY
@@ -36,4 +37,4 @@ def _arguments(function: object) -> list[str]:
 def _meaning(docstring: str) -> str:
     """The first sentence of a docstring, without its marks."""
     words = " ".join(docstring.partition("\n\n")[0].split()).replace("`", "").replace("*", "")
-    return words.partition(". ")[0].rstrip(".") + "."
+    return re.split(r"(?<=[\w)])\. (?=[A-Z])", words)[0].removesuffix(".") + "."

@@ -7,6 +7,7 @@ lies, if that is known. Whatever libraries print goes to stderr, never between t
 import json
 import os
 import sys
+import warnings
 from typing import Any
 
 from asterism.errors import AsterismError, PatternError
@@ -56,6 +57,7 @@ def main() -> None:
     answers = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)
     _limit_memory()
+    warnings.simplefilter("ignore", SyntaxWarning)  # of Python's grammar about what somebody types
     answer(_FIRST)
     answers.write(b'{"ready": true}\n')
     answers.flush()

@@ -23,9 +23,12 @@ export function table(head, rows) {
     element("table", {}, element("thead", {}, line(head, "th")), element("tbody", {}, ...rows.map((row) => line(row, "td")))));
 }
 
+// As wide as there is room, so that letters keep their size.
+const fitting = (room, most) => Math.min(Math.max(room, 260), most);
+
 // Bars (least, most, queries): how many queries read so many keys.
-export function histogram(bars) {
-  const width = 480, height = 170, bottom = height - 34, left = 46, top = 14;
+export function histogram(bars, room) {
+  const width = fitting(room, 480), height = 170, bottom = height - 34, left = 46, top = 14;
   const most = Math.max(...bars.map((bar) => bar[2]));
   const chart = svg("svg", { viewBox: `0 0 ${width} ${height}`, class: "chart", role: "img",
     "aria-label": `Histogram of keys per query, from ${number(bars[0][0])} to ${number(bars.at(-1)[1])}` });
@@ -56,8 +59,8 @@ function dot(shape, x, y) {
 }
 
 // Lines {name, points: [[x, y]]} on logarithmic axes; `crossing` is an x, or null.
-export function logarithmic(title, unit, lines, crossing) {
-  const width = 560, height = 330, left = 64, right = 14, top = 20 + 17 * lines.length, bottom = height - 42;
+export function logarithmic(title, unit, lines, crossing, room) {
+  const width = fitting(room, 560), height = 330, left = 64, right = 14, top = 20 + 17 * lines.length, bottom = height - 42;
   const xs = lines.flatMap((line) => line.points.map((point) => point[0]));
   const ys = lines.flatMap((line) => line.points.map((point) => point[1]));
   const [x0, x1] = [Math.log2(Math.min(...xs)), Math.log2(Math.max(...xs)) + 1e-9];
@@ -69,7 +72,7 @@ export function logarithmic(title, unit, lines, crossing) {
     chart.append(svg("path", { d: `M${left} ${y(10 ** decade)}H${width - right}`, class: "axis" }),
       svg("text", { x: left - 6, y: y(10 ** decade) + 4, "text-anchor": "end" }, amount(10 ** decade, unit)));
   }
-  for (let power = Math.ceil(x0); power <= x1; power += 2) {
+  for (let power = Math.ceil(x0); power <= x1; power += width < 450 ? 4 : 2) {
     chart.append(svg("text", { x: x(2 ** power), y: bottom + 16, "text-anchor": power > x1 - 0.6 ? "end" : "middle" }, number(2 ** power)));
   }
   chart.append(svg("text", { x: (left + width) / 2, y: height - 6, "text-anchor": "middle" }, "tokens"));

@@ -40,11 +40,11 @@ export async function showCost(panel, out, before = null) {
   const factor = wins ? ` At ${number(last.length)} tokens by ${times < 100 ? times.toPrecision(2) : number(times)} times.` : "";
   const ending = told.complete ? "" : ` Longer plans take more time to compile than a page may wait: asterism plan goes on from ${number(told.next)}.`;
   const about = `${told.heads} heads of ${told.head_dim}, ${state.dtype}, ${state.direction === "training" ? "forward and backward" : "forward"}, `
-    + `${told.threads} threads of ${told.processor}. ${SOURCES[told.source]} Times are estimates, as auto chooses by.`;
+    + `${told.threads} thread${told.threads === 1 ? "" : "s"} of ${told.processor}. ${SOURCES[told.source]} Times are estimates, as auto chooses by.`;
   out.replaceChildren(
     element("h3", {}, "Time"), element("p", { className: "facts verdict" }, verdict + factor + ending),
-    logarithmic("Estimated time against tokens", "s", time, crossing && crossing > rows[0].length ? crossing : null),
-    element("h3", {}, "Memory"), logarithmic("Memory against tokens", "B", memory, null),
+    logarithmic("Estimated time against tokens", "s", time, crossing && crossing > rows[0].length ? crossing : null, out.clientWidth),
+    element("h3", {}, "Memory"), logarithmic("Memory against tokens", "B", memory, null, out.clientWidth),
     element("p", { className: "facts" }, about),
     element("details", {}, element("summary", {}, "As a table"),
       table(["tokens", "density", "tiles", dense, "with plan", "with mask"], rows.map((row) => [number(row.length), `${(100 * row.density).toPrecision(3)}%`,

@@ -183,6 +183,7 @@ export class Mask {
     context.drawImage(this.image, left, top, x(columns.at(-1)) - left, y(rows.at(-1)) - top);
     if (this.marks) this.#mark(x, y, width, height, side);
     context.restore();
+    if (this.marks) this.#circle(x, y);
     context.strokeStyle = colour("--line");
     context.strokeRect(LEFT - 0.5, TOP - 0.5, width + 1, height + 1);
   }
@@ -196,15 +197,20 @@ export class Mask {
     for (const column of marks.columns) context.fillRect(x(column + 0.5) - thick / 2, TOP, thick, height);
     context.globalAlpha = 1;
     for (const [query, key] of marks.pairs) context.fillRect(x(key + 0.5) - size / 2, y(query + 0.5) - size / 2, size, size);
-    if (marks.pairs.length && marks.pairs.length <= 4) {
-      context.strokeStyle = colour("--mark");
-      context.lineWidth = 2;
-      for (const [query, key] of marks.pairs) {
-        context.beginPath();
-        context.arc(x(key + 0.5), y(query + 0.5), 9, 0, 2 * Math.PI);
-        context.stroke();
-      }
+  }
+
+  // A few pairs are hard to find; circles may reach beyond the mask.
+  #circle(x, y) {
+    const { context, marks } = this, { q, k, side } = this.shown;
+    context.strokeStyle = colour("--mark");
+    context.lineWidth = 2;
+    for (const [query, key] of marks.pairs.length <= 4 ? marks.pairs : []) {
+      if (query < q || key < k || query >= q + side || key >= k + side) continue;
+      context.beginPath();
+      context.arc(x(key + 0.5), y(query + 0.5), 9, 0, 2 * Math.PI);
+      context.stroke();
     }
+    context.lineWidth = 1;
   }
 
   #axes(width, height) {

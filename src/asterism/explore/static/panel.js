@@ -7,7 +7,7 @@ import { Mask, svgOf } from "./mask.js";
 import { save, savePng } from "./save.js";
 import { state } from "./state.js";
 
-const STEPS = [64, 192, 384];
+const STEPS = [64, 128, 256, 384];
 const MOST_CHARACTERS = 20_000;
 const QUICK = 300;
 // Cells along a side: a coarse picture at once, then finer ones, as long as one took less than so many milliseconds.
@@ -181,9 +181,11 @@ export class Panel {
     const { queries, counted, minimum, mean, maximum, bars } = reply.answer;
     const some = counted < queries ? ` (${number(counted)} of ${number(queries)} queries counted, evenly spread)` : "";
     const average = mean.toLocaleString("en-US", { maximumFractionDigits: 1 });
-    const facts = `A query reads ${number(minimum)} to ${number(maximum)} keys, ${average} on average${some}. `
+    const read = minimum === maximum ? `Every query reads ${number(minimum)} key${minimum === 1 ? "" : "s"}`
+      : `A query reads ${number(minimum)} to ${number(maximum)} keys, ${average} on average`;
+    const facts = `${read}${some}. `
       + `Density: ${counted < queries ? "about " : ""}${((100 * mean) / state.n).toPrecision(3)}% of the pairs.`;
-    out.replaceChildren(element("h3", {}, "Keys per query"), element("p", { className: "facts" }, facts), bars.length ? histogram(bars) : "");
+    out.replaceChildren(element("h3", {}, "Keys per query"), element("p", { className: "facts" }, facts), minimum < maximum ? histogram(bars, out.clientWidth) : "");
   }
 }
 
