@@ -8,6 +8,7 @@ import asyncio
 import json
 import sys
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import Any
 
 _STARTING = 60.0
@@ -72,6 +73,7 @@ class Pool:
             asyncio.LifoQueue()
         )  # whoever answered last has most in its memory
         self.all: set[Worker] = set()
+        self.starting: set[asyncio.Task[None]] = set()
         self.waiting = 0
 
     async def start(self) -> None:
@@ -80,10 +82,14 @@ class Pool:
             self.free.put_nowait(worker)
 
     async def end(self) -> None:
-        """End all workers."""
+        """End all workers, those that are being started too."""
+        starting = list(self.starting)
+        for task in starting:
+            task.cancel()
+        await asyncio.gather(*starting, return_exceptions=True)
         await asyncio.gather(*(worker.end() for worker in self.all))
 
-    async def ask(self, question: Mapping[str, Any], patience: float | None = None) -> dict[str, Any]:
+    async def ask(self, question: Mapping[str, Any]) -> dict[str, Any]:
         """The answer or the refusal, as worker.py writes it; a refusal also for what takes longer than the patience."""
         if self.waiting >= _MOST_WAITING:
             return refusal("busy", "too many questions are waiting: ask again in a moment")
@@ -92,15 +98,15 @@ class Pool:
             worker = await self.free.get()
         finally:
             self.waiting -= 1
-        seconds = self.patience if patience is None else patience
         try:
             worker = worker or await self._new()  # in place of one that was ended
-            return await worker.ask(question, seconds)
+            return await worker.ask(question, self.patience)
         except TimeoutError:
             await self._without(worker)
             worker = None
+            limit = f"{self.patience:g} s"
             return refusal(
-                "took-too-long", f"this takes longer than {seconds:g} s: ask for fewer tokens or a simpler pattern"
+                "took-too-long", f"this takes longer than {limit}: ask for fewer tokens or a simpler pattern"
             )
         except OSError:
             await self._without(worker)
@@ -111,7 +117,22 @@ class Pool:
             worker = None
             raise
         finally:
-            self.free.put_nowait(worker)
+            if worker is None:
+                self._begin_another()
+            else:
+                self.free.put_nowait(worker)
+
+    def _begin_another(self) -> None:
+        """Start a worker in place of one that was ended, while others answer."""
+        task = asyncio.create_task(self._another())
+        self.starting.add(task)
+        task.add_done_callback(self.starting.discard)
+
+    async def _another(self) -> None:
+        worker = None  # where it does not come up, whoever asks next tries again
+        with suppress(OSError, TimeoutError):
+            worker = await self._new()
+        self.free.put_nowait(worker)
 
     async def _new(self) -> Worker:
         worker = await Worker.start()
