@@ -1,5 +1,6 @@
 """The server: who may ask, what it says to others, and that no question stops it."""
 
+import asyncio
 import contextlib
 import json
 import signal
@@ -16,6 +17,7 @@ from starlette.testclient import TestClient
 from asterism.errors import AsterismError
 from asterism.explore import server
 from asterism.explore.guard import MOST_BYTES
+from asterism.explore.pool import Pool
 
 PORT = 8765
 OWN = f"http://127.0.0.1:{PORT}"
@@ -151,6 +153,24 @@ def test_a_question_that_takes_too_long_is_refused_and_stops_nobody():
             assert "answer" in client.post("/ask", json=picture("causal()")).json()
             waiting = client.post("/ask", json={"question": "cost", "text": "causal()"}).json()["refused"]
             assert waiting["code"] == "prices-wait"
+
+
+def test_a_worker_that_takes_too_long_is_ended_and_replaced():
+    async def ask():
+        pool = Pool(1, 0.5)
+        await pool.start()
+        (first,) = pool.all
+        try:
+            slow = await pool.ask({"question": "certificate", "text": "yun_random(9)", "length": 2**16})
+            ended = first.process.returncode
+            told = await pool.ask(picture("causal()"))
+            return slow["refused"]["code"], ended, "answer" in told, first in pool.all, len(pool.all)
+        finally:
+            await pool.end()
+
+    code, ended, is_answered, *kept = asyncio.run(ask())
+    assert (code, is_answered, kept) == ("took-too-long", True, [False, 1])
+    assert ended is not None
 
 
 def test_the_verb_serves_until_it_is_interrupted(served):
