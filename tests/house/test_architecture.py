@@ -42,7 +42,8 @@ for folder in ORDER[1:]:
 ALLOWED["training"] |= {"quiet"}
 ALLOWED["bench"] = {*ALLOWED["training"], "bench"}
 ALLOWED["promises"] = {*ALLOWED["training"], "bench", "promises"}
-ALLOWED["cli"] |= {"theory", "bench", "promises", "files", "presence", "quiet"}
+ALLOWED["explore"] = {"errors", "calls", "patterns", "compiler", "kernels", "theory", "explore"}
+ALLOWED["cli"] |= {"theory", "bench", "promises", "explore", "files", "presence", "quiet"}
 NO_TORCH = ("errors", "shape", "patterns", "compiler")
 ROOMS = ("data", "readers", "settings", "recipes", "run", "tasks", "objectives", "pipeline", "ask")
 """Those of training/, in the order in which they build on each other; each may import those before it."""
