@@ -268,7 +268,7 @@ def _legend(grid: Verdicts, tile: int, glyphs: Glyphs) -> str:
 
 
 def spread(n: int, count: int) -> Integers:
-    """`count` evenly spread positions of [0, n), int64 [count], first and last included; all of them when there are no more."""
+    """`count` evenly spread positions of [0, n), int64 [count], first and last included; all n if there are fewer."""
     return np.arange(n) if count >= n else np.linspace(0, n - 1, count).astype(np.int64)
 
 
