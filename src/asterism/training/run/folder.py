@@ -37,7 +37,6 @@ from asterism.files import (
     write_text,
     writing,
 )
-from asterism.kernels.choice.figures import Figures
 from asterism.presence import require_model, require_run
 from asterism.system import sha256_of
 from asterism.training.run.integrity import check_sums, read_sealed, seal, sums_of
@@ -149,6 +148,8 @@ class RunFolder:
 
     def read_prices(self) -> dict[str, Any]:
         """What attention cost when the run began, and decides its kernels; {} on a GPU. Raises CheckpointError."""
+        from asterism.kernels.choice.figures import Figures  # brings torch, which those who only read do without
+
         try:
             return dict(Figures(nanoseconds=self.read_record()["prices"]).nanoseconds)
         except (AttributeError, TypeError, ValueError) as error:
