@@ -250,7 +250,6 @@ def _cost(
     length = _length(config, record)
     each_step = None if length is None else config.batch_size * length
     rates = [curve for name, curve in curves.items() if name.endswith("_per_second")]
-    memory = record.get("memory")
     return {
         "parameters": number(values.get("parameters")) or (None if weights is None else weights.count),
         "weight_bytes": None if weights is None else weights.bytes,
@@ -262,7 +261,7 @@ def _cost(
         "flops_per_step": flops,
         "flops": None if flops is None else flops * steps,
         "speed": {label_of(one.name): _median([value for *_, value in one.points]) for one in rates if one.points},
-        "peak_memory": number(memory.get("peak")) if isinstance(memory, dict) else None,
+        "peak_memory": number(record.get("peak_memory")),
     }
 
 

@@ -132,6 +132,7 @@ def _charts(run: Description, room: float) -> list[Chart]:
     for curve in run.curves.values():
         figures.setdefault(curve.figure, []).append(curve)
     order = [run.metric, "loss", "learning_rate", "step_seconds"]
+    figures = {name: each for name, each in figures.items() if name in order or any(map(_changes, each))}
     names = sorted(figures, key=lambda name: (order.index(name) if name in order else len(order), name))
     return [
         Chart(
@@ -152,19 +153,27 @@ def _charts(run: Description, room: float) -> list[Chart]:
     ]
 
 
+def _changes(curve: Curve) -> bool:
+    """Whether a figure has more than one value: how many tokens were scored each time is not worth a chart."""
+    return len({value for *_, value in curve.points}) > 1
+
+
 def _compared(runs: Sequence[Description], room: float) -> dict[str, list[Chart]]:
-    """For each figure that more than one run has, all runs over steps, seconds and FLOPs."""
-    names = dict.fromkeys(f"validation_{run.metric}" for run in runs if run.metric is not None)
-    groups: dict[str, list[Chart]] = {}
-    for name in [*names, "loss"]:
-        having = [(number, run) for number, run in enumerate(runs) if run.curves.get(name)]
-        if len(having) < 2:
-            continue
-        label = having[0][1].curves[name].label
-        title = f"{label}, {'validation' if name != 'loss' else 'training'}"
-        charts = [_across(title, label, axis, name, having, room) for axis in _AXES]
-        groups[title] = [chart for chart in charts if chart]
-    return groups
+    """For each figure by which more than one run is judged, and for the loss of each kind of learning that more than
+    one run has: these runs over steps, seconds and FLOPs."""
+    groups: dict[tuple[str, str], list[tuple[int, Description]]] = {}
+    for number, run in enumerate(runs):
+        learns = run.document["learns"]
+        for name, title in ((f"validation_{run.metric}", "validation"), ("loss", f"training, {learns}")):
+            if name in run.curves:
+                groups.setdefault((name, title), []).append((number, run))
+    found = {}
+    for (name, title), having in groups.items():
+        if len(having) > 1:
+            label = having[0][1].curves[name].label
+            charts = [_across(f"{label}, {title}", label, axis, name, having, room) for axis in _AXES]
+            found[f"{label}, {title}"] = [chart for chart in charts if chart]
+    return found
 
 
 def _across(

@@ -293,7 +293,8 @@ def marked(
     around = [(max(0, begin - 200), min(length, end + 200)) for begin, end, _ in inside]
     wanted = [(0, length)] if read is None and length <= most else list(read or [(0, min(length, most // 2))])
     keep = _stretches([list(one) for one in [*wanted, *around]], length) or []
-    cuts = sorted({0, length, *(end for one in keep for end in one), *(end for one in inside for end in one[:2])})
+    ends = [*keep, *(read or ()), *(one[:2] for one in inside)]
+    cuts = sorted({0, length, *(end for one in ends for end in one)})
     segments: list[Segment] = []
     room = most
     for begin, end in zip(cuts, cuts[1:], strict=False):
