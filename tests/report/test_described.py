@@ -6,7 +6,7 @@ import sys
 
 import pytest
 from refusals import refusing
-from run_folders import causal, finished, history, write_lines, write_model, write_run
+from run_folders import causal, finished, history, tuned, write_lines, write_model, write_run
 
 from asterism.errors import CheckpointError
 from asterism.report.compared import describe_runs, differences, document_of
@@ -109,6 +109,14 @@ def test_runs_that_differ_in_their_settings(tmp_path):
     assert list(runs) == ["run", "run (2)"]
     assert differences(runs) == {"seed": {"run": 0, "run (2)": 3}, "environment: seed": {"run": "0", "run (2)": "3"}}
     assert [one["name"] for one in document_of(runs)["runs"]] == ["run", "run (2)"]
+
+
+def test_runs_of_two_kinds_differ_in_what_both_have(tmp_path):
+    data = write_lines(tmp_path / "data.jsonl", [{"text": "x", "label": "a"}])
+    folders = [write_run(tmp_path / "a"), tuned(tmp_path / "b", "classify", data, [])]
+    found = differences(describe_runs(folders))
+    assert found["kind"] == {"a": "train", "b": "finetune"} and found["learns"] == {"a": "causal", "b": "classify"}
+    assert "context" not in found and "reader" not in found and "batch_size" not in found
 
 
 @pytest.mark.model

@@ -16,16 +16,16 @@ def describe_runs(paths: Sequence[str | Path], most_predictions: int = MOST_PRED
 
 
 def differences(runs: dict[str, Description]) -> dict[str, dict[str, Any]]:
-    """For each setting, version or hash that is not the same in all runs, what it is in each; None where it is not."""
+    """For each setting, version or hash that all runs have, and that is not the same in all, what it is in each."""
     each = {name: _facts(run) for name, run in runs.items()}
-    known = dict.fromkeys(fact for facts in each.values() for fact in facts)
-    rows = {fact: {name: facts.get(fact) for name, facts in each.items()} for fact in known}
+    shared = [fact for fact in next(iter(each.values()), {}) if all(fact in facts for facts in each.values())]
+    rows = {fact: {name: facts[fact] for name, facts in each.items()} for fact in shared}
     return {fact: row for fact, row in rows.items() if len({repr(value) for value in row.values()}) > 1}
 
 
 def _facts(run: Description) -> dict[str, Any]:
     document = run.document
-    facts = {"kind": document["kind"], **document["settings"]}
+    facts = {"kind": document["kind"], "learns": document["learns"], **document["settings"]}
     facts |= {f"data: {name}": value for name, value in document["data"].items() if name == "SHA-256"}
     return facts | {f"environment: {name}": value for name, value in document["environment"].items()}
 

@@ -184,7 +184,7 @@ def _shown(task: str, line: Mapping[str, Any], record: Mapping[str, Any], right:
     names = TASKS.get(task)
     question = record.get(names.question) if names is not None and names.question else None
     shown: dict[str, Any] = {
-        "record": plain(line.get("record", "?"), 200),
+        "record": _place(line.get("record")),
         "right": right,
         "question": None if question is None else plain(question),
         "predicted": _answer(said if names is not None else _rest(line)),
@@ -202,6 +202,12 @@ def _shown(task: str, line: Mapping[str, Any], record: Mapping[str, Any], right:
             shown["read"] = None if read is None else sum(end - begin for begin, end in read)
             shown["characters"] = len(document)
     return shown
+
+
+def _place(record: Any) -> str:
+    """Where a record stands, without the folders of its file."""
+    file, comma, line = plain(record if isinstance(record, str) else "?", 300).rpartition(", ")
+    return f"{Path(file).name}{comma}{line}"
 
 
 def _answer(value: Any) -> str:
