@@ -75,7 +75,11 @@ def test_what_is_damaged_is_left_out(tmp_path):
 
 @pytest.mark.parametrize(
     "result",
-    [{}, {"steps": "x", "minutes": None, "notes": 3, "baselines": [1]}, {"validation_bits_per_byte": [1], "notes": [{}]}],
+    [
+        {},
+        {"steps": "x", "minutes": None, "notes": 3, "baselines": [1]},
+        {"validation_bits_per_byte": [1], "notes": [{}]},
+    ],
 )
 def test_results_that_are_anything(tmp_path, result):
     found = describe(write_run(tmp_path / "run", result=result, decided=[], versions=3, machine=[1], peak_memory="x"))

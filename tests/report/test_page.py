@@ -95,7 +95,7 @@ def test_a_page_shows_less_until_it_is_small_enough(tmp_path, monkeypatch):
     made = [{"record": f"{data}, line {number + 1}", "predicted_summary": "z" * 3000} for number in range(60)]
     runs = describe_runs([tuned(tmp_path / "run", "summarize", data, made)])
     whole = make_page(runs)
-    assert "To keep this page small" not in whole and whole.count("<li class=\"unknown\">") == 60
+    assert "To keep this page small" not in whole and whole.count('<li class="unknown">') == 60
     monkeypatch.setattr(module, "LARGEST_PAGE", 200_000)
     small = make_page(runs)
     assert len(small) <= 200_000 and "To keep this page small" in small and 0 < small.count('<li class="unknown">') < 60

@@ -39,7 +39,7 @@ def test_what_is_no_file_says_so(tmp_path):
         assert list(lines) == [] and reason in lines.remark
 
 
-@pytest.mark.parametrize("value", [float("nan"), float("inf"), True, None, "1", [], 10**400])
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), True, None, "1", [], 10**400, -1e308])
 def test_what_is_no_finite_number_is_none(value):
     assert number(value) is None
 

@@ -1,4 +1,4 @@
-"""Charts and small pictures as inline SVG: coloured by the page's style sheet, so they are readable in light and dark."""
+"""Charts and small pictures as inline SVG: coloured by the page's style sheet, and so readable in light and dark."""
 
 import math
 from collections.abc import Sequence
@@ -79,13 +79,17 @@ class Chart:
         for value in ticks(y0, y1):
             y = _round(_place_y(value, y0, y1))
             parts.append(Markup('<path class="grid" d="M{} {}h{}"/>').format(LEFT, y, _INNER[0]))
-            parts.append(Markup('<text x="{}" y="{}" text-anchor="end">{}</text>').format(LEFT - 5, y + 4, short(value)))
+            parts.append(
+                Markup('<text x="{}" y="{}" text-anchor="end">{}</text>').format(LEFT - 5, y + 4, short(value))
+            )
         for value in ticks(x0, x1, 5):
             x, y = _round(_place_x(value, x0, x1)), HEIGHT - BOTTOM + 15
             anchor = "end" if x > WIDTH - RIGHT - 12 else "middle"
             parts.append(Markup('<text x="{}" y="{}" text-anchor="{}">{}</text>').format(x, y, anchor, short(value)))
         middle = LEFT + _INNER[0] / 2
-        parts.append(Markup('<text x="{}" y="{}" text-anchor="middle">{}</text>').format(middle, HEIGHT - 6, self.x_label))
+        parts.append(
+            Markup('<text x="{}" y="{}" text-anchor="middle">{}</text>').format(middle, HEIGHT - 6, self.x_label)
+        )
         parts += [self._drawn(line) for line in self.lines if line.points]
         return Markup("").join(parts)
 
@@ -192,5 +196,3 @@ def _cells(row: str, y: int, digit: str) -> str:
 def json_for_script(document: str) -> Markup:
     """A JSON text that can stand in a script element: nothing in it ends the element."""
     return Markup(document.replace("&", "\\u0026").replace("<", "\\u003c").replace(">", "\\u003e"))
-
-

@@ -97,12 +97,13 @@ def draw_layers(shape: Mapping[str, Any], length: int | None) -> Layers:
         return Layers(length, heads, has_decoder, remark="The folder does not hold the sizes of the model.")
     if "mixers" not in shape:
         kind = plain(shape.get("model_type", "other"), 40)
-        remark = f"The model is of type {kind}: its configuration names no patterns. Dense attention is assumed."
+        other = f"The model is of type {kind}: its configuration names no patterns."
         if has_decoder:
-            return Layers(length, heads, True, remark=remark)
-        shape = {**shape, "mixers": "dense()"}
-        return Layers(length, heads, False, _stack("layers", shape, "mixers", count, length), remark)
-    mixers, remark = [], None
+            return Layers(length, heads, True, remark=other)
+        dense = _stack("layers", {**shape, "mixers": "dense()"}, "mixers", count, length)
+        return Layers(length, heads, False, dense, f"{other} Dense attention is assumed.")
+    mixers: list[Drawn] = []
+    remark = None
     stacks = [("layers", "mixers", count)]
     if has_decoder:
         below = _first(shape, ("num_decoder_layers",)) or count
@@ -124,7 +125,7 @@ def _stack(stack: str, shape: Mapping[str, Any], name: str, count: int, length: 
     places: dict[Mixer, list[int]] = {}
     for place, mixer in enumerate(schedule.mixers[:count]):
         places.setdefault(mixer, []).append(place)
-    drawn = []
+    drawn: list[Drawn] = []
     for mixer, members in places.items():
         layers = sum(len(range(place, count, schedule.period)) for place in members)
         cycles = range(0, min(count, 8 * schedule.period), schedule.period)

@@ -1,4 +1,4 @@
-"""Described runs as one HTML file that loads nothing: styles, script and pictures are in it, and all text is escaped."""
+"""Described runs as one HTML file that loads nothing: styles, script and pictures are in it, all text is escaped."""
 
 import base64
 import hashlib
@@ -108,9 +108,7 @@ class _View:
         self.charts = _charts(self.run, self.room)
         self.predictions = self._some(self.document["predictions"]["shown"])
         self.samples = self._some(self.document["samples"])
-        self.patterns = [
-            {**one, "pictures": self._some(one["pictures"])} for one in self.document["patterns"]
-        ]
+        self.patterns = [{**one, "pictures": self._some(one["pictures"])} for one in self.document["patterns"]]
 
     def _some(self, members: Sequence[Any]) -> Sequence[Any]:
         return members[: round(self.room * len(members))]
@@ -121,7 +119,10 @@ class _View:
         score = self.document["score"]
         if score["value"] is None:
             return []
-        rows = [(self.run.name, score["value"], True), *((name, one, False) for name, one in score["baselines"].items())]
+        rows = [
+            (self.run.name, score["value"], True),
+            *((name, one, False) for name, one in score["baselines"].items()),
+        ]
         longest = max(abs(value) for _, value, _ in rows) or 1.0
         return [(name, value, abs(value) / longest, own) for name, value, own in rows]
 

@@ -1,7 +1,6 @@
 """Files of run folders, read within bounds, whatever they hold."""
 
 import json
-import math
 import re
 import stat
 from collections.abc import Iterator
@@ -16,6 +15,8 @@ MOST_LINE = 2**20
 MOST_TEXT = 4_000
 """How many characters of a text are kept."""
 
+_LARGEST = 1e100
+"""Numbers beyond it are damage; sums and products of those below are finite."""
 _CONTROLS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff\ufffe\uffff]")
 
 
@@ -98,13 +99,10 @@ def why_not_read(path: Path) -> str | None:
 
 
 def number(value: Any) -> float | None:
-    """A finite number, as it is; None for everything else."""
+    """A finite number, as it is; None for everything else, and for numbers that no run has."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         return None
-    try:
-        return value if math.isfinite(value) else None
-    except OverflowError:  # an integer beyond the floats
-        return None
+    return value if abs(value) < _LARGEST else None  # false of NaN, too
 
 
 def numbers(values: Any) -> dict[str, float]:

@@ -31,7 +31,7 @@ from asterism.training.settings.configuration import RunConfig
 from asterism.training.settings.sampling import Sampling
 
 PROMPT, SAMPLED = 32, 160
-"""How many bytes a model reads, and writes after them, to show how it learns: half a second, at most, of small models."""
+"""How many bytes a model reads, and writes after them, at each evaluation: fractions of a second for small models."""
 
 
 @dataclass(frozen=True, kw_only=True)

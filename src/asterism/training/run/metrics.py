@@ -107,7 +107,7 @@ class Outcome:
     metrics      what was measured, by name
     predictions  if there are any, one per example
     page         for people to read, in Markdown: what was measured, and some examples
-    samples      texts that the model wrote, for people to see how it learns: `text`, and `prompt`, `expected` or `record`
+    samples      what the model wrote, for people to see how it learns: `text`, and `prompt`, `expected` or `record`
     notes        what a user should know about it, one line each
     """
 
