@@ -9,6 +9,7 @@ from refusals import refusing
 from run_folders import causal, finished, history, tuned, write_lines, write_model, write_run
 
 from asterism.errors import CheckpointError
+from asterism.report import is_page
 from asterism.report.compared import describe_runs, differences, document_of
 from asterism.report.described import JUDGED, describe
 
@@ -71,6 +72,19 @@ def test_what_is_damaged_is_left_out(tmp_path):
     assert found.document["curves"] == []
     (folder / "history.jsonl").unlink()
     assert describe(folder).left_out["curves"] == "history.jsonl is missing."
+
+
+def test_pipes_are_not_waited_for(tmp_path):
+    folder = finished(tmp_path / "run")
+    (folder / "predictions.jsonl").touch()
+    for path in (folder / "history.jsonl", folder / "model" / "model.safetensors", folder / "model" / "config.json"):
+        path.unlink()
+        os.mkfifo(path)
+    for name in (".lock", "samples.jsonl"):
+        os.mkfifo(folder / name)
+    assert set(describe(folder).left_out) == {"curves", "cost", "samples"}
+    os.mkfifo(tmp_path / "report.html")
+    assert not is_page(tmp_path / "report.html")
 
 
 @pytest.mark.parametrize(

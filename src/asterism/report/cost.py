@@ -13,6 +13,7 @@ from typing import Any
 from safetensors import SafetensorError, safe_open
 
 from asterism.report.layers import Layers
+from asterism.report.reading import why_not_read
 
 _MASKED = 0.15
 """The share of tokens that a masked model predicts, and its head computes."""
@@ -41,6 +42,8 @@ def read_weights(folder: Path | None) -> Weights | None:
     shapes: dict[str, tuple[int, ...]] = {}
     try:
         for path in files:
+            if why_not_read(path) is not None:  # a pipe would be waited for
+                return None
             with safe_open(path, framework="np") as file:
                 shapes |= {name: tuple(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118
         size = sum(path.stat().st_size for path in files)

@@ -16,7 +16,7 @@ from asterism.report.cost import Weights, flops_per_step, read_weights
 from asterism.report.curves import Curve, label_of, read_curves
 from asterism.report.layers import Layers, draw_layers
 from asterism.report.predictions import Predictions, read_predictions
-from asterism.report.reading import JsonLines, number, numbers, plain
+from asterism.report.reading import JsonLines, number, numbers, plain, why_not_read
 from asterism.training.run.folder import STATE, RunFolder
 from asterism.training.run.lock import LOCK
 from asterism.training.settings.configuration import AnyConfig, FineTuneConfig, RunConfig, config_to_dict
@@ -158,8 +158,11 @@ def _status(
 
 def _holder(lock: Path) -> str | None:
     """Who writes in a run folder, by its lock; None for a process that has ended."""
+    if why_not_read(lock) is not None:
+        return None
     try:
-        text = plain(lock.read_text(errors="replace")[:300], 300)
+        with lock.open(errors="replace") as file:
+            text = plain(file.read(300), 300)
     except OSError:
         return None
     found = re.fullmatch(r"process (\d{1,9}) on (.+)", text)

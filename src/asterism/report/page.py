@@ -19,6 +19,7 @@ from asterism.report.chart import HEIGHT, WIDTH, Chart, Line, bar, json_for_scri
 from asterism.report.compared import differences
 from asterism.report.curves import Curve, thinned
 from asterism.report.described import Description
+from asterism.report.reading import why_not_read
 
 LARGEST_PAGE = 5 * 10**6
 """How many bytes a page has at most."""
@@ -42,6 +43,8 @@ def make_page(runs: dict[str, Description]) -> str:
 
 def is_page(path: Path) -> bool:
     """Whether a file is a page that was made here."""
+    if why_not_read(path) is not None:
+        return False
     try:
         with path.open("rb") as file:
             return _MARK.encode() in file.read(2000)
