@@ -12,6 +12,7 @@ from asterism.cli.main import main
 from asterism.report import LARGEST_PAGE
 from asterism.report.compared import MOST_RUNS
 from asterism.report.described import MOST_PREDICTIONS
+from asterism.report.predictions import MOST_PREDICTED
 from asterism.report.reading import MOST_BYTES
 
 TEXT = docs_page("report.md").read_text()
@@ -33,6 +34,7 @@ def test_the_limits_are_those_of_the_code():
         (LARGEST_PAGE // 10**6, "MB"),
         (MOST_PREDICTIONS, "predictions"),
         (MOST_BYTES // 2**20, "MiB"),
+        (MOST_PREDICTED // 2**20, "MiB"),
         (MOST_BYTES // 2**20, "MiB"),
         (MOST_RUNS, "runs"),
     ]

@@ -24,11 +24,10 @@ def test_a_line_that_is_too_long_is_left_out_and_those_behind_it_are_read(tmp_pa
     assert list(lines) == [{"a": 2}] and lines.damaged == 1
 
 
-def test_reading_stops_where_a_file_is_huge(tmp_path, monkeypatch):
-    monkeypatch.setattr(reading, "MOST_BYTES", 100)
+def test_reading_stops_where_a_file_is_huge(tmp_path):
     path = tmp_path / "x.jsonl"
     path.write_text('{"a": 1}\n' * 50)
-    lines = JsonLines(path)
+    lines = JsonLines(path, most=100)
     assert len(list(lines)) == 11 and lines.is_cut and "Only the first" in lines.remark
 
 

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from asterism.cli.output import written_whole
+from asterism.cli.output import say, written_whole
 from asterism.cli.parser import Parser, UsageError, print_json
 from asterism.memory import amount
 from asterism.presence import require_package
@@ -18,6 +18,8 @@ from asterism.report.chart import short
 from asterism.report.compared import MOST_RUNS, describe_runs, document_of
 
 _DEFAULT = Path("report.html")
+_LARGE = 2**23
+"""Bytes of a file that take about a second to read."""
 
 
 def run(argv: Sequence[str]) -> None:
@@ -30,6 +32,9 @@ def run(argv: Sequence[str]) -> None:
     from asterism.report.page import make_page
 
     output = arguments.output or _free()
+    for folder in arguments.runs:
+        if _takes_a_while(Path(folder)):
+            say(f"reading {folder}")
     runs = describe_runs(arguments.runs)
     page = make_page(runs).encode("utf-8", "replace")
     with written_whole(output) as unfinished:
@@ -41,6 +46,12 @@ def run(argv: Sequence[str]) -> None:
         print(_told(one.document, one.left_out))
         print()
     print(f"report saved in {output} ({amount(len(page), 'B')})")
+
+
+def _takes_a_while(folder: Path) -> bool:
+    """Whether reading a run takes more than a second or two."""
+    files = [folder / "history.jsonl", folder / "predictions.jsonl"]
+    return any(file.is_file() and file.stat().st_size > _LARGE for file in files)
 
 
 def _free() -> Path:

@@ -89,9 +89,12 @@ def read_curves(history: Iterable[Mapping[str, Any]], units_per_step: int | None
             if (found := number(value)) is None:
                 strange += 1
                 continue
-            name = plain(name, 60)
-            if name in curves or len(curves) < MOST_CURVES:
-                curves.setdefault(name, Curve(name)).points.append((int(step), seconds, found))
+            if name not in curves:
+                if len(curves) == MOST_CURVES:
+                    continue
+                curves[name] = Curve(plain(name, 60))
+            curves[name].points.append((int(step), seconds, found))
+    curves = {curve.name: curve for curve in curves.values()}
     for curve in curves.values():
         curve.recorded = len(curve.points)
         curve.points = thinned(curve.points)

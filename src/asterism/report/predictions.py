@@ -18,6 +18,8 @@ from asterism.training.data.records.formats import Lines, format_of
 from asterism.training.data.records.record import source_of
 from asterism.training.tasks.scores.answers import exact_match
 
+MOST_PREDICTED = 2**24
+"""How many bytes of predictions are read: they are read twice."""
 Segment = dict[str, Any]
 """A stretch of a text: `text` with its `marks`, or how many characters are `skipped`."""
 
@@ -67,7 +69,7 @@ class Predictions:
 
 def read_predictions(path: Path, settings: Mapping[str, Any], sha256: str, most: int) -> Predictions:
     """At most so many of the predictions in a file: half of them wrong ones, if there are so many."""
-    lines = JsonLines(path)
+    lines = JsonLines(path, MOST_PREDICTED)
     found = Predictions(file=str(path))
     places = {place for line in lines if isinstance(place := line.get("record"), str)}
     records = _Data(settings, sha256).read(places, found.remarks) if places else {}
@@ -87,7 +89,8 @@ def read_predictions(path: Path, settings: Mapping[str, Any], sha256: str, most:
     found.shown = [one for _, one in sorted([*wrong, *rest], key=lambda one: one[0])]
     if len(found.shown) < found.total:
         left = found.total - len(found.shown)
-        found.remarks.append(f"{left:,} of {found.total:,} predictions are not shown: {path} holds all of them.")
+        known = "that were read " if lines.is_cut else ""
+        found.remarks.append(f"{left:,} of {found.total:,} predictions {known}are not shown: {path} holds all of them.")
     if lines.remark is not None:
         found.remarks.append(lines.remark)
     return found

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 MOST_BYTES = 2**26
-"""How much of a file of lines is read."""
+"""How much of a file is read: seconds of time."""
 MOST_LINE = 2**20
 """How long a line may be."""
 MOST_TEXT = 4_000
@@ -24,12 +24,14 @@ _CONTROLS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\
 class JsonLines:
     """The JSON objects of a file, one for each line; what cannot be read is counted, and left out.
 
+    most     how many bytes are read
     damaged  lines that are no JSON object, or longer than `MOST_LINE`; a last line that is being written is none
-    is_cut   whether the file goes on beyond `MOST_BYTES`, where reading stops
+    is_cut   whether the file goes on beyond `most`, where reading stops
     reason   why nothing can be read at all, if so
     """
 
     path: Path
+    most: int = MOST_BYTES
     damaged: int = 0
     is_cut: bool = False
     reason: str | None = None
@@ -50,7 +52,7 @@ class JsonLines:
         with self.path.open("rb") as file:
             is_within = False  # a line that is too long, and not over yet
             while line := file.readline(MOST_LINE):
-                if file.tell() > MOST_BYTES:
+                if file.tell() > self.most:
                     self.is_cut = True
                     return
                 ends = line.endswith(b"\n")
@@ -75,7 +77,7 @@ class JsonLines:
             remarks.append(f"{lines} damaged and left out.")
         if self.is_cut:
             size = self.path.stat().st_size
-            remarks.append(f"Only the first {MOST_BYTES // 2**20} MiB of {size / 2**20:,.0f} MiB are read.")
+            remarks.append(f"Only the first {self.most // 2**20} MiB of {size / 2**20:,.0f} MiB are read.")
         return f"{self.path.name}: {' '.join(remarks)}" if remarks else None
 
 
