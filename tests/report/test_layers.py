@@ -35,8 +35,8 @@ def test_decoders_and_transforms():
     found = draw_layers({**shape, "num_decoder_layers": 2}, 16)
     assert [(one.stack, one.text) for one in found.mixers] == [
         ("layers", "fourier()"),
-        ("decoder", "causal()"),
-        ("decoder reads source", "dense()"),
+        ("decoder layers", "causal()"),
+        ("cross-attention of decoder layers", "dense()"),
     ]
     assert found.has_decoder and found.mixers[0].keys is None and found.mixers[0].flops > 0
 

@@ -31,7 +31,7 @@ _LAYERS = ("num_hidden_layers", "num_layers", "n_layer", "n_layers", "encoder_la
 class Drawn:
     """A mixer, the layers that have it, and what it does over `length` tokens.
 
-    stack     "layers", "decoder", or "decoder reads source"
+    stack     "layers", "decoder layers", or "cross-attention of decoder layers"
     numbers   the layers that have it, the first few; `count` is how many there are
     pictures  one for each head that is drawn: rows of cells, "0" nothing, "1" some, "2" all may be read
     heads     how many heads have patterns of their own; 1 where all share one
@@ -107,7 +107,10 @@ def draw_layers(shape: Mapping[str, Any], length: int | None) -> Layers:
     stacks = [("layers", "mixers", count)]
     if has_decoder:
         below = _first(shape, ("num_decoder_layers",)) or count
-        stacks += [("decoder", "decoder_mixers", below), ("decoder reads source", "cross_mixers", below)]
+        stacks += [
+            ("decoder layers", "decoder_mixers", below),
+            ("cross-attention of decoder layers", "cross_mixers", below),
+        ]
     try:
         for stack, name, layers in stacks:
             mixers += _stack(stack, shape, name, layers, length)
