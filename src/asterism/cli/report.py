@@ -107,7 +107,7 @@ def _page(text: str) -> Path:
 
 
 def _parser() -> Parser:
-    parser = Parser("report", __doc__ or "", "asterism report runs/bytes-small runs/strided --output compared.html")
+    parser = Parser("report", __doc__ or "", "asterism report runs/bytes-small --output bytes-small.html")
     parser.add_argument("runs", nargs="+", metavar="RUN", help="folders of runs")
     parser.add_argument(
         "--output",
