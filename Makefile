@@ -3,6 +3,7 @@
 PYTHON ?= python3
 RUN ?= runs/bytes-small
 DEVICE ?= cpu
+CHROMIUM ?= /usr/bin/chromium
 GPU = $(shell $(PYTHON) -c 'import torch; print(torch.cuda.get_device_name().lower().replace(" ", "-"))')
 BIN := .venv/bin
 WHEEL := .venv-wheel/bin
@@ -23,7 +24,7 @@ MODELS := tests/models $(addprefix tests/training/,run/test_training.py objectiv
 LOWEST := 5.17.0
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/pytest --numprocesses logical --maxprocesses 8 --dist loadfile
 
-.PHONY: help train test quick test-slow test-lowest bench long-range readers qmsum rfc-summaries promoters digits translation copying cifar genomes devices-check browser-check gpu-check machines wheel test-wheel real-weights docs reference pages lint install clean
+.PHONY: help train test quick test-slow test-lowest bench long-range readers qmsum rfc-summaries promoters digits translation copying cifar genomes devices-check gpu-check machines wheel test-wheel real-weights docs reference pages browser-check lint install clean
 .DEFAULT_GOAL := help
 
 help:  ## List the targets
@@ -89,9 +90,9 @@ cifar: $(STAMP)  ## Pictures value by value, DATA=folder with train/ and test/, 
 devices-check: $(STAMP)  ## Runs of several processes: their curves on every mesh, and thirty of them with a worker killed (half an hour on one core)
 	OMP_NUM_THREADS=1 $(BIN)/pytest -m slow tests/training/run/test_meshes.py tests/training/run/test_killed.py
 
-browser-check: $(STAMP)  ## Pages in Chromium (CHROMIUM=path): nothing is loaded, keyboard, accessibility (two minutes)
-	$(BIN)/pip install --quiet "playwright>=1.50" "axe-playwright-python>=0.1.4"
-	CHROMIUM=$(CHROMIUM) OMP_NUM_THREADS=1 $(BIN)/pytest -m browser -rs tests/report
+browser-check: $(STAMP)  ## The pages of explore and report in Chromium (CHROMIUM=path): speed, links, screenshots, accessibility (three minutes)
+	$(BIN)/pip install --quiet --constraint constraints.txt --editable ".[browser]"
+	CHROMIUM=$(CHROMIUM) OMP_NUM_THREADS=1 $(BIN)/pytest -m browser -rs tests/explore tests/report
 
 gpu-check:  ## With a Python that has a GPU (PYTHON=...): its tests and figures, into benchmarks/results
 	@$(PYTHON) -c 'import sys, torch; sys.exit(None if torch.cuda.is_available() else "make gpu-check needs a GPU that PyTorch finds; PYTHON=... names the Python to use")'

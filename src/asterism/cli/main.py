@@ -25,6 +25,7 @@ from asterism.system import launched
 VERBS = {
     "show": "draw a pattern; count the keys that its queries read, and the cost",
     "plan": "explain how a pattern is computed: passes, layouts, tiles, FLOPs, memory",
+    "explore": "open a page to type patterns and see masks, costs and certificates",
     "certify": "decide which universality theorems hold for a pattern, with witnesses or counterexamples",
     "simulate": "run a Turing machine as a transformer, in exact arithmetic, and check every step",
     "train": "train a model from a recipe; show progress and bits per byte; save it",
