@@ -43,7 +43,6 @@ ALLOWED["training"] |= {"quiet"}
 ALLOWED["bench"] = {*ALLOWED["training"], "bench"}
 ALLOWED["report"] = {*ALLOWED["training"], "report"}
 ALLOWED["promises"] = {*ALLOWED["training"], "bench", "promises"}
-ALLOWED["report"] = {*ALLOWED["training"], "report"}
 ALLOWED["explore"] = {"errors", "calls", "patterns", "compiler", "kernels", "theory", "explore"}
 ALLOWED["cli"] |= {"theory", "bench", "promises", "explore", "report", "files", "presence", "quiet"}
 NO_TORCH = ("errors", "shape", "patterns", "compiler")
