@@ -90,9 +90,9 @@ cifar: $(STAMP)  ## Pictures value by value, DATA=folder with train/ and test/, 
 devices-check: $(STAMP)  ## Runs of several processes: their curves on every mesh, and thirty of them with a worker killed (half an hour on one core)
 	OMP_NUM_THREADS=1 $(BIN)/pytest -m slow tests/training/run/test_meshes.py tests/training/run/test_killed.py
 
-browser-check: $(STAMP)  ## The page of `asterism explore` in Chromium (CHROMIUM=path): speed, links, screenshots, accessibility (two minutes)
+browser-check: $(STAMP)  ## The pages of explore and report in Chromium (CHROMIUM=path): speed, links, screenshots, accessibility (three minutes)
 	$(BIN)/pip install --quiet --constraint constraints.txt --editable ".[browser]"
-	CHROMIUM=$(CHROMIUM) OMP_NUM_THREADS=1 $(BIN)/pytest -m browser -rs tests/explore
+	CHROMIUM=$(CHROMIUM) OMP_NUM_THREADS=1 $(BIN)/pytest -m browser -rs tests/explore tests/report
 
 gpu-check:  ## With a Python that has a GPU (PYTHON=...): its tests and figures, into benchmarks/results
 	@$(PYTHON) -c 'import sys, torch; sys.exit(None if torch.cuda.is_available() else "make gpu-check needs a GPU that PyTorch finds; PYTHON=... names the Python to use")'

@@ -11,6 +11,7 @@ RUN_ELSEWHERE = {
     "README.md": "test_readme.py",
     "howto/finetuning.md": "test_finetuning_docs.py",
     "howto/genomes.md": "test_genome_docs.py",
+    "howto/report.md": "test_report_docs.py",
     "tutorial.md": "test_tutorial.py",
 }
 """Pages that another test runs from top to bottom, because it also looks at what has been made."""

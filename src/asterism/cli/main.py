@@ -33,6 +33,7 @@ VERBS = {
     "evaluate": "score a trained model on data that it has not seen",
     "predict": "label, tag, answer or write for the examples of a file with a fine-tuned model",
     "generate": "continue a prompt with a trained model",
+    "report": "make a page of runs: curves, predictions, patterns, cost, and how they compare",
     "import": "convert a Hugging Face checkpoint to an Asterism model, longer and sparser on request",
     "bench": "time attention over patterns, compared with dense attention and other libraries",
     "promises": "check what models promise, ours and Hugging Face's: padding, causality, caches, memory",
