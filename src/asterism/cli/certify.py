@@ -45,8 +45,12 @@ def _number(value: float | None) -> str:
 
 def _parser() -> Parser:
     parser = Parser("certify", __doc__ or "", 'asterism certify "star() | window(1, 1)" -n 64 --plot reach.png')
-    parser.add_argument("pattern", help='a pattern, or a schedule such as "interleave(blocks(8), columns(8))"')
-    parser.add_argument("-n", "--length", type=whole_number(1), required=True, help="the number of tokens")
-    parser.add_argument("--check", action="store_true", help="test every witness against the pattern, pair by pair")
+    parser.add_argument(
+        "pattern", metavar="PATTERN", help='a pattern, or a schedule such as "interleave(blocks(8), columns(8))"'
+    )
+    parser.add_argument(
+        "-n", "--length", type=whole_number(1), required=True, metavar="N", help="tokens of the sequence"
+    )
+    parser.add_argument("--check", action="store_true", help="check every witness against the pattern, pair by pair")
     add_plot(parser, "which tokens are connected after how many layers")
     return parser

@@ -1,7 +1,7 @@
-"""asterism show: draw a pattern, count the keys that its queries read, and say what computing it costs.
+"""asterism show: draw a pattern, count the keys that its queries read, and print its cost.
 
-Of a schedule, each distinct pattern is shown in turn. Where heads have patterns of their own, the picture is that of
-one head, and the figures are those of each head.
+A schedule is shown as its distinct patterns, one after another. Where each head has its own pattern, the picture shows
+one head, and the figures cover every head.
 """
 
 import sys
@@ -9,9 +9,10 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from itertools import groupby
 
+from asterism.cli.errors import UsageError
 from asterism.cli.mixers import FOURIER, Turn, add_pattern, heading, queries_of, read_pattern
 from asterism.cli.output import add_plot, written_whole
-from asterism.cli.parser import Parser, UsageError, percent, print_json, whole_number
+from asterism.cli.parser import Parser, percent, print_json, whole_number
 from asterism.compiler import Plan, compile_pattern
 from asterism.errors import PatternError
 from asterism.memory import amount
@@ -141,7 +142,10 @@ def _parser() -> Parser:
     parser = Parser("show", __doc__ or "", 'asterism show "bigbird(block=64)" -n 1024')
     add_pattern(parser, "window(left=64) | global_tokens(0)")
     parser.add_argument(
-        "--head", type=whole_number(0), help="the picture and the figures of this head (default: picture of head 0)"
+        "--head",
+        type=whole_number(0),
+        metavar="N",
+        help="picture and figures of this head (default: picture of head 0)",
     )
     add_plot(parser, "the picture")
     return parser

@@ -123,10 +123,10 @@ def _summary(simulation: MachineRun, rows: _Rows, wrong: Disagreement | None) ->
 
 def _parser() -> Parser:
     parser = Parser("simulate", __doc__ or "", "asterism simulate increment --input 1011 --attention sparse --trace")
-    parser.add_argument("machine", help=f"a file, or one of {', '.join(sample_names())}")
-    parser.add_argument("--input", default="", metavar="WORD", help="the input word on the tape (default: empty)")
+    parser.add_argument("machine", metavar="MACHINE", help=f"file of a machine, or one of {', '.join(sample_names())}")
+    parser.add_argument("--input", default="", metavar="WORD", help="input word on the tape (default: empty)")
     parser.add_argument(
-        "--attention", choices=CONSTRUCTIONS, default="full", help="full (Perez 2019; default) or sparse (Zaheer 2020)"
+        "--attention", choices=CONSTRUCTIONS, default="full", help="full (Perez 2019, default) or sparse (Zaheer 2020)"
     )
     parser.add_argument(
         "--arithmetic",
@@ -135,7 +135,7 @@ def _parser() -> Parser:
         help="exact rationals (default), or floats, to see where they fail",
     )
     parser.add_argument(
-        "--steps", type=whole_number(0, 10**9), default=500, help="stop after this many steps (default 500)"
+        "--steps", type=whole_number(0, 10**9), default=500, metavar="N", help="stop after N steps (default: 500)"
     )
     parser.add_argument(
         "--trace", action="store_true", help="print the tape, the head and the attended positions at each step"

@@ -1,12 +1,10 @@
-"""asterism train: train a model from a recipe, a YAML file and flags, or say what that would cost.
+"""asterism train: train a model from a recipe, a YAML file and flags, or estimate the cost.
 
-A recipe gives every setting; --config overrides the recipe, and flags override both, wherever they stand. All three
-fill the same configuration, whose fields are the flags below. --steps without --minutes lifts the recipe's limit of
-time. With --init-from, the training of a model continues.
+A recipe has a value for every setting; --config overrides the recipe, and flags override both, in any order. `asterism
+recipes` lists the recipes. Most of them end after a time limit, which --steps without --minutes removes.
 """
 
 import argparse
-import textwrap
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from inspect import getdoc
@@ -14,7 +12,19 @@ from typing import Any
 
 from asterism.cli.parser import print_json
 from asterism.cli.processes import is_follower
-from asterism.cli.settings import SettingsParser, recorded, require_what_it_names, train_and_tell, underscored
+from asterism.cli.settings import (
+    HELP,
+    Group,
+    SettingsParser,
+    folder_of,
+    print_help,
+    read_words,
+    recorded,
+    require_what_it_names,
+    settings_of,
+    train_and_tell,
+)
+from asterism.cli.words import refuse_renamed
 from asterism.memory import amount
 from asterism.patterns import as_schedule
 from asterism.training.recipes import RECIPES, recipe
@@ -31,7 +41,7 @@ def run(argv: Sequence[str]) -> None:
         if not is_follower():
             _tell_cost(config, arguments.folder if arguments.resume else None, arguments.json)
         return
-    train_and_tell(config, arguments.folder, resume=arguments.resume, as_json=arguments.json)
+    train_and_tell(config, arguments)
 
 
 def _tell_cost(config: RunConfig, resumed: str | None, as_json: bool) -> None:
@@ -84,6 +94,51 @@ def _summary(mixers: str | list[str]) -> str:
 
 # --- recipe, file and flags to one configuration ---------------------------------------------------------------------
 
+GROUPS = (
+    Group(
+        "data and task",
+        ("recipe", "data", "objective", "tokenizer", "init_from"),
+        ("modality", "record_length", "next_sentence", "kept_sentences", "target_length"),
+    ),
+    Group(
+        "model",
+        ("model.mixers", "context"),
+        tuple(name for name in settings_of(RunConfig) if name.startswith("model.") and name != "model.mixers"),
+    ),
+    Group(
+        "training",
+        ("steps", "minutes", "batch_size", "learning_rate", "seed"),
+        (
+            "optimizer",
+            "schedule",
+            "warmup_steps",
+            "beta1",
+            "beta2",
+            "weight_decay",
+            "gradient_clip",
+            "gradient_accumulation_steps",
+            "gradient_checkpointing",
+        ),
+    ),
+    Group(
+        "evaluation and checkpoints",
+        more=("log_every", "evaluation_every", "checkpoint_every", "evaluation_bytes", "report_bytes"),
+    ),
+    Group("machine", ("device", "dtype", "parallel"), ("dense_exchange", "process_timeout")),
+)
+"""The settings as help shows them."""
+
+OWN = (
+    ("RUN", "folder of the run (default: runs/RECIPE); --folder RUN is the same"),
+    ("--config PATH", "YAML or JSON file of settings"),
+    ("--resume", "continue the run in RUN with its settings"),
+    ("--dry-run", "print parameters, FLOPs, memory and time; train nothing"),
+    ("--print-config", "print all settings as YAML for --config"),
+    ("--json", "print one JSON document instead of text"),
+    ("-h, --help", "print this help; with --recipe, the defaults are those of the recipe"),
+    ("--help-all", "print all {settings} settings"),
+)
+
 
 def read_arguments(argv: Sequence[str]) -> tuple[argparse.Namespace, RunConfig]:
     """The verb's own arguments and the run's configuration.
@@ -91,35 +146,41 @@ def read_arguments(argv: Sequence[str]) -> tuple[argparse.Namespace, RunConfig]:
     Raises UsageError for flags and settings that do not exist or cannot be read, ConfigurationError for values that
     cannot work.
     """
-    words = [underscored(word) for word in argv]
-    without_exits = [word for word in words if word not in ("-h", "--help") and not word.startswith("--print_config")]
+    refuse_renamed(argv, _RENAMED)
+    run, words = read_words("train", argv, RunConfig)
+    without_exits = [word for word in words if word not in HELP and not word.startswith("--print_config")]
     asked = _parser(asdict(RunConfig(recipe="")) | {"steps": _NOT_GIVEN}).parse(without_exits)
     name = asked["recipe"] or OBJECTIVES[asked["objective"]].recipe
-    folder = asked["folder"] or f"runs/{name}"
+    folder = folder_of(run, asked["folder"]) or f"runs/{name}"
     base = recorded(folder, RunConfig) if asked["resume"] else recipe(name)
     if asked["init_from"] and not asked["resume"]:
         base = replace(base, init_from=asked["init_from"], model=ModelConfig(), tokenizer=RunConfig.tokenizer)
     if asked["steps"] != _NOT_GIVEN and asked["minutes"] is None and not asked["resume"]:
         base = replace(base, minutes=None)  # else a run of 100,000 steps would end with the ten minutes of its recipe
-    values = _parser(asdict(base)).parse(words)
-    own = {name: values.pop(name) for name in ("dry_run", "resume", "json", "folder", "config")}
+    parser = _parser(asdict(base))
+    print_help(parser, words, OWN, GROUPS)
+    values = parser.parse(words)
+    own = {name: values.pop(name) for name in ("dry_run", "resume", "json", "folder", "config", "device")}
     return argparse.Namespace(**own | {"folder": folder}), config_from_dict(RunConfig.kind, values)
 
 
 _NOT_GIVEN = 0
 """No run has so many steps."""
 
+_RENAMED = {
+    "--model": "in train, the fields of the model are flags such as --model.hidden-size, or `model:` in --config FILE;"
+    " to train on from the weights of a model, use --init-from FOLDER",
+    "--length": "in train, the tokens of a sequence are --context N",
+}
+
 
 def _parser(defaults: Mapping[str, Any]) -> SettingsParser:
     parser = SettingsParser(
         "train",
-        "[--recipe NAME] [--data PATH] [--folder RUN] [--dry-run] [--resume] [SETTING ...]",
+        "[RUN] [--recipe NAME] [--data PATH] [--dry-run] [--resume] [--SETTING VALUE ...]",
         __doc__ or "",
-        "asterism train --minutes 10 --model.mixers 'strided(stride=128)' --folder runs/strided",
+        "asterism train runs/strided --minutes 10 --model.mixers 'strided(stride=128)'",
     )
-    parser.add_argument("--folder", metavar="RUN", help="where the run is written (default: runs/RECIPE)")
-    parser.add_argument("--dry_run", action="store_true", help="print parameters, FLOPs, memory, time; train nothing")
-    parser.add_argument("--resume", action="store_true", help="resume the run in the folder, with its settings")
-    known = textwrap.fill(f"settings of the run; recipes: {', '.join(RECIPES)}", 80, break_on_hyphens=False)
-    parser.add_settings(RunConfig, {"RunConfig": known, "model": "settings of the model"}, defaults)
+    parser.add_argument("--dry_run", action="store_true")
+    parser.add_settings(RunConfig, defaults)
     return parser

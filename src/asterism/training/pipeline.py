@@ -15,7 +15,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from asterism.errors import AsterismError, CheckpointError, ConfigurationError
@@ -26,6 +25,7 @@ from asterism.training.data.corpora.splits import Split
 from asterism.training.objectives.footprint import require_memory_to_load
 from asterism.training.run.arithmetic import arithmetic, settled, weights_dtype
 from asterism.training.run.checkpoint import load_weights
+from asterism.training.run.device import uses_cuda
 from asterism.training.run.division import weighed
 from asterism.training.run.evaluator import Evaluator
 from asterism.training.run.fitting import fit
@@ -148,7 +148,7 @@ def _opened(run: RunFolder) -> Run:
     hidden: Any = model  # whose `to` hides self in transformers' types
     hidden.to(weights_dtype(config.dtype))
     load_weights(weights, model)
-    hidden.to("cuda" if torch.cuda.is_available() else "cpu")
+    hidden.to("cuda" if uses_cuda() else "cpu")
     model.eval()
     return Run(folder=run, record=record, objective=objective, model=model)
 
