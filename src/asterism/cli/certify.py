@@ -4,22 +4,30 @@ from collections.abc import Sequence
 
 from asterism.cli.output import add_plot, written_whole
 from asterism.cli.parser import Parser, print_json, whole_number
+from asterism.cli.waiting import waiting
 from asterism.theory import Certificate, certify
 
 
 def run(argv: Sequence[str]) -> None:
     arguments = _parser().parse(argv)
-    certificate = certify(arguments.pattern, arguments.length)
-    checked = certificate.check() if arguments.check else []
+    with waiting("certifying"):
+        certificate = certify(arguments.pattern, arguments.length)
+    with waiting("checking the witnesses"):
+        checked = certificate.check() if arguments.check else []
     if arguments.plot:
         from asterism.theory.certificates.picture import draw_reach  # needs matplotlib
 
-        with written_whole(arguments.plot) as unfinished:
+        with waiting("drawing"), written_whole(arguments.plot) as unfinished:
             draw_reach(certificate, unfinished)
+    with waiting("comparing with a random graph"):
+        if arguments.json:
+            record = certificate.summary() | ({"checked": checked} if arguments.check else {})
+        else:
+            lines = [certificate.explain(), "", *_small_world(certificate), *[f"checked  {line}" for line in checked]]
     if arguments.json:
-        print_json(certificate.summary() | ({"checked": checked} if arguments.check else {}))
-        return
-    print("\n".join([certificate.explain(), "", *_small_world(certificate), *[f"checked  {line}" for line in checked]]))
+        print_json(record)
+    else:
+        print("\n".join(lines))
 
 
 def _small_world(certificate: Certificate) -> list[str]:

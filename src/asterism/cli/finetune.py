@@ -27,6 +27,7 @@ from asterism.cli.settings import (
     recorded,
     train_and_tell,
 )
+from asterism.cli.waiting import waiting
 from asterism.training.recipes import FINE_TUNING, fine_tuning
 from asterism.training.settings.configuration import FineTuneConfig
 
@@ -113,7 +114,8 @@ def read_arguments(argv: Sequence[str]) -> tuple[argparse.Namespace, FineTuneCon
     if found.resume and folder is None:
         raise UsageError("resume-needs-folder", "--resume needs RUN: `asterism finetune RUN --resume`")
     if found.resume:
-        defaults = asdict(recorded(str(folder), FineTuneConfig))
+        with waiting("reading the settings"):
+            defaults = asdict(recorded(str(folder), FineTuneConfig))
     else:
         defaults = {} if found.recipe is None else fine_tuning(found.recipe)
     parser = _parser(defaults)

@@ -21,6 +21,7 @@ from asterism import __version__
 from asterism.cli.errors import UsageError
 from asterism.cli.help import filled, listed
 from asterism.cli.processes import may_print
+from asterism.cli.waiting import waiting
 from asterism.errors import AsterismError, nearest
 from asterism.system import launched
 
@@ -135,7 +136,9 @@ def _refuse_many(verb: str) -> None:
 
 def _run(verb: str, argv: Sequence[str]) -> None:
     try:
-        importlib.import_module(f"asterism.cli.{module_of(verb)}").run(argv)
+        with waiting("loading"):
+            module = importlib.import_module(f"asterism.cli.{module_of(verb)}")
+        module.run(argv)
     except ModuleNotFoundError as error:
         package = (error.name or "").partition(".")[0]
         if package not in _EXTRAS:

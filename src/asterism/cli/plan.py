@@ -11,6 +11,7 @@ from typing import Any
 from asterism.cli.errors import UsageError
 from asterism.cli.mixers import FOURIER, add_pattern, heading, queries_of, read_pattern
 from asterism.cli.parser import Parser, print_json, whole_number
+from asterism.cli.waiting import waiting
 from asterism.compiler import compile_pattern
 from asterism.compiler.devices import RowShape, Shards, communicate, describe, summary
 from asterism.patterns import Mixer, Pattern
@@ -28,7 +29,8 @@ _HEADS, _HEAD_DIM, _DTYPE = 8, 64, "bfloat16"
 def run(argv: Sequence[str]) -> None:
     arguments = _parser().parse(argv)
     schedule, turns = read_pattern(arguments)
-    plans = [_plan(turn.mixer, arguments) for turn in turns]
+    with waiting("compiling"):
+        plans = [_plan(turn.mixer, arguments) for turn in turns]
     if arguments.json:
         rows = [
             {"places": turn.places, "mixer": turn.mixer.text, "plan": plan[1] if plan else None}

@@ -13,6 +13,7 @@ from asterism.cli.errors import UsageError
 from asterism.cli.mixers import FOURIER, Turn, add_pattern, heading, queries_of, read_pattern
 from asterism.cli.output import add_plot, written_whole
 from asterism.cli.parser import Parser, percent, print_json, whole_number
+from asterism.cli.waiting import waiting
 from asterism.compiler import Plan, compile_pattern
 from asterism.errors import PatternError
 from asterism.memory import amount
@@ -30,19 +31,22 @@ def run(argv: Sequence[str]) -> None:
     _check_head(schedule, head)
     counts = [queries_of(turn.mixer, arguments) for turn in turns]
     if arguments.plot:
-        with written_whole(arguments.plot) as unfinished:
+        with waiting("drawing"), written_whole(arguments.plot) as unfinished:
             draw_image(_drawable(turns), n, unfinished, queries=arguments.queries, head=head or 0)
     if arguments.json:
-        rows = [
-            {"places": turn.places, "mixer": turn.mixer.text, **_record(turn.mixer, queries, n, head)}
-            for turn, queries in zip(turns, counts, strict=True)
-        ]
+        with waiting("counting"):
+            rows = [
+                {"places": turn.places, "mixer": turn.mixer.text, **_record(turn.mixer, queries, n, head)}
+                for turn, queries in zip(turns, counts, strict=True)
+            ]
         print_json({"schedule": schedule.text, "length": n, "period": schedule.period, "mixers": rows})
         return
     for number, (turn, queries) in enumerate(zip(turns, counts, strict=True)):
         if schedule.period > 1:
             print("\n" * (number > 0) + heading(turn, schedule, arguments.layer))
-        print(_describe(turn.mixer, queries, n, head))
+        with waiting("drawing and counting"):
+            described = _describe(turn.mixer, queries, n, head)
+        print(described)
 
 
 def _drawable(turns: Sequence[Turn]) -> list[Pattern]:

@@ -1,10 +1,12 @@
 """asterism simulate: run a Turing machine as a transformer, token by token, and check it against an interpreter."""
 
 from collections.abc import Sequence
+from contextlib import nullcontext
 from itertools import islice
 from typing import Any
 
 from asterism.cli.parser import Parser, print_json, whole_number
+from asterism.cli.waiting import waiting
 from asterism.theory.machines.hardmax import ARITHMETICS
 from asterism.theory.machines.machine import sample_names
 from asterism.theory.machines.simulation import CONSTRUCTIONS, Disagreement, MachineRun, Step, prepare
@@ -20,8 +22,9 @@ def run(argv: Sequence[str]) -> None:
     rows = _Rows(simulation, arguments.trace and not arguments.json)
     wrong = None
     try:
-        for step in islice(simulation, arguments.steps + 1):
-            rows.add(step, arguments.trace and arguments.json)
+        with nullcontext() if rows.show else waiting("simulating"):
+            for step in islice(simulation, arguments.steps + 1):
+                rows.add(step, arguments.trace and arguments.json)
     except Disagreement as disagreement:
         if arguments.arithmetic == "exact":
             raise

@@ -8,7 +8,8 @@ import argparse
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from inspect import getdoc
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from asterism.cli.parser import print_json
 from asterism.cli.processes import is_follower
@@ -24,12 +25,16 @@ from asterism.cli.settings import (
     settings_of,
     train_and_tell,
 )
+from asterism.cli.waiting import waiting
 from asterism.cli.words import refuse_renamed
 from asterism.memory import amount
 from asterism.patterns import as_schedule
 from asterism.training.recipes import RECIPES, recipe
 from asterism.training.settings.configuration import ModelConfig, RunConfig, config_from_dict
 from asterism.training.settings.registry import OBJECTIVES
+
+if TYPE_CHECKING:
+    from asterism.training.ask.estimate import Estimate
 
 _MEMORY = ("weight", "gradient", "optimizer", "activation", "plan")
 
@@ -39,32 +44,41 @@ def run(argv: Sequence[str]) -> None:
     if arguments.dry_run:
         require_what_it_names(config, arguments.folder, arguments.resume)
         if not is_follower():
-            _tell_cost(config, arguments.folder if arguments.resume else None, arguments.json)
+            _print_cost(config, arguments)
         return
     train_and_tell(config, arguments)
 
 
-def _tell_cost(config: RunConfig, resumed: str | None, as_json: bool) -> None:
-    """Print what a run will cost; of one that is resumed, what it costs from its newest checkpoint."""
-    from asterism.training.ask.estimate import estimate
-    from asterism.training.run.checkpoint import read_state  # takes seconds to import
-    from asterism.training.run.folder import RunFolder
+def _estimated(config: RunConfig, arguments: argparse.Namespace) -> tuple["Estimate", Path | None, int]:
+    """The cost of a run; for a resumed one its newest checkpoint, and how many steps are done."""
+    with waiting("loading PyTorch and transformers"):
+        from asterism.training.ask.estimate import estimate
+        from asterism.training.run.checkpoint import read_state
+        from asterism.training.run.device import computing_on
+        from asterism.training.run.folder import RunFolder
 
-    own, asked = None, config.dtype
-    if resumed is not None:
-        own = RunFolder(resumed).latest_checkpoint()
-        config = replace(config, dtype=RunFolder(resumed).read_settled().dtype)
+    own = None
+    if arguments.resume:
+        folder = RunFolder(arguments.folder)
+        own = folder.latest_checkpoint()
+        config = replace(config, dtype=folder.read_settled().dtype)
     done = 0 if own is None else read_state(own).step
-    cost = estimate(config, own)
-    if as_json:
+    with computing_on(arguments.device), waiting("counting operations and memory"):
+        return estimate(config, own), own, done
+
+
+def _print_cost(config: RunConfig, arguments: argparse.Namespace) -> None:
+    """Print the cost of a run; for a resumed one, the cost from its newest checkpoint."""
+    cost, own, done = _estimated(config, arguments)
+    if arguments.json:
         print_json({"recipe": config.recipe, **asdict(cost), "memory": cost.memory, "steps_done": done})
         return
     mixing = cost.mixing_flops_per_step / cost.flops_per_step
     parts = [f"{part} {amount(getattr(cost, f'{part}_memory'), 'B')}" for part in _MEMORY]
     known = config.recipe in RECIPES
-    title = getdoc(RECIPES[config.recipe]) if known else f"Settings of its own: recipe {config.recipe}."
+    title = getdoc(RECIPES[config.recipe]) if known else f"No published recipe: {config.recipe}."
     is_changed = known and replace(recipe(config.recipe), data=config.data, parallel=config.parallel) != config
-    print(f"{title}\nWith other settings than the recipe's; what follows is for them." if is_changed else title)
+    print(f"{title}\nThis estimate is for your settings, which differ from the recipe's." if is_changed else title)
     print()
     if own is not None:
         print(f"resumes     {own}, after {done:,} steps")
@@ -72,7 +86,7 @@ def _tell_cost(config: RunConfig, resumed: str | None, as_json: bool) -> None:
         print(f"init from   {config.init_from}, in place of the recipe's model and tokenizer")
     print(f"mixers      {_summary(cost.mixers)}")
     print(f"parameters  {cost.parameters:,}")
-    print(f"dtype       {cost.dtype}{' (auto)' if asked == 'auto' else ''}")
+    print(f"dtype       {cost.dtype}{' (auto)' if config.dtype == 'auto' else ''}")
     flops = amount(cost.flops_per_step, "FLOP")
     print(f"step        {cost.tokens_per_step:,} {cost.unit}, {flops} ({mixing:.0%} mixing)")
     limit = "" if config.minutes is None else f"; ends after {config.minutes:g} minutes at the latest"
@@ -80,7 +94,7 @@ def _tell_cost(config: RunConfig, resumed: str | None, as_json: bool) -> None:
     print(f"run         {left:,} {'more ' if done else ''}steps, {amount(cost.flops_per_step * left, 'FLOP')}{limit}")
     if cost.seconds_per_step is not None:
         hours = cost.seconds_per_step * left / 3600
-        begins = "at least" if cost.is_measured else "a guess, as nothing was measured here: at least"
+        begins = "at least" if cost.is_measured else "a guess, without measurements of this machine: at least"
         seconds = f"{cost.seconds_per_step:.3g} s a step"
         print(f"time        {begins} {seconds} on this machine, {hours:,.1f} hours for all steps")
     print(f"memory      {amount(cost.memory, 'B')}: {', '.join(parts)}")
@@ -152,7 +166,8 @@ def read_arguments(argv: Sequence[str]) -> tuple[argparse.Namespace, RunConfig]:
     asked = _parser(asdict(RunConfig(recipe="")) | {"steps": _NOT_GIVEN}).parse(without_exits)
     name = asked["recipe"] or OBJECTIVES[asked["objective"]].recipe
     folder = folder_of(run, asked["folder"]) or f"runs/{name}"
-    base = recorded(folder, RunConfig) if asked["resume"] else recipe(name)
+    with waiting("reading the settings"):
+        base = recorded(folder, RunConfig) if asked["resume"] else recipe(name)
     if asked["init_from"] and not asked["resume"]:
         base = replace(base, init_from=asked["init_from"], model=ModelConfig(), tokenizer=RunConfig.tokenizer)
     if asked["steps"] != _NOT_GIVEN and asked["minutes"] is None and not asked["resume"]:
