@@ -24,14 +24,17 @@ def waiting(text: str) -> Iterator[None]:
     if not sys.stderr.isatty() or is_follower():
         yield
         return
-    line = _Line(text)
-    previous, _Line.current = _Line.current, line
+    line, outer = _Line(text), _Line.current
+    if outer is not None:
+        outer.stop()
+    _Line.current = line
     line.start()
     try:
         yield
     finally:
-        _Line.current = previous
-        line.stop()
+        if _Line.current is not None:
+            _Line.current.stop()
+        _Line.current = None if outer is None else outer.again()
 
 
 def print_above(text: str) -> None:
@@ -59,6 +62,13 @@ class _Line:
     def start(self) -> None:
         self.draw()
         self.thread.start()
+
+    def again(self) -> "_Line":
+        """The same line, shown once more, whose seconds go on."""
+        line = _Line(self.text)
+        line.began = self.began
+        line.start()
+        return line
 
     def stop(self) -> None:
         self.over.set()

@@ -72,6 +72,8 @@ def fit(setup: Setup, run: RunFolder, processes: Processes, display: Display, *,
                     run.create(_record(setup, notes, prices))
             state = TrainingState()
         if processes.leads:
+            for line in setup.corpus.summary:
+                display.say(line)
             for note in [*run.read_record()["notes"], *_of_this_session(state, processes)]:
                 display.say(f"note: {note}")
         with (
