@@ -1,6 +1,7 @@
 """What stands next to a fine-tuned model's scores: baselines, and notes on what it read and how it answers."""
 
 import json
+import re
 
 import numpy as np
 import pytest
@@ -97,7 +98,12 @@ def test_a_report_has_baselines_and_says_if_all_answers_are_the_same(models, tmp
     assert line.startswith("accuracy                0.5000   without a model: most frequent 0.")
     assert line.endswith("counted words 1.0000")
     (note,) = [one for one in report.notes if "answers the same" in one]
-    assert 'to all 5 examples, "bad": it has learned nothing' in note and note in capsys.readouterr().err
+    err = capsys.readouterr().err
+    assert 'to all 5 examples, "bad": it has learned nothing' in note and note in err
+    assert re.search(r"^data: \d+ training examples and 5 for validation$", err, re.MULTILINE)
+    shares = re.search(r"^classes: (\d+): (.*)$", err, re.MULTILINE)
+    assert shares and int(shares[1]) == len(shares[2].split(", ")) and re.fullmatch(r"(\w+ \d+%(, )?)+", shares[2])
+    assert re.search(r"^lengths: \d+ to \d+ tokens a row, median \d+; 0% of the documents cut$", err, re.MULTILINE)
 
 
 def test_how_many_documents_are_cut_is_said_before_the_first_step(models, tmp_path):

@@ -84,7 +84,7 @@ class Examples(ABC, Generic[Example]):
     def gold(self, example: Example) -> Any:
         """The right answer of a labelled example, as `Answers.score` takes it."""
 
-    def labels_of(self, example: Example) -> Sequence[str]:
+    def classes(self, example: Example) -> Sequence[str]:
         """The names of the labels of a labelled example; none where the task has no such labels."""
         return ()
 

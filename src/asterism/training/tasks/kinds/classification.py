@@ -85,7 +85,7 @@ class DocumentExamples(Examples[LabelledDocument]):
         labels = list(example.labels or ())
         return labels if self.several else labels[0]
 
-    def labels_of(self, example: LabelledDocument) -> Sequence[str]:
+    def classes(self, example: LabelledDocument) -> Sequence[str]:
         return example.labels or ()
 
 

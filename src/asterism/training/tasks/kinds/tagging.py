@@ -74,7 +74,7 @@ class TaggedDocuments(Examples[TaggedDocument]):
         """The tags."""
         return list(example.tags or ())
 
-    def labels_of(self, example: TaggedDocument) -> Sequence[str]:
+    def classes(self, example: TaggedDocument) -> Sequence[str]:
         return example.tags or ()
 
 
