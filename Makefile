@@ -3,10 +3,12 @@
 PYTHON ?= python3
 RUN ?= runs/bytes-small
 DEVICE ?= cpu
+CHROMIUM ?= /usr/bin/chromium
 GPU = $(shell $(PYTHON) -c 'import torch; print(torch.cuda.get_device_name().lower().replace(" ", "-"))')
 BIN := .venv/bin
 WHEEL := .venv-wheel/bin
 DIST ?= dist
+BUILDER ?= mkdocs
 STAMP := .venv/installed
 TRAINING := .venv/installed-training
 QUICK := tests/patterns tests/compiler tests/house/test_architecture.py tests/training/data/test_data.py
@@ -22,7 +24,7 @@ MODELS := tests/models $(addprefix tests/training/,run/test_training.py objectiv
 LOWEST := 5.17.0
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/pytest --numprocesses logical --maxprocesses 8 --dist loadfile
 
-.PHONY: help train test quick test-slow test-lowest bench long-range readers qmsum rfc-summaries promoters digits translation copying cifar genomes devices-check gpu-check machines wheel test-wheel real-weights lint install clean
+.PHONY: help train test quick test-slow test-lowest bench long-range readers qmsum rfc-summaries promoters digits translation copying cifar genomes devices-check gpu-check machines wheel test-wheel real-weights docs reference pages browser-check lint install clean
 .DEFAULT_GOAL := help
 
 help:  ## List the targets
@@ -88,6 +90,10 @@ cifar: $(STAMP)  ## Pictures value by value, DATA=folder with train/ and test/, 
 devices-check: $(STAMP)  ## Runs of several processes: their curves on every mesh, and thirty of them with a worker killed (half an hour on one core)
 	OMP_NUM_THREADS=1 $(BIN)/pytest -m slow tests/training/run/test_meshes.py tests/training/run/test_killed.py
 
+browser-check: $(STAMP)  ## The pages of explore and report in Chromium (CHROMIUM=path): speed, links, screenshots, accessibility (three minutes)
+	$(BIN)/pip install --quiet --constraint constraints.txt --editable ".[browser]"
+	CHROMIUM=$(CHROMIUM) OMP_NUM_THREADS=1 $(BIN)/pytest -m browser -rs tests/explore tests/report
+
 gpu-check:  ## With a Python that has a GPU (PYTHON=...): its tests and figures, into benchmarks/results
 	@$(PYTHON) -c 'import sys, torch; sys.exit(None if torch.cuda.is_available() else "make gpu-check needs a GPU that PyTorch finds; PYTHON=... names the Python to use")'
 	PYTHONPATH=src $(PYTHON) -m pytest -m "slow or not slow" tests/kernels/test_triton.py tests/kernels/test_triton_compiled.py
@@ -120,6 +126,16 @@ real-weights: $(STAMP)  ## Download models with real weights into .venv-weights 
 	PYTHONPATH=.venv-weights ASTERISM_LONG_TEXT=$(TEXT) ASTERISM_PICTURES=runs/real-weights \
 		$(BIN)/pytest -m weights -rs tests/models/test_real_weights.py
 
+docs: $(STAMP)  ## Build the site into site/, strictly; open site/index.html (BUILDER=zensical: with Zensical)
+	$(BIN)/pip install --quiet --constraint constraints.txt --editable ".[docs]"
+	NO_MKDOCS_2_WARNING=1 PYTHONPATH=documentation $(BIN)/$(BUILDER) build --strict --config-file mkdocs.yml
+
+reference: $(STAMP)  ## Write the pages of docs/reference that the code dictates: verbs, settings, gallery
+	$(BIN)/python documentation/reference_pages.py
+
+pages: $(STAMP)  ## Run every block of every page, and look at the site in a browser (three minutes)
+	$(PYTEST) -m "slow or not slow" tests/pages
+
 lint: $(STAMP)  ## Check style and types
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
@@ -136,4 +152,4 @@ $(STAMP) $(TRAINING): pyproject.toml constraints.txt
 	@touch $@
 
 clean:  ## Remove .venv and caches; runs/ stays
-	rm -rf .venv .venv-* .pytest_cache .ruff_cache .hypothesis
+	rm -rf .venv .venv-* .pytest_cache .ruff_cache .hypothesis .cache site

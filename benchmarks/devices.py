@@ -66,7 +66,7 @@ def tables(record: Mapping[str, Any]) -> str:
     for length, devices in sorted({(case["length"], case["devices"]) for case in record["cases"]}):
         lines += [f"### {length:,} tokens on {devices:,} devices", ""]
         lines += [
-            "| | shares | MB to a rank | all-gather, ring | Ulysses | MB of keys | ms | all-gather | ring | Ulysses |"
+            "| | way | MB to a rank | all-gather, ring | Ulysses | MB of keys | ms | all-gather | ring | Ulysses |"
         ]
         lines += ["|---" * 10 + "|"]
         for case in record["cases"]:

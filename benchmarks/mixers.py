@@ -40,8 +40,8 @@ def run(name: str, folder: Path, steps: int, seed: int) -> dict[str, Any]:
 
 
 def report(rows: list[dict[str, Any]]) -> None:
-    """The table of the README."""
-    print("| recipe | nats a masked token | right | parameters | minutes |\n|---|---|---|---|---|")
+    """The table of docs/results/figures.md."""
+    print("| recipe | nats per masked token | accuracy | parameters | minutes |\n|---|---|---|---|---|")
     for row in sorted(rows, key=lambda row: row["validation_masked_loss"]):
         right = f"{row['validation_masked_accuracy']:.1%}"
         sizes = f"{row['parameters'] / 1e6:.1f}M | {row['minutes']:.1f}"

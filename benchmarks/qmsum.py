@@ -297,7 +297,8 @@ def _stage(which: str, name: str, reader: str, arguments: argparse.Namespace) ->
 def report(record: Mapping[str, Any]) -> None:
     """The comparison in Markdown."""
     print(
-        f"| said by | {' | '.join(ROUGE)} | tokens read | s / question | MiB to ask | MiB to train | steps | minutes |"
+        f"| model and reader | {' | '.join(ROUGE)} | tokens read | CPU s / question "
+        "| MiB, prediction | MiB, training | steps | CPU minutes |"
     )
     print(f"|{'---|' * (len(ROUGE) + 7)}")
     for row in record["rows"]:

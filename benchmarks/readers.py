@@ -181,7 +181,10 @@ def _rows(path: Path) -> Iterator[dict[str, Any]]:
 
 def report(record: Mapping[str, Any]) -> None:
     """The comparison in Markdown; where there are several seeds, means, and the least score behind."""
-    print("| task | reader | score | tokens read | s / document | MiB to ask | MiB to train | steps | minutes |")
+    print(
+        "| task | reader | score | tokens read | CPU s / document "
+        "| MiB, prediction | MiB, training | steps | CPU minutes |"
+    )
     print("|---|---|---|---|---|---|---|---|---|")
     for task in TASKS:
         for reader in READERS.values():

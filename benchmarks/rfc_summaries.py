@@ -262,7 +262,7 @@ def _row(name: str, sentences: int | None, said: Sequence[str], wanted: Sequence
 
 def report(record: Mapping[str, Any]) -> None:
     """What came out, in Markdown."""
-    print(f"| said by | reader | {' | '.join(ROUGE)} | words | copied | tokens read | s / document | MiB |")
+    print(f"| model | reader | {' | '.join(ROUGE)} | words | copied | tokens read | CPU s / document | MiB |")
     print(f"|{'---|' * (len(ROUGE) + 7)}")
     for row in record["baselines"]:
         name = row["name"] + (f", {row['sentences']} sentences" if row["sentences"] else "")
@@ -276,7 +276,7 @@ def report(record: Mapping[str, Any]) -> None:
             f"{row['peak_bytes'] / 2**20:,.0f}",
         )
         print(f"| `{row['model']}` | `{row['reader']}` | {_scores(row)} | {' | '.join(costs)} |")
-    print("\n| run | steps | processor, minutes | MiB |\n|---|---|---|---|")
+    print("\n| run | steps | CPU minutes | MiB |\n|---|---|---|---|")
     for name, run in record["trained"].items():
         minutes, memory = run["training_seconds"] / 60, run["training_peak_bytes"] / 2**20
         print(f"| {name} | {run['steps']:,} | {minutes:.1f} | {memory:,.0f} |")

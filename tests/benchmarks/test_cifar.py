@@ -114,6 +114,6 @@ def test_equal_time_is_divided_by_the_time_of_a_step(cifar, arguments, monkeypat
 def test_the_page_has_the_figures_of_the_results(cifar, capsys):
     cifar.report(json.loads((ROOT / "benchmarks" / "results" / "cifar.json").read_text()))
     first, second, rest = capsys.readouterr().out.split("\n\n")
-    page = docs_page("pictures.md").read_text()
+    page = docs_page("results/pictures.md").read_text()
     assert first in page and second in page and len(first.splitlines()) == 2 + 4
     assert rest.split(" times")[0].split()[-1] + " times as long" in page

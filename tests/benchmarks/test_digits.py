@@ -11,7 +11,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from repository import BENCHMARKS
+from repository import BENCHMARKS, docs_page
 from sound_files import encoded, tone
 
 from asterism.models import AsterismConfig, AsterismForCausalLM
@@ -104,6 +104,21 @@ def test_states_of_a_clip_know_nothing_of_the_others(script):
         hidden = model(torch.tensor([[0, *clips[0].tolist()]]), output_hidden_states=True).hidden_states
     torch.testing.assert_close(together[0, :16], hidden[0][0, 1:].mean(0))
     torch.testing.assert_close(together[0, -16:], hidden[2][0, 1:].std(0, correction=0))
+
+
+def test_the_page_has_the_figures_of_the_results():
+    record = json.loads((BENCHMARKS / "results" / "digits.json").read_text())
+    page, density = docs_page("results/sound.md").read_text(), record["density"]
+    bits = density["baselines"] | {"`sound-tiny`": density["bits_per_sample"]}
+    for name, value in bits.items():
+        assert f"| {name} | {value:.3f} |" in page
+    for name in ("probe", "attention", "m5"):
+        (row,) = (line for line in page.splitlines() if line.startswith(f"| `{name}`"))
+        minutes, accuracy, milliseconds = row.split(" | ")[2:]
+        assert minutes.split(",")[0] == f"{record[name]['training_seconds'] / 60:.1f}"
+        assert f"{record[name]['weights']:,}" in row and accuracy == f"{record[name]['accuracy']:.3f}"
+        assert milliseconds == f"{1000 * record[name]['seconds_per_clip']:.0f} |"
+    assert f"| M5 hears | {' | '.join(map(str, record['generated']['heard_by_m5']))} |" in page
 
 
 @pytest.mark.slow

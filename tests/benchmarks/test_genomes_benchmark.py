@@ -82,6 +82,6 @@ def test_the_page_shows_the_results(genomes, capsys):
     record = json.loads((BENCHMARKS / "results" / "genomes.json").read_text())
     genomes.report(record)
     printed = capsys.readouterr().out.strip().split("\n\n")
-    page = docs_page("genomes.md").read_text()
+    page = docs_page("results/genomes.md").read_text()
     assert all(part in page for part in printed[:-1]) and len(printed) == 6
     assert record["date"] in page

@@ -153,14 +153,14 @@ def test_the_tables_of_readers_are_those_of_the_results(script, name, capsys):
     record = json.loads((ROOT / "benchmarks" / "results" / f"{name}.json").read_text())
     script(name).report(record)
     table = capsys.readouterr().out.partition("\n\n")[0]
-    assert table.count("\n") >= 7 and table in docs_page("readers.md").read_text()
+    assert table.count("\n") >= 7 and table in docs_page("results/readers.md").read_text()
 
 
 def test_the_table_of_what_readers_see_is_that_of_the_results(script, capsys):
     record = json.loads((ROOT / "benchmarks" / "results" / "selection.json").read_text())
     script("selection").report(record)
     *table, _, sizes = capsys.readouterr().out.splitlines()
-    page = docs_page("readers.md").read_text()
+    page = docs_page("results/readers.md").read_text()
     assert len(table) == 7 and "\n".join(table) in page
     for number in re.findall(r"[\d,]{3,}", sizes):
         assert number in page

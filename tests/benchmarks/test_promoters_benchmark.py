@@ -1,11 +1,12 @@
 """The data that benchmarks/promoters.py makes, and the nets that ours is compared with."""
 
+import json
 import lzma
 import sys
 
 import numpy as np
 import pytest
-from repository import BENCHMARKS
+from repository import BENCHMARKS, docs_page
 
 from asterism.training.data.corpora.tokenization import make_tokenizer
 from asterism.training.data.genomes.intervals import interval
@@ -113,3 +114,11 @@ def test_words_are_counted_as_shares():
     assert counted[:4].tolist() == [0.5, 0.25, 0.25, 0.0]
     pairs = counted[4:20]
     assert pairs.sum() == pytest.approx(1) and np.count_nonzero(pairs) == 3  # AA, AC, CG
+
+
+def test_the_page_has_the_scores_of_the_results(capsys):
+    promoters.report(json.loads((BENCHMARKS / "results" / "promoters.json").read_text()))
+    rows = [line.split(" | ")[1:6] for line in capsys.readouterr().out.splitlines() if line.startswith("| ")]
+    page = docs_page("results/genomes.md").read_text()
+    assert len(rows) == 10
+    assert [row for row in rows if row[0] != "f1" and f"| {' | '.join(row)} |" not in page] == []

@@ -14,7 +14,7 @@ from command_line import SHORT, Result, Run, refuses
     [
         (
             "",
-            r"a verb is missing\. The verbs are show, plan, certify, simulate, recipes, train, finetune, evaluate",
+            r"a verb is missing\. The verbs are show, plan, explore, certify, simulate, recipes, train, finetune",
         ),
         ("shwo 'causal()' -n 4", r"unknown verb 'shwo'\. Did you mean 'show'\?"),
         ("show 'causal()'", r"required: -n/--length"),

@@ -85,7 +85,7 @@ def test_four_thousand_devices():
 def test_the_page_shows_what_is_simulated():
     """Its tables are those of the record, and what is quick of the record is what the simulator says today."""
     record = json.loads((ROOT / "benchmarks" / "results" / "devices.json").read_text())
-    page = docs_page("devices.md").read_text()
+    page = docs_page("results/devices.md").read_text()
     for line in benchmark.tables(record).splitlines():
         assert line in page
     for case in record["cases"]:

@@ -41,8 +41,10 @@ for folder in ORDER[1:]:
     ALLOWED[folder] |= {"memo", "memory", "system"}
 ALLOWED["training"] |= {"quiet"}
 ALLOWED["bench"] = {*ALLOWED["training"], "bench"}
+ALLOWED["report"] = {*ALLOWED["training"], "report"}
 ALLOWED["promises"] = {*ALLOWED["training"], "bench", "promises"}
-ALLOWED["cli"] |= {"theory", "bench", "promises", "files", "presence", "quiet"}
+ALLOWED["explore"] = {"errors", "calls", "patterns", "compiler", "kernels", "theory", "explore"}
+ALLOWED["cli"] |= {"theory", "bench", "promises", "explore", "report", "files", "presence", "quiet"}
 NO_TORCH = ("errors", "shape", "patterns", "compiler")
 ROOMS = ("data", "readers", "settings", "recipes", "run", "tasks", "objectives", "pipeline", "ask")
 """Those of training/, in the order in which they build on each other; each may import those before it."""
@@ -241,6 +243,10 @@ def loaded_after(statement: str) -> set[str]:
         ("from asterism import compile_pattern; compile_pattern('fixed(8)', 90)", {"torch", "transformers", "triton"}),
         (
             "from asterism.theory import simulate; simulate('beaver3')",
+            {"torch", "transformers", "triton", "matplotlib"},
+        ),
+        (
+            "from asterism.report import describe_runs, make_page",
             {"torch", "transformers", "triton", "matplotlib"},
         ),
         ("from asterism import attend, SparseAttention", {"transformers", "triton", "matplotlib"}),

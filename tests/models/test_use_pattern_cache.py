@@ -177,7 +177,7 @@ def test_a_pattern_can_be_changed_set_aside_and_dropped(tmp_path) -> None:
     assert_close(real_logits(use_pattern(model, None), inputs), dense)
     assert model.config.to_dict() == fresh and model.config._attn_implementation == "sdpa"
     assert model.generate(**inputs, max_new_tokens=3).shape == (3, COLUMNS + 3)
-    with refusing(ConfigurationError, "no-pattern-in-configuration"):
+    with refusing(ConfigurationError, "no-native-pattern"):
         use_pattern(model)
 
 

@@ -52,11 +52,14 @@ def test_the_parser_takes_it(line: str):
 
 
 def words_of(text: str) -> Iterator[str]:
-    """The words up to the next command of a shell, without those that stand for others, or need a run that is there."""
+    """The words up to the next command of a shell, without those that stand for others, or need a run or a file of
+    settings that is there."""
     reading = shlex.shlex(text, posix=True, punctuation_chars=True)
     reading.whitespace_split, reading.commenters = True, ""
+    before = ""
     for word in reading:
         if set(word) <= set("|<>&;"):
             return
-        if word not in ("...", "--resume"):
+        if word not in ("...", "--resume", "--config") and before != "--config":
             yield word
+        before = word

@@ -10,7 +10,7 @@ from asterism.training.data.corpora.modality import parse_modality
 from asterism.training.data.genomes import annotation, genome, index, intervals, ngram, unpacking
 from asterism.training.data.genomes import fasta as sequences
 
-PAGE = docs_page("genomes.md").read_text()
+PAGE = docs_page("howto/genomes.md").read_text()
 
 LIMITS = {
     "a compressed file unfolds to": (unpacking.LARGEST_UNPACKED, unpacking.FREE_OF_RATIO, unpacking.LARGEST_RATIO),

@@ -82,3 +82,9 @@ def test_require_causal_refuses_the_unstable_and_names_the_part(text):
 def test_require_causal_names_the_stable_relative(text):
     with refusing(PatternError, "not-prefix-stable", "bigbird_causal"):
         patterns.require_causal(patterns.parse(text))
+
+
+def test_an_unstable_pattern_that_no_table_knows_is_refused_too(monkeypatch):
+    monkeypatch.setattr("asterism.patterns.causality._STABLE_RELATIVES", {})
+    with refusing(PatternError, "not-prefix-stable", "one that does not depend on the length"):
+        patterns.require_prefix_stable(patterns.bigbird(block=4))

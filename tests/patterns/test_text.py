@@ -12,6 +12,7 @@ from strategies import build, hold, tiers
 
 from asterism import patterns
 from asterism.errors import ConfigurationError, PatternError
+from asterism.patterns.text import bind, mentions
 
 MERGED = "merge(window(left=2), stride(5))"
 SPLIT = "split_heads(window(left=2), stride(5), heads=4)"
@@ -452,3 +453,37 @@ def test_what_is_no_schedule(given):
 def test_a_list_has_one_mixer_for_each_layer():
     with refusing(ConfigurationError, "patterns-per-layer", "2", "3"):
         patterns.layer_mixers(["star()", "dense()"], 3)
+
+
+@pytest.mark.parametrize(
+    ("text", "bound"),
+    [
+        ("native", "window(left=3, right=0, dilation=1)"),
+        ("native()", "window(left=3, right=0, dilation=1)"),
+        ("~native | causal()", "~window(left=3, right=0, dilation=1) | causal()"),
+        (
+            "interleave(native & causal(), dense())",
+            "interleave(window(left=3, right=0, dilation=1) & causal(), dense())",
+        ),
+        (
+            "per_head([native, native()])",
+            "per_head([window(left=3, right=0, dilation=1), window(left=3, right=0, dilation=1)])",
+        ),
+        ("causal()", "causal()"),
+        ("native(3)", "native(3)"),
+        ("native |", "native |"),
+    ],
+)
+def test_a_name_stands_for_a_pattern(text: str, bound: str) -> None:
+    assert bind(text, "native", patterns.window(3)) == bound
+
+
+def test_a_union_that_a_name_stands_for_stays_together() -> None:
+    union = patterns.window(1) | patterns.columns(4)
+    bound = bind("native & causal()", "native", union)
+    assert patterns.parse(bound) == union & patterns.causal()
+
+
+def test_names_are_found_and_strings_are_none() -> None:
+    assert mentions("interleave(window(3), native)", "native") and mentions("native()", "native")
+    assert not mentions("across(window(3), step='native')", "native") and not mentions("native |", "native")

@@ -325,7 +325,7 @@ _MESH = "from torch.distributed.device_mesh import init_device_mesh\n"
 
 def run_the_page(group: dist.ProcessGroup) -> list[float]:
     """The Python of the page on devices that needs several processes: its last loss, and that of one; lines written."""
-    page = docs_page("devices.md").read_text()
+    page = docs_page("howto/devices.md").read_text()
     # A mesh for as many processes as there are.
     known: dict[str, Any] = {"init_device_mesh": lambda *asked, **named: {"cp": group}}
     changes = {"max_new_tokens=100": "max_new_tokens=30", _MESH: "", "CausalLM(config)": "CausalLM(config).double()"}

@@ -7,7 +7,9 @@ that does neither raises AssertionError. `python tests/support/zoo.py` writes th
 import inspect
 import re
 import warnings
+from collections.abc import Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -64,7 +66,7 @@ KINDS = (
     ("seq2seq", modeling_auto.MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING),
     ("base", modeling_auto.MODEL_MAPPING),
 )
-LARGEST = 4_000_000
+LARGEST = 8_000_000
 PAGE = docs_page("zoo.md")
 
 
@@ -83,8 +85,11 @@ def families() -> list[str]:
     return sorted(CONFIG_MAPPING.keys())
 
 
-def build(family: str) -> PreTrainedModel | None:
-    """A tiny model with random weights in float64; None for a family that cannot be built so small without its data."""
+def build(family: str, more: Mapping[str, Any] = MappingProxyType({})) -> PreTrainedModel | None:
+    """A tiny model with random weights in float64; None for a family that cannot be built so small without its data.
+
+    `more`: fields that are set wherever a configuration has them.
+    """
     cls = CONFIG_MAPPING[family]
     kind = next((mapping for _, mapping in KINDS if cls in mapping), None)
     if kind is None:
@@ -93,10 +98,10 @@ def build(family: str) -> PreTrainedModel | None:
         model_class = kind[cls]
         model_class = model_class[0] if isinstance(model_class, tuple) else model_class
         with torch.device("meta"):
-            if sum(parameter.numel() for parameter in model_class(cls(**_small(cls))).parameters()) > LARGEST:
+            if sum(parameter.numel() for parameter in model_class(cls(**_small(cls, more))).parameters()) > LARGEST:
                 return None
         torch.manual_seed(0)
-        model = model_class(cls(**_small(cls)))
+        model = model_class(cls(**_small(cls, more)))
         _randomise(model)
         if hasattr(model, "set_experts_implementation"):
             model.set_experts_implementation("eager")  # others know no float64
@@ -105,7 +110,7 @@ def build(family: str) -> PreTrainedModel | None:
         return None  # it needs fields of its own
 
 
-def _small(cls: type[PreTrainedConfig]) -> dict[str, Any]:
+def _small(cls: type[PreTrainedConfig], more: Mapping[str, Any]) -> dict[str, Any]:
     try:
         default = cls()
     except Exception:
@@ -113,8 +118,10 @@ def _small(cls: type[PreTrainedConfig]) -> dict[str, Any]:
     renamed = getattr(cls, "attribute_map", {})
     names = set(inspect.signature(cls.__init__).parameters) | (set() if default is None else set(vars(default)))
     fields: dict[str, Any] = {}
-    for name, value in SIZES.items():
-        unset = default is not None and name in UNLESS_NONE and getattr(default, name, None) is None
+    for name, value in (SIZES | more).items():
+        unset = (
+            default is not None and name in UNLESS_NONE and name not in more and getattr(default, name, None) is None
+        )
         if name in names | set(renamed) and renamed.get(name) not in fields and not unset:
             fields[name] = value
     if "kv_lora_rank" in names:
@@ -125,7 +132,7 @@ def _small(cls: type[PreTrainedConfig]) -> dict[str, Any]:
         if default is None or part is not None:
             real = kind if part is None else type(part)
             if real.__name__ != "AutoConfig":
-                fields[name] = _small(real) | ({"model_type": real.model_type} if real.model_type else {})
+                fields[name] = _small(real, more) | ({"model_type": real.model_type} if real.model_type else {})
     return fields
 
 

@@ -29,6 +29,9 @@ class Finding:
     remedy: str = ""
 
 
+_OF_DEVELOPERS = ("dev", "docs", "browser")
+"""Extras that only work on Asterism itself needs."""
+
 OK, OPTIONAL, MISSING = "ok", "optional", "missing"
 """The states of findings: there, absent but not needed, absent and needed."""
 
@@ -85,7 +88,7 @@ def _finding(one: Requirement) -> Finding:
 def extras() -> Iterator[Finding]:
     """Each extra, and which of its packages are not there."""
     for extra, needs in sorted(required().items()):
-        if extra in ("", "dev"):
+        if extra in ("", *_OF_DEVELOPERS):
             continue
         absent = [f"{one.name}{one.constraint}" for one in needs if not one.is_met]
         told = ", ".join(f"{one.name} {one.found}" for one in needs if one.is_met)

@@ -28,6 +28,7 @@ from asterism.system import launched
 VERBS = {
     "show": "draw a pattern; count the keys that its queries read, and its cost",
     "plan": "explain how a pattern is computed: passes, layouts, tiles, FLOPs, memory",
+    "explore": "open a page to type patterns and see masks, costs and certificates",
     "certify": "decide which universality theorems hold for a pattern, with witnesses or counterexamples",
     "simulate": "run a Turing machine as a transformer, in exact arithmetic, and check every step",
     "recipes": "list the recipes of train: name, size, description, paper",
@@ -36,6 +37,7 @@ VERBS = {
     "evaluate": "score a trained model on data that it has not seen",
     "predict": "label, tag, answer or write for the examples of a file with a fine-tuned model",
     "generate": "continue a prompt, or draw pictures, sounds and sequences, with a trained model",
+    "report": "make a page of runs: curves, predictions, patterns, cost, and how they compare",
     "import": "convert a Hugging Face checkpoint to an Asterism model, longer and sparser on request",
     "bench": "time attention over patterns, compared with dense attention and other libraries",
     "promises": "check the promises of models, ours and Hugging Face's: padding, causality, caches, memory",

@@ -16,7 +16,7 @@ from transformers import (
 from asterism.models.asterism.backbone import AsterismModel
 from asterism.models.asterism.base import AsterismPreTrainedModel
 from asterism.models.asterism.configuration import AsterismConfig
-from asterism.models.drop_in import drop_pattern, install, use_pattern
+from asterism.models.drop_in import drop_pattern, install, native_patterns, use_pattern
 from asterism.models.heads.causal_lm import AsterismForCausalLM
 from asterism.models.heads.classification import AsterismForSequenceClassification, AsterismForTokenClassification
 from asterism.models.heads.conditional_generation import AsterismForConditionalGeneration
@@ -47,6 +47,7 @@ __all__ = [
     "AsterismModel",
     "AsterismPreTrainedModel",
     "drop_pattern",
+    "native_patterns",
     "use_pattern",
     "ImportedCheckpoint",
     "import_checkpoint",

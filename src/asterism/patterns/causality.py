@@ -63,7 +63,7 @@ def require_prefix_stable(pattern: Pattern) -> None:
             "not-prefix-stable",
             f"{pattern} cannot be used by a causal model or with a cache: {culprit} is not prefix-stable,"
             " what a query may read changes as the sequence grows;"
-            f" use {_STABLE_RELATIVES[_call_name(culprit)]} instead",
+            f" use {_STABLE_RELATIVES.get(_call_name(culprit), 'one that does not depend on the length')} instead",
         )
 
 

@@ -137,10 +137,10 @@ def degrees(pattern: Pattern, n: int, head: int = 0, queries: int | None = None)
     _check_head(pattern, head)
     if not n or not count:
         return Degrees(0, 0.0, 0, 0)
-    few = _spread(count, 64)
+    few = spread(count, 64)
     _, rest = _count_whole(pattern, few, n, head)
     pairs_per_query = max(int((rest.stops - rest.starts).sum()) // few.size, 1)
-    asked = _spread(count, max(_MANY_PAIRS // pairs_per_query, few.size))
+    asked = spread(count, max(_MANY_PAIRS // pairs_per_query, few.size))
     counts = np.concatenate(
         [keys_read(pattern, chunk, n, head) for chunk in np.array_split(asked, -(-asked.size // _CHUNK))]
     )
@@ -183,20 +183,31 @@ class _Tiles:
         return self.cell, self.q_start, self.q_stop, self.k_start, self.k_stop
 
 
+def verdicts_between(pattern: Pattern, rows: Integers, columns: Integers, n: int, head: int, pairs: int) -> Verdicts:
+    """One verdict for each cell of a picture of any part of the mask: int8 [rows - 1, columns - 1].
+
+    `rows` and `columns`, int64, are the borders of the cells in tokens: ascending, each cell half-open. At most about
+    `pairs` pairs are looked at one by one; cells that would need more are UNKNOWN. Raises PatternError for a head that
+    the pattern does not have.
+    """
+    _check_head(pattern, head)
+    shape = rows.size - 1, columns.size - 1
+    row, column = (axis.ravel() for axis in np.indices(shape))
+    tiles = _Tiles(np.arange(row.size), rows[row], rows[row + 1], columns[column], columns[column + 1])
+    return _settle(pattern, tiles, n, head, pairs).reshape(shape)
+
+
 def _grid(pattern: Pattern, queries: int, n: int, head: int, cells: int) -> tuple[Verdicts, int]:
     """One verdict per cell of the picture, int8 [rows, columns], and the side of a cell in tokens."""
-    _check_head(pattern, head)
     tile = max(-(-max(n, queries) // cells), 1)
-    shape = -(-queries // tile), -(-n // tile)
-    row, column = (axis.ravel() * tile for axis in np.mgrid[: shape[0], : shape[1]])
-    start_stop = (row, np.minimum(row + tile, queries), column, np.minimum(column + tile, n))
-    return _settle(pattern, _Tiles(np.arange(row.size), *start_stop), n, head).reshape(shape), tile
+    rows, columns = (np.append(np.arange(0, count, tile), count) for count in (queries, n))
+    return verdicts_between(pattern, rows, columns, n, head, _MANY_PAIRS), tile
 
 
-def _settle(pattern: Pattern, tiles: _Tiles, n: int, head: int) -> Verdicts:
-    """One verdict per tile; UNKNOWN only where looking further would take too long."""
+def _settle(pattern: Pattern, tiles: _Tiles, n: int, head: int, budget: int) -> Verdicts:
+    """One verdict per tile; UNKNOWN only where settling it would take looking at more pairs than the budget allows."""
     allowed, forbidden, undecided = (np.zeros(tiles.cell.size, bool) for _ in range(3))
-    budget, stack = _MANY_PAIRS, [tiles]
+    stack = [tiles]
     while stack:
         tiles = stack.pop()
         tiles = tiles.select(~(allowed & forbidden)[tiles.cell])
@@ -256,8 +267,8 @@ def _legend(grid: Verdicts, tile: int, glyphs: Glyphs) -> str:
 # --- counts ----------------------------------------------------------------------------------------------------------
 
 
-def _spread(n: int, count: int) -> Integers:
-    """`count` evenly spread positions of [0, n), first and last included; all of them when there are no more."""
+def spread(n: int, count: int) -> Integers:
+    """`count` evenly spread positions of [0, n), int64 [count], first and last included; all n if there are fewer."""
     return np.arange(n) if count >= n else np.linspace(0, n - 1, count).astype(np.int64)
 
 

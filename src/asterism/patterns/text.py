@@ -135,6 +135,39 @@ def in_full(mixers: Any) -> Any:
         return mixers
 
 
+def mentions(text: str, name: str) -> bool:
+    """Whether a name stands in a text: `mentions("native | causal()", "native")`."""
+    tree = expression(text)
+    return tree is not None and any(isinstance(node, ast.Name) and node.id == name for node in ast.walk(tree))
+
+
+def bind(text: str, name: str, pattern: Pattern) -> str:
+    """The text with a pattern in the place of a name, which stands alone or with empty parentheses.
+
+    `bind("native | causal()", "native", window(3))` is "window(left=3, right=0, dilation=1) | causal()". A text that is
+    no expression stays as it is, for `parse` to refuse.
+    """
+    tree, meant = expression(text), expression(pattern.text)
+    assert meant is not None, "patterns have a text that can be read"
+    return text if tree is None else ast.unparse(_Binding(name, meant).visit(tree))
+
+
+class _Binding(ast.NodeTransformer):
+    def __init__(self, name: str, meant: ast.expr) -> None:
+        self.name, self.meant = name, meant
+
+    def visit_Name(self, node: ast.Name) -> ast.expr:
+        return self.meant if node.id == self.name else node
+
+    def visit_Call(self, node: ast.Call) -> ast.AST:
+        if _calls(node, self.name) and not node.args and not node.keywords:
+            return self.meant
+        # The function's name is no operand: native(3) is refused as an unknown pattern.
+        node.args = [self.visit(argument) for argument in node.args]
+        node.keywords = [self.visit(keyword) for keyword in node.keywords]
+        return node
+
+
 def layer_mixers(given: Mixer | Schedule | str | Sequence[Mixer | str], layers: int) -> tuple[Mixer, ...]:
     """What mixes the tokens of each of so many layers, as `as_schedule` reads it.
 

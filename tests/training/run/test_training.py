@@ -45,6 +45,7 @@ def test_a_run_learns_and_leaves_a_complete_folder(tiny, finished):
         "loss.png",
         "model",
         "run.json",
+        "samples.jsonl",
         "tensorboard",
     ]
 

@@ -27,6 +27,7 @@ from asterism.memo import remembering_few
 from asterism.models.cache.layer import PatternCacheLayer
 from asterism.models.drop_in.documents import from_boundaries, from_positions
 from asterism.models.drop_in.field import read_native_window, read_patterns, require_native_window
+from asterism.models.drop_in.native import check_asked
 from asterism.models.drop_in.places import place_of
 from asterism.models.drop_in.terms import of_heads, read_terms
 from asterism.models.drop_in.tokens import LayerTokens, require_tokens
@@ -112,10 +113,12 @@ def layer_rule(module: Any, tokens: LayerTokens) -> Rule:
     """
     field, place = module.config.asterism_pattern, place_of(module)
     texts = tuple(field) if isinstance(field, list) else field
-    if tokens.window is not None:
+    if place.follows:
+        check_asked(place.number, place.local, tokens.window)
+    elif tokens.window is not None:
         require_native_window(module.config, tokens.window)
     own_window = tokens.window if read_native_window(module.config) == "intersect" else None
-    return Rule(*_constant_rule(texts, *place, tokens.causal, own_window))
+    return Rule(*_constant_rule(texts, place.number, place.layers, tokens.causal, own_window))
 
 
 @torch.compiler.assume_constant_result

@@ -22,6 +22,9 @@ IMPLEMENTATION = "asterism"
 NativeWindow = Literal["replace", "intersect"]
 """What becomes of a window of the model's own: the pattern takes its place, or a query reads what both allow."""
 
+INCLUDED = "included"
+"""What is written for patterns that are made with the model's own (`native`), which holds its windows already."""
+
 WINDOW_FIELD = "asterism_native_window"
 """Where it stands in a configuration, next to the pattern."""
 
@@ -89,7 +92,7 @@ def is_set_aside(config: PreTrainedConfig) -> bool:
     return config._attn_implementation not in (None, IMPLEMENTATION)
 
 
-def read_native_window(config: PreTrainedConfig) -> NativeWindow:
+def read_native_window(config: PreTrainedConfig) -> NativeWindow | Literal["included"]:
     """What the configuration says about windows of the model's own; "replace" where it says nothing.
 
     A model that has one is refused at its first call then (`require_native_window`).
@@ -97,14 +100,14 @@ def read_native_window(config: PreTrainedConfig) -> NativeWindow:
     Raises ConfigurationError for anything else that stands there.
     """
     said = vars(config).get(WINDOW_FIELD, "replace")
-    if said not in get_args(NativeWindow):
+    if said not in (*get_args(NativeWindow), INCLUDED):
         raise ConfigurationError(
             "native-window-choice", f'native_window must be "replace" or "intersect", got {shown(said)}'
         )
     return said
 
 
-def write_native_window(config: PreTrainedConfig, native_window: NativeWindow) -> None:
+def write_native_window(config: PreTrainedConfig, native_window: str) -> None:
     """Keep it next to the pattern, so that a saved model reads the same keys."""
     vars(config)[WINDOW_FIELD] = native_window
     read_native_window(config)

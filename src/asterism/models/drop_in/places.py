@@ -7,7 +7,7 @@ refuses before anything has changed, in terms of the model and of what its user 
 import inspect
 import re
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from torch import nn
 from transformers import PreTrainedConfig, PreTrainedModel
@@ -15,12 +15,26 @@ from transformers import PreTrainedConfig, PreTrainedModel
 from asterism.errors import ConfigurationError
 from asterism.models.drop_in.interface import KNOWN_ARGUMENTS, interface_of
 
+Kind = Literal["window", "chunk"]
+
+
+class Local(NamedTuple):
+    """What a layer is restricted to by itself: a window or a chunk of so many tokens, as its configuration counts."""
+
+    kind: Kind
+    size: int
+
 
 class Place(NamedTuple):
-    """Which of how many layers of attention a module is."""
+    """Which of how many layers of attention a module is, and, where its pattern is made with it, its own restriction.
+
+    `follows` tells a layer without a restriction from one whose restriction is nobody's affair.
+    """
 
     number: int
     layers: int
+    follows: bool = False
+    local: Local | None = None
 
 
 _NAME = "asterism_place"
@@ -38,10 +52,11 @@ def place_of(module: nn.Module) -> Place:
     return place
 
 
-def set_places(modules: Sequence[nn.Module]) -> None:
-    """Tell each module, first layer to last, where it stands."""
+def set_places(modules: Sequence[nn.Module], own: Sequence[Local | None] | None) -> None:
+    """Tell each module, first layer to last, where it stands, and what it is restricted to if its pattern has that."""
     for number, module in enumerate(modules):
-        setattr(module, _NAME, Place(number, len(modules)))
+        local = None if own is None else own[number]
+        setattr(module, _NAME, Place(number, len(modules), own is not None, local))
 
 
 def find_attention(model: PreTrainedModel) -> list[Any]:
@@ -72,6 +87,15 @@ def _hides_future(kind: Any) -> bool:
     """Whether a model makes causal masks and no others."""
     source = _forward_of(kind)
     return "create_causal_mask(" in source and "create_bidirectional_mask(" not in source
+
+
+def makes_windows(model: PreTrainedModel) -> bool:
+    """Whether a model, or one inside of it, makes masks of a sliding window."""
+    parts = {type(part) for part in model.modules() if isinstance(part, PreTrainedModel)}
+    return any(
+        "sliding_window_causal_mask" in (source := _forward_of(kind)) or "sliding_window_mask" in source
+        for kind in parts
+    )
 
 
 def _has_own_mask(kind: Any) -> bool:

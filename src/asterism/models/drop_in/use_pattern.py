@@ -11,6 +11,7 @@ from asterism.errors import ConfigurationError
 from asterism.models.drop_in.cache import check_masks, install_hooks, spare_caches
 from asterism.models.drop_in.field import (
     IMPLEMENTATION,
+    INCLUDED,
     WINDOW_FIELD,
     NativeWindow,
     read_native_window,
@@ -18,6 +19,7 @@ from asterism.models.drop_in.field import (
     write_native_window,
     write_patterns,
 )
+from asterism.models.drop_in.native import NAME, mentions_native, native_locals, patterns_of, require_local, with_native
 from asterism.models.drop_in.places import find_attention, is_causal, set_places
 from asterism.models.drop_in.sharded import install_sharding
 from asterism.patterns import Pattern, Schedule, require_causal, require_self_attention
@@ -46,8 +48,10 @@ def use_pattern(
         model = use_pattern(AutoModelForCausalLM.from_pretrained(path), "window(left=1023) | sinks()")
 
     The model is changed in place and returned. `pattern` is a Pattern, a Schedule, the text of one (such as
-    "interleave(a, b)"), or a list with one pattern per layer. Left out, it is the one that the configuration names;
-    None removes the pattern, as `drop_pattern` does.
+    "interleave(a, b)"), or a list with one pattern per layer. In a text, `native` stands for the pattern that a layer
+    has by itself, by the windows or chunks that its configuration names: "native" computes the same as transformers,
+    over fewer pairs, and "native | sinks(first=4, window=1)" adds to it. Left out, the pattern is that which the
+    configuration names (it was saved with one), or else "native". None removes the pattern, as `drop_pattern` does.
 
     - The weights stay as they are; only the mask changes: the pattern says who reads whom, in every layer.
     - For layers with a window of their own (Mistral; five of six layers of Gemma 3) say what becomes of it, or the
@@ -87,11 +91,7 @@ def use_pattern(
     modules = find_attention(base)
     before = dict(vars(base.config))
     try:
-        if pattern is not _AsConfigured.AS_CONFIGURED:
-            base.config.asterism_pattern = write_patterns(pattern)
-            vars(base.config).pop(WINDOW_FIELD, None)
-        if native_window is not None:
-            write_native_window(base.config, native_window)
+        _write(base, modules, pattern, native_window)
         _check_patterns(base, modules)
         _select(base)
     except Exception:
@@ -129,6 +129,35 @@ def _base(model: object) -> PreTrainedModel:
     return base
 
 
+def _write(model: PreTrainedModel, modules: list[Any], given: Any, native_window: str | None) -> None:
+    """Keep in the configuration what was asked for."""
+    config = model.config
+    as_configured = given is _AsConfigured.AS_CONFIGURED
+    if as_configured and config.asterism_pattern is None:
+        as_configured, given = False, NAME
+    if mentions_native(given):
+        _write_native(model, modules, given, native_window)
+    elif not as_configured:
+        config.asterism_pattern = write_patterns(given)
+        vars(config).pop(WINDOW_FIELD, None)
+    if native_window is not None:
+        write_native_window(config, native_window)
+
+
+def _write_native(model: PreTrainedModel, modules: list[Any], given: Any, native_window: str | None) -> None:
+    """Keep patterns that are made with those which the layers have by themselves."""
+    if native_window is not None:
+        raise ConfigurationError(
+            "native-twice",
+            f"native_window={native_window!r} came with a pattern that is made with the model's own; leave it out, or"
+            ' write "native & ..." for what both allow',
+        )
+    own = native_locals(model, modules)
+    require_local(own, model)
+    model.config.asterism_pattern = with_native(given, patterns_of(own, is_causal(model, modules)))
+    write_native_window(model.config, INCLUDED)
+
+
 def _check_patterns(model: PreTrainedModel, modules: list[Any]) -> None:
     """Raises PatternError for a pattern that the model cannot use, ConfigurationError for what is said of windows."""
     config = model.config
@@ -160,7 +189,8 @@ def _select(model: PreTrainedModel) -> None:
 def _prepare(model: PreTrainedModel, modules: list[Any]) -> None:
     spare_caches(model)
     check_masks(model)
-    set_places(modules)
+    has_own = read_native_window(model.config) == INCLUDED
+    set_places(modules, native_locals(model, modules) if has_own else None)
     install_sharding(model)
     for module in modules:
         install_hooks(module)

@@ -17,6 +17,7 @@ from transformers import PreTrainedModel
 from asterism.errors import ConfigurationError, DataError
 from asterism.labels import IGNORED, read_and_predicted
 from asterism.models import AsterismForCausalLM
+from asterism.randomness import derive, isolated
 from asterism.training.data.corpora.modality import Modality
 from asterism.training.data.corpora.splits import Pieces, Split, Splits
 from asterism.training.data.corpora.tokenization import Vocabulary
@@ -27,6 +28,10 @@ from asterism.training.run.evaluator import Evaluator
 from asterism.training.run.metrics import Evaluation, Metric, Outcome, Question, refuse_reader
 from asterism.training.settings.budget import Budget
 from asterism.training.settings.configuration import RunConfig
+from asterism.training.settings.sampling import Sampling
+
+PROMPT, SAMPLED = 32, 160
+"""How many bytes a model reads, and writes after them, at each evaluation: fractions of a second for small models."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -117,7 +122,23 @@ class CausalBytes(Pretraining[WindowCorpus]):
         )
         bits = bits_per_byte(model, pieces, plan, self.config, evaluator)
         notes = self.reported(budget, plan.bytes_scored, whole.bytes_scored, self.config.reads().unit)
-        return Outcome({"bits_per_byte": bits}, notes=notes)
+        return Outcome({"bits_per_byte": bits}, samples=self._samples(model, pieces, evaluator), notes=notes)
+
+    def _samples(self, model: PreTrainedModel, pieces: Pieces, evaluator: Evaluator) -> list[dict[str, Any]]:
+        """How the model goes on after the first bytes of the validation split, drawn by the run's seed.
+
+        Only of text, where rows are long enough, and by one process: those that share a model would have to draw
+        together.
+        """
+        prompt = min(PROMPT, self.config.context // 4)
+        length = min(SAMPLED, self.config.context - prompt)
+        if self.config.modality != RunConfig.modality or not (pieces.is_stream and evaluator.processes.alone):
+            return []
+        start = bytes(pieces.read(0, prompt).tolist())
+        with isolated(derive(self.config.seed)):
+            sampling = Sampling(seed=self.config.seed).arguments(length)
+            written = bytes(self.continued(model, self.prompt(start), sampling)[0].tolist())
+        return [{name: text.decode(errors="replace") for name, text in (("prompt", start), ("text", written))}]
 
     def facts(self, corpus: WindowCorpus, steps: int) -> dict[str, Any]:
         """Also what compressors need for the bytes that are scored."""

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeVar
 
 import torch
 from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerFast
@@ -49,6 +49,10 @@ from asterism.training.tasks.predictor import Predictor, as_fields, model_inputs
 from asterism.training.tasks.ranking import learned_scorer, require_scorer
 from asterism.training.tasks.task import Kind, Task
 
+Said = TypeVar("Said")
+"""What is said about an example: a prediction, perhaps with what it was made of."""
+SAMPLES, SAMPLED = 2, 1_000
+"""How many texts are kept of an evaluation, and how many characters of each."""
 RANKING = 2**33
 """Keys what a reader draws that learns: no pass over the examples has this number."""
 
@@ -174,27 +178,51 @@ class Labelled(Objective[LabelledCorpus]):
     def evaluate(self, model: PreTrainedModel, corpus: LabelledCorpus, evaluator: Evaluator) -> Outcome:
         """The task's scores of validation examples: none of a sample that has no score, such as one without a positive.
 
-        Predictions carry place and id of their record. Every process asks about all examples.
+        Predictions carry place and id of their record, and at the end `read`: the characters that a reader chose to
+        read. Every process asks about all examples.
         """
         sample, size = evaluator.budget.spread, len(corpus.validation)
         part = evaluator.budget.part(size, size)
         examples, features, predictor = corpus.validation[part], corpus.validation_features[part], self.predictor(model)
-        predictions = list(_watched(predictor.predict(examples, features), predictor, len(examples), evaluator.watch))
+        answered = list(_watched(predictor.answered(examples, features), predictor, len(examples), evaluator.watch))
+        predictions = [prediction for prediction, _ in answered]
         try:
             scores = self._score(examples, predictions)
         except NoScoreError:
             if not sample:  # all of them have one, which was seen to before the first step
                 raise
             scores = {}
+        chosen: Sequence[Any] = [None] * len(examples)
+        if not sample:
+            chosen = self.task.rows.chosen(examples, [rows for _, rows in answered], self.tokenizer)
         return Outcome(
             scores,
             [
-                _line(example.record, {**self.task.examples.beside(example), **as_fields(prediction)})
-                for example, prediction in zip(examples, predictions, strict=True)
+                _line(example.record, {**self._beside(example, read), **as_fields(prediction)})
+                for example, read, prediction in zip(examples, chosen, predictions, strict=True)
             ],
             None if sample else self.task.answers.page(scores, examples, predictions),
+            self._samples(examples, predictions),
             self._sameness(examples, predictions),
         )
+
+    def _samples(self, examples: Sequence[Any], predictions: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+        """The texts that the model wrote for the first examples, next to those that were wanted."""
+        if not isinstance(self.task.answers, WrittenAnswers):
+            return []
+        return [
+            {
+                "record": example.record.place,
+                "text": prediction[self.task.answers.answer][:SAMPLED],
+                "expected": self.task.examples.gold(example)[:SAMPLED],
+            }
+            for example, prediction in zip(examples[:SAMPLES], predictions, strict=False)
+        ]
+
+    def _beside(self, example: Any, read: Any) -> dict[str, Any]:
+        """What stands next to a prediction: what the task keeps, and what was read, where the reader chose it."""
+        kept = self.task.examples.beside(example)
+        return kept if read is None else {**kept, "read": read}
 
     def _sameness(self, examples: Sequence[Any], predictions: Sequence[Mapping[str, Any]]) -> list[str]:
         """A note if the model says the same about all examples, though not all are the same."""
@@ -303,9 +331,7 @@ def _kind(config: FineTuneConfig) -> Kind[Any]:
     return kind
 
 
-def _watched(
-    predictions: Iterable[dict[str, Any]], predictor: Predictor, examples: int, watch: Watch
-) -> Iterator[dict[str, Any]]:
+def _watched(predictions: Iterable[Said], predictor: Predictor, examples: int, watch: Watch) -> Iterator[Said]:
     """The predictions for so many examples, and how many batches of them are done."""
     size = predictor.batch_size
     watch(0, -(-examples // size))

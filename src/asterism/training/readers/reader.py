@@ -59,6 +59,8 @@ class Reader(ABC):
     """Raised where it makes other rows of the same documents than it made before."""
     cuts: ClassVar[bool] = False
     """Whether no more of a document is read than its first tokens that fit into a row."""
+    chooses: ClassVar[bool] = False
+    """Whether it chooses the stretches of a document that the answer is made of."""
 
     length: int | None = None
 

@@ -82,6 +82,7 @@ class Selected(_Ranking):
     """
 
     name: ClassVar[str] = "selected"
+    chooses: ClassVar[bool] = True
 
     by: str = "bm25"
 
@@ -116,6 +117,7 @@ class Iterated(_Ranking):
     """
 
     name: ClassVar[str] = "iterated"
+    chooses: ClassVar[bool] = True
 
     def rows(self, document: Document) -> list[Row]:
         return [(window,) for window in self.windows(document)]
@@ -142,6 +144,8 @@ class SummarizedParts(Iterated):
     The texts are read again together, in parts if need be. What a part is to say in training is the sentences of the
     whole text that it ranks best for (as the sections of Gidiotis and Tsoumakas 2020, who compare by ROUGE).
     """
+
+    chooses: ClassVar[bool] = False  # what is read last are summaries, and no stretches of the document
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -32,6 +32,7 @@ from asterism.training.run.evaluator import Evaluator
 from asterism.training.run.folder import RunFolder
 from asterism.training.run.loaders import refuse_other_versions, versions_of
 from asterism.training.run.loop import take_steps
+from asterism.training.run.machine import machine_facts, peak_memory
 from asterism.training.run.metrics import Outcome, Report
 from asterism.training.run.optimizer import make_optimizer
 from asterism.training.run.picture import draw_history, require_matplotlib
@@ -165,6 +166,7 @@ def _record(setup: Setup, notes: list[str], prices: Mapping[str, Any]) -> dict[s
         "prices": prices,
         "versions": {"python": platform.python_version(), "asterism": __version__}
         | {name: version(name) for name in packages},
+        "machine": machine_facts(device_of_runs()),
         "result": None,
     }
 
@@ -217,9 +219,10 @@ def _written(
         "notes": [*record["notes"], *notes_at_the_end(setup.config, state.step, state.seconds), *outcome.notes],
         **setup.objective.results(setup.corpus, outcome.metrics, state.step),
     }
+    run.append_samples(state.step, outcome.samples)
     metrics = validation_metrics(outcome.metrics)
     run.end_history({"step": state.step, "seconds": round(state.seconds, 3), **metrics})
     draw_history(run.read_history(), setup.objective.metric, run.picture)
-    run.finish(result)
+    run.finish(result, peak_memory(device_of_runs()))
     run.keep_only(None)
     return result

@@ -1,8 +1,9 @@
 """The run folder: where everything about a run is, and the one place that knows the names.
 
-    run.json          configuration, corpus (name, hash, sizes), versions, those of what reads the data among them; and
-                      once there is one, the result and SHA-256 of the files in model/
+    run.json          configuration, corpus (name, hash, sizes), versions, those of what reads the data among them, and
+                      the machine; once there is one, the result, SHA-256 of the files in model/, and peak memory
     history.jsonl     one JSON object per line: training figures, and validation bits per byte
+    samples.jsonl     what the model wrote at each evaluation, if it writes: one JSON object per text
     loss.png          the same as a picture
     tensorboard/      the same for TensorBoard
     checkpoints/      step-00000250/: a Hugging Face model folder with optimizer.safetensors and state.json added;
@@ -37,7 +38,6 @@ from asterism.files import (
     write_text,
     writing,
 )
-from asterism.kernels.choice.figures import Figures
 from asterism.presence import require_model, require_run
 from asterism.system import sha256_of
 from asterism.training.run.integrity import check_sums, read_sealed, seal, sums_of
@@ -61,6 +61,7 @@ class RunFolder:
         self.path = Path(path)
         self.run_file = self.path / "run.json"
         self.history_file = self.path / "history.jsonl"
+        self.samples = self.path / "samples.jsonl"
         self.picture = self.path / "loss.png"
         self.tensorboard = self.path / "tensorboard"
         self.checkpoints = self.path / "checkpoints"
@@ -77,9 +78,10 @@ class RunFolder:
             remove_leftovers(self.path)
         write_json(self.run_file, seal(record))
 
-    def finish(self, result: Mapping[str, Any]) -> None:
-        """Write down the result, and the sums of the files of the finished model."""
-        write_json(self.run_file, seal(self.read_record() | {"result": result, "model_files": sums_of(self.model)}))
+    def finish(self, result: Mapping[str, Any], peak_memory: int) -> None:
+        """Write down the result, the sums of the files of the finished model, and the bytes that the run needed."""
+        facts = {"result": result, "model_files": sums_of(self.model), "peak_memory": peak_memory}
+        write_json(self.run_file, seal(self.read_record() | facts))
 
     def is_renewed(self, config: AnyConfig) -> bool:
         """Whether files of the data are elsewhere than run.json says, or the report is to be of more or less."""
@@ -149,6 +151,8 @@ class RunFolder:
 
     def read_prices(self) -> dict[str, Any]:
         """What attention cost when the run began, and decides its kernels; {} on a GPU. Raises CheckpointError."""
+        from asterism.kernels.choice.figures import Figures  # brings torch, which those who only read do without
+
         try:
             return dict(Figures(nanoseconds=self.read_record()["prices"]).nanoseconds)
         except (AttributeError, TypeError, ValueError) as error:
@@ -223,10 +227,16 @@ class RunFolder:
         with writing(self.history_file), self.history_file.open("a") as file:
             file.write(json.dumps(entry, allow_nan=False) + "\n")
 
+    def append_samples(self, step: int, samples: Sequence[Mapping[str, Any]]) -> None:
+        """Add what the model wrote after this step, a line each; those of an earlier try at the step are replaced."""
+        if samples:
+            before = [line for line in self._lines(self.samples)[0] if line["step"] < step]
+            self._write_lines(self.samples, [*before, *({"step": step, **sample} for sample in samples)])
+
     def end_history(self, entry: Mapping[str, Any]) -> None:
         """Add the last line, in place of the one that a finish which was cut off has left."""
         before = [line for line in self.read_history() if (line["step"], line.keys()) != (entry["step"], entry.keys())]
-        self._write_history([*before, entry])
+        self._write_lines(self.history_file, [*before, entry])
 
     def flush_history(self) -> None:
         """Have all lines on disk, before the checkpoint that relies on them."""
@@ -236,7 +246,7 @@ class RunFolder:
 
     def read_history(self) -> list[dict[str, Any]]:
         """All whole lines of the history; a last line that was cut off is left out. Raises CheckpointError."""
-        entries, damage = self._history()
+        entries, damage = self._lines(self.history_file)
         if damage:
             raise CheckpointError("damaged-file", damage[0])
         return entries
@@ -246,31 +256,35 @@ class RunFolder:
 
         Returns what is wrong with these: the run does not need them.
         """
-        entries, damage = self._history()
-        self._write_history([entry for entry in entries if entry["step"] <= step])
+        damage = []
+        for path in (self.history_file, self.samples):
+            if path == self.history_file or path.exists():
+                entries, wrong = self._lines(path)
+                self._write_lines(path, [entry for entry in entries if entry["step"] <= step])
+                damage += wrong
         return damage
 
-    def _history(self) -> tuple[list[dict[str, Any]], list[str]]:
+    def _lines(self, path: Path) -> tuple[list[dict[str, Any]], list[str]]:
         """The lines that can be read, and what is wrong with the others; the last one may have been cut off."""
-        if not self.history_file.exists():
+        if not path.exists():
             return [], []
-        lines = self.history_file.read_bytes().splitlines(keepends=True)
+        lines = path.read_bytes().splitlines(keepends=True)
         entries, damage = [], []
         for number, line in enumerate(lines, start=1):
             try:
                 entry = json.loads(line.decode())
             except (ValueError, RecursionError) as error:
                 if number < len(lines):
-                    damage.append(f"{self.history_file} is damaged in line {number}: {error}")
+                    damage.append(f"{path} is damaged in line {number}: {error}")
                 continue
             if isinstance(entry, dict) and isinstance(entry.get("step"), int):
                 entries.append(entry)
             else:
-                damage.append(f"{self.history_file} is damaged in line {number}: it holds no figures of a step")
+                damage.append(f"{path} is damaged in line {number}: it holds nothing of a step")
         return entries, damage
 
-    def _write_history(self, entries: Sequence[Mapping[str, Any]]) -> None:
-        write_text(self.history_file, "".join(json.dumps(entry, allow_nan=False) + "\n" for entry in entries))
+    def _write_lines(self, path: Path, entries: Sequence[Mapping[str, Any]]) -> None:
+        write_text(path, "".join(json.dumps(entry, allow_nan=False) + "\n" for entry in entries))
 
 
 def _is_ours(path: Path) -> bool:

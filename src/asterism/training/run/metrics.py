@@ -107,12 +107,14 @@ class Outcome:
     metrics      what was measured, by name
     predictions  if there are any, one per example
     page         for people to read, in Markdown: what was measured, and some examples
+    samples      what the model wrote, for people to see how it learns: `text`, and `prompt`, `expected` or `record`
     notes        what a user should know about it, one line each
     """
 
     metrics: dict[str, float]
     predictions: Sequence[Mapping[str, Any]] | None = None
     page: str | None = None
+    samples: Sequence[Mapping[str, Any]] = ()
     notes: Sequence[str] = ()
 
 

@@ -157,6 +157,7 @@ class Session:
         with self.processes.agreed():
             if self.processes.leads:
                 draw_history(self.folder.read_history(), self.objective.metric, self.folder.picture)
+                self.folder.append_samples(self.state.step, outcome.samples)
 
     def record(self, **figures: float) -> None:
         """Add figures of this step to the history and to TensorBoard."""

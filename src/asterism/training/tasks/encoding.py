@@ -56,6 +56,10 @@ class Encoded:
         """The numbers of the document's tokens that a row has, int64 [M]."""
         return np.concatenate([np.arange(begin, end) for begin, end in row])
 
+    def covered(self, row: Row) -> list[list[int]]:
+        """The characters of the document that a row holds: [first, end] of each stretch."""
+        return [[int(self.characters[begin, 0]), int(self.characters[end - 1, 1])] for begin, end in row]
+
     def row(self, row: Row) -> dict[str, np.ndarray]:
         """The model's arguments for a row: int32 each."""
         numbers = np.concatenate(

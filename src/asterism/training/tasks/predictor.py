@@ -18,6 +18,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
 from asterism.errors import DataError
 from asterism.training.data.records.record import Record
+from asterism.training.readers.reader import Row
 from asterism.training.readers.selected import Iterated
 from asterism.training.run.allocator import Heap
 from asterism.training.run.arithmetic import arithmetic
@@ -45,6 +46,13 @@ class Predictor:
 
     def predict(self, examples: Sequence[Any], features: Sequence[Sequence[Feature]]) -> Iterator[dict[str, Any]]:
         """A prediction for each example, given the features of each."""
+        for prediction, _ in self.answered(examples, features):
+            yield prediction
+
+    def answered(
+        self, examples: Sequence[Any], features: Sequence[Sequence[Feature]]
+    ) -> Iterator[tuple[dict[str, Any], list[Row]]]:
+        """The same, each with the rows that it was made of: the last that were read, by a reader that reads again."""
         for at in range(0, len(examples), self.buffered):
             yield from self._buffer(examples[at : at + self.buffered], features[at : at + self.buffered])
 
@@ -63,7 +71,8 @@ class Predictor:
             except DataError as error:  # of an example before the one that could not be read
                 trouble = error
             del examples[len(features) :]
-            yield from zip(examples, self._buffer(examples, features), strict=True)
+            for example, (prediction, _) in zip(examples, self._buffer(examples, features), strict=True):
+                yield example, prediction
             if trouble is not None:
                 raise trouble
             if len(examples) < self.buffered:
@@ -81,14 +90,17 @@ class Predictor:
             return examples, error
         return examples, None
 
-    def _buffer(self, examples: Sequence[Any], features: Sequence[Sequence[Feature]]) -> list[dict[str, Any]]:
+    def _buffer(
+        self, examples: Sequence[Any], features: Sequence[Sequence[Feature]]
+    ) -> list[tuple[dict[str, Any], list[Row]]]:
         read = list(features)
         said = self._said(read)
         while any(again := [self._again(*one) for one in zip(examples, read, said, strict=True)]):
             for number, some in enumerate(self._said(again)):
                 if some:
                     read[number], said[number] = again[number], some
-        return [self.task.answers.predict(*one) for one in zip(examples, read, said, strict=True)]
+        predictions = [self.task.answers.predict(*one) for one in zip(examples, read, said, strict=True)]
+        return list(zip(predictions, ([feature.row for feature in some] for some in read), strict=True))
 
     def _again(self, example: Any, features: Sequence[Feature], said: Sequence[Any]) -> list[Feature]:
         """What is to be read next of an example, after what the model said; [] if that is the answer."""

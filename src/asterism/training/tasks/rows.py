@@ -133,6 +133,18 @@ class ExampleRows(ABC, Generic[Example]):
             return [replace(feature, is_cut=True) for feature in features]
         return features
 
+    def chosen(
+        self, examples: Sequence[Example], rows: Sequence[Sequence[Row]], tokenizer: PreTrainedTokenizerFast
+    ) -> list[list[list[int]] | None]:
+        """The characters of each document that its answer was made of, where the reader chose them; else None.
+
+        `rows` are those that each example was answered by. A stretch is [first, end].
+        """
+        if not self.reading.chooses:
+            return [None] * len(examples)
+        each = zip(self.encoded(examples, tokenizer), rows, strict=True)
+        return [[stretch for row in some for stretch in encoded.covered(row)] for encoded, some in each]
+
     def notes(self, examples: Sequence[Example], features: Sequence[Sequence[Feature]]) -> list[str]:
         """What a user should know about the training examples and the features of each, one line each.
 

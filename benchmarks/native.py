@@ -1,0 +1,147 @@
+"""Models with windows of their own, by transformers' attention and by ours: seconds, CPU seconds and peak memory.
+
+    python benchmarks/native.py benchmarks/results/native.json [--tokens 8192 32768] [--models mistral modernbert]
+
+Each call runs in a process of its own, one thread unless OMP_NUM_THREADS says otherwise; contenders take turns, and the
+median of the turns counts. A contender that needs more memory than --limit gigabytes is written down as such.
+"""
+
+import argparse
+import json
+import os
+import platform
+import resource
+import statistics
+import subprocess
+import sys
+import time
+from datetime import date
+from pathlib import Path
+from typing import Any
+
+import torch
+
+WINDOW = 512
+CONTENDERS = ("eager", "sdpa", "asterism")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("output", type=Path)
+    parser.add_argument("--tokens", type=int, nargs="+", default=[8192, 32768])
+    parser.add_argument("--models", nargs="+", default=["mistral", "modernbert"], choices=["mistral", "modernbert"])
+    parser.add_argument("--layers", type=int, default=6)
+    parser.add_argument("--turns", type=int, default=3)
+    parser.add_argument("--limit", type=float, default=20.0, help="gigabytes that a process may take")
+    parser.add_argument(
+        "--one", nargs=4, metavar=("MODEL", "TOKENS", "CONTENDER", "STEP"), help="measure this, print it"
+    )
+    arguments = parser.parse_args()
+    if arguments.one:
+        kind, tokens, contender, step = arguments.one
+        print(json.dumps(_measure(kind, int(tokens), contender, step, arguments.layers)))
+        return
+    rows = [
+        _row(kind, tokens, step, arguments)
+        for kind in arguments.models
+        for tokens in arguments.tokens
+        for step in ("forward", "training")
+    ]
+    machine = {
+        "processor": _processor(),
+        "threads": int(os.environ.get("OMP_NUM_THREADS", "1")),
+        "torch": torch.__version__,
+    }
+    document = {
+        "date": str(date.today()),
+        "machine": machine,
+        "layers": arguments.layers,
+        "window": WINDOW,
+        "rows": rows,
+    }
+    arguments.output.write_text(json.dumps(document, indent=1) + "\n")
+
+
+def _row(kind: str, tokens: int, step: str, arguments: argparse.Namespace) -> dict[str, Any]:
+    found: dict[str, list[dict[str, float]]] = {name: [] for name in CONTENDERS}
+    for _ in range(arguments.turns):
+        for name in CONTENDERS:
+            if found[name] and "failed" in found[name][-1]:
+                continue
+            found[name].append(_run(kind, tokens, name, step, arguments))
+    row: dict[str, Any] = {"model": kind, "tokens": tokens, "step": step}
+    for name, turns in found.items():
+        good = [turn for turn in turns if "failed" not in turn]
+        row[name] = {key: statistics.median(turn[key] for turn in good) for key in good[0]} if good else turns[-1]
+    print(json.dumps(row), file=sys.stderr, flush=True)
+    return row
+
+
+def _run(kind: str, tokens: int, contender: str, step: str, arguments: argparse.Namespace) -> dict[str, Any]:
+    limit = int(arguments.limit * 2**30)
+    command = [sys.executable, __file__, os.devnull, "--layers", str(arguments.layers)]
+    command += ["--one", kind, str(tokens), contender, step]
+    done = subprocess.run(
+        command,
+        capture_output=True,
+        text=True,
+        env={"OMP_NUM_THREADS": "1"} | os.environ,
+        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_DATA, (limit, limit)),
+    )
+    if done.returncode == 0:
+        return json.loads(done.stdout.splitlines()[-1])
+    return {"failed": f"more than {arguments.limit:g} GB" if "alloc" in done.stderr else done.stderr.splitlines()[-1]}
+
+
+def _measure(kind: str, tokens: int, contender: str, step: str, layers: int) -> dict[str, float]:
+    from asterism.models import use_pattern
+
+    model = build(kind, layers)
+    if contender == "asterism":
+        use_pattern(model)
+    else:
+        model.set_attn_implementation(contender)
+    ids = torch.randint(3, 1000, (1, tokens), generator=torch.Generator().manual_seed(0))
+
+    def call() -> None:
+        if step == "forward":
+            with torch.no_grad():
+                model(ids, **quiet)
+        else:
+            model.zero_grad()
+            model(ids, **quiet)[0].square().mean().backward()
+
+    quiet = {"use_cache": False} if kind == "mistral" else {}
+    few = ids
+    ids = ids[:, :1024]
+    call()  # kernels are built and imported
+    ids = few
+    before = resource.getrusage(resource.RUSAGE_SELF)
+    start = time.perf_counter()
+    call()
+    seconds = time.perf_counter() - start
+    after = resource.getrusage(resource.RUSAGE_SELF)
+    cpu = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+    return {"seconds": seconds, "cpu_seconds": cpu, "peak_mib": after.ru_maxrss / 1024}
+
+
+def build(kind: str, layers: int) -> Any:
+    """A model without a head: 768 wide, heads of 64, as Mistral with a window of 512, or as ModernBERT-base."""
+    from transformers import MistralConfig, MistralModel, ModernBertConfig, ModernBertModel
+
+    torch.manual_seed(0)
+    sizes = dict(vocab_size=1000, hidden_size=768, num_hidden_layers=layers, num_attention_heads=12)
+    if kind == "mistral":
+        config = MistralConfig(**sizes, num_key_value_heads=4, intermediate_size=2048, sliding_window=WINDOW)
+        return MistralModel(config).train()
+    return ModernBertModel(ModernBertConfig(**sizes, intermediate_size=1152, max_position_embeddings=65536)).train()
+
+
+def _processor() -> str:
+    lines = Path("/proc/cpuinfo").read_text().splitlines() if Path("/proc/cpuinfo").exists() else []
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.processor()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,150 @@
+"""The attention that a model of transformers has by itself, layer by layer, as patterns.
+
+Read from the configuration, and from nothing else; what the model asks of its masks is compared with it at every call
+(`attention.layer_rule`), so a configuration that is read wrongly, or that a model does not follow, is refused. In a
+text, `native` stands for the pattern of each layer: "native", "native | global_tokens((0,))".
+
+Transformers counts a window in two ways, both found in its `masking_utils`: causal, `w` keys with the query's own;
+otherwise `w` keys to either side. Chunks begin with the first real token of a row.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+from transformers import PreTrainedConfig, PreTrainedModel
+
+from asterism.errors import ConfigurationError, shown
+from asterism.models.drop_in.places import Kind, Local, find_attention, is_causal, makes_windows
+from asterism.patterns import Pattern, Schedule, as_schedule, blocks, causal, dense, window
+from asterism.patterns.text import bind, mentions
+
+NAME = "native"
+"""What stands in a text for the pattern that a layer has by itself."""
+
+_KINDS: dict[str, Kind] = {"sliding_attention": "window", "chunked_attention": "chunk"}
+"""What types of layers are restricted to."""
+
+
+def native_patterns(model: PreTrainedModel) -> tuple[Pattern, ...]:
+    """The pattern that each layer of a model has by itself, first to last, as its configuration says.
+
+    Raises ConfigurationError for a model that cannot follow patterns, and for a configuration that contradicts itself.
+    """
+    modules = find_attention(model)
+    return patterns_of(native_locals(model, modules), is_causal(model, modules))
+
+
+def patterns_of(own: Sequence[Local | None], hides_future: bool) -> tuple[Pattern, ...]:
+    """The pattern of each layer, by what it is restricted to."""
+    return tuple(_pattern(local, hides_future) for local in own)
+
+
+def native_locals(model: PreTrainedModel, modules: Sequence[Any]) -> list[Local | None]:
+    """What each layer is restricted to by itself, first to last; None for one that is not.
+
+    Raises ConfigurationError for a configuration that contradicts itself.
+    """
+    config, layers = model.config, len(modules)
+    types = getattr(config, "layer_types", None)
+    if types is not None and len(types) != layers:
+        raise ConfigurationError(
+            "layer-types-number",
+            f"layer_types of the configuration names {len(types)} layers, but the model has {layers} with attention",
+        )
+    parts = config.per_layer_config if getattr(config, "is_heterogeneous", False) else [config] * layers
+    if types is None:
+        windows = makes_windows(model)
+        kinds = [_kind_by_fields(part, windows) for part in parts]
+    else:
+        kinds = [_KINDS.get(kind) for kind in types]
+    return [None if kind is None else Local(kind, _size(part, kind)) for kind, part in zip(kinds, parts, strict=True)]
+
+
+def mentions_native(given: object) -> bool:
+    """Whether a pattern for a model, as text or as one for each layer, is made with the model's own."""
+    if isinstance(given, str):
+        return mentions(given, NAME)
+    return isinstance(given, list | tuple) and any(mentions_native(one) for one in given)
+
+
+def with_native(given: str | Sequence[Pattern | str], own: Sequence[Pattern]) -> list[str]:
+    """The text of each layer's pattern, where `native` in what was given stands for the layer's own.
+
+    Raises PatternError for what cannot be read, ConfigurationError for a list whose length is not that of `own`.
+    """
+    if not isinstance(given, str) and len(given) != len(own):
+        raise ConfigurationError(
+            "patterns-per-layer", f"{len(given)} patterns are listed for {len(own)} layers; give one per layer"
+        )
+    texts = []
+    for number, pattern in enumerate(own):
+        said = given if isinstance(given, str) else given[number]
+        bound = Schedule(as_schedule(bind(said, NAME, pattern) if isinstance(said, str) else said).patterns)
+        texts.append(bound.patterns[number % bound.period].text)
+    return texts
+
+
+def require_local(locals_: Sequence[Local | None], model: PreTrainedModel) -> None:
+    """Raises ConfigurationError for a model that has no window and no chunks, whose own pattern changes nothing."""
+    if not any(locals_):
+        whole = "causal()" if is_causal(model, find_attention(model)) else "dense()"
+        raise ConfigurationError(
+            "no-native-pattern",
+            f"{type(model).__name__} has no window and no chunks of its own: each token reads {whole}; give it a"
+            f' pattern, use_pattern(model, "window(left=1023)"), or use_pattern(model, "{whole}") for its own by our'
+            " kernels",
+        )
+
+
+def check_asked(number: int, local: Local | None, asked: int | None) -> None:
+    """Raises ConfigurationError where a layer's mask is restricted otherwise than its configuration says.
+
+    `asked` is the size that the model gave when it made the mask.
+    """
+    expected = None if local is None else local.size
+    if asked != expected:
+        said = "no window" if local is None else f"a {local.kind} of {local.size}"
+        seen = "no window" if asked is None else f"a window of {asked}"
+        raise ConfigurationError(
+            "native-not-followed",
+            f"layer {number} asks its mask for {seen} tokens, but the configuration says {said}; take"
+            ' use_pattern(model, "causal()", native_window="intersect") ("dense()" for an encoder), which follows the'
+            " mask",
+        )
+
+
+def _pattern(local: Local | None, hides_future: bool) -> Pattern:
+    """
+    >>> str(_pattern(Local("window", 4), True)), str(_pattern(Local("window", 4), False))
+    ('window(left=3)', 'window(left=4, right=4)')
+    """
+    if local is None:
+        return causal() if hides_future else dense()
+    if local.kind == "chunk":
+        return blocks(local.size) & causal()
+    return window(local.size - 1) if hides_future else window(local.size, local.size)
+
+
+def _kind_by_fields(config: PreTrainedConfig, windows: bool) -> Kind | None:
+    """What a layer without a type is restricted to; `windows`: whether the model makes masks of windows at all."""
+    window_size, chunk_size = getattr(config, "sliding_window", None), getattr(config, "attention_chunk_size", None)
+    has_window = window_size is not None and windows
+    if has_window and chunk_size:
+        raise ConfigurationError(
+            "window-and-chunks",
+            f"the configuration has a sliding_window of {window_size} and an attention_chunk_size of {chunk_size}, and"
+            " no layer_types to say which layer has which",
+        )
+    return "window" if has_window else "chunk" if chunk_size else None
+
+
+def _size(config: PreTrainedConfig, kind: Kind) -> int:
+    field = "sliding_window" if kind == "window" else "attention_chunk_size"
+    size = getattr(config, field, None)
+    if type(size) is not int or size < 1:
+        raise ConfigurationError(
+            "native-window-size",
+            f"{field} of the configuration must be a whole number of at least 1, since layers are restricted by it,"
+            f" got {shown(size)}",
+        )
+    return size

@@ -1,0 +1,172 @@
+"""Which tokens each layer of a run's model reads: small pictures, how many keys a query reads, and what that costs."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from math import log2
+from typing import Any
+
+import numpy as np
+
+from asterism.errors import AsterismError
+from asterism.patterns import Fourier, Mixer, as_schedule
+from asterism.patterns.across import queries_to_the_end
+from asterism.patterns.draw import draw, keys_read
+from asterism.patterns.pattern import Verdict
+from asterism.report.reading import plain
+
+MOST_PICTURES = 12
+"""How many mixers of a model are drawn."""
+MOST_HEADS = 4
+"""How many heads of a pattern are drawn."""
+_CELLS = 64
+_COUNTED = 4096
+"""Queries whose keys are counted; of longer sequences as many, evenly spread."""
+_DIGITS = {Verdict.EMPTY: "0", Verdict.MIXED: "1", Verdict.UNKNOWN: "1", Verdict.FULL: "2"}
+_WIDTHS = ("hidden_size", "d_model", "n_embd", "dim")
+_HEADS = ("num_attention_heads", "num_heads", "n_head", "n_heads", "encoder_attention_heads")
+_LAYERS = ("num_hidden_layers", "num_layers", "n_layer", "n_layers", "encoder_layers")
+
+
+@dataclass(frozen=True)
+class Drawn:
+    """A mixer, the layers that have it, and what it does over `length` tokens.
+
+    stack     "layers", "decoder layers", or "cross-attention of decoder layers"
+    numbers   the layers that have it, the first few; `count` is how many there are
+    pictures  one for each head that is drawn: rows of cells, "0" nothing, "1" some, "2" all may be read
+    heads     how many heads have patterns of their own; 1 where all share one
+    keys      the least, mean and greatest number of keys that a query reads; None for a transform
+    is_about  whether not all queries were counted
+    flops     of one layer, forward, for one sequence; 0 where the model's sizes are not known
+    """
+
+    stack: str
+    text: str
+    numbers: Sequence[int]
+    count: int
+    length: int
+    heads: int
+    pictures: Sequence[Sequence[str]]
+    keys: tuple[int, float, int] | None
+    is_about: bool
+    flops: float
+
+    @property
+    def density(self) -> float | None:
+        """The share of pairs that may be read."""
+        return None if self.keys is None else self.keys[1] / max(1, self.length)
+
+    def as_json(self) -> dict[str, Any]:
+        """The mixer as the document has it."""
+        return {
+            "stack": self.stack,
+            "pattern": self.text,
+            "layers": list(self.numbers),
+            "layer_count": self.count,
+            "length": self.length,
+            "heads": self.heads,
+            "keys": None if self.keys is None else dict(zip(("least", "mean", "most"), self.keys, strict=True)),
+            "density": self.density,
+            "about": self.is_about,
+            "flops": self.flops,
+            "pictures": [list(picture) for picture in self.pictures],
+        }
+
+
+@dataclass(frozen=True)
+class Layers:
+    """What is known of a model's layers.
+
+    length  tokens of a sequence; None if it is not known
+    heads   attention heads; None if the model's sizes are not known
+    remark  a sentence on what is not shown
+    """
+
+    length: int | None
+    heads: int | None
+    has_decoder: bool = False
+    mixers: Sequence[Drawn] = field(default_factory=list)
+    remark: str | None = None
+
+
+def draw_layers(shape: Mapping[str, Any], length: int | None) -> Layers:
+    """The layers of a model, by its config.json or the settings that take its place, over so many tokens."""
+    heads, width, count = (_first(shape, names) for names in (_HEADS, _WIDTHS, _LAYERS))
+    has_decoder = shape.get("decoder_mixers") is not None or bool(shape.get("is_encoder_decoder"))
+    if length is None or heads is None or width is None or count is None or length > 2**31:
+        return Layers(length, heads, has_decoder, remark="The folder does not hold the sizes of the model.")
+    if "mixers" not in shape:
+        kind = plain(shape.get("model_type", "other"), 40)
+        other = f"The model is of type {kind}: its configuration names no patterns."
+        if has_decoder:
+            return Layers(length, heads, True, remark=other)
+        dense = _stack("layers", {**shape, "mixers": "dense()"}, "mixers", count, length)
+        return Layers(length, heads, False, dense, f"{other} Dense attention is assumed.")
+    mixers: list[Drawn] = []
+    remark = None
+    stacks = [("layers", "mixers", count)]
+    if has_decoder:
+        below = _first(shape, ("num_decoder_layers",)) or count
+        stacks += [
+            ("decoder layers", "decoder_mixers", below),
+            ("cross-attention of decoder layers", "cross_mixers", below),
+        ]
+    try:
+        for stack, name, layers in stacks:
+            mixers += _stack(stack, shape, name, layers, length)
+    except (AsterismError, MemoryError, OverflowError, TypeError, ValueError) as error:
+        remark = f"Patterns are left out: {plain(str(error), 300)}."
+    left = len(mixers) - MOST_PICTURES
+    if left > 0:
+        remark = f"{left:,} more patterns are not drawn."
+    return Layers(length, heads, has_decoder, mixers, remark)
+
+
+def _stack(stack: str, shape: Mapping[str, Any], name: str, count: int, length: int) -> list[Drawn]:
+    """The distinct mixers of a stack of layers, in the order of their first layers."""
+    schedule = as_schedule(shape[name])
+    places: dict[Mixer, list[int]] = {}
+    for place, mixer in enumerate(schedule.mixers[:count]):
+        places.setdefault(mixer, []).append(place)
+    drawn: list[Drawn] = []
+    for mixer, members in places.items():
+        layers = sum(len(range(place, count, schedule.period)) for place in members)
+        cycles = range(0, min(count, 8 * schedule.period), schedule.period)
+        numbers = sorted(cycle + place for cycle in cycles for place in members if cycle + place < count)[:8]
+        drawn.append(_drawn(stack, mixer, numbers, layers, shape, length, is_drawn=len(drawn) < MOST_PICTURES))
+    return drawn
+
+
+def _drawn(
+    stack: str,
+    mixer: Mixer,
+    numbers: Sequence[int],
+    count: int,
+    shape: Mapping[str, Any],
+    length: int,
+    *,
+    is_drawn: bool,
+) -> Drawn:
+    text, width = plain(str(mixer), 300), _first(shape, _WIDTHS) or 0
+    if isinstance(mixer, Fourier):
+        transform = 2.5 * length * width * log2(max(2, length * width))
+        return Drawn(stack, text, numbers, count, length, 1, [], None, False, transform)
+    pictures = []
+    for head in range(min(mixer.heads, MOST_HEADS) if is_drawn else 0):
+        pictures.append(draw(mixer, length, head=head, cells=_CELLS, glyphs=_DIGITS).splitlines()[1:-1])
+    queries = queries_to_the_end(mixer, length)
+    asked = np.unique(np.linspace(0, queries - 1, min(queries, _COUNTED)).astype(np.int64))
+    each = [keys_read(mixer, asked, length, head) for head in range(mixer.heads)]
+    least, most = min(int(one.min()) for one in each), max(int(one.max()) for one in each)
+    mean = float(np.mean([one.mean() for one in each]))
+    heads = _first(shape, _HEADS) or 1
+    features = sum(int(shape.get(name) or width) // heads for name in ("query_key_dim", "value_dim"))
+    flops = 2.0 * mean * queries * heads * features
+    keys = (least, mean, most)
+    return Drawn(stack, text, numbers, count, length, mixer.heads, pictures, keys, len(asked) < queries, flops)
+
+
+def _first(shape: Mapping[str, Any], names: Sequence[str]) -> int | None:
+    """The first of several sizes that is there; None for one that is no positive whole number."""
+    found = next((shape[name] for name in names if shape.get(name) is not None), None)
+    return found if isinstance(found, int) and not isinstance(found, bool) and 0 < found < 2**31 else None

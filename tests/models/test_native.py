@@ -1,0 +1,137 @@
+"""The patterns that models have by themselves: equal to eager attention of transformers, read from configurations."""
+
+import native
+import pytest
+import torch
+import transformers
+import zoo
+from refusals import refusing
+from transformers import (
+    AutoModelForCausalLM,
+    Gemma3ForCausalLM,
+    Gemma3TextConfig,
+    Llama4ForCausalLM,
+    Llama4TextConfig,
+    LlamaConfig,
+    LlamaForCausalLM,
+    MistralConfig,
+    MistralForCausalLM,
+)
+
+from asterism.errors import ConfigurationError
+from asterism.models import native_patterns, use_pattern
+
+pytestmark = pytest.mark.model
+
+FEW = ["gemma3_text", "gpt_oss", "llama4_text", "mistral", "modernbert", "qwen2"]
+VERSION, TABLE = native.read_table()
+TINY = dict(vocab_size=40, hidden_size=32, num_hidden_layers=2, num_attention_heads=4, intermediate_size=48, head_dim=8)
+
+
+def check(family: str) -> None:
+    found = native.tell(family)
+    if transformers.__version__ == VERSION:
+        assert TABLE.get(family) == (None if found is None else found.row)
+
+
+@pytest.mark.parametrize("family", FEW)
+def test_a_family_computes_its_own_pattern(family: str) -> None:
+    assert native.tell(family) is not None
+    check(family)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("family", [family for family in zoo.families() if family not in FEW])
+def test_every_family_with_windows_computes_its_own_pattern(family: str) -> None:
+    check(family)
+
+
+def test_the_table_is_of_many_families() -> None:
+    assert set(FEW) <= set(TABLE) and len(TABLE) >= 45
+
+
+def mistral(**more) -> MistralForCausalLM:
+    torch.manual_seed(0)
+    return (
+        MistralForCausalLM(MistralConfig(**TINY, num_key_value_heads=2, **{"sliding_window": 5} | more)).double().eval()
+    )
+
+
+def tokens(length: int = 24) -> torch.Tensor:
+    return torch.randint(3, 40, (2, length), generator=torch.Generator().manual_seed(1))
+
+
+def test_it_is_the_pattern_of_a_model_that_was_given_none() -> None:
+    model = use_pattern(mistral())
+    assert model.config.asterism_pattern == [pattern.text for pattern in native_patterns(model)]
+    expected = use_pattern(mistral(), "window(left=4)", native_window="replace")
+    assert torch.equal(model(tokens()).logits, expected(tokens()).logits)
+
+
+def test_what_is_added_to_it_is_read_in_every_layer() -> None:
+    model = use_pattern(mistral(), "native | sinks(first=2, window=1)")
+    expected = use_pattern(mistral(), "window(left=4) | sinks(first=2, window=1)", native_window="replace")
+    assert torch.equal(model(tokens()).logits, expected(tokens()).logits)
+    alone = use_pattern(mistral(), "native()")
+    assert not torch.allclose(model(tokens()).logits, alone(tokens()).logits)
+
+
+def test_schedules_and_lists_take_it() -> None:
+    own, both = "window(left=4, right=0, dilation=1)", "window(left=4, right=0, dilation=1) & causal()"
+    assert use_pattern(mistral(), "interleave(native, native & causal())").config.asterism_pattern == [own, both]
+    assert use_pattern(mistral(), ["native & causal()", "native"]).config.asterism_pattern == [both, own]
+
+
+def test_it_is_saved_with_the_model(tmp_path) -> None:
+    model = use_pattern(mistral())
+    model.save_pretrained(tmp_path)
+    again = AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.float64)
+    assert again.config.asterism_pattern == model.config.asterism_pattern
+    assert torch.equal(again(tokens()).logits, model(tokens()).logits)
+
+
+def test_a_compiled_model_computes_it() -> None:
+    model = use_pattern(mistral())
+    compiled = torch.compile(model, fullgraph=True, backend="eager")
+    torch.testing.assert_close(compiled(tokens(), use_cache=False).logits, model(tokens()).logits)
+
+
+def test_chunks_begin_with_the_first_real_token() -> None:
+    config = Llama4TextConfig(**TINY, attention_chunk_size=8, intermediate_size_mlp=48, num_local_experts=2)
+    model = use_pattern(Llama4ForCausalLM(config))
+    assert "blocks(size=8, left=0, right=0)" in model.config.asterism_pattern[0]
+
+
+def test_a_model_without_a_window_is_refused() -> None:
+    llama = LlamaForCausalLM(LlamaConfig(**TINY))
+    for given in ([], ["native"], ["native | window(left=3)"]):
+        with refusing(ConfigurationError, "no-native-pattern"):
+            use_pattern(llama, *given)
+    assert llama.config.asterism_pattern is None and llama.config._attn_implementation != "asterism"
+
+
+def test_what_contradicts_itself_is_refused() -> None:
+    with refusing(ConfigurationError, "native-window-size"):
+        use_pattern(mistral(sliding_window=0))
+    both = mistral()
+    both.config.attention_chunk_size = 8
+    with refusing(ConfigurationError, "window-and-chunks"):
+        use_pattern(both)
+    gemma = Gemma3ForCausalLM(Gemma3TextConfig(**TINY, sliding_window=5))
+    gemma.config.layer_types = ["sliding_attention"]
+    with refusing(ConfigurationError, "layer-types-number"):
+        use_pattern(gemma)
+    with refusing(ConfigurationError, "native-twice"):
+        use_pattern(mistral(), "native", native_window="intersect")
+    with refusing(ConfigurationError, "patterns-per-layer"):
+        use_pattern(mistral(), ["native"])
+
+
+def test_a_model_that_asks_for_another_window_is_refused() -> None:
+    model = use_pattern(mistral())
+    model.config.sliding_window = 7  # after the pattern was made
+    with refusing(ConfigurationError, "native-not-followed"):
+        model(tokens())
+    model.config.sliding_window = None
+    with refusing(ConfigurationError, "native-not-followed"):
+        model(tokens())
