@@ -28,7 +28,7 @@ def test_the_verb_renews_and_keeps_and_says_what_it_chose(bench, priced, monkeyp
     assert taken("causal()", 8192) == "causal"
     priced.tiles_are_cheap = True
     code, out, err = bench("--calibrate")
-    assert code == 0 and f"kept in {the_file()}" in err
+    assert code == 0 and f"stored in {the_file()}" in err
     assert taken("causal()", 8192) == "cpu"
     start_again(monkeypatch)
     assert taken("causal()", 8192) == "cpu" and json.loads(the_file().read_text())["matrix_rates"] == RATES
@@ -59,7 +59,7 @@ def test_what_cannot_be_kept_is_shown_and_a_failure(bench, monkeypatch, tmp_path
     code, out, err = bench("--calibrate")
     assert code == 1 and "auto for causal()" in out
     (line,) = [line for line in err.splitlines() if line.startswith("asterism: error: ")]
-    assert "cannot be kept" in line and str(tmp_path / "file") in line and "ASTERISM_CACHE" in line
+    assert "cannot be stored" in line and str(tmp_path / "file") in line and "ASTERISM_CACHE" in line
 
 
 @pytest.mark.parametrize(

@@ -30,9 +30,13 @@ def test_train_evaluate_generate(run: Run, text_file: Path, tmp_path: Path):
     generated = run("generate", folder, "--prompt", "the ", "--length", "7", "--temperature", "0")
     assert len(generated.out) == 11
     assert generated.out.startswith("the ")
-    finished = run("train", "--folder", folder, "--resume")
+    assert (
+        run("generate", folder, "--prompt", "the ", "--add", "7", "--temperature", "0", "--device", "cpu") == generated
+    )
+    finished = run("train", folder, "--resume")
     assert finished.out == trained.out
-    refused = run("train", "--folder", folder, "--resume", "--steps", "9")
+    assert run("train", "--folder", folder, "--resume") == finished
+    refused = run("train", "--resume", "--steps", "9", folder)
     refuses(refused, 2, f"steps is 9, but the run began with 3; it is finished: .* with --init-from {folder}")
 
 
@@ -51,6 +55,8 @@ def test_bytes_that_are_no_text(run: Run, tmp_path: Path, monkeypatch: pytest.Mo
 @pytest.mark.parametrize(
     "command",
     [
+        "recipes --json",
+        "doctor --json",
         "show 'fixed(stride=4, heads=2)' -n 16 --head 1 --json",
         "plan 'fixed(stride=4, heads=2)' -n 16 --json",
         "train --recipe sparse-transformer-enwik8 --dry-run --json",
@@ -71,6 +77,8 @@ def test_the_example_of_every_help_runs(
 ):
     lines = [{"text": f"the lamp is {word}", "label": word} for word in ("red", "blue")] * 20
     write_lines(tmp_path / "reviews.jsonl", lines)
+    if verb == "completion":
+        pytest.importorskip("shtab")
     result = run(verb, "--help")
     example = shlex.split(result.out.split("example:")[1])
     assert result.code == 0
@@ -98,4 +106,4 @@ def test_the_example_of_every_help_runs(
 def test_help_and_version(run: Run):
     assert all(verb in run("--help").out for verb in VERBS)
     assert run(*shlex.split(run("--help").out.split("example:")[1])[1:]).code == 0
-    assert re.fullmatch(r"asterism \d+\.\d+\.\d+\n", run("--version").out)
+    assert re.fullmatch(r"asterism \d+\.\d+\.\d+, torch \S+, transformers \S+, Python \S+\n", run("--version").out)

@@ -14,7 +14,7 @@ from command_line import SHORT, Result, Run, refuses
     [
         (
             "",
-            r"a verb is missing\. The verbs are show, plan, certify, simulate, train, finetune, evaluate, predict",
+            r"a verb is missing\. The verbs are show, plan, explore, certify, simulate, recipes, train, finetune",
         ),
         ("shwo 'causal()' -n 4", r"unknown verb 'shwo'\. Did you mean 'show'\?"),
         ("show 'causal()'", r"required: -n/--length"),
@@ -72,7 +72,22 @@ from command_line import SHORT, Result, Run, refuses
         ("simulate drift --steps 999999999999999999999", r"--steps: must be a whole number from 0 to 1,000,000,000"),
         ("train --stps 3", r"unknown flag --stps\. Did you mean '--steps'\?"),
         ("train --hidden-size 3", r"unknown flag --hidden-size\. Did you mean '--model\.hidden-size'\?"),
-        ("train extra", r"unexpected argument 'extra'"),
+        ("train one two", r"unexpected argument 'two' after RUN 'one'"),
+        ("train --seed 1 one --steps 2 two", r"unexpected argument 'two' after RUN 'one'"),
+        ("train one --folder two", r"RUN is 'one' and --folder is 'two': give one of them"),
+        ("train bigbird-tiny", r"'bigbird-tiny' is a recipe, .*: train --recipe bigbird-tiny, or the folder \./big"),
+        ("train file.yaml", r"'file\.yaml' is a file, and RUN is a folder: give files with --config or --data"),
+        ("train --model model.yaml", r"--model: in train, the fields of the model are flags .*use --init-from FOLDER"),
+        ("train --length 64", r"--length: in train, the tokens of a sequence are --context N"),
+        ("train --next-sentence yes", r"--next-sentence must be .* got 'yes': write --next-sentence or --no-next-sent"),
+        ("train --model.attention-bias=1", r"--model\.attention-bias must be true or false, got '1'"),
+        ("train --no-steps", r"unknown flag --no-steps"),
+        ("train --device tpu", r"--device: must be auto, cpu, cuda or cuda:N, got 'tpu'"),
+        ("evaluate run --device cuda:x", r"--device: must be auto, cpu, cuda or cuda:N, got 'cuda:x'"),
+        ("evaluate run --dense-exchange on", r"--dense-exchange must be true or false, got 'on'"),
+        ("finetune --resume", r"--resume needs RUN: `asterism finetune RUN --resume`"),
+        ("generate run --prompt x --add 0", r"must be a whole number of at least 1, got '0'"),
+        ("completion pash", r"invalid choice: 'pash'"),
         ("train --steps x", r"--steps: expected int, got x"),
         ("train --steps 0", r"steps=0 must be at least 1"),
         ("train --dtype float8", r"--dtype: expected one of \['auto', 'float32', 'bfloat16', 'float64'\], got float8"),
@@ -89,6 +104,7 @@ from command_line import SHORT, Result, Run, refuses
 def test_usage_errors(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: str, message: str):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "folder.png").mkdir()
+    (tmp_path / "file.yaml").touch()
     refuses(run(*shlex.split(command)), 2, message)
 
 
@@ -166,7 +182,7 @@ def test_damaged_and_missing_checkpoints(run: Run, text_file: Path, tmp_path: Pa
     assert run("train", *SHORT, "--data", text_file, "--folder", folder).code == 0
     weights, record = folder / "model" / "model.safetensors", folder / "run.json"
     refuses(run("evaluate", tmp_path), 4, "is not a run folder: it has no run.json")
-    refuses(run("train", "--folder", tmp_path, "--resume"), 4, "is not a run folder")
+    refuses(run("train", tmp_path, "--resume"), 4, "is not a run folder")
     weights.write_bytes(weights.read_bytes()[:100])
     refuses(run("evaluate", folder), 4, r"model/model\.safetensors is damaged")
     refuses(run("generate", folder, "--prompt", "x"), 4, r"model/model\.safetensors is damaged")
@@ -189,11 +205,11 @@ def test_requests_beyond_the_model(run: Run, tiny_run: Path):
     refuses(run("evaluate", tiny_run, "--data", "/dev/null"), 3, "neither a file nor a folder")
 
 
-def test_a_folder_behind_a_flag_of_several_values_is_the_run(run: Run, tiny_run: Path, tmp_path: Path):
-    """A flag of several values takes all words behind it; one that is a folder is no value of it."""
+def test_the_last_word_behind_a_flag_of_several_values_is_the_run(run: Run, tiny_run: Path, tmp_path: Path):
+    """It is so whatever is there as a folder; where RUN stands elsewhere, every word is a value."""
     words = "generate", "--output", tmp_path / "x.txt", "--label", "1", "2"
-    assert "required: RUN" in run(*words).err
+    assert "2 is not a run folder" in run(*words).err
     assert run(*words, tiny_run) == run(words[0], tiny_run, *words[1:])
-    assert "required: RUN" not in run(*words, tiny_run).err
+    assert "not a run folder" not in run(*words, tiny_run).err
     data = "evaluate", "--minimum-context", "0", "--data", tmp_path
     refuses(run(*data), 2, "the following arguments are required: RUN")

@@ -3,11 +3,15 @@
 import re
 from dataclasses import fields
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 from command_line import Run
 
 from asterism import training
+from asterism.cli import finetune as finetune_verb
+from asterism.cli import train as train_verb
+from asterism.cli.settings import settings_of
 from asterism.cli.train import read_arguments
 from asterism.shape import ModelConfig
 from asterism.training import FineTuneConfig, RunConfig, recipe
@@ -15,7 +19,7 @@ from asterism.training import FineTuneConfig, RunConfig, recipe
 
 @pytest.mark.parametrize("configuration", [RunConfig, FineTuneConfig])
 def test_every_setting_says_what_it_means(run: Run, configuration: type):
-    shown = " ".join(run(configuration.kind, "--help").out.split())
+    shown = " ".join(run(configuration.kind, "--help-all").out.split())
     for setting in fields(configuration):
         if setting.type is not ModelConfig:  # a table of its own, whose fields are flags
             assert " ".join(setting.metadata["help"].split()[:4]) in shown, setting.name
@@ -64,17 +68,64 @@ def test_steps_alone_lift_the_limit_of_time(tmp_path: Path):
         assert read_arguments(["--config", str(tmp_path / "settings.yaml")])[1].minutes == minutes, text
 
 
+@pytest.mark.parametrize("verb", [train_verb, finetune_verb])
+def test_every_setting_belongs_to_one_group_of_the_help(verb: ModuleType):
+    grouped = [name for group in verb.GROUPS for name in (*group.main, *group.more)]
+    configuration = RunConfig if verb is train_verb else FineTuneConfig
+    assert sorted(grouped) == sorted([*settings_of(configuration), "device"])
+
+
 @pytest.mark.parametrize("verb", ["train", "finetune"])
-def test_help_tells_a_default_once_and_switches_without_values(run: Run, verb: str):
-    shown = " ".join(run(verb, "--help").out.split())
-    assert re.search(r"--folder RUN where the run is written \(default: runs/\S+\) --", shown)
-    assert re.search(r"by default [^()]*\(type: [^()]*\bnull\)", shown)
-    assert not re.search(r"by default [^()]*\(type: [^()]*\bnull, default: null\)", shown)
-    assert "--gradient-checkpointing [{true,false}] " in shown
+@pytest.mark.parametrize("columns", [50, 80, 100])
+def test_help_is_short_as_wide_as_the_terminal_and_tells_a_default_once(
+    run: Run, monkeypatch: pytest.MonkeyPatch, verb: str, columns: int
+):
+    monkeypatch.setenv("COLUMNS", str(columns))
+    short, whole = run(verb, "--help").out, run(verb, "--help-all").out
+    assert 15 <= len(re.findall(r"^  --", short.partition("command:")[0], re.MULTILINE)) <= 16
+    for text in (short, whole):
+        body = text.partition("\n\nexample:")[0].splitlines()
+        assert max(map(len, body)) <= columns
+        rows = re.split(r"\n  (?=\S)", text)
+        assert all(row.count("default: ") <= 1 for row in rows), text
+        assert "null)" not in text and "(type:" not in text
+    assert "--[no-]gradient-checkpointing" in whole and "--[no-]gradient-checkpointing" not in short
 
 
-def test_help_shows_what_a_recipe_sets_in_place_of_a_default(run: Run):
-    shown = " ".join(run("train", "--recipe", "bigbird-itc-large", "--help").out.split())
-    assert (
-        "by default 256, the bytes, in a run as many as its tokenizer has (type: int | null, default: 50358)" in shown
-    )
+def test_help_shows_the_values_of_a_recipe_in_place_of_defaults(run: Run):
+    shown = " ".join(run("train", "--recipe", "bigbird-itc-large", "--help-all").out.split())
+    assert "--model.vocab-size N size of the vocabulary (default: 50,358)" in shown
+    plain = " ".join(run("train", "--help-all").out.split())
+    assert "size of the vocabulary (default: 256, the bytes; in a run, that of its tokenizer)" in plain
+
+
+@pytest.mark.parametrize(
+    "words", [["runs/x"], ["--folder", "runs/x"], ["--folder=runs/x"], ["runs/x", "--folder", "runs/x"]]
+)
+def test_the_run_is_positional_or_a_flag(words: list[str]):
+    arguments, config = read_arguments([*words, "--seed", "3"])
+    assert (arguments.folder, config.seed) == ("runs/x", 3)
+    arguments, config = read_arguments(["--no-dense-exchange", "--seed", "3", *words, "--device", "cpu"])
+    assert (arguments.folder, config.seed, arguments.device) == ("runs/x", 3, "cpu")
+    asked = ["--task", "classify", "--model", "m", "--data", "d"]
+    arguments, tuned = finetune_verb.read_arguments([*asked, "--from-scratch", *words])
+    assert (arguments.folder, tuned.from_scratch) == ("runs/x", True)
+
+
+@pytest.mark.parametrize(
+    ("words", "value"),
+    [
+        ("--model.attention-bias", True),
+        ("--model.attention-bias true", True),
+        ("--model.attention-bias False", False),
+        ("--model.attention_bias=false", False),
+        ("--no-model.attention-bias", False),
+        ("--model.no-attention-bias", False),
+        ("--no-model.attention-bias --model.attention-bias", True),
+    ],
+)
+def test_switches(tmp_path: Path, words: str, value: bool):
+    assert read_arguments(words.split())[1].model.attention_bias is value
+    (tmp_path / "settings.yaml").write_text("model: {attention_bias: false}\ngradient_checkpointing: true\n")
+    config = read_arguments(["--config", str(tmp_path / "settings.yaml"), *words.split()])[1]
+    assert (config.model.attention_bias, config.gradient_checkpointing) == (value, True)

@@ -72,8 +72,8 @@ def test_more_intervals_than_a_plan_lists(run):
     [
         ("--devices 0", "--devices: must be a whole number from 1 to 4,096, got '0'"),
         ("--devices 4 --tile 64", "--tile is for the plan of one device"),
-        ("--heads 4", "--heads says what a token takes when it moves: give --devices, too"),
-        ("--dtype float32", "--dtype says what a token takes"),
+        ("--heads 4", "--heads sets the bytes of a token that moves between devices: give --devices, too"),
+        ("--dtype float32", "--dtype sets the bytes of a token"),
         ("--devices 4 --heads 6 --key-heads 4", "--key-heads must divide the heads, got 4 and 6"),
         ("--devices 4 --dtype int8", "--dtype: invalid choice: 'int8'"),
     ],

@@ -1,8 +1,8 @@
 """asterism bench: time the implementations on this machine, compared with dense attention and installed peer libraries.
 
-Each contender's output and gradients are first checked against float64, and a contender that fails is not timed. Times
-are medians; the contenders take turns. With --calibrate, measure instead what implementation="auto" goes by on this
-machine, keep it, and show what it chooses.
+The output and gradients of each contender are first checked against float64; a contender that fails is not timed. Times
+are medians; the contenders take turns. With --calibrate, bench instead measures and stores the prices by which
+implementation="auto" chooses on this machine, and prints its choices.
 """
 
 from argparse import Namespace
@@ -14,17 +14,19 @@ import torch
 from asterism.bench import OURS, BenchSettings, choices_table, measure, recalibrate, table
 from asterism.bench.case import DTYPES
 from asterism.bench.machine import memory
+from asterism.cli.errors import UsageError
 from asterism.cli.mixers import MOST_TOKENS
 from asterism.cli.output import add_plot, add_record, say, write_record, written_whole
-from asterism.cli.parser import Parser, UsageError, print_json, whole_number
+from asterism.cli.parser import Parser, print_json, whole_number
+from asterism.cli.waiting import waiting
 from asterism.errors import AsterismError, nearest
 from asterism.kernels import IMPLEMENTATIONS
 from asterism.patterns import parse, require_self_attention
 
 _DEFAULT = BenchSettings()
 
-_OF_CALIBRATION = ("calibrate", "threads", "json", "output")
-"""The flags that --calibrate knows."""
+_OF_CALIBRATION = ("calibrate", "threads", "json", "record")
+"""The flags that --calibrate takes."""
 
 
 def run(argv: Sequence[str]) -> None:
@@ -34,8 +36,9 @@ def run(argv: Sequence[str]) -> None:
     if arguments.calibrate:
         _calibrate(arguments)
         return
-    settings, output = _settings(arguments), arguments.output
-    record = measure(settings, say, partial(write_record, output) if output else None)
+    settings, file = _settings(arguments), arguments.record
+    with waiting("measuring"):
+        record = measure(settings, say, partial(write_record, file) if file else None)
     if arguments.plot:
         from asterism.bench.picture import draw_times  # needs matplotlib
 
@@ -51,11 +54,12 @@ def _calibrate(arguments: Namespace) -> None:
     """Raises UsageError for flags of the other benchmark, and AsterismError if the figures cannot be kept."""
     for name, value in vars(arguments).items():
         if name not in _OF_CALIBRATION and value not in ([], _parser().get_default(name)):
-            told = "patterns" if name == "patterns" else f"--{name.replace('_', '-')}"
-            raise UsageError("calibrate-alone", f"--calibrate measures what is always the same: leave out {told}")
-    record = recalibrate(say)
-    if arguments.output:
-        write_record(arguments.output, record)
+            told = "patterns" if name == "patterns" else f"--{'no-' * (value is False)}{name.replace('_', '-')}"
+            raise UsageError("calibrate-alone", f"--calibrate always measures the same: leave out {told}")
+    with waiting("measuring"):
+        record = recalibrate(say)
+    if arguments.record:
+        write_record(arguments.record, record)
     if arguments.json:
         print_json(record)
     else:
@@ -63,9 +67,9 @@ def _calibrate(arguments: Namespace) -> None:
     if record["kept"] is None:
         raise AsterismError(
             "figures-not-kept",
-            f"what was measured cannot be kept: {record['reason']}; set ASTERISM_CACHE to a folder that can be written",
+            f"the prices cannot be stored: {record['reason']}; set ASTERISM_CACHE to a folder that can be written",
         )
-    say(f"kept in {record['kept']}")
+    say(f"stored in {record['kept']}")
 
 
 def _settings(arguments: Namespace) -> BenchSettings:
@@ -89,12 +93,12 @@ def _settings(arguments: Namespace) -> BenchSettings:
         lengths=tuple(arguments.lengths),
         dtypes=tuple(dict.fromkeys(arguments.dtypes)),
         implementations=tuple(dict.fromkeys(arguments.implementations)),
-        peers=not arguments.no_peers,
+        peers=arguments.peers,
         heads=arguments.heads,
         head_dim=arguments.head_dim,
         batch=arguments.batch,
-        backward=not arguments.no_backward,
-        memory=not arguments.no_memory,
+        backward=arguments.backward,
+        memory=arguments.memory,
         repeats=arguments.repeats,
         patience=float(arguments.patience),
         device=arguments.device,
@@ -102,7 +106,7 @@ def _settings(arguments: Namespace) -> BenchSettings:
 
 
 def _check_memory(arguments: Namespace) -> None:
-    """Refuse operands that do not fit; PyTorch would say so in the middle of a measurement, or the system kill it."""
+    """Refuse operands that do not fit: PyTorch would fail during a measurement, or the system kill it."""
     tokens = max(arguments.lengths)
     features = arguments.batch * arguments.heads * arguments.head_dim
     needed, there = 4 * 4 * tokens * features, memory()
@@ -130,27 +134,29 @@ def _parser() -> Parser:
         nargs="*",
         default=OURS,
         metavar="NAME",
-        help=f"which of Asterism's own (default: {', '.join(OURS)})",
+        help=f"Asterism's implementations to time (default: {', '.join(OURS)})",
     )
-    parser.add_argument("--heads", type=count, default=_DEFAULT.heads, help="query heads (default 8)")
-    parser.add_argument("--head-dim", type=count, default=_DEFAULT.head_dim, help="features per head (default 64)")
-    parser.add_argument("--batch", type=count, default=_DEFAULT.batch, help="sequences per batch (default 1)")
+    parser.add_argument("--heads", type=count, default=_DEFAULT.heads, help="query heads (default: 8)")
+    parser.add_argument("--head-dim", type=count, default=_DEFAULT.head_dim, help="features per head (default: 64)")
+    parser.add_argument("--batch", type=count, default=_DEFAULT.batch, help="sequences per batch (default: 1)")
     parser.add_argument("--threads", type=whole_number(1, 4096), help="CPU threads (default: PyTorch's choice)")
     parser.add_argument(
-        "--calibrate", action="store_true", help="renew what auto goes by on this machine, and show what it chooses"
+        "--calibrate",
+        action="store_true",
+        help="measure the prices of auto on this machine again, and print its choices",
     )
-    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="device (default cpu)")
-    parser.add_argument("--repeats", type=count, default=_DEFAULT.repeats, help="samples per measurement (default 7)")
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="device (default: cpu)")
+    parser.add_argument("--repeats", type=count, default=_DEFAULT.repeats, help="samples per measurement (default: 7)")
     parser.add_argument(
         "--patience",
         type=count,
         default=int(_DEFAULT.patience),
         metavar="SECONDS",
-        help="rough limit for one contender in one case and direction; slow ones get fewer samples (default 60)",
+        help="rough limit for one contender in one case and direction; slow ones get fewer samples (default: 60)",
     )
-    parser.add_argument("--no-backward", action="store_true", help="time the forward pass only")
-    parser.add_argument("--no-memory", action="store_true", help="skip peak memory, which takes a process per row")
-    parser.add_argument("--no-peers", action="store_true", help="skip other libraries, but not dense attention")
+    parser.add_switch("--backward", "time the backward pass, too (default: yes)", default=True)
+    parser.add_switch("--memory", "measure peak memory, in a process per row (default: yes)", default=True)
+    parser.add_switch("--peers", "time other libraries, besides dense attention (default: yes)", default=True)
     add_record(parser, "after every case")
     add_plot(parser, "time against length")
     return parser

@@ -4,22 +4,30 @@ from collections.abc import Sequence
 
 from asterism.cli.output import add_plot, written_whole
 from asterism.cli.parser import Parser, print_json, whole_number
+from asterism.cli.waiting import waiting
 from asterism.theory import Certificate, certify
 
 
 def run(argv: Sequence[str]) -> None:
     arguments = _parser().parse(argv)
-    certificate = certify(arguments.pattern, arguments.length)
-    checked = certificate.check() if arguments.check else []
+    with waiting("certifying"):
+        certificate = certify(arguments.pattern, arguments.length)
+    with waiting("checking the witnesses"):
+        checked = certificate.check() if arguments.check else []
     if arguments.plot:
         from asterism.theory.certificates.picture import draw_reach  # needs matplotlib
 
-        with written_whole(arguments.plot) as unfinished:
+        with waiting("drawing"), written_whole(arguments.plot) as unfinished:
             draw_reach(certificate, unfinished)
+    with waiting("comparing with a random graph"):
+        if arguments.json:
+            record = certificate.summary() | ({"checked": checked} if arguments.check else {})
+        else:
+            lines = [certificate.explain(), "", *_small_world(certificate), *[f"checked  {line}" for line in checked]]
     if arguments.json:
-        print_json(certificate.summary() | ({"checked": checked} if arguments.check else {}))
-        return
-    print("\n".join([certificate.explain(), "", *_small_world(certificate), *[f"checked  {line}" for line in checked]]))
+        print_json(record)
+    else:
+        print("\n".join(lines))
 
 
 def _small_world(certificate: Certificate) -> list[str]:
@@ -45,8 +53,12 @@ def _number(value: float | None) -> str:
 
 def _parser() -> Parser:
     parser = Parser("certify", __doc__ or "", 'asterism certify "star() | window(1, 1)" -n 64 --plot reach.png')
-    parser.add_argument("pattern", help='a pattern, or a schedule such as "interleave(blocks(8), columns(8))"')
-    parser.add_argument("-n", "--length", type=whole_number(1), required=True, help="the number of tokens")
-    parser.add_argument("--check", action="store_true", help="test every witness against the pattern, pair by pair")
+    parser.add_argument(
+        "pattern", metavar="PATTERN", help='a pattern, or a schedule such as "interleave(blocks(8), columns(8))"'
+    )
+    parser.add_argument(
+        "-n", "--length", type=whole_number(1), required=True, metavar="N", help="tokens of the sequence"
+    )
+    parser.add_argument("--check", action="store_true", help="check every witness against the pattern, pair by pair")
     add_plot(parser, "which tokens are connected after how many layers")
     return parser

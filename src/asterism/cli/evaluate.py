@@ -1,6 +1,7 @@
-"""asterism evaluate: score a trained model, of any kind of run, on data that it has not seen.
+"""asterism evaluate: score the model of a run on data that it has not seen.
 
-Of bytes: bits per byte; of text: nats per masked token; of a fine-tuned model: the scores of its task.
+Models of bytes are scored in bits per byte, masked language models in nats per masked token, fine-tuned models by the
+scores of their task.
 """
 
 from collections.abc import Sequence
@@ -9,6 +10,7 @@ from pathlib import Path
 from asterism import training
 from asterism.cli.parser import Parser, add_dense_exchange, print_json, whole_number
 from asterism.cli.processes import is_follower
+from asterism.cli.waiting import waiting
 from asterism.presence import require_data, require_run
 from asterism.training.data.corpora.splits import SPLITS
 from asterism.training.readers.text import MEANING
@@ -19,7 +21,12 @@ def run(argv: Sequence[str]) -> None:
     require_run(Path(options["run"]))
     if options["data"] is not None:
         require_data(options["data"])
-    result = training.evaluate(**options)
+    with waiting("loading PyTorch and transformers"):
+        from asterism.training.run.device import computing_on
+
+        evaluate = training.evaluate
+    with computing_on(options.pop("device")):
+        result = evaluate(**options)
     if is_follower():
         return
     if as_json:
@@ -30,12 +37,12 @@ def run(argv: Sequence[str]) -> None:
 
 def _parser() -> Parser:
     parser = Parser("evaluate", __doc__ or "", "asterism evaluate runs/bytes-small --minimum-context 0 512")
-    parser.add_argument("run", metavar="RUN", help="the folder of a run")
-    parser.add_argument("--data", metavar="PATH", help="a file or folder (default: what the run held out)")
-    parser.add_argument("--split", choices=SPLITS, help="which split of text or bytes (default validation)")
+    parser.add_argument("run", metavar="RUN", help="folder of the run")
     parser.add_argument(
-        "--limit", type=whole_number(1), metavar="N", help="score the first so many bytes or examples only"
+        "--data", metavar="PATH", help="file or folder to score (default: the data that the run held out)"
     )
+    parser.add_argument("--split", choices=SPLITS, help="split of text or bytes to score (default: validation)")
+    parser.add_argument("--limit", type=whole_number(1), metavar="N", help="score only the first N bytes or examples")
     parser.add_argument("--reader", metavar="TEXT", help=f"{MEANING} (default: as in training)")
     parser.add_argument(
         "--minimum-context",
@@ -43,14 +50,15 @@ def _parser() -> Parser:
         nargs="+",
         default=[0],
         metavar="M",
-        help="every scored byte has at least M bytes before it in its window; one score for each M (default 0)",
+        help="score only bytes with at least M bytes before them in their window; one score per M (default: 0)",
     )
     parser.add_argument(
         "--parallel",
         default="",
         metavar="TEXT",
-        help="how several processes, which a launcher starts, divide the work, such as dp=2,cp=2: dp the rows, cp the"
-        " tokens of a row (default: all are dp)",
+        help="how launched processes share the work, such as dp=2,cp=2: dp processes read different rows, cp processes"
+        " share the tokens of a row (default: all are dp)",
     )
     add_dense_exchange(parser)
+    parser.add_device()
     return parser

@@ -1,12 +1,14 @@
 """asterism finetune: teach a pretrained model a task from a file of examples, and score it.
 
-Tasks of encoders: classify (JSONL or CSV: text, and label or labels; with a --modality, pictures or sounds: a folder
-for each class), tag (JSONL: tokens, tags; or CoNLL), qa (SQuAD's JSON; or JSONL: context, question, answers); of bases,
-promoter, multilabel and chromatin (FASTA, JSONL, CSV, or intervals of a --genome). Tasks of encoder-decoders, which
-write texts: summarize (JSONL or CSV: document, summary), translate (source, target), generate (input, output); or all
-three: two files of lines that belong together, --data SOURCES,TARGETS. A --recipe has the settings that encoder-
-decoders were published with; a file and flags override them. The run folder gets the model with its tokenizer, the
-predictions for the validation examples and the curve of the loss.
+Tasks of encoders: classify (JSONL or CSV: text, and label or labels; with --modality, pictures or sounds: a folder
+for each class), tag (JSONL: tokens, tags; or CoNLL), qa (SQuAD's JSON; or JSONL: context, question, answers). Tasks on
+DNA: promoter, multilabel and chromatin (FASTA, JSONL, CSV, or intervals of a --genome).
+
+Tasks of encoder-decoders, which write texts: summarize (JSONL or CSV: document, summary), translate (source, target),
+generate (input, output). All three also read two files of lines that belong together: --data SOURCES,TARGETS.
+
+The folder of the run gets the model with its tokenizer, the predictions for the validation examples and the curve of
+the loss.
 """
 
 import argparse
@@ -14,47 +16,125 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
-from asterism.cli.parser import UsageError
-from asterism.cli.settings import SettingsParser, recorded, train_and_tell, underscored
+from asterism.cli.errors import UsageError
+from asterism.cli.settings import (
+    HELP,
+    Group,
+    SettingsParser,
+    folder_of,
+    print_help,
+    read_words,
+    recorded,
+    train_and_tell,
+)
+from asterism.cli.waiting import waiting
 from asterism.training.recipes import FINE_TUNING, fine_tuning
 from asterism.training.settings.configuration import FineTuneConfig
 
 
 def run(argv: Sequence[str]) -> None:
-    folder, resume, as_json, config = read_arguments(argv)
-    train_and_tell(config, folder, resume=resume, as_json=as_json)
+    arguments, config = read_arguments(argv)
+    train_and_tell(config, arguments)
 
 
-def read_arguments(argv: Sequence[str]) -> tuple[str, bool, bool, FineTuneConfig]:
-    """The run folder, whether to resume it, whether to print JSON, and the configuration of the run."""
-    words = [underscored(word) for word in argv]
+GROUPS = (
+    Group(
+        "task, model and examples",
+        ("task", "model", "data", "validation", "length", "reader", "from_scratch"),
+        ("validation_fraction", "tokenizer", "modality", "pooling", "max_answer_length"),
+    ),
+    Group(
+        "training",
+        ("epochs", "steps", "batch_size", "learning_rate", "seed"),
+        (
+            "minutes",
+            "optimizer",
+            "schedule",
+            "warmup_steps",
+            "beta1",
+            "beta2",
+            "weight_decay",
+            "gradient_clip",
+            "gradient_accumulation_steps",
+            "gradient_checkpointing",
+            "group_by_length",
+        ),
+    ),
+    Group(
+        "tasks that write",
+        more=(
+            "target_length",
+            "num_beams",
+            "length_penalty",
+            "no_repeat_ngram_size",
+            "label_smoothing",
+            "source_prefix",
+        ),
+    ),
+    Group(
+        "tasks on DNA",
+        more=(
+            "label_table",
+            "genome",
+            "window",
+            "column_groups",
+            "positive_weight",
+            "augment_strands",
+            "average_strands",
+        ),
+    ),
+    Group(
+        "evaluation and checkpoints",
+        more=("log_every", "evaluation_every", "checkpoint_every", "evaluation_examples"),
+    ),
+    Group("machine", ("device", "dtype", "parallel"), ("dense_exchange", "process_timeout")),
+)
+"""The settings as help shows them."""
+
+OWN = (
+    ("RUN", "folder of the run (default: runs/finetune-TASK); --folder RUN is the same"),
+    ("--recipe NAME", f"published settings: {', '.join(FINE_TUNING)}"),
+    ("--config PATH", "YAML or JSON file of settings"),
+    ("--resume", "continue the run in RUN with its settings"),
+    ("--json", "print one JSON document instead of text"),
+    ("-h, --help", "print this help"),
+    ("--help-all", "print all {settings} settings"),
+)
+
+
+def read_arguments(argv: Sequence[str]) -> tuple[argparse.Namespace, FineTuneConfig]:
+    """The verb's own arguments and the run's configuration. Raises UsageError, and ConfigurationError for values."""
+    run, words = read_words("finetune", argv, FineTuneConfig)
     asked = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
     asked.add_argument("--folder")
     asked.add_argument("--recipe")
     asked.add_argument("--resume", action="store_true")
-    found, _ = asked.parse_known_args(words)
-    if found.resume and found.folder is None:
-        raise UsageError("resume-needs-folder", "--resume needs --folder: which run is to go on?")
+    found, _ = asked.parse_known_args([word for word in words if word not in HELP])
+    folder = folder_of(run, found.folder)
+    if found.resume and folder is None:
+        raise UsageError("resume-needs-folder", "--resume needs RUN: `asterism finetune RUN --resume`")
     if found.resume:
-        defaults = asdict(recorded(found.folder, FineTuneConfig))
+        with waiting("reading the settings"):
+            defaults = asdict(recorded(str(folder), FineTuneConfig))
     else:
         defaults = {} if found.recipe is None else fine_tuning(found.recipe)
-    values = _parser(defaults).parse(words)
-    folder, resume, as_json, *_ = (values.pop(name) for name in ("folder", "resume", "json", "config", "recipe"))
+    parser = _parser(defaults)
+    print_help(parser, words, OWN, GROUPS)
+    values = parser.parse(words)
+    own = {name: values.pop(name) for name in ("folder", "resume", "json", "config", "recipe", "device")}
     config = FineTuneConfig(**values)
-    return folder or f"runs/finetune-{config.task}", resume, as_json, config
+    folder = folder_of(run, own["folder"]) or f"runs/finetune-{config.task}"
+    return argparse.Namespace(**own | {"folder": folder}), config
 
 
 def _parser(defaults: dict[str, Any]) -> SettingsParser:
     parser = SettingsParser(
         "finetune",
-        "--task TASK --model PATH --data PATH [--validation PATH] [--recipe NAME] [--folder RUN] [--resume]"
-        " [SETTING ...]",
+        "[RUN] --task TASK --model PATH --data PATH [--validation PATH] [--recipe NAME] [--resume]"
+        " [--SETTING VALUE ...]",
         __doc__ or "",
-        "asterism finetune --task classify --model runs/bigbird-tiny --data reviews.jsonl --epochs 3",
+        "asterism finetune runs/reviews --task classify --model runs/bigbird-tiny --data reviews.jsonl --epochs 3",
     )
-    parser.add_argument("--folder", metavar="RUN", help="where the run is written (default: runs/finetune-TASK)")
-    parser.add_argument("--recipe", metavar="NAME", help=f"published settings: {', '.join(FINE_TUNING)}")
-    parser.add_argument("--resume", action="store_true", help="resume the run in the folder, with its settings")
-    parser.add_settings(FineTuneConfig, {"FineTuneConfig": "settings of the run"}, defaults)
+    parser.add_argument("--recipe")
+    parser.add_settings(FineTuneConfig, defaults)
     return parser

@@ -1,23 +1,31 @@
 """asterism generate: continue a prompt with a trained model, or write pictures, sounds or sequences to a file.
 
-Without --output the prompt is text, and what follows it is written raw to a file or pipe, readable to a terminal. With
---output the prompt is a file, and the model of pictures (.png), sounds (.wav), genomes (.fasta) or bytes writes one:
-new sequences, a longer file, or held-out pieces next to those that the model completes from their first half. Draws
-are kept next to FILE until that is written: after a stop, --resume draws only what is missing.
+Without --output the prompt is text. Its continuation goes to standard output: raw bytes to a file or pipe, readable
+text to a terminal.
+
+With --output the prompt is a file, and a model of pictures (.png), sounds (.wav), genomes (.fasta) or bytes writes a
+new one: new sequences, a longer file, or held-out pieces next to their completion by the model (--complete). Finished
+draws are stored next to FILE until it is written: after an interruption, --resume draws only the missing ones.
 """
 
+import argparse
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from asterism import training
-from asterism.cli.parser import Parser, UsageError, add_dense_exchange, print_json, whole_number
+from asterism.cli.errors import UsageError
+from asterism.cli.parser import Parser, add_dense_exchange, print_json, whole_number
 from asterism.cli.processes import is_follower, print_how_to_resume
+from asterism.cli.waiting import waiting
 from asterism.presence import require_run
 from asterism.system import launched
+
+_LENGTH = 500
+"""Bytes that continue a prompt of text, where no number is given."""
 
 
 def run(argv: Sequence[str]) -> None:
@@ -25,43 +33,49 @@ def run(argv: Sequence[str]) -> None:
     if options["output"] is not None and (options["parallel"] or options["dense_exchange"]):
         raise UsageError(
             "prompt-only-flags",
-            "--parallel and --dense-exchange are for a prompt of text: files are made by one process",
+            "--parallel and --dense-exchange are for a text prompt; one process writes files",
         )
     if launched() > 1 and not options["parallel"]:
         raise UsageError(
             "one-process-only",
-            f"generate is the work of one process, and WORLD_SIZE says that there are {launched()}: start it without a"
-            f" launcher, or divide a prompt of text by --parallel cp={launched()}",
+            f"generate is the work of one process, and WORLD_SIZE is {launched()}: start it without a launcher, or"
+            f" share a text prompt by --parallel cp={launched()}",
         )
     if options["output"] is None:
         _refuse_what_files_take(options)
     require_run(Path(options["run"]))
-    if options["output"] is not None:
+    with waiting("loading PyTorch and transformers"):
+        from asterism.training.run.device import computing_on
+
+        make = training.generate if options["output"] is None else training.generate_file
+    with computing_on(options.pop("device")):
+        if options["output"] is None:
+            _write_text(make, options, as_json)
+            return
         try:
-            _write_file(options, as_json)
+            _write_file(make, options, as_json)
         except KeyboardInterrupt:
             print_how_to_resume("generate", argv, options["output"])
             raise
-        return
-    options["length"] = options["length"] or 500
-    del options["output"]
-    _write_text(options, as_json)
 
 
 def _refuse_what_files_take(options: dict[str, Any]) -> None:
-    """Takes the options of files out; raises UsageError for one that is given, and for a missing prompt."""
+    """Remove the options of files. Raises UsageError for one that is given, and for a missing prompt."""
     for name in ("complete", "keep", "count", "label", "data", "resume"):
         value = options.pop(name)
         if value is not False and value not in (None, []):
-            raise UsageError("flag-needs-output", f"--{name} needs --output: what is made is written to a file")
+            raise UsageError("flag-needs-output", f"--{name} needs --output, a file for the results")
     if options["prompt"] is None:
         raise UsageError(
             "missing-argument", "the following arguments are required: --prompt, or --output for models of files"
         )
 
 
-def _write_text(options: dict[str, Any], as_json: bool) -> None:
-    continuation = training.generate(**options)
+def _write_text(generate: Callable[..., bytes], options: dict[str, Any], as_json: bool) -> None:
+    del options["output"]
+    options["length"] = options["length"] or _LENGTH
+    with waiting("generating"):
+        continuation = generate(**options)
     if is_follower():
         return
     written = options["prompt"] + continuation
@@ -74,7 +88,7 @@ def _write_text(options: dict[str, Any], as_json: bool) -> None:
         sys.stdout.buffer.write(written)
 
 
-def _write_file(options: dict[str, Any], as_json: bool) -> None:
+def _write_file(generate_file: Callable[..., Any], options: dict[str, Any], as_json: bool) -> None:
     from asterism.training.ask.generation import Wanted  # takes seconds to import
     from asterism.training.settings.sampling import Sampling
 
@@ -89,7 +103,7 @@ def _write_file(options: dict[str, Any], as_json: bool) -> None:
         data=options["data"],
     )
     how = Sampling(**{name: options[name] for name in ("temperature", "top_k", "top_p", "seed")})
-    report = training.generate_file(options["run"], options["output"], wanted, how, resume=options["resume"])
+    report = generate_file(options["run"], options["output"], wanted, how, resume=options["resume"])
     if as_json:
         print_json(asdict(report))
     else:
@@ -97,39 +111,48 @@ def _write_file(options: dict[str, Any], as_json: bool) -> None:
 
 
 def _parser() -> Parser:
-    parser = Parser("generate", __doc__ or "", 'asterism generate runs/bytes-small --prompt "def " --length 300')
-    parser.add_argument("run", metavar="RUN", help="the folder of a run")
-    parser.add_argument("--prompt", type=os.fsencode, metavar="TEXT", help="what to continue; a file, with --output")
-    parser.add_argument("--output", metavar="FILE", help="a file that is not there yet, for what is made")
-    parser.add_argument("--resume", action="store_true", help="resume an output that is not finished")
+    parser = Parser("generate", __doc__ or "", 'asterism generate runs/bytes-small --prompt "def " --add 300')
+    parser.add_argument("run", metavar="RUN", help="folder of the run")
+    parser.add_argument("--prompt", type=os.fsencode, metavar="TEXT", help="text to continue; with --output, a file")
+    parser.add_argument("--output", metavar="FILE", help="new file for the results")
+    parser.add_argument("--resume", action="store_true", help="continue an unfinished output")
     parser.add_argument(
         "--complete",
         type=whole_number(1),
         metavar="N",
-        help="complete N pieces of the test split, next to the originals",
+        help="complete N pieces of the test split and write them next to the originals",
     )
     parser.add_argument(
-        "--keep", type=float, metavar="SHARE", help="how much of a prompt or piece is given (default: half a picture)"
+        "--keep", type=float, metavar="X", help="fraction of a prompt or piece to keep (default: half a picture)"
     )
     parser.add_argument(
-        "--count", type=whole_number(1), metavar="N", help="sequences for each prompt, piece or label (default 1)"
+        "--count", type=whole_number(1), metavar="N", help="results per prompt, piece or label (default: 1)"
     )
-    parser.add_argument("--label", nargs="+", default=[], metavar="L", help="classes, by name or number")
-    parser.add_argument("--data", metavar="PATH", help="where the test split is (default: the run's data)")
+    parser.add_argument("--label", nargs="+", default=[], metavar="L", help="classes to draw, by name or number")
+    parser.add_argument("--data", metavar="PATH", help="data with the test split (default: the run's data)")
     parser.add_argument(
-        "--length", type=whole_number(1), metavar="N", help="values to add (default 500 bytes; a file: the context)"
+        "--add",
+        dest="length",
+        type=whole_number(1),
+        metavar="N",
+        help="bytes, samples, pixels or bases to add (default: 500 bytes; to a file, up to the context)",
     )
-    parser.add_argument("--temperature", type=float, default=1.0, help="0 takes the likeliest value (default 1)")
-    parser.add_argument("--top-k", type=whole_number(1), metavar="K", help="draw among the K likeliest values only")
+    former = {"type": whole_number(1), "default": argparse.SUPPRESS, "help": argparse.SUPPRESS}
+    parser.add_argument("--length", **former)  # the name of --add in older commands
     parser.add_argument(
-        "--top-p", type=float, metavar="P", help="draw among the likeliest values that have probability P"
+        "--temperature", type=float, default=1.0, metavar="X", help="0 takes the most probable value (default: 1)"
     )
-    parser.add_argument("--seed", type=whole_number(0), default=0, help="what the draws depend on (default 0)")
+    parser.add_argument("--top-k", type=whole_number(1), metavar="K", help="draw only from the K most probable values")
+    parser.add_argument(
+        "--top-p", type=float, metavar="P", help="draw only from the most probable values that together reach P"
+    )
+    parser.add_argument("--seed", type=whole_number(0), default=0, metavar="N", help="random seed (default: 0)")
     parser.add_argument(
         "--parallel",
         default="",
         metavar="TEXT",
-        help="cp=N: the N processes that a launcher starts share the tokens of a prompt of text",
+        help="cp=N: N launched processes share the tokens of a text prompt",
     )
     add_dense_exchange(parser)
+    parser.add_device()
     return parser

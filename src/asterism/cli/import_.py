@@ -1,8 +1,8 @@
 """asterism import: convert a Hugging Face checkpoint to an Asterism model, longer and sparser on request.
 
 PATH is a folder with config.json and safetensors of BERT, RoBERTa, CamemBERT, XLM-RoBERTa, Longformer, BigBird or FNet,
-or of an encoder-decoder: BART, Pegasus, BigBird-Pegasus, T5 or LED. The output loads with AutoModel,
-AutoModelForMaskedLM, AutoModelForSeq2SeqLM, ... after `import asterism.models`, and with AutoTokenizer.
+or of an encoder-decoder: BART, Pegasus, BigBird-Pegasus, T5 or LED. After `import asterism.models` the output loads
+with AutoModel, AutoModelForMaskedLM, AutoModelForSeq2SeqLM, ..., and with AutoTokenizer.
 """
 
 from collections.abc import Sequence
@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from asterism.cli.parser import Parser, print_json, whole_number
+from asterism.cli.waiting import waiting
 from asterism.presence import require_checkpoint
 
 if TYPE_CHECKING:
@@ -20,10 +21,11 @@ if TYPE_CHECKING:
 def run(argv: Sequence[str]) -> None:
     options, as_json = _parser().options(argv)
     require_checkpoint(Path(options["path"]))
-    from asterism.models import import_checkpoint  # takes seconds to import
-    from asterism.quiet import quiet_transformers
+    with waiting("loading PyTorch and transformers"):
+        from asterism.models import import_checkpoint
+        from asterism.quiet import quiet_transformers
 
-    with quiet_transformers():
+    with quiet_transformers(), waiting("converting"):
         imported = import_checkpoint(**options)
     if as_json:
         print_json(asdict(imported))
@@ -52,26 +54,24 @@ def _parser() -> Parser:
         "import", __doc__ or "", 'asterism import bert-base --output long-bert --length 4096 --pattern "bigbird()"'
     )
     parser.add_argument("path", metavar="PATH", help="the folder of the checkpoint")
-    parser.add_argument(
-        "--output", metavar="FOLDER", required=True, help="folder to write the model to; must not exist"
-    )
+    parser.add_argument("--output", metavar="FOLDER", required=True, help="new folder for the model")
     parser.add_argument(
         "--length",
         type=whole_number(1),
         metavar="N",
-        help="extend the model to N tokens (of the source), by repeating its learned positions",
+        help="extend the model to sequences (of the source) of N tokens by repeating its learned positions",
     )
-    parser.add_argument("--pattern", metavar="TEXT", help="replace the checkpoint's attention pattern")
+    parser.add_argument("--pattern", metavar="TEXT", help="pattern in place of the checkpoint's")
     parser.add_argument(
         "--globals",
         type=whole_number(0),
         nargs="*",
         metavar="POSITION",
-        help="positions of global tokens of Longformer and LED (default 0; with --pattern, or without a number: none)",
+        help="positions of global tokens of Longformer and LED (default: 0; with --pattern, or without a number: none)",
     )
     parser.add_argument(
         "--allow-pickle",
         action="store_true",
-        help="read pytorch_model.bin, as tensors only, if there are no safetensors",
+        help="read pytorch_model.bin, tensors only, if there are no safetensors",
     )
     return parser

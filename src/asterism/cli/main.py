@@ -8,6 +8,7 @@ import importlib
 import io
 import keyword
 import os
+import platform
 import signal
 import sys
 import threading
@@ -17,26 +18,31 @@ from types import FrameType
 from typing import TextIO
 
 from asterism import __version__
-from asterism.cli.parser import UsageError
+from asterism.cli.errors import UsageError
+from asterism.cli.help import filled, listed
 from asterism.cli.processes import may_print
+from asterism.cli.waiting import waiting
 from asterism.errors import AsterismError, nearest
 from asterism.system import launched
 
 VERBS = {
-    "show": "draw a pattern; count the keys that its queries read, and the cost",
+    "show": "draw a pattern; count the keys that its queries read, and its cost",
     "plan": "explain how a pattern is computed: passes, layouts, tiles, FLOPs, memory",
     "explore": "open a page to type patterns and see masks, costs and certificates",
     "certify": "decide which universality theorems hold for a pattern, with witnesses or counterexamples",
     "simulate": "run a Turing machine as a transformer, in exact arithmetic, and check every step",
-    "train": "train a model from a recipe; show progress and bits per byte; save it",
+    "recipes": "list the recipes of train: name, size, description, paper",
+    "train": "train a model from a recipe, and save it",
     "finetune": "teach a pretrained model to label, tag, answer questions, summarize, or translate",
     "evaluate": "score a trained model on data that it has not seen",
     "predict": "label, tag, answer or write for the examples of a file with a fine-tuned model",
-    "generate": "continue a prompt with a trained model",
+    "generate": "continue a prompt, or draw pictures, sounds and sequences, with a trained model",
     "report": "make a page of runs: curves, predictions, patterns, cost, and how they compare",
     "import": "convert a Hugging Face checkpoint to an Asterism model, longer and sparser on request",
     "bench": "time attention over patterns, compared with dense attention and other libraries",
-    "promises": "check what models promise, ours and Hugging Face's: padding, causality, caches, memory",
+    "promises": "check the promises of models, ours and Hugging Face's: padding, causality, caches, memory",
+    "doctor": "check this installation: versions, kernel, GPU, cache; explain how to get what is missing",
+    "completion": "print a script that completes commands in bash, zsh or tcsh",
 }
 
 _SHARED = ("train", "finetune", "evaluate", "generate")
@@ -45,6 +51,7 @@ _SHARED = ("train", "finetune", "evaluate", "generate")
 _EXTRAS = {
     "transformers": "train",
     "jsonargparse": "train",
+    "shtab": "completion",
     "rich": "train",
     "tensorboard": "train",
     "matplotlib": "plot",
@@ -96,7 +103,7 @@ def _dispatch(argv: Sequence[str]) -> int:
     if verb in ("-h", "--help"):
         print(_help())
     elif verb == "--version":
-        print(f"asterism {__version__}")
+        print(_versions())
     elif verb in VERBS:
         if verb not in _SHARED:
             _refuse_many(verb)
@@ -110,19 +117,30 @@ def _dispatch(argv: Sequence[str]) -> int:
     return 0
 
 
+def _versions() -> str:
+    """The versions of Asterism and what it computes with, in one line; nothing is imported for it."""
+    from asterism.cli.installed import Requirement
+
+    found = [Requirement.of(name) for name in ("torch", "transformers")]
+    others = [f"{one.name} {one.found or 'not installed'}" for one in found]
+    return ", ".join([f"asterism {__version__}", *others, f"Python {platform.python_version()}"])
+
+
 def _refuse_many(verb: str) -> None:
     """Raises UsageError where a launcher has started several processes, of which each would do the same."""
     if launched() > 1:
         raise UsageError(
             "one-process-only",
-            f"{verb} is the work of one process, and WORLD_SIZE says that there are {launched()}: start it without a"
-            f" launcher; {', '.join(_SHARED)} can be divided",
+            f"{verb} is the work of one process, and WORLD_SIZE is {launched()}: start it without a launcher; only"
+            f" {', '.join(_SHARED)} share work",
         )
 
 
 def _run(verb: str, argv: Sequence[str]) -> None:
     try:
-        importlib.import_module(f"asterism.cli.{_module(verb)}").run(argv)
+        with waiting("loading"):
+            module = importlib.import_module(f"asterism.cli.{module_of(verb)}")
+        module.run(argv)
     except ModuleNotFoundError as error:
         package = (error.name or "").partition(".")[0]
         if package not in _EXTRAS:
@@ -132,18 +150,22 @@ def _run(verb: str, argv: Sequence[str]) -> None:
         ) from None
 
 
-def _module(verb: str) -> str:
+def module_of(verb: str) -> str:
     """The module of a verb; a name that is a keyword of Python gets an underscore."""
     return f"{verb}_" if keyword.iskeyword(verb) else verb
 
 
+_CLOSING = """`asterism VERB --help` explains a verb, `asterism --version` prints versions. Results go to stdout and
+progress to stderr. Nearly every verb has --json."""
+
+
 def _help() -> str:
-    verbs = "\n".join(f"  {verb:<10}{summary}" for verb, summary in VERBS.items())
+    verbs = listed(VERBS.items(), 14)
     return (
         "usage: asterism VERB ...\n\n"
-        "Transformers whose attention is sparse: say who attends to whom.\n\n"
+        "Transformers with sparse attention: you define who attends to whom.\n\n"
         f"verbs:\n{verbs}\n\n"
-        "`asterism VERB --help` explains a verb. Results go to stdout, progress to stderr; every verb knows --json.\n\n"
+        f"{filled(_CLOSING)}\n\n"
         'example:\n  asterism show "fixed(stride=8, summary=2)" -n 32'
     )
 

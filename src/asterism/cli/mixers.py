@@ -9,7 +9,7 @@ from asterism.patterns import Fourier, Mixer, Schedule, parse_schedule
 from asterism.patterns.draw import check_queries
 
 MOST_TOKENS = 2**24
-"""The longest sequence shown or planned: a plan lists every token, and a few gigabytes are enough to ask for."""
+"""The longest sequence shown or planned: a plan lists every token, in up to a few gigabytes."""
 
 
 FOURIER = (
@@ -27,16 +27,21 @@ class Turn(NamedTuple):
 
 def add_pattern(parser: Parser, example: str) -> None:
     """Add the arguments PATTERN, -n, --queries and --layer."""
-    parser.add_argument("pattern", help=f'a pattern such as "{example}", or a schedule such as "interleave(A, B)"')
-    parser.add_argument("-n", "--length", type=whole_number(1, MOST_TOKENS), required=True, help="the number of tokens")
+    parser.add_argument(
+        "pattern", metavar="PATTERN", help=f'a pattern such as "{example}", or a schedule such as "interleave(A, B)"'
+    )
+    parser.add_argument(
+        "-n", "--length", type=whole_number(1, MOST_TOKENS), required=True, metavar="N", help="tokens of the sequence"
+    )
     parser.add_argument(
         "--queries",
         type=whole_number(1, MOST_TOKENS),
-        help="how many queries there are: of across(...), tokens of the decoder (default: those that stand in the"
-        " source); else the first tokens (default: all)",
+        metavar="N",
+        help="number of queries: of across(...), tokens of the decoder (default: those inside the source); else the"
+        " first N tokens (default: all)",
     )
     parser.add_argument(
-        "--layer", type=whole_number(0), metavar="LAYER", help="of a schedule, this layer only (default: every pattern)"
+        "--layer", type=whole_number(0), metavar="N", help="only this layer of a schedule (default: every pattern)"
     )
 
 

@@ -1,9 +1,9 @@
 """Files that verbs write: refused before any work starts if they cannot be written, and then written whole."""
 
+import argparse
 import importlib.util
 import json
 import os
-import sys
 from argparse import ArgumentTypeError
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -11,23 +11,29 @@ from pathlib import Path
 from typing import Any
 
 from asterism.cli.parser import Parser
+from asterism.cli.waiting import print_above
 
 PICTURES = (".png", ".svg")
 
 
 def say(text: str) -> None:
-    """Report progress on stderr."""
-    print(text, file=sys.stderr, flush=True)
+    """Report progress on stderr, above the line of `waiting` if one is shown."""
+    print_above(text)
 
 
 def add_plot(parser: Parser, shows: str) -> None:
     """Add `--plot PATH`, the one flag for pictures. `shows` ends the sentence "also draw ..."."""
-    parser.add_argument("--plot", type=_picture, metavar="PATH", help=f"also draw {shows}, as .png or .svg")
+    parser.add_argument(
+        "--plot", type=_picture, metavar="PATH", help=f"also draw {shows}, as .png or .svg; replaces PATH"
+    )
 
 
 def add_record(parser: Parser, when: str) -> None:
-    """Add `--output FILE.json`. `when` ends the sentence "also write the record, ..."."""
-    parser.add_argument("--output", type=_file(".json"), metavar="FILE.json", help=f"also write the record, {when}")
+    """Add `--record FILE.json`. `when` ends the sentence "also write the record, ..."."""
+    meaning = f"also write the record, {when}; replaces FILE.json"
+    parser.add_argument("--record", type=_file(".json"), metavar="FILE.json", help=meaning)
+    former = {"default": argparse.SUPPRESS, "help": argparse.SUPPRESS, "dest": "record"}
+    parser.add_argument("--output", type=_file(".json"), **former)  # the name of --record in older commands
 
 
 @contextmanager

@@ -1,22 +1,18 @@
-"""What all verbs share: a parser whose errors are one line that names the nearest flag, number formats, JSON output."""
+"""Shared by all verbs: a parser whose errors are one line that names the nearest flag, number formats, JSON output."""
 
 import argparse
 import json
 import sys
-from collections.abc import Callable, Collection, Iterable, Sequence
-from pathlib import Path
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NoReturn
 
-from asterism.errors import AsterismError, nearest
+from asterism.cli.errors import UsageError
+from asterism.cli.help import filled, terminal_width
+from asterism.cli.words import positional_first, refuse_renamed, switched
+from asterism.errors import nearest
 
-SWITCH = "[{true,false}]"
-"""How help shows the value of a flag that is a switch."""
-
-
-class UsageError(AsterismError):
-    """The command line asks for something that does not exist or does not fit."""
-
-    exit_code = 2
+DEVICE = "cpu, cuda, cuda:N, or auto (default): the GPU if there is one"
+"""The help of --device."""
 
 
 class Parser(argparse.ArgumentParser):
@@ -25,26 +21,44 @@ class Parser(argparse.ArgumentParser):
     def __init__(self, verb: str, description: str, example: str) -> None:
         super().__init__(
             prog=f"asterism {verb}",
-            description=description,
+            description=filled(description),
             epilog=f"example:\n  {example}",
-            formatter_class=argparse.RawDescriptionHelpFormatter,
+            formatter_class=_formatter,
             allow_abbrev=False,
+            add_help=False,
         )
+        self.renamed: dict[str, str] = {}
+        self.add_argument("-h", "--help", action="help", help="print this help")
         self.add_argument("--json", action="store_true", help="print one JSON document instead of text")
 
+    def add_switch(self, flag: str, meaning: str, *, default: bool) -> None:
+        """Add a flag that is on or off: `--x` and `--no-x`, also `--x true` and `--x false`."""
+        action = self.add_argument(flag, action=argparse.BooleanOptionalAction, default=None, help=meaning)
+        action.default = default  # given above, older versions of argparse would add it to the meaning
+
+    def add_device(self) -> None:
+        """Add the flag of verbs that compute with a model."""
+        self.add_argument("--device", type=device_name, default="auto", metavar="NAME", help=DEVICE)
+
     def parse(self, argv: Sequence[str]) -> argparse.Namespace:
-        """The arguments. Raises UsageError, also for flags that the verb does not know."""
-        arguments, unknown = self.parse_known_args(with_values(self._folder_first(argv), ["--dense-exchange"]))
+        """The arguments. Raises UsageError, also for flags that the verb does not have."""
+        refuse_renamed(argv, self.renamed)
+        arguments, unknown = self.parse_known_args(self._read(argv))
         refuse_unknown(unknown, self._option_string_actions)
         return arguments
 
-    def _folder_first(self, words: Sequence[str]) -> Sequence[str]:
-        """`--label 1 2 RUN` as `RUN --label 1 2`: a flag of several values would take the folder for one of them."""
-        flags = [word for word in words if word.startswith("-")]
-        last = self._option_string_actions.get(flags[-1]) if flags and words[0] in flags else None
-        if last is None or last.nargs != "+" or not Path(words[-1]).is_dir():
-            return words
-        return [words[-1], *words[:-1]]
+    def _read(self, argv: Sequence[str]) -> list[str]:
+        """The words as argparse reads them: switches without values, and a positional argument in front."""
+        flags = self._option_string_actions
+        switches = [flag for action in self._actions if _is_switch(action) for flag in action.option_strings[:1]]
+        words = []
+        for word in switched(argv, switches):
+            flag, _, value = word.partition("=")
+            words.append((flag if value == "true" else f"--no-{flag[2:]}") if flag in switches else word)
+        if any(not action.option_strings and action.nargs is None for action in self._actions):
+            values = {flag: 0 if _is_switch(action) else action.nargs for flag, action in flags.items()}
+            return positional_first(words, values)
+        return words
 
     def options(self, argv: Sequence[str]) -> tuple[dict[str, Any], bool]:
         """The arguments by name, for a function whose parameters the flags are, and whether to print JSON."""
@@ -56,31 +70,26 @@ class Parser(argparse.ArgumentParser):
         raise UsageError("usage", message)
 
 
-def add_dense_exchange(parser: argparse.ArgumentParser) -> None:
+def _formatter(prog: str) -> argparse.HelpFormatter:
+    return argparse.RawDescriptionHelpFormatter(prog, max_help_position=28, width=terminal_width())
+
+
+def _is_switch(action: argparse.Action) -> bool:
+    return isinstance(action, argparse.BooleanOptionalAction)
+
+
+def device_name(text: str) -> str:
+    """An argument type: the name of a device."""
+    kind, colon, number = text.partition(":")
+    if text in ("auto", "cpu", "cuda") or (kind == "cuda" and colon and number.isascii() and number.isdecimal()):
+        return text
+    raise argparse.ArgumentTypeError(f"must be auto, cpu, cuda or cuda:N, got {text[:40]!r}")
+
+
+def add_dense_exchange(parser: Parser) -> None:
     """The flag of verbs that several processes share by --parallel."""
-    parser.add_argument(
-        "--dense-exchange",
-        type=_true_or_false,
-        default=False,
-        metavar=SWITCH,
-        help="with cp, compute also patterns for which as much moves between processes as for dense attention",
-    )
-
-
-def _true_or_false(text: str) -> bool:
-    """An argument type."""
-    if text.lower() not in ("true", "false"):
-        raise argparse.ArgumentTypeError(f"must be true or false, got {text[:40]!r}")
-    return text.lower() == "true"
-
-
-def with_values(words: Sequence[str], switches: Collection[str]) -> list[str]:
-    """The words, with `true` for each switch that has no value: `--x` means `--x true` to every verb."""
-    given = []
-    for word, following in zip(words, [*words, ""][1:], strict=True):
-        has_value = following.lower() in ("true", "false")
-        given.append(f"{word}=true" if word in switches and not has_value else word)
-    return given
+    meaning = "with cp: also allow patterns that move as much data between processes as dense attention"
+    parser.add_switch("--dense-exchange", meaning, default=False)
 
 
 def refuse_unknown(unknown: Sequence[str], flags: Iterable[str]) -> None:

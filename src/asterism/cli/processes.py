@@ -47,7 +47,7 @@ def print_how_to_resume(verb: str, argv: Sequence[str], output: str | None) -> N
 
     if output is not None and can_go_on(output):
         words = [word for word in argv if word != "--resume"]
-        print(f"go on with: asterism {verb} {shlex.join([*words, '--resume'])}", file=sys.stderr)
+        print(f"resume with: asterism {verb} {shlex.join([*words, '--resume'])}", file=sys.stderr)
 
 
 class _Claims:

@@ -7,17 +7,21 @@ the nearest valid name.
 import argparse
 import re
 import sys
-from collections.abc import Mapping, Sequence
-from dataclasses import fields, is_dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import MISSING, Field, fields, is_dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar, get_args
 
-from jsonargparse import ArgumentParser, DefaultHelpFormatter
+from jsonargparse import ArgumentParser
 
 from asterism import training
-from asterism.cli.parser import SWITCH, UsageError, print_json, refuse_unknown, with_values
+from asterism.cli.errors import UsageError
+from asterism.cli.help import Rows, page
+from asterism.cli.parser import DEVICE, device_name, print_json, refuse_unknown
 from asterism.cli.processes import is_follower
 from asterism.cli.settings_file import check_settings_file
+from asterism.cli.waiting import waiting
+from asterism.cli.words import positional, switched
 from asterism.errors import ConfigurationError, nearest
 from asterism.presence import require_data, require_model, require_run
 from asterism.system import launched
@@ -27,20 +31,29 @@ from asterism.training.settings.configuration import AnyConfig, TrainingConfig
 Config = TypeVar("Config", bound=TrainingConfig)
 
 
-def train_and_tell(config: AnyConfig, folder: str, *, resume: bool, as_json: bool) -> None:
-    """Train and print the report; when interrupted, print how to resume."""
-    require_what_it_names(config, folder, resume)
+def train_and_tell(config: AnyConfig, arguments: argparse.Namespace) -> None:
+    """Train and print the report; when interrupted, print how to resume.
+
+    `arguments` are those of the verb: folder, resume, device and json.
+    """
+    folder = arguments.folder
+    require_what_it_names(config, folder, arguments.resume)
     try:
-        report = training.train(config, folder, resume=resume)
+        with waiting("loading PyTorch and transformers"):
+            from asterism.training.run.device import computing_on
+
+            train = training.train
+        with computing_on(arguments.device):
+            report = train(config, folder, resume=arguments.resume)
     except KeyboardInterrupt:
         if Path(folder, "run.json").exists() and not is_follower():
             parallel = f" --parallel {config.parallel}" if config.parallel else ""
             started = f", in {launched()} processes or in any other mesh" if launched() > 1 else ""
-            print(f"resume with: asterism {config.kind} --folder {folder} --resume{parallel}{started}", file=sys.stderr)
+            print(f"resume with: asterism {config.kind} {folder} --resume{parallel}{started}", file=sys.stderr)
         raise
     if is_follower():
         return
-    if as_json:
+    if arguments.json:
         print_json(report.as_json())
         return
     print(report)
@@ -74,58 +87,40 @@ def recorded(folder: str, kind: type[Config]) -> Config:
         raise ConfigurationError(
             "other-kind-of-run",
             f"resume: {folder} was not begun by `asterism {kind.kind}`;"
-            f" resume with: asterism {config.kind} --folder {folder} --resume",
+            f" resume with: asterism {config.kind} {folder} --resume",
         )
     return config
 
 
-class _Formatter(DefaultHelpFormatter, argparse.RawDescriptionHelpFormatter):
-    """jsonargparse's types and defaults; description and example as they are written."""
-
-    def _expand_help(self, action: argparse.Action) -> str:
-        """Without `default: null` where the meaning says what the default is."""
-        text = super()._expand_help(action)
-        if "default" not in (action.help or "").lower():
-            return text
-        return re.sub(r"(, | \()default: (null)?\)$", lambda found: ")" if found[1] == ", " else "", text)
-
-
 class SettingsParser(ArgumentParser):
-    """jsonargparse's parser of one verb; its help shows flags with dashes, as they are written on the command line."""
+    """jsonargparse's parser of one verb, with a help of its own.
+
+    Flags have underscores here, as settings have in files, and dashes on the command line.
+    """
 
     def __init__(self, verb: str, usage: str, description: str, example: str) -> None:
-        super().__init__(
-            prog=f"asterism {verb}",
-            usage=f"asterism {verb} {usage}",
-            description=description,
-            epilog=f"example:\n  {example}",
-            formatter_class=_Formatter,
-            exit_on_error=False,
-            allow_abbrev=False,
-        )
-        self.switches: list[str] = []
-        self.add_argument("--config", action="config", metavar="PATH", help="a YAML or JSON file of settings")
-        self.add_argument("--json", action="store_true", help="print one JSON document instead of text")
+        super().__init__(prog=f"asterism {verb}", exit_on_error=False, allow_abbrev=False, add_help=False)
+        self.words_of_usage = f"asterism {verb} {usage}"
+        self.about, self.example = description, example
+        self.defaults: dict[str, Any] = {}
+        self.fields: dict[str, Field[Any]] = {}
+        self.add_argument("--config", action="config")
+        self.add_argument("--json", action="store_true")
+        self.add_argument("--folder")
+        self.add_argument("--resume", action="store_true")
+        self.add_argument("--device", type=device_name, default="auto")
 
-    def add_settings(self, configuration: type, titles: Mapping[str, str], defaults: Mapping[str, Any]) -> None:
-        """Add the fields of a dataclass as flags, in groups with these titles, and with these defaults."""
+    def add_settings(self, configuration: type, defaults: Mapping[str, Any]) -> None:
+        """Add the fields of a dataclass as flags with these defaults."""
         self.add_class_arguments(configuration)
-        groups = self.groups or {}
-        for name, title in titles.items():
-            groups[name].title = title
-        for flag, meaning in _meanings(configuration).items():
-            self._option_string_actions[flag].help = meaning
-        self.switches = _switches(configuration)
+        self.fields = settings_of(configuration)
         self.set_defaults(dict(defaults))
-
-    def format_help(self) -> str:
-        text = re.sub(r"--[a-z_.]+", lambda flag: _dashed(flag.group()), super().format_help())
-        return text.replace("{true,false}", SWITCH)
+        self.defaults = _flat(defaults)
 
     def parse(self, words: Sequence[str]) -> dict[str, Any]:
         """The values of all flags; flags override the file, wherever they stand. Raises UsageError."""
         try:
-            return self.parse_args(_file_first(with_values(words, self.switches))).as_dict()
+            return self.parse_args(_file_first(words)).as_dict()
         except argparse.ArgumentError as error:
             raise _usage_error(str(error), [_dashed(flag) for flag in self._option_string_actions]) from None
         except RecursionError:
@@ -135,31 +130,155 @@ class SettingsParser(ArgumentParser):
                 "unreadable-setting", f"a setting in the file cannot be read: {' '.join(str(error).split())[:200]}"
             ) from None
 
+    def help(self, own: Rows, groups: Iterable["Group"], *, everything: bool) -> str:
+        """The help of the verb: its own flags, then the settings that people need, or all of them."""
+        shown: dict[str, Rows] = {}
+        for group in groups:
+            names = [*group.main, *(group.more if everything else ())]
+            if names:
+                shown[group.title] = [self._row(name) for name in names]
+        shown["command"] = own
+        return page(self.words_of_usage, self.about, shown, f"example:\n  {self.example}")
 
-def _meanings(configuration: type, prefix: str = "--") -> dict[str, str]:
-    """The help of flags whose fields have one (`metadata["help"]`), those of fields that are dataclasses included."""
-    meanings = {}
+    def _row(self, name: str) -> tuple[str, str]:
+        """The flag of a setting, its meaning, and its default where the meaning does not tell it."""
+        if name == "device":
+            return "--device NAME", DEVICE
+        field, flag = self.fields[name], _dashed(name)
+        default = self.defaults.get(name, field.default)
+        told = "" if default is None or default is MISSING or default == "" else f" (default: {_shown(default)})"
+        meaning = field.metadata["help"]
+        if field.type is bool:
+            return f"--[no-]{flag}", meaning + (" (default: on)" if default else "")
+        meaning = meaning if not told else re.sub(_OF_TEXT, "", meaning)
+        choices = choices_of(field)
+        if len(listed := f"--{flag} {{{','.join(choices)}}}") > _WIDEST_FLAG:
+            names = "" if all(f'"{one}"' in meaning for one in choices) else f"; one of {', '.join(choices)}"
+            return f"--{flag} NAME", f"{meaning}{names}{told}"
+        return listed if choices else f"--{flag} {_placeholder(field)}", meaning + told
+
+
+_WIDEST_FLAG = 46
+"""Columns of a flag with its choices."""
+
+_OF_TEXT = r" \(default: .*\)$"
+"""A default at the end of a meaning: the value that replaces it is shown instead."""
+
+
+class Group(NamedTuple):
+    """Settings that help shows together: those that people need, and more that --help-all shows."""
+
+    title: str
+    main: Sequence[str] = ()
+    more: Sequence[str] = ()
+
+
+def settings_of(configuration: type, prefix: str = "") -> dict[str, "Field[Any]"]:
+    """The fields of a configuration by name; those of a field that is a dataclass as "model.hidden_size"."""
+    found: dict[str, Field[Any]] = {}
     for field in fields(configuration):
         if is_dataclass(field.type):
-            meanings |= _meanings(field.type, f"{prefix}{field.name}.")
-        elif "help" in field.metadata:
-            meanings[prefix + field.name] = field.metadata["help"]
-    return meanings
+            found |= settings_of(field.type, f"{prefix}{field.name}.")  # type: ignore[arg-type]
+        else:
+            found[prefix + field.name] = field
+    return found
 
 
-def _switches(configuration: type, prefix: str = "--") -> list[str]:
-    """The flags of fields that are true or false, those of fields that are dataclasses included."""
-    switches = []
-    for field in fields(configuration):
-        if is_dataclass(field.type):
-            switches += _switches(field.type, f"{prefix}{field.name}.")
-        elif field.type is bool:
-            switches.append(prefix + field.name)
-    return switches
+def _flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    flat: dict[str, Any] = {}
+    for name, value in values.items():
+        flat |= _flat(value, f"{prefix}{name}.") if isinstance(value, Mapping) else {prefix + name: value}
+    return flat
+
+
+def choices_of(field: "Field[Any]") -> list[str]:
+    """The words that a setting can be chosen from; empty if it is no choice."""
+    kinds = (field.type, *get_args(field.type))
+    return list(dict.fromkeys(one for kind in kinds for one in get_args(kind) if isinstance(one, str)))
+
+
+def _placeholder(field: "Field[Any]") -> str:
+    """How help shows the value of a flag."""
+    kinds = get_args(field.type) or (field.type,)
+    if int in kinds or float in kinds:
+        return "N" if int in kinds else "X"
+    if field.name in PATHS:
+        return "PATH"
+    return "LIST" if str not in kinds else "NAME" if field.name in _NAMES else "TEXT"
+
+
+_NAMES = ("recipe", "objective", "task")
+
+PATHS = ("data", "validation", "model", "init_from", "label_table", "genome", "column_groups")
+
+
+def _shown(value: Any) -> str:
+    """A default, for people."""
+    if isinstance(value, float):
+        return f"{value:g}"
+    if isinstance(value, int):
+        return f"{value:,}" if value >= 10_000 else str(value)
+    text = ", ".join(map(str, value)) if isinstance(value, list | tuple) else str(value)
+    return text if len(text) <= 60 else f"{text[:57]}..."
+
+
+# --- the words of the command line -----------------------------------------------------------------------------------
+
+_ALONE = ("--json", "--resume", "--dry_run", "--help", "-h", "--help_all", "--print_config")
+"""Flags without a value."""
+
+HELP = ("-h", "--help", "--help_all")
+
+
+class Words(NamedTuple):
+    """A command line: the folder of the run, if it is given, and the flags, with underscores."""
+
+    run: str | None
+    flags: list[str]
+
+
+def read_words(verb: str, argv: Sequence[str], configuration: type) -> Words:
+    """RUN, which may stand anywhere and be given as --folder, and the flags. Raises UsageError."""
+    switches = [f"--{name}" for name, field in settings_of(configuration).items() if field.type is bool]
+    found, flags = positional(switched([underscored(word) for word in argv], switches), _ALONE)
+    if len(found) > 1:
+        raise UsageError("unexpected-argument", f"unexpected argument {found[1]!r} after RUN {found[0]!r}; see --help")
+    if found:
+        _refuse_as_run(verb, found[0])
+    return Words(found[0] if found else None, flags)
+
+
+def _refuse_as_run(verb: str, word: str) -> None:
+    """Raises UsageError for a word that is no folder of a run but probably the value of a flag."""
+    name = repr(word)
+    if word in RECIPES and not Path(word).exists():
+        raise UsageError(
+            "recipe-as-run", f"{name} is a recipe, and RUN is a folder: {verb} --recipe {word}, or the folder ./{word}"
+        )
+    if Path(word).is_file():
+        raise UsageError("file-as-run", f"{name} is a file, and RUN is a folder: give files with --config or --data")
+
+
+def print_help(
+    parser: SettingsParser, words: Sequence[str], own: Sequence[tuple[str, str]], groups: Sequence[Group]
+) -> None:
+    """Print the help and end the program, where the words ask for it."""
+    if not any(word in HELP for word in words):
+        return
+    rows = [(flags, meaning.format(settings=len(parser.fields))) for flags, meaning in own]
+    print(parser.help(rows, groups, everything="--help_all" in words), end="")
+    raise SystemExit(0)
+
+
+def folder_of(run: str | None, folder: str | None) -> str | None:
+    """RUN or --folder. Raises UsageError if both are given and differ."""
+    if run is not None and folder is not None and Path(run) != Path(folder):
+        raise UsageError("given-twice", f"RUN is {run!r} and --folder is {folder!r}: give one of them")
+    return folder if run is None else run
 
 
 def underscored(word: str) -> str:
-    """`--batch-size=4` as the parser knows it, `--batch_size=4`; other words as they are."""
+    """`--batch-size=4` as the parser has it, `--batch_size=4`; other words as they are."""
     flag, equals, value = word.partition("=")
     return flag[:2] + flag[2:].replace("-", "_") + equals + value if word.startswith("--") else word
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import yaml
 
-from asterism.cli.parser import UsageError
+from asterism.cli.errors import UsageError
 
 _LARGEST_FILE = 2**26
 """Bytes: the text of an explicit pattern may have millions."""

@@ -1,7 +1,7 @@
-"""asterism show: draw a pattern, count the keys that its queries read, and say what computing it costs.
+"""asterism show: draw a pattern, count the keys that its queries read, and print its cost.
 
-Of a schedule, each distinct pattern is shown in turn. Where heads have patterns of their own, the picture is that of
-one head, and the figures are those of each head.
+A schedule is shown as its distinct patterns, one after another. Where each head has its own pattern, the picture shows
+one head, and the figures cover every head.
 """
 
 import sys
@@ -9,9 +9,11 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from itertools import groupby
 
+from asterism.cli.errors import UsageError
 from asterism.cli.mixers import FOURIER, Turn, add_pattern, heading, queries_of, read_pattern
 from asterism.cli.output import add_plot, written_whole
-from asterism.cli.parser import Parser, UsageError, percent, print_json, whole_number
+from asterism.cli.parser import Parser, percent, print_json, whole_number
+from asterism.cli.waiting import waiting
 from asterism.compiler import Plan, compile_pattern
 from asterism.errors import PatternError
 from asterism.memory import amount
@@ -29,19 +31,22 @@ def run(argv: Sequence[str]) -> None:
     _check_head(schedule, head)
     counts = [queries_of(turn.mixer, arguments) for turn in turns]
     if arguments.plot:
-        with written_whole(arguments.plot) as unfinished:
+        with waiting("drawing"), written_whole(arguments.plot) as unfinished:
             draw_image(_drawable(turns), n, unfinished, queries=arguments.queries, head=head or 0)
     if arguments.json:
-        rows = [
-            {"places": turn.places, "mixer": turn.mixer.text, **_record(turn.mixer, queries, n, head)}
-            for turn, queries in zip(turns, counts, strict=True)
-        ]
+        with waiting("counting"):
+            rows = [
+                {"places": turn.places, "mixer": turn.mixer.text, **_record(turn.mixer, queries, n, head)}
+                for turn, queries in zip(turns, counts, strict=True)
+            ]
         print_json({"schedule": schedule.text, "length": n, "period": schedule.period, "mixers": rows})
         return
     for number, (turn, queries) in enumerate(zip(turns, counts, strict=True)):
         if schedule.period > 1:
             print("\n" * (number > 0) + heading(turn, schedule, arguments.layer))
-        print(_describe(turn.mixer, queries, n, head))
+        with waiting("drawing and counting"):
+            described = _describe(turn.mixer, queries, n, head)
+        print(described)
 
 
 def _drawable(turns: Sequence[Turn]) -> list[Pattern]:
@@ -141,7 +146,10 @@ def _parser() -> Parser:
     parser = Parser("show", __doc__ or "", 'asterism show "bigbird(block=64)" -n 1024')
     add_pattern(parser, "window(left=64) | global_tokens(0)")
     parser.add_argument(
-        "--head", type=whole_number(0), help="the picture and the figures of this head (default: picture of head 0)"
+        "--head",
+        type=whole_number(0),
+        metavar="N",
+        help="picture and figures of this head (default: picture of head 0)",
     )
     add_plot(parser, "the picture")
     return parser

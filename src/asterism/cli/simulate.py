@@ -1,10 +1,12 @@
 """asterism simulate: run a Turing machine as a transformer, token by token, and check it against an interpreter."""
 
 from collections.abc import Sequence
+from contextlib import nullcontext
 from itertools import islice
 from typing import Any
 
 from asterism.cli.parser import Parser, print_json, whole_number
+from asterism.cli.waiting import waiting
 from asterism.theory.machines.hardmax import ARITHMETICS
 from asterism.theory.machines.machine import sample_names
 from asterism.theory.machines.simulation import CONSTRUCTIONS, Disagreement, MachineRun, Step, prepare
@@ -20,8 +22,9 @@ def run(argv: Sequence[str]) -> None:
     rows = _Rows(simulation, arguments.trace and not arguments.json)
     wrong = None
     try:
-        for step in islice(simulation, arguments.steps + 1):
-            rows.add(step, arguments.trace and arguments.json)
+        with nullcontext() if rows.show else waiting("simulating"):
+            for step in islice(simulation, arguments.steps + 1):
+                rows.add(step, arguments.trace and arguments.json)
     except Disagreement as disagreement:
         if arguments.arithmetic == "exact":
             raise
@@ -123,10 +126,10 @@ def _summary(simulation: MachineRun, rows: _Rows, wrong: Disagreement | None) ->
 
 def _parser() -> Parser:
     parser = Parser("simulate", __doc__ or "", "asterism simulate increment --input 1011 --attention sparse --trace")
-    parser.add_argument("machine", help=f"a file, or one of {', '.join(sample_names())}")
-    parser.add_argument("--input", default="", metavar="WORD", help="the input word on the tape (default: empty)")
+    parser.add_argument("machine", metavar="MACHINE", help=f"file of a machine, or one of {', '.join(sample_names())}")
+    parser.add_argument("--input", default="", metavar="WORD", help="input word on the tape (default: empty)")
     parser.add_argument(
-        "--attention", choices=CONSTRUCTIONS, default="full", help="full (Perez 2019; default) or sparse (Zaheer 2020)"
+        "--attention", choices=CONSTRUCTIONS, default="full", help="full (Perez 2019, default) or sparse (Zaheer 2020)"
     )
     parser.add_argument(
         "--arithmetic",
@@ -135,7 +138,7 @@ def _parser() -> Parser:
         help="exact rationals (default), or floats, to see where they fail",
     )
     parser.add_argument(
-        "--steps", type=whole_number(0, 10**9), default=500, help="stop after this many steps (default 500)"
+        "--steps", type=whole_number(0, 10**9), default=500, metavar="N", help="stop after N steps (default: 500)"
     )
     parser.add_argument(
         "--trace", action="store_true", help="print the tape, the head and the attended positions at each step"

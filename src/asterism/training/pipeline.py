@@ -15,7 +15,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from asterism.errors import AsterismError, CheckpointError, ConfigurationError
@@ -26,6 +25,7 @@ from asterism.training.data.corpora.splits import Split
 from asterism.training.objectives.footprint import require_memory_to_load
 from asterism.training.run.arithmetic import arithmetic, settled, weights_dtype
 from asterism.training.run.checkpoint import load_weights
+from asterism.training.run.device import uses_cuda
 from asterism.training.run.division import weighed
 from asterism.training.run.evaluator import Evaluator
 from asterism.training.run.fitting import fit
@@ -33,7 +33,7 @@ from asterism.training.run.folder import RENEWED, RunFolder
 from asterism.training.run.metrics import Evaluation, Question, Report
 from asterism.training.run.objective import Objective
 from asterism.training.run.processes import Processes, compare, joined
-from asterism.training.run.progress import make_display, watching
+from asterism.training.run.progress import Display, make_display, watching
 from asterism.training.run.setup import Setup, read_shape
 from asterism.training.settings.budget import Budget
 from asterism.training.settings.configuration import AnyConfig, RunConfig, config_to_dict
@@ -84,8 +84,9 @@ def train(config: AnyConfig, folder: str | Path, *, resume: bool = False, progre
             if processes.leads:
                 stack.enter_context(run.held())
         own = processes.decided(lambda: str(run.latest_checkpoint() or "") if resume else "")
-        dtype = processes.decided(lambda: (run.read_settled() if resume else settled(config)).dtype)
         display = stack.enter_context(closing(make_display(progress and processes.leads)))
+        display.doing("choosing the arithmetic")  # may time products of matrices
+        dtype = processes.decided(lambda: (run.read_settled() if resume else settled(config)).dtype)
         display.doing("reading the data")
         with shared(_name(processes)), processes.agreed():
             setup = resolve(replace(config, dtype=dtype), Path(own) if own else None)
@@ -148,7 +149,7 @@ def _opened(run: RunFolder) -> Run:
     hidden: Any = model  # whose `to` hides self in transformers' types
     hidden.to(weights_dtype(config.dtype))
     load_weights(weights, model)
-    hidden.to("cuda" if torch.cuda.is_available() else "cpu")
+    hidden.to("cuda" if uses_cuda() else "cpu")
     model.eval()
     return Run(folder=run, record=record, objective=objective, model=model)
 
@@ -196,10 +197,7 @@ def evaluate(
         raise ConfigurationError(
             "mesh-of-task", "parallel: every process reads whole rows of the examples of a task: cp divides none"
         )
-    with (
-        _opened_by_all(run, parallel, dense_exchange) as (opened, processes),
-        closing(make_display(progress and processes.leads)) as display,
-    ):
+    with _opened_by_all(run, parallel, dense_exchange, progress) as (opened, processes, display):
         processes = weighed(opened.config, opened.model.config, opened.objective.longest, processes)
         evaluator = Evaluator(Budget(limit), processes, watching(display))
         with shared(_name(processes)):
@@ -240,7 +238,7 @@ def generate(
         raise ConfigurationError(
             "mesh-of-prompt", f"parallel: a prompt is one row, whose tokens cp divides, got {parallel!r}"
         )
-    with _opened_by_all(run, parallel, dense_exchange) as (opened, processes):
+    with _opened_by_all(run, parallel, dense_exchange, progress=False) as (opened, processes, _):
         asked = {"prompt": hashlib.sha256(prompt).hexdigest(), "sampling": str(settings), "seed": str(seed)}
         compare(processes, "what is asked:", asked)
         with isolated(seed):
@@ -268,13 +266,20 @@ def _folder(run: Run | str | Path) -> RunFolder:
 
 
 @contextmanager
-def _opened_by_all(run: Run | str | Path, parallel: str, dense_exchange: bool) -> Iterator[tuple[Run, Processes]]:
-    """The run as all processes have opened it, and these processes, whatever those of training did."""
+def _opened_by_all(
+    run: Run | str | Path, parallel: str, dense_exchange: bool, progress: bool
+) -> Iterator[tuple[Run, Processes, Display]]:
+    """The run as all processes have opened it, these processes, whatever those of training did, and their display."""
     asked = replace(_folder(run).read_config(), parallel=parallel, dense_exchange=dense_exchange)
-    with quiet_transformers(), joined(asked) as processes:
+    with (
+        quiet_transformers(),
+        joined(asked) as processes,
+        closing(make_display(progress and processes.leads)) as display,
+    ):
+        display.doing("loading the model")
         with processes.agreed():
             opened = run if isinstance(run, Run) else open_run(run)
-        yield opened, processes
+        yield opened, processes, display
 
 
 def report(run: Run | str | Path) -> Report:

@@ -122,7 +122,7 @@ def test_others_do_not_go_on_with_it(runs, begun, drawn, tmp_path):
 def test_the_verb_says_how_to_go_on(runs, whole, drawn, tmp_path, capsys):
     command = ["generate", str(runs[0]), "--output", str(tmp_path / "made"), "--count", "48", "--seed", "1"]
     assert main(command) == 130
-    words = capsys.readouterr().err.partition("go on with: asterism ")[2].split()
+    words = capsys.readouterr().err.partition("resume with: asterism ")[2].split()
     assert words[: len(command) + 1] == [*command, "--resume"]
     assert main([*command, "--resume"]) == 0
     assert (tmp_path / "made").read_bytes() == whole and "512 were there before" in capsys.readouterr().out

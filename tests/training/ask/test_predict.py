@@ -273,7 +273,7 @@ def test_an_interrupt_says_how_to_go_on(runs, tmp_path, capsys, monkeypatch):
         assert main(words) == 130
     assert len(lines_of(out)) == 4
     hint, last = capsys.readouterr().err.splitlines()
-    assert hint == f"go on with: asterism predict {words[1]} --data '{data}' --output {out} --resume"
+    assert hint == f"resume with: asterism predict {words[1]} --data '{data}' --output {out} --resume"
     assert last == "asterism: interrupted"
     assert main([*words, "--resume"]) == 0
     assert "8 predictions in" in (err := capsys.readouterr().err) and "4 were there before" in err

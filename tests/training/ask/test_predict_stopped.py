@@ -184,7 +184,7 @@ def test_a_line_that_cannot_be_used_stops_behind_those_before_it(runs, task, nam
         assert not (tmp_path / "out").exists() and hints == []
         return
     assert (tmp_path / "out").read_bytes().startswith(first.rstrip("}").encode())
-    assert hints == [f"go on with: asterism {' '.join(words)} --resume"]
+    assert hints == [f"resume with: asterism {' '.join(words)} --resume"]
     mended = first.encode() + b"\n" + (b"\n" if name == "in.conll" else b"") + first.encode() + b"\n"
     (tmp_path / name).write_bytes(mended)
     assert main([*words, "--resume"]) == 0

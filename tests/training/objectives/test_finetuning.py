@@ -298,7 +298,7 @@ def test_what_a_fine_tuned_run_does_not_do_is_refused(finished, tmp_path, capsys
         (["generate", str(folder), "--prompt", "the"], "continues nothing; ask it with `asterism predict`"),
         (["evaluate", str(folder), "--minimum-context", "3"], "minimum context: a fine-tuned model is scored on"),
         (["evaluate", str(folder), "--split", "test"], "split: a fine-tuned model is scored on"),
-        (["train", "--resume", "--folder", str(folder)], f"asterism finetune --folder {folder} --resume"),
+        (["train", "--resume", "--folder", str(folder)], f"asterism finetune {folder} --resume"),
     ):
         assert main(words) == 2
         out, err = capsys.readouterr()
@@ -467,7 +467,7 @@ def test_the_command_prints_the_scores_and_resumes(bert, files, tmp_path, capsys
         ("--task rank --model m --data d", 2, "task='rank' must be one of: classify, tag, qa"),
         ("--task qa --model m --data d --epoch 3", 2, r"unknown flag --epoch\. Did you mean '--epochs'\?"),
         ("--task qa --model m --data d --epochs 0", 2, "epochs=0.0 must be positive"),
-        ("--resume", 2, "--resume needs --folder"),
+        ("--resume", 2, "--resume needs RUN"),
         ("--resume --folder missing", 4, "missing is not a run folder"),
         ("--task qa --model missing --data d", 4, "model: missing is no folder of a model or a run"),
     ],

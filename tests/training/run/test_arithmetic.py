@@ -62,7 +62,7 @@ def test_auto_is_what_the_machine_multiplies_faster(tiny, monkeypatch, capsys, f
 
 def test_a_time_that_was_not_measured_is_called_a_guess(tiny, monkeypatch, capsys):
     words = ["train", "--data", tiny.data, "--context", "64", "--batch-size", "2", "--dry-run", "--dtype", "float32"]
-    for measured, begins in ((True, "at least"), (False, "a guess, as nothing was measured here: at least")):
+    for measured, begins in ((True, "at least"), (False, "a guess, without measurements of this machine: at least")):
         rates = Rates({"float32": 1e9, "bfloat16": 1.0}, measured)
         monkeypatch.setattr("asterism.training.ask.estimate.expected_rates", lambda rates=rates: rates)
         assert main(words) == 0

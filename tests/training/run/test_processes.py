@@ -151,8 +151,8 @@ def test_a_prompt_is_one_row_of_text(alone, monkeypatch, capsys):
         generate(alone / "run", b"1", 5, parallel="dp=2")
     run = ["generate", str(alone / "run")]
     for words, said in {
-        ("--output", "x.png", "--parallel", "cp=2"): "files are made by one process",
-        ("--prompt", "1"): "WORLD_SIZE says that there are 2: start it without a launcher, or .* --parallel cp=2",
+        ("--output", "x.png", "--parallel", "cp=2"): "one process writes files",
+        ("--prompt", "1"): "WORLD_SIZE is 2: start it without a launcher, or .* --parallel cp=2",
         ("--prompt", "1", "--parallel", "cp=3"): "a mesh cp=3 has 3 processes, there are 2",
     }.items():
         monkeypatch.setenv("WORLD_SIZE", "2")

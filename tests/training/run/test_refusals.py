@@ -26,7 +26,7 @@ pytestmark = pytest.mark.model
 def test_a_run_is_resumed_by_the_verb_that_began_it(finished, capsys):
     assert main(["finetune", "--resume", "--folder", str(finished[0])]) == 2
     out, err = capsys.readouterr()
-    assert f"resume with: asterism train --folder {finished[0]} --resume" in err and (out, err.count("\n")) == ("", 1)
+    assert f"resume with: asterism train {finished[0]} --resume" in err and (out, err.count("\n")) == ("", 1)
 
 
 def test_existing_folders_and_files_are_refused(tiny, finished, tmp_path):

@@ -1,6 +1,7 @@
 """What stands next to a fine-tuned model's scores: baselines, and notes on what it read and how it answers."""
 
 import json
+import re
 
 import numpy as np
 import pytest
@@ -93,9 +94,16 @@ def test_a_report_has_baselines_and_says_if_all_answers_are_the_same(models, tmp
     monkeypatch.setattr(LabelAnswers, "_probabilities", lambda *_: predict + 1)
     report = train(settings(models["bert"], data, "classify"), tmp_path / "run")
     assert report.baselines["counted words"]["accuracy"] == 1.0 > report.baselines["most frequent"]["accuracy"]
-    assert "accuracy without a model: most frequent 0." in str(report) and "counted words 1.0000" in str(report)
+    (line,) = [one for one in str(report).splitlines() if one.startswith("accuracy")]
+    assert line.startswith("accuracy                0.5000   without a model: most frequent 0.")
+    assert line.endswith("counted words 1.0000")
     (note,) = [one for one in report.notes if "answers the same" in one]
-    assert 'to all 5 examples, "bad": it has learned nothing' in note and note in capsys.readouterr().err
+    err = capsys.readouterr().err
+    assert 'to all 5 examples, "bad": it has learned nothing' in note and note in err
+    assert re.search(r"^data: \d+ training examples and 5 for validation$", err, re.MULTILINE)
+    shares = re.search(r"^classes: (\d+): (.*)$", err, re.MULTILINE)
+    assert shares and int(shares[1]) == len(shares[2].split(", ")) and re.fullmatch(r"(\w+ \d+%(, )?)+", shares[2])
+    assert re.search(r"^lengths: \d+ to \d+ tokens a row, median \d+; 0% of the documents cut$", err, re.MULTILINE)
 
 
 def test_how_many_documents_are_cut_is_said_before_the_first_step(models, tmp_path):

@@ -33,6 +33,9 @@ from asterism.system import HAS_LOCKS, lock
 _ABANDONED = 3600
 """Seconds after which a build that is still unfinished was killed."""
 
+_SECONDS = "kernel.seconds"
+"""The file that says how long the build took."""
+
 _OURS = b"asterism_layout"
 """A name that every library of the kernel holds."""
 
@@ -131,6 +134,17 @@ def origin() -> str:
 
 def _origin(loaded: ctypes.CDLL) -> str:
     return "wheel" if Path(loaded._name).parent == shipped.FOLDER else "built"
+
+
+def seconds_of_build() -> float | None:
+    """How long this machine took to build the library in use; None for one of a wheel, or of an older version.
+
+    Raises KernelError if there is no kernel.
+    """
+    try:
+        return float((Path(library()._name).parent / _SECONDS).read_text())
+    except (OSError, ValueError):
+        return None
 
 
 def instruction_set() -> str:
@@ -334,6 +348,7 @@ def _build(command: list[str], folder: Path) -> Path:
                 f" Set CXX to a C++17 compiler with OpenMP (g++ 11 or newer), {OTHERWISE}",
             )
         (fresh / "kernel.sha256").write_text(hashlib.sha256(made).hexdigest())
+        (fresh / _SECONDS).write_text(f"{time.monotonic() - begin:.1f}")
         if not _is_whole(folder):
             shutil.rmtree(folder, ignore_errors=True)
         try:

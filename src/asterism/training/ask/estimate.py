@@ -9,8 +9,6 @@ from math import log2
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from asterism.compiler import compile_pattern
 from asterism.kernels.choice.prices import expected_rates
 from asterism.models import AsterismConfig
@@ -18,6 +16,7 @@ from asterism.patterns import Mixer, Pattern, mixer_counts
 from asterism.training.objectives.footprint import footprint, target_length
 from asterism.training.objectives.pretraining import Pretraining
 from asterism.training.run.arithmetic import settled
+from asterism.training.run.device import device_of_runs
 from asterism.training.settings.configuration import RunConfig
 from asterism.training.settings.registry import OBJECTIVES
 
@@ -69,7 +68,7 @@ def estimate(config: RunConfig, own: Path | None = None) -> Estimate:
     mixing, plan_memory = _mixing(config, objective, shape)
     # Each product with weights takes two more in the backward pass, and one again when it is recomputed.
     flops = (4 if config.gradient_checkpointing else 3) * found.products + mixing
-    rates = None if torch.accelerator.is_available() else expected_rates()
+    rates = expected_rates() if device_of_runs().type == "cpu" else None
     rate = None if rates is None else rates.by_dtype["bfloat16" if config.dtype == "bfloat16" else "float32"]
     return Estimate(
         mixers=shape.mixers,

@@ -142,7 +142,9 @@ def generate_file(
     how = how or Sampling()
     path = output_path(output)
     _require_new(path)
-    opened = run if isinstance(run, Run) else open_run(run)
+    with closing(make_display(progress)) as display:
+        display.doing("loading the model")
+        opened = run if isinstance(run, Run) else open_run(run)
     config, objective = opened.config, opened.objective
     if not isinstance(config, RunConfig):
         raise ConfigurationError(
@@ -158,6 +160,7 @@ def generate_file(
         closing(make_display(progress)) as display,
         quiet_transformers(),
     ):
+        display.doing("drawing")
         watch = _Watch(display, values, modality.unit)
         drawn = list(_drawn(opened, modality, jobs, how, watch, kept))
         seconds = time.monotonic() - began

@@ -150,13 +150,16 @@ def predict_file(
     path = None if output is None else output_path(output)
     if not resume:
         refuse_existing(path)
-    opened = _opened(run)
+    with closing(make_display(progress)) as display:
+        display.doing("loading the model")
+        opened = _opened(run)
     predictor = _predictor(opened, batch_size, reader)
     kind = predictor.task.examples.format(data, format)
     _refuse_other_suffix(path, kind)
     source = source_of(data)
     settings = {**_settings(opened, predictor), "format": kind.name}
     with closing(PredictionOutput(path, settings, kind)) as out, closing(make_display(progress)) as display:
+        display.doing("reading the examples")
         records = kind.read(source)
         scoring = _Scoring(predictor.task) if score else None
         again = _catch_up(out, records, source.name, predictor.buffered, scoring) if resume else []

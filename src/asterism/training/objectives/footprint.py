@@ -22,6 +22,7 @@ from asterism.memory import amount, heaviest_size, least_model_memory, least_tok
 from asterism.models import AsterismConfig
 from asterism.patterns import Pattern, as_schedule
 from asterism.training.run.arithmetic import loss_of, weights_dtype
+from asterism.training.run.device import uses_cuda
 from asterism.training.run.optimizer import moment_bytes, parameter_groups
 from asterism.training.settings.configuration import FineTuneConfig, RunConfig, TrainingConfig
 
@@ -70,7 +71,7 @@ def require_memory(config: RunConfig, objective: "type[Pretraining[Any]]", shape
     needed = found.weights + (found.memory - found.weights) // processes
     there = machine_memory()
     reason = shortage(found.weights, "this run", there)  # they are drawn on the host, whatever the device
-    if torch.cuda.is_available():
+    if uses_cuda():
         there = torch.cuda.get_device_properties(torch.cuda.current_device()).total_memory
     if reason := reason or shortage(needed, "this run", there):
         parts = {name: getattr(found, name) for name in ("weights", "gradients", "moments", "activations")}

@@ -257,9 +257,9 @@ class Labelled(Objective[LabelledCorpus]):
     def describe(cls, figures: Mapping[str, Any], place: str | None = None) -> str:
         examples, judged = f"{figures['examples']:,} examples", figures["metric"]
         lines = [f"validation: {examples}" if place is None else f"{examples} of {place}"]
-        lines += [f"{name:<24}{value:.4f}" for name, value in figures["scores"].items()]
-        if known := [f"{name} {scores[judged]:.4f}" for name, scores in figures.get("baselines", {}).items()]:
-            lines.append(f"{judged} without a model: {', '.join(known)}")
+        known = [f"{name} {scores[judged]:.4f}" for name, scores in figures.get("baselines", {}).items()]
+        beside = {judged: f"   without a model: {', '.join(known)}"} if known else {}
+        lines += [f"{name:<24}{value:.4f}{beside.get(name, '')}" for name, value in figures["scores"].items()]
         return "\n".join(lines)
 
     def answer(self, model: PreTrainedModel, question: Question, trained_on: str, evaluator: Evaluator) -> Evaluation:

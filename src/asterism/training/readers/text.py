@@ -22,7 +22,7 @@ VOCABULARY = Calls(
 """Module and class of every reader, by the name that a text calls."""
 
 MEANING = "how documents become rows: " + ", ".join(f"{name}()" for name in VOCABULARY)
-"""What the flag is for, in a line."""
+"""The help of the flag, in a line."""
 
 
 def parse_reader(text: str) -> Reader:

@@ -12,6 +12,7 @@ from asterism.kernels import matrix_rates
 from asterism.kernels.cpu.processor import multiplies_bfloat16
 from asterism.parallel import sharding
 from asterism.parallel.collectives import counted_once, whole
+from asterism.training.run.device import device_of_runs
 from asterism.training.settings.configuration import Dtype, TrainingConfig
 
 Config = TypeVar("Config", bound=TrainingConfig)
@@ -27,12 +28,6 @@ def settled(config: Config) -> Config:
     if config.dtype != "auto":
         return config
     return replace(config, dtype="bfloat16" if _prefers_bfloat16() else "float32")
-
-
-def device_of_runs() -> torch.device:
-    """The device that this process trains on: its accelerator, if there is one."""
-    found = torch.accelerator.current_accelerator(check_available=True)
-    return torch.device("cpu") if found is None else torch.device(found.type, torch.accelerator.current_device_index())
 
 
 def _prefers_bfloat16() -> bool:
@@ -53,7 +48,7 @@ def notes_on_dtype(asked: Dtype, taken: Dtype) -> list[str]:
     """What the machine decided, or would have, for people."""
     if asked != taken:
         return [f"dtype: auto chose {taken}"]
-    if asked == "bfloat16" and not torch.accelerator.is_available() and not multiplies_bfloat16():
+    if asked == "bfloat16" and device_of_runs().type == "cpu" and not multiplies_bfloat16():
         return ["dtype: this processor has no instructions for bfloat16, and computes faster in float32"]
     return []
 

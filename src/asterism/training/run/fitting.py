@@ -24,8 +24,9 @@ from asterism.kernels.choice.prices import pinned, prices_for
 from asterism.randomness import derive, isolated
 from asterism.training.data.records.formats import json_line
 from asterism.training.run.allocator import kept_memory
-from asterism.training.run.arithmetic import device_of_runs, notes_on_dtype, undisturbed
+from asterism.training.run.arithmetic import notes_on_dtype, undisturbed
 from asterism.training.run.checkpoint import TrainingState, first_not_finite, gathered_weights, load_checkpoint
+from asterism.training.run.device import device_of_runs
 from asterism.training.run.division import refuse_undivided, weighed
 from asterism.training.run.evaluator import Evaluator
 from asterism.training.run.folder import RunFolder
@@ -72,6 +73,8 @@ def fit(setup: Setup, run: RunFolder, processes: Processes, display: Display, *,
                     run.create(_record(setup, notes, prices))
             state = TrainingState()
         if processes.leads:
+            for line in setup.corpus.summary:
+                display.say(line)
             for note in [*run.read_record()["notes"], *_of_this_session(state, processes)]:
                 display.say(f"note: {note}")
         with (

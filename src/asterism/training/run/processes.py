@@ -42,6 +42,7 @@ from asterism.models import AsterismConfig
 from asterism.parallel import SequenceParallel, shard
 from asterism.parallel.context import resumed
 from asterism.system import launched
+from asterism.training.run.device import uses_cuda
 from asterism.training.settings.configuration import TrainingConfig
 from asterism.training.settings.parallel import AXES, MeshShape, mesh_shape
 
@@ -262,7 +263,7 @@ def joined(config: TrainingConfig) -> Iterator[Processes]:
         with _loopback():
             if is_ours:
                 _make_group(config)
-            device = "cuda" if torch.cuda.is_available() else "cpu"
+            device = "cuda" if uses_cuda() else "cpu"
             mesh = init_device_mesh(device, tuple(getattr(shape, axis) for axis in AXES), mesh_dim_names=AXES)
         processes = Processes(shape, dist.get_rank(), mesh, config.dense_exchange)
         _refuse_differences(processes, config)
@@ -283,9 +284,9 @@ def joined(config: TrainingConfig) -> Iterator[Processes]:
 
 def _make_group(config: TrainingConfig) -> None:
     """Records go over gloo, tensors of a GPU over nccl."""
-    if torch.cuda.is_available():
+    if uses_cuda():
         torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")) % torch.cuda.device_count())
-    backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
+    backend = "cpu:gloo,cuda:nccl" if uses_cuda() else "gloo"
     for name in ("RANK", "MASTER_ADDR", "MASTER_PORT"):
         if not os.environ.get(name):
             raise ConfigurationError(

@@ -30,7 +30,7 @@ Schedule = Literal["cosine", "linear", "inverse_sqrt"]
 _TYPES: dict[type, str] = {bool: "True or False", int: "a whole number", float: "a number", str: "text"}
 """What messages call the types of settings; a Literal's values are compared one by one."""
 
-_LEARNING_RATE = "the largest step of the optimiser; adafactor takes it times the size of a matrix"
+_LEARNING_RATE = "largest step of the optimizer; adafactor multiplies it by the size of each matrix"
 
 
 def _setting(meaning: str, default: Any = MISSING) -> Any:
@@ -48,51 +48,45 @@ class TrainingConfig:
 
     kind: ClassVar[str]
 
-    batch_size: int = _setting("sequences per step of the optimiser", 16)
-    gradient_accumulation_steps: int = _setting(
-        "equal slices of a batch that are computed one after another, to need less memory", 1
-    )
+    batch_size: int = _setting("sequences per optimizer step", 16)
+    gradient_accumulation_steps: int = _setting("equal slices of a batch, computed one after another to save memory", 1)
     gradient_checkpointing: bool = _setting(
-        "keep only what passes between blocks, and compute the rest again in the backward pass", False
+        "keep only the values between blocks and recompute the rest in the backward pass, to save memory", False
     )
-    steps: int = _setting("the run ends after so many steps, or `minutes`, whichever comes first", 10_000)
-    minutes: float | None = _setting("the run ends after so many minutes; null for no such limit", None)
+    steps: int = _setting("end the run after N steps, or after `minutes`, whichever comes first", 10_000)
+    minutes: float | None = _setting("end the run after X minutes; null: no time limit", None)
     learning_rate: float = _setting(_LEARNING_RATE, 1e-3)
     warmup_steps: int = _setting(
-        """steps over which the learning rate rises from 0; a tenth at most of a run that `minutes` or `epochs` end""",
-        100,
+        "steps over which the learning rate rises from 0; at most a tenth of a run that `minutes` or `epochs` end", 100
     )
     schedule: Schedule = _setting(
-        """how the learning rate falls after the warm-up: to 0 with max(step / steps, elapsed / minutes), or,
-        "inverse_sqrt", as 1 / sqrt(step), whatever the end""",
+        """how the learning rate falls after the warm-up: to 0 with max(step / steps, elapsed / minutes), or as 1 /
+        sqrt(step) ("inverse_sqrt")""",
         "cosine",
     )
     optimizer: Optimizer = _setting(
-        """"adamw" for all parameters; "muon" for the matrices of the blocks and AdamW for the rest; or
-        "adafactor", which keeps sums of the rows and columns of a matrix and no momentum""",
+        """"adamw" for all parameters; "muon" for the matrices of the blocks and AdamW for the rest; "adafactor" stores
+        sums over rows and columns in place of second moments, and no momentum""",
         "adamw",
     )
     beta1: float = _setting("decay of the mean of gradients (of momentum, in muon)", 0.9)
     beta2: float = _setting("decay of the mean of squared gradients", 0.95)
-    weight_decay: float = _setting(
-        "share of each matrix, times the learning rate, that is taken off at every step", 0.01
-    )
-    gradient_clip: float = _setting("longer gradients are cut to this norm", 1.0)
+    weight_decay: float = _setting("fraction of each matrix, times the learning rate, that every step removes", 0.01)
+    gradient_clip: float = _setting("largest norm of the gradient; longer ones are scaled down to it", 1.0)
     dtype: Dtype = _setting(
-        """of products and attention; weights and sums are float32, in "float64", which is slow and there to compare
-        runs, float64 as well. "auto" is the one of "float32" and "bfloat16" that this machine multiplies faster,
-        decided when a run begins, for ever after""",
+        """arithmetic of products and attention; weights and sums are float32 (in "float64", which serves to compare
+        runs, float64). "auto" picks the faster of float32 and bfloat16 once, when the run starts""",
         "auto",
     )
-    seed: int = _setting("of weights, batches, masks and dropout", 0)
-    log_every: int = _setting("steps between two entries of the history; lines of progress come every ten seconds", 10)
+    seed: int = _setting("random seed of weights, batches, masks and dropout", 0)
+    log_every: int = _setting("steps between two lines of history.jsonl", 10)
     evaluation_every: int = _setting("steps between two evaluations", 250)
     checkpoint_every: int = _setting("steps between two checkpoints", 250)
     parallel: str = _setting(MESH, "")
     dense_exchange: bool = _setting(
-        "with cp, compute also patterns for which as much moves between processes as for dense attention", False
+        "with cp: also allow patterns that move as much data between processes as dense attention", False
     )
-    process_timeout: int = _setting("seconds after which processes no longer wait for one that is silent", 300)
+    process_timeout: int = _setting("seconds to wait for a silent process before the run ends", 300)
 
     def __post_init__(self) -> None:
         self._refuse_other_types()
@@ -182,44 +176,42 @@ class RunConfig(TrainingConfig):
 
     kind: ClassVar[str] = "train"
 
-    recipe: str = _setting("what the run is called; with the verb train, whose settings it begins with", "custom")
+    recipe: str = _setting("published or small configuration to start from; `asterism recipes` lists them", "custom")
     model: ModelConfig = ModelConfig()
     init_from: str | None = _setting(
-        """a folder of one of our models, or of a run, whose shape, weights and tokenizer the run begins with, in
-        place of `model`, new weights and `tokenizer`""",
-        None,
+        "folder of a model of ours, or of a run, whose architecture, weights and tokenizer the run starts with", None
     )
     objective: str = _setting(
-        """"causal" predicts the next byte or token, "prefix_lm" only behind a prefix of each window; "mlm"
-        predicts masked tokens; encoder-decoders write what is left out of a text: spans of it
-        ("span_corruption", T5), or the sentences that say most ("gap_sentences", Pegasus)""",
+        """"causal" predicts the next byte or token; "prefix_lm" does so only after a prefix of each window; "mlm"
+        predicts masked tokens. For encoder-decoders: "span_corruption" restores missing spans (T5), "gap_sentences"
+        restores the most informative sentences (Pegasus)""",
         "causal",
     )
     next_sentence: bool = _setting(
-        "mlm also learns whether the second part of a sequence follows the first (BERT)", False
+        "mlm also learns whether the second half of a sequence follows the first (BERT)", False
     )
     kept_sentences: float = _setting(
-        "the share of the sentences that gap_sentences wants which stays in the input, to be copied", 0.0
+        "fraction of the sentences chosen by gap_sentences that stays in the input, to be copied", 0.0
     )
-    data: str | None = _setting("a file or a folder; by default the sources of Python's standard library", None)
+    data: str | None = _setting(
+        "file or folder to train on (default: the source files of Python's standard library)", None
+    )
     modality: str = _setting(MODALITIES, "bytes()")
     tokenizer: str = _setting(
-        """"bytes", "bpe:SIZE" or "unigram:SIZE", trained on the data; for genomes "bases", "kmer:LENGTH" or
+        """"bytes"; "bpe:SIZE" or "unigram:SIZE", trained on the data; for genomes "bases", "kmer:LENGTH" or
         "dna-bpe:SIZE"; or the folder of a tokenizer""",
         "bytes",
     )
-    record_length: int | None = _setting("the file holds records of so many bytes, each of them a sequence", None)
+    record_length: int | None = _setting(
+        """bytes of a record, if the file consists of records of equal length: each is one sequence (default: no
+        records)""",
+        None,
+    )
     context: int = _setting("bytes or tokens of a sequence", 1024)
-    target_length: int | None = _setting(
-        "tokens of a target of gap_sentences at most; by default half of context", None
-    )
-    evaluation_bytes: int = _setting(
-        "evaluate on about so many bytes on the way, spread evenly over the validation split", 131_072
-    )
+    target_length: int | None = _setting("most tokens of a target of gap_sentences (default: half of context)", None)
+    evaluation_bytes: int = _setting("validation bytes per periodic evaluation, spread evenly over the split", 131_072)
     report_bytes: int = _setting(
-        """the report at the end scores, and compresses, at most so many bytes of the validation split, from its
-        beginning: as `asterism evaluate --limit`""",
-        2**24,
+        "validation bytes, from the start of the split, that the final report scores and compresses", 2**24
     )
 
     @property
@@ -288,69 +280,73 @@ class FineTuneConfig(TrainingConfig):
     objective: ClassVar[str] = "labelled"
 
     task: str = _setting(
-        """"classify" (documents), "tag" (tokens), "qa" (spans that answer questions), "multilabel" (sequences with
-        columns of 0 and 1), "promoter" (bases: yes or no), "chromatin" (919 columns, as DeepSEA); or, for
-        encoder-decoders, "summarize" (documents),
-        "translate", or "generate" (any text from another)""",
+        """"classify" documents; "tag" tokens; "qa" finds the span that answers a question; "multilabel" labels
+        sequences with columns of 0 and 1; "promoter" labels DNA with yes or no; "chromatin" has the 919 columns of
+        DeepSEA. For encoder-decoders: "summarize", "translate", or "generate" (any text from another)""",
     )
     model: str = _setting(
-        "a folder with a model and its tokenizer, or of a run; with from_scratch also a recipe of the verb train"
+        "folder of a model with its tokenizer, or of a run; with from_scratch also a recipe of `asterism train`"
     )
     data: str = _setting(
-        'a file of examples to train on (JSONL or CSV); "SOURCE,TARGET" are two files whose lines belong together'
+        'file of examples to train on (JSONL or CSV); "SOURCE,TARGET" names two files whose lines belong together'
     )
-    validation: str | None = _setting(
-        "a file of examples that score the model; by default some of `data` are held out", None
-    )
+    validation: str | None = _setting("file of examples to score the model on (default: a part of `data`)", None)
     validation_fraction: float = _setting(
-        "share of the examples that is held out where no file is given, chosen by the seed", 0.1
+        "fraction of the examples to hold out where `validation` is not given; the seed chooses them", 0.1
     )
-    from_scratch: bool = _setting("take the shape of the model, and new weights", False)
+    from_scratch: bool = _setting("keep the architecture of the model and initialise new weights", False)
     tokenizer: str | None = _setting(
-        """where `model` is a recipe: "bytes", "bases", "kmer:6" or a folder, by default as the recipe says""", None
+        """tokenizer for a `model` that is a recipe: "bytes", "bases", "kmer:6" or a folder (default: that of the
+        recipe)""",
+        None,
     )
-    length: int | None = _setting("tokens of a row; by default as many as the model takes", None)
+    length: int | None = _setting("tokens of a row (default: the most that the model reads)", None)
     reader: str = _setting(MEANING, "cut()")
     modality: str | None = _setting(
-        """"classify" reads files as "images(width=32, height=32)" or "audio(rate=12000)" does: `data` is a folder with
-        a folder of files for each class, or a table with `file` and `label`""",
+        """"classify" reads files as "images(width=32, height=32)" or "audio(rate=12000)": `data` is a folder with one
+        folder of files per class, or a table with `file` and `label` (default: examples are text)""",
         None,
     )
     pooling: Pooling | None = _setting(
-        """"classify" and tasks of sequences label by the first token ("cls") or by the mean of all ("mean"); by
-        default as the model says""",
+        """"classify" and tasks on sequences use the first token ("cls") or the mean of all tokens ("mean") (default: as
+        the model's configuration)""",
         None,
     )
-    label_table: str | None = _setting("a table (JSONL or CSV) of the labels of sequences, found by `id`", None)
+    label_table: str | None = _setting(
+        "table (JSONL or CSV) with the labels of sequences, by `id` (default: labels are in `data`)", None
+    )
     genome: str | None = _setting(
-        """a file or folder of sequences: `data` are then intervals of it (BED, GFF, GTF, GenBank, or a table of
-        genes), with the labels of `label_table`; "promoter" takes "yes" and "no" for their names, too""",
+        """file or folder of sequences, of which `data` lists intervals (BED, GFF, GTF, GenBank, or a table of genes)
+        with the labels of `label_table`; "promoter" also accepts intervals named "yes" and "no" (default: `data` holds
+        sequences)""",
         None,
     )
-    window: int = _setting("bases of the genome around the middle of each interval", 8000)
+    window: int = _setting("bases of the genome to read around the centre of each interval", 8000)
     column_groups: str | None = _setting(
-        "a table (JSONL or CSV) that says the `group` of each `column`: scores are given for each group, too", None
+        "table (JSONL or CSV) with the `group` of each `column`; adds one score per group (default: no groups)", None
     )
     positive_weight: float | None = _setting(
-        "how many times as much as a 0 a 1 counts in training; by default 1, chromatin 8", None
+        "weight of a 1 relative to a 0 in the training loss (default: 1; chromatin 8)", None
     )
-    augment_strands: bool = _setting("training draws either strand of a sequence of bases", False)
-    average_strands: bool = _setting("an answer is the mean of the probabilities for both strands", False)
-    max_answer_length: int = _setting('"qa" allows answers of so many tokens', 30)
+    augment_strands: bool = _setting("train on either strand of each sequence of bases, at random", False)
+    average_strands: bool = _setting("average the probabilities of both strands in each answer", False)
+    max_answer_length: int = _setting('most tokens of an answer of "qa"', 30)
     target_length: int | None = _setting(
-        """texts are generated of at most so many tokens, by default as many as the decoder takes; training targets
-        that are longer than a length asked for are cut off""",
+        """most tokens of a generated text; longer training targets are cut (default: the most that the decoder writes,
+        and no cut)""",
         None,
     )
-    num_beams: int = _setting("beams that search for a text; 1 takes the likeliest token each time", 1)
-    length_penalty: float = _setting("beams are compared by log probability / tokens ** this", 1.0)
-    no_repeat_ngram_size: int = _setting("no so many tokens come twice in one order; 0 allows it", 0)
-    label_smoothing: float = _setting("share of the probability that training wants spread over all tokens", 0.0)
-    source_prefix: str = _setting('put before each source, such as "summarize: " for T5', "")
-    group_by_length: bool = _setting("batches are of examples of like length, so that less of them is padding", False)
-    epochs: float = _setting("the run also ends after so many passes over the training examples", 3.0)
+    num_beams: int = _setting("beams of beam search; 1 takes the most probable token each time", 1)
+    length_penalty: float = _setting("beams are ranked by log probability / tokens ** X", 1.0)
+    no_repeat_ngram_size: int = _setting("no n-gram of this length is repeated; 0 allows repetition", 0)
+    label_smoothing: float = _setting("fraction of the target probability that training spreads over all tokens", 0.0)
+    source_prefix: str = _setting('text in front of each source, such as "summarize: " for T5', "")
+    group_by_length: bool = _setting(
+        "batch examples of similar length, to reduce padding; helps most when lengths vary", False
+    )
+    epochs: float = _setting("end the run after X passes over the training examples", 3.0)
     learning_rate: float = _setting(_LEARNING_RATE, 5e-5)
-    evaluation_examples: int = _setting("evaluate on at most so many examples on the way", 200)
+    evaluation_examples: int = _setting("most validation examples per periodic evaluation", 200)
 
     @property
     def name(self) -> str:

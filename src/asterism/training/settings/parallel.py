@@ -8,9 +8,8 @@ from asterism.errors import ConfigurationError
 AXES = ("dp", "fsdp", "cp")
 """The axes of the mesh, the slowest first: neighbours, who share a machine, share a sequence."""
 
-MEANING = """how several processes divide the work, such as "dp=2,fsdp=2,cp=2", whose product is their number: dp copies
-of the model read rows of their own, fsdp as well, and share weights and moments out among them, cp share the tokens
-of a row; by default all are dp"""
+MEANING = """how launched processes share the work, such as "dp=2,fsdp=2,cp=2": dp processes read different rows, fsdp
+processes also shard weights and moments, cp processes share the tokens of a row (default: all are dp)"""
 
 
 @dataclass(frozen=True)

@@ -8,6 +8,7 @@ batches if these are to hold features of like length; a batch may span two passe
 """
 
 import hashlib
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, overload
@@ -79,7 +80,8 @@ class LabelledCorpus(Corpus[list[Feature]]):
         self.validation_features: Sequence[list[Feature]]
         if isinstance(rows, DrawnRows):
             looked_at = training[:: max(1, len(training) // LOOKED_AT)]
-            self.notes = self._cuts(rows, rows.features(looked_at, tokenizer))
+            each = list(rows.features(looked_at, tokenizer))
+            self.notes = self._cuts(rows, each)
             self._feature = lambda number, step, place: rows.drawn(
                 training[number], tokenizer, of_row(config.seed, step, place)
             )
@@ -94,6 +96,11 @@ class LabelledCorpus(Corpus[list[Feature]]):
             self.training_features = len(features)
             self.validation_features = list(asked)
             self.asked_features = sum(map(len, self.validation_features))
+        labelled = looked_at if isinstance(rows, DrawnRows) else training
+        classes = Counter(label for example in labelled for label in task.examples.classes(example))
+        self.summary = [f"data: {len(training):,} training examples and {len(validation):,} for validation"]
+        self.summary += [_shares(classes)] if classes else []
+        self.summary += [_lengths(rows, each)] if any(each) else []
         self.epochs = Epochs(self.training_features, config.seed)
         if config.group_by_length:
             lengths = np.array([rows.tokens(self._feature(number, 0, 0)) for number in range(self.training_features)])
@@ -118,6 +125,25 @@ class LabelledCorpus(Corpus[list[Feature]]):
         """The training features of one step."""
         numbers = self.epochs.draw(step * count, count).tolist()
         return [self._feature(number, step, place) for place, number in enumerate(numbers)]
+
+
+_MOST_CLASSES = 12
+"""Classes that are listed with their shares; of more, the rarest are counted."""
+
+
+def _shares(classes: Counter[str]) -> str:
+    """The classes, the most frequent first, and the percentage of all labels that each has."""
+    listed = [f"{name} {count / classes.total():.0%}" for name, count in classes.most_common(_MOST_CLASSES)]
+    more = len(classes) - len(listed)
+    return f"classes: {len(classes)}: {', '.join(listed)}" + (f" and {more} rarer ones" if more else "")
+
+
+def _lengths(rows: ExampleRows[Any], each: Sequence[Sequence[Feature]]) -> str:
+    """The lengths of rows, and the percentage of documents that are cut."""
+    lengths = np.array([rows.tokens(one) for some in each for one in some])
+    cut = np.mean([some[0].is_cut for some in each if some])
+    span = f"{lengths.min():,} to {lengths.max():,} tokens a row, median {np.median(lengths):,.0f}"
+    return f"lengths: {span}; {cut:.0%} of the documents cut"
 
 
 def identity(*paths: str | None) -> str:

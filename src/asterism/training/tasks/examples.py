@@ -84,6 +84,10 @@ class Examples(ABC, Generic[Example]):
     def gold(self, example: Example) -> Any:
         """The right answer of a labelled example, as `Answers.score` takes it."""
 
+    def classes(self, example: Example) -> Sequence[str]:
+        """The names of the labels of a labelled example; none where the task has no such labels."""
+        return ()
+
     def beside(self, example: Example) -> dict[str, Any]:
         """What the run folder keeps with the prediction for a validation example, for people to compare."""
         return {}

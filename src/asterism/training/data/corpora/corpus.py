@@ -19,12 +19,14 @@ class Corpus(ABC, Generic[Sequences]):
     sha256  their identity, by which a resumed run knows them again
     unit    what `length` counts, in the plural: "bytes", "tokens", "examples"
     notes   what a user should know about them, one line each
+    summary what they hold, one line each, which a run prints before its first step
     """
 
     name: str
     sha256: str
     unit: ClassVar[str]
     notes: Sequence[str] = ()
+    summary: Sequence[str] = ()
 
     @abstractmethod
     def length(self, split: Split) -> int:

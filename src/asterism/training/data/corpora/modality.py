@@ -31,8 +31,8 @@ VOCABULARY = Calls(
 )
 """Module and class of every modality, by the name that a text calls."""
 
-MEANING = 'what the files of `data` are: "bytes()", "images(width=32, height=32)", "audio(rate=12000)" or "genome()"'
-"""What the flag is for."""
+MEANING = 'content of the files of `data`: "bytes()", "images(width=32, height=32)", "audio(rate=12000)" or "genome()"'
+"""The help of the flag."""
 
 
 class Modality(ABC):

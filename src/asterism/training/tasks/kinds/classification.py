@@ -85,6 +85,9 @@ class DocumentExamples(Examples[LabelledDocument]):
         labels = list(example.labels or ())
         return labels if self.several else labels[0]
 
+    def classes(self, example: LabelledDocument) -> Sequence[str]:
+        return example.labels or ()
+
 
 @dataclass(frozen=True, kw_only=True)
 class LabelledRows(ExampleRows[LabelledDocument]):

@@ -74,6 +74,9 @@ class TaggedDocuments(Examples[TaggedDocument]):
         """The tags."""
         return list(example.tags or ())
 
+    def classes(self, example: TaggedDocument) -> Sequence[str]:
+        return example.tags or ()
+
 
 @dataclass(frozen=True, kw_only=True)
 class TokenRows(ExampleRows[TaggedDocument]):
