@@ -440,7 +440,7 @@ def test_files_of_white_space_are_no_documents(texts, tmp_path):
 @pytest.mark.parametrize(
     ("line", "message"),
     [
-        ("{", "texts.jsonl line 2 is no JSON"),
+        ("{", "texts.jsonl line 2 is not JSON"),
         ("[1]", "texts.jsonl line 2 has no document"),
         ('{"txt": "a"}', "texts.jsonl line 2 has no document"),
         ('{"text": 3}', "texts.jsonl line 2 has no document"),
